@@ -1,0 +1,1 @@
+"""What all stages share: errors, configuration, command line, run folders, progress."""

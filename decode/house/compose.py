@@ -1,0 +1,118 @@
+"""Composing a stage's configuration with Hydra, with Hydra's errors turned into messages that fit our rules."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import hydra
+import yaml
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from decode.house.config import accepts, nested_class, unknown_key_message
+from decode.house.errors import ConfigError
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+_SWEEP_FLAGS = ("-m", "--multirun", "hydra.mode=MULTIRUN")
+# We own logging and run folders, and a folder named by ${now:} would differ from rank to rank.
+_HYDRA_SETTINGS = ("hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.run.dir=.", "hydra.output_subdir=null")
+
+_NOISE = ("To append to your", "Config search path", "\tprovider=", "    full_key", "    object_type")
+
+
+def wants_sweep(arguments: Sequence[str]) -> bool:
+    """Whether the command line asks for one job per combination of values."""
+    return any(flag in arguments for flag in _SWEEP_FLAGS)
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(options, overrides) of a command line, sweep flags left out."""
+    rest = [argument for argument in arguments if argument not in _SWEEP_FLAGS]
+    overrides = get_args_parser().parse_intermixed_args(rest).overrides
+    options = list(rest)
+    for override in overrides:
+        options.remove(override)
+    return options, overrides
+
+
+def parse_overrides(stage: str, config_class: type, overrides: Sequence[str]) -> list[Override]:
+    """Hydra's parse of the overrides, where no `+` is needed for a field that the YAML leaves out."""
+    groups = _groups(stage)
+    parser = OverridesParser.create()
+    with clear_errors(config_class):
+        normal = [_normal(parser.parse_override(text), text, groups, config_class) for text in overrides]
+        return parser.parse_overrides(normal)
+
+
+def compose(stage: str, config_class: type, arguments: Sequence[str]) -> dict | None:
+    """The composed, resolved configuration as plain containers; None where Hydra only showed it (`--cfg job`).
+
+    Raises ConfigError for whatever Hydra or OmegaConf refuse, and for a mandatory value that is not given.
+    """
+    options, overrides = split_arguments(arguments)
+    lines = [override.input_line or "" for override in parse_overrides(stage, config_class, overrides)]
+    composed: list[DictConfig] = []
+    main = hydra.main(config_path=str(CONF), config_name=stage, version_base="1.3")(composed.append)
+    argv = [sys.argv[0], *options, f"hydra.job.name={stage}", *_HYDRA_SETTINGS, *lines]
+    with clear_errors(config_class), _command_line(argv):
+        main()
+        if not composed:
+            return None
+        return OmegaConf.to_container(composed[0], resolve=True, throw_on_missing=True)  # type: ignore[return-value]
+
+
+def _groups(stage: str) -> set[str]:
+    """Names of the groups in the stage's defaults list."""
+    primary = yaml.safe_load((CONF / f"{stage}.yaml").read_text(encoding="utf-8"))
+    keys = [key for entry in primary.get("defaults", []) if isinstance(entry, dict) for key in entry]
+    return {key.removeprefix("override ").lstrip("/").split("@")[0] for key in keys}
+
+
+def _normal(override: Override, text: str, groups: set[str], config_class: type) -> str:
+    if override.type not in (OverrideType.CHANGE, OverrideType.ADD):
+        return text
+    bare = text.removeprefix("+")
+    if override.key_or_group in groups:
+        return bare
+    return f"++{bare}" if accepts(config_class, override.key_or_group) else text
+
+
+@contextmanager
+def _command_line(argv: list[str]) -> Iterator[None]:
+    """What hydra.main reads: sys.argv, and HYDRA_FULL_ERROR, which makes it raise instead of printing and exiting."""
+    before, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, "1"
+    try:
+        yield
+    finally:
+        sys.argv = before
+        os.environ.pop("HYDRA_FULL_ERROR")
+        if full_error is not None:
+            os.environ["HYDRA_FULL_ERROR"] = full_error
+
+
+@contextmanager
+def clear_errors(config_class: type) -> Iterator[None]:
+    """Turn what Hydra, OmegaConf and YAML raise into ConfigError with a message of our own."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+        raise ConfigError(_message(error, config_class)) from error
+
+
+def _message(error: Exception, config_class: type) -> str:
+    text = str(error)
+    unknown = re.search(r"Could not override '([^']+)'", text)
+    holder = nested_class(config_class, unknown[1]) if unknown else None
+    if unknown and holder:
+        where, _, key = unknown[1].rpartition(".")
+        return unknown_key_message(holder, key, where)
+    cause = f"\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
+    return "\n".join(line for line in (text + cause).splitlines() if line.strip() and not line.startswith(_NOISE))

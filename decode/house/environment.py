@@ -1,0 +1,74 @@
+"""Where a number was measured: machine, versions and git state, as plain JSON values."""
+
+import functools
+import os
+import platform
+import shutil
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "peft",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "hydra-core",
+    "wandb",
+)
+
+
+def environment() -> dict:
+    """Python, packages, CPU (name, usable cores, threads), memory in bytes, and the CUDA device's name or None."""
+    import torch  # here, so that importing this module costs nothing
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": package_versions(),
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "cuda_device": device,
+    }
+
+
+@functools.cache
+def package_versions() -> dict[str, str]:
+    """Installed versions of the packages that results depend on; those not installed are left out."""
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def git_state() -> dict:
+    """The revision of this checkout and whether tracked files differ from it; both None without git."""
+    revision = _git("rev-parse", "HEAD")
+    changes = _git("status", "--porcelain", "--untracked-files=no")
+    return {"revision": revision, "dirty": None if changes is None else bool(changes)}
+
+
+def _git(*arguments: str) -> str | None:
+    if shutil.which("git") is None:
+        return None
+    done = subprocess.run(["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

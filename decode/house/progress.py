@@ -1,0 +1,81 @@
+"""What a person sees while a stage runs: log lines and progress (rate, ETA), on standard error, from rank 0."""
+
+import logging
+import os
+import sys
+
+from tqdm import tqdm
+
+_ROOT = "draftsmith"
+_LINE_INTERVAL_S = 5.0
+
+
+def is_main_process() -> bool:
+    """Whether this process is rank 0 of its launch; true without a launcher."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+class _ConsoleHandler(logging.Handler):
+    """Writes log lines above a running progress bar instead of through it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = self.format(record)
+        if sys.stderr.isatty():
+            tqdm.write(line, file=sys.stderr)
+        else:
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+
+
+def get_logger(name: str) -> logging.Logger:
+    """The logger `draftsmith.name`: informs on rank 0, only warns on the others."""
+    root = logging.getLogger(_ROOT)
+    if not root.handlers:
+        handler = _ConsoleHandler()
+        handler.setFormatter(logging.Formatter("[draftsmith %(asctime)s] %(message)s", datefmt="%H:%M:%S"))
+        root.addHandler(handler)
+        root.setLevel(logging.INFO if is_main_process() else logging.WARNING)
+    return root.getChild(name)
+
+
+class Progress(tqdm):
+    """A bar that redraws itself on a terminal; made by `progress`."""
+
+    monitor_interval = 0  # tqdm's watcher thread would outlive forks of data workers
+
+    def update(self, n: float | None = 1, **shown: object) -> bool | None:
+        """Advance by `n` units, and show the given values behind the rate."""
+        if shown:
+            self.set_postfix(shown, refresh=False)
+        return super().update(n)
+
+
+class _ProgressLines(Progress):
+    """The same as plain lines, for a pipe or a log file, where a bar that redraws itself is noise."""
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        end = "" if self.disable else "\n"  # close() disables first, shows the last state and ends the line itself
+        self.fp.write((str(self) if msg is None else msg) + end)
+        self.fp.flush()
+        return True
+
+
+def progress(total: int | None, unit: str, label: str, initial: int = 0) -> Progress:
+    """A context manager with `.update(n=1, **shown)` that shows count, rate and ETA of `total` units.
+
+    Redraws a bar on a terminal, writes a line at most every 5 s elsewhere, and is silent on ranks other than 0.
+    """
+    is_terminal = sys.stderr.isatty()
+    kind = Progress if is_terminal else _ProgressLines
+    return kind(
+        total=total,
+        unit=f" {unit}",
+        desc=label,
+        initial=initial,
+        file=sys.stderr,
+        miniters=1,
+        mininterval=0.2 if is_terminal else _LINE_INTERVAL_S,
+        dynamic_ncols=is_terminal,
+        ncols=None if is_terminal else 110,
+        disable=not is_main_process(),
+    )

@@ -1,0 +1,8 @@
+"""Record what a target predicts: `python -m distill key=value ...`."""
+
+from decode.house.cli import stage_main
+
+
+def main() -> None:
+    """Entry point of `python -m distill` and of the console script `draftsmith-distill`."""
+    stage_main("distill", "distill.config:DistillConfig", "distill.stage:run")
