@@ -1,0 +1,25 @@
+"""The ground floor: a provably lossless speculative decoder for unmodified transformers models.
+
+>>> from decode import generate, load_drafter, speculative
+
+The names are resolved on first use, so that importing `decode.house` for a bad configuration does not load torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from decode.drafters.load import load_drafter
+    from decode.hf import generate, speculative
+
+__all__ = ["generate", "load_drafter", "speculative"]
+
+_HOME = {"generate": "decode.hf", "speculative": "decode.hf", "load_drafter": "decode.drafters.load"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'decode' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

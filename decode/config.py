@@ -1,0 +1,109 @@
+"""What a user sets about models, sampling and the terminal stage; imports nothing heavy, so bad values fail at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from decode.house.config import require
+
+
+@dataclass
+class ModelConfig:
+    """Where a causal language model lies and how it is loaded."""
+
+    path: str | None = None
+    """Folder in transformers format, or hub id."""
+    revision: str | None = None
+    """Hub revision (branch, tag or commit); None is the default branch."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    """Precision of the weights; auto is what the checkpoint was saved in."""
+    device: str = "auto"
+    """torch device; auto is CUDA where there is one, else the CPU."""
+    device_map: str | None = None
+    """accelerate's device map ("auto" spreads a model that one card cannot hold)."""
+    attn_implementation: Literal["sdpa", "eager"] = "sdpa"
+    """Attention kernel; flash attention takes no masks and is refused."""
+    trust_remote_code: bool = False
+    """Run code that a hub repository ships; off unless asked for."""
+
+
+@dataclass
+class SamplingConfig:
+    """How tokens are drawn and checked (group `decode`)."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose mass reaches top_p."""
+    min_p: float = 0.0
+    """Drop tokens below min_p times the likeliest one's probability."""
+    verifier: Literal["coupled", "greedy", "rejection"] = "coupled"
+    """Rule that accepts draft tokens; all are exact in law, coupled also token for token."""
+    num_draft_tokens: int = 4
+    """Draft tokens per target pass (k)."""
+    max_new_tokens: int = 128
+    """Tokens to generate per prompt."""
+
+    def __post_init__(self) -> None:
+        require(self.temperature >= 0, f"decode.temperature={self.temperature} is negative; use 0 for greedy decoding")
+        require(self.top_k >= 0, f"decode.top_k={self.top_k} is negative; use 0 to keep every token")
+        require(0 < self.top_p <= 1, f"decode.top_p={self.top_p} is outside (0, 1]; use 1 to keep every token")
+        require(0 <= self.min_p <= 1, f"decode.min_p={self.min_p} is outside [0, 1]; use 0 to keep every token")
+        require(self.num_draft_tokens >= 1, f"decode.num_draft_tokens={self.num_draft_tokens}; draft at least 1 token")
+        require(self.max_new_tokens >= 1, f"decode.max_new_tokens={self.max_new_tokens}; ask for at least 1 token")
+        greedy = self.verifier == "greedy"
+        require(
+            not greedy or self.temperature == 0,
+            f"decode.verifier=greedy needs decode.temperature=0, not {self.temperature}: it compares argmaxes. "
+            "Use verifier=coupled, which is greedy at temperature 0",
+        )
+
+
+@dataclass
+class DrafterConfig:
+    """Which drafter proposes tokens (group `draft` of the decode stage)."""
+
+    path: str | None = None
+    """Folder of a saved draft; None decodes without one."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    """Precision of the draft's weights; auto is the target's."""
+
+
+@dataclass
+class DecodeConfig:
+    """`python -m decode`: stream one completion, draft tokens coloured by their fate."""
+
+    target: ModelConfig = field(default_factory=ModelConfig)
+    """The model whose output must not change."""
+    draft: DrafterConfig = field(default_factory=DrafterConfig)
+    """What proposes tokens."""
+    decode: SamplingConfig = field(default_factory=SamplingConfig)
+    """Sampling and verification."""
+    prompt: str | None = None
+    """The prompt itself, for short plain text (Hydra reads the value: quote it)."""
+    prompt_file: str | None = None
+    """File holding the prompt; `-` reads standard input."""
+    chat: bool = False
+    """Wrap the prompt as one user turn in the tokenizer's chat template."""
+    stop_strings: list[str] = field(default_factory=list)
+    """Texts that end the completion once they appear."""
+    color: Literal["auto", "always", "never"] = "auto"
+    """Colours on the terminal; auto looks whether standard output is one."""
+    output_dir: str | None = None
+    """Where to keep the completion and its statistics; None prints only."""
+    resume: str = "never"
+    """never: refuse an existing output_dir; auto: return when it is finished."""
+    seed: int = 0
+    """Seed of the noise."""
+    plan: bool = False
+    """Print what would run, and exit."""
+
+    def __post_init__(self) -> None:
+        require(
+            (self.prompt is None) != (self.prompt_file is None),
+            f"give exactly one of prompt= and prompt_file=; got prompt={self.prompt!r}, prompt_file={self.prompt_file!r}. "
+            "Use prompt_file=- to read standard input",
+        )

@@ -1,0 +1,110 @@
+"""The contract of a draft family: what training reads (Batch, Step) and what the decoder drives (Drafter)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from decode.noise import Noise
+    from decode.sampling import Sampling
+    from decode.tree import Tree
+    from decode.verify import Verdict
+
+
+@dataclass
+class Batch:
+    """Packed sequences. Flat row b*T + t of `target` is p(. | ids[b, :t+1] of the same document): the law of token t+1."""
+
+    ids: Tensor
+    """(B, T) int64 token ids."""
+    positions: Tensor
+    """(B, T) int64 position inside the document."""
+    document: Tensor
+    """(B, T) int64 document number inside the row, -1 for padding."""
+    loss_mask: Tensor
+    """(B, T) bool: the token is to be learned."""
+    features: Tensor | None = None
+    """(B, T, layers, d) hidden states of the target, for families that draft from them."""
+    target: Any | None = None
+    """The target's laws (distill.distribution.TargetDistribution over B*T rows), or None when learning from text."""
+    parents: Tensor | None = None
+    """(B, T) parent of each token where a row holds a branching tree; None for plain text."""
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch with its tensors on `device`; the target distribution follows the rows it is asked for."""
+        moved = {
+            name: value.to(device, non_blocking=True)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
+
+    def next_token_rows(self) -> Tensor:  # (B, T) bool
+        """Rows whose next token belongs to the same document and is to be learned."""
+        rows = torch.zeros_like(self.loss_mask)
+        same = (self.document[:, 1:] == self.document[:, :-1]) & (self.document[:, 1:] >= 0)
+        rows[:, :-1] = same & self.loss_mask[:, 1:]
+        return rows
+
+
+@dataclass
+class Step:
+    """M drafted slots per row, each with the flat row of the batch whose p it is judged by."""
+
+    hidden: Tensor
+    """(B, M, d) what the head turns into logits."""
+    head: Callable[[Tensor], Tensor]
+    """hidden (..., d) -> logits (..., V)."""
+    target_rows: Tensor
+    """(B, M) int64 flat row b*T + t."""
+    valid: Tensor
+    """(B, M) bool: the slot counts."""
+    vocab: Tensor | None = None
+    """(V_draft,) target ids of a reduced draft vocabulary, None for the full one."""
+    extra: dict[str, Tensor] = field(default_factory=dict)
+    """Further losses of the family by name."""
+
+
+@dataclass
+class Context:
+    """What a drafter may look at while it proposes; rows are the requests of the batch."""
+
+    ids: Tensor
+    """(B, capacity) committed tokens, left-aligned; the last one of each row is `pending`."""
+    lengths: list[int]
+    """Committed tokens per row, pending included."""
+    sampling: Sampling
+    """How the target's tokens are drawn."""
+    noise: Noise
+    """All randomness; the verifier's rule says which stream a draft may read."""
+    num_draft_tokens: int
+    """Draft tokens wanted in this round."""
+    shares_noise: bool
+    """Drafts are drawn with the very noise of the verdict (coupled), or with a stream of their own (rejection)."""
+    gumbel: Tensor | None
+    """(B, k + 1, V) noise of the positions after pending where it is shared; None when greedy or not shared."""
+    round: int
+    """Number of this round, from 0."""
+
+
+class Drafter(Protocol):
+    """The decoding face. `taps` lists the hidden layers of the target that `commit` wants."""
+
+    taps: tuple[int, ...]
+
+    def start(self, context: Context, capacity: int) -> None:
+        """Prepare for new requests: caches for `capacity` tokens a row, prompts read up to, without, pending."""
+
+    def propose(self, context: Context) -> Tree:
+        """A tree whose node 0 is pending."""
+
+    def commit(self, verdict: Verdict, features: Tensor | None) -> None:
+        """Learn what was accepted."""
+
+    def reset(self, rows: list[int]) -> None:
+        """Forget these rows."""

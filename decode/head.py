@@ -1,0 +1,55 @@
+"""From final hidden states to logits: the output head with the scale and soft cap that some models apply after it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from decode.house.errors import InputError
+
+
+class OutputHead:
+    """hidden (..., d) -> logits (..., V), through the model's own (possibly tied, possibly sharded) output embedding.
+
+    The embedding is looked up at every call, so that engines which replace or shard modules are followed.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config.get_text_config()
+        self.model = model
+        self.soft_cap = getattr(config, "final_logit_softcapping", None)  # Gemma 2 and later
+        self.scale = getattr(config, "logit_scale", None) or 1.0  # Cohere
+        self.divisor = getattr(config, "logits_scaling", None) or 1.0  # Granite
+
+    @property
+    def module(self) -> nn.Module:
+        """The output embedding itself."""
+        return self.model.get_output_embeddings()
+
+    def __call__(self, hidden: Tensor) -> Tensor:  # (..., d) -> (..., V)
+        logits = self.module(hidden) * (self.scale / self.divisor) if self._rescales else self.module(hidden)
+        if self.soft_cap is None:
+            return logits
+        return torch.tanh(logits / self.soft_cap) * self.soft_cap
+
+    @property
+    def _rescales(self) -> bool:
+        return self.scale != 1.0 or self.divisor != 1.0
+
+
+def head_of(model: PreTrainedModel) -> OutputHead:
+    """The head of `model`, checked once against the logits the model itself makes; raises InputError if they differ."""
+    head = OutputHead(model)
+    ids = torch.tensor([[0, 1]], device=model.get_input_embeddings().weight.device)  # type: ignore[union-attr]
+    with torch.no_grad():
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        ours, theirs = head(hidden), model(input_ids=ids, use_cache=False).logits
+    if not torch.allclose(ours.float(), theirs.float().to(ours.device), rtol=1e-2, atol=1e-2):
+        gap = (ours.float() - theirs.float()).abs().max().item()
+        raise InputError(
+            f"{type(model).__name__} makes other logits than its output embedding gives (largest difference {gap:.3g}): "
+            "it transforms them in a way that is not known here, so training would see another model than serving. "
+            "Supported are a plain head, final_logit_softcapping, logit_scale and logits_scaling"
+        )
+    return head

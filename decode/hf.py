@@ -1,0 +1,202 @@
+"""The public faces: `generate()`, shaped like transformers', and `model.generate(..., custom_generate=speculative)`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    MinPLogitsWarper,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from decode.drafters.base import Drafter
+from decode.house.errors import ConfigError
+from decode.loop import Event, Loop, Observer, Request
+from decode.sampling import Sampling
+from decode.stats import Stats
+from decode.stopping import StopStrings
+from decode.verify import VERIFIERS
+
+WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)  # Sampling does what they do
+
+
+@dataclass(frozen=True)
+class Output:
+    """What `generate` returns."""
+
+    sequences: Tensor
+    """(B, T + new) int64: column T is the first new token, rows right-padded after their end, prompts unchanged."""
+    lengths: Tensor
+    """(B,) int64: tokens of each row, its unpadded prompt included."""
+    stats: Stats
+
+
+def generate(
+    model: PreTrainedModel,
+    drafter: Drafter | None,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    max_new_tokens: int = 128,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    logits_processor: Iterable[LogitsProcessor] | None = None,
+    eos_token_id: int | Sequence[int] | None = None,
+    stop_strings: Sequence[str] | None = None,
+    seed: int = 0,
+    verifier: str = "coupled",
+    num_draft_tokens: int = 5,
+    tree: None = None,
+    streamer: BaseStreamer | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    rows: list[int] | None = None,
+    observer: Observer | None = None,
+) -> Output:
+    """Continue `input_ids` (B, T), padded left or right where `attention_mask` is 0; `drafter=None` is autoregressive.
+
+    With verifier="coupled" the sequences equal those of `drafter=None` with the same seed, for every drafter: exact in law;
+    equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. temperature=0 is greedy. eos_token_id=None is the
+    model's own, () none. `rows` are the requests' own indices, which key the noise: a request's text does not depend on the
+    batch it came in. tree=None drafts the family's own shape. Raises ConfigError and InputError.
+    """
+    if verifier not in VERIFIERS:
+        raise ConfigError(f"verifier={verifier!r} is not known; choose one of {', '.join(VERIFIERS)}")
+    request = Request(
+        prompts=_unpadded(input_ids, attention_mask),
+        max_new_tokens=max_new_tokens,
+        sampling=Sampling(temperature, top_k, top_p, min_p),
+        verifier=verifier,
+        num_draft_tokens=num_draft_tokens,
+        seed=seed,
+        rows=rows,
+        eos_ids=_eos_ids(model, eos_token_id),
+        processors=LogitsProcessorList(logits_processor) if logits_processor else None,
+        stop=StopStrings.of(tuple(stop_strings or ()), tokenizer),
+    )
+    observers = [one for one in (observer, _streaming(streamer, input_ids)) if one is not None]
+    tokens, stats = Loop(model, drafter, request).run(_all_of(observers))
+    if streamer is not None:
+        streamer.end()
+    return _output(input_ids, request.prompts, tokens, stats, _pad_id(model))
+
+
+def speculative(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    drafter: Drafter | None = None,
+    verifier: str = "coupled",
+    num_draft_tokens: int = 5,
+    **model_kwargs: Any,
+) -> Tensor:
+    """For `model.generate(ids, custom_generate=speculative, drafter=drafter)`: the settings come from `generate`'s own.
+
+    The seed is drawn from torch's global generator, so torch.manual_seed makes it repeatable. Raises ConfigError for what
+    speculative decoding cannot honour: beams and criteria other than length and end tokens.
+    """
+    _refuse_foreign(generation_config, stopping_criteria)
+    config = generation_config
+    samples = bool(config.do_sample)
+    history = [one for one in logits_processor if not isinstance(one, WARPERS)]
+    eos = config.eos_token_id
+    out = generate(
+        model,
+        drafter,
+        input_ids,
+        attention_mask=model_kwargs.get("attention_mask"),
+        max_new_tokens=int(config.max_length or 0) - input_ids.shape[1],
+        temperature=float(1.0 if config.temperature is None else config.temperature) if samples else 0.0,
+        top_k=config.top_k or 0,
+        top_p=1.0 if config.top_p is None else config.top_p,
+        min_p=config.min_p or 0.0,
+        logits_processor=history or None,
+        eos_token_id=() if eos is None else eos,
+        seed=int(torch.randint(2**31, (1,))),
+        verifier=verifier,
+        num_draft_tokens=num_draft_tokens,
+    )
+    return out.sequences
+
+
+def _refuse_foreign(config: GenerationConfig, criteria: StoppingCriteriaList) -> None:
+    if (config.num_beams or 1) > 1:
+        raise ConfigError(f"num_beams={config.num_beams}: speculative decoding draws one sequence per row; use num_beams=1")
+    foreign = [type(one).__name__ for one in criteria if not isinstance(one, MaxLengthCriteria | EosTokenCriteria)]
+    if foreign:
+        raise ConfigError(
+            f"stopping criteria {foreign} are not applied inside a round of several tokens; use max_new_tokens and "
+            "eos_token_id here, or decode.generate(..., stop_strings=..., tokenizer=...)"
+        )
+
+
+def _unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
+    if attention_mask is None:
+        return input_ids.tolist()
+    if attention_mask.shape != input_ids.shape:
+        raise ConfigError(
+            f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)}; they must be equal"
+        )
+    return [ids[kept].tolist() for ids, kept in zip(input_ids, attention_mask.bool(), strict=True)]
+
+
+def _eos_ids(model: PreTrainedModel, given: int | Sequence[int] | None) -> frozenset[int]:
+    if given is None:
+        config = model.generation_config
+        given = config.eos_token_id if config is not None else None
+    if given is None:
+        return frozenset()
+    return frozenset([given] if isinstance(given, int) else given)
+
+
+def _pad_id(model: PreTrainedModel) -> int:
+    config = model.generation_config
+    candidates = [config.pad_token_id, config.eos_token_id] if config is not None else []
+    return next((one for one in candidates if isinstance(one, int)), 0)
+
+
+def _streaming(streamer: BaseStreamer | None, input_ids: Tensor) -> Observer | None:
+    if streamer is None:
+        return None
+    if input_ids.shape[0] > 1:
+        raise ConfigError(f"a streamer follows one sequence, but the batch has {input_ids.shape[0]}; stream one at a time")
+    streamer.put(input_ids.cpu())
+
+    def put(event: Event) -> None:
+        streamer.put(torch.tensor(event.tokens))
+
+    return put
+
+
+def _all_of(observers: list[Observer]) -> Observer | None:
+    def tell(event: Event) -> None:
+        for observer in observers:
+            observer(event)
+
+    return tell if observers else None
+
+
+def _output(input_ids: Tensor, prompts: list[list[int]], tokens: list[list[int]], stats: Stats, pad: int) -> Output:
+    new = [row[len(prompt) :] for row, prompt in zip(tokens, prompts, strict=True)]
+    grown = torch.full((len(new), max(map(len, new))), pad, dtype=torch.long)
+    for slot, row in enumerate(new):
+        grown[slot, : len(row)] = torch.tensor(row)
+    sequences = torch.cat([input_ids, grown.to(input_ids.device)], dim=1)
+    return Output(sequences, torch.tensor([len(row) for row in tokens]), stats)

@@ -1,0 +1,238 @@
+"""Finding, describing, comparing and loading models; everything that can be refused is refused before weights are read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from decode.config import ModelConfig
+from decode.house.errors import InputError
+
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+EDGE_BYTES = 1 << 20  # a fingerprint reads this much at both ends of a weight file: cheap for 100 GB, blind to nothing real
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """What config.json and the tokenizer files say of a model; no weights are read."""
+
+    source: ModelConfig
+    config: PretrainedConfig
+
+    @property
+    def path(self) -> str:
+        """Folder or hub id."""
+        assert self.source.path is not None
+        return self.source.path
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output head (padding entries included)."""
+        return self.config.get_text_config().vocab_size
+
+    @property
+    def num_layers(self) -> int:
+        """Transformer layers."""
+        return self.config.get_text_config().num_hidden_layers
+
+    @property
+    def hidden_size(self) -> int:
+        """Width d of the final hidden state."""
+        return self.config.get_text_config().hidden_size
+
+    @property
+    def max_positions(self) -> int:
+        """Longest context in tokens."""
+        text = self.config.get_text_config()
+        return getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", 1 << 30)
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Parameters, tied ones once; counted on the meta device."""
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(self.config)
+        return model.num_parameters()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weight files; for a hub id, two bytes a parameter."""
+        files = _weight_files(Path(self.path)) if Path(self.path).is_dir() else []
+        return sum(file.stat().st_size for file in files) or 2 * self.num_parameters
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identity of the weights: commit of a hub repository, else a hash of config.json and the edges of each weight file."""
+        commit = getattr(self.config, "_commit_hash", None)
+        if not Path(self.path).is_dir():
+            return f"hub:{self.path}@{commit or self.source.revision or 'main'}"
+        digest = hashlib.sha256(_canonical_config(Path(self.path)))
+        for file in _weight_files(Path(self.path)):
+            digest.update(_edges(file))
+        return digest.hexdigest()
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer, or None where a local folder holds no tokenizer files."""
+        folder = Path(self.path)
+        if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+            return None
+        return load_tokenizer(self.source)
+
+    @property
+    def token_map_hash(self) -> str | None:
+        """Hash of the token-to-id map; None without a tokenizer."""
+        return None if self.tokenizer is None else token_map_hash(self.tokenizer)
+
+    @property
+    def chat_template_hash(self) -> str | None:
+        """Hash of the chat template; None without one."""
+        return None if self.tokenizer is None else chat_template_hash(self.tokenizer)
+
+
+def describe_model(source: ModelConfig, role: str = "target") -> ModelDescription:
+    """Read config.json of `source`; raises InputError where there is no model that this decoder can treat exactly."""
+    if source.path is None:
+        raise InputError(f"{role}.path is not set, so there is no {role} model to load; give a folder or a hub id")
+    folder = Path(source.path)
+    if folder.exists() or source.path.startswith((".", "/", "~")) or source.path.count("/") > 1:
+        _check_folder(folder, role)
+    try:
+        config = AutoConfig.from_pretrained(
+            source.path, revision=source.revision, trust_remote_code=source.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"{role}.path={source.path} is neither a model folder here nor a hub repository that can be reached: {error}"
+        ) from error
+    _refuse_unsupported(config, source.path, role)
+    return ModelDescription(source, config)
+
+
+def load_model(source: ModelConfig, role: str = "target") -> PreTrainedModel:
+    """The model in eval mode with frozen weights, on its device; checked first as by `describe_model`."""
+    config = describe_model(source, role).config
+    model = AutoModelForCausalLM.from_pretrained(
+        source.path,
+        config=config,
+        revision=source.revision,
+        dtype="auto" if source.dtype == "auto" else getattr(torch, source.dtype),
+        device_map=source.device_map,
+        attn_implementation=source.attn_implementation,
+        trust_remote_code=source.trust_remote_code,
+    )
+    if source.device_map is None:
+        model = model.to(resolve_device(source.device))
+    return model.eval().requires_grad_(False)
+
+
+def resolve_device(device: str) -> torch.device:
+    """"auto" is CUDA where there is one; raises InputError for a device that is not there."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"device={device}, but torch sees no CUDA device; use device=cpu or device=auto")
+    return torch.device(device)
+
+
+def load_tokenizer(source: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or hub id; raises InputError where there is none."""
+    try:
+        return AutoTokenizer.from_pretrained(
+            source.path, revision=source.revision, trust_remote_code=source.trust_remote_code
+        )
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InputError(f"no tokenizer can be loaded from {source.path}: {error}") from error
+
+
+def token_map_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash of the token-to-id map: two tokenizers with the same hash give every token the same id."""
+    pairs = sorted(tokenizer.get_vocab().items(), key=lambda pair: (pair[1], pair[0]))
+    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
+
+
+def chat_template_hash(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Hash of the chat template, None where there is none."""
+    template = getattr(tokenizer, "chat_template", None)
+    return None if template is None else hashlib.sha256(json.dumps(template).encode()).hexdigest()
+
+
+def check_same_tokens(target: ModelDescription, draft: ModelDescription) -> None:
+    """Raise InputError unless both models speak of the same tokens; without draft tokenizer files only sizes are compared."""
+    if target.vocab_size != draft.vocab_size:
+        raise InputError(
+            f"draft {draft.path} has {draft.vocab_size} vocabulary entries, target {target.path} has {target.vocab_size}: "
+            "acceptance compares full distributions, so both must be over the same tokens. "
+            "Use a draft with the target's tokenizer and padded vocabulary size, or train one with `python -m train`"
+        )
+    ours, theirs = draft.token_map_hash, target.token_map_hash
+    if ours is not None and theirs is not None and ours != theirs:
+        raise InputError(
+            f"the tokenizers differ although both vocabularies have {target.vocab_size} entries: token map {ours[:12]} in "
+            f"{draft.path}, {theirs[:12]} in {target.path}; the same id would mean different text. "
+            "Use a draft trained on the target's own tokenizer"
+        )
+
+
+def with_path(source: ModelConfig, path: str) -> ModelConfig:
+    """The same loading options for another model."""
+    return replace(source, path=path, revision=None)
+
+
+def _check_folder(folder: Path, role: str) -> None:
+    if not folder.is_dir():
+        raise InputError(f"{role}.path={folder} does not exist; give a folder in transformers format or a hub id")
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{role}.path={folder} holds no config.json, so it is not a model folder in transformers format")
+    if not _weight_files(folder):
+        raise InputError(f"{role}.path={folder} holds a config.json but no weights ({', '.join(WEIGHT_FILES)})")
+
+
+def _refuse_unsupported(config: PretrainedConfig, path: str, role: str) -> None:
+    if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise InputError(
+            f"{role}.path={path} is a {config.model_type} model, which transformers does not load as a causal language "
+            "model; speculative decoding needs one that predicts the next token"
+        )
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if getattr(model_class, "_is_stateful", False):
+        raise InputError(
+            f"{role}.path={path} is a {config.model_type} model with recurrent state, which cannot be rolled back after a "
+            "rejected draft token; use a model whose layers are all attention"
+        )
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    if "mrope_section" in rope:
+        raise InputError(f"{role}.path={path} uses multimodal rotary positions (mrope), which this decoder does not handle")
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    return sorted(file for pattern in WEIGHT_FILES for file in folder.glob(pattern))
+
+
+def _canonical_config(folder: Path) -> bytes:
+    fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    fields.pop("transformers_version", None)
+    return json.dumps(fields, sort_keys=True).encode()
+
+
+def _edges(file: Path) -> bytes:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        first = stream.read(EDGE_BYTES)
+        stream.seek(max(0, size - EDGE_BYTES))
+        last = stream.read()
+    return file.name.encode() + str(size).encode() + hashlib.sha256(first + last).digest()

@@ -1,0 +1,99 @@
+"""What a generation call counts and times: rounds, arrivals and seconds by phase."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from decode.acceptance import acceptance_by_position, tau
+
+PHASES = ("prefill", "draft", "target", "verify", "commit")
+
+
+@dataclass(frozen=True)
+class Round:
+    """One target pass of one row; `emitted` leaves out what was cut at the end of the sequence."""
+
+    row: int
+    drafted: int
+    accepted: int
+    emitted: int
+
+
+@dataclass
+class Stats:
+    """Counts of one call. Phases are host times: on an accelerator the wait shows in the phase that synchronises (commit)."""
+
+    num_draft_tokens: int
+    rounds: list[Round] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    arrival_s: list[float] = field(default_factory=list)
+    """Seconds from the call to each burst of tokens; one burst per target pass of the batch."""
+    finish_reasons: list[str] = field(default_factory=list)
+    """Per row: length, eos or stop."""
+    peak_memory_bytes: int = 0
+    _began: float = field(default_factory=time.perf_counter)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time of the block to a phase."""
+        began = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - began
+
+    def arrive(self) -> None:
+        """Note that tokens reached the host."""
+        self.arrival_s.append(time.perf_counter() - self._began)
+
+    def finish(self, reasons: list[str], device: torch.device) -> None:
+        """Close the books."""
+        self.finish_reasons = reasons
+        self.peak_memory_bytes = peak_memory(device)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens emitted, all rows."""
+        return sum(one.emitted for one in self.rounds)
+
+    @property
+    def num_target_passes(self) -> int:
+        """Target passes, counted per row: tau of a batch is then that of its rows."""
+        return len(self.rounds)
+
+    @property
+    def tau(self) -> float:
+        """Tokens emitted per target pass."""
+        return tau(self.num_tokens, self.num_target_passes)
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """P(i-th draft token accepted | those before it were)."""
+        return acceptance_by_position(self.rounds, self.num_draft_tokens)
+
+    @property
+    def total_s(self) -> float:
+        """Seconds from the call to the last token."""
+        return self.arrival_s[-1] if self.arrival_s else 0.0
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds from the call to the first tokens."""
+        return self.arrival_s[0] if self.arrival_s else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens emitted per second of the whole call, prefill included."""
+        return self.num_tokens / self.total_s if self.total_s else 0.0
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: the allocator's peak on CUDA, the process's peak resident size elsewhere (kilobytes on Linux, bytes on macOS)."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
