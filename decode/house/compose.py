@@ -45,10 +45,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def parse_overrides(stage: str, config_class: type, overrides: Sequence[str]) -> list[Override]:
     """Hydra's parse of the overrides, where no `+` is needed for a field that the YAML leaves out."""
     groups = _groups(stage)
-    parser = OverridesParser.create()
-    with clear_errors(config_class):
-        normal = [_normal(parser.parse_override(text), text, groups, config_class) for text in overrides]
-        return parser.parse_overrides(normal)
+    return [_parse(_normal(_parse(text), text, groups, config_class)) for text in overrides]
 
 
 def compose(stage: str, config_class: type, arguments: Sequence[str]) -> dict | None:
@@ -66,6 +63,14 @@ def compose(stage: str, config_class: type, arguments: Sequence[str]) -> dict | 
         if not composed:
             return None
         return OmegaConf.to_container(composed[0], resolve=True, throw_on_missing=True)  # type: ignore[return-value]
+
+
+def _parse(text: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        hint = "Write key=value, and quote a value that holds commas, equals signs, brackets or quotes: key='\"a,b\"'."
+        raise ConfigError(f"cannot read {text!r}: {error}. {hint}") from error
 
 
 def _groups(stage: str) -> set[str]:

@@ -123,8 +123,8 @@ def free_disk_check(path: Path | str, bytes_needed: int) -> None:
     free = shutil.disk_usage(existing).free
     if free < bytes_needed:
         raise ConfigError(
-            f"{path} needs {bytes_needed / 1e9:.2f} GB, and its disk has {free / 1e9:.2f} GB free; the run would die on "
-            "its way. Use an output_dir on another disk, or ask for less."
+            f"{path} needs {bytes_needed / 1e9:.2f} GB, and its disk has {free / 1e9:.2f} GB free; the run would "
+            "die on its way. Use an output_dir on another disk, or ask for less."
         )
 
 

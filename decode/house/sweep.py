@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Glob, Override
 
-from decode.house.compose import CONF, clear_errors, compose, parse_overrides, split_arguments
+from decode.house.compose import compose, parse_overrides, split_arguments
 from decode.house.config import build, require
 from decode.house.progress import get_logger
 from decode.house.run_folder import check_same_run, is_finished
 
+_ROOT = Path(__file__).resolve().parents[2]
 _MAX_NAME = 120
 
 
@@ -59,10 +60,8 @@ def _plan(stage: str, config_class: type, arguments: Sequence[str]) -> list[_Job
     parsed = parse_overrides(stage, config_class, overrides)
     is_swept = [override.is_sweep_override() for override in parsed]
     require(any(is_swept), "--multirun without a swept value; give one as key=a,b or key=range(1,4).")
-    with clear_errors(config_class):
-        values = [_values(override) for override in parsed]
     jobs = []
-    for lines in itertools.product(*values):
+    for lines in itertools.product(*map(_values, parsed)):
         name = _name([line for line, swept in zip(lines, is_swept, strict=True) if swept])
         arguments = [*options, *lines]
         container = compose(stage, config_class, arguments)
@@ -77,7 +76,8 @@ def _plan(stage: str, config_class: type, arguments: Sequence[str]) -> list[_Job
 def _values(override: Override) -> list[str]:
     if not override.is_sweep_override():
         return [override.input_line or ""]
-    require(override.is_discrete_sweep(), f"{override.input_line} is a continuous range; give the values to try.")
+    is_listed = override.is_discrete_sweep() and not isinstance(override.value(), Glob)
+    require(is_listed, f"{override.input_line}: a glob or a continuous range names no values; give those to try.")
     key = override.get_key_element()
     return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
@@ -92,7 +92,7 @@ def _name(lines: list[str]) -> str:
 
 def _execute(stage: str, job: _Job) -> int:
     quoted = str(job.folder).replace("\\", "\\\\").replace("'", "\\'")
-    search_path = os.pathsep.join(filter(None, (str(CONF.parent), os.environ.get("PYTHONPATH"))))
+    search_path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     # -P and PYTHONPATH: a train.py in the current folder must not stand in for ours.
     command = [sys.executable, "-P", "-m", stage, *job.arguments, f"++output_dir='{quoted}'"]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": search_path}, check=False).returncode
