@@ -178,11 +178,16 @@ def rejection_plan(log_p: Tensor, tree: Tree) -> Plan:  # log_p (B, k + 1, V)
     )
 
 
+def accepts(u: Tensor, plan: Plan) -> Tensor:  # (B, k) -> (B, k) bool
+    """Strict `u * q < p`: with `<=` a uniform of exactly 0 would accept a token of probability 0."""
+    return u * plan.q_drafted < plan.p_drafted
+
+
 def roll(plan: Plan, question: Question) -> Verdict:
-    """Throw the dice of a plan: strict `u * q < p` never accepts a token of probability 0."""
+    """Throw the dice of a plan."""
     tree, positions = question.tree, question.positions
     u = question.noise.fresh_uniform(Stream.ACCEPT, [row[:-1] for row in positions], question.round)
-    accepted = (u * plan.q_drafted < plan.p_drafted).long().cumprod(-1).sum(-1)
+    accepted = accepts(u, plan).long().cumprod(-1).sum(-1)
     gumbel = question.noise.fresh_gumbel(Stream.RESIDUAL, positions, question.round)
     drawn = (plan.residual.log() + gumbel).argmax(-1)
     steps = torch.arange(tree.num_nodes, device=drawn.device)

@@ -1,0 +1,110 @@
+"""`python -m decode`: one completion on the terminal, draft tokens coloured by their fate, tokens per target pass at the end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from decode.config import DecodeConfig, ModelConfig
+from decode.drafters.load import load_drafter
+from decode.hf import Output, generate
+from decode.house.errors import InputError
+from decode.house.progress import get_logger
+from decode.house.run_folder import RunFolder, open_run, write_json
+from decode.models import check_same_tokens, describe_model, load_model, load_tokenizer
+from decode.terminal import Painter
+
+log = get_logger("decode")
+
+
+def run(config: DecodeConfig) -> None:
+    """Check, load, decode, print."""
+    target = describe_model(config.target)
+    if config.draft.path is not None:
+        check_same_tokens(target, describe_model(ModelConfig(path=config.draft.path), role="draft"))
+    tokenizer = load_tokenizer(config.target)
+    ids = encode_prompt(config, tokenizer)
+    check_prompt(len(ids), config.decode.max_new_tokens, target.max_positions)
+    if config.plan:
+        log.info(
+            "plan: %d prompt tokens, up to %d new; target %s (%d parameters), draft %s",
+            len(ids), config.decode.max_new_tokens, target.path, target.num_parameters, config.draft.path,
+        )  # fmt: skip
+        return
+    folder = None if config.output_dir is None else open_run(config.output_dir, "decode", config, config.resume)
+    if folder is not None and folder.is_finished:
+        log.info("already finished: %s", folder.path)
+        return
+    output = _decode(config, tokenizer, ids)
+    if folder is not None:
+        _keep(folder, output, tokenizer, len(ids))
+
+
+def encode_prompt(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Token ids of the prompt, from prompt=, a file or standard input; raises InputError where there is nothing to read."""
+    text = config.prompt if config.prompt is not None else _read(config.prompt_file or "")
+    if config.chat:
+        if not tokenizer.chat_template:
+            raise InputError(f"chat=true, but the tokenizer of {config.target.path} has no chat template; drop chat=true")
+        turns = [{"role": "user", "content": text}]
+        ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"]  # type: ignore[index]
+    else:
+        ids = tokenizer(text)["input_ids"]
+    if not ids:
+        raise InputError("the prompt is empty; give at least one token of text in prompt= or prompt_file=")
+    return list(ids)  # type: ignore[arg-type]
+
+
+def check_prompt(prompt_tokens: int, new_tokens: int, max_positions: int) -> None:
+    """Raise InputError where prompt and completion do not fit the context."""
+    if prompt_tokens + new_tokens > max_positions:
+        raise InputError(
+            f"the prompt has {prompt_tokens} tokens and decode.max_new_tokens={new_tokens}, together "
+            f"{prompt_tokens + new_tokens}, but the target's context is {max_positions}; past it positions are undefined. "
+            "Shorten the prompt or lower decode.max_new_tokens"
+        )
+
+
+def _read(name: str) -> str:
+    if name == "-":
+        return sys.stdin.read()
+    if not Path(name).is_file():
+        raise InputError(f"prompt_file={name} does not exist; give a text file, or - for standard input")
+    return Path(name).read_text(encoding="utf-8")
+
+
+def _decode(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> Output:
+    import torch
+
+    model = load_model(config.target)
+    drafter = None if config.draft.path is None else load_drafter(config.draft.path, model)
+    painter = Painter(tokenizer, sys.stdout, config.color)
+    painter.prompt(ids)
+    settings = config.decode
+    output = generate(
+        model,
+        drafter,
+        torch.tensor([ids], device=model.device),
+        max_new_tokens=settings.max_new_tokens,
+        temperature=settings.temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        min_p=settings.min_p,
+        stop_strings=config.stop_strings,
+        tokenizer=tokenizer,
+        seed=config.seed,
+        verifier=settings.verifier,
+        num_draft_tokens=settings.num_draft_tokens,
+        observer=painter.event,
+    )
+    painter.end(output.stats)
+    return output
+
+
+def _keep(folder: RunFolder, output: Output, tokenizer: PreTrainedTokenizerBase, prompt_length: int) -> None:
+    tokens = output.sequences[0].tolist()
+    completion = tokenizer.decode(tokens[prompt_length:])
+    write_json(folder.file("completion.json"), {"tokens": tokens, "prompt_length": prompt_length, "text": completion})
+    folder.finish({"tau": output.stats.tau, "tokens": output.stats.num_tokens, "passes": output.stats.num_target_passes})

@@ -1,0 +1,55 @@
+"""Drafters whose acceptance is scripted, so that tests reach every branch of accepting and rolling back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from decode.drafters.base import Context
+from decode.tree import Tree, chain_parents
+from decode.verify import Verdict
+
+
+class Oracle:
+    """Knows the text that will come and drafts it, wrong from the token that a script says: 0, 1, ... k accepted in turn."""
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, texts: list[list[int]], vocab_size: int) -> None:
+        self.texts, self.vocab_size = texts, vocab_size
+
+    def start(self, context: Context, capacity: int) -> None:
+        """Nothing to prepare."""
+
+    def propose(self, context: Context) -> Tree:
+        """A chain that is right for (round mod k + 1) tokens."""
+        k = context.num_draft_tokens
+        rows = [self._row(context, row, context.round % (k + 1)) for row in range(len(self.texts))]
+        return Tree(torch.tensor(rows), chain_parents(k + 1))
+
+    def _row(self, context: Context, row: int, right: int) -> list[int]:
+        start = context.lengths[row]
+        known = self.texts[row] + [0] * (context.num_draft_tokens + 1)
+        tokens = known[start - 1 : start + context.num_draft_tokens]
+        return [token if i <= right else (token + 1) % self.vocab_size for i, token in enumerate(tokens)]
+
+    def commit(self, verdict: Verdict, features: Tensor | None) -> None:
+        """Nothing to learn."""
+
+    def reset(self, rows: list[int]) -> None:
+        """Nothing to forget."""
+
+
+class OracleTree(Oracle):
+    """The same, with a wrong sibling before every right node, so that paths have gaps and must be compacted."""
+
+    def propose(self, context: Context) -> Tree:
+        """Nodes 1, 3, 5 ... are wrong siblings of the right nodes 2, 4, 6 ..."""
+        chain = super().propose(context).tokens
+        tokens, parents = [chain[:, :1]], [-1]
+        for depth in range(1, chain.shape[1]):
+            right = chain[:, depth : depth + 1]
+            above = 2 * (depth - 1)
+            tokens += [(right + 7) % self.vocab_size, right]
+            parents += [above, above]
+        return Tree(torch.cat(tokens, 1), tuple(parents))
