@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import functools
 import math
 import types
 import typing
@@ -37,7 +38,9 @@ def build(cls: type[T], container: Mapping, where: str = "") -> T:
     try:
         return cls(**values)
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error if where else error
+        if not where or str(error).startswith(where):
+            raise
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def unknown_key_message(cls: type, key: str, where: str = "") -> str:
@@ -58,11 +61,20 @@ def nested_class(cls: type, path: str) -> type | None:
 
 
 def accepts(cls: type, path: str) -> bool:
-    """Whether the dotted `path` leads through nested dataclasses to a field of one."""
+    """Whether the dotted `path` names a field of a (nested) dataclass, or an entry of a field that is a dict."""
+    *parents, name = path.split(".")
     holder = nested_class(cls, path)
-    return holder is not None and path.split(".")[-1] in _field_types(holder)
+    if holder is not None:
+        return name in _field_types(holder)
+    above = nested_class(cls, ".".join(parents))
+    return above is not None and _is_dict(_field_types(above).get(parents[-1]))
 
 
+def _is_dict(kind: Any) -> bool:
+    return any(get_origin(arm) is dict for arm in _arms(kind))
+
+
+@functools.cache
 def _field_types(cls: type) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}

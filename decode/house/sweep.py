@@ -23,7 +23,9 @@ _MAX_NAME = 120
 
 
 @dataclass(frozen=True)
-class _Job:
+class Job:
+    """One combination of swept values."""
+
     name: str
     arguments: list[str]
     config: Any  # the stage's dataclass
@@ -40,7 +42,7 @@ def run_sweep(stage: str, config_class: type, arguments: Sequence[str]) -> int:
     configuration is a ConfigError, as is any combination that is no valid configuration.
     """
     require(os.environ.get("WORLD_SIZE", "1") == "1", "--multirun starts its own processes, so it takes no launcher.")
-    jobs = _plan(stage, config_class, arguments)
+    jobs = plan_sweep(stage, config_class, arguments)
     log = get_logger("sweep")
     failed = []
     for number, job in enumerate(jobs, 1):
@@ -55,7 +57,8 @@ def run_sweep(stage: str, config_class: type, arguments: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def _plan(stage: str, config_class: type, arguments: Sequence[str]) -> list[_Job]:
+def plan_sweep(stage: str, config_class: type, arguments: Sequence[str]) -> list[Job]:
+    """The jobs of a sweep, each with its checked configuration; ConfigError where one is bad or was run differently."""
     options, overrides = split_arguments(arguments)
     parsed = parse_overrides(stage, config_class, overrides)
     is_swept = [override.is_sweep_override() for override in parsed]
@@ -66,7 +69,7 @@ def _plan(stage: str, config_class: type, arguments: Sequence[str]) -> list[_Job
         arguments = [*options, *lines]
         container = compose(stage, config_class, arguments)
         require(container is not None, "--multirun cannot be combined with --cfg, --info or --help.")
-        jobs.append(_Job(name, arguments, build(config_class, container or {})))
+        jobs.append(Job(name, arguments, build(config_class, container or {})))
     for job in jobs:
         if is_finished(job.folder):
             check_same_run(job.folder, stage, job.config)
@@ -90,7 +93,7 @@ def _name(lines: list[str]) -> str:
     return plain if is_readable else f"{plain[:_MAX_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def _execute(stage: str, job: _Job) -> int:
+def _execute(stage: str, job: Job) -> int:
     quoted = str(job.folder).replace("\\", "\\\\").replace("'", "\\'")
     search_path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     # -P and PYTHONPATH: a train.py in the current folder must not stand in for ours.

@@ -15,6 +15,7 @@ class Inner:
     kind: Literal["a", "bb", 3] = "a"
 
     def __post_init__(self) -> None:
+        require(self.rate < 3, f"inner.rate = {self.rate} is too much.")
         require(self.rate <= 1, f"rate = {self.rate} must be at most 1.")
 
 
@@ -83,6 +84,7 @@ def test_left_out_keys_take_their_defaults() -> None:
         ({"inner": {"rate": True}}, ["inner.rate = True"]),
         ({"inner": {"kind": "b"}}, ["inner.kind = 'b'", "'a', 'bb', 3"]),
         ({"inner": {"kind": 3.0}}, ["inner.kind = 3.0"]),
+        ({"inner": {"rate": 3, "kind": "bb"}}, ["inner.rate = 3.0 is too much"]),
         ({"inner": {"rate": 2}}, ["inner: rate = 2.0 must be at most 1"]),
         ({"names": "abc"}, ["names = 'abc'", "list"]),
         ({"names": ["a", 1]}, ["names[1] = 1"]),
@@ -106,6 +108,7 @@ def test_a_missing_key_is_named() -> None:
 def test_accepts_follows_nested_and_optional_dataclasses() -> None:
     assert accepts(Outer, "spare.rate")
     assert accepts(Outer, "inner.kind")
+    assert accepts(Outer, "table.anything")
     assert not accepts(Outer, "inner.other")
     assert not accepts(Outer, "steps.rate")
     assert not accepts(Outer, "nothing.rate")

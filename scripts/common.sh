@@ -1,0 +1,83 @@
+# Sourced by the scripts beside it: a virtual environment with everything installed, and steps that report their time.
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# Nothing here needs a model hub or an account; a stray look-up would only wait for a network.
+export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=offline WANDB_SILENT=true TOKENIZERS_PARALLELISM=false
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
+
+die() {
+    printf '\n%s\n' "$@" >&2
+    exit 1
+}
+
+is_new_enough() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
+# The interpreter to build the environment from: $PYTHON, or the first one of version 3.11 or later.
+find_python() {
+    local name
+    for name in ${PYTHON:-python3 python3.13 python3.12 python3.11 python}; do
+        if command -v "$name" >/dev/null && is_new_enough "$name"; then
+            command -v "$name"
+            return
+        fi
+    done
+    die "No Python 3.11 or later found. Install one, or name it: PYTHON=/path/to/python3 bash $0"
+}
+
+make_venv() {
+    local python
+    python=$(find_python)
+    "$python" -c 'import venv, ensurepip' 2>/dev/null ||
+        die "$python has no venv module. On Debian and Ubuntu: apt-get install python3-venv"
+    "$python" -m venv .venv
+}
+
+# torch first, from the index the user names (CPU builds live apart from the default index), then DeepSpeed, whose setup
+# looks at the installed torch, then the rest. PIP_INDEX_URL is honoured by pip itself.
+install() {
+    local pip=(.venv/bin/python -m pip install --quiet)
+    local torch="torch==${TORCH_VERSION:-2.13.0}"
+    "${pip[@]}" "setuptools>=77" wheel packaging
+    echo "installing $torch from ${TORCH_INDEX_URL:-${PIP_INDEX_URL:-the default index}}"
+    "${pip[@]}" ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "$torch"
+    DS_BUILD_OPS=0 "${pip[@]}" --no-build-isolation "deepspeed>=0.18"
+    "${pip[@]}" --no-build-isolation --editable ".[deepspeed,dev]"
+}
+
+# Makes and activates .venv; does nothing but activate it where it is up to date with pyproject.toml.
+ensure_environment() {
+    local stamp=.venv/.installed-from
+    if ! cmp -s pyproject.toml "$stamp"; then
+        [ -x .venv/bin/python ] || make_venv
+        is_new_enough .venv/bin/python || die ".venv holds an old Python. Delete it, and run this again."
+        install
+        cp pyproject.toml "$stamp"
+    fi
+    # shellcheck disable=SC1091
+    source .venv/bin/activate
+}
+
+STEPS=()
+
+# step NAME BUDGET_S COMMAND...: shows the command, runs it, and notes its time beside its budget.
+step() {
+    local name=$1 budget_s=$2 began_s=$SECONDS
+    shift 2
+    printf '\n== %s\n$ %s\n' "$name" "$*"
+    "$@"
+    STEPS+=("$name|$((SECONDS - began_s))|$budget_s")
+}
+
+show_times() {
+    local line name seconds budget_s total_budget_s=0
+    printf '\n%-28s %8s %8s\n' step seconds budget
+    for line in "${STEPS[@]}"; do
+        IFS='|' read -r name seconds budget_s <<<"$line"
+        printf '%-28s %8d %8d\n' "$name" "$seconds" "$budget_s"
+        total_budget_s=$((total_budget_s + budget_s))
+    done
+    printf '%-28s %8d %8d\n' total "$SECONDS" "$total_budget_s"
+}

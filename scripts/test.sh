@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Everything that CI checks: install, lint, format, types, and three tiers of tests. Under 40 minutes on 2 cores.
+set -euo pipefail
+source "$(dirname "$0")/common.sh"
+
+# DeepSpeed compiles small C++ operators when a process first asks for them.
+compiler() {
+    command -v "${CXX:-g++}" >/dev/null ||
+        die "The engines tier needs a C++ compiler. On Debian and Ubuntu: apt-get install g++ python3-dev"
+}
+
+# One thread for each process: the tests' matrices are tiny, and the engines tier runs two processes at once.
+export OMP_NUM_THREADS=1
+
+step "install" 150 ensure_environment
+step "compiler" 1 compiler
+step "lint" 10 ruff check
+step "format" 10 ruff format --check
+step "types" 90 pyright
+step "tests: default" 180 pytest -q
+step "tests: slow" 900 pytest -q -m "slow and not engines and not exhaustive and not gpu and not network"
+step "tests: engines" 600 pytest -q -m "engines and not exhaustive and not gpu and not network"
+show_times

@@ -1,0 +1,57 @@
+"""Every shipped YAML composes and builds its stage's dataclass, and every command shown to a reader is accepted."""
+
+from pathlib import Path
+
+import pytest
+
+from decode.house.compose import CONF, wants_sweep
+from decode.house.errors import ConfigError
+from decode.house.sweep import plan_sweep
+from tests.commands import MINIMUM, STAGES, built, config_class, groups, shown_commands
+
+OPTIONS = sorted(str(path.relative_to(CONF).with_suffix("")) for path in CONF.glob("*/*.yaml"))
+COMMANDS = [pytest.param(*command, id=f"{command[0]}-{number}") for number, command in enumerate(shown_commands())]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_stage_composes(stage: str) -> None:
+    built(stage, MINIMUM[stage])
+
+
+def test_no_yaml_stands_outside_the_stages_and_groups() -> None:
+    assert {path.stem for path in CONF.glob("*.yaml")} == set(STAGES)
+    known = {group for stage in STAGES for group in groups(stage)}
+    assert {path.name for path in CONF.iterdir() if path.is_dir()} == known
+    assert len(list(CONF.rglob("*.yaml"))) == len(OPTIONS) + len(STAGES)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_each_option_builds_in_a_stage_that_has_its_group(option: str) -> None:
+    group, name = option.split("/")
+    refusals = []
+    for stage in (stage for stage in STAGES if group in groups(stage)):
+        # An experiment is a complete command; another option may need the stage's minimum and a path of its own.
+        minimum = [] if group == "experiment" else MINIMUM[stage]
+        attempts = ([*minimum, f"{group}={name}"], [*minimum, f"{group}={name}", f"{group}.path=some/path"])
+        for arguments in attempts:
+            try:
+                built(stage, arguments)
+            except ConfigError as error:
+                refusals.append(f"{stage} {' '.join(arguments)}: {error}")
+            else:
+                return
+    pytest.fail("\n".join(refusals) or f"no stage has the group {group}")
+
+
+@pytest.mark.parametrize(("file", "stage", "arguments"), COMMANDS)
+def test_a_command_shown_to_the_reader_is_accepted(file: str, stage: str, arguments: list[str]) -> None:
+    if wants_sweep(arguments):
+        assert plan_sweep(stage, config_class(stage), arguments)
+    else:
+        built(stage, arguments)
+
+
+def test_commands_are_found_where_they_are_shown() -> None:
+    files = {str(parameters.values[0]) for parameters in COMMANDS}
+    assert {"README.md", "scripts/quickstart.sh", "scripts/sweep.sh"} <= files
+    assert Path(CONF).name == "conf"

@@ -1,0 +1,48 @@
+"""Imports run one way (decode <- distill <- train, eval on top), and configuration loads nothing heavy."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MAY_IMPORT = {
+    "decode": {"decode"},
+    "distill": {"decode", "distill"},
+    "train": {"decode", "distill", "train"},
+    "eval": {"decode", "distill", "train", "eval"},
+}
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    package = path.relative_to(ROOT).parts[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield package if node.level else node.module or ""
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_a_package_imports_only_the_floors_below(package: str) -> None:
+    forbidden = (MAY_IMPORT.keys() | {"tests"}) - MAY_IMPORT[package]
+    files = list((ROOT / package).rglob("*.py"))
+    wrong = [f"{path}: {name}" for path in files for name in imported_modules(path) if name.split(".")[0] in forbidden]
+    assert files
+    assert not wrong
+
+
+def test_eval_never_hides_the_builtin() -> None:
+    files = [path for folder in (*MAY_IMPORT, "tests", "scripts") for path in (ROOT / folder).rglob("*.py")]
+    assert not [str(path) for path in files if "eval" in imported_modules(path)]
+
+
+@pytest.mark.parametrize("stage", MAY_IMPORT)
+def test_configuration_imports_nothing_heavy(stage: str) -> None:
+    heavy = "{'torch', 'transformers', 'accelerate', 'datasets', 'wandb', 'matplotlib'} & set(sys.modules)"
+    code = f"import sys; from {stage} import config, cli; print({heavy})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
