@@ -1,0 +1,172 @@
+"""What a user sets about a report; imports nothing heavy, so bad values fail at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from decode.config import ModelConfig, SamplingConfig
+from decode.house.config import require
+from distill.config import DataConfig
+from train.config import TrackerConfig
+
+
+@dataclass
+class PromptsConfig:
+    """Which prompts are continued: windows of held-out documents, or the questions of a file."""
+
+    file: str | None = None
+    """JSONL in the layout of Spec-Bench, SPEED-Bench or MT-Bench; None takes windows of the data's held-out split."""
+    tokens: int = 128
+    """Length of a held-out window in tokens; a file's prompts keep their own lengths."""
+    limit: int | None = None
+    """Questions read from the file, spread evenly over it; None reads all."""
+    max_turns: int = 1
+    """Turns of a conversation that become prompts; the answers in between are written by the target beforehand."""
+    label: str = "text"
+    """What the reader is told the text is, in the column `text` of the rows (code, chat ...)."""
+
+    def __post_init__(self) -> None:
+        require(self.tokens >= 1, f"prompts.tokens={self.tokens}; a prompt holds at least 1 token")
+        require(self.limit is None or self.limit >= 2, f"prompts.limit={self.limit}; read at least 2 questions")
+        require(self.max_turns >= 1, f"prompts.max_turns={self.max_turns}; use at least the first turn")
+
+
+@dataclass
+class TimingConfig:
+    """The interleaved run that every speed in the report comes from."""
+
+    prompts: int = 12
+    """Prompts timed; the intervals are over these."""
+    rounds: int = 2
+    """Times that every arm answers every prompt, in a new order each time."""
+    screening_prompts: int = 2
+    """Further prompts on which the peer's best setting is chosen; never among those reported."""
+    screening_tokens: int = 64
+    """New tokens per prompt while choosing."""
+    batch_size: int = 1
+    """Prompts decoded together."""
+    sweep: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 6, 8])
+    """Draft lengths k timed with the first draft at the first temperature; [] times none."""
+    cost_repeats: int = 12
+    """Bare forwards per component and round behind the predicted speedup."""
+
+    def __post_init__(self) -> None:
+        for name in ("prompts", "rounds", "batch_size", "screening_tokens", "cost_repeats"):
+            require(getattr(self, name) >= 1, f"timing.{name}={getattr(self, name)}; use at least 1")
+        require(self.screening_prompts >= 1, f"timing.screening_prompts={self.screening_prompts}; warm-up needs one")
+        require(all(k >= 1 for k in self.sweep), f"timing.sweep={self.sweep}; a draft has at least 1 token")
+
+
+@dataclass
+class PeersConfig:
+    """transformers assisted generation, at its best of these settings (constant schedule)."""
+
+    num_assistant_tokens: list[int] = field(default_factory=lambda: [3, 5, 8])
+    """Values of num_assistant_tokens tried; [] leaves the peer out."""
+    confidence_threshold: list[float] = field(default_factory=lambda: [0.0, 0.4])
+    """Values of assistant_confidence_threshold tried with each of them."""
+
+    def __post_init__(self) -> None:
+        tokens, thresholds = self.num_assistant_tokens, self.confidence_threshold
+        require(all(k >= 1 for k in tokens), f"peers.num_assistant_tokens={tokens}; each is at least 1")
+        require(all(0 <= c <= 1 for c in thresholds), f"peers.confidence_threshold={thresholds}; each is in [0, 1]")
+        require(not tokens or bool(thresholds), "peers.confidence_threshold=[] leaves nothing to try; name one, e.g. 0")
+
+
+@dataclass
+class LosslessConfig:
+    """Text that the target writes alone: speculative output is compared with it, and alpha is measured on it."""
+
+    prompts: int = 96
+    """Prompts continued, the timed ones among them."""
+    tokens: int = 224
+    """New tokens per prompt for the first draft at the first temperature."""
+    other_tokens: int = 48
+    """New tokens per prompt for every other draft and temperature."""
+    batch_size: int = 32
+    """Prompts decoded together."""
+    dtype: Literal["float32", "float64", "auto"] = "float32"
+    """Precision of this part; auto is the target's own, where float32 does not fit."""
+
+    def __post_init__(self) -> None:
+        for name in ("prompts", "tokens", "other_tokens", "batch_size"):
+            require(getattr(self, name) >= 1, f"lossless.{name}={getattr(self, name)}; use at least 1")
+        require(
+            self.other_tokens <= self.tokens,
+            f"lossless.other_tokens={self.other_tokens} exceeds lossless.tokens={self.tokens}; the first row checks most",
+        )
+
+
+@dataclass
+class CurveConfig:
+    """alpha and predicted speedup against temperature, from teacher-forced passes."""
+
+    temperatures: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.7, 1.0, 1.3])
+    """Temperatures of the curve; [] draws none."""
+    prompts: int = 32
+    """Prompts continued at each temperature."""
+    tokens: int = 64
+    """New tokens per prompt at each temperature."""
+
+    def __post_init__(self) -> None:
+        require(all(t >= 0 for t in self.temperatures), f"curve.temperatures={self.temperatures}; none is negative")
+        require(self.prompts >= 1 and self.tokens >= 1, "curve.prompts and curve.tokens are at least 1")
+
+
+@dataclass
+class EvalConfig:
+    """`python -m eval`: a measured report of one target with one or several drafts."""
+
+    output_dir: str
+    """Folder of results.json, summary.md and index.html."""
+    suite: str = "report"
+    """Name of the suite, shown on the page and part of the default output folder."""
+    target: ModelConfig = field(default_factory=ModelConfig)
+    """The model whose output must not change."""
+    drafts: dict[str, str] = field(default_factory=dict)
+    """Name -> folder of a saved draft; the first is the one that the headline, sweeps and peers are about."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Corpus whose held-out documents give the prompts, unless prompts.file is set."""
+    prompts: PromptsConfig = field(default_factory=PromptsConfig)
+    """Where the prompts come from."""
+    decode: SamplingConfig = field(default_factory=SamplingConfig)
+    """Sampling shared by all arms; its temperature is replaced by each of `temperatures`."""
+    temperatures: list[float] = field(default_factory=lambda: [1.0, 0.0])
+    """Temperatures with a timed row each; the first is the headline's. 0 is checked by the greedy verifier."""
+    timing: TimingConfig = field(default_factory=TimingConfig)
+    """The timed run."""
+    peers: PeersConfig = field(default_factory=PeersConfig)
+    """The other system it is compared with."""
+    lossless: LosslessConfig = field(default_factory=LosslessConfig)
+    """The check of losslessness, and the text behind alpha."""
+    curve: CurveConfig = field(default_factory=CurveConfig)
+    """The temperature curve."""
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    """Where the finished report is logged besides the folder."""
+    resume: str = "never"
+    """never: refuse an existing folder; auto: leave a finished report alone, start an unfinished one again."""
+    seed: int = 0
+    """Seed of windows, noise, orders and bootstrap."""
+    plan: bool = False
+    """Print arms, prompts, tokens and an estimate of the time, and exit."""
+
+    def __post_init__(self) -> None:
+        require(self.target.path is not None, "target.path is not set; name a transformers folder or hub id")
+        require(bool(self.drafts), "drafts is empty; name at least one, e.g. '+drafts.distilled=runs/x/draft/model'")
+        require(bool(self.temperatures), "temperatures is empty; a report needs at least one, e.g. temperatures=[1.0]")
+        require(all(t >= 0 for t in self.temperatures), f"temperatures={self.temperatures}; none is negative")
+        require(
+            len(set(self.temperatures)) == len(self.temperatures),
+            f"temperatures={self.temperatures} repeats one; each has its own row",
+        )
+        require(
+            self.lossless.prompts >= self.timing.prompts,
+            f"lossless.prompts={self.lossless.prompts} is below timing.prompts={self.timing.prompts}; "
+            "the timed prompts are among those checked, so raise it",
+        )
+        require(
+            self.lossless.prompts >= self.curve.prompts,
+            f"lossless.prompts={self.lossless.prompts} is below curve.prompts={self.curve.prompts}; "
+            "the curve's prompts are among those checked, so raise it",
+        )

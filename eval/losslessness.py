@@ -1,0 +1,90 @@
+"""Counting where speculative output departs from the target's own, and telling a near-tie from an error.
+
+Exact in law; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. A divergence whose two tokens lie within
+`MARGIN` of the best score (log p, plus the noise G at temperatures above 0) is a near-tie: rounding decided. Any other one is a mismatch. After
+either, comparison goes on from the reference's prefix, so one divergence hides nothing that follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from decode.noise import Noise
+from decode.sampling import Sampling, warp
+from eval.texts import Generate, Job, Text
+
+MARGIN = 1e-4
+
+Margin = Callable[[Text, int, int], float]
+"""(reference text, index of the diverging new token, the other token) -> how far the worse of the two lies below the best score."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Counts for one prompt."""
+
+    mismatches: int = 0
+    near_ties: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: Check) -> Check:
+        return Check(self.mismatches + other.mismatches, self.near_ties + other.near_ties, self.tokens + other.tokens)
+
+
+def check(reference: Sequence[Text], speculate: Generate, margin: Margin) -> list[Check]:
+    """Per reference text, the divergences of `speculate` from it and the tokens compared (every reference token once)."""
+    counts = {text.row: Check(tokens=len(text.new)) for text in reference}
+    texts = {text.row: text for text in reference}
+    resumed = {text.row: 0 for text in reference}
+    jobs = [Job(text.row, text.prompt, len(text.new)) for text in reference if text.new]
+    while jobs:
+        again = []
+        for found in speculate(jobs):
+            text, start = texts[found.row], resumed[found.row]
+            at = first_divergence(text.new[start:], found.new)
+            if at is None:
+                continue
+            at += start
+            counts[found.row] += _judge(_gap(text, at, found.new[at - start :], margin))
+            resumed[found.row] = at + 1
+            if at + 1 < len(text.new):
+                again.append(Job(text.row, text.prompt + text.new[: at + 1], len(text.new) - at - 1))
+        jobs = again
+    return [counts[text.row] for text in reference]
+
+
+def first_divergence(expected: Sequence[int], found: Sequence[int]) -> int | None:
+    """Index of the first token that only one has, or that they have otherwise; None where they are equal."""
+    for i, (ours, theirs) in enumerate(zip(expected, found, strict=False)):
+        if ours != theirs:
+            return i
+    return None if len(expected) == len(found) else min(len(expected), len(found))
+
+
+def _gap(text: Text, at: int, rest: Sequence[int], margin: Margin) -> float:
+    """The margin where both texts have a token; infinite where one stopped and the other went on."""
+    return margin(text, at, rest[0]) if rest and at < len(text.new) else float("inf")
+
+
+def _judge(gap: float) -> Check:
+    return Check(near_ties=1) if gap <= MARGIN else Check(mismatches=1)
+
+
+def margin_from(model: PreTrainedModel, sampling: Sampling, seed: int) -> Margin:
+    """The gap measured by one forward over the reference's prefix, in the precision of `model` (fp32 or wider)."""
+
+    @torch.inference_mode()
+    def margin(text: Text, at: int, other: int) -> float:
+        prefix = torch.tensor([text.prompt + text.new[:at]], device=model.device)
+        scores = warp(model(prefix).logits[0, -1], sampling).log_softmax(-1)
+        if not sampling.is_greedy:
+            noise = Noise(seed, [text.row], scores.shape[-1], scores.device)
+            scores = scores + noise.coupled([[prefix.shape[1]]])[0, 0]
+        worse = torch.minimum(scores[text.new[at]], scores[other])
+        return (scores.max() - worse).item()
+
+    return margin

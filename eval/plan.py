@@ -1,0 +1,71 @@
+"""What a report would run: arms, prompts, tokens and a rough time, before any weight is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decode.models import ModelDescription, resolve_device
+from eval.config import EvalConfig
+from eval.peers import settings
+from eval.prompts import PromptSets
+from eval.speed import draft_lengths, peer_refusal
+
+_BYTES_PER_S = {"cpu": 10e9, "cuda": 1e12}
+"""Weights read per second at batch 1, as an order of magnitude for the estimate."""
+_HOST_S = {"cpu": 3e-3, "cuda": 15e-3}
+"""Seconds a token costs besides."""
+_BATCH_GAIN = 6.0
+"""How much faster than one by one a batch goes, in tokens per second."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Counts of one report."""
+
+    arms: dict[float, list[str]]
+    prompts: PromptSets
+    timed_tokens: int
+    checked_tokens: int
+    screened_tokens: int
+    seconds: float
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        sets = self.prompts
+        arms = [f"  T={temperature:g}: {', '.join(names)}" for temperature, names in self.arms.items()]
+        return [
+            "arms, timed prompt by prompt in one run:",
+            *arms,
+            f"prompts: {len(sets.timed)} timed, {len(sets.reported)} checked, {len(sets.screening)} for settings and warm-up",
+            f"tokens: {self.timed_tokens:,} timed, {self.checked_tokens:,} checked and for alpha, {self.screened_tokens:,} screened",
+            f"time: about {self.seconds / 60:.0f} min (an order of magnitude)",
+        ]
+
+
+def make_plan(cfg: EvalConfig, target: ModelDescription, prompts: PromptSets) -> Plan:
+    """Upper bounds: texts may end before their limit."""
+    arms = {temperature: _arm_names(cfg, temperature) for temperature in cfg.temperatures}
+    calls = cfg.timing.rounds * len(prompts.timed) * sum(len(names) for names in arms.values())
+    timed = calls * cfg.decode.max_new_tokens
+    checked = _checked_tokens(cfg, len(prompts.reported))
+    screened = 0
+    if peer_refusal(cfg) is None:
+        per_temperature = len(settings(cfg.peers)) * len(prompts.screening) * cfg.timing.screening_tokens
+        screened = per_temperature * len(cfg.temperatures)
+    device = resolve_device(cfg.target.device).type
+    per_token = target.weight_bytes / _BYTES_PER_S.get(device, 10e9) + _HOST_S.get(device, 3e-3)
+    seconds = per_token * ((timed + screened) / 1.3 + 2 * checked / _BATCH_GAIN)
+    return Plan(arms, prompts, timed, checked, screened, seconds)
+
+
+def _arm_names(cfg: EvalConfig, temperature: float) -> list[str]:
+    drafts = [f"{draft} k={k}" for draft in cfg.drafts for k in draft_lengths(cfg, temperature, draft)]
+    peers = ["transformers assisted"] if peer_refusal(cfg) is None else []
+    return ["own autoregressive loop", "transformers generate", *drafts, *peers]
+
+
+def _checked_tokens(cfg: EvalConfig, prompts: int) -> int:
+    main = prompts * cfg.lossless.tokens
+    others = prompts * cfg.lossless.other_tokens * (len(cfg.temperatures) * len(cfg.drafts) - 1)
+    curve = sum(t not in cfg.temperatures for t in cfg.curve.temperatures) * cfg.curve.prompts * cfg.curve.tokens
+    return main + others + curve

@@ -1,0 +1,83 @@
+"""Publish a report: `python -m eval.publish runs/quickstart/report/results.json docs/results/quickstart`.
+
+Copies the JSON to docs/results/quickstart.json, renders docs/results/quickstart.md from it, and fills the results block of
+README.md, so that no published figure is typed by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from decode.house.errors import InputError, UserError
+from decode.house.run_folder import read_json, write_json
+from eval.report import SCHEMA
+from eval.summary import render_block, render_summary
+
+START, END = "<!-- results:start -->", "<!-- results:end -->"
+
+
+def publish(source: Path, destination: Path, readme: Path) -> None:
+    """Write DESTINATION.json and DESTINATION.md from `source` and fill the block of `readme`; InputError for bad input."""
+    results = _checked(read_json(source), source)
+    text = fill_block(_read(readme), f"{render_block(results)}\n\n[Full results]({_link(destination, readme)})", readme)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    write_json(destination.with_suffix(".json"), results)
+    destination.with_suffix(".md").write_text(render_summary(results), encoding="utf-8")
+    readme.write_text(text, encoding="utf-8")
+
+
+def fill_block(text: str, block: str, where: Path) -> str:
+    """`text` with everything between the marks replaced by `block`; InputError unless both marks are there once, in order."""
+    if text.count(START) != 1 or text.count(END) != 1 or text.index(START) > text.index(END):
+        raise InputError(
+            f"{where} must hold the line {START} and, after it, {END}, once each; the results go between them"
+        )
+    before, rest = text.split(START)
+    return f"{before}{START}\n\n{block}\n\n{END}{rest.split(END)[1]}"
+
+
+def _checked(results: Any, source: Path) -> dict[str, Any]:
+    schema = results.get("schema") if isinstance(results, dict) else None
+    if schema != SCHEMA:
+        raise InputError(
+            f"{source} has schema {schema!r}, and this version publishes schema {SCHEMA}; write the report again"
+        )
+    return results
+
+
+def _read(readme: Path) -> str:
+    if not readme.is_file():
+        raise InputError(f"{readme} does not exist; run from the repository root, or name it with --readme")
+    return readme.read_text(encoding="utf-8")
+
+
+def _link(destination: Path, readme: Path) -> str:
+    page = destination.with_suffix(".md").resolve()
+    return (
+        page.relative_to(readme.resolve().parent).as_posix()
+        if page.is_relative_to(readme.resolve().parent)
+        else page.name
+    )
+
+
+def main() -> None:
+    """Entry point of `python -m eval.publish`; exit code 2 for bad input."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, help="results.json of a report")
+    parser.add_argument(
+        "destination", type=Path, help="path of the page without its suffix, e.g. docs/results/quickstart"
+    )
+    parser.add_argument("--readme", type=Path, default=Path("README.md"), help="file whose results block is filled")
+    arguments = parser.parse_args()
+    try:
+        publish(arguments.results, arguments.destination, arguments.readme)
+    except UserError as error:
+        sys.stderr.write(f"draftsmith publish: error: {error}\n")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

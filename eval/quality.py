@@ -1,0 +1,116 @@
+"""First half of a report, in float32 and batched: is the output the target's own, and how much of p does each draft cover?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from decode.house.progress import get_logger
+from decode.sampling import Sampling
+from eval.config import EvalConfig
+from eval.losslessness import Check, check, margin_from
+from eval.prompts import Prompt, next_turn
+from eval.teacher_forced import Alphas, measure_alpha
+from eval.texts import Generate, Text, generator, jobs_for
+
+log = get_logger("eval")
+
+
+@dataclass(frozen=True)
+class Quality:
+    """One draft at one temperature."""
+
+    alphas: Alphas
+    checks: list[Check] | None
+    """Per prompt; None where the verifier promises equality in law only."""
+
+
+def sampling_at(cfg: EvalConfig, temperature: float) -> Sampling:
+    """The run's sampling at another temperature."""
+    return Sampling(temperature, cfg.decode.top_k, cfg.decode.top_p, cfg.decode.min_p)
+
+
+def verifier_at(cfg: EvalConfig, temperature: float) -> str:
+    """greedy at temperature 0, else the configured rule."""
+    return "greedy" if temperature == 0 else cfg.decode.verifier
+
+
+def with_answers(
+    cfg: EvalConfig, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
+) -> list[Prompt]:
+    """The prompts and, for conversations, their later turns, each after the answers that the target gave before it."""
+    turns, every = list(prompts), {prompt.id: [prompt] for prompt in prompts}
+    while turns := [prompt for prompt in turns if prompt.later]:
+        answer = _alone(cfg, target, cfg.temperatures[0], "answers between turns")
+        texts = answer(jobs_for(turns, cfg.decode.max_new_tokens))
+        follow = [
+            next_turn(turn, str(tokenizer.decode(text.new, skip_special_tokens=True)), tokenizer)
+            for turn, text in zip(turns, texts, strict=True)
+        ]
+        for prompt in follow:
+            every[prompt.id.rsplit("#", 1)[0]].append(prompt)
+        turns = follow
+    return [prompt for conversation in every.values() for prompt in conversation]
+
+
+def _alone(cfg: EvalConfig, target: PreTrainedModel, temperature: float, label: str) -> Generate:
+    return generator(
+        target, None, sampling_at(cfg, temperature), "coupled", 1, cfg.seed, cfg.lossless.batch_size, label
+    )
+
+
+def measure_quality(
+    cfg: EvalConfig, target: PreTrainedModel, drafters: Mapping[str, Any], prompts: Sequence[Prompt]
+) -> dict[tuple[float, str], Quality]:
+    """alpha and losslessness of every draft at every temperature of the run, on text that the target writes for it."""
+    found = {}
+    for number, temperature in enumerate(cfg.temperatures):
+        length = cfg.lossless.tokens if number == 0 else cfg.lossless.other_tokens
+        write = _alone(cfg, target, temperature, f"target alone at T={temperature:g}")
+        reference = write(jobs_for(prompts, length))
+        alphas = measure_alpha(target, drafters, reference, sampling_at(cfg, temperature))
+        for name, drafter in drafters.items():
+            is_first = number == 0 and name == next(iter(drafters))
+            compared = reference if is_first else [_cut(text, cfg.lossless.other_tokens) for text in reference]
+            checks = _check(cfg, target, drafter, temperature, compared, f"{name} against it")
+            found[temperature, name] = Quality(alphas[name], checks)
+    return found
+
+
+def _cut(text: Text, tokens: int) -> Text:
+    return replace(text, new=text.new[:tokens])
+
+
+def _check(
+    cfg: EvalConfig, target: PreTrainedModel, drafter: Any, temperature: float, reference: Sequence[Text], label: str
+) -> list[Check] | None:
+    verifier = verifier_at(cfg, temperature)
+    if verifier == "rejection":
+        log.info("losslessness is not counted: verifier=rejection keeps the law, not the tokens")
+        return None
+    sampling, k = sampling_at(cfg, temperature), cfg.decode.num_draft_tokens
+    speculate = generator(target, drafter, sampling, verifier, k, cfg.seed, cfg.lossless.batch_size, label)
+    return check(reference, speculate, margin_from(target, sampling, cfg.seed))
+
+
+def measure_curve(
+    cfg: EvalConfig,
+    target: PreTrainedModel,
+    drafters: Mapping[str, Any],
+    prompts: Sequence[Prompt],
+    known: Mapping[tuple[float, str], Quality],
+) -> dict[tuple[float, str], Alphas]:
+    """alpha of every draft at the curve's temperatures; those of the run itself are taken over."""
+    found = {}
+    for temperature in cfg.curve.temperatures:
+        if temperature in cfg.temperatures:
+            found |= {(temperature, name): known[temperature, name].alphas for name in drafters}
+            continue
+        write = _alone(cfg, target, temperature, f"target alone at T={temperature:g}")
+        texts = write(jobs_for(prompts[: cfg.curve.prompts], cfg.curve.tokens))
+        alphas = measure_alpha(target, drafters, texts, sampling_at(cfg, temperature))
+        found |= {(temperature, name): alphas[name] for name in drafters}
+    return found

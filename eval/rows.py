@@ -1,0 +1,192 @@
+"""One row of the report: what a draft did at a temperature, on all prompts or on those of one category."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from decode.acceptance import acceptance_by_position
+from eval.arms import Sample
+from eval.config import EvalConfig
+from eval.losslessness import Check
+from eval.measure import Samples, call_seconds_per_token, seconds_per_token
+from eval.quality import Quality, verifier_at
+from eval.speed import AUTOREGRESSIVE, TRANSFORMERS, Timed, arm_name
+from eval.statistics import (
+    Estimate,
+    bootstrap,
+    finite,
+    inter_arrivals,
+    median_of_ratios,
+    quantiles,
+    ratio_of_sums,
+    repeated_4grams,
+    share,
+)
+
+ENERGY_REASON = "not measured: this report reads no energy counter"
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The prompts a row is about: indices of timed groups and of texts, and what to call them."""
+
+    text: str
+    groups: Sequence[int]
+    texts: Sequence[int]
+    category: str | None = None
+
+
+def speed_ratio(samples: Samples, ours: str, other: str, groups: Sequence[int], seed: int) -> Estimate | None:
+    """Other's decode seconds per token over ours: median over prompts of the paired ratios; None without a common prompt."""
+    return _paired(seconds_per_token(samples[other]), seconds_per_token(samples[ours]), groups, seed)
+
+
+def call_ratio(samples: Samples, ours: str, other: str, groups: Sequence[int], seed: int) -> Estimate | None:
+    """The same for whole calls, prompts included."""
+    return _paired(call_seconds_per_token(samples[other]), call_seconds_per_token(samples[ours]), groups, seed)
+
+
+def _paired(other: np.ndarray, ours: np.ndarray, groups: Sequence[int], seed: int) -> Estimate | None:
+    columns = np.stack([other, ours], axis=1)[list(groups)]
+    columns = columns[np.isfinite(columns).all(1)]
+    return bootstrap(columns, median_of_ratios, seed) if len(columns) else None
+
+
+def tokens_per_s(samples: Sequence[Sequence[Sample]], groups: Sequence[int]) -> float | None:
+    """Decode tokens per second, median over prompts; for batches, of the whole batch."""
+    each = 1 / seconds_per_token(samples)[list(groups)]
+    return float(np.nanmedian(each)) if np.isfinite(each).any() else None
+
+
+def baseline(samples: Samples, groups: Sequence[int]) -> str:
+    """The faster of our autoregressive loop and transformers generate in this very run."""
+    return max((AUTOREGRESSIVE, TRANSFORMERS), key=lambda arm: tokens_per_s(samples[arm], groups) or 0.0)
+
+
+def make_row(
+    cfg: EvalConfig,
+    draft: str,
+    family: str,
+    dtype: str,
+    temperature: float,
+    quality: Quality,
+    timed: Timed,
+    scope: Scope,
+) -> dict[str, Any]:
+    """The row in the schema of results.json."""
+    k = cfg.decode.num_draft_tokens
+    samples = [timed.samples[arm_name(draft, k)][group] for group in scope.groups]
+    return {
+        "drafter": family,
+        "draft": draft,
+        "verifier": verifier_at(cfg, temperature),
+        "tree": "chain",
+        "dtype": dtype,
+        "text": scope.text,
+        "category": scope.category,
+        "temperature": temperature,
+        "batch_size": cfg.timing.batch_size,
+        "num_draft_tokens": k,
+        "seed": cfg.seed,
+        "prompts": sum(len(group[0].new_ids) for group in samples),
+        "tokens": sum(sample.tokens for group in samples for sample in group),
+        **_alpha(quality, scope, cfg.seed),
+        **_acceptance(samples, k, cfg.seed),
+        **_speed(timed, draft, k, scope.groups, samples, cfg.seed),
+        **_latency(samples),
+        **_checked(quality.checks, scope.texts),
+        "repeated_4gram_share": _repetition(samples),
+        "energy_j_per_token": None,
+        "energy_reason": ENERGY_REASON,
+        "peak_memory_bytes": max(sample.peak_memory_bytes for group in samples for sample in group),
+    }
+
+
+def _alpha(quality: Quality, scope: Scope, seed: int) -> dict[str, Any]:
+    sums = quality.alphas.sums(scope.texts)
+    if not len(sums):
+        return {"alpha": None, "alpha_ci95": None, "alpha_tokens": 0}
+    estimate = bootstrap(sums, ratio_of_sums, seed)
+    return {"alpha": estimate.value, "alpha_ci95": list(estimate.ci95), "alpha_tokens": int(sums[:, 1].sum())}
+
+
+def _acceptance(samples: Sequence[Sequence[Sample]], k: int, seed: int) -> dict[str, Any]:
+    rounds = [[one for sample in group for one in sample.rounds] for group in samples]
+    estimate = bootstrap(
+        np.array([(sum(r.emitted for r in group), len(group)) for group in rounds]), ratio_of_sums, seed
+    )
+    by_position = acceptance_by_position([one for group in rounds for one in group], k)
+    return {
+        "tau": estimate.value,
+        "tau_ci95": list(estimate.ci95),
+        "acceptance_by_position": [finite(value) for value in by_position],
+    }
+
+
+def _speed(
+    timed: Timed, draft: str, k: int, groups: Sequence[int], samples: Sequence[Sequence[Sample]], seed: int
+) -> dict[str, Any]:
+    arm, base = arm_name(draft, k), baseline(timed.samples, groups)
+    speedup = speed_ratio(timed.samples, arm, base, groups, seed)
+    whole = call_ratio(timed.samples, arm, base, groups, seed)
+    tau = _tau(samples)
+    costs = timed.costs[draft, k]
+    predicted = costs.speedup(tau)
+    return {
+        "tokens_per_s": tokens_per_s(timed.samples[arm], groups),
+        "baseline": base,
+        "baseline_tokens_per_s": tokens_per_s(timed.samples[base], groups),
+        **_estimate("speedup", speedup),
+        **_estimate("whole_call_speedup", whole),
+        "predicted_speedup": predicted,
+        "realised": speedup.value / predicted if speedup is not None else None,
+        "component_times": costs.as_dict(),
+    }
+
+
+def _estimate(name: str, estimate: Estimate | None) -> dict[str, Any]:
+    if estimate is None:
+        return {name: None, f"{name}_ci95": None}
+    return {name: estimate.value, f"{name}_ci95": list(estimate.ci95)}
+
+
+def _tau(samples: Sequence[Sequence[Sample]]) -> float:
+    rounds = [one for group in samples for sample in group for one in sample.rounds]
+    return sum(one.emitted for one in rounds) / len(rounds)
+
+
+def _latency(samples: Sequence[Sequence[Sample]]) -> dict[str, Any]:
+    each = [sample for group in samples for sample in group]
+    gaps = [gap for sample in each for gap in inter_arrivals(sample.arrivals)]
+    return {"ttft_s": float(np.median([sample.first_s for sample in each])), "itl_s": quantiles(gaps)}
+
+
+def _checked(checks: Sequence[Check] | None, texts: Sequence[int]) -> dict[str, Any]:
+    if checks is None:
+        return {"mismatches": None, "near_ties": None, "tokens_checked": 0}
+    total = sum((checks[text] for text in texts), Check())
+    return {"mismatches": total.mismatches, "near_ties": total.near_ties, "tokens_checked": total.tokens}
+
+
+def _repetition(samples: Sequence[Sequence[Sample]]) -> float | None:
+    counts = [repeated_4grams(ids) for group in samples for sample in group for ids in sample.new_ids]
+    return share(sum(repeated for repeated, _ in counts), sum(every for _, every in counts))
+
+
+def sweep_point(cfg: EvalConfig, draft: str, k: int, timed: Timed) -> dict[str, Any]:
+    """Speedup at one draft length with its prediction, on all timed prompts."""
+    samples = timed.samples[arm_name(draft, k)]
+    groups = range(len(samples))
+    return {
+        "num_draft_tokens": k,
+        "tau": _tau(samples),
+        **{
+            key: value
+            for key, value in _speed(timed, draft, k, groups, samples, cfg.seed).items()
+            if key in ("tokens_per_s", "speedup", "speedup_ci95", "predicted_speedup", "realised")
+        },
+    }

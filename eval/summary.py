@@ -1,0 +1,93 @@
+"""The report as Markdown: summary.md beside the page, and the pages under docs/results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from eval.formatting import best_peer, hardware, headline_row, losslessness, number, share, with_interval
+from eval.tables import Table, main_table, tables
+
+
+def render_summary(results: dict[str, Any]) -> str:
+    """Headline sentences, every table, the definitions, and how it was measured."""
+    parts = [
+        f"# Report: {results['suite']}",
+        *headline(results),
+        *(markdown_table(table, heading="##") for table in tables(results)),
+        "## How it was measured",
+        method(results),
+        "## Definitions",
+        "\n".join(f"- **{name}**: {text}" for name, text in results["definitions"].items()),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def render_block(results: dict[str, Any]) -> str:
+    """The short form for README.md: headline, main table, machine and command."""
+    environment = results["environment"]
+    table = markdown_table(main_table(results), heading=None)
+    source = f"{hardware(environment)}; seed {environment['seed']}; `{environment['command']}`"
+    return "\n\n".join([*headline(results), table, source])
+
+
+def headline(results: dict[str, Any]) -> list[str]:
+    """What a reader should take away, from the first row at a temperature above 0."""
+    row = headline_row(results)
+    if row is None:
+        return [
+            "Greedy decoding only: figures at temperature 0 depend on how much the text repeats itself, so none is a headline."
+        ]
+    lines = [
+        f"At T={row['temperature']:g}, batch {row['batch_size']}, `{row['draft']}` makes the target "
+        f"**{with_interval(row['speedup'], row['speedup_ci95'])} times as fast** as without a draft "
+        f"({number(row['tokens_per_s'], 0)} against {number(row['baseline_tokens_per_s'], 0)} tokens/s, {row['baseline']}): "
+        f"alpha {with_interval(row['alpha'], row['alpha_ci95'], 3)}, "
+        f"{with_interval(row['tau'], row['tau_ci95'])} tokens per target pass, "
+        f"{share(row['realised'])} of the speedup that its component times predict.",
+        f"The output is the target's own: {losslessness(row)}.",
+    ]
+    peer = best_peer(results, row["temperature"])
+    if peer is not None:
+        ratio = with_interval(peer["ratio_ours_over_peer"], peer["ratio_ci95"])
+        lines.append(
+            f"It is {ratio} times as fast as {peer['name']} generation with the same draft at its best setting."
+        )
+    return ["\n".join(f"- {line}" for line in lines)]
+
+
+def method(results: dict[str, Any]) -> str:
+    """Machine, models, prompts, seed and command."""
+    return "\n".join(f"- {name}: {text}" for name, text in method_facts(results).items())
+
+
+def method_facts(results: dict[str, Any]) -> dict[str, str]:
+    """How it was measured, as name -> words."""
+    environment, target, prompts = results["environment"], results["target"], results["prompts"]
+    packages = environment.get("packages", {})
+    drafts = ", ".join(f"{name} ({path})" for name, path in results["drafts"].items())
+    return {
+        "Machine": hardware(environment),
+        "Software": f"torch {packages.get('torch')}, transformers {packages.get('transformers')}, Python {environment['python']}",
+        "Target": f"{target['path']}, {target['num_parameters'] / 1e6:,.1f}M parameters, {target['dtype']}",
+        "Drafts": drafts,
+        "Prompts": f"{prompts['source']}: {prompts['timed']} timed ({prompts['mean_tokens']:.0f} tokens on average, "
+        f"up to {prompts['max_new_tokens']} new ones, {prompts['rounds']} rounds), {prompts['reported']} checked for "
+        f"losslessness and alpha, {prompts['screening']} others for warm-up and for choosing the peer's setting",
+        "Timing": "all arms answer each prompt one after another in an order drawn anew each round, after a warm-up; "
+        "same prompt ids, same limit on new tokens; only emitted ids are counted",
+        "Seed": str(environment["seed"]),
+        "Command": f"`{environment['command']}`",
+        "Time": f"{environment['report_seconds']:.0f} s for this report",
+    }
+
+
+def markdown_table(table: Table, heading: str | None) -> str:
+    """A Markdown table, with its title as a heading where one is wanted."""
+    lines = [_line(table.columns), _line(["---"] * len(table.columns)), *(_line(row) for row in table.rows)]
+    body = "\n".join(lines) if table.rows else ""
+    return "\n\n".join(part for part in (f"{heading} {table.title}" if heading else "", body, table.note) if part)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,163 @@
+"""The report's tables as plain text cells, rendered as HTML by the page and as Markdown by the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eval.formatting import losslessness, megabytes, milliseconds, number, setting, share, with_interval
+
+
+@dataclass(frozen=True)
+class Table:
+    """A heading, column names, and rows of cells; `note` says what must be known to read it."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+def main_table(results: dict[str, Any]) -> Table:
+    """Speed and acceptance over all prompts; sampled rows before greedy ones."""
+    rows = sorted((r for r in results["rows"] if r["category"] is None), key=lambda row: row["temperature"] == 0)
+    return Table(
+        "Results",
+        ("T", "draft", "k", "alpha", "tau", "tokens/s", "baseline", "speedup", "whole call", "predicted", "realised"),
+        [_main_cells(row) for row in rows],
+        "Brackets are 95% intervals over prompts.",
+    )
+
+
+def _main_cells(row: dict[str, Any]) -> list[str]:
+    return [
+        f"{row['temperature']:g}",
+        row["draft"],
+        str(row["num_draft_tokens"]),
+        with_interval(row["alpha"], row["alpha_ci95"], 3),
+        with_interval(row["tau"], row["tau_ci95"]),
+        number(row["tokens_per_s"], 0),
+        number(row["baseline_tokens_per_s"], 0),
+        with_interval(row["speedup"], row["speedup_ci95"]),
+        with_interval(row["whole_call_speedup"], row["whole_call_speedup_ci95"]),
+        number(row["predicted_speedup"]),
+        number(row["realised"]),
+    ]
+
+
+def exactness_table(results: dict[str, Any]) -> Table:
+    """Losslessness, repetition, latency and memory."""
+    rows = sorted((r for r in results["rows"] if r["category"] is None), key=lambda row: row["temperature"] == 0)
+    cells = [
+        [
+            f"{row['temperature']:g}",
+            row["draft"],
+            row["verifier"],
+            losslessness(row),
+            share(row["repeated_4gram_share"]),
+            milliseconds(row["ttft_s"]),
+            milliseconds(row["itl_s"]["p50"]),
+            milliseconds(row["itl_s"]["p95"]),
+            megabytes(row["peak_memory_bytes"]),
+        ]
+        for row in rows
+    ]
+    columns = (
+        "T",
+        "draft",
+        "verifier",
+        "losslessness",
+        "repeated 4-grams",
+        "first tokens",
+        "between p50",
+        "between p95",
+        "memory",
+    )
+    return Table("Exactness and latency", columns, cells, f"Energy: {rows[0]['energy_reason']}." if rows else "")
+
+
+def category_table(results: dict[str, Any]) -> Table | None:
+    """Rows by category, where the prompts have any."""
+    rows = [row for row in results["rows"] if row["category"] is not None]
+    if not rows:
+        return None
+    cells = [
+        [
+            row["category"],
+            f"{row['temperature']:g}",
+            row["draft"],
+            str(row["prompts"]),
+            with_interval(row["alpha"], row["alpha_ci95"], 3),
+            with_interval(row["tau"], row["tau_ci95"]),
+            with_interval(row["speedup"], row["speedup_ci95"]),
+        ]
+        for row in rows
+    ]
+    return Table("By category", ("category", "T", "draft", "prompts", "alpha", "tau", "speedup"), cells)
+
+
+def peer_table(results: dict[str, Any]) -> Table:
+    """Every arm's speed, and ours over transformers assisted generation."""
+    best = [peer for peer in results["peers"] if peer["best"]]
+    cells = [
+        [
+            f"{peer['temperature']:g}",
+            f"{peer['name']} {peer['version']}",
+            setting(peer),
+            number(peer["tokens_per_s"], 0),
+            with_interval(peer["ratio_ours_over_peer"], peer["ratio_ci95"]),
+        ]
+        for peer in best
+    ]
+    tried = "; ".join(
+        f"T={peer['temperature']:g} {setting(peer)}: {number(peer['tokens_per_s'], 0)}"
+        for peer in results["peers"]
+        if not peer["best"]
+    )
+    note = (
+        f"Settings tried on separate prompts, tokens/s: {tried}."
+        if tried
+        else f"Left out: {results['peers_left_out']}."
+    )
+    return Table(
+        "Against transformers assisted generation",
+        ("T", "peer", "best setting", "tokens/s", "ours / peer"),
+        cells,
+        note,
+    )
+
+
+def component_table(results: dict[str, Any]) -> Table:
+    """What the prediction is made of."""
+    cells = [
+        [
+            f"{row['temperature']:g}",
+            row["draft"],
+            milliseconds(row["component_times"]["t_target_1_s"]),
+            milliseconds(row["component_times"]["t_target_k1_s"]),
+            milliseconds(row["component_times"]["t_draft_s"]),
+        ]
+        for row in results["rows"]
+        if row["category"] is None
+    ]
+    return Table("Component times", ("T", "draft", "t_target(1)", "t_target(k+1)", "t_draft"), cells)
+
+
+def arm_table(results: dict[str, Any]) -> Table:
+    """All arms of the interleaved runs."""
+    cells = [[f"{arm['temperature']:g}", arm["arm"], number(arm["tokens_per_s"], 1)] for arm in results["arms"]]
+    return Table("All arms", ("T", "arm", "tokens/s"), cells)
+
+
+def tables(results: dict[str, Any]) -> list[Table]:
+    """Every table, in reading order."""
+    optional = [category_table(results)]
+    return [
+        main_table(results),
+        peer_table(results),
+        exactness_table(results),
+        *(table for table in optional if table is not None),
+        component_table(results),
+        arm_table(results),
+    ]
