@@ -1,0 +1,101 @@
+"""Packed batches out of a sequence source, read one step ahead in a thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from decode.drafters.base import Batch
+from distill.sequences import SequenceSource
+from train.packing import Order, Row, pack, share
+
+PADDING = -1
+"""The row number of an empty row, which fills up a batch."""
+
+
+@dataclass(frozen=True)
+class PackedSource:
+    """A sequence source with the rows that its sequences are packed into."""
+
+    source: SequenceSource
+    rows: list[Row]
+    length: int
+    """Tokens per row T."""
+
+    @classmethod
+    def of(cls, source: SequenceSource, length: int, seed: int) -> PackedSource:
+        """All sequences of `source`, packed into rows of `length` tokens."""
+        return cls(source, pack(source.lengths, length, seed), length)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all rows, padding not counted."""
+        return int(sum(self.source.lengths))
+
+    def batch(self, row_numbers: Sequence[int], head: Any = None) -> Batch:
+        """These rows as a Batch of shape (len(row_numbers), T) on the CPU; PADDING gives an empty row.
+
+        `head` turns recorded hidden states into p, where the records hold those.
+        """
+        shape = (len(row_numbers), self.length)
+        ids, positions = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+        document, loss_mask = torch.full(shape, -1), torch.zeros(shape, dtype=torch.bool)
+        placed = []
+        for b, number in enumerate(row_numbers):
+            start = 0
+            for place, index in enumerate(() if number == PADDING else self.rows[number]):
+                sequence = self.source[index]
+                span = slice(start, start + len(sequence.ids))
+                ids[b, span] = torch.as_tensor(sequence.ids, dtype=torch.long)
+                loss_mask[b, span] = torch.as_tensor(sequence.loss_mask, dtype=torch.bool)
+                positions[b, span] = torch.arange(len(sequence.ids))
+                document[b, span] = place
+                placed.append((sequence, b, start))
+                start = span.stop
+        target = self.source.collate(placed, shape, torch.device("cpu"), head)
+        return Batch(ids, positions, document, loss_mask, target=target)
+
+
+class StepReader:
+    """The micro-batches of one rank, step by step, the next step being read while this one is computed."""
+
+    def __init__(
+        self, packed: PackedSource, order: Order, split: tuple[int, int, int, int], head: Any = None
+    ) -> None:
+        """`split` is (rank, world size, micro-steps, rows per micro-step)."""
+        self.packed, self.order, self.split, self.head = packed, order, split, head
+        self.wait_s = 0.0
+        """Seconds for which `steps` has kept its caller waiting."""
+
+    def rows_of(self, step: int, rank: int) -> list[list[int]]:
+        """Row numbers of a rank's micro-steps."""
+        _, world_size, micro_steps, batch_size = self.split
+        rows = self.order.rows_of_step(step)
+        return [share(rows, rank, micro, batch_size, world_size) for micro in range(micro_steps)]
+
+    def documents_of(self, step: int, rank: int) -> list[str]:
+        """Names of the documents that a rank reads in a step, for messages."""
+        numbers = [number for micro in self.rows_of(step, rank) for number in micro]
+        return [self.packed.source.name(index) for number in numbers for index in self.packed.rows[number]]
+
+    def steps(self, first: int, last: int) -> Iterator[list[Batch]]:
+        """The micro-batches of steps first .. last - 1."""
+        if first >= last:
+            return
+        with ThreadPoolExecutor(1, "batches") as pool:
+            ahead = pool.submit(self._read, first)
+            for step in range(first, last):
+                start = time.perf_counter()
+                batches = ahead.result()
+                self.wait_s += time.perf_counter() - start
+                if step + 1 < last:
+                    ahead = pool.submit(self._read, step + 1)
+                yield batches
+
+    def _read(self, step: int) -> list[Batch]:
+        return [self.packed.batch(rows, self.head) for rows in self.rows_of(step, self.split[0])]

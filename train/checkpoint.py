@@ -1,0 +1,191 @@
+"""Checkpoints that a kill cannot tear: everything is written into a hidden folder, synced, then renamed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from decode.house.errors import ConfigError, InputError
+from decode.house.run_folder import read_json, write_json
+from train.sums import Sums
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+SCHEMA = 1
+STATE = "state.json"
+BEST_WEIGHTS = "model.safetensors"
+
+
+@dataclass
+class TrainState:
+    """What training knows besides weights, optimizer state and random generators (which accelerate keeps)."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    tokens: int = 0
+    """Tokens read, over all ranks."""
+    best_step: int | None = None
+    """Step whose weights are kept."""
+    best_score: float | None = None
+    best: Sums = field(default_factory=Sums)
+    """Validation of the kept weights."""
+    since_log: Sums = field(default_factory=Sums)
+    """Metrics of the steps after the last log line."""
+    log_position: int = 0
+    """Bytes of metrics.jsonl at this step."""
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> TrainState:
+        """The inverse of `asdict`."""
+        return cls(**content | {name: Sums(**content[name]) for name in ("best", "since_log")})
+
+
+class Checkpoints:
+    """The folder `checkpoints/` of a run: `step_N` with all of the state, `best_N` with the kept weights alone."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder, self.keep = folder, keep
+
+    def newest(self) -> Path | None:
+        """The last complete checkpoint."""
+        found = self._numbered("step")
+        return found[max(found)] if found else None
+
+    def best_weights(self, step: int) -> Path:
+        """File of the weights kept at `step`."""
+        return self.folder / f"best_{step:08d}" / BEST_WEIGHTS
+
+    def save(self, accelerator: Accelerator, state: TrainState) -> None:
+        """Write the checkpoint of `state.step`; every rank calls this."""
+        final = self.folder / f"step_{state.step:08d}"
+        draft = self._begin(accelerator, final)
+        accelerator.save_state(str(draft))
+        if accelerator.is_main_process:
+            write_json(draft / STATE, {"schema": SCHEMA, "world_size": accelerator.num_processes, **asdict(state)})
+        self._commit(accelerator, draft, final)
+        if accelerator.is_main_process:
+            self._drop_old(state)
+
+    def save_best(self, accelerator: Accelerator, step: int, weights: dict[str, Any]) -> None:
+        """Keep these weights; the older best ones stay until a checkpoint names the new ones."""
+        from safetensors.torch import save_file
+
+        final = self.folder / f"best_{step:08d}"
+        draft = self._begin(accelerator, final)
+        if accelerator.is_main_process:
+            save_file(without_aliases(weights), draft / BEST_WEIGHTS)
+        self._commit(accelerator, draft, final)
+
+    def restore(self, accelerator: Accelerator, checkpoint: Path) -> TrainState:
+        """Load a checkpoint into what the accelerator has prepared; every rank calls this."""
+        content = read_state(checkpoint)
+        if content.pop("world_size") != accelerator.num_processes:
+            raise ConfigError(
+                f"{checkpoint} was made by {read_state(checkpoint)['world_size']} processes, and now there are "
+                f"{accelerator.num_processes}: sharded state and random generators would not fit. Start as many as before"
+            )
+        accelerator.load_state(str(checkpoint))
+        return TrainState.from_dict(content)
+
+    def forget_after(self, step: int) -> None:
+        """Remove what a run wrote after `step`, and what a killed one left half-written; rank 0 only."""
+        later = [path for kind in ("step", "best") for number, path in self._numbered(kind).items() if number > step]
+        for path in later:
+            _remove(path)
+        for path in self.folder.glob(".*.tmp"):
+            shutil.rmtree(path)
+
+    def _begin(self, accelerator: Accelerator, final: Path) -> Path:
+        draft = final.with_name(f".{final.name}.tmp")
+        if accelerator.is_main_process:
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir(parents=True)
+        accelerator.wait_for_everyone()
+        return draft
+
+    def _commit(self, accelerator: Accelerator, draft: Path, final: Path) -> None:
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            for file in (path for path in draft.rglob("*") if path.is_file()):
+                _sync(file)
+            draft.rename(final)
+            _sync(self.folder)
+        accelerator.wait_for_everyone()
+
+    def _drop_old(self, state: TrainState) -> None:
+        steps = self._numbered("step")
+        for number in sorted(steps)[: -self.keep]:
+            _remove(steps[number])
+        for number, path in self._numbered("best").items():
+            if number != state.best_step:
+                _remove(path)
+
+    def _numbered(self, kind: str) -> dict[int, Path]:
+        found = {path: re.fullmatch(rf"{kind}_(\d+)", path.name) for path in self.folder.glob(f"{kind}_*")}
+        return {int(match[1]): path for path, match in found.items() if match}
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint that `resume=path` means: a checkpoint folder, or the newest one of a run; else InputError."""
+    if (path / STATE).is_file():
+        return path
+    newest = Checkpoints(path / "checkpoints", 1).newest()
+    if newest is None:
+        raise InputError(f"resume={path} is neither a checkpoint nor a run folder with one in checkpoints/")
+    return newest
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """The content of state.json; InputError where it was written by another version."""
+    content = read_json(checkpoint / STATE)
+    schema = content.pop("schema", None)
+    if schema != SCHEMA:
+        raise InputError(f"{checkpoint} has schema {schema}, and this version reads {SCHEMA}; resume it with the older version")
+    return content
+
+
+def adopt(checkpoint: Path, run: Path) -> Path:
+    """Copy a checkpoint of another run into `run`, with the weights it keeps and its part of the log."""
+    content = read_state(checkpoint)
+    target = run / "checkpoints" / checkpoint.name
+    best = f"best_{content['best_step'] or 0:08d}"
+    if content["best_step"] is not None:
+        shutil.copytree(checkpoint.parent / best, target.parent / best, dirs_exist_ok=True)
+    log = (checkpoint.parent.parent / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_bytes(log[: content["log_position"]])
+    shutil.copytree(checkpoint, target.with_name(f".{target.name}.tmp"), dirs_exist_ok=True)
+    target.with_name(f".{target.name}.tmp").rename(target)
+    return target
+
+
+def without_aliases(weights: dict[str, Any]) -> dict[str, Any]:
+    """The state dict with each storage once (tied weights have several names), contiguous, on the CPU."""
+    seen: set[tuple[int, Any]] = set()
+    kept = {}
+    for name, tensor in weights.items():
+        storage = (tensor.data_ptr(), tensor.shape)
+        if storage not in seen:
+            seen.add(storage)
+            kept[name] = tensor.detach().cpu().contiguous()
+    return kept
+
+
+def _remove(path: Path) -> None:
+    """Out of sight first, so that a kill in between leaves no half of a folder that looks whole."""
+    hidden = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(hidden, ignore_errors=True)
+    path.rename(hidden)
+    shutil.rmtree(hidden)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,256 @@
+"""What a user sets about training; imports nothing heavy, so that bad values fail before torch is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from decode.config import ModelConfig
+from decode.house.config import require
+from distill.config import DataConfig, ObjectiveConfig
+
+LEARNS_FROM_TEXT = "cross_entropy"
+
+
+@dataclass
+class AdapterConfig:
+    """Low-rank adapters (peft LoRA) instead of training every weight."""
+
+    rank: int = 0
+    """Rank of the adapters; 0 trains the whole draft."""
+    alpha: float = 32.0
+    """Scale of the adapters' contribution (peft's lora_alpha)."""
+    targets: list[str] = field(
+        default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    )
+    """Names of the linear layers that get one."""
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 0, f"rank={self.rank} is negative; use 0 to train the whole draft")
+        require(self.rank == 0 or bool(self.targets), "targets is empty, so adapters would be put nowhere; name layers")
+
+
+@dataclass
+class DraftConfig:
+    """The draft to train (group `draft`); the shape fields count only where `init_from` is not given."""
+
+    family: Literal["lm"] = "lm"
+    """Draft family; the file of that name in decode/drafters/."""
+    init_from: str | None = None
+    """Folder or hub id of a model to start from; None starts from random weights."""
+    revision: str | None = None
+    """Hub revision of `init_from`."""
+    layers: int = 1
+    """Transformer layers."""
+    width: int = 256
+    """Hidden size d."""
+    heads: int = 4
+    """Attention heads."""
+    kv_heads: int | None = None
+    """Key/value heads (grouped-query attention); None is as many as `heads`."""
+    mlp_width: int | None = None
+    """Width of the gated MLP; None is 8/3 of `width`, rounded up to a multiple of 64."""
+    tie_embeddings: bool = True
+    """Use the token embedding as output head too."""
+    max_positions: int | None = None
+    """Longest context in tokens; None is the target's, or `sequence_length` where there is no target."""
+    lora: AdapterConfig = field(default_factory=AdapterConfig)
+    """Low-rank adapters; off by default."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads"):
+            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("kv_heads", "mlp_width", "max_positions"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"{name}={value} must be at least 1, or null")
+        require(self.width % (2 * self.heads) == 0, f"width={self.width} does not divide into {self.heads} even heads")
+        kv = self.kv_heads or self.heads
+        require(self.heads % kv == 0, f"heads={self.heads} is no multiple of kv_heads={kv}")
+        require(
+            self.lora.rank == 0 or self.init_from is not None,
+            f"lora.rank={self.lora.rank} adapts a pretrained draft, but init_from is null: the frozen rest would stay "
+            "random. Set draft.init_from, or draft.lora.rank=0",
+        )
+
+
+@dataclass
+class EngineConfig:
+    """How the work is spread over processes (group `engine`); this, not the launcher, decides."""
+
+    name: Literal["single", "ddp", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"] = "single"
+    """single: one process; ddp: a replica per process; deepspeed_zeroN: optimizer state, gradients, weights sharded."""
+    device: Literal["auto", "cpu"] = "auto"
+    """auto is CUDA where there is one."""
+    precision: Literal["bf16", "fp32"] = "bf16"
+    """bf16 runs matrix products in bfloat16 over fp32 weights (under ZeRO: over bf16 weights with fp32 masters)."""
+    deterministic: bool = True
+    """Only kernels that give the same bits every time, so that a resumed run equals an uninterrupted one."""
+    offload_optimizer: bool = False
+    """Keep ZeRO's optimizer state in CPU memory."""
+
+    def __post_init__(self) -> None:
+        require(
+            not self.offload_optimizer or self.zero_stage > 0,
+            f"offload_optimizer=true needs a DeepSpeed engine, not {self.name}; use engine=deepspeed_zero2",
+        )
+
+    @property
+    def zero_stage(self) -> int:
+        """1 to 3 for DeepSpeed engines, else 0."""
+        return int(self.name[-1]) if self.name.startswith("deepspeed") else 0
+
+
+@dataclass
+class TrackerConfig:
+    """Where metrics go besides metrics.jsonl, which is always written (group `tracker`)."""
+
+    name: Literal["jsonl", "wandb"] = "jsonl"
+    """jsonl: the run folder alone; wandb: Weights & Biases too."""
+    mode: Literal["offline", "online"] = "offline"
+    """offline writes into the run folder (`wandb sync` uploads it later); online needs an account."""
+    project: str = "draftsmith"
+    """W&B project."""
+    run_name: str | None = None
+    """W&B run name; None is the name of the run folder."""
+
+
+@dataclass
+class TokenizerConfig:
+    """The tokenizer of a model that is trained without a target; with a target, the target's is used."""
+
+    path: str | None = None
+    """Folder or hub id of a tokenizer."""
+    train_entries: int | None = None
+    """Train a byte-level BPE tokenizer of this many entries on the training documents instead."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.path is None or self.train_entries is None,
+            f"path={self.path} and train_entries={self.train_entries} exclude each other; set one",
+        )
+        require(
+            self.train_entries is None or self.train_entries >= 258,
+            f"train_entries={self.train_entries} is less than the 256 bytes and 2 special tokens that every text needs",
+        )
+
+
+@dataclass
+class TrainConfig:
+    """`python -m train`: fit a draft to a target, or train a small target on text."""
+
+    output_dir: str
+    """Folder of the result; must not exist, or be resumed."""
+    target: ModelConfig = field(default_factory=ModelConfig)
+    """The model that the draft will draft for; path null trains a model on text alone."""
+    draft: DraftConfig = field(default_factory=DraftConfig)
+    """What is trained."""
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    """What is minimised."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """How the work is spread."""
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    """Where metrics go."""
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    """Only without a target."""
+    records: str | None = None
+    """Record folder written by `python -m distill`; its sequences are trained on."""
+    data: DataConfig | None = None
+    """Text to train on where there are no records."""
+    target_source: Literal["records", "live"] = "records"
+    """Where p comes from: what the records hold, or the frozen target run in this process."""
+    sequence_length: int = 512
+    """Tokens per packed row T."""
+    batch_size: int = 8
+    """Rows per micro-step and rank."""
+    gradient_accumulation: int = 1
+    """Micro-steps per optimizer step."""
+    steps: int = 1000
+    """Optimizer steps."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """muon: torch.optim.Muon for the 2-D weights of the layers, AdamW for embeddings, head and norms."""
+    lr: float = 1e-3
+    """Peak learning rate of AdamW."""
+    muon_lr: float = 0.02
+    """Peak learning rate of Muon."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's averaging of gradients and of their squares."""
+    warmup: float = 0.05
+    """Share of the steps in which the learning rate rises linearly to its peak."""
+    final_lr: float = 0.0
+    """Learning rate at the end of the cosine, as a share of the peak."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay of matrices (norms have none)."""
+    clip: float = 1.0
+    """Largest norm of the whole gradient."""
+    window: int = 4
+    """Draft tokens per round k that the tau estimate assumes."""
+    log_every: int = 10
+    """Steps between log lines."""
+    validate_every: int = 100
+    """Steps between validations; the last step always is one."""
+    validation_rows: int = 64
+    """Packed rows of the validation split that a validation reads, at most."""
+    checkpoint_every: int = 500
+    """Steps between checkpoints; the last step always is one."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints to keep."""
+    export_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Precision of the exported weights."""
+    resume: str = "never"
+    """never: refuse an existing output_dir; auto: go on from the newest checkpoint; PATH: from that checkpoint."""
+    seed: int = 0
+    """Seed of the initial weights and of the data order."""
+    plan: bool = False
+    """Say what would run, and exit."""
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_sources()
+        require(
+            not (self.optimizer == "muon" and self.engine.zero_stage),
+            f"optimizer=muon cannot run under engine={self.engine.name}: ZeRO flattens and shards the matrices that Muon "
+            "orthogonalises as a whole. Use optimizer=adamw, or engine=ddp",
+        )
+
+    def _check_numbers(self) -> None:
+        at_least_one = ("batch_size", "gradient_accumulation", "steps", "window", "log_every", "validate_every")
+        for name in (*at_least_one, "validation_rows", "checkpoint_every", "keep_checkpoints"):
+            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
+        require(self.sequence_length >= 2, f"sequence_length={self.sequence_length} leaves no token to predict; use 2 or more")
+        for name in ("lr", "muon_lr", "clip"):
+            require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be above 0")
+        for name in ("warmup", "final_lr"):
+            require(0 <= getattr(self, name) <= 1, f"{name}={getattr(self, name)} is a share and must be in [0, 1]")
+        require(self.weight_decay >= 0, f"weight_decay={self.weight_decay} is negative; use 0 for none")
+        require(all(0 <= beta < 1 for beta in self.betas), f"betas={self.betas} must be in [0, 1)")
+
+    def _check_sources(self) -> None:
+        has_target = self.target.path is not None
+        require(
+            self.records is not None or self.data is not None,
+            "there is nothing to train on: set records=FOLDER (from `python -m distill`) or choose data=NAME",
+        )
+        require(
+            has_target or self.objective.name == LEARNS_FROM_TEXT,
+            f"objective={self.objective.name} compares with a target's distribution p, but target.path is null. "
+            f"Set target.path, or objective={LEARNS_FROM_TEXT} to train on text alone",
+        )
+        require(has_target or self.records is None, f"records={self.records} belong to a target, but target.path is null")
+        require(
+            self.target_source == "records" or has_target,
+            "target_source=live runs the target, but target.path is null. Set target.path",
+        )
+        needs_p = self.objective.name != LEARNS_FROM_TEXT and self.target_source == "records"
+        require(
+            not needs_p or self.records is not None,
+            f"objective={self.objective.name} needs the target's distribution p for every token, and text holds none. "
+            "Set records=FOLDER (from `python -m distill`), or target_source=live to run the target alongside",
+        )
+        chosen = self.tokenizer.path is not None or self.tokenizer.train_entries is not None
+        require(
+            has_target != chosen,
+            "tokenizer.path or tokenizer.train_entries is set although target.path is: a draft must use its target's tokens. "
+            "Drop it"
+            if has_target
+            else "without a target the tokens are undefined: set tokenizer.train_entries=4096, or tokenizer.path",
+        )

@@ -1,0 +1,108 @@
+"""A trained draft as a transformers folder that transformers, vLLM and SGLang load unchanged."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers.utils import cached_file
+
+from decode.house.run_folder import read_json, sha256_file, write_json
+from train.checkpoint import without_aliases
+
+SCHEMA = 1
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+@dataclass(frozen=True)
+class Export:
+    """What an exported folder says besides the weights."""
+
+    tokenizer_source: str
+    """Folder or hub id whose tokenizer files are copied byte for byte."""
+    tokenizer_revision: str | None
+    """Hub revision of it."""
+    dtype: torch.dtype
+    """Precision of the weights."""
+    num_draft_tokens: int
+    """Draft tokens per round k that engines are told to start with."""
+    card: str
+    """README.md."""
+    provenance: Mapping[str, Any]
+    """What draftsmith.json holds besides schema, family and checksums."""
+
+
+def export_lm(model: PreTrainedModel, folder: Path, export: Export) -> None:
+    """Write `folder` (config, safetensors, tokenizer, generation config, model card, draftsmith.json); it appears whole.
+
+    The vocabulary size is the target's padded one, which every engine compares. An existing folder is replaced: it is the
+    unfinished export of the same run.
+    """
+    draft = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    write_json(draft / "config.json", engine_config(model.config, export.dtype))
+    weights = {name: weight.to(export.dtype) for name, weight in without_aliases(model.state_dict()).items()}
+    save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
+    write_json(draft / "generation_config.json", generation_config(model.config, export.num_draft_tokens))
+    copy_tokenizer(export.tokenizer_source, export.tokenizer_revision, draft)
+    (draft / "README.md").write_text(export.card, encoding="utf-8")
+    sums = {path.name: sha256_file(path) for path in sorted(draft.iterdir())}
+    write_json(draft / "draftsmith.json", {"schema": SCHEMA, "family": "lm", **export.provenance, "sha256": sums})
+    shutil.rmtree(folder, ignore_errors=True)
+    draft.rename(folder)
+
+
+def engine_config(config: PretrainedConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """config.json with the fields old and new readers look for: rope_theta beside rope_parameters, torch_dtype beside dtype."""
+    name = str(dtype).removeprefix("torch.")
+    fields = config.to_dict() | {"dtype": name, "torch_dtype": name}
+    fields.pop("_name_or_path", None)
+    rope = fields.get("rope_parameters")
+    if isinstance(rope, dict) and "rope_theta" in rope:
+        fields["rope_theta"] = rope["rope_theta"]
+    return fields
+
+
+def generation_config(config: PretrainedConfig, num_draft_tokens: int) -> dict[str, Any]:
+    """Special tokens, and how transformers drafts with this model: always k tokens, so that runs are comparable."""
+    special = {name: getattr(config, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    settings = GenerationConfig(
+        **special,
+        num_assistant_tokens=num_draft_tokens,
+        num_assistant_tokens_schedule="constant",
+        assistant_confidence_threshold=0.0,
+    )
+    return settings.to_diff_dict()
+
+
+def copy_tokenizer(source: str, revision: str | None, folder: Path) -> None:
+    """Copy the tokenizer files that `source` (folder or hub id) has, byte for byte."""
+    for name in TOKENIZER_FILES:
+        path = Path(source) / name
+        found = str(path) if path.is_file() else None
+        if not Path(source).is_dir():
+            found = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+        if found is not None:
+            shutil.copyfile(found, folder / name)
+
+
+def read_provenance(folder: Path) -> dict[str, Any]:
+    """draftsmith.json of an exported folder; InputError where it is missing or malformed."""
+    return read_json(folder / "draftsmith.json")

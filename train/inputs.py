@@ -1,0 +1,131 @@
+"""What a training run starts from, opened and checked before any weight is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from decode.config import ModelConfig
+from decode.house.config import require
+from decode.house.errors import ConfigError
+from decode.house.progress import get_logger, is_main_process
+from decode.models import ModelDescription, check_same_tokens, describe_model, load_tokenizer
+from distill.corpora import load_corpus
+from distill.objectives import OBJECTIVES
+from distill.records import RecordFolder
+from distill.sequences import SequenceSource, record_sequences, text_sequences
+from distill.tokenizer import train_bpe
+from train.batches import PackedSource
+from train.config import TrainConfig
+from train.families import FAMILIES, Shape
+
+logger = get_logger("train")
+
+DENSE_STORES = ("full", "last_hidden")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Checked inputs."""
+
+    target: ModelDescription | None
+    tokenizer: PreTrainedTokenizerBase
+    shape: Shape
+    train: PackedSource
+    validation: PackedSource
+    store: str | None
+    """The store of the records that p is read from; None for text."""
+
+    @property
+    def needs_target_weights(self) -> bool:
+        """Whether recorded hidden states have to go through the target's head."""
+        return self.store == "last_hidden"
+
+
+def open_inputs(cfg: TrainConfig) -> Inputs:
+    """Everything but weights; raises ConfigError or InputError for whatever does not fit together."""
+    target = None if cfg.target.path is None else describe_model(cfg.target)
+    _check_draft(cfg, target)
+    records = None
+    if cfg.records is not None:
+        records = RecordFolder.open(cfg.records, target, checksums=is_main_process())
+    store = None if records is None else _choose_store(cfg, records)
+    tokenizer = _tokenizer(cfg, target)
+    shape = FAMILIES[cfg.draft.family].shape(cfg, target, tokenizer)
+    sources = [_source(cfg, tokenizer, records, store, split) for split in ("train", "validation")]
+    train, validation = (PackedSource.of(source, cfg.sequence_length, cfg.seed) for source in sources)
+    return Inputs(target, tokenizer, shape, train, validation, store)
+
+
+def check_enough(cfg: TrainConfig, inputs: Inputs, world_size: int) -> int:
+    """Rows per optimizer step; ConfigError where the training split does not fill a single one."""
+    rows = cfg.batch_size * cfg.gradient_accumulation * world_size
+    found = len(inputs.train.rows)
+    require(
+        found >= rows,
+        f"the training split fills {found} rows of {cfg.sequence_length} tokens ({len(inputs.train.source)} sequences), and one "
+        f"step takes {rows} (batch_size {cfg.batch_size} x gradient_accumulation {cfg.gradient_accumulation} x {world_size} "
+        "processes): a step would read the same text twice. Lower batch_size or sequence_length, or give more data",
+    )
+    return rows
+
+
+def _check_draft(cfg: TrainConfig, target: ModelDescription | None) -> None:
+    pretrained = None
+    if cfg.draft.init_from is not None:
+        source = ModelConfig(path=cfg.draft.init_from, revision=cfg.draft.revision)
+        pretrained = describe_model(source, role="draft.init_from")
+        if target is not None:
+            check_same_tokens(target, pretrained)
+    limits = {
+        "the target's context": target.max_positions if target else None,
+        "draft.max_positions": cfg.draft.max_positions if pretrained is None else None,
+        f"the context of {cfg.draft.init_from}": pretrained.max_positions if pretrained else None,
+    }
+    for what, limit in limits.items():
+        require(
+            limit is None or cfg.sequence_length <= limit,
+            f"sequence_length={cfg.sequence_length} is longer than {what}, {limit} tokens; positions beyond it mean nothing. "
+            f"Use sequence_length={limit} or less",
+        )
+
+
+def _choose_store(cfg: TrainConfig, records: RecordFolder) -> str:
+    names = list(records.layout.store)
+    dense = [name for name in names if name in DENSE_STORES]
+    objective = OBJECTIVES[cfg.objective.name]
+    if cfg.target_source == "records":
+        objective.check_source(bool(dense) if objective.needs == "dense" else True)
+    return dense[0] if objective.needs == "dense" and dense else names[0]
+
+
+def _tokenizer(cfg: TrainConfig, target: ModelDescription | None) -> PreTrainedTokenizerBase:
+    if target is not None:
+        return load_tokenizer(cfg.target)
+    if cfg.tokenizer.path is not None:
+        return load_tokenizer(ModelConfig(path=cfg.tokenizer.path))
+    saved = tokenizer_folder(cfg)
+    if cfg.resume != "never" and saved.is_dir():
+        return load_tokenizer(ModelConfig(path=str(saved)))
+    if cfg.data is None or cfg.tokenizer.train_entries is None:
+        raise ConfigError("a tokenizer is trained on text: choose data=NAME and set tokenizer.train_entries")
+    logger.info("training a tokenizer of %d entries", cfg.tokenizer.train_entries)
+    texts = (document.text for document in load_corpus(cfg.data).documents("train") if document.text is not None)
+    return train_bpe(texts, cfg.tokenizer.train_entries)
+
+
+def tokenizer_folder(cfg: TrainConfig) -> Path:
+    """Where a tokenizer that was trained here is kept."""
+    return Path(cfg.output_dir) / "tokenizer"
+
+
+def _source(
+    cfg: TrainConfig, tokenizer: PreTrainedTokenizerBase, records: RecordFolder | None, store: str | None, split: str
+) -> SequenceSource:
+    if records is not None:
+        return record_sequences(records, split, cfg.sequence_length, store)
+    assert cfg.data is not None, "checked by TrainConfig"
+    logger.info("reading and tokenising the %s split", split)
+    return text_sequences(load_corpus(cfg.data), tokenizer, split, cfg.sequence_length)  # type: ignore[arg-type]

@@ -1,0 +1,200 @@
+"""The training loop: read, forward, backward, step; log, validate and checkpoint once in a while."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from decode.drafters.base import Batch
+from decode.house.errors import RunError
+from decode.house.progress import get_logger, progress
+from train import selection
+from train.batches import PADDING, PackedSource, StepReader
+from train.checkpoint import Checkpoints, TrainState
+from train.config import TrainConfig
+from train.live import LiveTarget
+from train.log import MetricsLog
+from train.meter import Meter
+from train.optim import Schedule
+from train.packing import Order, share
+from train.sums import Sums
+from train.trackers import Tracker
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+logger = get_logger("train")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What computes: the prepared module (`train.loss.DraftLoss`) and its optimizers."""
+
+    accelerator: Accelerator
+    module: nn.Module
+    optimizers: list[Optimizer]
+    schedule: Schedule
+    live: LiveTarget | None = None
+    """The target in this process, where p comes from it."""
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(loss sum, sums as a tensor) of a batch from the CPU."""
+        batch = batch.to(self.accelerator.device)
+        if self.live is not None:
+            batch = replace(batch, target=self.live(batch))
+        return self.module(batch)
+
+
+@dataclass(frozen=True)
+class Book:
+    """What is written down."""
+
+    checkpoints: Checkpoints
+    log: MetricsLog | None
+    """On rank 0."""
+    tracker: Tracker
+
+    def record(self, record: dict[str, Any]) -> None:
+        """One line of metrics."""
+        if self.log is not None:
+            self.log.write(record)
+        self.tracker.log(record)
+
+
+class Loop:
+    """Trains from `state.step` to `cfg.steps`; all ranks run it in lockstep and come to the same decisions."""
+
+    def __init__(
+        self, cfg: TrainConfig, machine: Machine, reader: StepReader, validation: PackedSource, book: Book, state: TrainState
+    ) -> None:
+        self.cfg, self.machine, self.reader, self.book, self.state = cfg, machine, reader, book, state
+        self.accelerator = machine.accelerator
+        self.validation = validation
+        self.meter = Meter(cfg.steps, state.step)
+        self.lr = 0.0
+        self.grad_norm: float | None = None
+
+    def run(self) -> TrainState:
+        """Train to the end; raises RunError at a loss or gradient that is not finite, the last checkpoint being kept."""
+        first = self.state.step
+        with progress(self.cfg.steps, "steps", "train", initial=first) as bar:
+            for step, batches in enumerate(self.reader.steps(first, self.cfg.steps), start=first):
+                self.take_step(step, batches)
+                self._write_down(bar)
+                bar.update(1)
+        return self.state
+
+    def take_step(self, step: int, batches: list[Batch]) -> None:
+        """One optimizer step; the loss is the mean over the learned tokens of all ranks and micro-steps together."""
+        machine, accelerator = self.machine, self.accelerator
+        self.lr = machine.schedule.apply(machine.optimizers, step)
+        learned = torch.stack([batch.next_token_rows().sum() for batch in batches]).sum().to(accelerator.device)
+        total_learned = int(accelerator.reduce(learned, "sum"))  # type: ignore[arg-type]
+        scale = accelerator.num_processes * self.cfg.gradient_accumulation / max(1, total_learned)
+        sums = Sums().tensor(accelerator.device)
+        for micro, batch in enumerate(batches):
+            with accelerator.accumulate(machine.module):
+                loss, values = machine.forward(batch)
+                sums = sums + values
+                if micro == len(batches) - 1:  # before the weights move: under DeepSpeed the last backward steps too
+                    self._account(step, sums)
+                accelerator.backward(loss * scale)
+                if accelerator.sync_gradients:
+                    self._move_weights(step)
+
+    def _move_weights(self, step: int) -> None:
+        norm = self.accelerator.clip_grad_norm_(self.machine.module.parameters(), self.cfg.clip)
+        self.grad_norm = None if norm is None else float(norm)
+        if self.grad_norm is not None and not math.isfinite(self.grad_norm):
+            raise self._not_finite(step, "gradient", range(self.accelerator.num_processes))
+        for optimizer in self.machine.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def _account(self, step: int, sums: Tensor) -> None:
+        """Add up the step's metrics over ranks, in one reduction that also says which rank's loss is not finite."""
+        flags = torch.zeros(self.accelerator.num_processes, dtype=torch.float64, device=sums.device)
+        flags[self.accelerator.process_index] = float(not torch.isfinite(sums[0]))
+        reduced = self.accelerator.reduce(torch.cat([sums, flags]), "sum")
+        assert isinstance(reduced, Tensor)
+        bad_ranks = reduced[len(sums) :].nonzero().flatten().tolist()
+        if bad_ranks:
+            raise self._not_finite(step, "loss", bad_ranks)
+        over_ranks = Sums.from_tensor(reduced[: len(sums)])
+        self.state.since_log += over_ranks
+        self.state.tokens += int(over_ranks.tokens)
+        self.meter.add(over_ranks.tokens)
+
+    def _not_finite(self, step: int, what: str, ranks: Any) -> RunError:
+        names = sorted({name for rank in ranks for name in self.reader.documents_of(step, rank)})
+        newest = self.book.checkpoints.newest()
+        return RunError(
+            f"the {what} is not finite at step {step + 1}, in the batch of these documents: {', '.join(names[:20])}"
+            f"{f' and {len(names) - 20} more' if len(names) > 20 else ''}. The weights were not changed by it; the last good "
+            f"checkpoint is {newest or 'none yet'}. Lower lr or clip, or look at those documents, and start again"
+        )
+
+    def _write_down(self, bar: Any) -> None:
+        self.state.step += 1
+        step, is_last = self.state.step, self.state.step == self.cfg.steps
+        if step % self.cfg.log_every == 0 or is_last:
+            self._log_training(bar)
+        if step % self.cfg.validate_every == 0 or is_last:
+            self._validate()
+        if step % self.cfg.checkpoint_every == 0 or is_last:
+            self._checkpoint()
+
+    def _log_training(self, bar: Any) -> None:
+        means = self.state.since_log.means()
+        speed = self.meter.read(self.state.step, self.reader.wait_s)
+        rates = {"tokens": self.state.tokens, "lr": self.lr, "grad_norm": self.grad_norm}
+        self.book.record({"kind": "train", "step": self.state.step, **means, **rates, **speed})
+        shown = {name: f"{value:.3f}" for name, value in means.items() if value is not None}
+        bar.set_postfix({**shown, "tok/s": f"{speed['tokens_per_s']:.0f}", "wait": f"{speed['data_wait_share']:.0%}"})
+        self.state.since_log = Sums()
+
+    def _checkpoint(self) -> None:
+        self.state.log_position = self.book.log.position if self.book.log is not None else 0
+        with self.meter.pause():
+            self.book.checkpoints.save(self.accelerator, self.state)
+
+    def _validate(self) -> None:
+        with self.meter.pause():
+            sums = self.evaluate()
+        means, score = sums.means(), selection.score(sums)
+        if self.state.best_score is None or score > self.state.best_score:
+            self.state.best_step, self.state.best_score, self.state.best = self.state.step, score, sums
+            weights = self.accelerator.get_state_dict(self.machine.module)
+            self.book.checkpoints.save_best(self.accelerator, self.state.step, weights)
+        self.book.record(
+            {"kind": "validation", "step": self.state.step, **means, "tokens": int(sums.tokens), "best_step": self.state.best_step}
+        )
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in means.items() if value is not None)
+        logger.info("step %d: held-out %s; best is step %d", self.state.step, shown, self.state.best_step)
+
+    @torch.no_grad()
+    def evaluate(self) -> Sums:
+        """The same rows of the validation split every time, whatever the number of ranks."""
+        self.machine.module.eval()
+        sums = Sums().tensor(self.accelerator.device)
+        for rows in self._validation_rows():
+            sums = sums + self.machine.forward(self.validation.batch(rows, self.reader.head))[1]
+        self.machine.module.train()
+        reduced = self.accelerator.reduce(sums, "sum")
+        assert isinstance(reduced, Tensor)
+        return Sums.from_tensor(reduced)
+
+    def _validation_rows(self) -> Iterator[list[int]]:
+        """This rank's rows, in batches; every rank has as many batches, filled up with empty rows."""
+        count = min(len(self.validation.rows), self.cfg.validation_rows)
+        rows = Order(len(self.validation.rows), count, seed=0).rows_of_step(0)
+        ranks, size = self.accelerator.num_processes, self.cfg.batch_size
+        rows += [PADDING] * (-count % (ranks * size))
+        for number in range(len(rows) // (ranks * size)):
+            yield share(rows, self.accelerator.process_index, number, size, ranks)

@@ -1,0 +1,71 @@
+"""README.md of an exported folder: what it is, what was measured, and how to serve it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from train.config import TrainConfig
+
+
+def model_card(cfg: TrainConfig, facts: dict[str, Any]) -> str:
+    """The card of a finished run; `facts` are the measured numbers, see `train.result.facts`."""
+    return "\n".join([*_head(cfg), "", *_measured(cfg, facts), "", *_origin(cfg, facts), "", *_launch(cfg), ""])
+
+
+def _head(cfg: TrainConfig) -> list[str]:
+    tags = ["---", "library_name: transformers", "tags: [speculative-decoding, draftsmith]"]
+    if cfg.target.path is None:
+        return [*tags, "---", "", "# Language model", "", "A small causal language model trained from scratch on text."]
+    about = f"A draft model for `{cfg.target.path}`: it proposes tokens which that target verifies, so its output is unchanged."
+    return [*tags, f"base_model: {cfg.target.path}", "---", "", "# Draft model", "", about]
+
+
+def _measured(cfg: TrainConfig, facts: dict[str, Any]) -> list[str]:
+    rows = [
+        ("loss per token", facts["loss"], f"{cfg.objective.name}, nats"),
+        ("alpha", facts["alpha"], "mean of sum_v min(p_v, q_v) at temperature 1"),
+        ("tau estimate", facts["tau"], f"tokens per target pass with {cfg.window} draft tokens, bonus token included"),
+    ]
+    table = [f"| {name} | {value:.4f} | {what} |" for name, value, what in rows if value is not None]
+    head = f"Teacher-forced on {facts['validation_tokens']} validation tokens; kept: step {facts['step']} ({facts['rule']})."
+    return ["## Measured", "", head, "", "| quantity | value | |", "|---|---|---|", *table]
+
+
+def _origin(cfg: TrainConfig, facts: dict[str, Any]) -> list[str]:
+    source = f"records `{cfg.records}`" if cfg.records else f"text `{cfg.data.name if cfg.data else ''}`"
+    p = "" if cfg.target.path is None else f", p from {'the live target' if cfg.target_source == 'live' else 'records'}"
+    return [
+        "## Training",
+        "",
+        f"{facts['num_parameters']:,} parameters; {cfg.steps} steps, {facts['tokens']:,} tokens of {source}{p}; "
+        f"objective {cfg.objective.name}; optimizer {cfg.optimizer}, peak learning rate {cfg.lr}; engine {cfg.engine.name}; "
+        f"seed {cfg.seed}. All settings: draftsmith.json.",
+    ]
+
+
+def _launch(cfg: TrainConfig) -> list[str]:
+    if cfg.target.path is None:
+        return ["## Use", "", "```python", "AutoModelForCausalLM.from_pretrained(\"THIS_FOLDER\")", "```"]
+    target, k = cfg.target.path, cfg.window
+    return [
+        "## Use",
+        "",
+        "```python",
+        "# draftsmith",
+        f'target = AutoModelForCausalLM.from_pretrained("{target}")',
+        'drafter = load_drafter("THIS_FOLDER", target=target)',
+        "generate(target, drafter, input_ids)",
+        "# transformers",
+        'target.generate(input_ids, assistant_model=AutoModelForCausalLM.from_pretrained("THIS_FOLDER"))',
+        "```",
+        "",
+        "```bash",
+        "# vLLM",
+        f"vllm serve {target} --speculative-config "
+        f"'{{\"method\":\"draft_model\",\"model\":\"THIS_FOLDER\",\"num_speculative_tokens\":{k}}}'",
+        "# SGLang",
+        f"python -m sglang.launch_server --model-path {target} --speculative-algorithm STANDALONE "
+        f"--speculative-draft-model-path THIS_FOLDER --speculative-num-steps {k} --speculative-eagle-topk 1 "
+        f"--speculative-num-draft-tokens {k + 1}",
+        "```",
+    ]

@@ -1,0 +1,63 @@
+"""Optimizers by name, and the learning rate as a pure function of the step, so that there is no scheduler state to save."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.optim import AdamW, Muon, Optimizer
+
+from train.config import TrainConfig
+
+
+def build_optimizers(module: nn.Module, cfg: TrainConfig) -> list[Optimizer]:
+    """AdamW over everything, or Muon (Jordan et al. 2024) for the layers' matrices and AdamW for the rest.
+
+    Muon orthogonalises a matrix that maps hidden states to hidden states; embeddings, head, norms and biases are not such.
+    """
+    trained = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
+    ends = _embedding_weights(module)
+    hidden = [weight for _, weight in trained if weight.ndim == 2 and id(weight) not in ends]
+    tables = [weight for _, weight in trained if id(weight) in ends]
+    vectors = [weight for _, weight in trained if weight.ndim != 2]
+    matrices = tables if cfg.optimizer == "muon" else hidden + tables
+    groups = [{"params": matrices, "weight_decay": cfg.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    adamw = AdamW([group for group in groups if group["params"]], lr=cfg.lr, betas=cfg.betas)
+    if cfg.optimizer == "adamw":
+        return [adamw]
+    return [Muon(hidden, lr=cfg.muon_lr, weight_decay=cfg.weight_decay, adjust_lr_fn="match_rms_adamw"), adamw]
+
+
+class Schedule:
+    """Sets the learning rates of a step: linear warmup, then a cosine down to `final_lr` of the peak."""
+
+    def __init__(self, optimizers: Iterable[Optimizer], cfg: TrainConfig) -> None:
+        """Reads the peaks off the optimizers, which must not be wrapped by an engine yet."""
+        self.peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
+        self.steps, self.final = cfg.steps, cfg.final_lr
+        self.warmup_steps = max(1, round(cfg.warmup * cfg.steps))
+
+    def factor(self, step: int) -> float:
+        """Share of the peak at step `step`, counted from 0."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * done))
+
+    def apply(self, optimizers: Iterable[Optimizer], step: int) -> float:
+        """Set the rates of `step`; returns the first one, for the log."""
+        factor = self.factor(step)
+        for optimizer, peaks in zip(optimizers, self.peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * factor
+        return self.peaks[0][0] * factor
+
+
+def _embedding_weights(module: nn.Module) -> set[int]:
+    """Identities of the token tables: input embeddings and the linear layers that are as wide as a vocabulary."""
+    tables = [child.weight for child in module.modules() if isinstance(child, nn.Embedding)]
+    entries = {table.shape[0] for table in tables}
+    heads = [child.weight for child in module.modules() if isinstance(child, nn.Linear) and child.out_features in entries]
+    return {id(weight) for weight in (*tables, *heads) if isinstance(weight, torch.Tensor)}

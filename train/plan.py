@@ -1,0 +1,53 @@
+"""What a run will cost, known before it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from train.config import TrainConfig
+from train.inputs import Inputs
+
+BYTES_PER_WEIGHT = 4
+STATE_PER_WEIGHT = 8  # two fp32 averages of AdamW; Muon keeps one
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a run."""
+
+    steps: int
+    tokens: int
+    """Tokens that will be read, padding not counted."""
+    epochs: float
+    draft_parameters: int
+    target_parameters: int | None
+    checkpoint_bytes: int
+    """One checkpoint."""
+    disk_bytes: int
+    """All that is kept at once: checkpoints, the best weights twice while they change, the export."""
+
+    @classmethod
+    def of(cls, cfg: TrainConfig, inputs: Inputs, rows_per_step: int) -> Plan:
+        """The plan of `cfg` on these inputs."""
+        rows = cfg.steps * rows_per_step
+        weights = inputs.shape.num_parameters
+        checkpoint = weights * (BYTES_PER_WEIGHT + STATE_PER_WEIGHT)
+        return cls(
+            steps=cfg.steps,
+            tokens=round(rows * inputs.train.num_tokens / len(inputs.train.rows)),
+            epochs=rows / len(inputs.train.rows),
+            draft_parameters=weights,
+            target_parameters=inputs.target.num_parameters if inputs.target else None,
+            checkpoint_bytes=checkpoint,
+            disk_bytes=checkpoint * (cfg.keep_checkpoints + 1) + 3 * weights * BYTES_PER_WEIGHT,
+        )
+
+    def lines(self) -> list[str]:
+        """For people."""
+        target = [] if self.target_parameters is None else [f"target: {self.target_parameters:,} parameters, frozen"]
+        return [
+            f"{self.steps:,} steps, {self.tokens:,} tokens ({self.epochs:.2f} epochs)",
+            f"trained: {self.draft_parameters:,} parameters",
+            *target,
+            f"checkpoint: {self.checkpoint_bytes / 1e6:.1f} MB; on disk at most {self.disk_bytes / 1e6:.1f} MB",
+        ]

@@ -1,0 +1,83 @@
+"""The end of a run: the kept weights exported, with a card and a manifest that say what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file
+
+from decode.house.progress import get_logger
+from decode.house.run_folder import RunFolder, write_json
+from train.checkpoint import TrainState
+from train.config import TrainConfig
+from train.export import Export
+from train.families import FAMILIES, Built
+from train.inputs import Inputs, tokenizer_folder
+from train.loss import DraftLoss
+from train.model_card import model_card
+from train.selection import rule
+
+if TYPE_CHECKING:
+    from train.loop import Book
+
+logger = get_logger("train")
+
+
+def keep_result(cfg: TrainConfig, inputs: Inputs, folder: RunFolder, state: TrainState, book: Book) -> None:
+    """Export the best weights to `model/`, hand the report to the tracker, and finish the run; rank 0 only."""
+    measured = facts(inputs, state)
+    family = FAMILIES[cfg.draft.family]
+    built = kept_draft(cfg, inputs, book, state)
+    model: Any = built.module.model
+    if built.adapters is not None:
+        built.adapters.save_pretrained(str(folder.path / "adapter"))
+        model = built.adapters.merge_and_unload()  # type: ignore[operator]
+    family.export(model, folder.path / "model", _export(cfg, inputs, measured))
+    write_json(folder.file("result.json"), measured)
+    book.tracker.finish([folder.path / "model" / "README.md", folder.file("result.json")], measured)
+    if book.log is not None:
+        book.log.close()
+    folder.finish({"model": "model", **measured})
+    logger.info("kept step %d; exported to %s", measured["step"], folder.path / "model")
+
+
+def kept_draft(cfg: TrainConfig, inputs: Inputs, book: Book, state: TrainState) -> Built:
+    """The draft with the weights of the best validation, on the CPU and outside of any engine."""
+    assert state.best_step is not None, "the last step always validates"
+    built = FAMILIES[cfg.draft.family].build(cfg.draft, inputs.shape)
+    module = DraftLoss(built.module, cfg.objective, cfg.window)
+    weights = load_file(book.checkpoints.best_weights(state.best_step))
+    _, unexpected = module.load_state_dict(weights, strict=False)  # tied weights are stored under one of their names
+    assert not unexpected, unexpected
+    return built
+
+
+def facts(inputs: Inputs, state: TrainState) -> dict[str, Any]:
+    """What was measured of the kept weights."""
+    return {
+        "step": state.best_step,
+        "rule": rule(state.best),
+        **state.best.means(),
+        "validation_tokens": int(state.best.tokens),
+        "tokens": state.tokens,
+        "num_parameters": inputs.shape.num_parameters,
+    }
+
+
+def _export(cfg: TrainConfig, inputs: Inputs, measured: dict[str, Any]) -> Export:
+    provenance: dict[str, Any] = {"config": asdict(cfg), "measured": measured, "target": None}
+    source, revision = cfg.tokenizer.path or str(tokenizer_folder(cfg)), None
+    if inputs.target is not None:
+        source, revision = inputs.target.path, cfg.target.revision
+        names = ("path", "fingerprint", "vocab_size", "token_map_hash", "chat_template_hash")
+        provenance["target"] = {name: getattr(inputs.target, name) for name in names}
+    return Export(
+        tokenizer_source=source,
+        tokenizer_revision=revision,
+        dtype=getattr(torch, cfg.export_dtype),
+        num_draft_tokens=cfg.window,
+        card=model_card(cfg, measured),
+        provenance=provenance,
+    )

@@ -1,0 +1,23 @@
+"""Which checkpoint is kept: the one that promises most tokens per target pass on held-out text, not the lowest loss.
+
+Loss and acceptance part ways: an EAGLE-3 run peaked in accepted length at epoch 4.6 while its loss kept falling
+(DeepSpec issue 84). Where no p is known there is no acceptance to estimate, and the lowest loss decides.
+"""
+
+from __future__ import annotations
+
+from train.sums import Sums
+
+
+def score(validation: Sums) -> float:
+    """Larger is better: the tau estimate where p is known, else minus the loss."""
+    means = validation.means()
+    if means["tau"] is not None:
+        return means["tau"]
+    assert means["loss"] is not None, "a validation without a single token"
+    return -means["loss"]
+
+
+def rule(validation: Sums) -> str:
+    """What `score` compares, in words for the model card."""
+    return "highest held-out tau estimate" if validation.tau_count else "lowest held-out loss"

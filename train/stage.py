@@ -1,0 +1,153 @@
+"""`python -m train`: from checked inputs to an exported model, resumable at any instant."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+
+from decode.config import ModelConfig
+from decode.head import head_of
+from decode.house.errors import ConfigError
+from decode.house.progress import get_logger, is_main_process
+from decode.house.run_folder import RunFolder, free_disk_check, open_run, read_json
+from decode.models import load_model
+from train.batches import StepReader
+from train.checkpoint import Checkpoints, TrainState, adopt, find_checkpoint, read_state
+from train.config import TrainConfig
+from train.engine import build_accelerator, check_launcher
+from train.families import FAMILIES
+from train.inputs import Inputs, check_enough, open_inputs, tokenizer_folder
+from train.live import LiveTarget
+from train.log import MetricsLog
+from train.loop import Book, Loop, Machine
+from train.loss import DraftLoss
+from train.optim import Schedule, build_optimizers
+from train.packing import Order
+from train.plan import Plan
+from train.result import keep_result
+from train.trackers import build_tracker, check_tracker
+
+logger = get_logger("train")
+
+
+def run(cfg: TrainConfig) -> None:
+    """Train what `cfg` says into `cfg.output_dir`; raises UserError before any weight is loaded, RunError later."""
+    check_launcher(cfg.engine)
+    check_tracker(cfg)
+    folder = None if cfg.plan or _is_new(cfg.output_dir) else open_run(cfg.output_dir, "train", cfg, cfg.resume)
+    if folder is not None and folder.is_finished:
+        logger.info("%s is already finished", folder.path)
+        return
+    start_from = None if cfg.plan else _resume_point(cfg)
+    inputs = open_inputs(cfg)
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    rows_per_step = check_enough(cfg, inputs, world_size)
+    plan = Plan.of(cfg, inputs, rows_per_step)
+    for line in plan.lines():
+        logger.info("plan: %s", line)
+    if cfg.plan:
+        return
+    free_disk_check(cfg.output_dir, plan.disk_bytes)
+    folder = folder or open_run(cfg.output_dir, "train", cfg, cfg.resume)
+    _train(cfg, inputs, folder, start_from, rows_per_step)
+
+
+def _train(cfg: TrainConfig, inputs: Inputs, folder: RunFolder, start_from: Path | None, rows_per_step: int) -> None:
+    accelerator = build_accelerator(cfg)
+    if accelerator.is_main_process and cfg.tokenizer.train_entries is not None:
+        inputs.tokenizer.save_pretrained(tokenizer_folder(cfg))
+    machine, head = build_machine(cfg, inputs, accelerator)
+    split = (accelerator.process_index, accelerator.num_processes, cfg.gradient_accumulation, cfg.batch_size)
+    reader = StepReader(inputs.train, Order(len(inputs.train.rows), rows_per_step, cfg.seed), split, head)
+    checkpoints = Checkpoints(folder.path / "checkpoints", cfg.keep_checkpoints)
+    state = _restore(accelerator, checkpoints, folder.path, start_from)
+    log = MetricsLog(folder.file("metrics.jsonl"), state.log_position) if accelerator.is_main_process else None
+    tracker = build_tracker(cfg, folder.path, _run_id(folder.path), accelerator.is_main_process)
+    book = Book(checkpoints, log, tracker)
+    state = Loop(cfg, machine, reader, inputs.validation, book, state).run()
+    if accelerator.is_main_process:
+        keep_result(cfg, inputs, folder, state, book)
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+def build_machine(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator) -> tuple[Machine, Any]:
+    """The prepared draft with its optimizers, and the target's head where recorded hidden states need it."""
+    set_seed(cfg.seed)
+    draft = FAMILIES[cfg.draft.family].build(cfg.draft, inputs.shape).module
+    module = DraftLoss(draft, cfg.objective, cfg.window)
+    optimizers = build_optimizers(module, cfg)
+    schedule = Schedule(optimizers, cfg)
+    prepared = accelerator.prepare(module, *optimizers)
+    target = None
+    if cfg.target_source == "live" or inputs.needs_target_weights:
+        target = load_model(_on(cfg.target, accelerator.device))
+    live = LiveTarget(target) if target is not None and cfg.target_source == "live" else None
+    machine = Machine(accelerator, prepared[0], list(prepared[1:]), schedule, live)
+    return machine, None if target is None else head_of(target)
+
+
+def _restore(accelerator: Accelerator, checkpoints: Checkpoints, folder: Path, start_from: Path | None) -> TrainState:
+    if start_from is None:
+        if accelerator.is_main_process:
+            checkpoints.forget_after(-1)
+        return TrainState()
+    if accelerator.is_main_process:
+        if folder.resolve() not in start_from.resolve().parents:
+            start_from = adopt(start_from, folder)
+        checkpoints.forget_after(read_state(start_from)["step"])
+    accelerator.wait_for_everyone()
+    start_from = checkpoints.newest()
+    assert start_from is not None
+    state = checkpoints.restore(accelerator, start_from)
+    logger.info("resumed from %s", start_from)
+    return state
+
+
+def _resume_point(cfg: TrainConfig) -> Path | None:
+    if cfg.resume == "never":
+        return None
+    if cfg.resume == "auto":
+        return Checkpoints(Path(cfg.output_dir) / "checkpoints", cfg.keep_checkpoints).newest()
+    checkpoint = find_checkpoint(Path(cfg.resume))
+    _check_same_state(cfg, checkpoint)
+    return checkpoint
+
+
+def _check_same_state(cfg: TrainConfig, checkpoint: Path) -> None:
+    """A checkpoint of another run must at least hold the same weights and optimizer state, sharded the same way."""
+    theirs = read_json(checkpoint.parent.parent / "run.json")["config"]
+    ours = asdict(cfg)
+    for where in (("draft",), ("optimizer",), ("engine", "name"), ("target", "path")):
+        there, here = theirs, ours
+        for key in where:
+            there, here = there[key], here[key]
+        if there != here:
+            raise ConfigError(
+                f"resume={cfg.resume} was made with {'.'.join(where)}={there}, and this run has {here}: its weights and "
+                "optimizer state would not fit. Give the same value, or start with draft.init_from instead"
+            )
+
+
+def _is_new(output_dir: str) -> bool:
+    path = Path(output_dir)
+    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
+
+
+def _run_id(folder: Path) -> str:
+    """The same for every part of a run that was interrupted."""
+    if not is_main_process():
+        return ""
+    started = read_json(folder / "run.json")["started"]
+    return hashlib.sha256(f"{folder.absolute()} {started}".encode()).hexdigest()[:12]
+
+
+def _on(target: ModelConfig, device: torch.device) -> ModelConfig:
+    return target if target.device_map else replace(target, device=str(device))

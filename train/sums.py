@@ -1,0 +1,46 @@
+"""Metrics on their way: sums with their counts, added over micro-steps, steps and ranks, divided once at the end."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a stretch of training or a validation adds up to."""
+
+    loss: float = 0.0
+    """Sum of the objective over `loss_count` tokens."""
+    loss_count: float = 0.0
+    alpha: float = 0.0
+    """Sum of sum_v min(p, q) over `alpha_count` tokens; none where no p is known."""
+    alpha_count: float = 0.0
+    tau: float = 0.0
+    """Sum of the expected tokens per target pass over `tau_count` windows of k consecutive tokens."""
+    tau_count: float = 0.0
+    tokens: float = 0.0
+    """Tokens read, padding not counted."""
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    @classmethod
+    def from_tensor(cls, values: Tensor) -> Sums:
+        """The inverse of `tensor`."""
+        return cls(*values.tolist())
+
+    def tensor(self, device: torch.device | None = None) -> Tensor:  # (7,) float64
+        """The fields in order."""
+        return torch.tensor(astuple(self), dtype=torch.float64, device=device)
+
+    def means(self) -> dict[str, float | None]:
+        """loss, alpha and tau per token or window; None where nothing was counted."""
+        pairs = {
+            "loss": (self.loss, self.loss_count),
+            "alpha": (self.alpha, self.alpha_count),
+            "tau": (self.tau, self.tau_count),
+        }
+        return {name: total / count if count else None for name, (total, count) in pairs.items()}

@@ -1,0 +1,89 @@
+"""Where metrics go besides metrics.jsonl: nowhere, or Weights & Biases, behind one face."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+from decode.house.errors import ConfigError, RunError
+from train.config import TrainConfig
+
+
+class Tracker(Protocol):
+    """Receives every line of metrics.jsonl, and the report at the end."""
+
+    def log(self, record: dict[str, Any]) -> None:
+        """One line: `kind`, `step` and numbers."""
+
+    def finish(self, report: list[Path], summary: dict[str, Any]) -> None:
+        """Keep the report's files and the final numbers, and wait until all is written."""
+
+
+class NoTracker:
+    """metrics.jsonl is enough."""
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Nothing to do."""
+
+    def finish(self, report: list[Path], summary: dict[str, Any]) -> None:
+        """Nothing to do."""
+
+
+class WandbTracker:
+    """A W&B run, offline unless told otherwise, with everything it writes inside the run folder."""
+
+    def __init__(self, cfg: TrainConfig, folder: Path, fingerprint: str) -> None:
+        """`fingerprint` names the run, so that a resumed training continues the same W&B run."""
+        os.environ.setdefault("WANDB_DIR", str(folder.absolute()))
+        os.environ.setdefault("WANDB_DATA_DIR", str(folder.absolute() / "wandb"))
+        os.environ.setdefault("WANDB_CACHE_DIR", str(folder.absolute() / "wandb" / "cache"))
+        import wandb
+
+        self.wandb = wandb
+        try:
+            self.run = wandb.init(
+                project=cfg.tracker.project,
+                name=cfg.tracker.run_name or folder.name,
+                id=fingerprint,
+                dir=str(folder.absolute()),
+                mode=cfg.tracker.mode,
+                resume="allow" if cfg.tracker.mode == "online" else None,
+                config=dataclasses.asdict(cfg),
+                settings=wandb.Settings(silent=True),
+            )
+        except (wandb.errors.UsageError, wandb.errors.CommError) as error:
+            raise RunError(
+                f"tracker=wandb tracker.mode={cfg.tracker.mode} could not start: {error}. Use tracker.mode=offline and "
+                "`wandb sync` the run folder later, or tracker=jsonl"
+            ) from error
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Numbers become curves named kind/name over the optimizer step."""
+        numbers = {key: value for key, value in record.items() if isinstance(value, int | float) and key != "step"}
+        self.run.log({f"{record['kind']}/{key}": value for key, value in numbers.items()}, step=record["step"])
+
+    def finish(self, report: list[Path], summary: dict[str, Any]) -> None:
+        """The report becomes an artifact of type `report`."""
+        artifact = self.wandb.Artifact(f"report-{self.run.id}", type="report", metadata=summary)
+        for file in report:
+            artifact.add_file(str(file))
+        self.run.log_artifact(artifact)
+        self.run.summary.update(summary)
+        self.run.finish()
+
+
+def build_tracker(cfg: TrainConfig, folder: Path, fingerprint: str, is_main: bool) -> Tracker:
+    """The tracker that `cfg.tracker` names; only rank 0 has one."""
+    if cfg.tracker.name == "jsonl" or not is_main:
+        return NoTracker()
+    return WandbTracker(cfg, folder, fingerprint)
+
+
+def check_tracker(cfg: TrainConfig) -> None:
+    """Raise ConfigError where the tracker cannot work here, before anything is loaded."""
+    from importlib.util import find_spec
+
+    if cfg.tracker.name == "wandb" and find_spec("wandb") is None:
+        raise ConfigError("tracker=wandb needs the package wandb: pip install wandb, or use tracker=jsonl")
