@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from decode.house.config import accepts, nested_class, unknown_key_message
+from decode.house.config import accepts, nested_class, require, unknown_key_message
 from decode.house.errors import ConfigError
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -75,7 +75,9 @@ def _parse(text: str) -> Override:
 
 def _groups(stage: str) -> set[str]:
     """Names of the groups in the stage's defaults list."""
-    primary = yaml.safe_load((CONF / f"{stage}.yaml").read_text(encoding="utf-8"))
+    path = CONF / f"{stage}.yaml"
+    require(path.exists(), f"{path} is missing: conf/ stays in the clone, so install from there, by `pip install -e .`")
+    primary = yaml.safe_load(path.read_text(encoding="utf-8"))
     keys = [key for entry in primary.get("defaults", []) if isinstance(entry, dict) for key in entry]
     return {key.removeprefix("override ").lstrip("/").split("@")[0] for key in keys}
 

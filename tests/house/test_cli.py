@@ -113,6 +113,12 @@ def test_malformed_yaml_is_a_message(stage, capsys) -> None:
     assert "long.yaml" in capsys.readouterr().err
 
 
+def test_an_install_without_conf_says_so(stage, capsys) -> None:
+    Path("conf/toystage.yaml").unlink()
+    assert stage() == 2
+    assert "pip install -e ." in capsys.readouterr().err
+
+
 def test_failures_on_the_way_have_their_own_codes(stage, capsys) -> None:
     assert stage("outcome=run_error") == 1
     assert "failed: loss is NaN" in capsys.readouterr().err

@@ -1,0 +1,95 @@
+"""Bad command lines, generated: a good one with a single thing wrong, drawn from a seed."""
+
+import dataclasses
+import random
+import string
+import typing
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from tests.commands import MINIMUM, config_class, groups
+
+# Texts that no key of ours accepts, by the kind of the field; Hydra reads each as the type that its look suggests.
+_WRONG = {
+    int: ["abc", "1.5", "true", "[1]", "{a: 1}", "'3'"],
+    float: ["abc", "true", "[0.1]", "{a: 1}", "nan", "inf", "'x'"],
+    bool: ["3", "maybe", "[true]", "1.0"],
+    str: ["3", "1.5", "[a]", "{a: b}", "true"],
+    list: ["abc", "3", "{a: 1}"],
+    tuple: ["abc", "3", "[1]", "{a: 1}"],
+    dict: ["abc", "3", "[a]"],
+}
+_GARBAGE = ["=", "a", "=3", "seed=[", "seed={a", "seed='x", "seed=${", "seed=${nowhere}", "seed=1,2", "--no-such", "~nothing"]
+_MISSING_FILES = {
+    "distill": ["target.path={}", "data=jsonl data.path={}", "data=text data.path={}", "data=parquet data.path={}"],
+    "train": ["target.path={}", "records={}", "resume={}", "draft.init_from={}"],
+    "decode": ["target.path={}", "draft.path={}", "~prompt prompt_file={}"],
+    "eval": ["target.path={}", "drafts.one={}", "prompts.file={}"],
+}
+_OUT_OF_RANGE = {
+    "distill": ["batch_size=0", "show=-1", "sampling.top_p=2", "records.head=0", "data.heldout_share=1.5", "prompts.tokens=0"],
+    "train": ["steps=0", "lr=0", "clip=-1", "warmup=2", "batch_size=-3", "draft.width=0", "draft.heads=7", "betas=[2,0]"],
+    "decode": ["decode.temperature=-1", "decode.top_p=0", "decode.num_draft_tokens=0", "decode.min_p=2", "decode.top_k=-1"],
+    "eval": ["temperatures=[]", "timing.rounds=0", "temperatures=[1,1]", "decode.max_new_tokens=0", "prompts.tokens=0"],
+}
+
+
+def leaves(cls: type, where: str = "") -> list[tuple[str, Any]]:
+    """(dotted path, annotation) of every field of `cls` that is no dataclass itself."""
+    found = []
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        path = f"{where}.{field.name}" if where else field.name
+        nested = [arm for arm in _arms(hints[field.name]) if dataclasses.is_dataclass(arm)]
+        found += leaves(typing.cast(type, nested[0]), path) if nested else [(path, hints[field.name])]
+    return found
+
+
+def bad_command(stage: str, rng: random.Random, folder: Path) -> list[str]:
+    """Overrides for `stage` with one mistake of a random kind; files named in it would lie in `folder`."""
+    kinds = (_unknown_key, _wrong_type, _unknown_option, _garbage, _out_of_range, _missing_file, _occupied_folder)
+    return [*MINIMUM[stage], f"output_dir={folder / 'out'}", *rng.choice(kinds)(stage, rng, folder)]
+
+
+def _unknown_key(stage: str, rng: random.Random, folder: Path) -> list[str]:
+    path, _ = rng.choice([leaf for leaf in leaves(config_class(stage)) if get_origin(leaf[1]) is not dict])
+    extra = rng.choice(string.ascii_lowercase) + rng.choice(string.digits)
+    return [f"{rng.choice(['', '+', '++'])}{path}{extra}={rng.choice(['1', 'x', '[1]', 'null'])}"]
+
+
+def _wrong_type(stage: str, rng: random.Random, folder: Path) -> list[str]:
+    path, kind = rng.choice(leaves(config_class(stage)))
+    arms = [get_origin(arm) or arm for arm in _arms(kind)]
+    if Literal in arms:
+        return [f"{path}={rng.choice(['nonsense', '77', '[a]'])}"]
+    wrong = [set(_WRONG[arm]) for arm in arms if arm is not NoneType]
+    refused_by_all = sorted(set.intersection(*wrong))
+    return [f"{path}={rng.choice(refused_by_all if NoneType in arms else [*refused_by_all, 'null'])}"]
+
+
+def _unknown_option(stage: str, rng: random.Random, folder: Path) -> list[str]:
+    return [f"{rng.choice(['', '+'])}{rng.choice(groups(stage))}=no_such_option"]
+
+
+def _garbage(stage: str, rng: random.Random, folder: Path) -> list[str]:
+    return [rng.choice(_GARBAGE)]
+
+
+def _out_of_range(stage: str, rng: random.Random, folder: Path) -> list[str]:
+    return [rng.choice(_OUT_OF_RANGE[stage])]
+
+
+def _missing_file(stage: str, rng: random.Random, folder: Path) -> list[str]:
+    return rng.choice(_MISSING_FILES[stage]).format(folder / "missing").split()
+
+
+def _occupied_folder(stage: str, rng: random.Random, folder: Path) -> list[str]:
+    taken = folder / "taken"
+    taken.mkdir(exist_ok=True)
+    (taken / "mine.txt").write_text("somebody's work")
+    return [f"output_dir={taken}", *rng.choice([[], ["resume=auto"]])]
+
+
+def _arms(kind: Any) -> tuple:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
