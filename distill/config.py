@@ -1,0 +1,184 @@
+"""What a user sets about data, records and objectives; imports nothing heavy, so that bad values fail at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from decode.config import ModelConfig
+from decode.house.config import require
+
+CorpusName = Literal["python_stdlib", "text", "jsonl", "parquet", "dataset", "hub"]
+StoreName = Literal["head_tail", "topk", "full", "last_hidden"]
+ObjectiveName = Literal["cross_entropy", "forward_kl", "tv", "reverse_kl", "jsd"]
+
+
+@dataclass
+class DataConfig:
+    """Where documents come from and how they are split (group `data`)."""
+
+    name: CorpusName = "python_stdlib"
+    """Kind of corpus; everything but python_stdlib needs `path`."""
+    path: str | None = None
+    """File or folder (text, jsonl, parquet, dataset), or hub id (hub)."""
+    subset: str | None = None
+    """Configuration of a hub or builder dataset; None is its default."""
+    hub_split: str | None = None
+    """Split of a dataset to read; None is `train`, else the first one whose name starts with it."""
+    revision: str | None = None
+    """Hub revision (branch, tag or commit) of the dataset; None is the default branch."""
+    streaming: bool = False
+    """Read a dataset row by row without downloading it whole."""
+    text_field: str = "text"
+    """Row field that holds plain text."""
+    messages_field: str = "messages"
+    """Row field that holds chat messages; a row that has it is read as chat, even where it has text too."""
+    id_field: str | None = None
+    """Row field that names the document and so decides its split; None is file and row number."""
+    validation_share: float = 0.03
+    """Share of documents that choose the checkpoint."""
+    heldout_share: float = 0.05
+    """Share of documents kept for evaluation; training and records never see them."""
+    max_documents: int | None = None
+    """Read at most this many documents, before they are split; None reads all."""
+    learn_prompt: bool = True
+    """Learn the prompt's tokens of plain text too: they cost nothing more to record. Chat prompts are never learned."""
+
+    def __post_init__(self) -> None:
+        needs_path = self.name != "python_stdlib"
+        require(
+            not needs_path or bool(self.path), f"data={self.name} needs data.path, the file, folder or hub id to read"
+        )
+        require(
+            needs_path or self.path is None, f"data=python_stdlib reads the interpreter's own files, not {self.path!r}"
+        )
+        for name in ("validation_share", "heldout_share"):
+            share = getattr(self, name)
+            require(0 <= share < 1, f"data.{name}={share} is no share in [0, 1)")
+        rest = 1 - self.validation_share - self.heldout_share
+        require(rest > 0, f"data.validation_share + data.heldout_share leave {rest:.3f} of the documents to train on")
+        limit = self.max_documents
+        require(limit is None or limit >= 1, f"data.max_documents={limit}; read at least 1 document, or null for all")
+
+
+@dataclass
+class PromptConfig:
+    """Which prompts are taken from the documents."""
+
+    tokens: int = 64
+    """Tokens of a plain-text prompt; a chat prompt is as long as its messages."""
+    per_document: int = 4
+    """Plain-text windows taken from one document at most; a conversation gives one prompt."""
+    count: int | None = 1024
+    """Prompts from the training split; None takes all that there are."""
+    validation_count: int = 64
+    """Prompts from the validation split."""
+
+    def __post_init__(self) -> None:
+        require(self.tokens >= 1, f"prompts.tokens={self.tokens}; a prompt has at least 1 token")
+        require(self.per_document >= 1, f"prompts.per_document={self.per_document}; take at least 1 window")
+        require(self.count is None or self.count >= 1, f"prompts.count={self.count}; take at least 1, or null for all")
+        require(
+            self.validation_count >= 0, f"prompts.validation_count={self.validation_count} is negative; 0 takes none"
+        )
+
+
+@dataclass
+class ResponseSampling:
+    """How the target writes its responses. p is recorded at temperature 1, unwarped, whatever stands here."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose mass reaches top_p."""
+    min_p: float = 0.0
+    """Drop tokens below min_p times the likeliest one's probability."""
+    max_new_tokens: int = 256
+    """Longest response in tokens."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.temperature >= 0, f"sampling.temperature={self.temperature} is negative; use 0 for greedy decoding"
+        )
+        require(self.top_k >= 0, f"sampling.top_k={self.top_k} is negative; use 0 to keep every token")
+        require(0 < self.top_p <= 1, f"sampling.top_p={self.top_p} is outside (0, 1]; use 1 to keep every token")
+        require(0 <= self.min_p <= 1, f"sampling.min_p={self.min_p} is outside [0, 1]; use 0 to keep every token")
+        require(self.max_new_tokens >= 1, f"sampling.max_new_tokens={self.max_new_tokens}; ask for at least 1 token")
+
+
+@dataclass
+class RecordsConfig:
+    """What is kept of p for every learned token."""
+
+    store: list[StoreName] = field(default_factory=lambda: ["head_tail"])
+    """Any mix of head_tail (unbiased, tens of bytes a token), topk (biased), full (exact) and last_hidden (exact)."""
+    head: int = 8
+    """Likeliest tokens kept by head_tail."""
+    tail: int = 4
+    """Draws from the rest of p kept by head_tail."""
+    topk: int = 64
+    """Likeliest tokens kept by topk."""
+    shard_size: int = 128
+    """Prompts in a shard: what a killed run loses at most, per process."""
+
+    def __post_init__(self) -> None:
+        require(bool(self.store), "records.store is empty; name at least one of head_tail, topk, full, last_hidden")
+        repeated = len(set(self.store)) < len(self.store)
+        require(not repeated, f"records.store={self.store} names a store twice; name each once")
+        for name in ("head", "tail", "topk", "shard_size"):
+            value = getattr(self, name)
+            require(value >= 1, f"records.{name}={value}; it must be at least 1")
+
+
+@dataclass
+class ObjectiveConfig:
+    """What a draft is fitted by (group `objective` of the train stage)."""
+
+    name: ObjectiveName = "forward_kl"
+    """cross_entropy learns from text alone; forward_kl and tv take any record; reverse_kl and jsd need full p."""
+    beta: float = 0.5
+    """jsd only: weight of p in the mixture m = beta p + (1 - beta) q."""
+    chunk_rows: int = 1024
+    """Rows of logits held at once: a few times chunk_rows * vocabulary * 4 bytes of memory."""
+
+    def __post_init__(self) -> None:
+        require(
+            0 < self.beta < 1, f"objective.beta={self.beta} is outside (0, 1); its ends are forward_kl and reverse_kl"
+        )
+        require(self.chunk_rows >= 1, f"objective.chunk_rows={self.chunk_rows}; hold at least 1 row")
+
+
+@dataclass
+class DistillConfig:
+    """`python -m distill`: prompts from a corpus, responses by the target, p of every token on disk."""
+
+    target: ModelConfig = field(default_factory=ModelConfig)
+    """The model whose laws are recorded."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Documents that prompts are taken from."""
+    prompts: PromptConfig = field(default_factory=PromptConfig)
+    """Which prompts."""
+    responses: Literal["target", "corpus"] = "target"
+    """target: the target writes every response; corpus: the text stays as it is."""
+    sampling: ResponseSampling = field(default_factory=ResponseSampling)
+    """How the target writes."""
+    batch_size: int = 32
+    """Sequences in one forward pass."""
+    records: RecordsConfig = field(default_factory=RecordsConfig)
+    """What is kept."""
+    show: int = 0
+    """Print this many examples first, learned tokens marked, so that a template error is seen before it costs a run."""
+    output_dir: str = "runs/records"
+    """Folder of the records."""
+    resume: str = "never"
+    """never: refuse an existing folder; auto: go on after its last complete shard."""
+    seed: int = 0
+    """Seed of prompt choice, responses and tail draws."""
+    plan: bool = False
+    """Print documents, tokens, bytes on disk and parameters, and exit."""
+
+    def __post_init__(self) -> None:
+        require(self.batch_size >= 1, f"batch_size={self.batch_size}; run at least 1 sequence at a time")
+        require(self.show >= 0, f"show={self.show} is negative; 0 shows nothing")

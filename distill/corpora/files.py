@@ -1,0 +1,55 @@
+"""Plain text files: the standard library of the running interpreter, or any text file or folder of them."""
+
+from __future__ import annotations
+
+import sysconfig
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+from decode.house.errors import InputError
+from distill.corpora.base import Document, unit_hash
+
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
+TEXT_SUFFIXES = {".txt", ".md", ".rst", ".py", ".text"}
+
+
+def python_stdlib() -> Iterator[Document]:
+    """Every source file of the interpreter's library but its tests; the id is the path inside the library."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = [file for file in root.rglob("*.py") if not LEFT_OUT & set(file.relative_to(root).parts[:-1])]
+    for file in _shuffled(files, root):
+        with tokenize.open(file) as stream:  # honours the encoding line of a source file
+            yield from _document(stream.read(), file, root, "code")
+
+
+def text_files(path: Path) -> Iterator[Document]:
+    """The text file at `path`, or every text file below that folder; the id is the path inside it."""
+    if path.is_file():
+        yield from _document(read_utf8(path), path, path.parent, None)
+        return
+    files = [file for file in path.rglob("*") if file.is_file() and file.suffix in TEXT_SUFFIXES]
+    if not files:
+        raise InputError(f"{path}: no text file below this folder ({', '.join(sorted(TEXT_SUFFIXES))})")
+    for file in _shuffled(files, path):
+        yield from _document(read_utf8(file), file, path, None)
+
+
+def read_utf8(file: Path) -> str:
+    """The text of `file`; raises InputError naming file and line where it is not UTF-8."""
+    content = file.read_bytes()
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{file}, line {line}: not UTF-8 text ({error.reason}). Convert the file to UTF-8") from error
+
+
+def _shuffled(files: list[Path], root: Path) -> list[Path]:
+    # By hash instead of by name, so that the first documents are a fair sample and not those that start with "a".
+    return sorted(files, key=lambda file: unit_hash("order", file.relative_to(root).as_posix()))
+
+
+def _document(text: str, file: Path, root: Path, category: str | None) -> Iterator[Document]:
+    if text.strip():
+        yield Document(file.relative_to(root).as_posix(), text, category=category)

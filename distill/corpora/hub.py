@@ -1,0 +1,61 @@
+"""Datasets of the `datasets` library: saved to disk, a folder of data files, or on the hub; streamed if asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from decode.house.errors import InputError
+from distill.config import DataConfig
+from distill.corpora.base import Document
+from distill.corpora.rows import row_document
+
+SAVED_MARKS = ("state.json", "dataset_dict.json")  # what `save_to_disk` leaves
+
+
+def dataset_rows(config: DataConfig) -> Iterator[Document]:
+    """The rows of the dataset at `config.path`; raises InputError where it cannot be loaded or a row is malformed."""
+    from datasets.exceptions import DatasetsError
+
+    try:
+        rows = _load(config)
+    except (DatasetsError, OSError, ValueError) as error:
+        raise InputError(
+            f"data.path={config.path} (subset {config.subset}, split {config.hub_split}) cannot be loaded: {error}"
+        ) from error
+    for number, row in enumerate(rows, 1):
+        yield from row_document(row, f"{config.path}, row {number}", str(number), config)
+
+
+def _load(config: DataConfig) -> Any:
+    import datasets
+
+    assert config.path is not None
+    if any((Path(config.path) / mark).is_file() for mark in SAVED_MARKS):
+        saved = datasets.load_from_disk(config.path)
+        return (
+            saved[_choose([str(name) for name in saved], config)] if isinstance(saved, datasets.DatasetDict) else saved
+        )
+    names = datasets.get_dataset_split_names(config.path, config.subset, revision=config.revision)
+    return datasets.load_dataset(
+        config.path,
+        config.subset,
+        split=_choose([str(name) for name in names], config),
+        streaming=config.streaming,
+        revision=config.revision,
+    )
+
+
+def _choose(names: list[str], config: DataConfig) -> str:
+    """The split to read among `names`: the one asked for, else `train`, else the first whose name starts with it."""
+    wanted = config.hub_split
+    fitting = [name for name in names if name == (wanted or "train")]
+    if wanted is None:
+        fitting += [name for name in names if name.startswith("train")]
+    if not fitting:
+        raise InputError(
+            f"{config.path} has no split {wanted or 'train'!r}; it has {', '.join(names)}. Set data.hub_split to one "
+            "of them"
+        )
+    return fitting[0]

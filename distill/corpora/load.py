@@ -1,0 +1,33 @@
+"""From a configuration to a corpus; a missing path fails here, before anything is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from decode.house.errors import InputError
+from distill.config import DataConfig
+from distill.corpora.base import Corpus, Document
+from distill.corpora.files import python_stdlib, text_files
+from distill.corpora.hub import dataset_rows
+from distill.corpora.rows import jsonl_rows, parquet_rows
+
+FILE_READERS: dict[str, Callable[[Path, DataConfig], Iterator[Document]]] = {
+    "text": lambda path, _: text_files(path),
+    "jsonl": jsonl_rows,
+    "parquet": parquet_rows,
+}
+
+
+def load_corpus(config: DataConfig) -> Corpus:
+    """The corpus of `config`; raises InputError where its path does not exist. Rows are read as documents are asked
+    for."""
+    if config.name == "python_stdlib":
+        return Corpus(config, "the Python standard library", python_stdlib)
+    assert config.path is not None
+    if config.name != "hub" and not Path(config.path).exists():
+        raise InputError(f"data.path={config.path} does not exist; give the {config.name} file or folder to read")
+    if config.name in FILE_READERS:
+        return Corpus(config, config.path, partial(FILE_READERS[config.name], Path(config.path), config))
+    return Corpus(config, config.path, partial(dataset_rows, config))

@@ -1,0 +1,154 @@
+"""What a run would do before it does it: prompts, tokens and bytes, and whether they fit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from transformers import PreTrainedTokenizerBase
+
+from decode.house.errors import ConfigError, InputError
+from decode.models import ModelDescription
+from distill.chat import encode_chat, encode_prompt
+from distill.config import DistillConfig
+from distill.prompts import Prompt, turns
+from distill.stores import Layout
+
+MAX_SHARD_BYTES = 2 << 30  # a shard is built in memory, twice for a moment
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Upper bounds of a run: every response as long as it may be."""
+
+    prompts: Counter[str]
+    """Prompts by split."""
+    documents: int
+    responses: int
+    """Responses to write; a conversation has several."""
+    tokens: int
+    """Tokens of all sequences."""
+    learned_tokens: int
+    """Tokens whose p is recorded."""
+    too_long: int
+    """Conversations left out because their first prompt and a response exceed the target's context."""
+    layout: Layout
+    shard_size: int
+    num_parameters: int
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of all ranks together."""
+        return ceil(self.prompts.total() / self.shard_size)
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Bytes of all shards; their headers are not counted."""
+        layout = self.layout
+        return self.tokens * layout.text_bytes_per_token + self.learned_tokens * (
+            layout.bytes_per_token - layout.text_bytes_per_token
+        )
+
+    def lines(self) -> list[str]:
+        """The plan in words, a fact a line."""
+        prompts = ", ".join(f"{count:,} {split}" for split, count in self.prompts.items())
+        left_out = f", {self.too_long:,} of them longer than the context and left out" if self.too_long else ""
+        stores = ", ".join(f"{store.name} {store.bytes_per_token}" for store in self.layout.stores)
+        return [
+            f"target parameters     {self.num_parameters:,}",
+            f"documents             {self.documents:,}",
+            f"prompts               {prompts}{left_out}",
+            f"responses             {self.responses:,}",
+            f"tokens, at most       {self.tokens:,}, of which p is recorded: {self.learned_tokens:,}",
+            f"bytes a token         {self.layout.bytes_per_token} ({stores}, text {self.layout.text_bytes_per_token})",
+            f"bytes on disk         {self.bytes_on_disk:,} at most, in {self.num_shards:,} shards",
+        ]
+
+
+def make_plan(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, target: ModelDescription, config: DistillConfig
+) -> Plan:
+    """The plan of a run. Raises InputError where a prompt leaves no room in the context, ConfigError for too big
+    shards."""
+    layout = _layout(target, config)
+    sizes = [_size(prompt, tokenizer, target, config) for prompt in prompts]
+    plan = Plan(
+        prompts=Counter(prompt.split for prompt in prompts),
+        documents=len({prompt.document for prompt in prompts}),
+        responses=sum(prompt.num_turns for prompt in prompts) if config.responses == "target" else 0,
+        tokens=sum(size.tokens for size in sizes),
+        learned_tokens=sum(size.learned for size in sizes),
+        too_long=sum(not size.tokens for size in sizes),
+        layout=layout,
+        shard_size=config.records.shard_size,
+        num_parameters=target.num_parameters,
+    )
+    if plan.too_long == len(prompts):
+        raise InputError(
+            f"none of the {len(prompts)} conversations leaves room for a response of {config.sampling.max_new_tokens} "
+            f"tokens in the {target.max_positions} positions of {target.path}; use fewer sampling.max_new_tokens or "
+            "shorter conversations"
+        )
+    _check_shards(plan)
+    return plan
+
+
+def _layout(target: ModelDescription, config: DistillConfig) -> Layout:
+    kept = config.records
+    dtype = str(config.target.dtype)
+    if dtype == "auto":
+        dtype = str(getattr(target.config, "dtype", None) or "float32").removeprefix("torch.")
+    dtype = "float32" if dtype == "float64" else dtype
+    return Layout(list(kept.store), target.vocab_size, target.hidden_size, dtype, kept.head, kept.tail, kept.topk)
+
+
+@dataclass(frozen=True)
+class _Size:
+    """Tokens of the records of one prompt, at most; none where its first response has no room in the context."""
+
+    tokens: int
+    learned: int
+
+
+def _size(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, target: ModelDescription, config: DistillConfig) -> _Size:
+    if prompt.ids is not None:
+        return _text_size(len(prompt.ids), target, config)
+    messages, limit = prompt.messages or [], target.max_positions
+    if config.responses == "corpus":
+        ids, mask = encode_chat(tokenizer, messages, prompt.document)
+        return _Size(min(len(ids), limit), sum(mask[:limit]))
+    room = config.sampling.max_new_tokens
+    # Each turn is recorded with the text before it, in which the target's own answers stand for those of the corpus.
+    first, *rest = [
+        len(encode_prompt(tokenizer, messages[:turn], prompt.document)) + number * room
+        for number, turn in enumerate(turns(messages))
+    ]
+    if first + room > limit:
+        return _Size(0, 0)
+    return _Size(sum(min(length + room, limit) for length in (first, *rest)), room * (1 + len(rest)))
+
+
+def _text_size(length: int, target: ModelDescription, config: DistillConfig) -> _Size:
+    room, limit = config.sampling.max_new_tokens, target.max_positions
+    if config.responses == "corpus":
+        length = min(length, limit)
+        return _Size(length, length - 1 if config.data.learn_prompt else max(0, length - config.prompts.tokens))
+    if length + room > limit:
+        raise InputError(
+            f"a prompt of {length} tokens and a response of {room} do not fit into the {limit} positions of "
+            f"{target.path}; use fewer prompts.tokens or sampling.max_new_tokens"
+        )
+    return _Size(length + room, room + (length - 1 if config.data.learn_prompt else 0))
+
+
+def _check_shards(plan: Plan) -> None:
+    shard = plan.bytes_on_disk / max(1, plan.num_shards)
+    if shard > MAX_SHARD_BYTES:
+        fitting = max(1, int(plan.shard_size * MAX_SHARD_BYTES / shard))
+        raise ConfigError(
+            f"a shard of records.shard_size={plan.shard_size} prompts would take {shard / 1e9:.1f} GB, and it is "
+            f"built in memory; use records.shard_size={fitting} or less, or a smaller store than "
+            f"{', '.join(plan.layout.store)}"
+        )

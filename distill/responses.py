@@ -1,0 +1,174 @@
+"""Responses: every assistant turn written by the target in order, or the text of the corpus as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from decode import generate
+from distill.chat import encode_chat, encode_prompt
+from distill.config import DistillConfig, ResponseSampling
+from distill.corpora.base import Message, unit_hash
+from distill.prompts import Prompt, turns
+from distill.shards import Record
+
+
+@dataclass(frozen=True)
+class Response:
+    """What the target wrote, its end token included, and why it stopped."""
+
+    ids: list[int]
+    finish_reason: str
+
+
+Sampler = Callable[[list[list[int]], list[int], int], list[Response]]
+"""(prompts, noise rows, seed) -> responses. A text hangs on its prompt, row and seed, not on the rest of the batch."""
+
+
+def target_sampler(model: PreTrainedModel, sampling: ResponseSampling) -> Sampler:
+    """Samples from `model` by plain decoding in our own runtime."""
+
+    def sample(prompts: list[list[int]], rows: list[int], seed: int) -> list[Response]:
+        ids, attention_mask = _left_padded(prompts, model)
+        out = generate(
+            model,
+            None,
+            ids,
+            attention_mask,
+            max_new_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            seed=seed,
+            rows=rows,
+        )
+        width = ids.shape[1]
+        return [
+            Response(out.sequences[row, width : width + int(length) - len(prompt)].tolist(), reason)
+            for row, (prompt, length, reason) in enumerate(
+                zip(prompts, out.lengths, out.stats.finish_reasons, strict=True)
+            )
+        ]
+
+    return sample
+
+
+class Writer:
+    """Turns prompts into records without p."""
+
+    def __init__(
+        self, config: DistillConfig, tokenizer: PreTrainedTokenizerBase, sampler: Sampler | None, max_positions: int
+    ) -> None:
+        """`sampler` may be None with responses=corpus."""
+        self.config, self.tokenizer, self.sampler = config, tokenizer, sampler
+        self.max_positions = max_positions
+        self.dropped_turns = 0
+        """Turns not written because their prompt leaves no room in the target's context."""
+
+    def write(self, prompts: Sequence[Prompt]) -> list[Record]:
+        """The records of `prompts` in their order, the turns of a conversation one after another."""
+        if self.sampler is None:
+            return [record for prompt in prompts if (record := self._from_corpus(prompt)) is not None]
+        histories = {prompt.number: _Conversation(prompt) for prompt in prompts}
+        records: list[Record] = []
+        for turn in range(max(prompt.num_turns for prompt in prompts)):
+            waiting = [prompt for prompt in prompts if prompt.num_turns > turn and histories[prompt.number].is_open]
+            records += self._turn(waiting, histories, turn)
+        return sorted(records, key=lambda record: (record.meta["prompt"], record.meta["turn"]))
+
+    def _turn(self, waiting: Sequence[Prompt], histories: dict[int, _Conversation], turn: int) -> list[Record]:
+        ready: list[tuple[Prompt, list[int]]] = []
+        for prompt in waiting:
+            ids = self._prompt_ids(histories[prompt.number], turn)
+            if len(ids) + self.config.sampling.max_new_tokens > self.max_positions:
+                histories[prompt.number].is_open = False
+                self.dropped_turns += prompt.num_turns - turn
+            else:
+                ready.append((prompt, ids))
+        ready.sort(key=lambda pair: len(pair[1]))  # so that a batch holds little padding
+        records = []
+        for start in range(0, len(ready), self.config.batch_size):
+            batch = ready[start : start + self.config.batch_size]
+            for (prompt, ids), response in zip(batch, self._sample(batch, turn), strict=True):
+                histories[prompt.number].said(turn, self.tokenizer, response)
+                records.append(self._record(prompt, turn, ids, response))
+        return records
+
+    def _prompt_ids(self, conversation: _Conversation, turn: int) -> list[int]:
+        if conversation.prompt.ids is not None:
+            return conversation.prompt.ids
+        return encode_prompt(self.tokenizer, conversation.before(turn), conversation.prompt.document)
+
+    def _sample(self, batch: list[tuple[Prompt, list[int]]], turn: int) -> list[Response]:
+        assert self.sampler is not None
+        # Templates drop thoughts, so a later turn may stand where an earlier one stood: it has noise of its own.
+        seed = int(unit_hash("turn", self.config.seed, turn) * 2**31)
+        return self.sampler([ids for _, ids in batch], [prompt.number for prompt, _ in batch], seed)
+
+    def _record(self, prompt: Prompt, turn: int, ids: list[int], response: Response) -> Record:
+        whole = np.array(ids + response.ids, dtype=np.int64)
+        learns_prompt = prompt.messages is None and self.config.data.learn_prompt
+        mask = np.arange(len(whole)) >= (1 if learns_prompt else len(ids))
+        return Record(whole, mask, _meta(prompt, turn, len(ids), response.finish_reason))
+
+    def _from_corpus(self, prompt: Prompt) -> Record | None:
+        if prompt.ids is not None:
+            length = min(len(prompt.ids), self.max_positions)
+            end = min(self.config.prompts.tokens, length)
+            learned = np.arange(length) >= (1 if self.config.data.learn_prompt else end)
+            return Record(np.array(prompt.ids[:length], dtype=np.int64), learned, _meta(prompt, 0, end, "corpus"))
+        ids, mask = encode_chat(self.tokenizer, prompt.messages or [], prompt.document)
+        ids, mask = ids[: self.max_positions], mask[: self.max_positions]
+        if not any(mask):
+            self.dropped_turns += prompt.num_turns
+            return None
+        return Record(np.array(ids, dtype=np.int64), np.array(mask), _meta(prompt, 0, mask.index(True), "corpus"))
+
+
+class _Conversation:
+    """A prompt and what the target has answered so far."""
+
+    def __init__(self, prompt: Prompt) -> None:
+        self.prompt = prompt
+        self.is_open = True
+        self.answers: dict[int, str] = {}
+
+    def before(self, turn: int) -> list[Message]:
+        """The messages before answer number `turn`, earlier answers being the target's own."""
+        messages = self.prompt.messages or []
+        places = turns(messages)
+        history: list[Message] = []
+        for number, message in enumerate(messages[: places[turn]]):
+            if number in places:
+                history.append({"role": "assistant", "content": self.answers[places.index(number)]})
+            elif message["role"] != "assistant":
+                history.append(message)
+        return history
+
+    def said(self, turn: int, tokenizer: PreTrainedTokenizerBase, response: Response) -> None:
+        """Remember an answer; plain text has no further turn."""
+        if self.prompt.messages is not None:
+            self.answers[turn] = str(tokenizer.decode(response.ids, skip_special_tokens=True))
+
+
+def _left_padded(prompts: list[list[int]], model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    return ids.to(model.device), mask.to(model.device)
+
+
+def _meta(prompt: Prompt, turn: int, prompt_end: int, finish_reason: str) -> dict:
+    return {
+        "document": prompt.document,
+        "split": prompt.split,
+        "prompt": prompt.number,
+        "turn": turn,
+        "prompt_end": prompt_end,
+        "finish_reason": finish_reason,
+    }

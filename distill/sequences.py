@@ -1,0 +1,157 @@
+"""What training reads: sequences of records or of text, by number, and the target's laws of a batch of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from decode.house.errors import ConfigError, InputError
+from distill.chat import encode_chat
+from distill.corpora import Corpus, Document, Split
+from distill.corpora.base import in_groups
+from distill.distribution import TargetDistribution
+from distill.records import RecordFolder
+from distill.stores import Head
+from distill.tokenizer import encode_texts, start_ids
+
+DOCUMENTS_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class TrainSequence:
+    """One sequence to learn from."""
+
+    ids: np.ndarray
+    """(L,) int64 token ids."""
+    loss_mask: np.ndarray
+    """(L,) bool: the token is to be learned; never the first one."""
+    payload: dict[str, np.ndarray] | None = None
+    """Rows of p, one per learned token; None for text."""
+
+
+Placed = tuple[TrainSequence, int, int]
+"""A sequence, its row b in the batch, and the column where it starts."""
+
+
+class SequenceSource(Protocol):
+    """Sequences by number."""
+
+    lengths: np.ndarray
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> TrainSequence: ...
+
+    def collate(
+        self, items: Sequence[Placed], shape: tuple[int, int], device: torch.device | str, head: Head | None = None
+    ) -> TargetDistribution | None:
+        """The laws of a batch of `shape` (B, T) holding `items`; None where the source knows no laws."""
+        ...
+
+
+class RecordSequences:
+    """The records of one split, cut to `max_length` tokens, with the laws of one of their stores."""
+
+    def __init__(self, folder: RecordFolder, indices: np.ndarray, max_length: int, store: str) -> None:
+        self.folder, self.indices, self.max_length = folder, indices, max_length
+        self.store = folder.layout.store_named(store)
+        self.lengths = np.minimum(folder.lengths[indices], max_length)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> TrainSequence:
+        record = self.folder.read(int(self.indices[index]))
+        mask = record.loss_mask[: self.max_length]
+        payload = {name: record.payload[name][: mask.sum()] for name in self.store.shapes}
+        return TrainSequence(record.ids[: self.max_length], mask, payload)
+
+    def collate(
+        self, items: Sequence[Placed], shape: tuple[int, int], device: torch.device | str, head: Head | None = None
+    ) -> TargetDistribution:
+        """Row b*T + t holds p of the token after column t, stored wherever that token is to be learned."""
+        row_index = torch.full((shape[0] * shape[1],), -1, dtype=torch.int64)
+        stored = 0
+        for sequence, row, start in items:
+            learned = torch.from_numpy(np.flatnonzero(sequence.loss_mask))
+            row_index[row * shape[1] + start + learned - 1] = torch.arange(stored, stored + len(learned))
+            stored += len(learned)
+        payloads = [sequence.payload for sequence, _, _ in items if sequence.payload is not None]
+        arrays = {name: np.concatenate([payload[name] for payload in payloads]) for name in self.store.shapes}
+        return self.store.distribution(arrays, row_index.to(device), head)
+
+
+class TextSequences:
+    """Token ids of a whole corpus in memory, cut into sequences."""
+
+    def __init__(self, sequences: list[TrainSequence]) -> None:
+        self._starts = np.cumsum([0, *(len(sequence.ids) for sequence in sequences)])
+        self._ids = np.concatenate([sequence.ids for sequence in sequences]).astype(np.int32)
+        self._masks = np.concatenate([sequence.loss_mask for sequence in sequences])
+        self.lengths = np.diff(self._starts)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> TrainSequence:
+        part = slice(int(self._starts[index]), int(self._starts[index + 1]))
+        return TrainSequence(self._ids[part].astype(np.int64), self._masks[part])
+
+    def collate(
+        self, items: Sequence[Placed], shape: tuple[int, int], device: torch.device | str, head: Head | None = None
+    ) -> None:
+        """Text knows no laws."""
+
+
+def record_sequences(folder: RecordFolder, split: str, max_length: int, store: str | None = None) -> RecordSequences:
+    """The sequences of `split`. `store` picks one of several; None is the first that the records were written with.
+
+    Raises ConfigError where there is no such store, InputError where the split is empty.
+    """
+    names = folder.layout.store
+    if store is not None and store not in names:
+        raise ConfigError(f"{folder.path} holds the stores {', '.join(names)}, not {store!r}; ask for one of them")
+    indices = folder.indices(split)
+    if not len(indices):
+        raise InputError(
+            f"{folder.path} holds no record of the {split} split; write some with `python -m distill` "
+            f"prompts.{'validation_count' if split == 'validation' else 'count'}=..."
+        )
+    return RecordSequences(folder, indices, max_length, store or names[0])
+
+
+def text_sequences(
+    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, split: Split, length: int, eos: int | None = None
+) -> TextSequences:
+    """Every document of `split`, tokenised, ended by `eos` (None: the tokenizer's own), cut into windows of `length`.
+
+    Plain text is learned whole but for a window's first token, chat only where the assistant speaks.
+    """
+    eos = tokenizer.eos_token_id if eos is None else eos  # type: ignore[assignment]
+    found: list[TrainSequence] = []
+    for documents in in_groups(corpus.documents(split), DOCUMENTS_AT_ONCE):
+        found += _text_windows([one for one in documents if one.text is not None], tokenizer, length, eos)
+        found += [_chat_window(one, tokenizer, length) for one in documents if one.messages is not None]
+    return TextSequences(found)
+
+
+def _text_windows(
+    documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase, length: int, eos: int | None
+) -> list[TrainSequence]:
+    start, end = start_ids(tokenizer), [] if eos is None else [eos]
+    found = []
+    for ids in encode_texts(tokenizer, [document.text or "" for document in documents]):
+        for window in in_groups(ids + end, length - len(start)):
+            whole = np.array([*start, *window], dtype=np.int64)
+            found += [TrainSequence(whole, np.arange(len(whole)) > 0)] if len(whole) > 1 else []
+    return found
+
+
+def _chat_window(document: Document, tokenizer: PreTrainedTokenizerBase, length: int) -> TrainSequence:
+    ids, mask = encode_chat(tokenizer, document.messages or [], where=document.id)
+    return TrainSequence(np.array(ids[:length], dtype=np.int64), np.array(mask[:length], dtype=bool))
