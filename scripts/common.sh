@@ -38,12 +38,14 @@ make_venv() {
 # torch first, from the index the user names (CPU builds live apart from the default index), then DeepSpeed, whose setup
 # looks at the installed torch, then the rest. PIP_INDEX_URL is honoured by pip itself.
 install() {
-    local pip=(.venv/bin/python -m pip install --quiet)
+    local pip=(.venv/bin/python -m pip install --quiet --quiet)
     local torch="torch==${TORCH_VERSION:-2.13.0}"
+    echo "1/3 $torch, from ${TORCH_INDEX_URL:-${PIP_INDEX_URL:-the default index}} (the largest: 0.2 GB for CPUs, 3 GB with CUDA)"
     "${pip[@]}" "setuptools>=77" wheel packaging
-    echo "installing $torch from ${TORCH_INDEX_URL:-${PIP_INDEX_URL:-the default index}}"
     "${pip[@]}" ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "$torch"
+    echo "2/3 DeepSpeed"
     DS_BUILD_OPS=0 "${pip[@]}" --no-build-isolation "deepspeed>=0.18"
+    echo "3/3 draftsmith and what else it needs"
     "${pip[@]}" --no-build-isolation --editable ".[deepspeed,dev]"
 }
 
@@ -61,6 +63,7 @@ ensure_environment() {
 }
 
 STEPS=()
+SECONDS=0
 
 # step NAME BUDGET_S COMMAND...: shows the command, runs it, and notes its time beside its budget.
 step() {

@@ -55,14 +55,25 @@ def compose(stage: str, config_class: type, arguments: Sequence[str]) -> dict | 
     """
     options, overrides = split_arguments(arguments)
     lines = [override.input_line or "" for override in parse_overrides(stage, config_class, overrides)]
+    with clear_errors(config_class):
+        composed = _hydra_main(stage, options, lines) if options else _compose_once(stage, lines)
+        if composed is None:
+            return None
+        return OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
+
+
+def _compose_once(stage: str, overrides: list[str]) -> DictConfig:
+    with hydra.initialize_config_dir(str(CONF), job_name=stage, version_base="1.3"):
+        return hydra.compose(stage, overrides)
+
+
+def _hydra_main(stage: str, options: list[str], overrides: list[str]) -> DictConfig | None:
+    """What Hydra's own options (`--cfg job`, `--help`, `--config-dir`) ask for; it composes twice, so only for them."""
     composed: list[DictConfig] = []
     main = hydra.main(config_path=str(CONF), config_name=stage, version_base="1.3")(composed.append)
-    argv = [sys.argv[0], *options, f"hydra.job.name={stage}", *_HYDRA_SETTINGS, *lines]
-    with clear_errors(config_class), _command_line(argv):
+    with _command_line([sys.argv[0], *options, f"hydra.job.name={stage}", *_HYDRA_SETTINGS, *overrides]):
         main()
-        if not composed:
-            return None
-        return OmegaConf.to_container(composed[0], resolve=True, throw_on_missing=True)  # type: ignore[return-value]
+    return composed[0] if composed else None
 
 
 def _parse(text: str) -> Override:
