@@ -78,7 +78,9 @@ def chunked(step: Step, batch: Batch, objective: Objective, chunk_rows: int) -> 
     """Loss and acceptance of every valid slot, `chunk_rows` rows of logits at a time.
 
     Logits are made again in the backward pass (all chunks but the last, whose logits may stay). Without valid slots the
-    loss is 0 with a zero gradient. Raises ConfigError where the objective needs more of p than the batch has.
+    loss is 0 with a zero gradient. The head is called equally often whatever is valid, on empty chunks if need be, because
+    ranks that share its weights (ZeRO-3) must call it together. Raises ConfigError where the objective needs more of p
+    than the batch has.
     """
     assert step.vocab is None, "objectives here compare full vocabularies"
     target: TargetDistribution | None = batch.target
@@ -87,10 +89,10 @@ def chunked(step: Step, batch: Batch, objective: Objective, chunk_rows: int) -> 
     hidden, rows = step.hidden.flatten(0, 1)[slots], step.target_rows.flatten()[slots]
     next_ids = batch.ids.flatten()[rows + 1]
     loss_sum, alphas = hidden[:0].sum(), []
-    for start in range(0, len(slots), chunk_rows):
+    for start in range(0, step.valid.numel(), chunk_rows):
         part = slice(start, start + chunk_rows)
         evaluate = _evaluator(step, objective, target, rows[part], next_ids[part])
-        is_last = start + chunk_rows >= len(slots)
+        is_last = start + chunk_rows >= step.valid.numel()
         loss, alpha = evaluate(hidden[part]) if is_last else _recomputed(evaluate, hidden[part])
         loss_sum = loss_sum + loss
         alphas.append(alpha)

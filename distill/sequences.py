@@ -32,6 +32,8 @@ class TrainSequence:
     """(L,) bool: the token is to be learned; never the first one."""
     payload: dict[str, np.ndarray] | None = None
     """Rows of p, one per learned token; None for text."""
+    document: str = ""
+    """Id of the document it was cut from, for messages."""
 
 
 Placed = tuple[TrainSequence, int, int]
@@ -69,7 +71,7 @@ class RecordSequences:
         record = self.folder.read(int(self.indices[index]))
         mask = record.loss_mask[: self.max_length]
         payload = {name: record.payload[name][: mask.sum()] for name in self.store.shapes}
-        return TrainSequence(record.ids[: self.max_length], mask, payload)
+        return TrainSequence(record.ids[: self.max_length], mask, payload, record.meta["document"])
 
     def collate(
         self, items: Sequence[Placed], shape: tuple[int, int], device: torch.device | str, head: Head | None = None
@@ -82,7 +84,10 @@ class RecordSequences:
             row_index[row * shape[1] + start + learned - 1] = torch.arange(stored, stored + len(learned))
             stored += len(learned)
         payloads = [sequence.payload for sequence, _, _ in items if sequence.payload is not None]
-        arrays = {name: np.concatenate([payload[name] for payload in payloads]) for name in self.store.shapes}
+        arrays = {}
+        for name, (row_shape, dtype) in self.store.shapes.items():
+            none = np.empty((0, *row_shape), dtype)  # serves a batch of nothing but padding
+            arrays[name] = np.concatenate([none, *(payload[name] for payload in payloads)]).astype(dtype, copy=False)
         return self.store.distribution(arrays, row_index.to(device), head)
 
 
@@ -90,6 +95,7 @@ class TextSequences:
     """Token ids of a whole corpus in memory, cut into sequences."""
 
     def __init__(self, sequences: list[TrainSequence]) -> None:
+        self._documents = [sequence.document for sequence in sequences]
         self._starts = np.cumsum([0, *(len(sequence.ids) for sequence in sequences)])
         self._ids = np.concatenate([sequence.ids for sequence in sequences]).astype(np.int32)
         self._masks = np.concatenate([sequence.loss_mask for sequence in sequences])
@@ -100,7 +106,7 @@ class TextSequences:
 
     def __getitem__(self, index: int) -> TrainSequence:
         part = slice(int(self._starts[index]), int(self._starts[index + 1]))
-        return TrainSequence(self._ids[part].astype(np.int64), self._masks[part])
+        return TrainSequence(self._ids[part].astype(np.int64), self._masks[part], document=self._documents[index])
 
     def collate(
         self, items: Sequence[Placed], shape: tuple[int, int], device: torch.device | str, head: Head | None = None
@@ -145,13 +151,17 @@ def _text_windows(
 ) -> list[TrainSequence]:
     start, end = start_ids(tokenizer), [] if eos is None else [eos]
     found = []
-    for ids in encode_texts(tokenizer, [document.text or "" for document in documents]):
+    encoded = encode_texts(tokenizer, [document.text or "" for document in documents])
+    for document, ids in zip(documents, encoded, strict=True):
         for window in in_groups(ids + end, length - len(start)):
             whole = np.array([*start, *window], dtype=np.int64)
-            found += [TrainSequence(whole, np.arange(len(whole)) > 0)] if len(whole) > 1 else []
+            learned = np.arange(len(whole)) > 0
+            found += [TrainSequence(whole, learned, document=document.id)] if len(whole) > 1 else []
     return found
 
 
 def _chat_window(document: Document, tokenizer: PreTrainedTokenizerBase, length: int) -> TrainSequence:
     ids, mask = encode_chat(tokenizer, document.messages or [], where=document.id)
-    return TrainSequence(np.array(ids[:length], dtype=np.int64), np.array(mask[:length], dtype=bool))
+    return TrainSequence(
+        np.array(ids[:length], dtype=np.int64), np.array(mask[:length], dtype=bool), document=document.id
+    )
