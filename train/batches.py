@@ -81,7 +81,7 @@ class StepReader:
     def documents_of(self, step: int, rank: int) -> list[str]:
         """Names of the documents that a rank reads in a step, for messages."""
         numbers = [number for micro in self.rows_of(step, rank) for number in micro]
-        return [self.packed.source.name(index) for number in numbers for index in self.packed.rows[number]]
+        return [self.packed.source[index].document for number in numbers for index in self.packed.rows[number]]
 
     def steps(self, first: int, last: int) -> Iterator[list[Batch]]:
         """The micro-batches of steps first .. last - 1."""

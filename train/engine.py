@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Mapping
@@ -44,24 +45,32 @@ def build_accelerator(cfg: TrainConfig) -> Accelerator:
     import torch
 
     on_cpu = cfg.engine.device == "cpu" or not torch.cuda.is_available()
+    if on_cpu:
+        os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed otherwise warns of, or picks, a device that is not ours
     if cfg.engine.zero_stage:
-        _prepare_environment(on_cpu)
+        _ensure_process_group_variables()
+        _skip_compiled_reductions()
     from accelerate import Accelerator
     from accelerate.state import PartialState
     from accelerate.utils import GradientAccumulationPlugin
 
+    logging.getLogger("accelerate").setLevel(logging.ERROR)  # it warns of tied weights at every checkpoint
     if on_cpu:
         PartialState(cpu=True)
     if cfg.engine.deterministic:
         _make_deterministic()
-    return Accelerator(
-        cpu=on_cpu,
+    accelerator = Accelerator(
+        cpu=on_cpu and not cfg.engine.zero_stage,  # with cpu=True accelerate would drop DeepSpeed without a word
         mixed_precision="bf16" if cfg.engine.precision == "bf16" else "no",
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             num_steps=cfg.gradient_accumulation, sync_with_dataloader=False
         ),
         deepspeed_plugin=_deepspeed_plugin(cfg) if cfg.engine.zero_stage else None,
     )
+    runs_deepspeed = accelerator.distributed_type.value == "DEEPSPEED"
+    assert runs_deepspeed == bool(cfg.engine.zero_stage), accelerator.distributed_type
+    _build_models_whole()
+    return accelerator
 
 
 def deepspeed_config(cfg: TrainConfig) -> dict[str, Any]:
@@ -87,17 +96,30 @@ def deepspeed_config(cfg: TrainConfig) -> dict[str, Any]:
 def _deepspeed_plugin(cfg: TrainConfig) -> Any:
     from accelerate.utils import DeepSpeedPlugin
 
-    # Without the init flag a target loaded in this process stays whole: only the draft is prepared, hence sharded.
     return DeepSpeedPlugin(hf_ds_config=deepspeed_config(cfg), zero3_init_flag=False)
 
 
-def _prepare_environment(on_cpu: bool) -> None:
-    """What DeepSpeed reads from the environment: its device, and a process group of one where no launcher made one."""
-    if on_cpu:
-        os.environ["DS_ACCELERATOR"] = "cpu"
+def _build_models_whole() -> None:
+    """Undo accelerate's registration with transformers, under which ZeRO-3 would shard every model from its birth, a live
+    target too. Only the draft is prepared, hence sharded."""
+    from transformers.integrations import unset_hf_deepspeed_config
+
+    unset_hf_deepspeed_config()
+
+
+def _ensure_process_group_variables() -> None:
+    """DeepSpeed wants a process group even where no launcher made one: a group of one."""
     if "RANK" not in os.environ:
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
         os.environ.update(alone | {"MASTER_PORT": str(_free_port())})
+
+
+def _skip_compiled_reductions() -> None:
+    """Keep DeepSpeed from compiling its shared-memory reductions for CPUs: two minutes and a C++ compiler, against gloo's
+    microseconds in runs that only check the engine."""
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def _make_deterministic() -> None:

@@ -156,7 +156,8 @@ class Loop:
         rates = {"tokens": self.state.tokens, "lr": self.lr, "grad_norm": self.grad_norm}
         self.book.record({"kind": "train", "step": self.state.step, **means, **rates, **speed})
         shown = {name: f"{value:.3f}" for name, value in means.items() if value is not None}
-        bar.set_postfix({**shown, "tok/s": f"{speed['tokens_per_s']:.0f}", "wait": f"{speed['data_wait_share']:.0%}"})
+        shown |= {"tok/s": f"{speed['tokens_per_s']:.0f}", "wait": f"{speed['data_wait_share']:.0%}"}
+        bar.set_postfix(shown, refresh=False)
         self.state.since_log = Sums()
 
     def _checkpoint(self) -> None:
