@@ -17,19 +17,15 @@ class SlotCache(Cache):
 
     def __init__(self, num_layers: int, capacity: int) -> None:
         self.capacity = capacity
-        self.starts: list[int] = [0]
+        self.slots: slice | Tensor = slice(0, 0)
         self.visible_slots = 0
-        self._slots: Tensor | None = None
         super().__init__(layers=[SlotLayer(self) for _ in range(num_layers)])
 
-    def place(self, starts: list[int], length: int, device: torch.device) -> None:
-        """The next forward writes `length` tokens of row b at slots starts[b], starts[b] + 1, ...; attention sees a view
-        of all slots up to the last one written, so that the mask has starts.max() + length columns."""
-        assert max(starts) + length <= self.capacity, (starts, length, self.capacity)
-        self.starts, self.visible_slots = starts, max(starts) + length
-        self._slots = None
-        if len(set(starts)) > 1:
-            self._slots = torch.tensor(starts, device=device)[:, None] + torch.arange(length, device=device)
+    def place(self, slots: slice | Tensor, visible_slots: int) -> None:
+        """The next forward writes its tokens at `slots`, the same ones in every row (slice) or each row's own (B, T);
+        attention is given a view of the first `visible_slots` slots, and needs a mask of that many columns."""
+        assert visible_slots <= self.capacity, (visible_slots, self.capacity)
+        self.slots, self.visible_slots = slots, visible_slots
 
     def move(self, starts: list[int], path: Tensor) -> None:
         """Compact: slot starts[b] + i takes what slot starts[b] + path[b, i] holds (path (B, D + 1), path[:, 0] = 0)."""
@@ -65,15 +61,14 @@ class SlotLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
-        end = self.cache.visible_slots
-        if self.cache._slots is None:
-            start = self.cache.starts[0]
-            self.keys[:, :, start:end] = key_states
-            self.values[:, :, start:end] = value_states
+        slots, end = self.cache.slots, self.cache.visible_slots
+        if isinstance(slots, slice):
+            self.keys[:, :, slots] = key_states
+            self.values[:, :, slots] = value_states
         else:
             rows = torch.arange(key_states.shape[0], device=key_states.device)[:, None]
-            self.keys[rows, :, self.cache._slots] = key_states.transpose(1, 2)
-            self.values[rows, :, self.cache._slots] = value_states.transpose(1, 2)
+            self.keys[rows, :, slots] = key_states.transpose(1, 2)
+            self.values[rows, :, slots] = value_states.transpose(1, 2)
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -81,8 +76,8 @@ class SlotLayer(CacheLayerMixin):
         return self.cache.visible_slots, 0
 
     def get_seq_length(self) -> int:
-        """Slots before the ones being written; positions are always given explicitly."""
-        return self.cache.starts[0]
+        """Slots in sight; consulted only where a model makes its own positions, which explicit ones prevent."""
+        return self.cache.visible_slots
 
     def get_max_length(self) -> int:
         """Capacity in tokens."""

@@ -23,7 +23,7 @@ class Costs:
     """Tokens in the cache before the pass."""
     batch_size: int
     t_draft: float
-    """One draft pass of one token."""
+    """One draft pass of one token, as part of a run of passes: the first finds its weights evicted by the target's."""
     t_target: dict[int, float]
     """Target pass by number of tokens: t_target[1] is an autoregressive step, t_target[k + 1] a verification."""
 
@@ -39,14 +39,15 @@ def measure(
 ) -> Costs:
     """Time t_target(n) for each n of `num_tokens`, and t_draft, interleaved so that drift of the machine hits all alike."""
     capacity = context + max(num_tokens)
+    in_a_row = max(1, max(num_tokens) - 1)
     target = _warmed(model, context, capacity, batch_size)
     arms: dict[int, Callable[[], object]] = {n: _pass(target, n, context, batch_size) for n in num_tokens}
     if drafter is not None:
-        draft = _warmed(drafter.model, context, capacity, batch_size)
-        arms[0] = _pass(draft, 1, context, batch_size)
+        arms[0] = _draft_passes(drafter, context, capacity, batch_size, in_a_row)
     seconds = interleaved(arms, repeats, target.device)
     medians = {n: statistics.median(times) for n, times in seconds.items()}
-    return Costs(context, batch_size, medians.pop(0, 0.0), medians)
+    draft = medians.pop(0) / in_a_row if drafter is not None else 0.0
+    return Costs(context, batch_size, draft, medians)
 
 
 def interleaved(arms: dict[int, Callable[[], object]], repeats: int, device: torch.device) -> dict[int, list[float]]:
@@ -74,6 +75,15 @@ def _warmed(model: PreTrainedModel, context: int, capacity: int, batch_size: int
 def _pass(runner: CachedModel, num_tokens: int, context: int, batch_size: int) -> Callable[[], object]:
     tokens = torch.ones(batch_size, num_tokens, dtype=torch.long, device=runner.device)
     return lambda: runner.forward(tokens, [context] * batch_size, chain_parents(num_tokens))
+
+
+def _draft_passes(
+    drafter: LMDraft, context: int, capacity: int, batch_size: int, in_a_row: int
+) -> Callable[[], object]:
+    """Single tokens through the very pass that drafting replays."""
+    runner = drafter.runner(batch_size, capacity)
+    token = torch.ones(batch_size, 1, dtype=torch.long, device=drafter.model.device)
+    return lambda: [runner.forward(token, token * context) for _ in range(in_a_row)]
 
 
 def _synchronise(device: torch.device) -> None:

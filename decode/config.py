@@ -69,7 +69,7 @@ class DrafterConfig:
     path: str | None = None
     """Folder of a saved draft; None decodes without one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
-    """Precision of the draft's weights; auto is the target's."""
+    """Precision of the draft's weights; auto is the target's, or float32 for a small draft on a CPU."""
 
 
 @dataclass

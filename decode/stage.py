@@ -79,7 +79,7 @@ def _decode(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase, ids: list[
     import torch
 
     model = load_model(config.target)
-    drafter = None if config.draft.path is None else load_drafter(config.draft.path, model)
+    drafter = None if config.draft.path is None else load_drafter(config.draft.path, model, config.draft.dtype)
     painter = Painter(tokenizer, sys.stdout, config.color)
     painter.prompt(ids)
     settings = config.decode

@@ -49,7 +49,7 @@ class CachedModel:
 
         `num_logits` keeps those of the last few nodes. Node n is written to slot starts[b] + n.
         """
-        self.cache.place(starts, tokens.shape[1], self.device)
+        self._place(starts, tokens.shape[1])
         positions = self._positions(starts, parents)
         masks = layer_masks(
             self.config,
@@ -66,6 +66,12 @@ class CachedModel:
             use_cache=True,
             logits_to_keep=num_logits or 0,
         ).logits
+
+    def _place(self, starts: list[int], num_nodes: int) -> None:
+        same = len(set(starts)) == 1
+        own = torch.tensor(starts, device=self.device)[:, None] + self._slots[:num_nodes]
+        slots = slice(starts[0], starts[0] + num_nodes) if same else own
+        self.cache.place(slots, max(starts) + num_nodes)
 
     def _positions(self, starts: list[int], parents: tuple[int, ...]) -> Tensor:  # (B, N)
         """Nodes past the context's end belong to rows that are cut before them; clamped, so that no table overflows."""

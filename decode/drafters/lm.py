@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from decode.capture import CapturedModel
 from decode.drafters.base import Batch, Context, Step
 from decode.head import head_of
 from decode.masks import layer_masks, packed_visibility
 from decode.noise import Stream
 from decode.sampling import warp
-from decode.target import CachedModel
+from decode.target import PREFILL_CHUNK
 from decode.tree import Tree, chain_parents
 from decode.verify import Verdict
 
@@ -28,7 +29,7 @@ class LMDraft(nn.Module):
         super().__init__()
         self.model = model
         self.head = head_of(model)
-        self._runner: CachedModel | None = None
+        self._runner: CapturedModel | None = None
 
     @classmethod
     def from_config(cls, config: PretrainedConfig) -> LMDraft:
@@ -60,11 +61,17 @@ class LMDraft(nn.Module):
     # decoding face
 
     def start(self, context: Context, capacity: int) -> None:
-        """Read the prompts up to, without, pending."""
-        self._runner = CachedModel(self.model, capacity)
+        """Read the prompts up to, without, pending. Captures are kept from one call to the next."""
+        runner = self.runner(len(context.lengths), capacity)
         lengths = [length - 1 for length in context.lengths]
         if max(lengths) > 0:
-            self._runner.prefill(context.ids, lengths)
+            runner.prefill(context.ids, lengths, PREFILL_CHUNK)
+
+    def runner(self, batch_size: int, capacity: int) -> CapturedModel:
+        """The cached model for this many rows of this many tokens."""
+        if self._runner is None or not self._runner.fits(batch_size, capacity):
+            self._runner = CapturedModel(self.model, batch_size, capacity)
+        return self._runner
 
     def propose(self, context: Context) -> Tree:
         """Draw k tokens from the warped q, with the verdict's own noise where the rule shares it.
@@ -73,13 +80,16 @@ class LMDraft(nn.Module):
         not been read yet, and reading a token again writes the same keys and values.
         """
         assert self._runner is not None
-        pending = context.ids.gather(1, torch.tensor(context.lengths, device=context.ids.device)[:, None] - 1)
-        tokens, laws = [pending], []
+        ends = torch.tensor(context.lengths, device=context.ids.device)[:, None]
+        width = 2 if min(context.lengths) > 1 else 1
+        positions = ends - torch.arange(width, 0, -1, device=context.ids.device)
+        read = context.ids.gather(1, positions)
+        tokens, laws = [read[:, -1:]], []
         for i in range(context.num_draft_tokens):
-            logits = self._first(context) if i == 0 else self._next(tokens[-1], context, i)
-            scores = warp(logits[:, -1], context.sampling)
-            token, law = draw(scores, context, i)
-            tokens.append(token[:, None])
+            logits = self._runner.forward(read, positions)[:, -1]
+            read, law = draw(warp(logits, context.sampling), context, i)
+            positions = ends + i
+            tokens.append(read)
             laws.append(law)
         chain = chain_parents(len(tokens))
         if context.shares_noise:
@@ -91,30 +101,18 @@ class LMDraft(nn.Module):
         """Nothing to do: rejected tokens become invisible, and `propose` re-reads the last two."""
 
     def reset(self, rows: list[int]) -> None:
-        """Forget the requests."""
-        self._runner = None
-
-    def _first(self, context: Context) -> Tensor:
-        assert self._runner is not None
-        width = 2 if min(context.lengths) > 1 else 1
-        starts = [length - width for length in context.lengths]
-        columns = torch.tensor(starts, device=context.ids.device)[:, None] + torch.arange(width, device=context.ids.device)
-        return self._runner.forward(context.ids.gather(1, columns), starts, chain_parents(width), num_logits=1)
-
-    def _next(self, token: Tensor, context: Context, i: int) -> Tensor:
-        assert self._runner is not None
-        return self._runner.forward(token, [length + i - 1 for length in context.lengths], (-1,))
+        """Nothing to do: what is not read again is not seen again."""
 
 
 def draw(scores: Tensor, context: Context, depth: int) -> tuple[Tensor, Tensor]:
-    """One token per row from warped scores (B, V), and the log of the very law it was drawn from (B, V)."""
+    """One token per row (B, 1) from warped scores (B, V), and the log of the very law it was drawn from (B, V)."""
     if context.shares_noise:
         noisy = scores if context.gumbel is None else scores + context.gumbel[:, depth]
-        return noisy.argmax(-1), scores
+        return noisy.argmax(-1, keepdim=True), scores
     if context.sampling.is_greedy:
-        best = scores.argmax(-1)
-        return best, torch.full_like(scores, -torch.inf).scatter_(-1, best[:, None], 0.0)
+        best = scores.argmax(-1, keepdim=True)
+        return best, torch.full_like(scores, -torch.inf).scatter_(-1, best, 0.0)
     log_q = scores.log_softmax(-1)
     positions = [[length + depth] for length in context.lengths]
     gumbel = context.noise.fresh_gumbel(Stream.DRAFT, positions, context.round)
-    return (log_q + gumbel[:, 0]).argmax(-1), log_q
+    return (log_q + gumbel[:, 0]).argmax(-1, keepdim=True), log_q

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
+import torch
 from transformers import PreTrainedModel
 
 from decode.config import ModelConfig
@@ -15,11 +16,12 @@ from decode.house.run_folder import read_json
 from decode.models import ModelDescription, check_same_tokens, describe_model
 
 PROVENANCE = "draftsmith.json"
+SMALL_DRAFT = 8_000_000  # parameters: 32 MB in float32
 FAMILIES = {"lm": LMDraft}
 
 
-def load_drafter(path: str | Path, target: PreTrainedModel) -> Drafter:
-    """The drafter saved in `path`, on the target's device and in its precision.
+def load_drafter(path: str | Path, target: PreTrainedModel, dtype: str = "auto") -> Drafter:
+    """The drafter saved in `path`, on the target's device, in `dtype` ("auto": as `draft_dtype` says).
 
     A plain transformers folder is an `lm` draft. Raises InputError where vocabularies or tokenizers differ; where a folder
     holds no tokenizer files, only vocabulary sizes are compared.
@@ -27,8 +29,17 @@ def load_drafter(path: str | Path, target: PreTrainedModel) -> Drafter:
     draft = describe_model(ModelConfig(path=str(path)), role="draft")
     family = FAMILIES[family_of(draft.path)]
     check_same_tokens(describe_loaded(target), draft)
-    drafter = family.from_pretrained(draft.path, dtype=target.dtype)
+    chosen = draft_dtype(draft.num_parameters, target) if dtype == "auto" else getattr(torch, dtype)
+    drafter = family.from_pretrained(draft.path, dtype=chosen)
     return cast(Drafter, drafter.to(target.device).eval().requires_grad_(False))
+
+
+def draft_dtype(num_parameters: int, target: PreTrainedModel) -> torch.dtype:
+    """The target's precision; float32 for a draft that fits a CPU's cache, where small bf16 products cost up to four times
+    as much (256 x 256: 30 us against 7; a 2M-parameter draft pass: 0.50 ms against 0.34). The output does not depend on it."""
+    if target.device.type == "cpu" and target.dtype == torch.bfloat16 and num_parameters <= SMALL_DRAFT:
+        return torch.float32
+    return target.dtype
 
 
 def family_of(path: str) -> str:

@@ -45,7 +45,7 @@ def _stale_q(patch: pytest.MonkeyPatch) -> None:
 
 def _argmax_drafts(patch: pytest.MonkeyPatch) -> None:
     """transformers' Gemma-4 path: drafts are argmaxes, verified with q as if sampled."""
-    patch.setattr(lm, "draw", lambda scores, context, depth: (scores.argmax(-1), scores.log_softmax(-1)))
+    patch.setattr(lm, "draw", lambda scores, context, depth: (scores.argmax(-1, keepdim=True), scores.log_softmax(-1)))
 
 
 def _draft_noise_of_one_round(patch: pytest.MonkeyPatch) -> None:
