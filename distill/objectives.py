@@ -79,8 +79,8 @@ def chunked(step: Step, batch: Batch, objective: Objective, chunk_rows: int) -> 
 
     Logits are made again in the backward pass (all chunks but the last, whose logits may stay). Without valid slots the
     loss is 0 with a zero gradient. The head is called equally often whatever is valid, on empty chunks if need be,
-    because ranks that share its weights (ZeRO-3) must call it together. Raises ConfigError where the objective needs more
-    of p than the batch has.
+    because ranks that share its weights (ZeRO-3) must call it together. Raises ConfigError where the objective needs
+    more of p than the batch has.
     """
     assert step.vocab is None, "objectives here compare full vocabularies"
     target: TargetDistribution | None = batch.target
