@@ -1,4 +1,4 @@
-"""Bad command lines, generated: a good one with a single thing wrong, drawn from a seed."""
+"""Command lines with a single thing wrong, drawn from a seed, and the good ones that they start from."""
 
 import dataclasses
 import random
@@ -8,7 +8,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from tests.commands import MINIMUM, config_class, groups
+from tests.commands import config_class, groups
+from tests.tiny import save_tiny_target
 
 # Texts that no key of ours accepts, by the kind of the field; Hydra reads each as the type that its look suggests.
 _WRONG = {
@@ -20,7 +21,19 @@ _WRONG = {
     tuple: ["abc", "3", "[1]", "{a: 1}"],
     dict: ["abc", "3", "[a]"],
 }
-_GARBAGE = ["=", "a", "=3", "seed=[", "seed={a", "seed='x", "seed=${", "seed=${nowhere}", "seed=1,2", "--no-such", "~nothing"]
+_GARBAGE = [
+    "=",
+    "a",
+    "=3",
+    "seed=[",
+    "seed={a",
+    "seed='x",
+    "seed=${",
+    "seed=${nowhere}",
+    "seed=1,2",
+    "--no-such",
+    "~nothing",
+]
 _MISSING_FILES = {
     "distill": ["target.path={}", "data=jsonl data.path={}", "data=text data.path={}", "data=parquet data.path={}"],
     "train": ["target.path={}", "records={}", "resume={}", "draft.init_from={}"],
@@ -28,9 +41,31 @@ _MISSING_FILES = {
     "eval": ["target.path={}", "drafts.one={}", "prompts.file={}"],
 }
 _OUT_OF_RANGE = {
-    "distill": ["batch_size=0", "show=-1", "sampling.top_p=2", "records.head=0", "data.heldout_share=1.5", "prompts.tokens=0"],
-    "train": ["steps=0", "lr=0", "clip=-1", "warmup=2", "batch_size=-3", "draft.width=0", "draft.heads=7", "betas=[2,0]"],
-    "decode": ["decode.temperature=-1", "decode.top_p=0", "decode.num_draft_tokens=0", "decode.min_p=2", "decode.top_k=-1"],
+    "distill": [
+        "batch_size=0",
+        "show=-1",
+        "sampling.top_p=2",
+        "records.head=0",
+        "data.heldout_share=1.5",
+        "prompts.tokens=0",
+    ],
+    "train": [
+        "steps=0",
+        "lr=0",
+        "clip=-1",
+        "warmup=2",
+        "batch_size=-3",
+        "draft.width=0",
+        "draft.heads=7",
+        "betas=[2,0]",
+    ],
+    "decode": [
+        "decode.temperature=-1",
+        "decode.top_p=0",
+        "decode.num_draft_tokens=0",
+        "decode.min_p=2",
+        "decode.top_k=-1",
+    ],
     "eval": ["temperatures=[]", "timing.rounds=0", "temperatures=[1,1]", "decode.max_new_tokens=0", "prompts.tokens=0"],
 }
 
@@ -46,10 +81,35 @@ def leaves(cls: type, where: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-def bad_command(stage: str, rng: random.Random, folder: Path) -> list[str]:
-    """Overrides for `stage` with one mistake of a random kind; files named in it would lie in `folder`."""
+def tiny_training(folder: Path) -> list[str]:
+    """A training run of a second on a few short texts, which are written into `folder`."""
+    texts = folder / "texts"
+    texts.mkdir()
+    for number in range(12):
+        (texts / f"{number}.txt").write_text(f"The {number}th of the texts says little, and says it again. " * 20)
+    shape = ["draft.width=32", "draft.heads=2", "sequence_length=32", "batch_size=2", "steps=2", "validation_rows=2"]
+    source = ["data=text", f"data.path={texts}", "data.validation_share=0.3", "tokenizer.train_entries=270"]
+    return [*source, *shape, "objective=cross_entropy", f"output_dir={folder / 'out'}"]
+
+
+def good_commands(folder: Path) -> dict[str, list[str]]:
+    """Overrides for each stage that would run as they are, with the files that they name."""
+    training = tiny_training(folder)
+    save_tiny_target(folder / "target")
+    models = [f"target.path={folder / 'target'}", f"output_dir={folder / 'out'}"]
+    text = ["data=text", f"data.path={folder / 'texts'}", "data.heldout_share=0.5"]
+    return {
+        "distill": [*models, *text],
+        "train": training,
+        "decode": [*models, f"draft.path={folder / 'target'}", "prompt=text"],
+        "eval": [*models, *text, f"drafts.one={folder / 'target'}"],
+    }
+
+
+def bad_arguments(stage: str, rng: random.Random, folder: Path) -> list[str]:
+    """One mistake of a random kind, to add to a good command; files that it names lie in `folder` or are missing."""
     kinds = (_unknown_key, _wrong_type, _unknown_option, _garbage, _out_of_range, _missing_file, _occupied_folder)
-    return [*MINIMUM[stage], f"output_dir={folder / 'out'}", *rng.choice(kinds)(stage, rng, folder)]
+    return rng.choice(kinds)(stage, rng, folder)
 
 
 def _unknown_key(stage: str, rng: random.Random, folder: Path) -> list[str]:

@@ -4,7 +4,6 @@ import re
 import shlex
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 
 import yaml
 
@@ -20,7 +19,9 @@ MINIMUM = {
     "decode": ["target.path=some/target", "prompt=text"],
     "eval": ["target.path=some/target", "drafts.one=some/draft", "output_dir=some/report"],
 }
-_COMMAND = re.compile(r"(?:python3?|accelerate\s+launch|torchrun|deepspeed)\b[^|;&]*?\s-m\s+(distill|train|decode|eval)(?=\s|$)(.*)")
+_COMMAND = re.compile(
+    r"(?:python3?|accelerate\s+launch|torchrun|deepspeed)\b[^|;&]*?\s-m\s+(distill|train|decode|eval)(?=\s|$)(.*)"
+)
 
 
 def config_class(stage: str) -> type:
