@@ -170,8 +170,8 @@ class TrainConfig:
     """muon: torch.optim.Muon for the 2-D weights of the layers, AdamW for embeddings, head and norms."""
     lr: float = 1e-3
     """Peak learning rate of AdamW."""
-    muon_lr: float = 0.02
-    """Peak learning rate of Muon."""
+    muon_lr: float = 4e-3
+    """Peak learning rate of Muon, whose updates are scaled to AdamW's size."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's averaging of gradients and of their squares."""
     warmup: float = 0.05
