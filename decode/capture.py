@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from decode.cache import SlotCache
 from decode.house.progress import get_logger
 from decode.masks import layer_masks
+from decode.models import device_of
 
 log = get_logger("decode")
 
@@ -31,7 +32,7 @@ class ChainPass(nn.Module):
         self.model = model
         self.config = model.config.get_text_config()
         self.cache = SlotCache(self.config.num_hidden_layers, capacity)
-        device = model.get_input_embeddings().weight.device  # type: ignore[union-attr]
+        device = device_of(model)
         self.slots = torch.arange(capacity, device=device)
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:  # (B, T), (B, T) -> (B, T, V)
@@ -95,10 +96,12 @@ def _capture(module: ChainPass, tokens: Tensor, positions: Tensor) -> nn.Module:
             return module
         for _ in range(WARM_UP):
             have = traced(tokens, positions)
-        other = positions - 1  # a capture with the position baked in would show here
+        other = positions + 1  # a capture with the position baked in would show here; slots behind the end are free
         moved = torch.allclose(traced(tokens, other), module(tokens, other), rtol=1e-3, atol=1e-3)
         traced(tokens, positions)
     if moved and torch.allclose(have, want, rtol=1e-3, atol=1e-3):
         return traced
-    log.warning("drafting runs uncaptured, which is slower: the capture of %s changes its logits", type(module.model).__name__)
+    log.warning(
+        "drafting runs uncaptured, which is slower: the capture of %s changes its logits", type(module.model).__name__
+    )
     return module
