@@ -11,6 +11,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from decode import generate
+from decode.drafters.base import Drafter
 from decode.sampling import Sampling
 from decode.stats import Round
 from eval.texts import left_padded
@@ -18,7 +19,8 @@ from eval.texts import left_padded
 
 @dataclass(frozen=True)
 class Sample:
-    """One call: what it emitted and when. Times are seconds from the call, on the host, the device synchronised at the end."""
+    """One call: what it emitted and when. Times are seconds from the call, on the host, the device synchronised at
+    the end."""
 
     new_ids: list[list[int]]
     """Emitted ids per prompt, nothing after the end token, nothing beyond the limit."""
@@ -67,7 +69,7 @@ class OurArm:
 
     name: str
     model: PreTrainedModel
-    drafter: object | None
+    drafter: Drafter | None
     sampling: Sampling
     verifier: str = "coupled"
     num_draft_tokens: int = 4
@@ -102,7 +104,8 @@ class OurArm:
 
 
 class ArrivalClock(StoppingCriteria):
-    """Never stops anything; transformers calls it whenever tokens arrive, and it writes down when and how many there were."""
+    """Never stops anything; transformers calls it whenever tokens arrive, and it writes down when and how many there
+    were."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -163,7 +166,8 @@ def run_transformers(
 
 
 def generation_config(model: PreTrainedModel, sampling: Sampling, max_new_tokens: int) -> GenerationConfig:
-    """The sampling, spelled out: transformers would fill what is left open from the model's own habits (top_k is 50 there)."""
+    """The sampling, spelled out: transformers would fill what is left open from the model's own habits (top_k is 50
+    there)."""
     eos = eos_ids(model)
     warpers = {} if sampling.is_greedy else _warpers(sampling)
     return GenerationConfig(

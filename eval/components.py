@@ -56,7 +56,8 @@ class CostMeter:
             self._pieces.setdefault(name, []).append(piece)
 
     def result(self) -> dict[tuple[str, int], ComponentTimes]:
-        """(drafter, k) -> medians over the pieces; a target pass of one size is the same for all drafters, so it is pooled."""
+        """(drafter, k) -> medians over the pieces; a target pass of one size is the same for all drafters, so it is
+        pooled."""
         by_size: dict[int, list[float]] = {}
         for piece in (one for pieces in self._pieces.values() for one in pieces):
             for size, seconds in piece.t_target.items():

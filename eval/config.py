@@ -94,7 +94,8 @@ class LosslessConfig:
             require(getattr(self, name) >= 1, f"lossless.{name}={getattr(self, name)}; use at least 1")
         require(
             self.other_tokens <= self.tokens,
-            f"lossless.other_tokens={self.other_tokens} exceeds lossless.tokens={self.tokens}; the first row checks most",
+            f"lossless.other_tokens={self.other_tokens} exceeds lossless.tokens={self.tokens}; "
+            "the first row checks most",
         )
 
 

@@ -1,7 +1,9 @@
 """Counting where speculative output departs from the target's own, and telling a near-tie from an error.
 
-Exact in law; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. A divergence whose two tokens lie within
-`MARGIN` of the best score (log p, plus the noise G at temperatures above 0) is a near-tie: rounding decided. Any other one is a mismatch. After
+Exact in law; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. A divergence whose two tokens
+lie within
+`MARGIN` of the best score (log p, plus the noise G at temperatures above 0) is a near-tie: rounding decided. Any
+other one is a mismatch. After
 either, comparison goes on from the reference's prefix, so one divergence hides nothing that follows it.
 """
 
@@ -20,7 +22,8 @@ from eval.texts import Generate, Job, Text
 MARGIN = 1e-4
 
 Margin = Callable[[Text, int, int], float]
-"""(reference text, index of the diverging new token, the other token) -> how far the worse of the two lies below the best score."""
+"""(reference text, index of the diverging new token, the other token) -> how far the worse of the two lies below the
+best score."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class Check:
 
 
 def check(reference: Sequence[Text], speculate: Generate, margin: Margin) -> list[Check]:
-    """Per reference text, the divergences of `speculate` from it and the tokens compared (every reference token once)."""
+    """Per reference text, the divergences of `speculate` from it and the tokens compared (every reference token
+    once)."""
     counts = {text.row: Check(tokens=len(text.new)) for text in reference}
     texts = {text.row: text for text in reference}
     resumed = {text.row: 0 for text in reference}

@@ -1,4 +1,5 @@
-"""The timed run: every arm answers every prompt in every round, one after another in a drawn order, so that drift hits all alike."""
+"""The timed run: every arm answers every prompt in every round, one after another in a drawn order, so that drift
+hits all alike."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ Samples = dict[str, list[list[Sample]]]
 """arm -> prompt group -> round."""
 
 
-def order(arms: Sequence[Arm], seed: int, round: int, group: int) -> list[Arm]:
+def order(arms: Sequence[Arm], seed: int, turn: int, group: int) -> list[Arm]:
     """The order of the arms for one prompt group in one round: a permutation drawn from all three numbers."""
     shuffled = list(arms)
-    random.Random(f"{seed}/{round}/{group}").shuffle(shuffled)
+    random.Random(f"{seed}/{turn}/{group}").shuffle(shuffled)
     return shuffled
 
 
@@ -40,12 +41,12 @@ def interleave(
     samples: Samples = {arm.name: [[] for _ in groups] for arm in arms}
     assert len(samples) == len(arms), "arm names are unique"
     with progress(rounds * len(groups) * len(arms), "calls", label) as bar:
-        for round in range(rounds):
+        for turn in range(rounds):
             between_rounds()
             for number, rows in enumerate(groups):
-                for arm in order(arms, seed, round, number):
+                for arm in order(arms, seed, turn, number):
                     ids = [prompts[row].ids for row in rows]
-                    samples[arm.name][number].append(arm.run(ids, rows, max_new_tokens, seed + round))
+                    samples[arm.name][number].append(arm.run(ids, rows, max_new_tokens, seed + turn))
                     bar.update(1)
     return samples
 
@@ -62,7 +63,8 @@ def warm_up(
 
 
 def seconds_per_token(samples: Sequence[Sequence[Sample]]) -> np.ndarray:  # (groups,)
-    """Per group, decode seconds over decode tokens, totals over its rounds; NaN where nothing came after the first arrival."""
+    """Per group, decode seconds over decode tokens, totals over its rounds; NaN where nothing came after the first
+    arrival."""
     seconds = np.array([sum(sample.decode_s for sample in group) for group in samples])
     tokens = np.array([sum(sample.decode_tokens for sample in group) for group in samples], dtype=float)
     return np.divide(seconds, tokens, out=np.full(len(seconds), np.nan), where=tokens > 0)

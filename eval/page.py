@@ -8,21 +8,24 @@ from typing import Any
 from eval.curves import Curves
 from eval.formatting import best_peer, headline_row, losslessness, number, share, with_interval
 from eval.plots import acceptance_plot, draft_length_plot, temperature_plot, training_plot
-from eval.summary import method_facts
+from eval.summary import headline, method_facts
 from eval.tables import Table, tables
 
 _STYLE = """
 :root { color-scheme: light; --ink: #111827; --soft: #4b5563; --line: #e5e7eb; --tint: #f3f6fb; --mark: #1f5fbf; }
 * { box-sizing: border-box; }
-body { margin: 0; color: var(--ink); background: #fff; font: 16px/1.55 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
+body { margin: 0; color: var(--ink); background: #fff; font: 16px/1.55 system-ui, "Segoe UI", Roboto, "Helvetica
+Neue", Arial, sans-serif; }
 main { max-width: 66rem; margin: 0 auto; padding: 2.5rem 1.5rem 4rem; }
 h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .3rem; }
 h2 { font-size: 1.2rem; margin: 2.6rem 0 .6rem; padding-top: 1.2rem; border-top: 1px solid var(--line); }
 p.lead, p.note { color: var(--soft); margin: .3rem 0 1rem; max-width: 52rem; }
 p.note { font-size: .9rem; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(13.5rem, 1fr)); gap: .9rem; margin: 1.4rem 0 .6rem; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); gap: .9rem;
+  margin: 1.4rem 0 .6rem; }
 .card { background: var(--tint); border-radius: .6rem; padding: .9rem 1.1rem; }
-.card b { display: block; font-size: 1.75rem; line-height: 1.2; color: var(--mark); font-variant-numeric: tabular-nums; }
+.card b { display: block; font-size: 1.75rem; line-height: 1.2; color: var(--mark);
+  font-variant-numeric: tabular-nums; }
 .card span { display: block; font-size: .88rem; color: var(--soft); }
 .card .name { color: var(--ink); font-weight: 600; }
 .scroll { overflow-x: auto; }
@@ -35,7 +38,8 @@ figure.wide { grid-column: 1 / -1; }
 figcaption { color: var(--soft); font-size: .9rem; }
 svg.plot { width: 100%; height: auto; display: block; }
 svg.plot text { font-family: inherit; }
-dl { display: grid; grid-template-columns: minmax(9rem, max-content) 1fr; gap: .35rem 1.4rem; font-size: .92rem; margin: 0; }
+dl { display: grid; grid-template-columns: minmax(9rem, max-content) 1fr; gap: .35rem 1.4rem; font-size: .92rem;
+margin: 0; }
 dt { font-weight: 600; }
 dd { margin: 0; color: var(--soft); overflow-wrap: anywhere; }
 code { font-size: .9em; background: var(--tint); padding: .1rem .3rem; border-radius: .25rem; }
@@ -58,8 +62,9 @@ def render_page(results: dict[str, Any], curves: Curves) -> str:
     ]
     body = "\n".join(parts)
     title = escape(f"{results['suite']} · draftsmith report")
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{_STYLE}</style></head><body><main>\n{body}\n</main></body></html>\n'
+    meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+    head = f"<head>{meta}<title>{title}</title><style>{_STYLE}</style></head>"
+    return f'<!doctype html>\n<html lang="en">{head}<body><main>\n{body}\n</main></body></html>\n'
 
 
 def _lead(results: dict[str, Any]) -> str:
@@ -74,7 +79,7 @@ def _lead(results: dict[str, Any]) -> str:
 def _cards(results: dict[str, Any]) -> str:
     row = headline_row(results)
     if row is None:
-        return '<p class="note">Greedy decoding only; its figures depend on repetition in the text, so none is a headline.</p>'
+        return f'<p class="note">{escape(headline(results)[0])}</p>'
     where = f"{row['draft']}, T={row['temperature']:g}, batch {row['batch_size']}, k={row['num_draft_tokens']}"
     cards = [
         ("speedup", number(row["speedup"], 2, "×"), f"95% interval {_interval(row['speedup_ci95'])}; {where}"),
@@ -112,12 +117,14 @@ def _peer_card(results: dict[str, Any], row: dict[str, Any]) -> list[tuple[str, 
     peer = best_peer(results, row["temperature"])
     if peer is None:
         return []
-    text = f"{_interval(peer['ratio_ci95'])}; its best of {sum(not one['best'] and one['temperature'] == row['temperature'] for one in results['peers'])} settings"
+    tried = [one for one in results["peers"] if not one["best"] and one["temperature"] == row["temperature"]]
+    text = f"{_interval(peer['ratio_ci95'])}; at its best of {len(tried)} settings"
     return [("over transformers assisted", number(peer["ratio_ours_over_peer"], 2, "×"), text)]
 
 
 def _card(name: str, value: str, detail: str) -> str:
-    return f'<div class="card"><span class="name">{escape(name)}</span><b>{escape(value)}</b><span>{escape(detail)}</span></div>'
+    name, value, detail = escape(name), escape(value), escape(detail)
+    return f'<div class="card"><span class="name">{name}</span><b>{value}</b><span>{detail}</span></div>'
 
 
 def _interval(ci95: list[float] | None, digits: int = 2) -> str:
@@ -127,13 +134,13 @@ def _interval(ci95: list[float] | None, digits: int = 2) -> str:
 def _plots(results: dict[str, Any], curves: Curves) -> str:
     figures = []
     if results["sweeps"]["num_draft_tokens"]["points"]:
-        caption = "Speedup against draft length, at the first temperature: longer drafts cost more than their last tokens give."
+        caption = "Speedup against draft length, measured in the interleaved run, and predicted from component times."
         figures.append(_figure(draft_length_plot(results), caption))
     figures.append(_figure(acceptance_plot(results), "Acceptance by position in the draft, counted in the timed run."))
     if results["sweeps"]["temperature"]["points"]:
         caption = (
-            "alpha and the speedup it promises, teacher-forced, against temperature. The coupled verifier accepts slightly less "
-            "than alpha, so this prediction is an upper estimate."
+            "alpha and the speedup it promises, teacher-forced, against temperature. The coupled "
+            "verifier accepts slightly less than alpha, so this prediction is an upper estimate."
         )
         figures.append(_figure(temperature_plot(results), caption, wide=True))
     if curves:

@@ -62,7 +62,8 @@ class AssistedArm:
 
 @contextmanager
 def using(draft: PreTrainedModel, setting: Setting) -> Iterator[None]:
-    """transformers reads these knobs from the draft's generation_config and nowhere else; they are put back afterwards."""
+    """transformers reads these knobs from the draft's generation_config and nowhere else; they are put back
+    afterwards."""
     config = draft.generation_config
     assert config is not None
     wanted = {

@@ -36,8 +36,10 @@ class Plan:
         return [
             "arms, timed prompt by prompt in one run:",
             *arms,
-            f"prompts: {len(sets.timed)} timed, {len(sets.reported)} checked, {len(sets.screening)} for settings and warm-up",
-            f"tokens: {self.timed_tokens:,} timed, {self.checked_tokens:,} checked and for alpha, {self.screened_tokens:,} screened",
+            f"prompts: {len(sets.timed)} timed, {len(sets.reported)} checked, {len(sets.screening)} for "
+            "settings and warm-up",
+            f"tokens: {self.timed_tokens:,} timed, {self.checked_tokens:,} checked and for alpha, "
+            f"{self.screened_tokens:,} screened",
             f"time: about {self.seconds / 60:.0f} min (an order of magnitude)",
         ]
 

@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from eval.curves import Curves, series
 
@@ -35,15 +36,23 @@ _STYLE = {
 
 def draw(name: str, paint: Callable[[Sequence[Axes]], None], panels: int = 1, width: float = 5.2) -> str:
     """An <svg> element: `paint` fills the axes. Without metadata, doctype and namespaces it names no other resource."""
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+    style: dict[Any, Any] = {**_STYLE, "svg.hashsalt": name}
+    with mpl.rc_context(style):
         figure = Figure(figsize=(width * panels, 3.4), layout="constrained")
         axes = figure.subplots(1, panels, squeeze=False)[0]
         paint(list(axes))
+        _legend_below(figure, axes[0])
         out = io.StringIO()
         figure.savefig(
             out, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
         )
     return _inline(out.getvalue(), name)
+
+
+def _legend_below(figure: Figure, axis: Axes) -> None:
+    handles, labels = axis.get_legend_handles_labels()
+    columns = min(len(labels), 2 * len(figure.axes))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=10)
 
 
 def _inline(svg: str, name: str) -> str:
@@ -84,8 +93,7 @@ def acceptance_plot(results: dict[str, Any]) -> str:
                 range(1, len(values) + 1), _gaps(values), style, marker="o", color=colors[row["draft"]], label=label
             )
         axes[0].set(xlabel="position in the draft", ylabel="accepted, given those before it", ylim=(0, 1.02))
-        axes[0].xaxis.get_major_locator().set_params(integer=True)
-        axes[0].legend(loc="lower left")
+        axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
 
     return draw("acceptance by position", paint)
 
@@ -108,7 +116,6 @@ def draft_length_plot(results: dict[str, Any]) -> str:
         axes[0].set(
             xlabel="draft tokens per target pass, k", ylabel="speedup over the baseline", ylim=(0, None), xticks=k
         )
-        axes[0].legend(loc="lower center")
 
     return draw("speedup against k", paint)
 
@@ -126,7 +133,6 @@ def temperature_plot(results: dict[str, Any]) -> str:
         axes[0].set(xlabel="temperature", ylabel="alpha", ylim=(0, 1.02))
         axes[1].axhline(1, color=GREY, linewidth=1)
         axes[1].set(xlabel="temperature", ylabel=f"predicted speedup, k={sweep['num_draft_tokens']}", ylim=(0, None))
-        axes[0].legend(loc="lower left")
 
     return draw("alpha and predicted speedup against temperature", paint, panels=2)
 
@@ -142,7 +148,6 @@ def training_plot(results: dict[str, Any], curves: Curves) -> str:
                 axis.plot(*series(lines, "validation", field), "o-", color=color, label=draft, markersize=4)
         for axis, label in zip(axes, ("training loss", "held-out alpha", "held-out tau estimate"), strict=True):
             axis.set(xlabel="optimizer step", ylabel=label)
-        axes[0].legend(loc="upper right")
 
     return draw("training curves", paint, panels=3, width=3.6)
 

@@ -1,6 +1,7 @@
 """The prompts that every arm continues: windows of held-out documents, or the questions of a benchmark file.
 
-Spec-Bench, SPEED-Bench and MT-Bench share one JSONL layout: `question_id`, `category` and `turns`, a list of user messages;
+Spec-Bench, SPEED-Bench and MT-Bench share one JSONL layout: `question_id`, `category` and `turns`, a list of user
+messages;
 prepared copies may hold chat `messages` instead, of which the user's are the turns.
 """
 
@@ -48,7 +49,8 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptSets:
-    """Reported prompts (the first `num_timed` of them are timed) and the separate ones for warm-up and choosing settings."""
+    """Reported prompts (the first `num_timed` of them are timed) and the separate ones for warm-up and choosing
+    settings."""
 
     reported: list[Prompt]
     num_timed: int
@@ -61,7 +63,8 @@ class PromptSets:
 
 
 def read_questions(path: str | Path) -> list[Question]:
-    """The questions of a JSONL file in one of the three layouts; InputError names file and line of the first bad one."""
+    """The questions of a JSONL file in one of the three layouts; InputError names file and line of the first bad
+    one."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"prompts.file={path} does not exist; name a JSONL file with {_LAYOUT}")
@@ -133,8 +136,9 @@ def check_lengths(prompts: Iterable[Prompt], cfg: EvalConfig, max_positions: int
     for prompt in prompts:
         if len(prompt.ids) + new_tokens > max_positions:
             raise InputError(
-                f"prompt {prompt.id!r} has {len(prompt.ids)} tokens, and with {new_tokens} more (the longest continuation "
-                f"and a draft) exceeds the {max_positions} positions that target and drafts share; the text would be cut. "
+                f"prompt {prompt.id!r} has {len(prompt.ids)} tokens, and with {new_tokens} more (the "
+                f"longest continuation and a draft) exceeds the {max_positions} positions that target and drafts "
+                "share; the text would be cut. "
                 "Lower prompts.tokens, decode.max_new_tokens or lossless.tokens, or drop the prompt from the file"
             )
 
@@ -204,9 +208,9 @@ def _from_held_out(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase) -> Promp
     windows = held_out_prompts(documents, tokenizer, cfg.prompts, wanted, cfg.seed)
     if len(windows) < wanted:
         raise ConfigError(
-            f"the held-out split of data={cfg.data.name} gives {len(windows)} prompts (prompts.tokens={cfg.prompts.tokens}), "
-            f"and {wanted} are needed (lossless.prompts + timing.screening_prompts); lower these, shorten prompts.tokens, "
-            "or raise data.heldout_share"
+            f"the held-out split of data={cfg.data.name} gives {len(windows)} prompts "
+            f"(prompts.tokens={cfg.prompts.tokens}), and {wanted} are needed (lossless.prompts + "
+            "timing.screening_prompts); lower these, shorten prompts.tokens, or raise data.heldout_share"
         )
     num_screening = cfg.timing.screening_prompts
     return PromptSets(windows[num_screening:], cfg.timing.prompts, windows[:num_screening])
@@ -217,7 +221,8 @@ def held_out_prompts(
 ) -> list[Prompt]:
     """Up to `wanted` prompts, spread over as many documents as possible: windows of text, opening questions of chats.
 
-    The documents take turns in an order drawn from `seed`, each giving its windows (which do not overlap) in a drawn order.
+    The documents take turns in an order drawn from `seed`, each giving its windows (which do not overlap) in a drawn
+    order.
     """
     rng = random.Random(seed)
     per_document = [_prompts_of(document, tokenizer, cfg, rng)[:wanted] for document in documents]

@@ -1,6 +1,7 @@
 """Publish a report: `python -m eval.publish runs/quickstart/report/results.json docs/results/quickstart`.
 
-Copies the JSON to docs/results/quickstart.json, renders docs/results/quickstart.md from it, and fills the results block of
+Copies the JSON to docs/results/quickstart.json, renders docs/results/quickstart.md from it, and fills the results
+block of
 README.md, so that no published figure is typed by hand.
 """
 
@@ -20,7 +21,8 @@ START, END = "<!-- results:start -->", "<!-- results:end -->"
 
 
 def publish(source: Path, destination: Path, readme: Path) -> None:
-    """Write DESTINATION.json and DESTINATION.md from `source` and fill the block of `readme`; InputError for bad input."""
+    """Write DESTINATION.json and DESTINATION.md from `source` and fill the block of `readme`; InputError for bad
+    input."""
     results = _checked(read_json(source), source)
     text = fill_block(_read(readme), f"{render_block(results)}\n\n[Full results]({_link(destination, readme)})", readme)
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -30,7 +32,8 @@ def publish(source: Path, destination: Path, readme: Path) -> None:
 
 
 def fill_block(text: str, block: str, where: Path) -> str:
-    """`text` with everything between the marks replaced by `block`; InputError unless both marks are there once, in order."""
+    """`text` with everything between the marks replaced by `block`; InputError unless both marks are there once, in
+    order."""
     if text.count(START) != 1 or text.count(END) != 1 or text.index(START) > text.index(END):
         raise InputError(
             f"{where} must hold the line {START} and, after it, {END}, once each; the results go between them"

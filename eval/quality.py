@@ -1,4 +1,5 @@
-"""First half of a report, in float32 and batched: is the output the target's own, and how much of p does each draft cover?"""
+"""First half of a report, in float32 and batched: is the output the target's own, and how much of p does each draft
+cover?"""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def with_answers(
         answer = _alone(cfg, target, cfg.temperatures[0], "answers between turns")
         texts = answer(jobs_for(turns, cfg.decode.max_new_tokens))
         follow = [
-            next_turn(turn, str(tokenizer.decode(text.new, skip_special_tokens=True)), tokenizer)
+            next_turn(turn, str(tokenizer.decode(list(text.new), skip_special_tokens=True)), tokenizer)
             for turn, text in zip(turns, texts, strict=True)
         ]
         for prompt in follow:

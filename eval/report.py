@@ -22,34 +22,38 @@ from eval.teacher_forced import Alphas
 SCHEMA = 1
 
 DEFINITIONS = {
-    "alpha": "How much of the target's next-token law p the draft's law q covers: the sum over the vocabulary of min(p, q), "
-    "averaged over tokens; at temperature 0 the share of positions where both prefer the same token. Teacher-forced, on text "
-    "that the target wrote itself after held-out prompts at that temperature.",
-    "tau": "Tokens emitted per target pass, the correction or bonus token included, pooled over all passes of the timed run.",
-    "acceptance_by_position": "Of the draft tokens at position i whose predecessors in the same draft were accepted, the share "
-    "that was accepted too.",
-    "tokens_per_s": "Emitted tokens per second after the first arrival, when the prompt has been read; the median over prompts. "
-    "A prompt's figure is its total time over its total tokens in all rounds. Tokens cut off behind the end are not counted.",
-    "baseline": "The faster of two ways without a draft, in the same run and precision: our own autoregressive loop, and "
-    "transformers generate on its dynamic cache.",
+    "alpha": "How much of the target's next-token law p the draft's law q covers: the sum over the vocabulary of "
+    "min(p, q), averaged over tokens; at temperature 0 the share of positions where both prefer the same token. "
+    "Teacher-forced, on text that the target wrote itself after held-out prompts at that temperature.",
+    "tau": "Tokens emitted per target pass, the correction or bonus token included, pooled over all passes of the "
+    "timed run.",
+    "acceptance_by_position": "Of the draft tokens at position i whose predecessors in the same draft were accepted, "
+    "the share that was accepted too.",
+    "tokens_per_s": "Emitted tokens per second after the first arrival, when the prompt has been read; the median over "
+    "prompts. A prompt's figure is its total time over its total tokens in all rounds. Tokens cut off behind the "
+    "end are not counted.",
+    "baseline": "The faster of two ways without a draft, in the same run and precision: our own autoregressive loop, "
+    "and transformers generate on its dynamic cache.",
     "speedup": "Seconds per token of the baseline over ours, paired by prompt; the median over prompts.",
     "whole_call_speedup": "The same for whole calls, reading the prompt included.",
     "ci95": "Percentile bootstrap over prompts, 10,000 resamples; everything measured on one prompt stays together.",
-    "component_times": "Medians of bare forwards timed alone on the decoder's cache at the run's mean context, in pieces "
-    "between the rounds of the timed run.",
+    "component_times": "Medians of bare forwards timed alone on the decoder's cache at the run's mean context, in "
+    "pieces between the rounds of the timed run.",
     "predicted_speedup": "tau x t_target(1) / (k x t_draft + t_target(k + 1)), from the component times.",
     "realised": "Measured speedup over predicted speedup: what is left after the decoder's own work.",
     "ttft_s": "Seconds until the first tokens arrive, median. For a speculative arm that is a burst.",
     "itl_s": "Seconds between arrivals; the tokens of one target pass arrive together and count as one arrival.",
-    "losslessness": "Exact in law; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. Counted in the "
-    "precision of `lossless.dtype`, in batches, against the target's own autoregressive text with the same noise. A mismatch is "
-    "a divergence where the two tokens' scores (log p, plus the noise at temperatures above 0) lie more than 1e-4 below the "
-    "best; a closer one is a near-tie. After either, comparison goes on from the target's own prefix.",
-    "repeated_4gram_share": "Share of 4-token runs in the output that occurred earlier in the same output. A model that repeats "
-    "itself is easy to draft for, so a high share flatters every speed figure of that row.",
+    "losslessness": "Exact in law; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. Counted in "
+    "the precision of `lossless.dtype`, in batches, against the target's own autoregressive text with the same "
+    "noise. A mismatch is a divergence where the two tokens' scores (log p, plus the noise at temperatures above "
+    "0) lie more than 1e-4 below the best; a closer one is a near-tie. After either, comparison goes on from the "
+    "target's own prefix.",
+    "repeated_4gram_share": "Share of 4-token runs in the output that occurred earlier in the same output. A model "
+    "that repeats itself is easy to draft for, so a high share flatters every speed figure of that row.",
     "peak_memory_bytes": "Peak of the CUDA allocator, or of the whole process on a CPU.",
-    "peer": "transformers assisted generation with the same target and draft, constant schedule. Its setting was chosen on "
-    "separate prompts, then timed in the same interleaved run. ratio_ours_over_peer pairs by prompt like speedup.",
+    "peer": "transformers assisted generation with the same target and draft, constant schedule. Its setting was "
+    "chosen on separate prompts, then timed in the same interleaved run. ratio_ours_over_peer pairs by prompt like "
+    "speedup.",
 }
 
 
@@ -119,13 +123,14 @@ def _prompts(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
 
 
 def scopes(cfg: EvalConfig, sets: PromptSets) -> list[Scope]:
-    """All prompts first, then each category with at least one timed prompt, where prompts are timed one by one."""
+    """All prompts first; then, where prompts are timed one by one and differ in category, each category with a timed
+    one."""
     size = cfg.timing.batch_size
     groups = range((len(sets.timed) + size - 1) // size)
     every = [Scope(cfg.prompts.label, groups, range(len(sets.reported)))]
-    if size > 1:
-        return every
     categories = dict.fromkeys(prompt.category for prompt in sets.timed if prompt.category is not None)
+    if size > 1 or len(categories) < 2:
+        return every
     return every + [
         Scope(cfg.prompts.label, _of(sets.timed, category), _of(sets.reported, category), category)
         for category in categories

@@ -41,7 +41,8 @@ class Scope:
 
 
 def speed_ratio(samples: Samples, ours: str, other: str, groups: Sequence[int], seed: int) -> Estimate | None:
-    """Other's decode seconds per token over ours: median over prompts of the paired ratios; None without a common prompt."""
+    """Other's decode seconds per token over ours: median over prompts of the paired ratios; None without a common
+    prompt."""
     return _paired(seconds_per_token(samples[other]), seconds_per_token(samples[ours]), groups, seed)
 
 

@@ -53,7 +53,7 @@ def peer_refusal(cfg: EvalConfig, draft: object | None = None) -> str | None:
     if not cfg.peers.num_assistant_tokens:
         return "peers.num_assistant_tokens is empty"
     if cfg.timing.batch_size > 1:
-        return f"transformers assisted generation decodes one prompt at a time, and timing.batch_size={cfg.timing.batch_size}"
+        return f"transformers assisted generation decodes one prompt at a time, not {cfg.timing.batch_size}"
     if draft is not None and not isinstance(draft, LMDraft):
         return f"transformers takes a language model as assistant_model, and this draft is a {type(draft).__name__}"
     return None

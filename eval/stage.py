@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from decode import load_drafter
 from decode.config import ModelConfig
@@ -37,6 +38,8 @@ def run(cfg: EvalConfig) -> None:
 
     Raises ConfigError and InputError before any weight is loaded.
     """
+    transformers_logging.set_verbosity_error()  # its advice on generate() is about calls that it makes itself
+    transformers_logging.disable_progress_bar()
     check_tracking(cfg)
     target, families = check_models(cfg)
     limit = min(

@@ -1,4 +1,5 @@
-"""Estimates over prompts with paired bootstrap intervals (Efron 1979, percentile form), and the few counts beside them."""
+"""Estimates over prompts with paired bootstrap intervals (Efron 1979, percentile form), and the few counts beside
+them."""
 
 from __future__ import annotations
 

@@ -36,12 +36,14 @@ def headline(results: dict[str, Any]) -> list[str]:
     row = headline_row(results)
     if row is None:
         return [
-            "Greedy decoding only: figures at temperature 0 depend on how much the text repeats itself, so none is a headline."
+            "Greedy decoding only: figures at temperature 0 depend on how much the text repeats itself, "
+            "so none is a headline."
         ]
     lines = [
         f"At T={row['temperature']:g}, batch {row['batch_size']}, `{row['draft']}` makes the target "
         f"**{with_interval(row['speedup'], row['speedup_ci95'])} times as fast** as without a draft "
-        f"({number(row['tokens_per_s'], 0)} against {number(row['baseline_tokens_per_s'], 0)} tokens/s, {row['baseline']}): "
+        f"({number(row['tokens_per_s'], 0)} against {number(row['baseline_tokens_per_s'], 0)} tokens/s, "
+        f"{row['baseline']}): "
         f"alpha {with_interval(row['alpha'], row['alpha_ci95'], 3)}, "
         f"{with_interval(row['tau'], row['tau_ci95'])} tokens per target pass, "
         f"{share(row['realised'])} of the speedup that its component times predict.",
@@ -68,7 +70,8 @@ def method_facts(results: dict[str, Any]) -> dict[str, str]:
     drafts = ", ".join(f"{name} ({path})" for name, path in results["drafts"].items())
     return {
         "Machine": hardware(environment),
-        "Software": f"torch {packages.get('torch')}, transformers {packages.get('transformers')}, Python {environment['python']}",
+        "Software": f"torch {packages.get('torch')}, transformers {packages.get('transformers')}, "
+        f"Python {environment['python']}",
         "Target": f"{target['path']}, {target['num_parameters'] / 1e6:,.1f}M parameters, {target['dtype']}",
         "Drafts": drafts,
         "Prompts": f"{prompts['source']}: {prompts['timed']} timed ({prompts['mean_tokens']:.0f} tokens on average, "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eval.formatting import losslessness, megabytes, milliseconds, number, setting, share, with_interval
+from eval.formatting import megabytes, milliseconds, number, setting, share, with_interval
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,9 @@ def exactness_table(results: dict[str, Any]) -> Table:
             f"{row['temperature']:g}",
             row["draft"],
             row["verifier"],
-            losslessness(row),
+            number(row["mismatches"], 0),
+            number(row["near_ties"], 0),
+            f"{row['tokens_checked']:,}",
             share(row["repeated_4gram_share"]),
             milliseconds(row["ttft_s"]),
             milliseconds(row["itl_s"]["p50"]),
@@ -63,17 +65,8 @@ def exactness_table(results: dict[str, Any]) -> Table:
         ]
         for row in rows
     ]
-    columns = (
-        "T",
-        "draft",
-        "verifier",
-        "losslessness",
-        "repeated 4-grams",
-        "first tokens",
-        "between p50",
-        "between p95",
-        "memory",
-    )
+    columns = ("T", "draft", "verifier", "mismatches", "near-ties", "in tokens", "repeated 4-grams", "ttft", "itl p50")
+    columns = (*columns, "itl p95", "memory")
     return Table("Exactness and latency", columns, cells, f"Energy: {rows[0]['energy_reason']}." if rows else "")
 
 
@@ -110,22 +103,19 @@ def peer_table(results: dict[str, Any]) -> Table:
         ]
         for peer in best
     ]
-    tried = "; ".join(
-        f"T={peer['temperature']:g} {setting(peer)}: {number(peer['tokens_per_s'], 0)}"
-        for peer in results["peers"]
-        if not peer["best"]
-    )
-    note = (
-        f"Settings tried on separate prompts, tokens/s: {tried}."
-        if tried
-        else f"Left out: {results['peers_left_out']}."
-    )
-    return Table(
-        "Against transformers assisted generation",
-        ("T", "peer", "best setting", "tokens/s", "ours / peer"),
-        cells,
-        note,
-    )
+    columns = ("T", "peer", "best setting", "tokens/s", "ours / peer")
+    note = f"Left out: {results['peers_left_out']}." if results["peers_left_out"] else ""
+    return Table("Against transformers assisted generation", columns, cells, note)
+
+
+def screening_table(results: dict[str, Any]) -> Table | None:
+    """The peer's settings on the prompts where the best one was chosen."""
+    tried = [peer for peer in results["peers"] if not peer["best"]]
+    if not tried:
+        return None
+    cells = [[f"{peer['temperature']:g}", setting(peer), number(peer["tokens_per_s"], 0)] for peer in tried]
+    note = "On separate prompts, not comparable with the speeds above."
+    return Table("Settings tried for transformers assisted generation", ("T", "setting", "tokens/s"), cells, note)
 
 
 def component_table(results: dict[str, Any]) -> Table:
@@ -152,12 +142,13 @@ def arm_table(results: dict[str, Any]) -> Table:
 
 def tables(results: dict[str, Any]) -> list[Table]:
     """Every table, in reading order."""
-    optional = [category_table(results)]
-    return [
+    every = [
         main_table(results),
         peer_table(results),
         exactness_table(results),
-        *(table for table in optional if table is not None),
+        category_table(results),
         component_table(results),
         arm_table(results),
+        screening_table(results),
     ]
+    return [table for table in every if table is not None]

@@ -33,7 +33,8 @@ class Alphas:
         return np.array([(alpha.sum(), len(alpha)) for alpha in kept], dtype=float).reshape(-1, 2)
 
     def expected_tau(self, k: int) -> float:
-        """Tokens per target pass that k drafted tokens promise, from runs of consecutive alphas; NaN where all are shorter."""
+        """Tokens per target pass that k drafted tokens promise, from runs of consecutive alphas; NaN where all are
+        shorter."""
         width = max((len(alpha) for alpha in self.by_row.values()), default=0)
         alpha, valid = torch.zeros(len(self.by_row), width), torch.zeros(len(self.by_row), width, dtype=torch.bool)
         for i, row in enumerate(self.by_row.values()):
@@ -46,9 +47,11 @@ class Alphas:
 def measure_alpha(
     target: PreTrainedModel, drafters: Mapping[str, Any], texts: Sequence[Text], sampling: Sampling
 ) -> dict[str, Alphas]:
-    """Per drafter, alpha(t) = sum_v min(p_v, q_v) at every new token, both laws warped by `sampling`; at T=0 whether argmaxes agree.
+    """Per drafter, alpha(t) = sum_v min(p_v, q_v) at every new token, both laws warped by `sampling`; at T=0 whether
+    argmaxes agree.
 
-    One target pass serves all drafters. A draft is asked through its training face, which stands on the forward it serves from.
+    One target pass serves all drafters. A draft is asked through its training face, which stands on the forward it
+    serves from.
     """
     texts = [text for text in texts if text.new]
     found: dict[str, dict[int, np.ndarray]] = {name: {} for name in drafters}

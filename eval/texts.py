@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from decode import generate
+from decode.drafters.base import Drafter
 from decode.house.progress import progress
 from decode.sampling import Sampling
 from eval.prompts import Prompt
@@ -50,7 +51,7 @@ def left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.device
 
 def generator(
     model: PreTrainedModel,
-    drafter: object | None,
+    drafter: Drafter | None,
     sampling: Sampling,
     verifier: str,
     num_draft_tokens: int,
@@ -58,7 +59,8 @@ def generator(
     batch_size: int,
     label: str,
 ) -> Generate:
-    """A function that continues jobs in batches, longest first, with or without a drafter; one seed, so texts compare."""
+    """A function that continues jobs in batches, longest first, with or without a drafter; one seed, so texts
+    compare."""
 
     def run(jobs: Sequence[Job]) -> list[Text]:
         done: dict[int, Text] = {}
@@ -81,7 +83,7 @@ def batches(jobs: Sequence[Job], batch_size: int) -> Iterator[list[Job]]:
 
 def _continue(
     model: PreTrainedModel,
-    drafter: object | None,
+    drafter: Drafter | None,
     sampling: Sampling,
     verifier: str,
     num_draft_tokens: int,

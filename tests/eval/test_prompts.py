@@ -1,0 +1,140 @@
+"""Prompt files in the three benchmark layouts, held-out windows, and what is refused."""
+
+import json
+
+import pytest
+
+from decode.house.errors import ConfigError, InputError
+from distill.corpora import Document
+from eval.config import EvalConfig, PromptsConfig
+from eval.prompts import Prompt, check_lengths, first_turn, held_out_prompts, load_prompts, next_turn, read_questions
+from tests.tiny import tiny_tokenizer
+
+SPEC_BENCH = {"question_id": 81, "category": "writing", "turns": ["Compose a post.", "Rewrite it."], "reference": []}
+SPEED_BENCH = {
+    "question_id": "c3f0",
+    "category": "coding",
+    "sub_category": "python",
+    "turns": ["Write a sort."],
+    "source": "x",
+    "src_id": "7",
+    "difficulty": "easy",
+    "multiturn": False,
+}
+MT_BENCH = {"question_id": 101, "category": "reasoning", "turns": ["Who is first?", "And last?"]}
+MESSAGES = {
+    "question_id": 5,
+    "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
+}
+
+
+def write(path, *entries):
+    path.write_text("\n".join(entry if isinstance(entry, str) else json.dumps(entry) for entry in entries) + "\n")
+    return path
+
+
+def config(**values) -> EvalConfig:
+    values.setdefault("lossless", {"prompts": 4, "tokens": 8, "other_tokens": 4})
+    values.setdefault("timing", {"prompts": 2, "screening_prompts": 1, "sweep": []})
+    values.setdefault("curve", {"prompts": 2, "tokens": 4})
+    values.setdefault("decode", {"max_new_tokens": 8})
+    from decode.house.config import build
+
+    return build(EvalConfig, {"output_dir": "out", "target": {"path": "t"}, "drafts": {"d": "d"}, **values})
+
+
+def test_the_three_layouts_and_chat_messages_are_read(tmp_path):
+    questions = read_questions(write(tmp_path / "q.jsonl", SPEC_BENCH, SPEED_BENCH, MT_BENCH, MESSAGES))
+    assert [q.id for q in questions] == ["81", "c3f0", "101", "5"]
+    assert [q.category for q in questions] == ["writing", "coding", "reasoning", None]
+    assert [q.turns for q in questions] == [
+        ("Compose a post.", "Rewrite it."),
+        ("Write a sort.",),
+        ("Who is first?", "And last?"),
+        ("Hi",),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{not json", "not JSON"),
+        ("[1, 2]", "not an object"),
+        ({"question_id": 1, "category": "x"}, "turns None"),
+        ({"turns": []}, r"turns \[\]"),
+        ({"turns": ["ok", ""]}, "non-empty"),
+        ({"turns": "text"}, "turns 'text'"),
+        ({"turns": ["a"], "category": 3}, "category 3"),
+        ({"turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"]}, "withheld"),
+        ({"messages": ["x"]}, "role and content"),
+    ],
+)
+def test_a_malformed_line_is_named(tmp_path, line, message):
+    path = write(tmp_path / "q.jsonl", MT_BENCH, line)
+    with pytest.raises(InputError, match=message) as error:
+        read_questions(path)
+    assert "q.jsonl:2" in str(error.value)
+
+
+def test_missing_and_empty_files_are_refused(tmp_path):
+    with pytest.raises(InputError, match="does not exist"):
+        read_questions(tmp_path / "none.jsonl")
+    with pytest.raises(InputError, match="no question"):
+        read_questions(write(tmp_path / "empty.jsonl", ""))
+
+
+def test_screening_prompts_are_never_reported_and_prefixes_mix_categories(tmp_path):
+    entries = [{"question_id": i, "category": "ab"[i >= 4], "turns": [f"question {i}"]} for i in range(8)]
+    cfg = config(prompts={"file": str(write(tmp_path / "q.jsonl", *entries))})
+    sets = load_prompts(cfg, tiny_tokenizer(), 256)
+    assert len(sets.reported) == 4
+    assert len(sets.timed) == 2
+    assert not {p.id for p in sets.screening} & {p.id for p in sets.reported}
+    assert [p.category for p in sets.timed] in (["a", "b"], ["b", "a"])
+
+
+def test_too_few_questions_are_refused(tmp_path):
+    cfg = config(prompts={"file": str(write(tmp_path / "q.jsonl", MT_BENCH))})
+    with pytest.raises(ConfigError, match="leaves none to report"):
+        load_prompts(cfg, tiny_tokenizer(), 256)
+
+
+def test_a_prompt_longer_than_the_context_is_refused():
+    cfg = config()
+    check_lengths([Prompt("fits", None, (1,) * 50)], cfg, 256)
+    with pytest.raises(InputError, match="'long' has 250 tokens"):
+        check_lengths([Prompt("long", None, (1,) * 250)], cfg, 256)
+
+
+def test_held_out_windows_do_not_overlap_and_spread_over_documents():
+    tokenizer = tiny_tokenizer()
+    documents = [Document(f"d{i}", text="def f(x):\n    return x\n" * 40) for i in range(3)]
+    prompts = held_out_prompts(documents, tokenizer, PromptsConfig(tokens=16), 9, seed=0)
+    assert len(prompts) == 9
+    assert all(len(prompt.ids) == 16 for prompt in prompts)
+    assert len({prompt.id for prompt in prompts}) == 9
+    assert {prompt.id.split("@")[0] for prompt in prompts[:3]} == {"d0", "d1", "d2"}
+    assert all(int(prompt.id.split("@")[1]) % 16 == 0 for prompt in prompts)
+    assert prompts == held_out_prompts(documents, tokenizer, PromptsConfig(tokens=16), 9, seed=0)
+    assert prompts != held_out_prompts(documents, tokenizer, PromptsConfig(tokens=16), 9, seed=1)
+
+
+def test_a_chat_document_gives_its_opening_question():
+    chat = Document("c", messages=[{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}])
+    (prompt,) = held_out_prompts([chat], tiny_tokenizer(), PromptsConfig(), 4, seed=0)
+    assert tiny_tokenizer().decode(list(prompt.ids)) == "Hello"
+
+
+def test_later_turns_follow_the_targets_answer_in_the_chat_template(tmp_path):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    (question,) = read_questions(write(tmp_path / "q.jsonl", MT_BENCH))
+    first = first_turn(question, tokenizer, max_turns=2)
+    assert tokenizer.decode(list(first.ids)) == "<user>Who is first?<assistant>"
+    second = next_turn(first, "Ann", tokenizer)
+    assert tokenizer.decode(list(second.ids)) == "<user>Who is first?<assistant>Ann<user>And last?<assistant>"
+    assert (first.id, second.id, second.later) == ("101", "101#2", ())
+    assert first_turn(question, tokenizer, max_turns=1).later == ()

@@ -1,0 +1,288 @@
+"""A whole tiny report: schema, page, resume, publishing, tracking; and what is refused before any weight is loaded."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from decode.house.config import build
+from decode.house.errors import ConfigError, InputError
+from eval import stage
+from eval.config import EvalConfig
+from eval.formatting import headline_row
+from eval.page import render_page
+from eval.publish import END, START, publish
+from eval.summary import render_summary
+from tests.tiny import save_tiny_target
+
+ROW_KEYS = {
+    *("drafter", "draft", "verifier", "tree", "dtype", "text", "temperature", "batch_size", "num_draft_tokens", "seed"),
+    *("prompts", "tokens", "alpha", "alpha_ci95", "tau", "tau_ci95", "acceptance_by_position", "tokens_per_s"),
+    *("baseline_tokens_per_s", "speedup", "speedup_ci95", "predicted_speedup", "realised", "ttft_s", "itl_s"),
+    *("mismatches", "near_ties", "tokens_checked", "repeated_4gram_share", "energy_j_per_token", "energy_reason"),
+    "peak_memory_bytes",
+}
+PEER_KEYS = {
+    *("name", "best", "setting", "temperature", "batch_size", "tokens_per_s", "ratio_ours_over_peer", "ratio_ci95"),
+}
+
+
+def write_questions(path: Path) -> str:
+    lines = [
+        {"question_id": i, "category": ("code", "chat")[i % 2], "turns": [f"def f{i}(", "go on"]} for i in range(7)
+    ]
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    return str(path)
+
+
+def values(folder: Path) -> dict:
+    return {
+        "output_dir": str(folder / "report"),
+        "suite": "tiny",
+        "target": {"path": str(folder / "target")},
+        "drafts": {"distilled": str(folder / "draft/model"), "undistilled": str(folder / "draft_text")},
+        "prompts": {"file": str(folder / "questions.jsonl"), "max_turns": 2},
+        "decode": {"max_new_tokens": 10, "num_draft_tokens": 2},
+        "timing": {
+            "prompts": 4,
+            "rounds": 1,
+            "screening_prompts": 1,
+            "screening_tokens": 6,
+            "sweep": [1, 2],
+            "cost_repeats": 1,
+        },
+        "peers": {"num_assistant_tokens": [2], "confidence_threshold": [0.0, 0.4]},
+        "lossless": {"prompts": 6, "tokens": 12, "other_tokens": 6, "batch_size": 4},
+        "curve": {"temperatures": [0.0, 0.7, 1.0], "prompts": 2, "tokens": 6},
+    }
+
+
+def make_models(folder: Path) -> None:
+    save_tiny_target(folder / "target", seed=0)
+    save_tiny_target(folder / "draft/model", seed=0)
+    save_tiny_target(folder / "draft_text", seed=1, num_layers=1)
+    write_questions(folder / "questions.jsonl")
+    metrics = [{"kind": "train", "step": s, "loss": 4 - s / 10, "alpha": 0.5, "tau": 2.0} for s in range(5)]
+    metrics += [{"kind": "validation", "step": 4, "loss": 3.0, "alpha": 0.6, "tau": 2.1}]
+    (folder / "draft/metrics.jsonl").write_text("\n".join(json.dumps(line) for line in metrics))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    make_models(folder)
+    stage.run(build(EvalConfig, values(folder)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(folder) -> dict:
+    return json.loads((folder / "report/results.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+
+
+def test_schema(results):
+    assert results["schema"] == 1
+    assert {"environment", "target", "definitions", "rows", "peers"} <= set(results)
+    assert all(set(row) >= ROW_KEYS for row in results["rows"])
+    assert all(set(peer) >= PEER_KEYS for peer in results["peers"])
+    assert set(results["rows"][0]["itl_s"]) == {"p50", "p95"}
+    for key in ("alpha", "tau", "speedup", "predicted_speedup", "realised", "itl_s", "ttft_s", "repeated_4gram_share"):
+        assert key in results["definitions"], f"{key} is explained"
+
+
+def test_rows_cover_drafts_temperatures_and_categories(results):
+    keys = [(row["draft"], row["temperature"], row["category"]) for row in results["rows"]]
+    assert len(set(keys)) == len(keys) == 2 * 2 * 3
+    assert keys[0] == ("distilled", 1.0, None)
+    assert {(row["temperature"], row["verifier"]) for row in results["rows"]} == {(1.0, "coupled"), (0.0, "greedy")}
+
+
+def test_a_draft_that_is_the_target_is_accepted_whole(results):
+    row = results["rows"][0]
+    assert row["alpha"] == pytest.approx(1.0, abs=1e-4)
+    assert row["acceptance_by_position"] == [1.0, 1.0]
+    assert row["tau"] > 2.4
+    other = next(row for row in results["rows"] if row["draft"] == "undistilled")
+    assert other["alpha_ci95"][1] < row["alpha_ci95"][0]
+
+
+def test_losslessness_is_counted_per_row(results):
+    every = [row for row in results["rows"] if row["category"] is None]
+    assert all(row["mismatches"] == 0 for row in every)
+    first, *rest = every
+    assert first["tokens_checked"] > max(row["tokens_checked"] for row in rest)
+    parts = [
+        row for row in results["rows"] if row["category"] and row["draft"] == "distilled" and row["temperature"] == 1
+    ]
+    assert sum(row["tokens_checked"] for row in parts) == first["tokens_checked"]
+
+
+def test_the_baseline_is_the_faster_one(results):
+    speeds = {arm["arm"]: arm["tokens_per_s"] for arm in results["arms"] if arm["temperature"] == 1.0}
+    best = max(speeds["own autoregressive loop"], speeds["transformers generate"])
+    assert results["rows"][0]["baseline_tokens_per_s"] == best
+
+
+def test_peers_hold_the_best_setting_and_those_tried(results):
+    best = [peer for peer in results["peers"] if peer["best"]]
+    assert [peer["temperature"] for peer in best] == [1.0, 0.0]
+    assert all(peer["setting"]["num_assistant_tokens_schedule"] == "constant" for peer in best)
+    assert len([peer for peer in results["peers"] if not peer["best"]]) == 4
+    tried = {
+        json.dumps(p["setting"]): p["tokens_per_s"] for p in results["peers"] if not p["best"] and p["temperature"] == 1
+    }
+    assert tried[json.dumps(best[0]["setting"])] == max(tried.values())
+
+
+def test_sweeps(results):
+    lengths = results["sweeps"]["num_draft_tokens"]
+    assert [point["num_draft_tokens"] for point in lengths["points"]] == [1, 2]
+    points = results["sweeps"]["temperature"]["points"]
+    assert {(p["temperature"], p["draft"]) for p in points} == {(t, d) for t in (0, 0.7, 1) for d in results["drafts"]}
+    assert all(point["predicted_speedup"] > 0 for point in points)
+
+
+class Page(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.links = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href") and value]
+
+
+def test_the_page_is_whole_and_names_nothing_outside_itself(folder):
+    text = (folder / "report/index.html").read_text()
+    page = Page()
+    page.feed(text)
+    assert page.tags.count("svg") == 4
+    for name in (
+        "acceptance by position",
+        "speedup against k",
+        "predicted speedup against temperature",
+        "training curves",
+    ):
+        assert re.search(f'aria-label="[^"]*{name}', text)
+    assert "http" not in text
+    assert "script" not in page.tags
+    assert all(link.startswith("#") for link in page.links)
+    assert not re.search(r"url\((?!#)", text)
+    assert all(f'id="{link[1:]}"' in text for link in page.links)
+
+
+def test_each_plot_is_well_formed(results):
+    page = render_page(results, {})
+    plots = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
+    assert len(plots) == 3  # without metrics there are no training curves
+    for plot in plots:
+        ElementTree.fromstring(plot.replace("<svg", '<svg xmlns:xlink="x"', 1))
+
+
+def test_headline_is_never_greedy(results):
+    assert headline_row(results)["temperature"] == 1.0
+    greedy = {**results, "rows": [row for row in results["rows"] if row["temperature"] == 0]}
+    assert headline_row(greedy) is None
+    assert 'class="card"' not in render_page(greedy, {})
+    assert "none is a headline" in render_summary(greedy)
+
+
+def test_summary_tells_machine_command_and_definitions(folder):
+    text = (folder / "report/summary.md").read_text()
+    for part in ("cores", "python -m eval", "Seed", "Percentile bootstrap", "mismatches", "near-ties"):
+        assert part in text
+
+
+def test_a_finished_report_is_not_redone(folder, monkeypatch):
+    monkeypatch.setattr(stage, "load_model", lambda *_: pytest.fail("weights were loaded"))
+    before = (folder / "report/results.json").read_bytes()
+    stage.run(build(EvalConfig, {**values(folder), "resume": "auto"}))
+    assert (folder / "report/results.json").read_bytes() == before
+
+
+def test_publish_copies_renders_and_fills_the_readme(folder, tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text(f"# Title\n{START}\nold\n{END}\ntail\n")
+    destination = tmp_path / "docs/results/quickstart"
+    publish(folder / "report/results.json", destination, readme)
+    publish(folder / "report/results.json", destination, readme)
+    text = readme.read_text()
+    assert "old" not in text
+    assert text.startswith("# Title\n")
+    assert text.endswith("tail\n")
+    assert "(docs/results/quickstart.md)" in text
+    assert json.loads(destination.with_suffix(".json").read_text())["schema"] == 1
+    assert "## Definitions" in destination.with_suffix(".md").read_text()
+
+
+@pytest.mark.parametrize("text", ["no marks", f"{END}\n{START}", f"{START}\n{START}\n{END}"])
+def test_publish_refuses_a_readme_without_its_marks(folder, tmp_path, text):
+    (tmp_path / "README.md").write_text(text)
+    with pytest.raises(InputError, match="results:start"):
+        publish(folder / "report/results.json", tmp_path / "x", tmp_path / "README.md")
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_publish_refuses_another_schema(tmp_path):
+    (tmp_path / "results.json").write_text('{"schema": 9}')
+    (tmp_path / "README.md").write_text(f"{START}{END}")
+    with pytest.raises(InputError, match="schema 9"):
+        publish(tmp_path / "results.json", tmp_path / "x", tmp_path / "README.md")
+
+
+@pytest.fixture
+def no_weights(monkeypatch):
+    monkeypatch.setattr(stage, "load_model", lambda *_: pytest.fail("weights were loaded"))
+
+
+def test_plan_prints_and_writes_nothing(folder, capsys, no_weights):
+    stage.run(build(EvalConfig, {**values(folder), "plan": True, "output_dir": str(folder / "planned")}))
+    out = capsys.readouterr().out
+    for part in ("transformers assisted", "distilled k=1", "prompts: 4 timed", "tokens:", "min"):
+        assert part in out
+    assert not (folder / "planned").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({}, ConfigError, "already holds"),
+        ({"output_dir": "new", "target": {"path": "./missing/target"}}, InputError, "does not exist"),
+        ({"output_dir": "new", "drafts": {"x": "./missing/draft"}}, InputError, "does not exist"),
+        ({"output_dir": "new", "prompts": {"file": "missing.jsonl"}}, InputError, "does not exist"),
+        ({"output_dir": "new", "lossless": {"prompts": 6, "tokens": 300, "other_tokens": 6}}, InputError, "positions"),
+    ],
+)
+def test_bad_input_is_refused_before_weights_are_loaded(folder, changes, error, message, no_weights):
+    with pytest.raises(error, match=message):
+        stage.run(build(EvalConfig, {**values(folder), **changes}))
+    assert not Path("new").exists()
+
+
+def test_another_vocabulary_is_refused_before_weights_are_loaded(folder, tmp_path, no_weights):
+    save_tiny_target(tmp_path / "draft", vocab_size=310)
+    with pytest.raises(InputError, match=r"310.*300"):
+        stage.run(build(EvalConfig, {**values(folder), "output_dir": "new", "drafts": {"x": str(tmp_path / "draft")}}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"drafts": {}}, "drafts is empty"),
+        ({"temperatures": []}, "temperatures is empty"),
+        ({"temperatures": [1.0, 1.0]}, "repeats one"),
+        ({"temperatures": [-1.0]}, "negative"),
+        ({"timing": {"rounds": 0}}, "timing.rounds"),
+        ({"lossless": {"prompts": 1}}, "lossless.prompts"),
+        ({"peers": {"confidence_threshold": [2.0]}}, "confidence_threshold"),
+        ({"prompts": {"tokens": 0}}, "prompts.tokens"),
+        ({"unknown": 1}, "unknown key"),
+    ],
+)
+def test_bad_values_are_refused(changes, message):
+    good = {"output_dir": "x", "target": {"path": "t"}, "drafts": {"d": "d"}}
+    with pytest.raises(ConfigError, match=message):
+        build(EvalConfig, {**good, **changes})

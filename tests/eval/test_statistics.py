@@ -1,0 +1,87 @@
+"""Bootstrap intervals against cases that can be computed by hand, and the counts beside them."""
+
+import numpy as np
+import pytest
+
+from eval.statistics import (
+    bootstrap,
+    inter_arrivals,
+    median_of_ratios,
+    quantiles,
+    ratio_of_sums,
+    repeated_4grams,
+    share,
+)
+
+
+def test_ratio_of_sums_weighs_prompts_by_their_tokens():
+    columns = np.array([[1.0, 1.0], [1.0, 9.0]])
+    estimate = bootstrap(columns, ratio_of_sums, seed=0)
+    assert estimate.value == pytest.approx(0.2)  # (1 + 1) / (1 + 9), not the mean of 1 and 1/9
+    # Resamples of two prompts: {a,a} 1/4 of the time, {a,b} 1/2, {b,b} 1/4, so 2.5% and 97.5% fall on the outer two.
+    assert estimate.ci95 == pytest.approx((1 / 9, 1.0))
+
+
+def test_bootstrap_quantiles_follow_the_binomial_law():
+    values = np.array([[1.0, 1.0]] * 5 + [[0.0, 1.0]] * 5)
+    estimate = bootstrap(values, ratio_of_sums, seed=1, resamples=40_000)
+    # The number of ones among 10 draws is Binomial(10, 1/2): P(<=1) = 0.0107, P(<=2) = 0.0547, and the mirror above.
+    assert estimate.ci95 == pytest.approx((0.2, 0.8))
+
+
+def test_bootstrap_of_equal_prompts_has_no_width():
+    estimate = bootstrap(np.full((7, 2), 3.0), median_of_ratios, seed=0)
+    assert estimate.value == 1.0
+    assert estimate.ci95 == (1.0, 1.0)
+
+
+def test_pairing_removes_what_prompts_share():
+    rng = np.random.default_rng(0)
+    difficulty = rng.uniform(1, 10, size=40)
+    paired = bootstrap(np.stack([2 * difficulty, difficulty], axis=1), median_of_ratios, seed=0)
+    assert paired.ci95 == (2.0, 2.0)
+
+
+def test_median_of_ratios_ignores_one_disturbed_prompt():
+    columns = np.array([[2.0, 1.0], [2.2, 1.0], [1.8, 1.0], [200.0, 1.0], [2.1, 1.0]])
+    assert bootstrap(columns, median_of_ratios, seed=0).value == pytest.approx(2.1)
+
+
+def test_bootstrap_depends_on_the_seed_alone():
+    columns = np.random.default_rng(3).uniform(1, 2, size=(9, 2))
+    assert bootstrap(columns, ratio_of_sums, seed=5) == bootstrap(columns, ratio_of_sums, seed=5)
+    assert bootstrap(columns, ratio_of_sums, seed=5) != bootstrap(columns, ratio_of_sums, seed=6)
+
+
+def test_bootstrap_in_chunks_covers_all_resamples():
+    columns = np.random.default_rng(3).uniform(1, 2, size=(2000, 2))
+    estimate = bootstrap(columns, ratio_of_sums, seed=0, resamples=3000)
+    assert estimate.ci95[0] < estimate.value < estimate.ci95[1]
+
+
+def test_bootstrap_of_nothing_is_an_error():
+    with pytest.raises(ValueError, match="no prompts"):
+        bootstrap(np.empty((0, 2)), ratio_of_sums, seed=0)
+
+
+def test_a_burst_is_one_arrival():
+    arrivals = [0.10, 0.15, 0.25]  # three target passes, however many tokens each brought
+    assert inter_arrivals(arrivals) == pytest.approx([0.05, 0.10])
+    assert inter_arrivals([0.1]) == []
+
+
+def test_quantiles_of_nothing_are_none():
+    assert quantiles([]) == {"p50": None, "p95": None}
+    assert quantiles([1.0, 3.0])["p50"] == 2.0
+
+
+def test_repeated_4grams_are_counted_from_their_second_occurrence():
+    assert repeated_4grams([1, 2, 3, 4, 5, 6]) == (0, 3)
+    assert repeated_4grams([1, 2, 3, 4, 1, 2, 3, 4]) == (1, 5)
+    assert repeated_4grams([7] * 10) == (6, 7)
+    assert repeated_4grams([1, 2, 3]) == (0, 0)
+
+
+def test_share_of_nothing_is_none():
+    assert share(0, 0) is None
+    assert share(1, 4) == 0.25
