@@ -69,10 +69,10 @@ class Checkpoints:
             write_json(draft / STATE, {"schema": SCHEMA, "world_size": accelerator.num_processes, **asdict(state)})
         self._commit(accelerator, draft, final)
         if accelerator.is_main_process:
-            self._drop_old(state)
+            self._drop_old()
 
     def save_best(self, accelerator: Accelerator, step: int, weights: dict[str, Any]) -> None:
-        """Keep these weights; the older best ones stay until a checkpoint names the new ones."""
+        """Keep these weights; older best ones stay while a checkpoint names them."""
         from safetensors.torch import save_file
 
         final = self.folder / f"best_{step:08d}"
@@ -117,12 +117,14 @@ class Checkpoints:
             _sync(self.folder)
         accelerator.wait_for_everyone()
 
-    def _drop_old(self, state: TrainState) -> None:
+    def _drop_old(self) -> None:
+        """Remove all but the newest checkpoints, and the best weights that none of these names."""
         steps = self._numbered("step")
         for number in sorted(steps)[: -self.keep]:
-            _remove(steps[number])
+            _remove(steps.pop(number))
+        needed = {read_state(path)["best_step"] for path in steps.values()}
         for number, path in self._numbered("best").items():
-            if number != state.best_step:
+            if number not in needed:
                 _remove(path)
 
     def _numbered(self, kind: str) -> dict[int, Path]:

@@ -1,0 +1,27 @@
+"""One corpus, target and record folder for all tests of this package; they are only read."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.train.toy import save_target, write_corpus, write_records
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "files")
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_target(tmp_path_factory.mktemp("target") / "model")
+
+
+@pytest.fixture(scope="session")
+def records(tmp_path_factory: pytest.TempPathFactory, target: Path, corpus: Path) -> Path:
+    return write_records(tmp_path_factory.mktemp("records") / "sparse", target, corpus)
+
+
+@pytest.fixture(scope="session")
+def full_records(tmp_path_factory: pytest.TempPathFactory, target: Path, corpus: Path) -> Path:
+    return write_records(tmp_path_factory.mktemp("records") / "dense", target, corpus, ["full", "last_hidden"])

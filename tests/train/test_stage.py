@@ -1,0 +1,151 @@
+"""Whole runs of the stage, in this process, on a toy target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from decode.house.errors import ConfigError, RunError
+from distill.objectives import OBJECTIVES
+from tests.train.toy import data_settings, metrics, tiny_config
+from train import loop as loop_module
+from train.stage import run
+from train.sums import Sums
+
+
+def result(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "result.json").read_text())
+
+
+def test_a_draft_learns_from_records(tmp_path: Path, target: Path, records: Path) -> None:
+    run(tiny_config(tmp_path / "out", target, records=str(records), steps=60, validate_every=20))
+    lines = metrics(tmp_path / "out", "train")
+    assert [line["step"] for line in lines] == list(range(2, 61, 2))
+    assert lines[-1]["alpha"] > lines[0]["alpha"]
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    names = {"loss", "alpha", "tau", "tokens", "tokens_per_s", "eta_s", "data_wait_share", "lr", "grad_norm"}
+    assert names <= lines[0].keys()
+    assert result(tmp_path / "out")["alpha"] is not None
+
+
+def test_a_live_target_gives_the_p_that_full_records_hold(tmp_path: Path, target: Path, full_records: Path) -> None:
+    shared: dict[str, Any] = {"records": str(full_records), "objective": {"name": "reverse_kl"}}
+    run(tiny_config(tmp_path / "stored", target, **shared))
+    run(tiny_config(tmp_path / "live", target, **shared, target_source="live"))
+    stored, live = (metrics(tmp_path / name, "train") for name in ("stored", "live"))
+    for ours, theirs in zip(stored, live, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-2)
+        assert ours["alpha"] == pytest.approx(theirs["alpha"], rel=1e-3)
+
+
+@pytest.mark.parametrize("objective", sorted(OBJECTIVES))
+def test_every_objective_trains_on_dense_records(tmp_path: Path, target: Path, full_records: Path, objective: str) -> None:
+    run(tiny_config(tmp_path / "out", target, records=str(full_records), objective={"name": objective}, steps=2))
+    assert result(tmp_path / "out")["tau"] > 1
+
+
+def test_a_target_is_trained_on_text_with_a_tokenizer_of_its_own(tmp_path: Path, corpus: Path) -> None:
+    changes: dict[str, Any] = {
+        "data": data_settings(corpus),
+        "tokenizer": {"train_entries": 300},
+        "objective": {"name": "cross_entropy"},
+        "optimizer": "muon",
+        "gradient_accumulation": 2,
+        "steps": 30,
+    }
+    run(tiny_config(tmp_path / "out", None, **changes))
+    lines = metrics(tmp_path / "out", "train")
+    assert lines[-1]["loss"] < lines[0]["loss"] - 0.5
+    assert lines[-1]["alpha"] is None
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
+    assert model.config.vocab_size == len(tokenizer) == 300
+    assert tokenizer.decode(tokenizer("def class return")["input_ids"]) == "def class return"
+
+
+def test_the_kept_weights_are_those_of_the_best_tau_not_of_the_lowest_loss(
+    tmp_path: Path, target: Path, records: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted = iter([(2.0, 3.0), (1.0, 2.5), (0.5, 2.0)])  # (loss, tau): loss falls while acceptance falls
+
+    def evaluate(self: loop_module.Loop) -> Sums:
+        loss, tau = next(scripted)
+        return Sums(loss=loss, loss_count=1, alpha=0.5, alpha_count=1, tau=tau, tau_count=1, tokens=1)
+
+    monkeypatch.setattr(loop_module.Loop, "evaluate", evaluate)
+    run(tiny_config(tmp_path / "out", target, records=str(records), steps=6, validate_every=2, keep_checkpoints=3))
+    kept = result(tmp_path / "out")
+    assert kept["step"] == 2
+    assert kept["rule"] == "highest held-out tau estimate"
+    assert [path.name for path in (tmp_path / "out" / "checkpoints").glob("best_*")] == ["best_00000002"]
+
+
+def test_lora_trains_adapters_saves_them_in_peft_format_and_merges_them(
+    tmp_path: Path, target: Path, records: Path
+) -> None:
+    draft = {"init_from": str(target), "lora": {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "v_proj"]}}
+    run(tiny_config(tmp_path / "out", target, records=str(records), draft=draft, objective={"name": "cross_entropy"}))
+    from peft import PeftModel
+
+    base = AutoModelForCausalLM.from_pretrained(target)
+    embedding = base.get_input_embeddings().weight.clone()
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")
+    assert torch.equal(merged.get_input_embeddings().weight, embedding)
+    ids = torch.arange(8)[None]
+    plain = base(ids).logits
+    adapted = PeftModel.from_pretrained(base, str(tmp_path / "out" / "adapter"))(ids).logits
+    torch.testing.assert_close(merged(ids).logits, adapted, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(adapted, plain)
+
+
+def test_a_pretrained_draft_starts_where_it_was(tmp_path: Path, target: Path, records: Path) -> None:
+    run(tiny_config(tmp_path / "out", target, records=str(records), draft={"init_from": str(target)}, lr=1e-9))
+    assert result(tmp_path / "out")["alpha"] > 0.98  # an unbiased estimate of 1
+
+
+def test_a_plan_runs_nothing(tmp_path: Path, target: Path, records: Path) -> None:
+    run(tiny_config(tmp_path / "out", target, records=str(records), plan=True))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run_and_names_the_batch(
+    tmp_path: Path, target: Path, records: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = loop_module.Loop._account
+
+    def poisoned(self: loop_module.Loop, step: int, sums: torch.Tensor) -> None:
+        account(self, step, sums * float("nan") if step == 4 else sums)
+
+    monkeypatch.setattr(loop_module.Loop, "_account", poisoned)
+    with pytest.raises(RunError, match=r"loss is not finite at step 5.*\.txt.*step_00000003"):
+        run(tiny_config(tmp_path / "out", target, records=str(records)))
+    assert [path.name for path in (tmp_path / "out" / "checkpoints").glob("step_*")] == ["step_00000003"]
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path, target: Path, records: Path) -> None:
+    cfg = tiny_config(tmp_path / "out", target, records=str(records), steps=2)
+    run(cfg)
+    written = (tmp_path / "out" / "manifest.json").stat().st_mtime_ns
+    with pytest.raises(ConfigError, match="nothing is overwritten"):
+        run(cfg)
+    cfg.resume = "auto"
+    run(cfg)
+    assert (tmp_path / "out" / "manifest.json").stat().st_mtime_ns == written
+
+
+def test_a_checkpoint_can_be_continued_in_another_folder(tmp_path: Path, target: Path, records: Path) -> None:
+    changes: dict[str, Any] = {"records": str(records), "keep_checkpoints": 9}
+    run(tiny_config(tmp_path / "whole", target, **changes))
+    source = tmp_path / "whole" / "checkpoints" / "step_00000003"
+    run(tiny_config(tmp_path / "rest", target, **changes, resume=str(source)))
+    for name in ("loss", "alpha", "step"):
+        ours, theirs = (metrics(tmp_path / folder) for folder in ("whole", "rest"))
+        assert [line[name] for line in ours] == [line[name] for line in theirs]
+    ours, theirs = ((tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "rest"))
+    assert ours == theirs
