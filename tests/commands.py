@@ -62,12 +62,15 @@ def _code_of_markdown(text: str) -> Iterator[str]:
 
 
 def _arguments(text: str, script: str) -> list[str]:
-    """The words of a command up to the first shell operator, variables replaced by what the script sets them to."""
+    """The words of a command up to the first shell operator, variables replaced by what the script sets them to.
+
+    "..." stands for what the reader was told before: it is left to the caller.
+    """
     arguments = []
     for word in shlex.split(text, comments=True):
         if word in ("|", ">", "<", "&&", "||", "&", ";") or word.startswith("2>"):
             break
-        if word not in ("$@", "..."):
+        if word != "$@":
             arguments.append(re.sub(r"\$\{?(\w+)\}?", lambda name: _value_of(name[1], script), word))
     return arguments
 

@@ -8,6 +8,7 @@ from tqdm import tqdm
 
 _ROOT = "draftsmith"
 _LINE_INTERVAL_S = 5.0
+_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"
 
 
 def is_main_process() -> bool:
@@ -54,10 +55,17 @@ class _ProgressLines(Progress):
     """The same as plain lines, for a pipe or a log file, where a bar that redraws itself is noise."""
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
-        end = "" if self.disable else "\n"  # close() disables first, shows the last state and ends the line itself
-        self.fp.write((str(self) if msg is None else msg) + end)
+        if self.disable:  # close() disables first, then would clear a bar that was never drawn
+            return False
+        self.fp.write((str(self) if msg is None else msg) + "\n")
         self.fp.flush()
         return True
+
+    def close(self) -> None:
+        """End with the last state, unless it is the one shown already."""
+        if not self.disable and self.n != self.last_print_n:
+            self.refresh()
+        super().close()
 
 
 def progress(total: int | None, unit: str, label: str, initial: int = 0) -> Progress:
@@ -73,6 +81,8 @@ def progress(total: int | None, unit: str, label: str, initial: int = 0) -> Prog
         desc=label,
         initial=initial,
         file=sys.stderr,
+        leave=is_terminal,
+        bar_format=_FORMAT,
         miniters=1,
         mininterval=0.2 if is_terminal else _LINE_INTERVAL_S,
         dynamic_ncols=is_terminal,
