@@ -22,7 +22,8 @@ class Outcome(Protocol):
 
 
 def overlap(log_p: Tensor, log_q: Tensor) -> Tensor:  # (..., V), (..., V) -> (...)
-    """alpha = sum_v min(p_v, q_v) = 1 - TV(p, q): the chance that a token drawn from q is accepted (Leviathan et al. 2023)."""
+    """alpha = sum_v min(p_v, q_v) = 1 - TV(p, q): the chance that a token drawn from q is accepted (Leviathan et al.
+    2023)."""
     return torch.minimum(log_p, log_q).exp().sum(-1)
 
 
@@ -55,7 +56,8 @@ def windows(alpha: Tensor, valid: Tensor, k: int) -> Tensor:  # (B, T), (B, T) b
 
 
 def expected_tau(alphas: Tensor) -> float:  # (W, k) -> float
-    """1 + mean over windows of sum_j prod_{i<=j} alpha_i: tokens per pass that these acceptances promise; NaN without windows."""
+    """1 + mean over windows of sum_j prod_{i<=j} alpha_i: tokens per pass that these acceptances promise; NaN without
+    windows."""
     return 1.0 + alphas.double().cumprod(-1).sum(-1).mean().item()
 
 

@@ -1,11 +1,14 @@
-"""A preallocated key/value cache for unmodified transformers models: ragged batches, trees, rollback that costs nothing.
+"""A preallocated key/value cache for unmodified transformers models: ragged batches, trees, rollback that costs
+nothing.
 
-Slot s of a row holds the token at position s for committed tokens; tree nodes lie in the slots after them until the verdict.
-A rejected token is forgotten by not being visible, and overwritten by the next pass. Sliding-window layers keep all slots
-and are masked by position: more memory than a ring buffer, but a ring cannot be rolled back.
+Slot s of a row holds the token at position s for committed tokens; tree nodes lie in the slots after them until the
+verdict. A rejected token is forgotten by not being visible, and overwritten by the next pass. Sliding-window layers
+keep all slots and are masked by position: more memory than a ring buffer, but a ring cannot be rolled back.
 """
 
 from __future__ import annotations
+
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -27,12 +30,18 @@ class SlotCache(Cache):
         assert visible_slots <= self.capacity, (visible_slots, self.capacity)
         self.slots, self.visible_slots = slots, visible_slots
 
+    @property
+    def slot_layers(self) -> list[SlotLayer]:
+        """The layers, by the type they have here."""
+        return cast(list[SlotLayer], self.layers)
+
     def move(self, starts: list[int], path: Tensor) -> None:
-        """Compact: slot starts[b] + i takes what slot starts[b] + path[b, i] holds (path (B, D + 1), path[:, 0] = 0)."""
+        """Compact: slot starts[b] + i takes what slot starts[b] + path[b, i] holds (path (B, D + 1), path[:, 0] =
+        0)."""
         source = torch.tensor(starts, device=path.device)[:, None] + path
         goal = torch.tensor(starts, device=path.device)[:, None] + torch.arange(path.shape[1], device=path.device)
         rows = torch.arange(len(starts), device=path.device)[:, None]
-        for layer in self.layers:
+        for layer in self.slot_layers:
             for stored in (layer.keys, layer.values):
                 assert stored is not None
                 stored[rows, :, goal] = stored[rows, :, source]
@@ -55,7 +64,9 @@ class SlotLayer(CacheLayerMixin):
         self.values = _buffer(value_states, self.cache.capacity)
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Write (B, heads, T, d_head) where the cache says and return views of the visible slots."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)

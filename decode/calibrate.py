@@ -37,7 +37,8 @@ def measure(
     batch_size: int = 1,
     repeats: int = 30,
 ) -> Costs:
-    """Time t_target(n) for each n of `num_tokens`, and t_draft, interleaved so that drift of the machine hits all alike."""
+    """Time t_target(n) for each n of `num_tokens`, and t_draft, interleaved so that drift of the machine hits all
+    alike."""
     capacity = context + max(num_tokens)
     in_a_row = max(1, max(num_tokens) - 1)
     target = _warmed(model, context, capacity, batch_size)
@@ -53,13 +54,13 @@ def measure(
 def interleaved(arms: dict[int, Callable[[], object]], repeats: int, device: torch.device) -> dict[int, list[float]]:
     """Seconds of each arm's calls, A B C A B C ..., the first round (warm-up) left out."""
     seconds: dict[int, list[float]] = {name: [] for name in arms}
-    for round in range(repeats + 1):
+    for round_index in range(repeats + 1):
         for name, call in arms.items():
             _synchronise(device)
             began = time.perf_counter()
             call()
             _synchronise(device)
-            if round:
+            if round_index:
                 seconds[name].append(time.perf_counter() - began)
     return seconds
 

@@ -104,6 +104,7 @@ class DecodeConfig:
     def __post_init__(self) -> None:
         require(
             (self.prompt is None) != (self.prompt_file is None),
-            f"give exactly one of prompt= and prompt_file=; got prompt={self.prompt!r}, prompt_file={self.prompt_file!r}. "
+            f"give exactly one of prompt= and prompt_file=; got prompt={self.prompt!r}, "
+            f"prompt_file={self.prompt_file!r}. "
             "Use prompt_file=- to read standard input",
         )

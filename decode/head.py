@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from decode.house.errors import InputError
+from decode.models import device_of
 
 
 class OutputHead:
@@ -25,7 +28,7 @@ class OutputHead:
     @property
     def module(self) -> nn.Module:
         """The output embedding itself."""
-        return self.model.get_output_embeddings()
+        return cast(nn.Module, self.model.get_output_embeddings())
 
     def __call__(self, hidden: Tensor) -> Tensor:  # (..., d) -> (..., V)
         logits = self.module(hidden) * (self.scale / self.divisor) if self._rescales else self.module(hidden)
@@ -41,14 +44,15 @@ class OutputHead:
 def head_of(model: PreTrainedModel) -> OutputHead:
     """The head of `model`, checked once against the logits the model itself makes; raises InputError if they differ."""
     head = OutputHead(model)
-    ids = torch.tensor([[0, 1]], device=model.get_input_embeddings().weight.device)  # type: ignore[union-attr]
+    ids = torch.tensor([[0, 1]], device=device_of(model))  # type: ignore[union-attr]
     with torch.no_grad():
         hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         ours, theirs = head(hidden), model(input_ids=ids, use_cache=False).logits
     if not torch.allclose(ours.float(), theirs.float().to(ours.device), rtol=1e-2, atol=1e-2):
         gap = (ours.float() - theirs.float()).abs().max().item()
         raise InputError(
-            f"{type(model).__name__} makes other logits than its output embedding gives (largest difference {gap:.3g}): "
+            f"{type(model).__name__} makes other logits than its output embedding gives (largest difference "
+            f"{gap:.3g}): "
             "it transforms them in a way that is not known here, so training would see another model than serving. "
             "Supported are a plain head, final_logit_softcapping, logit_scale and logits_scaling"
         )

@@ -70,10 +70,11 @@ def generate(
 ) -> Output:
     """Continue `input_ids` (B, T), padded left or right where `attention_mask` is 0; `drafter=None` is autoregressive.
 
-    With verifier="coupled" the sequences equal those of `drafter=None` with the same seed, for every drafter: exact in law;
-    equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. temperature=0 is greedy. eos_token_id=None is the
-    model's own, () none. `rows` are the requests' own indices, which key the noise: a request's text does not depend on the
-    batch it came in. tree=None drafts the family's own shape. Raises ConfigError and InputError.
+    With verifier="coupled" the sequences equal those of `drafter=None` with the same seed, for every drafter: exact
+    in law; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. temperature=0 is greedy.
+    eos_token_id=None is the model's own, () none. `rows` are the requests' own indices, which key the noise: a
+    request's text does not depend on the batch it came in. tree=None drafts the family's own shape. Raises
+    ConfigError and InputError.
     """
     if verifier not in VERIFIERS:
         raise ConfigError(f"verifier={verifier!r} is not known; choose one of {', '.join(VERIFIERS)}")
@@ -109,8 +110,8 @@ def speculative(
 ) -> Tensor:
     """For `model.generate(ids, custom_generate=speculative, drafter=drafter)`: the settings come from `generate`'s own.
 
-    The seed is drawn from torch's global generator, so torch.manual_seed makes it repeatable. Raises ConfigError for what
-    speculative decoding cannot honour: beams and criteria other than length and end tokens.
+    The seed is drawn from torch's global generator, so torch.manual_seed makes it repeatable. Raises ConfigError for
+    what speculative decoding cannot honour: beams and criteria other than length and end tokens.
     """
     _refuse_foreign(generation_config, stopping_criteria)
     config = generation_config
@@ -138,7 +139,9 @@ def speculative(
 
 def _refuse_foreign(config: GenerationConfig, criteria: StoppingCriteriaList) -> None:
     if (config.num_beams or 1) > 1:
-        raise ConfigError(f"num_beams={config.num_beams}: speculative decoding draws one sequence per row; use num_beams=1")
+        raise ConfigError(
+            f"num_beams={config.num_beams}: speculative decoding draws one sequence per row; use num_beams=1"
+        )
     foreign = [type(one).__name__ for one in criteria if not isinstance(one, MaxLengthCriteria | EosTokenCriteria)]
     if foreign:
         raise ConfigError(
@@ -152,7 +155,8 @@ def _unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int
         return input_ids.tolist()
     if attention_mask.shape != input_ids.shape:
         raise ConfigError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)}; they must be equal"
+            f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)}; they "
+            "must be equal"
         )
     return [ids[kept].tolist() for ids, kept in zip(input_ids, attention_mask.bool(), strict=True)]
 
@@ -176,7 +180,9 @@ def _streaming(streamer: BaseStreamer | None, input_ids: Tensor) -> Observer | N
     if streamer is None:
         return None
     if input_ids.shape[0] > 1:
-        raise ConfigError(f"a streamer follows one sequence, but the batch has {input_ids.shape[0]}; stream one at a time")
+        raise ConfigError(
+            f"a streamer follows one sequence, but the batch has {input_ids.shape[0]}; stream one at a time"
+        )
     streamer.put(input_ids.cpu())
 
     def put(event: Event) -> None:

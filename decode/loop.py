@@ -1,7 +1,8 @@
 """The decoding loop: propose, forward, verify, commit, stop.
 
-Invariant: the cache holds exactly the committed tokens but the last one, `pending`; node 0 of every tree is pending; one target
-forward a round runs over [pending | draft nodes]; the token after the accepted ones is the next pending. One host sync a round.
+Invariant: the cache holds exactly the committed tokens but the last one, `pending`; node 0 of every tree is pending;
+one target forward a round runs over [pending | draft nodes]; the token after the accepted ones is the next pending.
+One host sync a round.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Loop:
         vocab_size = model.config.get_text_config().vocab_size
         self.noise = Noise(request.seed, rows, vocab_size, self.device, request.audit)
         self.stats = Stats(request.num_draft_tokens if drafter is not None else 0)
-        self.round = 0
+        self.round_index = 0
 
     @torch.inference_mode()
     def run(self, observer: Observer | None = None) -> tuple[list[list[int]], Stats]:
@@ -113,7 +114,7 @@ class Loop:
             if self.drafter is not None and budget:
                 self.drafter.commit(verdict, None)
             events = self._commit(verdict, budget)
-        self.round += 1
+        self.round_index += 1
         return events
 
     def _budget(self) -> int:
@@ -143,7 +144,7 @@ class Loop:
             budget,
             self.verifier.shares_noise,
             gumbel,
-            self.round,
+            self.round_index,
         )
 
     def _propose(self, budget: int, gumbel: Tensor | None) -> Tree:
@@ -159,7 +160,7 @@ class Loop:
         depth = tree.max_depth
         gumbel = gumbel if gumbel is None else gumbel[:, : depth + 1]
         return self.verifier(
-            Question(tree, scores, self.request.sampling, self.noise, self._positions(depth), gumbel, self.round)
+            Question(tree, scores, self.request.sampling, self.noise, self._positions(depth), gumbel, self.round_index)
         )
 
     def _commit(self, verdict: Verdict, drafted: int) -> list[Event]:
@@ -208,6 +209,7 @@ def _check_context(model: PreTrainedModel, lengths: list[int], max_new_tokens: i
     if limit is not None and max(lengths) + max_new_tokens > limit:
         raise InputError(
             f"the longest prompt has {max(lengths)} tokens and max_new_tokens={max_new_tokens}, together "
-            f"{max(lengths) + max_new_tokens}, but the model's context is {limit} tokens; past it positions are undefined. "
+            f"{max(lengths) + max_new_tokens}, but the model's context is {limit} tokens; past it positions are "
+            "undefined. "
             "Shorten the prompt or ask for fewer tokens"
         )

@@ -22,9 +22,9 @@ def layer_masks(
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ())
     window = getattr(text, "sliding_window", None)
-    slides = window is not None and getattr(text, "use_sliding_window", True)
+    slides = getattr(text, "use_sliding_window", True)
     full = _as_attention_wants(visible, text, dtype)
-    if not slides or kinds == {"full_attention"}:
+    if window is None or not slides or kinds == {"full_attention"}:
         return full
     near = (query_positions[:, :, None] - key_positions[:, None, :]) < window
     sliding = _as_attention_wants(visible & near, text, dtype)
@@ -34,7 +34,8 @@ def layer_masks(
 
 
 def packed_visibility(document: Tensor) -> Tensor:  # (B, T) -> (B, T, T) bool
-    """Causal attention inside each document of a packed row; padding (document -1) sees itself, so that no row is empty."""
+    """Causal attention inside each document of a packed row; padding (document -1) sees itself, so that no row is
+    empty."""
     order = torch.arange(document.shape[1], device=document.device)
     causal = order[:, None] >= order[None, :]
     same = document[:, :, None] == document[:, None, :]

@@ -1,4 +1,5 @@
-"""Finding, describing, comparing and loading models; everything that can be refused is refused before weights are read."""
+"""Finding, describing, comparing and loading models; everything that can be refused is refused before weights are
+read."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ from decode.house.errors import InputError
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-EDGE_BYTES = 1 << 20  # a fingerprint reads this much at both ends of a weight file: cheap for 100 GB, blind to nothing real
+EDGE_BYTES = (
+    1 << 20
+)  # a fingerprint reads this much at both ends of a weight file: cheap for 100 GB, blind to nothing real
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,8 @@ class ModelDescription:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identity of the weights: commit of a hub repository, else a hash of config.json and the edges of each weight file."""
+        """Identity of the weights: commit of a hub repository, else a hash of config.json and the edges of each
+        weight file."""
         commit = getattr(self.config, "_commit_hash", None)
         if not Path(self.path).is_dir():
             return f"hub:{self.path}@{commit or self.source.revision or 'main'}"
@@ -117,7 +121,8 @@ def describe_model(source: ModelConfig, role: str = "target") -> ModelDescriptio
         )
     except (OSError, ValueError, KeyError) as error:
         raise InputError(
-            f"{role}.path={source.path} is neither a model folder here nor a hub repository that can be reached: {error}"
+            f"{role}.path={source.path} is neither a model folder here nor a hub repository that can be reached: "
+            f"{error}"
         ) from error
     _refuse_unsupported(config, source.path, role)
     return ModelDescription(source, config)
@@ -125,10 +130,10 @@ def describe_model(source: ModelConfig, role: str = "target") -> ModelDescriptio
 
 def load_model(source: ModelConfig, role: str = "target") -> PreTrainedModel:
     """The model in eval mode with frozen weights, on its device; checked first as by `describe_model`."""
-    config = describe_model(source, role).config
+    description = describe_model(source, role)
     model = AutoModelForCausalLM.from_pretrained(
-        source.path,
-        config=config,
+        description.path,
+        config=description.config,
         revision=source.revision,
         dtype="auto" if source.dtype == "auto" else getattr(torch, source.dtype),
         device_map=source.device_map,
@@ -136,17 +141,22 @@ def load_model(source: ModelConfig, role: str = "target") -> PreTrainedModel:
         trust_remote_code=source.trust_remote_code,
     )
     if source.device_map is None:
-        model = model.to(resolve_device(source.device))
+        model.to(resolve_device(source.device))  # type: ignore[arg-type]
     return model.eval().requires_grad_(False)
 
 
 def resolve_device(device: str) -> torch.device:
-    """"auto" is CUDA where there is one; raises InputError for a device that is not there."""
+    """The device: "auto" is CUDA where there is one; raises InputError for a device that is not there."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"device={device}, but torch sees no CUDA device; use device=cpu or device=auto")
     return torch.device(device)
+
+
+def device_of(model: PreTrainedModel) -> torch.device:
+    """Where a model takes its token ids: the device of its input embedding, also for a model spread over several."""
+    return next(model.get_input_embeddings().parameters()).device
 
 
 def load_tokenizer(source: ModelConfig) -> PreTrainedTokenizerBase:
@@ -172,17 +182,20 @@ def chat_template_hash(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 
 def check_same_tokens(target: ModelDescription, draft: ModelDescription) -> None:
-    """Raise InputError unless both models speak of the same tokens; without draft tokenizer files only sizes are compared."""
+    """Raise InputError unless both models speak of the same tokens; without draft tokenizer files only sizes are
+    compared."""
     if target.vocab_size != draft.vocab_size:
         raise InputError(
-            f"draft {draft.path} has {draft.vocab_size} vocabulary entries, target {target.path} has {target.vocab_size}: "
+            f"draft {draft.path} has {draft.vocab_size} vocabulary entries, target {target.path} has "
+            f"{target.vocab_size}: "
             "acceptance compares full distributions, so both must be over the same tokens. "
             "Use a draft with the target's tokenizer and padded vocabulary size, or train one with `python -m train`"
         )
     ours, theirs = draft.token_map_hash, target.token_map_hash
     if ours is not None and theirs is not None and ours != theirs:
         raise InputError(
-            f"the tokenizers differ although both vocabularies have {target.vocab_size} entries: token map {ours[:12]} in "
+            f"the tokenizers differ although both vocabularies have {target.vocab_size} entries: token map "
+            f"{ours[:12]} in "
             f"{draft.path}, {theirs[:12]} in {target.path}; the same id would mean different text. "
             "Use a draft trained on the target's own tokenizer"
         )
@@ -197,7 +210,9 @@ def _check_folder(folder: Path, role: str) -> None:
     if not folder.is_dir():
         raise InputError(f"{role}.path={folder} does not exist; give a folder in transformers format or a hub id")
     if not (folder / "config.json").is_file():
-        raise InputError(f"{role}.path={folder} holds no config.json, so it is not a model folder in transformers format")
+        raise InputError(
+            f"{role}.path={folder} holds no config.json, so it is not a model folder in transformers format"
+        )
     if not _weight_files(folder):
         raise InputError(f"{role}.path={folder} holds a config.json but no weights ({', '.join(WEIGHT_FILES)})")
 
@@ -211,12 +226,15 @@ def _refuse_unsupported(config: PretrainedConfig, path: str, role: str) -> None:
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if getattr(model_class, "_is_stateful", False):
         raise InputError(
-            f"{role}.path={path} is a {config.model_type} model with recurrent state, which cannot be rolled back after a "
+            f"{role}.path={path} is a {config.model_type} model with recurrent state, which cannot be rolled back "
+            "after a "
             "rejected draft token; use a model whose layers are all attention"
         )
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     if "mrope_section" in rope:
-        raise InputError(f"{role}.path={path} uses multimodal rotary positions (mrope), which this decoder does not handle")
+        raise InputError(
+            f"{role}.path={path} uses multimodal rotary positions (mrope), which this decoder does not handle"
+        )
 
 
 def _weight_files(folder: Path) -> list[Path]:

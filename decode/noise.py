@@ -1,9 +1,9 @@
 """Counter-based randomness: every number is a pure function of (seed, row, position, stream, round, draw).
 
-The coupled stream is keyed (seed, row, position) and may be read any number of times: draft and verdict share it by rule,
-and the text does not depend on how requests are batched. Every other stream adds (round, draw) and must never be read twice:
-Sequoia reuses its draft noise in every round, which leaves each token's law exact and the law of two tokens wrong by TV 0.54.
-With `audit=True` a ledger raises on the second reading.
+The coupled stream is keyed (seed, row, position) and may be read any number of times: draft and verdict share it by
+rule, and the text does not depend on how requests are batched. Every other stream adds (round, draw) and must never
+be read twice: Sequoia reuses its draft noise in every round, which leaves each token's law exact and the law of two
+tokens wrong by TV 0.54. With `audit=True` a ledger raises on the second reading.
 
 Integers are mixed by SplitMix64 (Steele, Lea and Flood 2014), the same on every device.
 """
@@ -45,30 +45,31 @@ class Noise:
         ]
         return self._gumbel(keys)
 
-    def fresh_gumbel(self, stream: Stream, positions: list[list[int]], round: int) -> Tensor:  # (B, D) -> (B, D, V)
+    # (B, D) -> (B, D, V)
+    def fresh_gumbel(self, stream: Stream, positions: list[list[int]], round_index: int) -> Tensor:
         """Gumbel noise that is read once: keyed by position and round as well."""
-        return self._gumbel(self._fresh_keys(stream, positions, round))
+        return self._gumbel(self._fresh_keys(stream, positions, round_index))
 
-    def fresh_uniform(self, stream: Stream, positions: list[list[int]], round: int) -> Tensor:  # (B, D) -> (B, D)
+    def fresh_uniform(self, stream: Stream, positions: list[list[int]], round_index: int) -> Tensor:  # (B, D) -> (B, D)
         """Uniforms in (0, 1), fp64, read once."""
-        keys = self._fresh_keys(stream, positions, round)
+        keys = self._fresh_keys(stream, positions, round_index)
         values = [[((key >> 11) + 0.5) * 2.0**-53 for key in row] for row in keys]
         return torch.tensor(values, dtype=torch.float64, device=self.device)
 
-    def _fresh_keys(self, stream: Stream, positions: list[list[int]], round: int) -> list[list[int]]:
+    def _fresh_keys(self, stream: Stream, positions: list[list[int]], round_index: int) -> list[list[int]]:
         assert stream is not Stream.COUPLED
         if self._ledger is not None:
-            self._enter(stream, positions, round)
+            self._enter(stream, positions, round_index)
         return [
-            [_mix(_mix(_mix(key + stream) + position) + round) for position in row]
+            [_mix(_mix(_mix(key + stream) + position) + round_index) for position in row]
             for key, row in zip(self._row_keys, positions, strict=True)
         ]
 
-    def _enter(self, stream: Stream, positions: list[list[int]], round: int) -> None:
+    def _enter(self, stream: Stream, positions: list[list[int]], round_index: int) -> None:
         assert self._ledger is not None
         for slot, row in enumerate(positions):
             for position in row:
-                entry = (int(stream), slot, position, round)
+                entry = (int(stream), slot, position, round_index)
                 assert entry not in self._ledger, f"random number {entry} (stream, slot, position, round) is read twice"
                 self._ledger.add(entry)
 

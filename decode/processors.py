@@ -10,7 +10,8 @@ from decode.tree import Tree
 
 
 def process_nodes(processors: LogitsProcessorList, rows: list[list[int]], tree: Tree, logits: Tensor) -> Tensor:
-    """Processed logits (B, N, V): node n of row b sees the committed tokens of the row and the drafted ones on its path.
+    """Processed logits (B, N, V): node n of row b sees the committed tokens of the row and the drafted ones on its
+    path.
 
     Processors run on float32 or wider, as transformers runs them. `rows` end with pending, which is node 0.
     """

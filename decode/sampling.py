@@ -28,7 +28,8 @@ class Sampling:
 
 
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:  # (..., V) -> (..., V)
-    """Unnormalised log-probabilities of the law that is sampled, -inf outside its support; greedy leaves the logits alone."""
+    """Unnormalised log-probabilities of the law that is sampled, -inf outside its support; greedy leaves the logits
+    alone."""
     scores = logits if logits.dtype == torch.float64 else logits.float()
     if sampling.is_greedy:
         return scores
@@ -55,7 +56,8 @@ def log_probs(logits: Tensor, sampling: Sampling) -> Tensor:  # (..., V) -> (...
 
 
 def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
-    """transformers' rule: drop the least likely tokens whose joint mass is at most 1 - top_p, and never the likeliest."""
+    """transformers' rule: drop the least likely tokens whose joint mass is at most 1 - top_p, and never the
+    likeliest."""
     ascending, order = scores.sort(-1)
     dropped = ascending.softmax(-1).cumsum(-1) <= 1 - top_p
     dropped[..., -1] = False

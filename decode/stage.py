@@ -1,4 +1,5 @@
-"""`python -m decode`: one completion on the terminal, draft tokens coloured by their fate, tokens per target pass at the end."""
+"""`python -m decode`: one completion on the terminal, draft tokens coloured by their fate, tokens per target pass at
+the end."""
 
 from __future__ import annotations
 
@@ -43,13 +44,18 @@ def run(config: DecodeConfig) -> None:
 
 
 def encode_prompt(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of the prompt, from prompt=, a file or standard input; raises InputError where there is nothing to read."""
+    """Token ids of the prompt, from prompt=, a file or standard input; raises InputError where there is nothing to
+    read."""
     text = config.prompt if config.prompt is not None else _read(config.prompt_file or "")
     if config.chat:
         if not tokenizer.chat_template:
-            raise InputError(f"chat=true, but the tokenizer of {config.target.path} has no chat template; drop chat=true")
+            raise InputError(
+                f"chat=true, but the tokenizer of {config.target.path} has no chat template; drop chat=true"
+            )
         turns = [{"role": "user", "content": text}]
-        ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"]  # type: ignore[index]
+        ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True)[
+            "input_ids"
+        ]  # type: ignore[index]
     else:
         ids = tokenizer(text)["input_ids"]
     if not ids:
@@ -62,7 +68,8 @@ def check_prompt(prompt_tokens: int, new_tokens: int, max_positions: int) -> Non
     if prompt_tokens + new_tokens > max_positions:
         raise InputError(
             f"the prompt has {prompt_tokens} tokens and decode.max_new_tokens={new_tokens}, together "
-            f"{prompt_tokens + new_tokens}, but the target's context is {max_positions}; past it positions are undefined. "
+            f"{prompt_tokens + new_tokens}, but the target's context is {max_positions}; past it positions are "
+            "undefined. "
             "Shorten the prompt or lower decode.max_new_tokens"
         )
 
@@ -107,4 +114,6 @@ def _keep(folder: RunFolder, output: Output, tokenizer: PreTrainedTokenizerBase,
     tokens = output.sequences[0].tolist()
     completion = tokenizer.decode(tokens[prompt_length:])
     write_json(folder.file("completion.json"), {"tokens": tokens, "prompt_length": prompt_length, "text": completion})
-    folder.finish({"tau": output.stats.tau, "tokens": output.stats.num_tokens, "passes": output.stats.num_target_passes})
+    folder.finish(
+        {"tau": output.stats.tau, "tokens": output.stats.num_tokens, "passes": output.stats.num_target_passes}
+    )

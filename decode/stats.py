@@ -28,7 +28,8 @@ class Round:
 
 @dataclass
 class Stats:
-    """Counts of one call. Phases are host times: on an accelerator the wait shows in the phase that synchronises (commit)."""
+    """Counts of one call. Phases are host times: on an accelerator the wait shows in the phase that synchronises
+    (commit)."""
 
     num_draft_tokens: int
     rounds: list[Round] = field(default_factory=list)
@@ -93,7 +94,8 @@ class Stats:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: the allocator's peak on CUDA, the process's peak resident size elsewhere (kilobytes on Linux, bytes on macOS)."""
+    """Bytes: the allocator's peak on CUDA, the process's peak resident size elsewhere (kilobytes on Linux, bytes on
+    macOS)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -11,7 +11,8 @@ from decode.house.errors import ConfigError
 
 @dataclass(frozen=True)
 class StopStrings:
-    """Texts that end a row. A token may carry text past the end of a stop string; it is kept whole, as transformers does."""
+    """Texts that end a row. A token may carry text past the end of a stop string; it is kept whole, as transformers
+    does."""
 
     tokenizer: PreTrainedTokenizerBase
     strings: tuple[str, ...]

@@ -1,7 +1,7 @@
 """Forward passes of a causal LM over a slot cache: the target, and a draft LM as well.
 
-Rows are left-aligned and ragged: row b has its own number of tokens in the cache. One pass runs a tree per row; its nodes see
-the row's cached tokens and their own ancestors.
+Rows are left-aligned and ragged: row b has its own number of tokens in the cache. One pass runs a tree per row; its
+nodes see the row's cached tokens and their own ancestors.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from decode.cache import SlotCache
 from decode.house.errors import InputError
 from decode.masks import layer_masks
+from decode.models import device_of
 from decode.tree import ancestors, chain_parents, tree_depths
 
 PREFILL_CHUNK = 512  # tokens a pass: bounds the (T, S) mask and the activations of a long prompt
@@ -26,17 +27,19 @@ class CachedModel:
         self.config = model.config.get_text_config()
         if self.config._attn_implementation not in ("sdpa", "eager"):
             raise InputError(
-                f"attention {self.config._attn_implementation!r} takes no explicit masks, so rejected tokens and other rows "
+                f"attention {self.config._attn_implementation!r} takes no explicit masks, so rejected tokens and "
+                "other rows "
                 "would be seen; load the model with attn_implementation='sdpa'"
             )
-        self.device = model.get_input_embeddings().weight.device  # type: ignore[union-attr]
+        self.device = device_of(model)
         self.cache = SlotCache(self.config.num_hidden_layers, capacity)
         self._slots = torch.arange(capacity, device=self.device)
         limit = getattr(self.config, "max_position_embeddings", None) or capacity
         self._last_position = limit - 1
 
     def prefill(self, ids: Tensor, lengths: list[int]) -> None:
-        """Read ids[b, :lengths[b]] (B, T), left-aligned; what lies behind a shorter row's end is written and never seen."""
+        """Read ids[b, :lengths[b]] (B, T), left-aligned; what lies behind a shorter row's end is written and never
+        seen."""
         longest = max(lengths)
         for start in range(0, longest, PREFILL_CHUNK):
             tokens = ids[:, start : min(start + PREFILL_CHUNK, longest)]
@@ -82,7 +85,9 @@ class CachedModel:
     def _visibility(self, starts: list[int], parents: tuple[int, ...]) -> Tensor:  # (B, N, S) bool
         num_nodes = len(parents)
         first = torch.tensor(starts, device=self.device)[:, None, None]
-        offset = self._slots[: self.cache.visible_slots] - first  # (B, 1, S): node index of a slot, negative if committed
+        offset = (
+            self._slots[: self.cache.visible_slots] - first
+        )  # (B, 1, S): node index of a slot, negative if committed
         if parents == chain_parents(num_nodes):
             return offset <= self._slots[:num_nodes, None]
         own = ancestors(parents).to(self.device)
@@ -100,6 +105,7 @@ class CachedModel:
         return torch.where(offset < 0, slots, first + depth[offset.clamp(0, len(parents) - 1)])
 
     def commit(self, starts: list[int], path: Tensor, is_chain: bool) -> None:
-        """Bring the accepted path (B, D + 1) of the last pass to the slots of its positions; a chain lies there already."""
+        """Bring the accepted path (B, D + 1) of the last pass to the slots of its positions; a chain lies there
+        already."""
         if not is_chain:
             self.cache.move(starts, path)

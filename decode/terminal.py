@@ -29,7 +29,7 @@ class Painter:
         if self.paints:
             names = "  ".join(f"{paint}{name}{RESET}" for name, paint in LEGEND)
             self.stream.write(f"{DIM}prompt{RESET}  {names}\n\n")
-        self._write(self.tokenizer.decode(ids), DIM)
+        self._write(str(self.tokenizer.decode(ids)), DIM)
 
     def event(self, event: Event) -> None:
         """The tokens of one round: the accepted ones, then a correction, or a bonus where nothing was refused."""
@@ -48,7 +48,7 @@ class Painter:
 
     def _token(self, token: int, paint: str) -> None:
         self._waiting.append(token)
-        text = self.tokenizer.decode(self._waiting)
+        text = str(self.tokenizer.decode(self._waiting))
         if not text.endswith("�"):
             self._write(text, paint)
             self._waiting = []

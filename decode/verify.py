@@ -6,8 +6,8 @@
 | Coupled | any | that of autoregressive sampling with the same seed, as an equality | at least (1 - TV) / (1 + TV) |
 | Rejection | chains, drawn from q or arbitrary | p, in law | 1 - TV, the optimum for one token |
 
-Coupled: the target's token is argmax(log p + G[row, position]); the child that equals it is accepted (Gumbel coupling; Daliri,
-Musco and Suresh 2024 bound its acceptance). Rejection: Leviathan et al. 2023, Chen et al. 2023.
+Coupled: the target's token is argmax(log p + G[row, position]); the child that equals it is accepted (Gumbel
+coupling; Daliri, Musco and Suresh 2024 bound its acceptance). Rejection: Leviathan et al. 2023, Chen et al. 2023.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ class Verdict:
     """What one round decides for each row."""
 
     path: Tensor
-    """(B, D + 1) int64: node ids from pending down the accepted path; entries after the accepted ones repeat the last."""
+    """(B, D + 1) int64: node ids from pending down the accepted path; entries after the accepted ones repeat the
+    last."""
     num_accepted: Tensor
     """(B,) int64: draft tokens accepted."""
     tokens: Tensor
-    """(B, D + 1) int64: accepted tokens, then the correction or bonus token at index num_accepted; the rest is undefined."""
+    """(B, D + 1) int64: accepted tokens, then the correction or bonus token at index num_accepted; the rest is
+    undefined."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Question:
     """(B, D + 1) absolute position of the token after depth 0, 1, ... D."""
     gumbel: Tensor | None
     """(B, D + 1, V) coupled noise at those positions; None when greedy."""
-    round: int
+    round_index: int
 
 
 class Verifier(Protocol):
@@ -83,7 +85,8 @@ class Greedy(Coupled):
         """Temperature 0 only."""
         if not sampling.is_greedy:
             raise ConfigError(
-                f"verifier=greedy compares argmaxes, which is exact at temperature 0 only, not at {sampling.temperature}. "
+                f"verifier=greedy compares argmaxes, which is exact at temperature 0 only, not at "
+                f"{sampling.temperature}. "
                 "Use verifier=coupled or verifier=rejection"
             )
 
@@ -186,9 +189,9 @@ def accepts(u: Tensor, plan: Plan) -> Tensor:  # (B, k) -> (B, k) bool
 def roll(plan: Plan, question: Question) -> Verdict:
     """Throw the dice of a plan."""
     tree, positions = question.tree, question.positions
-    u = question.noise.fresh_uniform(Stream.ACCEPT, [row[:-1] for row in positions], question.round)
+    u = question.noise.fresh_uniform(Stream.ACCEPT, [row[:-1] for row in positions], question.round_index)
     accepted = accepts(u, plan).long().cumprod(-1).sum(-1)
-    gumbel = question.noise.fresh_gumbel(Stream.RESIDUAL, positions, question.round)
+    gumbel = question.noise.fresh_gumbel(Stream.RESIDUAL, positions, question.round_index)
     drawn = (plan.residual.log() + gumbel).argmax(-1)
     steps = torch.arange(tree.num_nodes, device=drawn.device)
     drafted = torch.cat([tree.tokens[:, 1:], drawn[:, -1:]], dim=1)

@@ -20,7 +20,8 @@ def tiny_llama(
     dtype: torch.dtype = torch.float32,
     **overrides: object,
 ) -> LlamaForCausalLM:
-    """A random Llama whose laws are far from uniform (initialised wide), in eval mode; sdpa, since eager is not exact in fp64."""
+    """A random Llama whose laws are far from uniform (initialised wide), in eval mode; sdpa, since eager is not exact
+    in fp64."""
     fields: dict[str, object] = {
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,

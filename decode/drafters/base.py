@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Batch:
-    """Packed sequences. Flat row b*T + t of `target` is p(. | ids[b, :t+1] of the same document): the law of token t+1."""
+    """Packed sequences. Flat row b*T + t of `target` is p(. | ids[b, :t+1] of the same document): the law of token
+    t+1."""
 
     ids: Tensor
     """(B, T) int64 token ids."""
@@ -38,9 +39,7 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         """The same batch with its tensors on `device`; the target distribution follows the rows it is asked for."""
         moved = {
-            name: value.to(device, non_blocking=True)
-            for name, value in vars(self).items()
-            if isinstance(value, Tensor)
+            name: value.to(device, non_blocking=True) for name, value in vars(self).items() if isinstance(value, Tensor)
         }
         return replace(self, **moved)
 
@@ -88,7 +87,7 @@ class Context:
     """Drafts are drawn with the very noise of the verdict (coupled), or with a stream of their own (rejection)."""
     gumbel: Tensor | None
     """(B, k + 1, V) noise of the positions after pending where it is shared; None when greedy or not shared."""
-    round: int
+    round_index: int
     """Number of this round, from 0."""
 
 
@@ -102,6 +101,7 @@ class Drafter(Protocol):
 
     def propose(self, context: Context) -> Tree:
         """A tree whose node 0 is pending."""
+        ...
 
     def commit(self, verdict: Verdict, features: Tensor | None) -> None:
         """Learn what was accepted."""

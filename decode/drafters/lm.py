@@ -76,8 +76,8 @@ class LMDraft(nn.Module):
     def propose(self, context: Context) -> Tree:
         """Draw k tokens from the warped q, with the verdict's own noise where the rule shares it.
 
-        The first pass reads the last two committed tokens: after a round that accepted everything the last draft token has
-        not been read yet, and reading a token again writes the same keys and values.
+        The first pass reads the last two committed tokens: after a round that accepted everything the last draft
+        token has not been read yet, and reading a token again writes the same keys and values.
         """
         assert self._runner is not None
         ends = torch.tensor(context.lengths, device=context.ids.device)[:, None]
@@ -114,5 +114,5 @@ def draw(scores: Tensor, context: Context, depth: int) -> tuple[Tensor, Tensor]:
         return best, torch.full_like(scores, -torch.inf).scatter_(-1, best, 0.0)
     log_q = scores.log_softmax(-1)
     positions = [[length + depth] for length in context.lengths]
-    gumbel = context.noise.fresh_gumbel(Stream.DRAFT, positions, context.round)
+    gumbel = context.noise.fresh_gumbel(Stream.DRAFT, positions, context.round_index)
     return (log_q + gumbel[:, 0]).argmax(-1, keepdim=True), log_q

@@ -23,8 +23,8 @@ FAMILIES = {"lm": LMDraft}
 def load_drafter(path: str | Path, target: PreTrainedModel, dtype: str = "auto") -> Drafter:
     """The drafter saved in `path`, on the target's device, in `dtype` ("auto": as `draft_dtype` says).
 
-    A plain transformers folder is an `lm` draft. Raises InputError where vocabularies or tokenizers differ; where a folder
-    holds no tokenizer files, only vocabulary sizes are compared.
+    A plain transformers folder is an `lm` draft. Raises InputError where vocabularies or tokenizers differ; where a
+    folder holds no tokenizer files, only vocabulary sizes are compared.
     """
     draft = describe_model(ModelConfig(path=str(path)), role="draft")
     family = FAMILIES[family_of(draft.path)]
@@ -35,8 +35,9 @@ def load_drafter(path: str | Path, target: PreTrainedModel, dtype: str = "auto")
 
 
 def draft_dtype(num_parameters: int, target: PreTrainedModel) -> torch.dtype:
-    """The target's precision; float32 for a draft that fits a CPU's cache, where small bf16 products cost up to four times
-    as much (256 x 256: 30 us against 7; a 2M-parameter draft pass: 0.50 ms against 0.34). The output does not depend on it."""
+    """The target's precision; float32 for a draft that fits a CPU's cache, where small bf16 products cost up to four
+    times as much (256 x 256: 30 us against 7; a 2M-parameter draft pass: 0.50 ms against 0.34). The output does not
+    depend on it."""
     if target.device.type == "cpu" and target.dtype == torch.bfloat16 and num_parameters <= SMALL_DRAFT:
         return torch.float32
     return target.dtype

@@ -35,7 +35,8 @@ def ragged_prompts(batch: int, vocab_size: int = VOCAB, seed: int = 1) -> tuple[
 def both_ways(model: PreTrainedModel, drafter: Drafter | str, batch: int, **settings: object) -> tuple[Output, Output]:
     """Autoregressive and speculative output of the same call; "oracle" and "tree" know the autoregressive text."""
     ids, mask = ragged_prompts(batch, model.config.get_text_config().vocab_size)
-    call = partial(generate, model, input_ids=ids, attention_mask=mask, eos_token_id=(), **settings)  # type: ignore[arg-type]
+    settings = {"eos_token_id": ()} | settings
+    call = partial(generate, model, input_ids=ids, attention_mask=mask, **settings)  # type: ignore[arg-type]
     plain = call(None)
     if isinstance(drafter, str):
         texts = [
@@ -91,7 +92,8 @@ class Toy:
 
 
 def rejection_sequence_law(toy: Toy, k: int, drawn: str = "iid") -> dict[tuple[int, ...], float]:
-    """Exact law of the first k + 1 tokens that one round of rejection, then p itself, emit: every draft and outcome enumerated."""
+    """Exact law of the first k + 1 tokens that one round of rejection, then p itself, emit: every draft and outcome
+    enumerated."""
     total: dict[tuple[int, ...], float] = {}
     for draft in itertools.product(range(toy.vocab_size), repeat=k):
         prefixes = [draft[:i] for i in range(k + 1)]
@@ -105,7 +107,9 @@ def rejection_sequence_law(toy: Toy, k: int, drawn: str = "iid") -> dict[tuple[i
     return total
 
 
-def _round_law(toy: Toy, draft: tuple[int, ...], prefixes: list[tuple[int, ...]], drawn: str) -> dict[tuple[int, ...], float]:
+def _round_law(
+    toy: Toy, draft: tuple[int, ...], prefixes: list[tuple[int, ...]], drawn: str
+) -> dict[tuple[int, ...], float]:
     k = len(draft)
     log_q = torch.stack([toy.q[x] for x in prefixes]).log()[None]
     tree = Tree(torch.tensor([[0, *draft]]), chain_parents(k + 1), drawn, log_q if drawn == "iid" else None)  # type: ignore[arg-type]
@@ -138,9 +142,9 @@ def check_zero_probability_never_accepted() -> None:
     assert not verify.accepts(torch.zeros(1, 1), plan).any()
 
 
-def _context(noise: Noise, lengths: list[int], round: int) -> Context:
+def _context(noise: Noise, lengths: list[int], round_index: int) -> Context:
     ids = torch.zeros(len(lengths), 8, dtype=torch.long)
-    return Context(ids, lengths, Sampling(), noise, 1, False, None, round)
+    return Context(ids, lengths, Sampling(), noise, 1, False, None, round_index)
 
 
 def check_drafts_follow_their_law(draws: int = 4000) -> None:
@@ -162,13 +166,14 @@ def check_noise_is_read_once() -> None:
 
 
 def check_streams_differ() -> None:
-    """Draft, accept and residual noise of one position and round are different numbers, and so are rounds and positions."""
+    """Draft, accept and residual noise of one position and round are different numbers, and so are rounds and
+    positions."""
     noise = Noise(5, [0], 1, torch.device("cpu"))
     keys = [
-        noise._fresh_keys(stream, [[position]], round)[0][0]
+        noise._fresh_keys(stream, [[position]], round_index)[0][0]
         for stream in (Stream.DRAFT, Stream.ACCEPT, Stream.RESIDUAL)
         for position in range(3)
-        for round in range(3)
+        for round_index in range(3)
     ]
     assert len(set(keys)) == len(keys)
 
@@ -205,7 +210,7 @@ def check_cache(kind: str = "oracle", batch: int = 3, steps: int = 8) -> None:
 
 def _poison(loop: Loop) -> None:
     """1e30 rather than NaN: a masked NaN poisons a sum anyhow, a finite value only where it is seen."""
-    for layer in loop.runner.cache.layers:
+    for layer in loop.runner.cache.slot_layers:
         for row, length in enumerate(loop.lengths):
             layer.keys[row, :, length - 1 :] = 1e30  # type: ignore[index]
             layer.values[row, :, length - 1 :] = 1e30  # type: ignore[index]
@@ -214,7 +219,7 @@ def _poison(loop: Loop) -> None:
 def _audit(loop: Loop, model: PreTrainedModel) -> None:
     for row, tokens in enumerate(loop.tokens):
         fresh = model(torch.tensor([tokens[:-1]]), use_cache=True).past_key_values
-        for ours, theirs in zip(loop.runner.cache.layers, fresh.layers, strict=True):
+        for ours, theirs in zip(loop.runner.cache.slot_layers, fresh.layers, strict=True):
             held = len(tokens) - 1
             assert ours.keys is not None
             assert ours.values is not None

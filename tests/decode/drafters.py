@@ -11,7 +11,8 @@ from decode.verify import Verdict
 
 
 class Oracle:
-    """Knows the text that will come and drafts it, wrong from the token that a script says: 0, 1, ... k accepted in turn."""
+    """Knows the text that will come and drafts it, wrong from the token that a script says: 0, 1, ... k accepted in
+    turn."""
 
     taps: tuple[int, ...] = ()
 
@@ -24,7 +25,7 @@ class Oracle:
     def propose(self, context: Context) -> Tree:
         """A chain that is right for (round mod k + 1) tokens."""
         k = context.num_draft_tokens
-        rows = [self._row(context, row, context.round % (k + 1)) for row in range(len(self.texts))]
+        rows = [self._row(context, row, context.round_index % (k + 1)) for row in range(len(self.texts))]
         return Tree(torch.tensor(rows), chain_parents(k + 1))
 
     def _row(self, context: Context, row: int, right: int) -> list[int]:

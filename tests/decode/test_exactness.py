@@ -31,7 +31,8 @@ def qwen3() -> Qwen3ForCausalLM:
 
 
 def gemma3() -> Gemma3ForCausalLM:
-    """Sliding window of 6 tokens: shorter than prompt and completion, so a mask by slot instead of position would show."""
+    """Sliding window of 6 tokens: shorter than prompt and completion, so a mask by slot instead of position would
+    show."""
     torch.manual_seed(0)
     config = Gemma3TextConfig(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,

@@ -23,7 +23,8 @@ def _non_strict(patch: pytest.MonkeyPatch) -> None:
 
 
 def _resample_on_mismatch(patch: pytest.MonkeyPatch) -> None:
-    """REST, Medusa's nucleus mode: on a mismatch the sample that refused the draft is thrown away and another one drawn."""
+    """REST, Medusa's nucleus mode: on a mismatch the sample that refused the draft is thrown away and another one
+    drawn."""
 
     def follow(tree, choice):  # noqa: ANN001, ANN202
         verdict = real_follow(tree, choice)
@@ -50,13 +51,15 @@ def _argmax_drafts(patch: pytest.MonkeyPatch) -> None:
 
 def _draft_noise_of_one_round(patch: pytest.MonkeyPatch) -> None:
     """Sequoia: draft noise is drawn once and read in every round."""
-    patch.setattr(lm, "draw", lambda scores, context, depth: real_draw(scores, replace(context, round=0), depth))
+    patch.setattr(lm, "draw", lambda scores, context, depth: real_draw(scores, replace(context, round_index=0), depth))
 
 
 def _streams_shared(patch: pytest.MonkeyPatch) -> None:
     """vLLM 47386: recovery noise equals draft noise."""
     fresh = Noise._fresh_keys
-    patch.setattr(Noise, "_fresh_keys", lambda self, stream, at, round: fresh(self, Stream.DRAFT, at, round))
+    patch.setattr(
+        Noise, "_fresh_keys", lambda self, stream, at, round_index: fresh(self, Stream.DRAFT, at, round_index)
+    )
 
 
 def _missing_residual(patch: pytest.MonkeyPatch) -> None:
@@ -78,9 +81,9 @@ def _position_off_by_one(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         target.CachedModel,
         "_positions",
-        lambda self, starts, parents: real(self, starts, (-1,) + (0,) * (len(parents) - 1))
-        if len(parents) == 5
-        else real(self, starts, parents),
+        lambda self, starts, parents: (
+            real(self, starts, (-1,) + (0,) * (len(parents) - 1)) if len(parents) == 5 else real(self, starts, parents)
+        ),
     )
 
 
@@ -106,7 +109,9 @@ def _stale_slot_visible(patch: pytest.MonkeyPatch) -> None:
     """The mask of a ragged batch is that of its longest row."""
     real = target.CachedModel._visibility
     patch.setattr(
-        target.CachedModel, "_visibility", lambda self, starts, parents: real(self, [max(starts)] * len(starts), parents)
+        target.CachedModel,
+        "_visibility",
+        lambda self, starts, parents: real(self, [max(starts)] * len(starts), parents),
     )
 
 

@@ -1,0 +1,223 @@
+"""The public API: shapes and padding, ends of sequences, streamers, `custom_generate`, statistics, errors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import TextStreamer, TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation.logits_process import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
+
+from decode import generate, load_drafter, speculative
+from decode.acceptance import acceptance_by_position, expected_tau, overlap, predicted_speedup, tau, windows
+from decode.drafters.lm import LMDraft
+from decode.house.errors import ConfigError, InputError
+from decode.sampling import Sampling, log_probs, warp
+from decode.stats import Round
+from tests.decode.checks import VOCAB, both_ways, check_pathwise_equality, ragged_prompts
+from tests.tiny import save_tiny_target, tiny_llama, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[torch.nn.Module, LMDraft]:
+    return tiny_llama(VOCAB, dtype=torch.float64), LMDraft(tiny_llama(VOCAB, num_layers=1, seed=3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_padding_side_does_not_matter_and_prompts_are_unchanged(pair, left: bool) -> None:
+    model, draft = pair
+    ids, mask = ragged_prompts(3)
+    if not left:
+        ids, mask = ids.flip(1), mask.flip(1)
+    out = generate(model, draft, ids, mask, max_new_tokens=10, eos_token_id=())
+    assert out.sequences.shape == (3, ids.shape[1] + 10)
+    assert torch.equal(out.sequences[:, : ids.shape[1]], ids)
+    assert out.lengths.tolist() == [19, 18, 17]
+    bare = generate(model, None, ids[1:2][:, mask[1].bool()], max_new_tokens=10, rows=[1], eos_token_id=())
+    assert torch.equal(out.sequences[1, ids.shape[1] :], bare.sequences[0, 8:])
+
+
+@pytest.mark.parametrize("kind", ["random", "oracle", "tree"])
+def test_rows_end_at_their_end_token_wherever_it_falls(pair, kind: str) -> None:
+    model, draft = pair
+    plain, _ = both_ways(model, draft, 4, max_new_tokens=30, seed=2)
+    eos = plain.sequences[0, 20].item()
+    out = check_pathwise_equality(
+        model, draft if kind == "random" else kind, 4, max_new_tokens=30, seed=2, eos_token_id=[eos]
+    )
+    new = out.sequences[0, 9:].tolist()
+    assert new.index(eos) <= 11
+    assert out.lengths[0] == 9 + new.index(eos) + 1
+    assert out.stats.finish_reasons[0] == "eos"
+    assert out.stats.num_tokens == sum(out.lengths) - (9 + 8 + 7 + 6)
+
+
+def test_a_stop_string_ends_the_row_with_the_token_that_completes_it() -> None:
+    tokenizer = tiny_tokenizer(300)
+    model = tiny_llama(300)
+    draft = LMDraft(tiny_llama(300, num_layers=1, seed=3))
+    ids = torch.tensor([[5, 6, 7]])
+    free = generate(model, None, ids, max_new_tokens=30, eos_token_id=())
+    stop = str(tokenizer.decode(free.sequences[0, 10:12]))
+    for drafter in (None, draft, LMDraft(model)):
+        out = generate(
+            model, drafter, ids, max_new_tokens=30, stop_strings=[stop], tokenizer=tokenizer, eos_token_id=()
+        )
+        text = str(tokenizer.decode(out.sequences[0, 3:]))
+        assert stop in text
+        assert stop not in str(tokenizer.decode(out.sequences[0, 3:-1]))
+        assert out.stats.finish_reasons == ["stop"]
+    with pytest.raises(ConfigError, match="tokenizer"):
+        generate(model, None, ids, stop_strings=[stop])
+
+
+def test_one_token_prompts_and_one_new_token(pair) -> None:
+    model, draft = pair
+    for new in (1, 2, 7):
+        ids = torch.tensor([[3], [4]])
+        plain = generate(model, None, ids, max_new_tokens=new, eos_token_id=())
+        assert torch.equal(plain.sequences, generate(model, draft, ids, max_new_tokens=new, eos_token_id=()).sequences)
+
+
+def test_history_processors_see_each_nodes_own_prefix(pair) -> None:
+    model, _ = pair
+    penalty = [RepetitionPenaltyLogitsProcessor(1.7)]
+    for kind in ("oracle", "tree"):
+        out = check_pathwise_equality(model, kind, 2, max_new_tokens=20, temperature=0.0, logits_processor=penalty)
+        assert out.stats.tau > 1.5
+    ids, _ = ragged_prompts(1)
+    ours = generate(model, None, ids, max_new_tokens=12, temperature=0, logits_processor=penalty, eos_token_id=())
+    theirs = model.generate(ids, do_sample=False, max_new_tokens=12, repetition_penalty=1.7)
+    assert torch.equal(ours.sequences, theirs)
+
+
+def test_custom_generate_takes_the_settings_of_generate(pair) -> None:
+    model, draft = pair
+    ids, mask = ragged_prompts(2)
+    settings = {"attention_mask": mask, "max_new_tokens": 12, "pad_token_id": 0}
+    greedy = model.generate(ids, do_sample=False, **settings)
+    assert torch.equal(
+        greedy, model.generate(ids, do_sample=False, custom_generate=speculative, drafter=draft, **settings)
+    )
+    sampled = []
+    for drafter in (None, draft):
+        torch.manual_seed(7)
+        sampled.append(
+            model.generate(ids, do_sample=True, top_k=5, custom_generate=speculative, drafter=drafter, **settings)
+        )
+    assert torch.equal(*sampled)
+    with pytest.raises(ConfigError, match="num_beams"):
+        model.generate(ids, num_beams=2, custom_generate=speculative, drafter=draft, **settings)
+
+
+def test_streamed_tokens_are_the_output(pair) -> None:
+    model, draft = pair
+
+    class Keeper(TextStreamer):
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def put(self, value: torch.Tensor) -> None:
+            self.seen += value.flatten().tolist()
+
+        def end(self) -> None:
+            self.seen.append(-1)
+
+    ids, _ = ragged_prompts(1)
+    streamer = Keeper()
+    out = generate(model, draft, ids, max_new_tokens=15, streamer=streamer, eos_token_id=())
+    assert streamer.seen == [*out.sequences[0].tolist(), -1]
+    with pytest.raises(ConfigError, match="one sequence"):
+        generate(model, draft, ids.repeat(2, 1), streamer=streamer)
+
+
+def test_statistics_count_what_was_emitted(pair) -> None:
+    model, _ = pair
+    _, out = both_ways(model, "oracle", 3, max_new_tokens=23, num_draft_tokens=4)
+    stats = out.stats
+    assert stats.num_tokens == 3 * 23
+    assert stats.tau == stats.num_tokens / len(stats.rounds)
+    assert all(one.emitted <= one.accepted + 1 for one in stats.rounds)
+    assert len(stats.arrival_s) == max(sum(one.row == row for one in stats.rounds) for row in range(3))
+    assert 0 < stats.ttft_s <= stats.total_s
+    assert set(stats.seconds) == {"prefill", "draft", "target", "verify", "commit"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"max_new_tokens": 300}, InputError, "context is 256"),
+        ({"verifier": "greedy"}, ConfigError, "temperature 0"),
+        ({"verifier": "exact"}, ConfigError, "coupled, greedy, rejection"),
+        ({"attention_mask": torch.ones(1, 3)}, ConfigError, "must be equal"),
+        ({"attention_mask": torch.zeros(1, 9)}, InputError, "empty"),
+    ],
+)
+def test_bad_calls_are_refused_with_both_values(pair, settings: dict, error: type[Exception], words: str) -> None:
+    ids, _ = ragged_prompts(1)
+    with pytest.raises(error, match=words):
+        generate(pair[0], pair[1], ids, **settings)
+
+
+def test_a_saved_draft_is_loaded_and_checked_against_its_target(tmp_path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    target = AutoModelForCausalLM.from_pretrained(save_tiny_target(tmp_path / "target"))
+    save_tiny_target(tmp_path / "draft", num_layers=1, seed=4)
+    drafter = load_drafter(tmp_path / "draft", target=target)
+    ids = torch.tensor([[5, 6, 7]])
+    plain = generate(target, None, ids, max_new_tokens=8, eos_token_id=())
+    assert torch.equal(plain.sequences, generate(target, drafter, ids, max_new_tokens=8, eos_token_id=()).sequences)
+    save_tiny_target(tmp_path / "other", vocab_size=310)
+    with pytest.raises(InputError, match="310 vocabulary entries.*300"):
+        load_drafter(tmp_path / "other", target=target)
+    with pytest.raises(InputError, match="does not exist"):
+        load_drafter(tmp_path / "absent", target=target)
+
+
+def test_a_draft_with_another_tokenizer_of_the_same_size_is_refused(tmp_path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    target = AutoModelForCausalLM.from_pretrained(save_tiny_target(tmp_path / "target"))
+    folder = save_tiny_target(tmp_path / "draft", num_layers=1)
+    file = folder / "tokenizer.json"
+    swapped = (
+        file.read_text().replace('"!": 2', '"!": 999').replace('"\\"": 3', '"\\"": 2').replace('"!": 999', '"!": 3')
+    )
+    assert swapped != file.read_text()
+    file.write_text(swapped)
+    assert AutoTokenizer.from_pretrained(folder).get_vocab()["!"] == 3
+    with pytest.raises(InputError, match="tokenizers differ"):
+        load_drafter(folder, target=target)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (Sampling(top_k=7), TopKLogitsWarper(7)),
+        (Sampling(top_p=0.6), TopPLogitsWarper(0.6)),
+        (Sampling(min_p=0.15), MinPLogitsWarper(0.15)),
+    ],
+)
+def test_filters_are_those_of_transformers(ours: Sampling, theirs) -> None:
+    logits = torch.randn(50, 33, generator=torch.Generator().manual_seed(0)) * 2
+    assert torch.equal(warp(logits, ours), theirs(None, logits.clone()))
+
+
+def test_laws_are_computed_in_float32_or_wider() -> None:
+    logits = torch.randn(4, 9)
+    assert log_probs(logits.bfloat16(), Sampling()).dtype == torch.float32
+    assert log_probs(logits.double(), Sampling(temperature=0.5)).dtype == torch.float64
+    assert log_probs(logits, Sampling(temperature=0)).exp().sum(-1).tolist() == [1.0] * 4
+
+
+def test_acceptance_formulas_against_hand_computed_values() -> None:
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
+    assert overlap(p.log(), q.log()).item() == pytest.approx(0.7)
+    assert tau(12, 5) == 2.4
+    rounds = [Round(0, 2, 0, 1), Round(0, 2, 2, 3), Round(0, 2, 1, 2)]
+    assert acceptance_by_position(rounds, 2) == [pytest.approx(2 / 3), 0.5]
+    alpha = torch.tensor([[0.5, 0.5, 1.0, 0.2]])
+    runs = windows(alpha, torch.tensor([[True, True, True, False]]), 2)
+    assert runs.tolist() == [[0.5, 0.5], [0.5, 1.0]]
+    assert expected_tau(runs) == pytest.approx(1 + (0.75 + 1.0) / 2)
+    assert predicted_speedup(3.0, 4, 10.0, 1.0, 11.0) == 2.0
