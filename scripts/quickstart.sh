@@ -5,17 +5,17 @@
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-# More threads than cores slow small matrices down; the launchers would choose 1 on their own.
+# Set for all stages: torch alone would take every core, accelerate launch alone just one.
 cores=$(nproc)
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores < 8 ? cores : 8))}
-launch=(accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no
-    --num_cpu_threads_per_process "$OMP_NUM_THREADS")
 
 step "install" 150 ensure_environment
 step "target" 420 python -m train experiment=quickstart_target resume=auto
 step "records" 90 python -m distill experiment=quickstart_records resume=auto
-step "draft, distilled" 120 "${launch[@]}" -m train experiment=quickstart_draft resume=auto
-step "draft, text alone" 120 "${launch[@]}" -m train experiment=quickstart_draft_text resume=auto
+step "draft, distilled" 120 accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no \
+    --dynamo_backend no -m train experiment=quickstart_draft resume=auto
+step "draft, text alone" 120 accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no \
+    --dynamo_backend no -m train experiment=quickstart_draft_text resume=auto
 step "one completion" 20 python -m decode target=quickstart draft.path=runs/quickstart/draft/model \
     prompt_file=scripts/quickstart_prompt.txt
 step "report" 180 python -m eval experiment=quickstart_report resume=auto
