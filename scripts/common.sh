@@ -65,11 +65,12 @@ ensure_environment() {
 STEPS=()
 SECONDS=0
 
-# step NAME BUDGET_S COMMAND...: shows the command, runs it, and notes its time beside its budget.
+# step NAME BUDGET_S COMMAND...: shows the command (unless it is a function of ours), runs it, notes its time.
 step() {
     local name=$1 budget_s=$2 began_s=$SECONDS
     shift 2
-    printf '\n== %s\n$ %s\n' "$name" "$*"
+    printf '\n== %s\n' "$name"
+    [ "$(type -t "$1")" = function ] || printf '$ %s\n' "$*"
     "$@"
     STEPS+=("$name|$((SECONDS - began_s))|$budget_s")
 }

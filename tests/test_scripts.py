@@ -1,0 +1,96 @@
+"""Scripts on machines that lack something, and a package that holds all of its files."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("decode", "distill", "train", "eval")
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A clone without an environment, as far as the scripts' common part is concerned."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "common.sh", tmp_path / "scripts")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def bash(folder: Path, commands: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    script = f"set -euo pipefail; source {folder}/scripts/common.sh; {commands}"
+    return subprocess.run(
+        ["bash", "-c", script], env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )
+
+
+def python_that_lacks(module: str, folder: Path) -> str:
+    fake = folder / "python-without"
+    fake.write_text(f'#!/bin/sh\ncase "$2" in *"{module}"*) exit 1;; esac\nexec {sys.executable} "$@"\n')
+    fake.chmod(0o755)
+    return str(fake)
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "scripts").glob("*.sh")))
+def test_scripts_are_valid_bash(script: str) -> None:
+    path = ROOT / "scripts" / script
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    assert "set -euo pipefail" in path.read_text() or script == "common.sh"
+
+
+def test_no_python_is_said(clone: Path) -> None:
+    done = bash(clone, "ensure_environment", PYTHON=python_that_lacks("version_info", clone))
+    assert done.returncode == 1
+    assert "No Python 3.11 or later found" in done.stderr
+    assert not (clone / ".venv").exists()
+
+
+def test_a_missing_venv_module_is_said_with_the_remedy(clone: Path) -> None:
+    done = bash(clone, "ensure_environment", PYTHON=python_that_lacks("import venv", clone))
+    assert done.returncode == 1
+    assert "apt-get install python3-venv" in done.stderr
+    assert not (clone / ".venv").exists()
+
+
+def test_an_environment_that_is_up_to_date_is_only_activated(clone: Path) -> None:
+    (clone / ".venv" / "bin").mkdir(parents=True)
+    (clone / ".venv" / "bin" / "activate").write_text("echo activated\n")
+    shutil.copy(clone / "pyproject.toml", clone / ".venv" / ".installed-from")
+    assert bash(clone, "ensure_environment").stdout == "activated\n"
+
+
+def test_torch_comes_from_the_index_that_the_user_names(clone: Path) -> None:
+    python = clone / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "python $*"\n')
+    python.chmod(0o755)
+    (python.parent / "activate").touch()
+    lines = bash(clone, "ensure_environment", TORCH_INDEX_URL="https://example.org/cpu", TORCH_VERSION="2.12.0").stdout
+    assert "--index-url https://example.org/cpu torch==2.12.0" in lines
+    assert (clone / ".venv" / ".installed-from").read_text() == (clone / "pyproject.toml").read_text()
+
+
+def test_steps_are_shown_and_timed_and_a_failure_ends_the_script(clone: Path) -> None:
+    done = bash(clone, "step first 7 echo hello; step second 5 true; show_times")
+    assert "$ echo hello\nhello\n" in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["first", "0", "7"] in rows
+    assert rows[-1][0] == "total"
+    assert rows[-1][2] == "12"
+    failed = bash(clone, "step first 7 false; echo unreachable")
+    assert failed.returncode == 1
+    assert "unreachable" not in failed.stdout
+
+
+def test_every_folder_with_code_is_a_package() -> None:
+    """A folder without __init__.py would be left out of what is installed, silently."""
+    folders = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert not [str(folder) for folder in folders if not (folder / "__init__.py").exists()]
+
+
+def test_ci_runs_the_test_script() -> None:
+    assert "scripts/test.sh" in (ROOT / ".ci" / "run").read_text()
