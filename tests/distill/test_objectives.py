@@ -1,0 +1,181 @@
+"""Objectives against formulas written out by hand, and the chunked evaluation against the plain one."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from decode.drafters.base import Batch, Step
+from decode.house.errors import ConfigError
+from distill.config import ObjectiveConfig
+from distill.distribution import Dense, FullRows, HiddenRows, Sparse, SparseRows
+from distill.losses import forward_kl, tv
+from distill.objectives import OBJECTIVES, build_objective, chunked
+
+R, V = 5, 7
+
+
+@pytest.fixture
+def laws() -> tuple[Tensor, Tensor, Tensor]:
+    """(draft logits, log p, next ids) in fp64."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(R, V, generator=generator, dtype=torch.float64)
+    log_p = (2 * torch.randn(R, V, generator=generator, dtype=torch.float64)).log_softmax(-1)
+    return logits.requires_grad_(), log_p, torch.randint(V, (R,), generator=generator)
+
+
+def values(name: str, p: Tensor, q: Tensor, next_ids: Tensor) -> Tensor:
+    """Each loss as its definition says, row by row."""
+    m = 0.3 * p + 0.7 * q
+    return {
+        "cross_entropy": -q[torch.arange(R), next_ids].log(),
+        "forward_kl": (p * (p / q).log()).sum(-1),
+        "tv": (p - q).abs().sum(-1) / 2,
+        "reverse_kl": (q * (q / p).log()).sum(-1),
+        "jsd": 0.3 * (p * (p / m).log()).sum(-1) + 0.7 * (q * (q / m).log()).sum(-1),
+    }[name]
+
+
+@pytest.mark.parametrize("name", list(OBJECTIVES))
+def test_dense_losses_equal_their_definitions(name: str, laws: tuple[Tensor, Tensor, Tensor]) -> None:
+    logits, log_p, next_ids = laws
+    objective = build_objective(ObjectiveConfig(name=name, beta=0.3))  # type: ignore[arg-type]
+    loss, alpha = objective.fn(logits, Dense(log_p), next_ids)
+    p, q = log_p.exp(), logits.softmax(-1)
+    assert torch.allclose(loss, values(name, p, q, next_ids), atol=1e-12)
+    assert alpha is not None
+    assert torch.allclose(alpha, torch.minimum(p, q).sum(-1), atol=1e-12)
+    assert not alpha.requires_grad
+
+
+@pytest.mark.parametrize("name", list(OBJECTIVES))
+def test_gradients_equal_finite_differences(name: str, laws: tuple[Tensor, Tensor, Tensor]) -> None:
+    logits, log_p, next_ids = laws
+    fn = OBJECTIVES[name].fn
+    assert torch.autograd.gradcheck(lambda z: fn(z, Dense(log_p), next_ids)[0], (logits,))
+
+
+def test_sparse_forward_kl_pulls_towards_the_estimate(laws: tuple[Tensor, Tensor, Tensor]) -> None:
+    """d/dz_j = (sum_i p_hat_i) q_j - p_hat_j, with a token that stands twice."""
+    logits, log_p, next_ids = laws
+    ids = torch.tensor([[0, 3, 5, 5]]).expand(R, -1)
+    weight = torch.tensor([[0.5, 0.2, 0.1, 0.1]], dtype=torch.float64).expand(R, -1)
+    loss, _ = forward_kl(logits, Sparse(ids, log_p.gather(-1, ids), weight), next_ids)
+    loss.sum().backward()
+    estimate = torch.zeros(R, V, dtype=torch.float64).scatter_add_(-1, ids, weight)
+    assert logits.grad is not None
+    assert torch.allclose(logits.grad, 0.9 * logits.detach().softmax(-1) - estimate, atol=1e-12)
+
+
+def test_sparse_tv_gradient_is_that_of_the_acceptance_estimate(laws: tuple[Tensor, Tensor, Tensor]) -> None:
+    """d/dz_j of -alpha_hat = -(w_j - q_j sum w) with w_i = p_hat_i / p_i * q_i where q_i <= p_i."""
+    logits, log_p, next_ids = laws
+    ids = torch.tensor([[0, 3, 5]]).expand(R, -1)
+    weight = torch.tensor([[0.5, 0.2, 0.1]], dtype=torch.float64).expand(R, -1)
+    p_kept = log_p.gather(-1, ids)
+    loss, _ = tv(logits, Sparse(ids, p_kept, weight), next_ids)
+    loss.sum().backward()
+    q = logits.detach().softmax(-1)
+    q_kept = q.gather(-1, ids)
+    w = weight / p_kept.exp() * q_kept * (q_kept <= p_kept.exp())
+    full = torch.zeros(R, V, dtype=torch.float64).scatter_add_(-1, ids, w)
+    assert logits.grad is not None
+    assert torch.allclose(logits.grad, -(full - q * w.sum(-1, keepdim=True)), atol=1e-12)
+
+
+def test_zero_probabilities_give_no_nan() -> None:
+    log_p = torch.tensor([[0.0, float("-inf"), float("-inf")]])
+    logits = torch.tensor([[1.0, -90.0, 0.5]], requires_grad=True)
+    for name, objective in OBJECTIVES.items():
+        loss, _ = objective.fn(logits, Dense(log_p), torch.zeros(1, dtype=torch.long))
+        (gradient,) = torch.autograd.grad(loss.sum(), logits)
+        assert torch.isfinite(loss).all(), name
+        assert torch.isfinite(gradient).all(), name
+
+
+def make_step(batch_rows: int = 3, width: int = 6) -> tuple[Step, Batch, Tensor]:
+    """A step over random hidden states with some slots masked, dense p stored for every row, and the head's weight."""
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(batch_rows, width, 4, generator=generator).requires_grad_()
+    weight = torch.randn(V, 4, generator=generator).requires_grad_()
+    ids = torch.randint(V, (batch_rows, width), generator=generator)
+    mask = torch.rand(batch_rows, width, generator=generator) > 0.3
+    log_p = torch.randn(batch_rows * width, V, generator=generator).log_softmax(-1)
+    rows = torch.arange(batch_rows * width)
+    positions = torch.arange(width).expand(batch_rows, -1)
+    batch = Batch(ids, positions, torch.zeros_like(ids), mask, target=FullRows(log_p, rows))
+    step = Step(hidden, lambda h: h @ weight.T, rows.view(batch_rows, width), batch.next_token_rows())
+    return step, batch, weight
+
+
+@pytest.mark.parametrize("name", list(OBJECTIVES))
+@pytest.mark.parametrize("chunk_rows", [1, 4, 100])
+def test_chunked_equals_plain(name: str, chunk_rows: int) -> None:
+    step, batch, weight = make_step()
+    objective = OBJECTIVES[name]
+    sums = chunked(step, batch, objective, chunk_rows)
+    gradients = torch.autograd.grad(sums.loss_sum, [step.hidden, weight])
+    logits = step.head(step.hidden).flatten(0, 1)[:-1]
+    valid = step.valid.flatten()[:-1]
+    assert batch.target is not None
+    law = batch.target.chunk(torch.arange(len(logits)))
+    loss, alpha = objective.fn(logits, law, batch.ids.flatten()[1:])
+    plain = loss[valid].sum()
+    assert torch.allclose(sums.loss_sum, plain, rtol=1e-5)
+    for ours, theirs in zip(gradients, torch.autograd.grad(plain, [step.hidden, weight]), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+    assert alpha is not None
+    assert sums.count == int(valid.sum())
+    assert float(sums.alpha_sum) == pytest.approx(float(alpha[valid].sum()), rel=1e-5)
+    assert sums.alpha_rows is not None
+    assert torch.allclose(sums.alpha_rows.flatten()[:-1][valid], alpha[valid], atol=1e-6)
+    assert not sums.alpha_rows[~step.valid].any()
+
+
+def test_chunked_never_makes_more_rows_of_logits_than_asked() -> None:
+    step, batch, _ = make_step()
+    head, seen = step.head, []
+    step.head = lambda hidden: seen.append(len(hidden)) or head(hidden)
+    chunked(step, batch, OBJECTIVES["forward_kl"], 4).loss_sum.backward()
+    assert max(seen) == 4
+    assert sum(seen) > int(step.valid.sum())  # all chunks but the last are made again
+
+
+def test_a_batch_without_anything_to_learn_costs_nothing() -> None:
+    step, batch, weight = make_step()
+    step.valid = torch.zeros_like(step.valid)
+    sums = chunked(step, batch, OBJECTIVES["forward_kl"], 4)
+    (gradient,) = torch.autograd.grad(sums.loss_sum, [step.hidden])
+    assert float(sums.loss_sum) == 0.0
+    assert sums.count == 0
+    assert float(sums.alpha_sum) == 0.0
+    assert not gradient.any()
+
+
+def test_text_alone_gives_cross_entropy_and_no_acceptance() -> None:
+    step, batch, _ = make_step()
+    batch.target = None
+    sums = chunked(step, batch, OBJECTIVES["cross_entropy"], 4)
+    assert sums.alpha_rows is None
+    assert float(sums.loss_sum) > 0
+
+
+@pytest.mark.parametrize(("name", "sparse", "told"), [("jsd", True, "sparse"), ("forward_kl", None, "none is at hand")])
+def test_an_objective_says_what_it_lacks(name: str, sparse: bool | None, told: str) -> None:
+    step, batch, _ = make_step()
+    ids = torch.zeros(18, 1, dtype=torch.long)
+    one = torch.ones(18, 1)
+    batch.target = SparseRows(ids, one.log(), one, torch.arange(18)) if sparse else None
+    with pytest.raises(ConfigError, match=told):
+        chunked(step, batch, OBJECTIVES[name], 4)
+
+
+def test_hidden_rows_give_p_through_the_head() -> None:
+    hidden, weight = torch.randn(3, 4), torch.randn(V, 4)
+    source = HiddenRows(hidden, lambda h: h @ weight.T, torch.tensor([2, -1, 0, 1]), temperature=0.5)
+    law = source.chunk(torch.tensor([0, 2]))
+    assert isinstance(law, Dense)
+    expected = ((hidden[[2, 0]] @ weight.T) / 0.5).log_softmax(-1)
+    assert torch.allclose(law.log_p, expected)
+    assert source.has(torch.arange(4)).tolist() == [True, False, True, True]
+    with pytest.raises(AssertionError, match="without a record"):
+        source.chunk(torch.tensor([1]))
