@@ -85,6 +85,7 @@ def progress(total: int | None, unit: str, label: str, initial: int = 0) -> Prog
         bar_format=_FORMAT,
         miniters=1,
         mininterval=0.2 if is_terminal else _LINE_INTERVAL_S,
+        delay=0 if is_terminal else 1e-3,  # no line for the start: what ends soon takes one line in all
         dynamic_ncols=is_terminal,
         ncols=None if is_terminal else 110,
         disable=not is_main_process(),

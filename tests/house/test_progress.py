@@ -1,5 +1,7 @@
 """Progress off a terminal: plain lines, rank 0 only."""
 
+import time
+
 import pytest
 
 from decode.house.progress import get_logger, progress
@@ -13,16 +15,16 @@ def test_progress_is_written_as_lines_with_rate(capsys: pytest.CaptureFixture[st
     assert "record: 100%" in lines[-1]
     assert "4/4" in lines[-1]
     assert "loss=0.5" in lines[-1]
-    assert len(lines) == 2  # the start and the end
-    assert all(line.strip() for line in lines)
+    assert len(lines) == 1
 
 
 def test_the_last_state_is_shown_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("decode.house.progress._LINE_INTERVAL_S", 0.0)
     with progress(total=None, unit="steps", label="train") as bar:
+        time.sleep(0.01)
         bar.update(1)
         bar.update(1)
-    assert [line.count("steps/s") for line in capsys.readouterr().err.splitlines()] == [1, 1, 1]
+    assert [line.count("steps/s") for line in capsys.readouterr().err.splitlines()] == [1, 1]
 
 
 def test_other_ranks_are_silent(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
