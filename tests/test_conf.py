@@ -45,9 +45,7 @@ def test_each_option_builds_in_a_stage_that_has_its_group(option: str) -> None:
 
 @pytest.mark.parametrize(("file", "stage", "arguments"), COMMANDS)
 def test_a_command_shown_to_the_reader_is_accepted(file: str, stage: str, arguments: list[str]) -> None:
-    minimum = (
-        MINIMUM[stage] if "..." in arguments else []
-    )  # abridged: completed by the least needed
+    minimum = MINIMUM[stage] if "..." in arguments else []  # abridged: completed by the least needed
     shown = [argument.replace("=...", "=some/path") for argument in arguments if argument != "..."]
     arguments = [*minimum, *shown]
     if wants_sweep(arguments):

@@ -152,6 +152,7 @@ def test_an_existing_folder_needs_resume(stage, capsys) -> None:
     assert stage("resume=auto") == 0
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_each_job_once_and_names_the_failed(stage, capfd) -> None:
     sweep = ["--multirun", "optim.lr=0.2,0.3", 'output_dir="runs/it\'s"']
     folder = Path("runs/it's/optim.lr-0.3")
