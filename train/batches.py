@@ -64,9 +64,7 @@ class PackedSource:
 class StepReader:
     """The micro-batches of one rank, step by step, the next step being read while this one is computed."""
 
-    def __init__(
-        self, packed: PackedSource, order: Order, split: tuple[int, int, int, int], head: Any = None
-    ) -> None:
+    def __init__(self, packed: PackedSource, order: Order, split: tuple[int, int, int, int], head: Any = None) -> None:
         """`split` is (rank, world size, micro-steps, rows per micro-step)."""
         self.packed, self.order, self.split, self.head = packed, order, split, head
         self.wait_s = 0.0

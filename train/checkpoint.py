@@ -147,7 +147,9 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     content = read_json(checkpoint / STATE)
     schema = content.pop("schema", None)
     if schema != SCHEMA:
-        raise InputError(f"{checkpoint} has schema {schema}, and this version reads {SCHEMA}; resume it with the older version")
+        raise InputError(
+            f"{checkpoint} has schema {schema}, and this version reads {SCHEMA}; resume it with the older version"
+        )
     return content
 
 

@@ -216,7 +216,10 @@ class TrainConfig:
         at_least_one = ("batch_size", "gradient_accumulation", "steps", "window", "log_every", "validate_every")
         for name in (*at_least_one, "validation_rows", "checkpoint_every", "keep_checkpoints"):
             require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
-        require(self.sequence_length >= 2, f"sequence_length={self.sequence_length} leaves no token to predict; use 2 or more")
+        require(
+            self.sequence_length >= 2,
+            f"sequence_length={self.sequence_length} leaves no token to predict; use 2 or more",
+        )
         for name in ("lr", "muon_lr", "clip"):
             require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be above 0")
         for name in ("warmup", "final_lr"):
@@ -235,7 +238,9 @@ class TrainConfig:
             f"objective={self.objective.name} compares with a target's distribution p, but target.path is null. "
             f"Set target.path, or objective={LEARNS_FROM_TEXT} to train on text alone",
         )
-        require(has_target or self.records is None, f"records={self.records} belong to a target, but target.path is null")
+        require(
+            has_target or self.records is None, f"records={self.records} belong to a target, but target.path is null"
+        )
         require(
             self.target_source == "records" or has_target,
             "target_source=live runs the target, but target.path is null. Set target.path",

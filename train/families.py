@@ -54,9 +54,7 @@ class Family:
     """See `train.export.export_lm`."""
 
 
-def lm_shape(
-    cfg: TrainConfig, target: ModelDescription | None, tokenizer: PreTrainedTokenizerBase | None
-) -> Shape:
+def lm_shape(cfg: TrainConfig, target: ModelDescription | None, tokenizer: PreTrainedTokenizerBase | None) -> Shape:
     """A Llama of the configured size over the target's (or the tokenizer's) tokens, or the config of `init_from`."""
     draft = cfg.draft
     if draft.init_from is not None:

@@ -71,7 +71,13 @@ class Loop:
     """Trains from `state.step` to `cfg.steps`; all ranks run it in lockstep and come to the same decisions."""
 
     def __init__(
-        self, cfg: TrainConfig, machine: Machine, reader: StepReader, validation: PackedSource, book: Book, state: TrainState
+        self,
+        cfg: TrainConfig,
+        machine: Machine,
+        reader: StepReader,
+        validation: PackedSource,
+        book: Book,
+        state: TrainState,
     ) -> None:
         self.cfg, self.machine, self.reader, self.book, self.state = cfg, machine, reader, book, state
         self.accelerator = machine.accelerator
@@ -174,7 +180,13 @@ class Loop:
             weights = self.accelerator.get_state_dict(self.machine.module)
             self.book.checkpoints.save_best(self.accelerator, self.state.step, weights)
         self.book.record(
-            {"kind": "validation", "step": self.state.step, **means, "tokens": int(sums.tokens), "best_step": self.state.best_step}
+            {
+                "kind": "validation",
+                "step": self.state.step,
+                **means,
+                "tokens": int(sums.tokens),
+                "best_step": self.state.best_step,
+            }
         )
         shown = ", ".join(f"{name} {value:.4f}" for name, value in means.items() if value is not None)
         logger.info("step %d: held-out %s; best is step %d", self.state.step, shown, self.state.best_step)

@@ -45,7 +45,7 @@ def _origin(cfg: TrainConfig, facts: dict[str, Any]) -> list[str]:
 
 def _launch(cfg: TrainConfig) -> list[str]:
     if cfg.target.path is None:
-        return ["## Use", "", "```python", "AutoModelForCausalLM.from_pretrained(\"THIS_FOLDER\")", "```"]
+        return ["## Use", "", "```python", 'AutoModelForCausalLM.from_pretrained("THIS_FOLDER")', "```"]
     target, k = cfg.target.path, cfg.window
     return [
         "## Use",
@@ -62,7 +62,7 @@ def _launch(cfg: TrainConfig) -> list[str]:
         "```bash",
         "# vLLM",
         f"vllm serve {target} --speculative-config "
-        f"'{{\"method\":\"draft_model\",\"model\":\"THIS_FOLDER\",\"num_speculative_tokens\":{k}}}'",
+        f'\'{{"method":"draft_model","model":"THIS_FOLDER","num_speculative_tokens":{k}}}\'',
         "# SGLang",
         f"python -m sglang.launch_server --model-path {target} --speculative-algorithm STANDALONE "
         f"--speculative-draft-model-path THIS_FOLDER --speculative-num-steps {k} --speculative-eagle-topk 1 "

@@ -59,5 +59,7 @@ def _embedding_weights(module: nn.Module) -> set[int]:
     """Identities of the token tables: input embeddings and the linear layers that are as wide as a vocabulary."""
     tables = [child.weight for child in module.modules() if isinstance(child, nn.Embedding)]
     entries = {table.shape[0] for table in tables}
-    heads = [child.weight for child in module.modules() if isinstance(child, nn.Linear) and child.out_features in entries]
+    heads = [
+        child.weight for child in module.modules() if isinstance(child, nn.Linear) and child.out_features in entries
+    ]
     return {id(weight) for weight in (*tables, *heads) if isinstance(weight, torch.Tensor)}

@@ -44,7 +44,9 @@ def test_a_live_target_gives_the_p_that_full_records_hold(tmp_path: Path, target
 
 
 @pytest.mark.parametrize("objective", sorted(OBJECTIVES))
-def test_every_objective_trains_on_dense_records(tmp_path: Path, target: Path, full_records: Path, objective: str) -> None:
+def test_every_objective_trains_on_dense_records(
+    tmp_path: Path, target: Path, full_records: Path, objective: str
+) -> None:
     run(tiny_config(tmp_path / "out", target, records=str(full_records), objective={"name": objective}, steps=2))
     assert result(tmp_path / "out")["tau"] > 1
 

@@ -15,7 +15,9 @@ from tests.tiny import save_tiny_target
 from train.config import TrainConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-WORDS = "def return import class self value if else for in range None print yield with open as lambda not and or".split()
+WORDS = (
+    "def return import class self value if else for in range None print yield with open as lambda not and or".split()
+)
 
 
 def write_corpus(folder: Path, documents: int = 40, words: int = 120) -> Path:
@@ -88,9 +90,11 @@ def data_settings(corpus: Path) -> dict[str, Any]:
     return {"name": "text", "path": str(corpus), "validation_share": 0.2, "heldout_share": 0.1}
 
 
-def command(settings: dict[str, Any], launcher: tuple[str, ...] = (sys.executable,)) -> list[str]:
+def command(
+    settings: dict[str, Any], launcher: tuple[str, ...] = (sys.executable,), module: str = "train"
+) -> list[str]:
     """The command line of these settings."""
-    return [*launcher, "-m", "train", *(f"{key}={_value(value)}" for key, value in _flat(settings))]
+    return [*launcher, "-m", module, *(f"{key}={_value(value)}" for key, value in _flat(settings))]
 
 
 def metrics(run: Path, kind: str | None = None) -> list[dict[str, Any]]:

@@ -1,0 +1,52 @@
+"""`python -m train`, writing down on every rank which rows it read and how much optimizer state it holds."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from torch import Tensor
+
+from train.cli import main
+from train.loop import Loop
+
+rows_read: list[list[int]] = []
+take_step = Loop.take_step
+run = Loop.run
+
+
+def probed_step(self: Loop, step: int, batches: list) -> None:
+    rank = self.reader.split[0]
+    rows_read.append([row for micro in self.reader.rows_of(step, rank) for row in micro])
+    take_step(self, step, batches)
+
+
+def probed_run(self: Loop):
+    state = run(self)
+    found = {
+        "rows": rows_read,
+        "optimizer_elements": sum(map(_elements, self.machine.optimizers)),
+        "num_parameters": sum(_whole_size(weight) for weight in self.machine.module.parameters()),
+    }
+    Path(self.cfg.output_dir, f"probe_{os.environ['RANK']}.json").write_text(json.dumps(found))
+    return state
+
+
+def _elements(optimizer) -> int:
+    """Elements of the two averages of AdamW that this rank holds."""
+    while hasattr(optimizer, "optimizer"):  # accelerate's wrapper, then DeepSpeed's
+        optimizer = optimizer.optimizer
+    tensors = (value for state in optimizer.state.values() for value in state.values())
+    return sum(value.numel() for value in tensors if isinstance(value, Tensor) and value.numel() > 1)
+
+
+def _whole_size(weight) -> int:
+    return getattr(weight, "ds_numel", weight.numel())
+
+
+Loop.take_step = probed_step  # type: ignore[method-assign]
+Loop.run = probed_run  # type: ignore[method-assign]
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""A run that was killed again and again ends with the bits of one that was not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.train.kills import differences, finish, random_kills, run_with_kills
+from tests.train.toy import command, tiny_settings
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "kills"), [("single", 10), pytest.param("ddp", 4, marks=pytest.mark.engines)])
+def test_killed_and_resumed_equals_uninterrupted(
+    tmp_path: Path, target: Path, records: Path, engine: str, kills: int
+) -> None:
+    launcher = (sys.executable,) if engine == "single" else TORCHRUN
+    settings = tiny_settings(
+        tmp_path / "whole",
+        target,
+        records=str(records),
+        engine={"name": engine},
+        steps=150,
+        checkpoint_every=4,
+        validate_every=6,
+        log_every=5,
+    )
+    finish(command(settings, launcher))
+    settings |= {"output_dir": str(tmp_path / "killed"), "resume": "auto"}
+    hits = run_with_kills(command(settings, launcher), tmp_path / "killed", random_kills(kills, 0, longest_s=0.5))
+    assert "a write" in hits
+    assert differences(tmp_path / "whole", tmp_path / "killed") == []
