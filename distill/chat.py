@@ -37,7 +37,7 @@ def encode_chat(
     else:
         spans = [_turn_span(tokenizer, messages, turn, text, where) for turn in _assistant_turns(messages)]
         offsets: list[tuple[int, int]] = encoded["offset_mapping"]  # type: ignore[assignment]
-        mask = [any(begin <= a and b <= end and a < b for begin, end in spans) for a, b in offsets]
+        mask = [any(a < end and b > begin for begin, end in spans) for a, b in offsets]  # a token on the edge counts
     _verify(tokenizer, messages, ids, mask, where)
     mask[0] = False  # nothing predicts the first token
     return ids, mask

@@ -1,0 +1,41 @@
+"""`python -m tests.distill.killed_run FOLDER [WHERE N]`: the tiny run, killed by SIGKILL at the N-th time it comes to WHERE."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from distill import records, responses, shards
+from distill.stage import run
+from tests.distill.runs import tiny_config
+
+PLACES = {
+    "shard": (shards.os, "fsync"),  # the shard's bytes are written, its name is not there yet
+    "note": (records, "write_json"),  # the shard is there, its checksum is not
+    "response": (responses, "generate"),
+    "shard_begins": (records, "shard_bytes"),
+}
+
+
+def kill_at(place: str, times: int) -> None:
+    """Replace the function at `place` by one that kills this process on its `times`-th call."""
+    module, name = PLACES[place]
+    function: Callable[..., Any] = getattr(module, name)
+    calls = 0
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == times:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **named)
+
+    setattr(module, name, counted)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        kill_at(sys.argv[2], int(sys.argv[3]))
+    run(tiny_config(Path(sys.argv[1]), resume="auto"))

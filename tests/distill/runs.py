@@ -1,0 +1,41 @@
+"""A tiny distill run on a corpus written by the test."""
+
+import json
+from pathlib import Path
+
+from decode.config import ModelConfig
+from distill.config import DataConfig, DistillConfig, PromptConfig, RecordsConfig, ResponseSampling
+from tests.tiny import save_tiny_target
+
+ALL_STORES = ["head_tail", "topk", "full", "last_hidden"]
+
+
+def write_corpus(folder: Path) -> str:
+    """Forty plain-text documents; returns the path of the file."""
+    path = folder / "corpus.jsonl"
+    texts = [" ".join(f"def f{number}(x{n}):" for n in range(12)) for number in range(40)]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return str(path)
+
+
+def tiny_config(folder: Path, output: str = "records", **fields: object) -> DistillConfig:
+    """A config of a few seconds' work on a target that is made where it is missing; `fields` replace its own."""
+    target, corpus = folder / "target", folder / "corpus.jsonl"
+    if not target.exists():
+        save_tiny_target(target)
+    path = str(corpus) if corpus.exists() else write_corpus(folder)
+    base = {
+        "target": ModelConfig(path=str(target)),
+        "data": DataConfig(name="jsonl", path=path, validation_share=0.2, heldout_share=0.2),
+        "prompts": PromptConfig(tokens=6, per_document=2, count=10, validation_count=3),
+        "sampling": ResponseSampling(max_new_tokens=8),
+        "batch_size": 3,
+        "records": RecordsConfig(store=list(ALL_STORES), topk=5, shard_size=4),  # type: ignore[arg-type]
+        "output_dir": str(folder / output),
+    }
+    return DistillConfig(**base | fields)  # type: ignore[arg-type]
+
+
+def shard_files(folder: Path | str) -> dict[str, bytes]:
+    """Name and content of every shard."""
+    return {file.name: file.read_bytes() for file in sorted(Path(folder).glob("shards/*.safetensors"))}

@@ -1,0 +1,87 @@
+"""Chat templates: the mask marks what the assistant said, whatever the template, or the run stops."""
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from decode.house.errors import InputError
+from distill.chat import encode_chat, encode_prompt
+from tests.tiny import tiny_tokenizer
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}A: {% generation %}{{ m.content }}<eos>{% endgeneration %}"
+    "{% else %}U: {{ m.content }}{% endif %}\n{% endfor %}{% if add_generation_prompt %}A: {% endif %}"
+)
+TRIMMED = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+LAST_ONLY = (  # like templates that drop the thoughts of earlier turns
+    "{% for m in messages %}[{{ m.role }}] {% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+DROPS_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
+    "{% for m in messages %}{{ m.content }}<eos>{% endfor %}"
+)
+REWRITES = "{% for m in messages %}[{{ m.role }}] {{ m.content | upper }}<eos>{% endfor %}"
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Grüße, 你好?"},
+    {"role": "assistant", "content": "Grüße ✓ "},
+    {"role": "user", "content": "Grüße ✓"},
+    {"role": "assistant", "content": "def f():\n    return 1"},
+]
+
+
+def tokenizer_with(template: str | None) -> PreTrainedTokenizerFast:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def learned(template: str, messages: list[dict[str, str]]) -> str:
+    tokenizer = tokenizer_with(template)
+    ids, mask = encode_chat(tokenizer, messages)
+    assert len(ids) == len(mask)
+    return str(tokenizer.decode([token for token, marked in zip(ids, mask, strict=True) if marked]))
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (CHATML, "Grüße ✓ <eos>def f():\n    return 1<eos>"),
+        (MARKED, "Grüße ✓ <eos>def f():\n    return 1<eos>"),
+        (TRIMMED, "Grüße ✓def f():\n    return 1"),
+        (LAST_ONLY, "Grüße ✓ <eos><think></think>def f():\n    return 1<eos>"),
+    ],
+)
+def test_the_mask_holds_the_assistant_s_words_and_turn_ends(template: str, expected: str) -> None:
+    assert learned(template, MESSAGES) == expected
+
+
+def test_a_prompt_ends_where_the_assistant_begins() -> None:
+    tokenizer = tokenizer_with(CHATML)
+    ids = encode_prompt(tokenizer, MESSAGES[:2])
+    assert str(tokenizer.decode(ids)).endswith("你好?<eos>\n<|im_start|>assistant\n")
+    whole, mask = encode_chat(tokenizer, MESSAGES[:3])
+    assert whole[: len(ids)] == ids
+    assert mask.index(True) == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [(None, "has none"), (DROPS_SYSTEM, "no system here"), (REWRITES, "rewrites earlier turns")],
+)
+def test_a_template_that_cannot_be_used_is_refused_by_name(template: str | None, told: str) -> None:
+    with pytest.raises(InputError, match=f"example 7.*{told}"):
+        encode_chat(tokenizer_with(template), MESSAGES, where="example 7")
+
+
+def test_generation_marks_in_the_wrong_place_are_found_by_decoding() -> None:
+    wrong = "{% for m in messages %}{% generation %}{{ m.role }}{% endgeneration %}: {{ m.content }}<eos>{% endfor %}"
+    with pytest.raises(InputError, match="lacks the assistant's message 3"):
+        encode_chat(tokenizer_with(wrong), MESSAGES)

@@ -1,0 +1,153 @@
+"""Corpora: what is read, how it is split, and what a broken one says."""
+
+import json
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from decode.house.errors import InputError
+from distill.config import DataConfig
+from distill.corpora import Document, load_corpus
+from distill.corpora.base import split_of
+
+CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+ROWS = [{"text": f"document number {n}", "name": f"d{n}", "category": "code"} for n in range(40)]
+
+
+def everything(config: DataConfig) -> list[Document]:
+    corpus = load_corpus(config)
+    return [document for split in ("train", "validation", "heldout") for document in corpus.documents(split)]
+
+
+def wide(**fields: object) -> DataConfig:
+    """Shares that put some of 40 documents into every split."""
+    return DataConfig(**{"validation_share": 0.2, "heldout_share": 0.2} | fields)  # type: ignore[arg-type]
+
+
+def write_jsonl(path: Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_the_standard_library_is_split_by_file() -> None:
+    corpus = load_corpus(DataConfig())
+    ids = {split: {d.id for d in corpus.documents(split)} for split in ("train", "validation", "heldout")}
+    assert "json/decoder.py" in set.union(*ids.values())
+    assert not any("/tests/" in name or name.startswith("test/") for name in ids["train"])
+    assert not ids["train"] & ids["heldout"]
+    assert not ids["train"] & ids["validation"]
+    assert len(ids["train"]) > 10 * len(ids["heldout"]) > 0
+
+
+def test_a_document_keeps_its_split_whatever_else_is_read(tmp_path: Path) -> None:
+    config = wide(name="jsonl", path=write_jsonl(tmp_path / "a.jsonl", ROWS), id_field="name")
+    reversed_config = wide(name="jsonl", path=write_jsonl(tmp_path / "b.jsonl", ROWS[::-1]), id_field="name")
+    for split in ("train", "validation", "heldout"):
+        one = {d.id for d in load_corpus(config).documents(split)}
+        assert one == {d.id for d in load_corpus(reversed_config).documents(split)}
+        assert all(split_of(name, config) == split for name in one)
+
+
+def test_every_format_gives_the_same_documents(tmp_path: Path) -> None:
+    import datasets
+
+    write_jsonl(tmp_path / "rows.jsonl", ROWS)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "rows.parquet")
+    dataset = datasets.Dataset.from_list(ROWS)
+    dataset.save_to_disk(str(tmp_path / "saved"))
+    datasets.DatasetDict({"train": dataset, "test": dataset}).save_to_disk(str(tmp_path / "splits"))
+    (tmp_path / "builder").mkdir()
+    write_jsonl(tmp_path / "builder" / "train.jsonl", ROWS)
+    expected = [(row["name"], row["text"], "code") for row in ROWS]
+    kinds = [("jsonl", "rows.jsonl"), ("parquet", "rows.parquet"), ("dataset", "saved"), ("dataset", "splits")]
+    kinds += [("dataset", "builder"), ("hub", "builder")]
+    for name, path in kinds:
+        for streaming in (False, True):
+            config = wide(name=name, path=str(tmp_path / path), id_field="name", streaming=streaming)
+            found = sorted((d.id, d.text, d.category) for d in everything(config))
+            assert found == sorted(expected), (name, path)  # type: ignore[type-var]
+
+
+def test_a_split_is_chosen_by_name_and_ultrachat_s_needs_none(tmp_path: Path) -> None:
+    import datasets
+
+    one, two = datasets.Dataset.from_list(ROWS[:20]), datasets.Dataset.from_list(ROWS[20:])
+    datasets.DatasetDict({"test_sft": one, "train_sft": two}).save_to_disk(str(tmp_path / "chat"))
+    config = wide(name="dataset", path=str(tmp_path / "chat"), id_field="name", validation_share=0.3)
+    assert {d.id for d in load_corpus(config).documents("train")} <= {row["name"] for row in ROWS[20:]}
+    config.hub_split = "nonsense"
+    with pytest.raises(InputError, match="it has test_sft, train_sft"):
+        everything(config)
+
+
+def test_messages_are_read_in_both_layouts(tmp_path: Path) -> None:
+    sharegpt = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+    rows = [{"messages": CHAT, "text": "ignored"} for _ in range(20)] + [{"messages": sharegpt} for _ in range(20)]
+    documents = everything(wide(name="jsonl", path=write_jsonl(tmp_path / "chat.jsonl", rows)))
+    assert len(documents) == 40
+    assert all(document.messages == CHAT and document.text is None for document in documents)
+
+
+def test_text_folders_and_files(tmp_path: Path) -> None:
+    for number in range(30):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}")
+    (tmp_path / "blank.txt").write_text("  \n")
+    assert len(everything(wide(name="text", path=str(tmp_path)))) == 30
+    single = DataConfig(name="text", path=str(tmp_path / "3.txt"), validation_share=0, heldout_share=0)
+    assert [d.id for d in load_corpus(single).documents("train")] == ["3.txt"]
+
+
+def test_max_documents_stops_before_the_split(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ROWS)
+    assert sum(1 for _ in load_corpus(wide(name="jsonl", path=path, max_documents=30)).documents("train")) < 30
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "no document with text"),
+        (b'{"text": "a"}\n{"text": "b"\n', "a.jsonl, line 2: no valid JSON"),
+        (b'{"text": "a"}\n\n[1]\n', "a.jsonl, line 3: a JSON object is wanted"),
+        (b'{"text": "a"}\n{"body": "b"}\n', "a.jsonl, line 2: neither .*its fields are 'body'"),
+        (b'{"text": 3}\n', "line 1: neither .*int, not text"),
+        (b'{"text": "\xff"}\n', "line 1: not UTF-8"),
+        (b'{"messages": []}\n', "line 1: messages must be a list"),
+        (b'{"messages": [{"role": "user"}]}\n', "line 1, message 1: role and content must be text"),
+        (b'{"messages": ["hi"]}\n', "line 1, message 1: a message is an object"),
+    ],
+)
+def test_a_broken_jsonl_names_file_and_line(tmp_path: Path, content: bytes, told: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(InputError, match=told):
+        everything(wide(name="jsonl", path=str(tmp_path / "a.jsonl")))
+
+
+def test_other_broken_sources_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"no parquet")
+    (tmp_path / "a.txt").write_bytes(b"one\ntwo \xff\n")
+    (tmp_path / "empty").mkdir()
+    for name, path, told in [
+        ("parquet", "a.parquet", "a.parquet: no parquet file"),
+        ("text", "a.txt", "a.txt, line 2: not UTF-8"),
+        ("text", "empty", "no text file"),
+        ("jsonl", "empty", "no .jsonl or .json file"),
+        ("jsonl", "missing", "does not exist"),
+        ("dataset", "empty", "cannot be loaded"),
+    ]:
+        with pytest.raises(InputError, match=told):
+            everything(wide(name=name, path=str(tmp_path / path)))
+
+
+def test_an_id_field_that_a_row_lacks_is_named(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [*ROWS, {"text": "anonymous"}])
+    with pytest.raises(InputError, match="line 41: no field data.id_field='name'"):
+        everything(wide(name="jsonl", path=path, id_field="name"))
+
+
+def test_an_empty_split_says_how_many_documents_there_were(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ROWS[:2])
+    config = DataConfig(name="jsonl", path=path, validation_share=0.0)
+    with pytest.raises(InputError, match="none of its 2 documents falls into the validation split"):
+        list(load_corpus(config).documents("validation"))

@@ -1,0 +1,58 @@
+"""A writer killed at any instant, inside a shard write too, and resumed ends with the very files of an uninterrupted run."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from decode.house.run_folder import read_json
+from distill.records import RecordFolder
+from distill.stage import run
+from tests.distill.runs import shard_files, tiny_config
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(folder: Path, *where: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "tests.distill.killed_run", str(folder), *where]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_records_equal_uninterrupted_ones(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, "whole")
+    run(config)
+    expected = shard_files(config.output_dir)
+    for where in (("response", "2"), ("shard", "3"), ("note", "2")):
+        assert start(tmp_path, *where).wait() == -signal.SIGKILL
+        with pytest.raises(Exception, match=r"resume=auto|no such record folder"):
+            RecordFolder.open(tmp_path / "records")
+    process = start(tmp_path)
+    time.sleep(random.Random(0).uniform(2, 8))  # wherever that is: start, loading, a shard, or after the end
+    process.kill()
+    process.wait()
+    assert start(tmp_path).wait() == 0
+    assert shard_files(tmp_path / "records") == expected
+    ours, theirs = (read_json(tmp_path / name / "manifest.json") for name in ("records", "whole"))
+    assert ours["shards"] == theirs["shards"]
+    assert ours["counts"] == theirs["counts"]
+    RecordFolder.open(tmp_path / "records")
+
+
+@pytest.mark.slow
+def test_two_ranks_write_the_records_of_one(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, "whole")
+    run(config)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29533"]
+    command += ["-m", "tests.distill.killed_run", str(tmp_path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert shard_files(tmp_path / "records") == shard_files(config.output_dir)
+    RecordFolder.open(tmp_path / "records")

@@ -1,0 +1,95 @@
+"""Prompts: a pure function of corpus and seed, from the right split, of the right length."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from decode.house.errors import InputError
+from distill.config import DataConfig, DistillConfig, PromptConfig, ResponseSampling
+from distill.corpora import load_corpus
+from distill.prompts import Prompt, collect_prompts, digest, turns
+from distill.tokenizer import start_ids, train_bpe
+from tests.tiny import tiny_tokenizer
+
+
+def corpus_file(folder: Path, words: int = 200) -> str:
+    path = folder / "corpus.jsonl"
+    texts = [" ".join(f"{name}{n}" for n in range(words)) for name in "abcdefghijklmnopqrst"]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return str(path)
+
+
+def config_of(path: str, **fields: object) -> DistillConfig:
+    data = DataConfig(name="jsonl", path=path, validation_share=0.2, heldout_share=0.2)
+    base = {"data": data, "prompts": PromptConfig(tokens=8, per_document=3, count=20, validation_count=4)}
+    return DistillConfig(**base | fields)  # type: ignore[arg-type]
+
+
+def collect(config: DistillConfig) -> list[Prompt]:
+    return collect_prompts(load_corpus(config.data), tiny_tokenizer(), config)
+
+
+def test_windows_come_from_their_split_and_are_numbered_through(tmp_path: Path) -> None:
+    config = config_of(corpus_file(tmp_path))
+    prompts = collect(config)
+    assert [prompt.number for prompt in prompts] == list(range(24))
+    assert [prompt.split for prompt in prompts] == ["train"] * 20 + ["validation"] * 4
+    assert all(len(prompt.ids or []) == 8 for prompt in prompts)
+    by_document = {prompt.document: [p for p in prompts if p.document == prompt.document] for prompt in prompts}
+    assert max(map(len, by_document.values())) <= 3
+    text = {
+        f"corpus.jsonl:{n}": json.loads(line)["text"] for n, line in enumerate(Path(config.data.path or "").open(), 1)
+    }
+    assert all(tiny_tokenizer().decode(prompt.ids or []) in text[prompt.document] for prompt in prompts)
+
+
+def test_prompts_hang_on_seed_and_corpus_alone(tmp_path: Path) -> None:
+    path = corpus_file(tmp_path)
+    assert digest(collect(config_of(path))) == digest(collect(config_of(path)))
+    assert digest(collect(config_of(path))) != digest(collect(config_of(path, seed=1)))
+
+
+def test_a_short_document_is_one_whole_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "short.jsonl"
+    path.write_text("".join(json.dumps({"text": f"{n}"}) + "\n" for n in range(40)))
+    prompts = collect(config_of(str(path)))
+    assert len({prompt.document for prompt in prompts}) == len(prompts)
+    assert all(0 < len(prompt.ids or []) <= 2 for prompt in prompts)
+
+
+def test_text_kept_as_it_is_gives_windows_of_prompt_and_response(tmp_path: Path) -> None:
+    sampling = ResponseSampling(max_new_tokens=16)
+    prompts = collect(config_of(corpus_file(tmp_path), responses="corpus", sampling=sampling))
+    assert all(len(prompt.ids or []) == 24 for prompt in prompts)
+
+
+def test_turns_are_where_the_assistant_is_to_speak() -> None:
+    def roles(order: str) -> list[dict[str, str]]:
+        names = {"s": "system", "u": "user", "a": "assistant"}
+        return [{"role": names[letter], "content": letter} for letter in order]
+
+    assert turns(roles("suaua")) == [2, 4]
+    assert turns(roles("uau")) == [1, 3]
+    assert turns(roles("u")) == [1]
+    assert turns(roles("uaa")) == [1]
+    assert turns(roles("a")) == []
+
+
+def test_a_conversation_without_a_user_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "assistant", "content": "Hi"}]}) + "\n")
+    config = config_of(str(path))
+    config.data.validation_share = config.data.heldout_share = 0.0
+    with pytest.raises(InputError, match="nobody but the assistant speaks"):
+        collect(config)
+
+
+def test_a_trained_tokenizer_gives_every_text_back(tmp_path: Path) -> None:
+    tokenizer = train_bpe(["def f(x):\n    return x"] * 3, 300)
+    assert len(tokenizer) <= 300
+    tokenizer.save_pretrained(str(tmp_path))
+    text = "Größe = '\t你好 ✓'  # no\r\n"
+    assert type(tokenizer).from_pretrained(str(tmp_path)).decode(tokenizer(text)["input_ids"]) == text  # type: ignore[index]
+    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|endoftext|>", "<|pad|>")
+    assert start_ids(tokenizer) == []

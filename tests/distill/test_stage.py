@@ -1,0 +1,227 @@
+"""The stage from corpus to records, against the target itself."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from decode import generate
+from decode.config import ModelConfig
+from decode.head import head_of
+from decode.house.errors import ConfigError, InputError
+from decode.house.run_folder import read_json
+from decode.models import describe_model
+from distill.config import DataConfig, PromptConfig, RecordsConfig
+from distill.corpora.base import unit_hash
+from distill.distribution import Dense, Sparse
+from distill.records import RecordFolder
+from distill.sequences import record_sequences
+from distill.stage import run
+from tests.distill.runs import ALL_STORES, shard_files, tiny_config
+from tests.tiny import save_tiny_target, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with every store."""
+    folder = tmp_path_factory.mktemp("distill")
+    run(tiny_config(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def records(folder: Path) -> RecordFolder:
+    target = describe_model(ModelConfig(path=str(folder / "target")))
+    return RecordFolder.open(folder / "records", target)
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path):  # noqa: ANN201
+    return AutoModelForCausalLM.from_pretrained(folder / "target").eval()
+
+
+def test_a_record_says_where_it_comes_from(records: RecordFolder) -> None:
+    assert len(records) == 13
+    assert [records.split_of(index) for index in range(13)] == ["train"] * 10 + ["validation"] * 3
+    assert records.indices("validation").tolist() == [10, 11, 12]
+    record = records.read(11)
+    assert record.meta["prompt"] == 11
+    assert record.meta["turn"] == 0
+    assert record.meta["document"].startswith("corpus.jsonl:")
+    assert record.meta["prompt_end"] == 6
+    assert record.meta["finish_reason"] in ("length", "eos")
+    assert record.meta["seed"] == 0
+    assert records.manifest["counts"]["tokens"] == records.lengths.sum()
+    assert record.loss_mask.tolist() == [False] + [True] * (len(record.ids) - 1)
+
+
+def test_responses_are_what_the_target_writes_alone_with_the_same_noise(records: RecordFolder, target) -> None:  # noqa: ANN001
+    """A text does not depend on the batch and shard it was made in."""
+    seed = int(unit_hash("turn", 0, 0) * 2**31)
+    for index in (0, 5, 12):
+        record = records.read(index)
+        prompt = torch.from_numpy(record.ids[: record.meta["prompt_end"]])[None]
+        alone = generate(target, None, prompt, max_new_tokens=8, seed=seed, rows=[index])
+        assert alone.sequences[0, : int(alone.lengths[0])].tolist() == record.ids.tolist()
+
+
+def test_every_store_holds_the_target_s_law(records: RecordFolder, target) -> None:  # noqa: ANN001
+    for store in ALL_STORES:
+        source = record_sequences(records, "train", max_length=64, store=store)
+        for index in range(len(source)):
+            sequence = source[index]
+            length = len(sequence.ids)
+            law = source.collate([(sequence, 1, 2)], (2, 20), "cpu", head=head_of(target))
+            assert law is not None
+            rows = torch.arange(20 + 2, 20 + 2 + length - 1)
+            assert law.has(torch.arange(40)).nonzero().squeeze(-1).tolist() == rows.tolist()
+            with torch.no_grad():
+                exact = target(torch.from_numpy(sequence.ids)[None]).logits[0, :-1].log_softmax(-1)
+            found = law.chunk(rows)
+            if isinstance(found, Dense):
+                assert torch.allclose(found.log_p, exact, atol=0.01)
+            else:
+                kept = exact.gather(-1, found.ids)
+                assert float((found.log_p - kept).abs().max()) < 0.005
+                assert_weights(store, found, exact)
+
+
+def assert_weights(store: str, found: Sparse, exact: torch.Tensor) -> None:
+    best = exact.exp().topk(8 if store == "head_tail" else 5).values
+    head = found.weight[:, : best.shape[1]]
+    assert torch.allclose(head, best, rtol=0.006)
+    tail = found.weight[:, best.shape[1] :]
+    if store == "head_tail":
+        assert torch.allclose(tail.sum(-1), 1 - best.sum(-1), rtol=0.02, atol=1e-5)
+    else:
+        assert tail.shape[1] == 0
+
+
+def test_stores_one_by_one_hold_the_same_rows_as_together(folder: Path, records: RecordFolder) -> None:
+    for store in ALL_STORES:
+        kept = RecordsConfig(store=[store], topk=5, shard_size=4)  # type: ignore[list-item]
+        run(tiny_config(folder, f"only_{store}", records=kept))
+        alone = RecordFolder.open(folder / f"only_{store}")
+        for index in (0, 12):
+            one, all_ = alone.read(index), records.read(index)
+            assert (one.ids == all_.ids).all()
+            for name, rows in one.payload.items():
+                assert (rows == all_.payload[name]).all()
+
+
+def test_bytes_on_disk_are_as_planned(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    config = tiny_config(folder, "planned", plan=True, show=2)
+    run(config)
+    told = capsys.readouterr().out
+    assert not Path(config.output_dir).exists()
+    assert "prompts               10 train, 3 validation" in told
+    assert "tokens, at most       182, of which p is recorded: 169" in told
+    assert "⟦... the target's response ...⟧" in told
+    per_token = int(told.split("bytes a token")[1].split()[0])
+    manifest = read_json(folder / "records" / "manifest.json")
+    assert manifest["bytes_per_learned_token"] == per_token
+    counts = manifest["counts"]
+    assert counts["bytes"] - counts["learned_tokens"] * per_token < 13 * 8 + 4 * 3000  # headers and columns
+
+
+def test_a_finished_folder_is_not_written_twice(folder: Path) -> None:
+    before = shard_files(folder / "records")
+    with pytest.raises(ConfigError, match="resume=auto"):
+        run(tiny_config(folder))
+    run(tiny_config(folder, resume="auto"))
+    assert shard_files(folder / "records") == before
+
+
+def test_another_shard_size_and_batch_size_write_the_same_records(folder: Path, records: RecordFolder) -> None:
+    kept = RecordsConfig(store=["head_tail"], shard_size=7)
+    run(tiny_config(folder, "regrouped", records=kept, batch_size=5))
+    other = RecordFolder.open(folder / "regrouped")
+    for index in range(13):
+        assert (other.read(index).ids == records.read(index).ids).all()
+
+
+def test_text_as_it_is_and_prompts_that_are_not_learned(folder: Path) -> None:
+    config = tiny_config(folder, "as_is", responses="corpus")
+    config.data = replace(config.data, learn_prompt=False)
+    run(config)
+    records = RecordFolder.open(config.output_dir)
+    record = records.read(0)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "target")
+    text = Path(config.data.path or "").read_text()
+    assert tokenizer.decode(record.ids) in text
+    assert record.loss_mask.tolist() == [False] * 6 + [True] * 8
+    assert len(record.payload["full.log_p"]) == 8
+    assert record.meta["finish_reason"] == "corpus"
+
+
+def test_conversations_are_answered_turn_by_turn(tmp_path: Path) -> None:
+    """Each answer stands in the next turn's prompt; only answers are learned; the corpus's own answers are gone."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    save_tiny_target(tmp_path / "target")
+    tokenizer.save_pretrained(tmp_path / "target")
+    turns = [{"role": r, "content": c} for r, c in [("user", "Hi"), ("assistant", "gone"), ("user", "Go on")]]
+    lines = [{"messages": turns if number % 2 else turns[:1]} for number in range(20)]
+    (tmp_path / "chat.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = DataConfig(name="jsonl", path=str(tmp_path / "chat.jsonl"), validation_share=0.2, heldout_share=0.0)
+    run(tiny_config(tmp_path, data=data, prompts=PromptConfig(count=6, validation_count=1)))
+    records = RecordFolder.open(tmp_path / "records")
+    found = [records.read(index) for index in range(len(records))]
+    assert len({record.meta["prompt"] for record in found}) == 7
+    followed = 0
+    for before, after in zip(found, found[1:], strict=False):
+        assert not before.loss_mask[: before.meta["prompt_end"]].any()
+        assert before.loss_mask[before.meta["prompt_end"] :].all()
+        if after.meta["turn"] == 1:
+            followed += 1
+            answer = tokenizer.decode(before.ids[before.meta["prompt_end"] :], skip_special_tokens=True)
+            prompt = tokenizer.decode(after.ids[: after.meta["prompt_end"]])
+            assert prompt == f"[user]Hi[assistant]{answer}[user]Go on[assistant]"
+    assert followed > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"target": ModelConfig()}, "target.path is not set"),
+        ({"prompts": PromptConfig(tokens=250)}, "do not fit into the 256 positions"),
+        ({"data": DataConfig(name="jsonl", path="missing.jsonl")}, "missing.jsonl does not exist"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_written(folder: Path, fields: dict, told: str) -> None:
+    config = tiny_config(folder, "refused", **fields)
+    if "prompts" in fields:
+        text = json.dumps({"text": "word " * 2000}) + "\n"
+        Path(config.data.path or "").with_name("long.jsonl").write_text(text * 40)
+        config.data = replace(config.data, path=str(folder / "long.jsonl"))
+    with pytest.raises((ConfigError, InputError), match=told):
+        run(config)
+    assert not (folder / "refused").exists()
+
+
+def test_a_disk_that_is_too_small_and_shards_that_are_too_big_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distill.plan.MAX_SHARD_BYTES", 1000)
+    with pytest.raises(ConfigError, match="use records.shard_size=1 or less"):
+        run(tiny_config(folder, "refused"))
+    monkeypatch.undo()
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})())
+    with pytest.raises(ConfigError, match="GB free"):
+        run(tiny_config(folder, "refused"))
+    assert not (folder / "refused").exists()
+
+
+def test_max_length_cuts_text_and_law_alike(records: RecordFolder) -> None:
+    source = record_sequences(records, "validation", max_length=7, store="full")
+    sequence = source[0]
+    assert source.lengths.tolist() == [7, 7, 7]
+    assert sequence.payload is not None
+    assert len(sequence.payload["full.log_p"]) == 6
+    assert np.count_nonzero(sequence.loss_mask) == 6
+    with pytest.raises(ConfigError, match="holds the stores"):
+        record_sequences(records, "train", max_length=7, store="nothing")
