@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.utils import logging as hf_logging
 
 from decode.cache import SlotCache
 from decode.house.progress import get_logger
@@ -90,6 +91,7 @@ def _capture(module: ChainPass, tokens: Tensor, positions: Tensor) -> nn.Module:
     """
     with torch.inference_mode(mode=False), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        hf_logging.set_verbosity_error()  # tracing reads every property, of which `loss_function` warns
         tokens, positions = tokens.clone(), positions.clone()
         want = module(tokens, positions)
         try:

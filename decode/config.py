@@ -8,6 +8,9 @@ from typing import Literal
 from decode.house.config import require
 
 
+Precision = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+
+
 @dataclass
 class ModelConfig:
     """Where a causal language model lies and how it is loaded."""
@@ -16,7 +19,7 @@ class ModelConfig:
     """Folder in transformers format, or hub id."""
     revision: str | None = None
     """Hub revision (branch, tag or commit); None is the default branch."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    dtype: Precision = "auto"
     """Precision of the weights; auto is what the checkpoint was saved in."""
     device: str = "auto"
     """torch device; auto is CUDA where there is one, else the CPU."""
@@ -68,7 +71,7 @@ class DrafterConfig:
 
     path: str | None = None
     """Folder of a saved draft; None decodes without one."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    dtype: Precision = "auto"
     """Precision of the draft's weights; auto is the target's, or float32 for a small draft on a CPU."""
 
 

@@ -19,12 +19,14 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import logging as hf_logging
 
 from decode.config import ModelConfig
 from decode.house.errors import InputError
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+QUICKLY_READ = 1 << 30  # bytes: weights that are there before a progress bar is of use
 EDGE_BYTES = (
     1 << 20
 )  # a fingerprint reads this much at both ends of a weight file: cheap for 100 GB, blind to nothing real
@@ -131,6 +133,8 @@ def describe_model(source: ModelConfig, role: str = "target") -> ModelDescriptio
 def load_model(source: ModelConfig, role: str = "target") -> PreTrainedModel:
     """The model in eval mode with frozen weights, on its device; checked first as by `describe_model`."""
     description = describe_model(source, role)
+    if description.weight_bytes < QUICKLY_READ:
+        hf_logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
         description.path,
         config=description.config,

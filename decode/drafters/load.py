@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import torch
 from transformers import PreTrainedModel
 
-from decode.config import ModelConfig
+from decode.config import ModelConfig, Precision
 from decode.drafters.base import Drafter
 from decode.drafters.lm import LMDraft
 from decode.house.errors import InputError
 from decode.house.run_folder import read_json
-from decode.models import ModelDescription, check_same_tokens, describe_model
+from decode.models import ModelDescription, check_same_tokens, describe_model, load_model
 
 PROVENANCE = "draftsmith.json"
 SMALL_DRAFT = 8_000_000  # parameters: 32 MB in float32
 FAMILIES = {"lm": LMDraft}
 
 
-def load_drafter(path: str | Path, target: PreTrainedModel, dtype: str = "auto") -> Drafter:
+def load_drafter(path: str | Path, target: PreTrainedModel, dtype: Precision = "auto") -> Drafter:
     """The drafter saved in `path`, on the target's device, in `dtype` ("auto": as `draft_dtype` says).
 
     A plain transformers folder is an `lm` draft. Raises InputError where vocabularies or tokenizers differ; where a
     folder holds no tokenizer files, only vocabulary sizes are compared.
     """
-    draft = describe_model(ModelConfig(path=str(path)), role="draft")
+    source = ModelConfig(path=str(path), device=str(target.device))
+    draft = describe_model(source, role="draft")
     family = FAMILIES[family_of(draft.path)]
     check_same_tokens(describe_loaded(target), draft)
-    chosen = draft_dtype(draft.num_parameters, target) if dtype == "auto" else getattr(torch, dtype)
-    drafter = family.from_pretrained(draft.path, dtype=chosen)
-    return cast(Drafter, drafter.to(target.device).eval().requires_grad_(False))
+    if dtype == "auto":
+        dtype = cast(Precision, str(draft_dtype(draft.num_parameters, target)).removeprefix("torch."))
+    return cast(Drafter, family(load_model(replace(source, dtype=dtype), role="draft")).eval())
 
 
 def draft_dtype(num_parameters: int, target: PreTrainedModel) -> torch.dtype:
