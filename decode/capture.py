@@ -8,6 +8,8 @@ that is computed, inside the capture, from the positions.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -84,14 +86,23 @@ class CapturedModel:
         return self._captured[width](tokens, positions)
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Tracing warns of what is constant on purpose, and reads every property, of which `loss_function` warns."""
+    verbosity = hf_logging.get_verbosity()
+    hf_logging.set_verbosity_error()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    hf_logging.set_verbosity(verbosity)
+
+
 def _capture(module: ChainPass, tokens: Tensor, positions: Tensor) -> nn.Module:
     """The traced pass, or the pass itself where tracing fails or changes the logits (data-dependent control flow).
 
     Tracing writes the same tokens to the same slots as the call it stands for, so it leaves the cache right.
     """
-    with torch.inference_mode(mode=False), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        hf_logging.set_verbosity_error()  # tracing reads every property, of which `loss_function` warns
+    with torch.inference_mode(mode=False), torch.no_grad(), _quiet():
         tokens, positions = tokens.clone(), positions.clone()
         want = module(tokens, positions)
         try:

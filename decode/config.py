@@ -7,7 +7,6 @@ from typing import Literal
 
 from decode.house.config import require
 
-
 Precision = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 
 
