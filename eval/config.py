@@ -46,7 +46,7 @@ class TimingConfig:
     """New tokens per prompt while choosing."""
     batch_size: int = 1
     """Prompts decoded together."""
-    sweep: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 6, 8])
+    sweep: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 6])
     """Draft lengths k timed with the first draft at the first temperature; [] times none."""
     cost_repeats: int = 12
     """Bare forwards per component and round behind the predicted speedup."""
@@ -79,40 +79,27 @@ class LosslessConfig:
     """Text that the target writes alone: speculative output is compared with it, and alpha is measured on it."""
 
     prompts: int = 96
-    """Prompts continued, the timed ones among them."""
-    tokens: int = 224
-    """New tokens per prompt for the first draft at the first temperature."""
-    other_tokens: int = 48
-    """New tokens per prompt for every other draft and temperature."""
+    """Prompts continued for the first draft at the first temperature, the timed ones among them."""
+    tokens: int = 232
+    """New tokens for each of them."""
+    other_prompts: int = 32
+    """Prompts continued for every other draft and temperature."""
+    other_tokens: int = 64
+    """New tokens for each of those."""
     batch_size: int = 32
     """Prompts decoded together."""
     dtype: Literal["float32", "float64", "auto"] = "float32"
     """Precision of this part; auto is the target's own, where float32 does not fit."""
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "tokens", "other_tokens", "batch_size"):
+        for name in ("prompts", "tokens", "other_prompts", "other_tokens", "batch_size"):
             require(getattr(self, name) >= 1, f"lossless.{name}={getattr(self, name)}; use at least 1")
-        require(
-            self.other_tokens <= self.tokens,
-            f"lossless.other_tokens={self.other_tokens} exceeds lossless.tokens={self.tokens}; "
-            "the first row checks most",
-        )
-
-
-@dataclass
-class CurveConfig:
-    """alpha and predicted speedup against temperature, from teacher-forced passes."""
-
-    temperatures: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.7, 1.0, 1.3])
-    """Temperatures of the curve; [] draws none."""
-    prompts: int = 32
-    """Prompts continued at each temperature."""
-    tokens: int = 64
-    """New tokens per prompt at each temperature."""
-
-    def __post_init__(self) -> None:
-        require(all(t >= 0 for t in self.temperatures), f"curve.temperatures={self.temperatures}; none is negative")
-        require(self.prompts >= 1 and self.tokens >= 1, "curve.prompts and curve.tokens are at least 1")
+        for name in ("prompts", "tokens"):
+            most, other = getattr(self, name), getattr(self, f"other_{name}")
+            require(
+                other <= most,
+                f"lossless.other_{name}={other} exceeds lossless.{name}={most}; the first row checks most, so raise it",
+            )
 
 
 @dataclass
@@ -141,8 +128,8 @@ class EvalConfig:
     """The other system it is compared with."""
     lossless: LosslessConfig = field(default_factory=LosslessConfig)
     """The check of losslessness, and the text behind alpha."""
-    curve: CurveConfig = field(default_factory=CurveConfig)
-    """The temperature curve."""
+    curve_temperatures: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.7, 1.0, 1.3])
+    """Temperatures of the curve of alpha and predicted speedup, from teacher-forced passes; [] draws none."""
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
     """Where the finished report is logged besides the folder."""
     resume: str = "never"
@@ -166,8 +153,5 @@ class EvalConfig:
             f"lossless.prompts={self.lossless.prompts} is below timing.prompts={self.timing.prompts}; "
             "the timed prompts are among those checked, so raise it",
         )
-        require(
-            self.lossless.prompts >= self.curve.prompts,
-            f"lossless.prompts={self.lossless.prompts} is below curve.prompts={self.curve.prompts}; "
-            "the curve's prompts are among those checked, so raise it",
-        )
+        curve = self.curve_temperatures
+        require(all(t >= 0 for t in curve), f"curve_temperatures={curve}; none is negative")

@@ -12,7 +12,7 @@ from eval.speed import draft_lengths, peer_refusal
 
 _BYTES_PER_S = {"cpu": 10e9, "cuda": 1e12}
 """Weights read per second at batch 1, as an order of magnitude for the estimate."""
-_HOST_S = {"cpu": 3e-3, "cuda": 15e-3}
+_HOST_S = {"cpu": 0.5e-3, "cuda": 15e-3}
 """Seconds a token costs besides."""
 _BATCH_GAIN = 6.0
 """How much faster than one by one a batch goes, in tokens per second."""
@@ -68,6 +68,5 @@ def _arm_names(cfg: EvalConfig, temperature: float) -> list[str]:
 
 def _checked_tokens(cfg: EvalConfig, prompts: int) -> int:
     main = prompts * cfg.lossless.tokens
-    others = prompts * cfg.lossless.other_tokens * (len(cfg.temperatures) * len(cfg.drafts) - 1)
-    curve = sum(t not in cfg.temperatures for t in cfg.curve.temperatures) * cfg.curve.prompts * cfg.curve.tokens
-    return main + others + curve
+    others = len(cfg.temperatures) * len(cfg.drafts) - 1 + len(set(cfg.curve_temperatures) - set(cfg.temperatures))
+    return main + others * min(prompts, cfg.lossless.other_prompts) * cfg.lossless.other_tokens

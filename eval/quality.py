@@ -25,8 +25,8 @@ class Quality:
     """One draft at one temperature."""
 
     alphas: Alphas
-    checks: list[Check] | None
-    """Per prompt; None where the verifier promises equality in law only."""
+    checks: dict[int, Check] | None
+    """By prompt; None where the verifier promises equality in law only."""
 
 
 def sampling_at(cfg: EvalConfig, temperature: float) -> Sampling:
@@ -69,32 +69,40 @@ def measure_quality(
     """alpha and losslessness of every draft at every temperature of the run, on text that the target writes for it."""
     found = {}
     for number, temperature in enumerate(cfg.temperatures):
-        length = cfg.lossless.tokens if number == 0 else cfg.lossless.other_tokens
-        write = _alone(cfg, target, temperature, f"target alone at T={temperature:g}")
-        reference = write(jobs_for(prompts, length))
+        reference = write_alone(cfg, target, temperature, prompts, is_first=number == 0)
         alphas = measure_alpha(target, drafters, reference, sampling_at(cfg, temperature))
         for name, drafter in drafters.items():
             is_first = number == 0 and name == next(iter(drafters))
-            compared = reference if is_first else [_cut(text, cfg.lossless.other_tokens) for text in reference]
+            compared = reference if is_first else _shorter(cfg, reference)
             checks = _check(cfg, target, drafter, temperature, compared, f"{name} against it")
             found[temperature, name] = Quality(alphas[name], checks)
     return found
 
 
-def _cut(text: Text, tokens: int) -> Text:
-    return replace(text, new=text.new[:tokens])
+def write_alone(
+    cfg: EvalConfig, target: PreTrainedModel, temperature: float, prompts: Sequence[Prompt], is_first: bool
+) -> list[Text]:
+    """What the target writes at this temperature: most of it at the first one."""
+    size = cfg.lossless
+    jobs = jobs_for(prompts, size.tokens) if is_first else jobs_for(prompts[: size.other_prompts], size.other_tokens)
+    return _alone(cfg, target, temperature, f"target alone at T={temperature:g}")(jobs)
+
+
+def _shorter(cfg: EvalConfig, texts: Sequence[Text]) -> list[Text]:
+    return [replace(text, new=text.new[: cfg.lossless.other_tokens]) for text in texts[: cfg.lossless.other_prompts]]
 
 
 def _check(
     cfg: EvalConfig, target: PreTrainedModel, drafter: Any, temperature: float, reference: Sequence[Text], label: str
-) -> list[Check] | None:
+) -> dict[int, Check] | None:
     verifier = verifier_at(cfg, temperature)
     if verifier == "rejection":
         log.info("losslessness is not counted: verifier=rejection keeps the law, not the tokens")
         return None
     sampling, k = sampling_at(cfg, temperature), cfg.decode.num_draft_tokens
     speculate = generator(target, drafter, sampling, verifier, k, cfg.seed, cfg.lossless.batch_size, label)
-    return check(reference, speculate, margin_from(target, sampling, cfg.seed))
+    counts = check(reference, speculate, margin_from(target, sampling, cfg.seed))
+    return {text.row: count for text, count in zip(reference, counts, strict=True)}
 
 
 def measure_curve(
@@ -106,12 +114,11 @@ def measure_curve(
 ) -> dict[tuple[float, str], Alphas]:
     """alpha of every draft at the curve's temperatures; those of the run itself are taken over."""
     found = {}
-    for temperature in cfg.curve.temperatures:
+    for temperature in cfg.curve_temperatures:
         if temperature in cfg.temperatures:
             found |= {(temperature, name): known[temperature, name].alphas for name in drafters}
             continue
-        write = _alone(cfg, target, temperature, f"target alone at T={temperature:g}")
-        texts = write(jobs_for(prompts[: cfg.curve.prompts], cfg.curve.tokens))
+        texts = write_alone(cfg, target, temperature, prompts, is_first=False)
         alphas = measure_alpha(target, drafters, texts, sampling_at(cfg, temperature))
         found |= {(temperature, name): alphas[name] for name in drafters}
     return found

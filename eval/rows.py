@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,10 +166,10 @@ def _latency(samples: Sequence[Sequence[Sample]]) -> dict[str, Any]:
     return {"ttft_s": float(np.median([sample.first_s for sample in each])), "itl_s": quantiles(gaps)}
 
 
-def _checked(checks: Sequence[Check] | None, texts: Sequence[int]) -> dict[str, Any]:
+def _checked(checks: Mapping[int, Check] | None, texts: Sequence[int]) -> dict[str, Any]:
     if checks is None:
         return {"mismatches": None, "near_ties": None, "tokens_checked": 0}
-    total = sum((checks[text] for text in texts), Check())
+    total = sum((checks[text] for text in texts if text in checks), Check())
     return {"mismatches": total.mismatches, "near_ties": total.near_ties, "tokens_checked": total.tokens}
 
 

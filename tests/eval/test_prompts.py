@@ -34,9 +34,8 @@ def write(path, *entries):
 
 
 def config(**values) -> EvalConfig:
-    values.setdefault("lossless", {"prompts": 4, "tokens": 8, "other_tokens": 4})
+    values.setdefault("lossless", {"prompts": 4, "tokens": 8, "other_prompts": 2, "other_tokens": 4})
     values.setdefault("timing", {"prompts": 2, "screening_prompts": 1, "sweep": []})
-    values.setdefault("curve", {"prompts": 2, "tokens": 4})
     values.setdefault("decode", {"max_new_tokens": 8})
     from decode.house.config import build
 

@@ -55,8 +55,8 @@ def values(folder: Path) -> dict:
             "cost_repeats": 1,
         },
         "peers": {"num_assistant_tokens": [2], "confidence_threshold": [0.0, 0.4]},
-        "lossless": {"prompts": 6, "tokens": 12, "other_tokens": 6, "batch_size": 4},
-        "curve": {"temperatures": [0.0, 0.7, 1.0], "prompts": 2, "tokens": 6},
+        "lossless": {"prompts": 6, "tokens": 12, "other_prompts": 4, "other_tokens": 6, "batch_size": 4},
+        "curve_temperatures": [0.0, 0.7, 1.0],
     }
 
 
@@ -183,7 +183,9 @@ def test_each_plot_is_well_formed(results):
 
 
 def test_headline_is_never_greedy(results):
-    assert headline_row(results)["temperature"] == 1.0
+    row = headline_row(results)
+    assert row is not None
+    assert row["temperature"] == 1.0
     greedy = {**results, "rows": [row for row in results["rows"] if row["temperature"] == 0]}
     assert headline_row(greedy) is None
     assert 'class="card"' not in render_page(greedy, {})
@@ -253,7 +255,7 @@ def test_plan_prints_and_writes_nothing(folder, capsys, no_weights):
         ({"output_dir": "new", "target": {"path": "./missing/target"}}, InputError, "does not exist"),
         ({"output_dir": "new", "drafts": {"x": "./missing/draft"}}, InputError, "does not exist"),
         ({"output_dir": "new", "prompts": {"file": "missing.jsonl"}}, InputError, "does not exist"),
-        ({"output_dir": "new", "lossless": {"prompts": 6, "tokens": 300, "other_tokens": 6}}, InputError, "positions"),
+        ({"output_dir": "new", "lossless": {"prompts": 6, "tokens": 300, "other_prompts": 2}}, InputError, "positions"),
     ],
 )
 def test_bad_input_is_refused_before_weights_are_loaded(folder, changes, error, message, no_weights):
@@ -276,7 +278,9 @@ def test_another_vocabulary_is_refused_before_weights_are_loaded(folder, tmp_pat
         ({"temperatures": [1.0, 1.0]}, "repeats one"),
         ({"temperatures": [-1.0]}, "negative"),
         ({"timing": {"rounds": 0}}, "timing.rounds"),
-        ({"lossless": {"prompts": 1}}, "lossless.prompts"),
+        ({"lossless": {"prompts": 8, "other_prompts": 4}}, "lossless.prompts"),
+        ({"lossless": {"prompts": 16}}, "lossless.other_prompts"),
+        ({"curve_temperatures": [-1]}, "curve_temperatures"),
         ({"peers": {"confidence_threshold": [2.0]}}, "confidence_threshold"),
         ({"prompts": {"tokens": 0}}, "prompts.tokens"),
         ({"unknown": 1}, "unknown key"),
