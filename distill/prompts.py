@@ -81,7 +81,7 @@ def _windows(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase, config: DistillConfig, split: Split
 ) -> Iterator[_Window]:
     for group in in_groups(corpus.documents(split), DOCUMENTS_AT_ONCE):
-        texts = iter(encode_texts(tokenizer, [one.text for one in group if one.text is not None] or [""]))
+        texts = iter(encode_texts(tokenizer, [one.text for one in group if one.text is not None]))
         for document in group:
             if document.messages is not None:
                 yield _conversation(document, corpus)

@@ -51,9 +51,10 @@ class Scorer:
         for start in range(0, max(1, len(rows)), self.chunk_rows):
             part = slice(start, start + self.chunk_rows)
             log_p = self.head(rows[part]).float().log_softmax(-1) if needs_log_p else None
-            drawn = uniforms[part].to(rows.device)
             yield {
-                name: array for store in self.stores for name, array in store.encode(rows[part], log_p, drawn).items()
+                name: array
+                for store in self.stores
+                for name, array in store.encode(rows[part], log_p, uniforms[part]).items()
             }
 
     def _hidden(self, batch: list[Record]) -> Tensor:

@@ -102,7 +102,7 @@ class SparseStore(Store):
 
     def encode(self, hidden: Tensor, log_p: Tensor | None, uniforms: Tensor) -> Arrays:
         assert log_p is not None
-        record = sparse.encode(log_p, self.head, uniforms if self.tail else None)
+        record = sparse.encode(log_p, self.head, uniforms.to(log_p.device) if self.tail else None)
         return {f"{self.name}.ids": record.ids, f"{self.name}.codes": record.codes}
 
     def distribution(self, arrays: Mapping[str, np.ndarray], row_index: Tensor, head: Head | None) -> SparseRows:

@@ -1,4 +1,4 @@
-"""`python -m tests.distill.killed_run FOLDER [WHERE N]`: the tiny run, killed by SIGKILL at the N-th time it comes to WHERE."""
+"""`python -m tests.distill.killed_run FOLDER [WHERE N]`: the tiny run, killed as it comes to WHERE the N-th time."""
 
 import os
 import signal

@@ -20,7 +20,8 @@ TRIMMED = (
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
 LAST_ONLY = (  # like templates that drop the thoughts of earlier turns
-    "{% for m in messages %}[{{ m.role }}] {% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}<eos>{% endfor %}"
+    "{% for m in messages %}[{{ m.role }}] {% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}"
+    "{{ m.content }}<eos>{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
 DROPS_SYSTEM = (

@@ -1,4 +1,4 @@
-"""A writer killed at any instant, inside a shard write too, and resumed ends with the very files of an uninterrupted run."""
+"""A writer killed at any instant and resumed ends with the very files of an uninterrupted run."""
 
 import os
 import random

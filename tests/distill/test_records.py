@@ -100,7 +100,7 @@ def test_the_same_target_elsewhere_is_accepted(folder: Path) -> None:
 
 
 def test_a_killed_run_is_finished_from_its_last_shard(tmp_path: Path) -> None:
-    """Whatever a kill leaves (no manifest, a hidden half-written shard, a shard without its note) the end is the same."""
+    """Whatever a kill leaves (no manifest, a half-written shard, a shard without its note), the end is the same."""
     run(tiny_config(folder := tmp_path))
     before = shard_files(folder / "records")
     shards = folder / "records" / "shards"

@@ -38,4 +38,4 @@ def test_chat_is_learned_where_the_assistant_speaks(tmp_path: Path) -> None:
     source = text_sequences(corpus_of(tmp_path, [{"messages": messages}]), tokenizer, "train", 100)
     sequence = source[0]
     assert tokenizer.decode(sequence.ids) == "[user]Hi[assistant]Hello there"
-    assert tokenizer.decode(sequence.ids[sequence.loss_mask]).endswith("Hello there")
+    assert str(tokenizer.decode(sequence.ids[sequence.loss_mask])).endswith("Hello there")

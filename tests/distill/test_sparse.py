@@ -17,7 +17,7 @@ P = torch.tensor([0.36, 0.05, 0.3, 0.02, 0.15, 0.12], dtype=torch.float64)
 
 
 def every_tail(head: int, draws: int) -> list[tuple[float, Sparse]]:
-    """Every record of p that `draws` tail draws can give, with its probability; p_hat and log p as they are, uncoded."""
+    """Every record of p that `draws` tail draws can give, with its probability; p_hat and log p are not coded."""
     head_ids = P.topk(head).indices
     tail_ids = [v for v in range(len(P)) if v not in head_ids.tolist()]
     mass = P[tail_ids].sum()
@@ -64,7 +64,7 @@ def test_a_renormalised_top_k_is_biased_where_head_and_tail_is_not() -> None:
 
 
 def test_tail_draws_follow_p_over_the_tail() -> None:
-    """A fine grid of uniforms is mapped to each tail token in proportion to its p: the inverse of the cumulative sum."""
+    """A fine grid of uniforms gives each tail token its share of p."""
     n = 100_000
     grid = ((torch.arange(n, dtype=torch.float64) + 0.5) / n)[None]
     head = P.topk(2).indices[None]

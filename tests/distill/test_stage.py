@@ -161,7 +161,10 @@ def test_text_as_it_is_and_prompts_that_are_not_learned(folder: Path) -> None:
 def test_conversations_are_answered_turn_by_turn(tmp_path: Path) -> None:
     """Each answer stands in the next turn's prompt; only answers are learned; the corpus's own answers are gone."""
     tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
     save_tiny_target(tmp_path / "target")
     tokenizer.save_pretrained(tmp_path / "target")
     turns = [{"role": r, "content": c} for r, c in [("user", "Hi"), ("assistant", "gone"), ("user", "Go on")]]
