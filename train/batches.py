@@ -30,7 +30,7 @@ class PackedSource:
     @classmethod
     def of(cls, source: SequenceSource, length: int, seed: int) -> PackedSource:
         """All sequences of `source`, packed into rows of `length` tokens."""
-        return cls(source, pack(source.lengths, length, seed), length)
+        return cls(source, pack(source.lengths.tolist(), length, seed), length)
 
     @property
     def num_tokens(self) -> int:

@@ -42,7 +42,8 @@ class TrainState:
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> TrainState:
         """The inverse of `asdict`."""
-        return cls(**content | {name: Sums(**content[name]) for name in ("best", "since_log")})
+        sums: dict[str, Any] = {name: Sums(**content[name]) for name in ("best", "since_log")}
+        return cls(**content | sums)
 
 
 class Checkpoints:
@@ -87,7 +88,8 @@ class Checkpoints:
         if content.pop("world_size") != accelerator.num_processes:
             raise ConfigError(
                 f"{checkpoint} was made by {read_state(checkpoint)['world_size']} processes, and now there are "
-                f"{accelerator.num_processes}: sharded state and random generators would not fit. Start as many as before"
+                f"{accelerator.num_processes}: sharded state and random generators would not fit. Start as many as "
+                "before"
             )
         accelerator.load_state(str(checkpoint))
         return TrainState.from_dict(content)

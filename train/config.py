@@ -208,8 +208,8 @@ class TrainConfig:
         self._check_sources()
         require(
             not (self.optimizer == "muon" and self.engine.zero_stage),
-            f"optimizer=muon cannot run under engine={self.engine.name}: ZeRO flattens and shards the matrices that Muon "
-            "orthogonalises as a whole. Use optimizer=adamw, or engine=ddp",
+            f"optimizer=muon cannot run under engine={self.engine.name}: ZeRO flattens and shards the matrices that "
+            "Muon orthogonalises as a whole. Use optimizer=adamw, or engine=ddp",
         )
 
     def _check_numbers(self) -> None:
@@ -254,8 +254,8 @@ class TrainConfig:
         chosen = self.tokenizer.path is not None or self.tokenizer.train_entries is not None
         require(
             has_target != chosen,
-            "tokenizer.path or tokenizer.train_entries is set although target.path is: a draft must use its target's tokens. "
-            "Drop it"
+            "tokenizer.path or tokenizer.train_entries is set although target.path is: a draft must use its target's "
+            "tokens. Drop it"
             if has_target
             else "without a target the tokens are undefined: set tokenizer.train_entries=4096, or tokenizer.path",
         )

@@ -22,15 +22,15 @@ OTHER_ENGINES = {
 
 
 def check_launcher(engine: EngineConfig, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise ConfigError where the launcher's environment asks for another engine than `engine=`; nothing heavy is imported."""
+    """Raise ConfigError where the launcher's environment asks for another engine than `engine=`."""
     asked = [name for variable, name in OTHER_ENGINES.items() if _is_true(environ, variable)]
     if _is_true(environ, "ACCELERATE_USE_DEEPSPEED"):
         asked.append(f"DeepSpeed ZeRO stage {environ.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', '2')}")
     for name in asked:
         require(
             bool(engine.zero_stage) and name == f"DeepSpeed ZeRO stage {engine.zero_stage}",
-            f"the launcher asks for {name}, but engine={engine.name}. The engine is built from engine= alone: choose the "
-            "matching engine=, or launch without that option (`accelerate launch --multi_gpu -m train ...`, or torchrun)",
+            f"the launcher asks for {name}, but engine={engine.name}. The engine is built from engine= alone: choose "
+            "the matching engine=, or launch without that option (torchrun, or `accelerate launch --multi_gpu`)",
         )
     processes = int(environ.get("WORLD_SIZE", "1"))
     require(
@@ -100,9 +100,11 @@ def _deepspeed_plugin(cfg: TrainConfig) -> Any:
 
 
 def _build_models_whole() -> None:
-    """Undo accelerate's registration with transformers, under which ZeRO-3 would shard every model from its birth, a live
-    target too. Only the draft is prepared, hence sharded."""
-    from transformers.integrations import unset_hf_deepspeed_config
+    """Undo accelerate's registration with transformers, under which ZeRO-3 would shard every model from its birth.
+
+    Only the draft is prepared, hence sharded; a live target stays whole.
+    """
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
     unset_hf_deepspeed_config()
 
@@ -115,8 +117,10 @@ def _ensure_process_group_variables() -> None:
 
 
 def _skip_compiled_reductions() -> None:
-    """Keep DeepSpeed from compiling its shared-memory reductions for CPUs: two minutes and a C++ compiler, against gloo's
-    microseconds in runs that only check the engine."""
+    """Keep DeepSpeed from compiling its shared-memory reductions for CPUs.
+
+    They cost two minutes and a C++ compiler at the first start, and save microseconds over gloo.
+    """
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -127,7 +131,8 @@ def _make_deterministic() -> None:
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing here reads such memory
+    # Filling memory costs time, and nothing here reads what was not written.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def _free_port() -> int:

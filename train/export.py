@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
-from transformers.utils import cached_file
+from transformers.utils.hub import cached_file
 
 from decode.house.run_folder import read_json, sha256_file, write_json
 from train.checkpoint import without_aliases
@@ -49,15 +49,15 @@ class Export:
 
 
 def export_lm(model: PreTrainedModel, folder: Path, export: Export) -> None:
-    """Write `folder` (config, safetensors, tokenizer, generation config, model card, draftsmith.json); it appears whole.
+    """Write `folder`, which appears whole: config, safetensors, tokenizer, generation config, card, draftsmith.json.
 
-    The vocabulary size is the target's padded one, which every engine compares. An existing folder is replaced: it is the
-    unfinished export of the same run.
+    The vocabulary size is the target's padded one, which every engine compares. An existing folder is replaced: it is
+    the unfinished export of the same run.
     """
     draft = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    write_json(draft / "config.json", engine_config(model.config, export.dtype))
+    write_json(draft / "config.json", engine_config(model, export.dtype))
     weights = {name: weight.to(export.dtype) for name, weight in without_aliases(model.state_dict()).items()}
     save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
     write_json(draft / "generation_config.json", generation_config(model.config, export.num_draft_tokens))
@@ -69,10 +69,10 @@ def export_lm(model: PreTrainedModel, folder: Path, export: Export) -> None:
     draft.rename(folder)
 
 
-def engine_config(config: PretrainedConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """config.json with the fields old and new readers look for: rope_theta beside rope_parameters, torch_dtype beside dtype."""
+def engine_config(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Any]:
+    """config.json for old and new readers: rope_theta beside rope_parameters, torch_dtype beside dtype."""
     name = str(dtype).removeprefix("torch.")
-    fields = config.to_dict() | {"dtype": name, "torch_dtype": name}
+    fields = model.config.to_dict() | {"architectures": [type(model).__name__], "dtype": name, "torch_dtype": name}
     fields.pop("_name_or_path", None)
     rope = fields.get("rope_parameters")
     if isinstance(rope, dict) and "rope_theta" in rope:

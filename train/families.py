@@ -1,4 +1,4 @@
-"""The trainable families: how each is shaped, built and exported. The loop sees a module with `unroll` and nothing else."""
+"""The trainable families: how each is shaped, built and exported; the loop itself sees only a module with `unroll`."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def lm_shape(cfg: TrainConfig, target: ModelDescription | None, tokenizer: PreTr
 
 
 def lm_build(draft: DraftConfig, shape: Shape) -> Built:
-    """The draft in fp32, from torch's global generator or from the pretrained weights, with adapters where asked for."""
+    """The draft in fp32, from torch's global generator or pretrained, with adapters where asked for."""
     if shape.source is None:
         return Built(LMDraft.from_config(shape.config))
     module = LMDraft.from_pretrained(shape.source, torch.float32)

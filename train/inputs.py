@@ -65,9 +65,10 @@ def check_enough(cfg: TrainConfig, inputs: Inputs, world_size: int) -> int:
     found = len(inputs.train.rows)
     require(
         found >= rows,
-        f"the training split fills {found} rows of {cfg.sequence_length} tokens ({len(inputs.train.source)} sequences), and one "
-        f"step takes {rows} (batch_size {cfg.batch_size} x gradient_accumulation {cfg.gradient_accumulation} x {world_size} "
-        "processes): a step would read the same text twice. Lower batch_size or sequence_length, or give more data",
+        f"the training split ({len(inputs.train.source)} sequences) fills {found} rows of {cfg.sequence_length} tokens "
+        f"each; one step takes {rows} (batch_size {cfg.batch_size} x gradient_accumulation {cfg.gradient_accumulation} x "
+        f"{world_size} processes): a step would read the same text twice. Lower batch_size or sequence_length, or give "
+        "more data",
     )
     return rows
 
@@ -87,8 +88,8 @@ def _check_draft(cfg: TrainConfig, target: ModelDescription | None) -> None:
     for what, limit in limits.items():
         require(
             limit is None or cfg.sequence_length <= limit,
-            f"sequence_length={cfg.sequence_length} is longer than {what}, {limit} tokens; positions beyond it mean nothing. "
-            f"Use sequence_length={limit} or less",
+            f"sequence_length={cfg.sequence_length} is longer than {what}, {limit} tokens; positions beyond it mean "
+            f"nothing. Use sequence_length={limit} or less",
         )
 
 

@@ -1,4 +1,4 @@
-"""p from the frozen target, run in the training process: exact, for every objective, at the price of its forward pass."""
+"""p from the frozen target, run in the training process: exact, and fit for every objective."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line per event, kept in step with the checkpoints, so that a resumed log has no gap and no repeat."""
+"""metrics.jsonl: a line per event, kept in step with the checkpoints: a resumed log has no gap and no repeat."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class MetricsLog:
         size = path.stat().st_size if path.exists() else 0
         if size < position:
             raise InputError(
-                f"{path} has {size} bytes, and the checkpoint to resume from was made at byte {position}: lines are missing. "
-                "Restore the file, or start again in another output_dir"
+                f"{path} has {size} bytes, and the checkpoint to resume from was made at byte {position}: lines are "
+                "missing. Restore the file, or start again in another output_dir"
             )
         path.touch()
         self.file = path.open("r+b")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +87,7 @@ class Loop:
         self.grad_norm: float | None = None
 
     def run(self) -> TrainState:
-        """Train to the end; raises RunError at a loss or gradient that is not finite, the last checkpoint being kept."""
+        """Train to the end; RunError at a loss or gradient that is not finite, the last checkpoint being kept."""
         first = self.state.step
         with progress(self.cfg.steps, "steps", "train", initial=first) as bar:
             for step, batches in enumerate(self.reader.steps(first, self.cfg.steps), start=first):
@@ -142,8 +142,8 @@ class Loop:
         newest = self.book.checkpoints.newest()
         return RunError(
             f"the {what} is not finite at step {step + 1}, in the batch of these documents: {', '.join(names[:20])}"
-            f"{f' and {len(names) - 20} more' if len(names) > 20 else ''}. The weights were not changed by it; the last good "
-            f"checkpoint is {newest or 'none yet'}. Lower lr or clip, or look at those documents, and start again"
+            f"{f' and {len(names) - 20} more' if len(names) > 20 else ''}. It did not change the weights; the last "
+            f"good checkpoint is {newest or 'none yet'}. Lower lr or clip, or look at those documents, and start again"
         )
 
     def _write_down(self, bar: Any) -> None:
@@ -177,7 +177,7 @@ class Loop:
         means, score = sums.means(), selection.score(sums)
         if self.state.best_score is None or score > self.state.best_score:
             self.state.best_step, self.state.best_score, self.state.best = self.state.step, score, sums
-            weights = self.accelerator.get_state_dict(self.machine.module)
+            weights = cast(dict[str, Tensor], self.accelerator.get_state_dict(self.machine.module))
             self.book.checkpoints.save_best(self.accelerator, self.state.step, weights)
         self.book.record(
             {

@@ -16,7 +16,9 @@ def _head(cfg: TrainConfig) -> list[str]:
     tags = ["---", "library_name: transformers", "tags: [speculative-decoding, draftsmith]"]
     if cfg.target.path is None:
         return [*tags, "---", "", "# Language model", "", "A small causal language model trained from scratch on text."]
-    about = f"A draft model for `{cfg.target.path}`: it proposes tokens which that target verifies, so its output is unchanged."
+    about = (
+        f"A draft model for `{cfg.target.path}`: it proposes tokens, and that target, verifying them, writes as before."
+    )
     return [*tags, f"base_model: {cfg.target.path}", "---", "", "# Draft model", "", about]
 
 
@@ -27,7 +29,8 @@ def _measured(cfg: TrainConfig, facts: dict[str, Any]) -> list[str]:
         ("tau estimate", facts["tau"], f"tokens per target pass with {cfg.window} draft tokens, bonus token included"),
     ]
     table = [f"| {name} | {value:.4f} | {what} |" for name, value, what in rows if value is not None]
-    head = f"Teacher-forced on {facts['validation_tokens']} validation tokens; kept: step {facts['step']} ({facts['rule']})."
+    kept = f"kept: step {facts['step']} ({facts['rule']})."
+    head = f"Teacher-forced on {facts['validation_tokens']} validation tokens; {kept}"
     return ["## Measured", "", head, "", "| quantity | value | |", "|---|---|---|", *table]
 
 
@@ -38,8 +41,8 @@ def _origin(cfg: TrainConfig, facts: dict[str, Any]) -> list[str]:
         "## Training",
         "",
         f"{facts['num_parameters']:,} parameters; {cfg.steps} steps, {facts['tokens']:,} tokens of {source}{p}; "
-        f"objective {cfg.objective.name}; optimizer {cfg.optimizer}, peak learning rate {cfg.lr}; engine {cfg.engine.name}; "
-        f"seed {cfg.seed}. All settings: draftsmith.json.",
+        f"objective {cfg.objective.name}; optimizer {cfg.optimizer}, peak learning rate {cfg.lr}; "
+        f"engine {cfg.engine.name}; seed {cfg.seed}. All settings: draftsmith.json.",
     ]
 
 

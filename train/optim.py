@@ -1,13 +1,13 @@
-"""Optimizers by name, and the learning rate as a pure function of the step, so that there is no scheduler state to save."""
+"""Optimizers by name, and the learning rate as a pure function of the step: there is no scheduler state to save."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
-import torch
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
+from transformers import PreTrainedModel
 
 from train.config import TrainConfig
 
@@ -15,7 +15,7 @@ from train.config import TrainConfig
 def build_optimizers(module: nn.Module, cfg: TrainConfig) -> list[Optimizer]:
     """AdamW over everything, or Muon (Jordan et al. 2024) for the layers' matrices and AdamW for the rest.
 
-    Muon orthogonalises a matrix that maps hidden states to hidden states; embeddings, head, norms and biases are not such.
+    Muon orthogonalises a matrix that maps hidden states to hidden states; embeddings, head, norms and biases do not.
     """
     trained = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
     ends = _embedding_weights(module)
@@ -56,10 +56,8 @@ class Schedule:
 
 
 def _embedding_weights(module: nn.Module) -> set[int]:
-    """Identities of the token tables: input embeddings and the linear layers that are as wide as a vocabulary."""
-    tables = [child.weight for child in module.modules() if isinstance(child, nn.Embedding)]
-    entries = {table.shape[0] for table in tables}
-    heads = [
-        child.weight for child in module.modules() if isinstance(child, nn.Linear) and child.out_features in entries
-    ]
-    return {id(weight) for weight in (*tables, *heads) if isinstance(weight, torch.Tensor)}
+    """Identities of the token tables: input embeddings and output heads."""
+    tables = [child for child in module.modules() if isinstance(child, nn.Embedding)]
+    models = [child for child in module.modules() if isinstance(child, PreTrainedModel)]
+    heads = [head for head in (model.get_output_embeddings() for model in models) if head is not None]
+    return {id(weight) for table in (*tables, *heads) for weight in table.parameters()}

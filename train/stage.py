@@ -131,8 +131,8 @@ def _check_same_state(cfg: TrainConfig, checkpoint: Path) -> None:
             there, here = there[key], here[key]
         if there != here:
             raise ConfigError(
-                f"resume={cfg.resume} was made with {'.'.join(where)}={there}, and this run has {here}: its weights and "
-                "optimizer state would not fit. Give the same value, or start with draft.init_from instead"
+                f"resume={cfg.resume} was made with {'.'.join(where)}={there}, and this run has {here}: its weights "
+                "and optimizer state would not fit. Give the same value, or start with draft.init_from instead"
             )
 
 

@@ -40,6 +40,7 @@ class WandbTracker:
         os.environ.setdefault("WANDB_DATA_DIR", str(folder.absolute() / "wandb"))
         os.environ.setdefault("WANDB_CACHE_DIR", str(folder.absolute() / "wandb" / "cache"))
         import wandb
+        from wandb.errors import CommError, UsageError
 
         self.wandb = wandb
         try:
@@ -53,7 +54,7 @@ class WandbTracker:
                 config=dataclasses.asdict(cfg),
                 settings=wandb.Settings(silent=True),
             )
-        except (wandb.errors.UsageError, wandb.errors.CommError) as error:
+        except (UsageError, CommError) as error:
             raise RunError(
                 f"tracker=wandb tracker.mode={cfg.tracker.mode} could not start: {error}. Use tracker.mode=offline and "
                 "`wandb sync` the run folder later, or tracker=jsonl"

@@ -1,4 +1,4 @@
-"""Training killed with SIGKILL at random instants and resumed: the driver that the test and scripts/kill_resume.py share."""
+"""Training killed with SIGKILL at random instants and resumed: the driver of a test and of scripts/kill_resume.py."""
 
 from __future__ import annotations
 

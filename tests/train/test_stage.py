@@ -95,9 +95,9 @@ def test_lora_trains_adapters_saves_them_in_peft_format_and_merges_them(
     from peft import PeftModel
 
     base = AutoModelForCausalLM.from_pretrained(target)
-    embedding = base.get_input_embeddings().weight.clone()
+    embedding = base.get_parameter("model.embed_tokens.weight").clone()
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")
-    assert torch.equal(merged.get_input_embeddings().weight, embedding)
+    assert torch.equal(merged.get_parameter("model.embed_tokens.weight"), embedding)
     ids = torch.arange(8)[None]
     plain = base(ids).logits
     adapted = PeftModel.from_pretrained(base, str(tmp_path / "out" / "adapter"))(ids).logits

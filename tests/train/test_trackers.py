@@ -1,0 +1,51 @@
+"""A W&B run, made offline by a real training process, read back from its file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.train.toy import ROOT, command, metrics, tiny_settings
+from tests.train.wandb_file import records as wandb_records
+
+
+@pytest.mark.slow
+def test_an_offline_run_holds_config_curves_and_report(tmp_path: Path, target: Path, records: Path) -> None:
+    settings = tiny_settings(tmp_path / "out", target, records=str(records), lr=0.0125)
+    arguments = [*command(settings), "tracker=wandb", "tracker.project=toy"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
+    environment |= {"OMP_NUM_THREADS": "1", "HOME": str(tmp_path / "home")}
+    done = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    (file,) = (tmp_path / "out").glob("wandb/offline-run-*/*.wandb")
+    found = list(wandb_records(file))
+    assert _config(found)["lr"] == 0.0125
+    assert _config(found)["objective"]["name"] == "forward_kl"
+    curves, lines = _curves(found), metrics(tmp_path / "out", "train")
+    for name in ("loss", "alpha", "tau", "tokens_per_s"):
+        assert curves[f"train/{name}"] == [(line["step"], pytest.approx(line[name])) for line in lines], name
+    assert curves["validation/tau"]
+    (artifact,) = [record.artifact for record in found if record.WhichOneof("record_type") == "artifact"]
+    assert artifact.type == "report"
+    assert {entry.path for entry in artifact.manifest.contents} == {"README.md", "result.json"}
+    assert all(Path(entry.local_path).is_file() for entry in artifact.manifest.contents)
+    assert not (tmp_path / "home").exists(), "W&B wrote outside of the run folder"
+
+
+def _config(found: list) -> dict:
+    runs = [record.run for record in found if record.WhichOneof("record_type") == "run"]
+    return {item.key: json.loads(item.value_json) for item in runs[0].config.update}
+
+
+def _curves(found: list) -> dict[str, list[tuple[int, float]]]:
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for record in found:
+        if record.WhichOneof("record_type") == "history":
+            for item in record.history.item:
+                name = item.key or "/".join(item.nested_key)
+                curves.setdefault(name, []).append((record.history.step.num, json.loads(item.value_json)))
+    return curves
