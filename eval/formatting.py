@@ -41,7 +41,12 @@ def losslessness(row: dict[str, Any]) -> str:
     """Mismatches, near-ties and tokens compared, in words."""
     if row["mismatches"] is None:
         return "not counted"
-    return f"{row['mismatches']} mismatches, {row['near_ties']} near-ties in {row['tokens_checked']:,} tokens"
+    mismatches, near_ties = _plural(row["mismatches"], "mismatch", "es"), _plural(row["near_ties"], "near-tie", "s")
+    return f"{mismatches}, {near_ties} in {row['tokens_checked']:,} tokens"
+
+
+def _plural(count: int, word: str, ending: str) -> str:
+    return f"{count} {word}{'' if count == 1 else ending}"
 
 
 def setting(peer: dict[str, Any]) -> str:

@@ -69,6 +69,18 @@ def first_divergence(expected: Sequence[int], found: Sequence[int]) -> int | Non
     return None if len(expected) == len(found) else min(len(expected), len(found))
 
 
+def flips(alone: Sequence[Sequence[int]], drafted: Sequence[Sequence[int]]) -> Check:
+    """Sequences that left the autoregressive text of the same noise, as near-ties, and the tokens compared until then.
+
+    For the timed run in its own precision, where bf16 rounding decides near-ties; what follows a flip is another text.
+    """
+    total = Check()
+    for expected, found in zip(alone, drafted, strict=True):
+        at = first_divergence(expected, found)
+        total += Check(tokens=len(expected)) if at is None else Check(near_ties=1, tokens=at + 1)
+    return total
+
+
 def _gap(text: Text, at: int, rest: Sequence[int], margin: Margin) -> float:
     """The margin where both texts have a token; infinite where one stopped and the other went on."""
     return margin(text, at, rest[0]) if rest and at < len(text.new) else float("inf")

@@ -14,14 +14,14 @@ from eval.tables import Table, tables
 _STYLE = """
 :root { color-scheme: light; --ink: #111827; --soft: #4b5563; --line: #e5e7eb; --tint: #f3f6fb; --mark: #1f5fbf; }
 * { box-sizing: border-box; }
-body { margin: 0; color: var(--ink); background: #fff; font: 16px/1.55 system-ui, "Segoe UI", Roboto, "Helvetica
-Neue", Arial, sans-serif; }
+body { margin: 0; color: var(--ink); background: #fff;
+  font: 16px/1.55 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
 main { max-width: 66rem; margin: 0 auto; padding: 2.5rem 1.5rem 4rem; }
 h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .3rem; }
 h2 { font-size: 1.2rem; margin: 2.6rem 0 .6rem; padding-top: 1.2rem; border-top: 1px solid var(--line); }
 p.lead, p.note { color: var(--soft); margin: .3rem 0 1rem; max-width: 52rem; }
 p.note { font-size: .9rem; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); gap: .9rem;
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: .9rem;
   margin: 1.4rem 0 .6rem; }
 .card { background: var(--tint); border-radius: .6rem; padding: .9rem 1.1rem; }
 .card b { display: block; font-size: 1.75rem; line-height: 1.2; color: var(--mark);
@@ -39,7 +39,7 @@ figcaption { color: var(--soft); font-size: .9rem; }
 svg.plot { width: 100%; height: auto; display: block; }
 svg.plot text { font-family: inherit; }
 dl { display: grid; grid-template-columns: minmax(9rem, max-content) 1fr; gap: .35rem 1.4rem; font-size: .92rem;
-margin: 0; }
+  margin: 0; }
 dt { font-weight: 600; }
 dd { margin: 0; color: var(--soft); overflow-wrap: anywhere; }
 code { font-size: .9em; background: var(--tint); padding: .1rem .3rem; border-radius: .25rem; }

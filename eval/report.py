@@ -48,6 +48,9 @@ DEFINITIONS = {
     "noise. A mismatch is a divergence where the two tokens' scores (log p, plus the noise at temperatures above "
     "0) lie more than 1e-4 below the best; a closer one is a near-tie. After either, comparison goes on from the "
     "target's own prefix.",
+    "dtype_flips": "Sequences of the timed run, in its own precision, that left our autoregressive loop's text of the "
+    "same noise, out of dtype_tokens_compared tokens up to there: how often rounding in that precision decides a "
+    "near-tie.",
     "repeated_4gram_share": "Share of 4-token runs in the output that occurred earlier in the same output. A model "
     "that repeats itself is easy to draft for, so a high share flatters every speed figure of that row.",
     "peak_memory_bytes": "Peak of the CUDA allocator, or of the whole process on a CPU.",

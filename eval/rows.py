@@ -11,7 +11,7 @@ import numpy as np
 from decode.acceptance import acceptance_by_position
 from eval.arms import Sample
 from eval.config import EvalConfig
-from eval.losslessness import Check
+from eval.losslessness import Check, flips
 from eval.measure import Samples, call_seconds_per_token, seconds_per_token
 from eval.quality import Quality, verifier_at
 from eval.speed import AUTOREGRESSIVE, TRANSFORMERS, Timed, arm_name
@@ -100,6 +100,7 @@ def make_row(
         **_speed(timed, draft, k, scope.groups, samples, cfg.seed),
         **_latency(samples),
         **_checked(quality.checks, scope.texts),
+        **_flips(timed.samples, arm_name(draft, k), scope.groups, verifier_at(cfg, temperature)),
         "repeated_4gram_share": _repetition(samples),
         "energy_j_per_token": None,
         "energy_reason": ENERGY_REASON,
@@ -171,6 +172,19 @@ def _checked(checks: Mapping[int, Check] | None, texts: Sequence[int]) -> dict[s
         return {"mismatches": None, "near_ties": None, "tokens_checked": 0}
     total = sum((checks[text] for text in texts if text in checks), Check())
     return {"mismatches": total.mismatches, "near_ties": total.near_ties, "tokens_checked": total.tokens}
+
+
+def _flips(samples: Samples, arm: str, groups: Sequence[int], verifier: str) -> dict[str, Any]:
+    """Flips of the timed run against our autoregressive arm; None where only the law is equal."""
+    if verifier == "rejection":
+        return {"dtype_flips": None, "dtype_tokens_compared": 0}
+    pairs = [
+        (alone.new_ids, drafted.new_ids)
+        for group in groups
+        for alone, drafted in zip(samples[AUTOREGRESSIVE][group], samples[arm][group], strict=True)
+    ]
+    total = sum((flips(alone, drafted) for alone, drafted in pairs), Check())
+    return {"dtype_flips": total.near_ties, "dtype_tokens_compared": total.tokens}
 
 
 def _repetition(samples: Sequence[Sequence[Sample]]) -> float | None:

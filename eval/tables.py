@@ -57,6 +57,7 @@ def exactness_table(results: dict[str, Any]) -> Table:
             number(row["mismatches"], 0),
             number(row["near_ties"], 0),
             f"{row['tokens_checked']:,}",
+            _flips(row),
             share(row["repeated_4gram_share"]),
             milliseconds(row["ttft_s"]),
             milliseconds(row["itl_s"]["p50"]),
@@ -65,9 +66,15 @@ def exactness_table(results: dict[str, Any]) -> Table:
         ]
         for row in rows
     ]
-    columns = ("T", "draft", "verifier", "mismatches", "near-ties", "in tokens", "repeated 4-grams", "ttft", "itl p50")
-    columns = (*columns, "itl p95", "memory")
+    columns = ("T", "draft", "verifier", "mismatches", "near-ties", "in tokens", "flips when timed")
+    columns = (*columns, "repeated 4-grams", "ttft", "itl p50", "itl p95", "memory")
     return Table("Exactness and latency", columns, cells, f"Energy: {rows[0]['energy_reason']}." if rows else "")
+
+
+def _flips(row: dict[str, Any]) -> str:
+    if row["dtype_flips"] is None:
+        return number(None)
+    return f"{row['dtype_flips']} in {row['dtype_tokens_compared']:,} ({row['dtype']})"
 
 
 def category_table(results: dict[str, Any]) -> Table | None:
@@ -118,6 +125,39 @@ def screening_table(results: dict[str, Any]) -> Table | None:
     return Table("Settings tried for transformers assisted generation", ("T", "setting", "tokens/s"), cells, note)
 
 
+def draft_length_table(results: dict[str, Any]) -> Table | None:
+    """Speedup against k."""
+    sweep = results["sweeps"]["num_draft_tokens"]
+    if not sweep["points"]:
+        return None
+    cells = [
+        [
+            str(point["num_draft_tokens"]),
+            number(point["tau"]),
+            number(point["tokens_per_s"], 0),
+            with_interval(point["speedup"], point["speedup_ci95"]),
+            number(point["predicted_speedup"]),
+            number(point["realised"]),
+        ]
+        for point in sweep["points"]
+    ]
+    title = f"Draft length ({sweep['draft']}, T={sweep['temperature']:g})"
+    return Table(title, ("k", "tau", "tokens/s", "speedup", "predicted", "realised"), cells)
+
+
+def temperature_table(results: dict[str, Any]) -> Table | None:
+    """alpha and what it promises against temperature."""
+    sweep = results["sweeps"]["temperature"]
+    if not sweep["points"]:
+        return None
+    cells = [
+        [f"{p['temperature']:g}", p["draft"], number(p["alpha"], 3), number(p["tau"]), number(p["predicted_speedup"])]
+        for p in sweep["points"]
+    ]
+    note = "Teacher-forced. tau is what alpha promises; the coupled verifier accepts slightly less."
+    return Table("Temperature", ("T", "draft", "alpha", "expected tau", "predicted speedup"), cells, note)
+
+
 def component_table(results: dict[str, Any]) -> Table:
     """What the prediction is made of."""
     cells = [
@@ -147,6 +187,8 @@ def tables(results: dict[str, Any]) -> list[Table]:
         peer_table(results),
         exactness_table(results),
         category_table(results),
+        draft_length_table(results),
+        temperature_table(results),
         component_table(results),
         arm_table(results),
         screening_table(results),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from decode.sampling import Sampling
-from eval.losslessness import MARGIN, Check, check, first_divergence, margin_from
+from eval.losslessness import MARGIN, Check, check, first_divergence, flips, margin_from
 from eval.texts import Job, Text, generator
 from tests.tiny import tiny_llama
 
@@ -57,6 +57,10 @@ def test_a_text_that_stops_early_or_late_is_a_mismatch():
             short, lambda jobs, new=new: [Text(0, jobs[0].prompt, new[len(jobs[0].prompt) - 1 :])], lambda *_: 0
         )
         assert counts[0].mismatches == 1
+
+
+def test_flips_are_counted_once_per_sequence():
+    assert flips([[1, 2, 3], [4, 5, 6]], [[1, 2, 3], [4, 9, 9]]) == Check(near_ties=1, tokens=3 + 2)
 
 
 def test_first_divergence():

@@ -112,6 +112,8 @@ def test_a_draft_that_is_the_target_is_accepted_whole(results):
 def test_losslessness_is_counted_per_row(results):
     every = [row for row in results["rows"] if row["category"] is None]
     assert all(row["mismatches"] == 0 for row in every)
+    assert all(row["dtype_flips"] == 0 for row in every)  # this run is timed in float32
+    assert every[0]["dtype_tokens_compared"] == every[0]["tokens"]
     first, *rest = every
     assert first["tokens_checked"] > max(row["tokens_checked"] for row in rest)
     parts = [

@@ -1,0 +1,58 @@
+"""The finished report reaches an offline W&B run as an artifact."""
+
+from pathlib import Path
+
+import pytest
+
+from decode.house.config import build
+from eval.config import EvalConfig
+from eval.tracking import FILES, track_report
+from tests.train.wandb_file import records as wandb_records
+
+RESULTS = {
+    "rows": [
+        {
+            "draft": "d",
+            "temperature": 1.0,
+            "category": None,
+            "alpha": 0.75,
+            "tau": 2.5,
+            "speedup": 1.8,
+            "predicted_speedup": 2.0,
+            "realised": 0.9,
+            "mismatches": 0,
+        }
+    ]
+}
+
+
+def config(name: str) -> EvalConfig:
+    values = {"output_dir": "x", "target": {"path": "t"}, "drafts": {"d": "d"}, "tracker": {"name": name}}
+    return build(EvalConfig, values)
+
+
+def write_report(folder: Path) -> None:
+    for name in FILES:
+        (folder / name).write_text(f"content of {name}")
+
+
+def test_without_wandb_nothing_is_written(tmp_path):
+    write_report(tmp_path)
+    track_report(config("jsonl"), tmp_path, RESULTS)
+    assert {file.name for file in tmp_path.iterdir()} == set(FILES)
+
+
+@pytest.mark.slow
+def test_the_offline_run_holds_the_report_and_its_figures(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    for name in ("WANDB_DIR", "WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    write_report(tmp_path)
+    track_report(config("wandb"), tmp_path, RESULTS)
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    found = list(wandb_records(file))
+    (artifact,) = [record.artifact for record in found if record.WhichOneof("record_type") == "artifact"]
+    assert artifact.type == "report"
+    assert {entry.path for entry in artifact.manifest.contents} == set(FILES)
+    summary = {item.key: item.value_json for record in found for item in record.summary.update}
+    assert summary["d/T=1/alpha"] == "0.75"
