@@ -17,7 +17,7 @@ _STYLE = """
 body { margin: 0; color: var(--ink); background: #fff;
   font: 16px/1.55 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
 main { max-width: 66rem; margin: 0 auto; padding: 2.5rem 1.5rem 4rem; }
-h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .3rem; }
+h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .3rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.2rem; margin: 2.6rem 0 .6rem; padding-top: 1.2rem; border-top: 1px solid var(--line); }
 p.lead, p.note { color: var(--soft); margin: .3rem 0 1rem; max-width: 52rem; }
 p.note { font-size: .9rem; }
@@ -144,7 +144,8 @@ def _plots(results: dict[str, Any], curves: Curves) -> str:
         )
         figures.append(_figure(temperature_plot(results), caption, wide=True))
     if curves:
-        figures.append(_figure(training_plot(results, curves), "Training curves of the drafts.", wide=True))
+        caption = "Training curves. Losses of different objectives are on different scales; alpha and tau compare."
+        figures.append(_figure(training_plot(results, curves), caption, wide=True))
     return '<h2>Plots</h2><div class="plots">' + "".join(figures) + "</div>"
 
 

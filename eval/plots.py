@@ -29,6 +29,7 @@ _STYLE = {
     "axes.grid": True,
     "grid.color": "#e5e7eb",
     "legend.frameon": False,
+    "legend.handlelength": 3,
     "lines.linewidth": 2,
     "lines.markersize": 6,
 }
