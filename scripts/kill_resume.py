@@ -1,6 +1,6 @@
 """Kill a training run with SIGKILL at random instants, resume it each time, and compare it with an uninterrupted one.
 
-    python scripts/kill_resume.py --kills 50 --engine single
+python scripts/kill_resume.py --kills 50 --engine single
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ def check_enough(cfg: TrainConfig, inputs: Inputs, world_size: int) -> int:
         found >= rows,
         f"the training split ({len(inputs.train.source)} sequences) fills {found} rows of {cfg.sequence_length} tokens "
         f"each; one step takes {rows} (batch_size {cfg.batch_size} x gradient_accumulation {cfg.gradient_accumulation} "
-        f"x {world_size} processes): a step would read the same text twice. Lower batch_size or sequence_length, or give "
-        "more data",
+        f"x {world_size} processes): a step would read the same text twice. Lower batch_size or sequence_length, or "
+        "give more data",
     )
     return rows
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from decode.house.errors import ConfigError, RunError
 from distill.objectives import OBJECTIVES
-from tests.train.toy import data_settings, metrics, tiny_config
+from tests.train.toy import data_settings, metrics, tiny_config, write_records
 from train import loop as loop_module
 from train.stage import run
 from train.sums import Sums
@@ -41,6 +41,15 @@ def test_a_live_target_gives_the_p_that_full_records_hold(tmp_path: Path, target
     for ours, theirs in zip(stored, live, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-2)
         assert ours["alpha"] == pytest.approx(theirs["alpha"], rel=1e-3)
+
+
+def test_recorded_hidden_states_go_through_the_targets_head(tmp_path: Path, target: Path, corpus: Path) -> None:
+    records = write_records(tmp_path / "records", target, corpus, ["last_hidden"])
+    shared: dict[str, Any] = {"records": str(records), "objective": {"name": "jsd"}, "steps": 2}
+    run(tiny_config(tmp_path / "stored", target, **shared))
+    run(tiny_config(tmp_path / "live", target, **shared, target_source="live"))
+    stored, live = (result(tmp_path / name) for name in ("stored", "live"))
+    assert stored["alpha"] == pytest.approx(live["alpha"], rel=1e-2)
 
 
 @pytest.mark.parametrize("objective", sorted(OBJECTIVES))
