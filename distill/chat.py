@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from decode.house.errors import InputError
 from distill.corpora.base import Message
 
+TELLING = 8  # characters: a shorter message may stand by chance in the marks around the assistant's words
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -98,7 +99,7 @@ def _verify(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], ids: list[int], mask: list[bool], where: str
 ) -> None:
     said = tokenizer.decode([token for token, learned in zip(ids, mask, strict=True) if learned])
-    place = 0
+    place, between = 0, []
     for turn in _assistant_turns(messages):
         content = messages[turn]["content"].strip()
         found = str(said).find(content, place)
@@ -107,4 +108,13 @@ def _verify(
                 f"{where}: the learned tokens decode to {said!r:.200}, which lacks the assistant's message {turn + 1}, "
                 f"{content!r:.80}; the chat template's marks are wrong, or the tokenizer changes the text. Try show=3"
             )
+        between.append(str(said)[place:found])
         place = found + len(content)
+    between.append(str(said)[place:])
+    for number, message in enumerate(messages, 1):
+        content = message["content"].strip()
+        if message["role"] != "assistant" and len(content) >= TELLING and any(content in part for part in between):
+            raise InputError(
+                f"{where}: the learned tokens hold message {number}, {content!r:.80}, which the {message['role']} "
+                "said; the chat template's generation marks are wrong. Try show=3"
+            )

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from decode.house.errors import ConfigError, InputError
+from decode.house.progress import get_logger
 from distill.chat import encode_chat
 from distill.corpora import Corpus, Document, Split
 from distill.corpora.base import in_groups
@@ -20,6 +21,8 @@ from distill.stores import Head
 from distill.tokenizer import encode_texts, start_ids
 
 DOCUMENTS_AT_ONCE = 64
+
+log = get_logger("distill")
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,13 @@ def record_sequences(folder: RecordFolder, split: str, max_length: int, store: s
         raise InputError(
             f"{folder.path} holds no record of the {split} split; write some with `python -m distill` "
             f"prompts.{'validation_count' if split == 'validation' else 'count'}=..."
+        )
+    cut = int((folder.lengths[indices] > max_length).sum())
+    if cut:
+        log.info(
+            "%d of %d %s records of %s have more than %d tokens; what lies behind those is not learned, so use a "
+            "longer sequence_length",
+            *(cut, len(indices), split, folder.path, max_length),
         )
     return RecordSequences(folder, indices, max_length, store or names[0])
 

@@ -82,6 +82,12 @@ def test_a_template_that_cannot_be_used_is_refused_by_name(template: str | None,
         encode_chat(tokenizer_with(template), MESSAGES, where="example 7")
 
 
+def test_generation_marks_around_what_others_said_are_found_by_decoding() -> None:
+    wide = "{% generation %}{% for m in messages %}{{ m.role }}: {{ m.content }}<eos>{% endfor %}{% endgeneration %}"
+    with pytest.raises(InputError, match="hold message 1, 'Be brief.', which the system said"):
+        encode_chat(tokenizer_with(wide), MESSAGES)
+
+
 def test_generation_marks_in_the_wrong_place_are_found_by_decoding() -> None:
     wrong = "{% for m in messages %}{% generation %}{{ m.role }}{% endgeneration %}: {{ m.content }}<eos>{% endfor %}"
     with pytest.raises(InputError, match="lacks the assistant's message 3"):

@@ -11,6 +11,7 @@ from decode.house.errors import ConfigError, InputError
 from decode.house.run_folder import read_json, write_json
 from decode.models import describe_model
 from distill.records import RecordFolder
+from distill.sequences import record_sequences
 from distill.stage import run
 from tests.distill.runs import shard_files, tiny_config
 from tests.tiny import save_tiny_target, tiny_tokenizer
@@ -128,3 +129,12 @@ def test_a_resumed_run_of_another_configuration_is_refused(folder: Path) -> None
     (folder / "records" / "manifest.json").unlink()
     with pytest.raises(ConfigError, match="seed: 0 there, 5 now"):
         run(tiny_config(folder, resume="auto", seed=5))
+
+
+def test_records_that_are_cut_are_counted(finished: Path, caplog: pytest.LogCaptureFixture) -> None:
+    records = RecordFolder.open(finished / "records")
+    with caplog.at_level("INFO"):
+        assert len(record_sequences(records, "train", 14)) == 10
+        assert not caplog.records
+        assert max(record_sequences(records, "train", 8).lengths) == 8
+    assert "10 of 10 train records" in caplog.text
