@@ -77,6 +77,8 @@ class OurArm:
     def run(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], max_new_tokens: int, seed: int) -> Sample:
         """One call of decode.generate; times and arrivals are its own."""
         ids, mask = left_padded(prompts, 0, self.model.device)
+        if ids.is_cuda:
+            torch.cuda.reset_peak_memory_stats(ids.device)  # else the peak would be that of the arms before
         began = time.perf_counter()
         out = generate(
             self.model,

@@ -149,6 +149,16 @@ class EvalConfig:
             f"temperatures={self.temperatures} repeats one; each has its own row",
         )
         require(
+            self.decode.verifier != "greedy" or not any(self.temperatures),
+            f"decode.verifier=greedy compares argmaxes, and temperatures={self.temperatures} samples; "
+            "set temperatures=[0], or leave the verifier, which is greedy at temperature 0 anyway",
+        )
+        require(
+            self.decode.temperature in (1.0, *self.temperatures),
+            f"decode.temperature={self.decode.temperature} would not be used: the rows are those of "
+            f"temperatures={self.temperatures}; set temperatures=[{self.decode.temperature}]",
+        )
+        require(
             self.lossless.prompts >= self.timing.prompts,
             f"lossless.prompts={self.lossless.prompts} is below timing.prompts={self.timing.prompts}; "
             "the timed prompts are among those checked, so raise it",

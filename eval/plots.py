@@ -102,13 +102,14 @@ def acceptance_plot(results: dict[str, Any]) -> str:
 def draft_length_plot(results: dict[str, Any]) -> str:
     """Measured speedup with its interval against k, and what the component times predict."""
     sweep = results["sweeps"]["num_draft_tokens"]
-    points = sweep["points"]
+    points = [point for point in sweep["points"] if point["speedup"] is not None]
     color = drafts_of(results)[sweep["draft"]]
 
     def paint(axes: Sequence[Axes]) -> None:
         k, measured = [p["num_draft_tokens"] for p in points], [p["speedup"] for p in points]
-        low = [p["speedup"] - p["speedup_ci95"][0] for p in points]
-        high = [p["speedup_ci95"][1] - p["speedup"] for p in points]
+        ends = [p["speedup_ci95"] or [p["speedup"]] * 2 for p in points]
+        low = [value - end[0] for value, end in zip(measured, ends, strict=True)]
+        high = [end[1] - value for value, end in zip(measured, ends, strict=True)]
         axes[0].errorbar(k, measured, [low, high], fmt="o-", color=color, capsize=3, label="measured, 95% interval")
         axes[0].plot(
             k, [p["predicted_speedup"] for p in points], "--", color=GREY, label="predicted from component times"

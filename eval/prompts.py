@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decode.house.errors import ConfigError, InputError
+from distill.chat import encode_prompt
+from distill.tokenizer import start_ids
 from eval.config import EvalConfig, PromptsConfig
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def read_questions(path: str | Path) -> list[Question]:
         raise InputError(f"prompts.file={path} does not exist; name a JSONL file with {_LAYOUT}")
     questions = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines would cut at U+2028 in a text
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text ({error}); the file must hold {_LAYOUT}") from error
     for number, line in enumerate(lines, start=1):
@@ -188,16 +190,15 @@ def _ask(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Prompt:
     turn, *later = prompt.later
     history = (*prompt.history, {"role": "user", "content": turn})
     number = sum(message["role"] == "user" for message in history)
-    name = prompt.id if number == 1 else f"{prompt.id.rsplit('#', 1)[0]}#{number}"
-    return Prompt(name, prompt.category, tuple(_encode(history, tokenizer)), history, tuple(later))
+    first = prompt.id if number <= 2 else prompt.id.rsplit("#", 1)[0]
+    name = first if number == 1 else f"{first}#{number}"
+    return Prompt(name, prompt.category, tuple(_encode(history, tokenizer, name)), history, tuple(later))
 
 
-def _encode(history: Sequence[dict[str, str]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def _encode(history: Sequence[dict[str, str]], tokenizer: PreTrainedTokenizerBase, name: str) -> list[int]:
     if tokenizer.chat_template is None:
         return list(tokenizer("\n".join(message["content"] for message in history))["input_ids"])
-    text = tokenizer.apply_chat_template(list(history), tokenize=False, add_generation_prompt=True)
-    assert isinstance(text, str)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return encode_prompt(tokenizer, history, f"prompt {name!r}")
 
 
 def _from_held_out(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSets:
@@ -241,6 +242,8 @@ def _prompts_of(
     ids = tokenizer(document.text, add_special_tokens=False, verbose=False)["input_ids"]
     starts = list(range(0, len(ids) - cfg.tokens + 1, cfg.tokens))
     rng.shuffle(starts)
+    begin = start_ids(tokenizer)  # as records begin
     return [
-        Prompt(f"{document.id}@{start}", document.category, tuple(ids[start : start + cfg.tokens])) for start in starts
+        Prompt(f"{document.id}@{start}", document.category, (*begin, *ids[start : start + cfg.tokens]))
+        for start in starts
     ]

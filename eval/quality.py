@@ -43,18 +43,14 @@ def with_answers(
     cfg: EvalConfig, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
 ) -> list[Prompt]:
     """The prompts and, for conversations, their later turns, each after the answers that the target gave before it."""
-    turns, every = list(prompts), {prompt.id: [prompt] for prompt in prompts}
-    while turns := [prompt for prompt in turns if prompt.later]:
+    conversations = [[prompt] for prompt in prompts]
+    while waiting := [turns for turns in conversations if turns[-1].later]:
         answer = _alone(cfg, target, cfg.temperatures[0], "answers between turns")
-        texts = answer(jobs_for(turns, cfg.decode.max_new_tokens))
-        follow = [
-            next_turn(turn, str(tokenizer.decode(list(text.new), skip_special_tokens=True)), tokenizer)
-            for turn, text in zip(turns, texts, strict=True)
-        ]
-        for prompt in follow:
-            every[prompt.id.rsplit("#", 1)[0]].append(prompt)
-        turns = follow
-    return [prompt for conversation in every.values() for prompt in conversation]
+        texts = answer(jobs_for([turns[-1] for turns in waiting], cfg.decode.max_new_tokens))
+        for turns, text in zip(waiting, texts, strict=True):
+            said = str(tokenizer.decode(list(text.new), skip_special_tokens=True))
+            turns.append(next_turn(turns[-1], said, tokenizer))
+    return [prompt for turns in conversations for prompt in turns]
 
 
 def _alone(cfg: EvalConfig, target: PreTrainedModel, temperature: float, label: str) -> Generate:

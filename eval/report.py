@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from decode.house.run_folder import environment
+from decode.house.environment import environment, git_state
 from decode.models import ModelDescription
 from eval.config import EvalConfig
 from eval.peers import NAME
@@ -36,7 +36,8 @@ DEFINITIONS = {
     "and transformers generate on its dynamic cache.",
     "speedup": "Seconds per token of the baseline over ours, paired by prompt; the median over prompts.",
     "whole_call_speedup": "The same for whole calls, reading the prompt included.",
-    "ci95": "Percentile bootstrap over prompts, 10,000 resamples; everything measured on one prompt stays together.",
+    "ci95": "Percentile bootstrap over prompts, 10,000 resamples; everything measured on one prompt stays together. "
+    "None for a single prompt.",
     "component_times": "Medians of bare forwards timed alone on the decoder's cache at the run's mean context, in "
     "pieces between the rounds of the timed run.",
     "predicted_speedup": "tau x t_target(1) / (k x t_draft + t_target(k + 1)), from the component times.",
@@ -53,7 +54,8 @@ DEFINITIONS = {
     "near-tie.",
     "repeated_4gram_share": "Share of 4-token runs in the output that occurred earlier in the same output. A model "
     "that repeats itself is easy to draft for, so a high share flatters every speed figure of that row.",
-    "peak_memory_bytes": "Peak of the CUDA allocator, or of the whole process on a CPU.",
+    "peak_memory_bytes": "Peak of the CUDA allocator in the row's calls; on a CPU that of the whole process "
+    "until then, other arms and the check of losslessness included.",
     "peer": "transformers assisted generation with the same target and draft, constant schedule. Its setting was "
     "chosen on separate prompts, then timed in the same interleaved run. ratio_ours_over_peer pairs by prompt like "
     "speedup.",
@@ -79,7 +81,13 @@ def make_results(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "suite": cfg.suite,
-        "environment": {**environment(), "command": command(), "seed": cfg.seed, "report_seconds": measured.seconds},
+        "environment": {
+            **environment(),
+            "git": git_state(),
+            "command": command(),
+            "seed": cfg.seed,
+            "report_seconds": measured.seconds,
+        },
         "target": _target(measured.target, measured.dtype),
         "drafts": dict(cfg.drafts),
         "prompts": _prompts(cfg, measured),
@@ -170,7 +178,6 @@ def _peers(cfg: EvalConfig, measured: Measured) -> list[dict[str, Any]]:
         }
         groups = range(len(timed.samples[NAME]))
         ratio = speed_ratio(timed.samples, arm_name(first, cfg.decode.num_draft_tokens), NAME, groups, cfg.seed)
-        assert ratio is not None
         peers.append(
             {
                 **common,
@@ -178,8 +185,8 @@ def _peers(cfg: EvalConfig, measured: Measured) -> list[dict[str, Any]]:
                 "setting": timed.setting.as_dict(),
                 "prompts": "reported",
                 "tokens_per_s": tokens_per_s(timed.samples[NAME], groups),
-                "ratio_ours_over_peer": ratio.value,
-                "ratio_ci95": list(ratio.ci95),
+                "ratio_ours_over_peer": None if ratio is None else ratio.value,
+                "ratio_ci95": None if ratio is None else ratio.interval,
             }
         )
         for setting, seconds in timed.screened.items():

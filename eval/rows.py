@@ -113,7 +113,7 @@ def _alpha(quality: Quality, scope: Scope, seed: int) -> dict[str, Any]:
     if not len(sums):
         return {"alpha": None, "alpha_ci95": None, "alpha_tokens": 0}
     estimate = bootstrap(sums, ratio_of_sums, seed)
-    return {"alpha": estimate.value, "alpha_ci95": list(estimate.ci95), "alpha_tokens": int(sums[:, 1].sum())}
+    return {"alpha": estimate.value, "alpha_ci95": estimate.interval, "alpha_tokens": int(sums[:, 1].sum())}
 
 
 def _acceptance(samples: Sequence[Sequence[Sample]], k: int, seed: int) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _acceptance(samples: Sequence[Sequence[Sample]], k: int, seed: int) -> dict[
     by_position = acceptance_by_position([one for group in rounds for one in group], k)
     return {
         "tau": estimate.value,
-        "tau_ci95": list(estimate.ci95),
+        "tau_ci95": estimate.interval,
         "acceptance_by_position": [finite(value) for value in by_position],
     }
 
@@ -153,7 +153,7 @@ def _speed(
 def _estimate(name: str, estimate: Estimate | None) -> dict[str, Any]:
     if estimate is None:
         return {name: None, f"{name}_ci95": None}
-    return {name: estimate.value, f"{name}_ci95": list(estimate.ci95)}
+    return {name: estimate.value, f"{name}_ci95": estimate.interval}
 
 
 def _tau(samples: Sequence[Sequence[Sample]]) -> float:

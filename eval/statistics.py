@@ -18,7 +18,13 @@ class Estimate:
     """A value over prompts and its 95% interval."""
 
     value: float
-    ci95: tuple[float, float]
+    ci95: tuple[float, float] | None
+    """None where there is one prompt only, which says nothing of others."""
+
+    @property
+    def interval(self) -> list[float] | None:
+        """`ci95` as JSON has it."""
+        return None if self.ci95 is None else list(self.ci95)
 
 
 def ratio_of_sums(columns: np.ndarray) -> np.ndarray:  # (R, n, 2) -> (R,)
@@ -41,6 +47,8 @@ def bootstrap(columns: np.ndarray, statistic: Statistic, seed: int, resamples: i
     assert columns.ndim == 2, "one row per prompt, one column per quantity"
     if not len(columns):
         raise ValueError("no prompts to resample")
+    if len(columns) == 1:
+        return Estimate(float(statistic(columns[None])[0]), None)
     rng = np.random.default_rng(seed)
     step = max(1, _CHUNK_ELEMENTS // columns.size)
     parts = []

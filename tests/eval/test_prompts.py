@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from decode.house.errors import ConfigError, InputError
 from distill.corpora import Document
@@ -75,6 +76,11 @@ def test_a_malformed_line_is_named(tmp_path, line, message):
     assert "q.jsonl:2" in str(error.value)
 
 
+def test_a_line_separator_within_a_text_does_not_end_the_line(tmp_path):
+    path = write(tmp_path / "q.jsonl", json.dumps({"turns": ["one\u2028two\x85"]}, ensure_ascii=False), MT_BENCH)
+    assert [q.turns[0] for q in read_questions(path)] == ["one\u2028two\x85", "Who is first?"]
+
+
 def test_missing_and_empty_files_are_refused(tmp_path):
     with pytest.raises(InputError, match="does not exist"):
         read_questions(tmp_path / "none.jsonl")
@@ -116,6 +122,23 @@ def test_held_out_windows_do_not_overlap_and_spread_over_documents():
     assert all(int(prompt.id.split("@")[1]) % 16 == 0 for prompt in prompts)
     assert prompts == held_out_prompts(documents, tokenizer, PromptsConfig(tokens=16), 9, seed=0)
     assert prompts != held_out_prompts(documents, tokenizer, PromptsConfig(tokens=16), 9, seed=1)
+
+
+def test_held_out_windows_begin_as_records_do():
+    tokenizer = tiny_tokenizer()
+    tokenizer.bos_token = "<pad>"
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing("<pad> $A", special_tokens=[("<pad>", 1)])
+    (prompt,) = held_out_prompts([Document("d", text="def f(x)")], tokenizer, PromptsConfig(tokens=2), 1, seed=0)
+    assert prompt.ids[0] == tokenizer.bos_token_id == 1
+    assert len(prompt.ids) == 3
+
+
+def test_a_template_that_refuses_a_prompt_is_named(tmp_path):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('no such role') }}"
+    (question,) = read_questions(write(tmp_path / "q.jsonl", MT_BENCH))
+    with pytest.raises(InputError, match="prompt '101': .*no such role"):
+        first_turn(question, tokenizer, max_turns=1)
 
 
 def test_a_chat_document_gives_its_opening_question():

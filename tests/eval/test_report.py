@@ -10,13 +10,15 @@ import pytest
 
 from decode.house.config import build
 from decode.house.errors import ConfigError, InputError
-from eval import stage
+from eval import quality, stage
 from eval.config import EvalConfig
 from eval.formatting import headline_row
 from eval.page import render_page
+from eval.prompts import Question, first_turn
 from eval.publish import END, START, publish
 from eval.summary import render_summary
-from tests.tiny import save_tiny_target
+from eval.texts import Text
+from tests.tiny import save_tiny_target, tiny_tokenizer
 
 ROW_KEYS = {
     *("drafter", "draft", "verifier", "tree", "dtype", "text", "temperature", "batch_size", "num_draft_tokens", "seed"),
@@ -25,6 +27,7 @@ ROW_KEYS = {
     *("mismatches", "near_ties", "tokens_checked", "repeated_4gram_share", "energy_j_per_token", "energy_reason"),
     "peak_memory_bytes",
 }
+GOOD = {"output_dir": "x", "target": {"path": "t"}, "drafts": {"d": "d"}}
 PEER_KEYS = {
     *("name", "best", "setting", "temperature", "batch_size", "tokens_per_s", "ratio_ours_over_peer", "ratio_ci95"),
 }
@@ -85,6 +88,7 @@ def results(folder) -> dict:
 
 def test_schema(results):
     assert results["schema"] == 1
+    assert set(results["environment"]["git"]) == {"revision", "dirty"}
     assert {"environment", "target", "definitions", "rows", "peers"} <= set(results)
     assert all(set(row) >= ROW_KEYS for row in results["rows"])
     assert all(set(peer) >= PEER_KEYS for peer in results["peers"])
@@ -182,6 +186,23 @@ def test_each_plot_is_well_formed(results):
     assert len(plots) == 3  # without metrics there are no training curves
     for plot in plots:
         ElementTree.fromstring(plot.replace("<svg", '<svg xmlns:xlink="x"', 1))
+
+
+def test_a_run_too_short_to_time_reports_no_speed_instead_of_failing(folder, tmp_path):
+    short = {"decode": {"max_new_tokens": 2, "num_draft_tokens": 2}, "curve_temperatures": []}
+    stage.run(build(EvalConfig, {**values(folder), **short, "output_dir": str(tmp_path / "report")}))
+    found = json.loads((tmp_path / "report/results.json").read_text())
+    assert found["rows"][0]["speedup"] is None  # the draft is the target: all came with the first arrival
+    assert found["peers"][0]["ratio_ours_over_peer"] is None
+
+
+def test_conversations_keep_every_turn_whatever_their_ids(monkeypatch):
+    tokenizer = tiny_tokenizer()
+    prompts = [first_turn(Question("a#b#c", None, ("x", "y", "z")), tokenizer, max_turns=3) for _ in range(2)]
+    answer = Text(0, (), tuple(tokenizer("yes")["input_ids"]))
+    monkeypatch.setattr(quality, "_alone", lambda *_: lambda jobs: [answer] * len(jobs))
+    found = quality.with_answers(build(EvalConfig, GOOD), None, tokenizer, prompts)  # type: ignore[arg-type]
+    assert [prompt.id for prompt in found] == ["a#b#c", "a#b#c#2", "a#b#c#3"] * 2
 
 
 def test_headline_is_never_greedy(results):
@@ -283,12 +304,13 @@ def test_another_vocabulary_is_refused_before_weights_are_loaded(folder, tmp_pat
         ({"lossless": {"prompts": 8, "other_prompts": 4}}, "lossless.prompts"),
         ({"lossless": {"prompts": 16}}, "lossless.other_prompts"),
         ({"curve_temperatures": [-1]}, "curve_temperatures"),
+        ({"decode": {"verifier": "greedy", "temperature": 0}}, "compares argmaxes"),
+        ({"decode": {"temperature": 0.7}}, r"set temperatures=\[0.7\]"),
         ({"peers": {"confidence_threshold": [2.0]}}, "confidence_threshold"),
         ({"prompts": {"tokens": 0}}, "prompts.tokens"),
         ({"unknown": 1}, "unknown key"),
     ],
 )
 def test_bad_values_are_refused(changes, message):
-    good = {"output_dir": "x", "target": {"path": "t"}, "drafts": {"d": "d"}}
     with pytest.raises(ConfigError, match=message):
-        build(EvalConfig, {**good, **changes})
+        build(EvalConfig, {**GOOD, **changes})

@@ -56,7 +56,13 @@ def test_bootstrap_depends_on_the_seed_alone():
 def test_bootstrap_in_chunks_covers_all_resamples():
     columns = np.random.default_rng(3).uniform(1, 2, size=(2000, 2))
     estimate = bootstrap(columns, ratio_of_sums, seed=0, resamples=3000)
+    assert estimate.ci95 is not None
     assert estimate.ci95[0] < estimate.value < estimate.ci95[1]
+
+
+def test_a_single_prompt_has_no_interval():
+    estimate = bootstrap(np.array([[3.0, 2.0]]), ratio_of_sums, seed=0)
+    assert (estimate.value, estimate.ci95, estimate.interval) == (1.5, None, None)
 
 
 def test_bootstrap_of_nothing_is_an_error():
