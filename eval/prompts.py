@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from decode.house.errors import ConfigError, InputError
 from distill.chat import encode_prompt
+from distill.corpora.rows import checked_text
 from distill.tokenizer import start_ids
 from eval.config import EvalConfig, PromptsConfig
 
@@ -110,7 +111,7 @@ def _turns(entry: dict[str, Any], where: str) -> list[str]:
         raise InputError(
             f"{where}: the text was withheld for its licence; prepare the data set with its own script first"
         )
-    return turns
+    return [checked_text(turn, where) for turn in turns]
 
 
 def _short(value: object) -> str:

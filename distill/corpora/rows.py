@@ -34,9 +34,13 @@ def parquet_rows(path: Path, config: DataConfig) -> Iterator[Document]:
             table = pyarrow.parquet.ParquetFile(file)
         except pyarrow.ArrowInvalid as error:
             raise InputError(f"{file}: no parquet file ({error})") from error
-        rows = (row for batch in table.iter_batches(batch_size=256) for row in batch.to_pylist())
-        for number, row in enumerate(rows, 1):
-            yield from row_document(row, f"{file}, row {number}", f"{file.name}:{number}", config)
+        number = 0
+        try:
+            for row in (row for batch in table.iter_batches(batch_size=256) for row in batch.to_pylist()):
+                number += 1
+                yield from row_document(row, f"{file}, row {number}", f"{file.name}:{number}", config)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise InputError(f"{file}, after row {number}: damaged ({error}). Write or copy it again") from error
 
 
 def row_document(row: Any, where: str, default_id: str, config: DataConfig) -> Iterator[Document]:
@@ -59,7 +63,7 @@ def row_document(row: Any, where: str, default_id: str, config: DataConfig) -> I
             f"data.text_field={config.text_field!r} can be read ({found}); its fields are {_names(row)}"
         )
     if text.strip():
-        yield Document(identity, text, category=category)
+        yield Document(identity, checked_text(text, where), category=category)
 
 
 def _messages(value: Any, where: str) -> list[Message]:
@@ -73,10 +77,20 @@ def _message(item: Any, where: str) -> Message:
         raise InputError(f"{where}: a message is an object with role and content, and this is {item!r:.80}")
     role, content = item.get("role"), item.get("content")
     if "from" in item:  # the ShareGPT layout
-        role, content = SHAREGPT_ROLES.get(item["from"]), item.get("value")
+        role, content = SHAREGPT_ROLES.get(str(item["from"])), item.get("value")
     if not isinstance(role, str) or not isinstance(content, str):
         raise InputError(f"{where}: role and content must be text, and this is {dict(item)!r:.120}")
-    return {"role": role, "content": content}
+    return {"role": role, "content": checked_text(content, where)}
+
+
+def checked_text(text: str, where: str) -> str:
+    """`text`; raises InputError for half of a surrogate pair, which JSON can hold and no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start].encode("unicode_escape").decode()
+        raise InputError(f"{where}: character {error.start + 1} is {half}, half of a pair: no text. Mend it") from error
+    return text
 
 
 def _parse(line: bytes, where: str) -> Any:
@@ -84,7 +98,7 @@ def _parse(line: bytes, where: str) -> Any:
         return json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise InputError(f"{where}: not UTF-8 text ({error.reason}). Convert the file to UTF-8") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: no valid JSON ({error}); JSONL holds one whole object a line") from error
 
 

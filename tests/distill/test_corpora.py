@@ -116,12 +116,26 @@ def test_max_documents_stops_before_the_split(tmp_path: Path) -> None:
         (b'{"messages": []}\n', "line 1: messages must be a list"),
         (b'{"messages": [{"role": "user"}]}\n', "line 1, message 1: role and content must be text"),
         (b'{"messages": ["hi"]}\n', "line 1, message 1: a message is an object"),
+        (b'{"messages": [{"from": ["x"], "value": "y"}]}\n', "line 1, message 1: role and content must be text"),
+        (b'{"text": "a"}\n{"text": "b \\ud83d"}\n', r"line 2: character 3 is \\ud83d, half of a pair"),
+        (b'{"messages": [{"role": "user", "content": "\\udc00"}]}\n', r"message 1: character 1 is \\udc00"),
+        (b'{"text": ' + b"[" * 100_000, "line 1: no valid JSON"),
     ],
 )
 def test_a_broken_jsonl_names_file_and_line(tmp_path: Path, content: bytes, told: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
     with pytest.raises(InputError, match=told):
         everything(wide(name="jsonl", path=str(tmp_path / "a.jsonl")))
+
+
+def test_a_parquet_file_that_is_damaged_inside_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": [f"abc {n} " * 50 for n in range(2000)]}), path)
+    content = bytearray(path.read_bytes())
+    content[200:4000] = bytes(3800)
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"a\.parquet, after row 0: damaged"):
+        everything(wide(name="parquet", path=str(path)))
 
 
 def test_other_broken_sources_are_named(tmp_path: Path) -> None:

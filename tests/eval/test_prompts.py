@@ -67,6 +67,7 @@ def test_the_three_layouts_and_chat_messages_are_read(tmp_path):
         ({"turns": ["a"], "category": 3}, "category 3"),
         ({"turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"]}, "withheld"),
         ({"messages": ["x"]}, "role and content"),
+        ({"turns": ["x \ud83d"]}, r"character 3 is \\ud83d"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path, line, message):
