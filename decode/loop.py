@@ -16,6 +16,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 
 from decode.drafters.base import Context, Drafter
 from decode.house.errors import InputError
+from decode.models import longest_context
 from decode.noise import Noise
 from decode.processors import process_nodes
 from decode.sampling import Sampling, warp
@@ -205,7 +206,7 @@ def _left_aligned(rows: list[list[int]], width: int, device: torch.device) -> Te
 def _check_context(model: PreTrainedModel, lengths: list[int], max_new_tokens: int) -> None:
     if min(lengths) < 1:
         raise InputError("a prompt is empty; decoding starts from at least one token (a BOS or newline token, say)")
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    limit = longest_context(model.config)
     if limit is not None and max(lengths) + max_new_tokens > limit:
         raise InputError(
             f"the longest prompt has {max(lengths)} tokens and max_new_tokens={max_new_tokens}, together "

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -26,6 +27,7 @@ from decode.house.errors import InputError
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+OWN_MASKS = ("bloom", "gpt_neo")  # attention that counts columns of the cache, not positions
 QUICKLY_READ = 1 << 30  # bytes: weights that are there before a progress bar is of use
 EDGE_BYTES = (
     1 << 20
@@ -63,8 +65,7 @@ class ModelDescription:
     @property
     def max_positions(self) -> int:
         """Longest context in tokens."""
-        text = self.config.get_text_config()
-        return getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", 1 << 30)
+        return longest_context(self.config) or 1 << 30
 
     @cached_property
     def num_parameters(self) -> int:
@@ -121,12 +122,12 @@ def describe_model(source: ModelConfig, role: str = "target") -> ModelDescriptio
         config = AutoConfig.from_pretrained(
             source.path, revision=source.revision, trust_remote_code=source.trust_remote_code
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise InputError(
             f"{role}.path={source.path} is neither a model folder here nor a hub repository that can be reached: "
             f"{error}"
         ) from error
-    _refuse_unsupported(config, source.path, role)
+    refuse_unsupported(config, source.path, role)
     return ModelDescription(source, config)
 
 
@@ -149,13 +150,26 @@ def load_model(source: ModelConfig, role: str = "target") -> PreTrainedModel:
     return model.eval().requires_grad_(False)
 
 
+def longest_context(config: PretrainedConfig) -> int | None:
+    """Tokens up to which a token's position alone decides its rotation; longrope rotates all of a longer pass anew, so
+    that the law of a token would depend on how many others are read with it. None where nothing limits it."""
+    text = config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    rope = getattr(text, "rope_parameters", None) or {}
+    original = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+    return min(limit, original) if limit and original and rope.get("rope_type") in ("longrope", "dynamic") else limit
+
+
 def resolve_device(device: str) -> torch.device:
     """The device: "auto" is CUDA where there is one; raises InputError for a device that is not there."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"device={device}, but torch sees no CUDA device; use device=cpu or device=auto")
-    return torch.device(device)
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"device={device} is no torch device: {error}. Use device=cpu or device=auto") from error
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
@@ -221,14 +235,15 @@ def _check_folder(folder: Path, role: str) -> None:
         raise InputError(f"{role}.path={folder} holds a config.json but no weights ({', '.join(WEIGHT_FILES)})")
 
 
-def _refuse_unsupported(config: PretrainedConfig, path: str, role: str) -> None:
+def refuse_unsupported(config: PretrainedConfig, path: str, role: str = "target") -> None:
+    """Raise InputError for a model whose passes this decoder cannot make exactly."""
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise InputError(
             f"{role}.path={path} is a {config.model_type} model, which transformers does not load as a causal language "
             "model; speculative decoding needs one that predicts the next token"
         )
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if getattr(model_class, "_is_stateful", False):
+    if getattr(model_class, "_is_stateful", False) or config.model_type == "rwkv":
         raise InputError(
             f"{role}.path={path} is a {config.model_type} model with recurrent state, which cannot be rolled back "
             "after a "
@@ -238,6 +253,13 @@ def _refuse_unsupported(config: PretrainedConfig, path: str, role: str) -> None:
     if "mrope_section" in rope:
         raise InputError(
             f"{role}.path={path} uses multimodal rotary positions (mrope), which this decoder does not handle"
+        )
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds or config.model_type in OWN_MASKS or getattr(config, "alibi", False):
+        raise InputError(
+            f"{role}.path={path} is a {config.model_type} model{f' with layers of kind {sorted(kinds)}' if kinds else ''}, "
+            "which makes its own masks or position biases: rejected tokens and other rows would be seen. Use a model "
+            "with full or sliding-window attention"
         )
 
 

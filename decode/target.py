@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from decode.cache import SlotCache
 from decode.house.errors import InputError
 from decode.masks import layer_masks
-from decode.models import device_of
+from decode.models import device_of, longest_context, refuse_unsupported
 from decode.tree import ancestors, chain_parents, tree_depths
 
 PREFILL_CHUNK = 512  # tokens a pass: bounds the (T, S) mask and the activations of a long prompt
@@ -24,6 +24,7 @@ class CachedModel:
 
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
         self.model = model
+        refuse_unsupported(model.config, model.config.name_or_path)
         self.config = model.config.get_text_config()
         if self.config._attn_implementation not in ("sdpa", "eager"):
             raise InputError(
@@ -34,8 +35,7 @@ class CachedModel:
         self.device = device_of(model)
         self.cache = SlotCache(self.config.num_hidden_layers, capacity)
         self._slots = torch.arange(capacity, device=self.device)
-        limit = getattr(self.config, "max_position_embeddings", None) or capacity
-        self._last_position = limit - 1
+        self._last_position = (longest_context(model.config) or capacity) - 1
 
     def prefill(self, ids: Tensor, lengths: list[int]) -> None:
         """Read ids[b, :lengths[b]] (B, T), left-aligned; what lies behind a shorter row's end is written and never

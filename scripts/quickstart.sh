@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The whole pipeline on a bare machine: a target, its records, two drafts, one completion, one report.
-# About 15 minutes on 2 quiet cores, install included; needs Python 3.11+ and git, no GPU, no model hub, no account.
+# About 20 minutes on 2 quiet cores, install included; needs Python 3.11+ and git, no GPU, no model hub, no account.
 # Every stage resumes: run it again after an interruption, and nothing that is finished is done twice.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
@@ -10,15 +10,15 @@ cores=$(nproc)
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores < 8 ? cores : 8))}
 
 step "install" 150 ensure_environment
-step "target" 420 python -m train experiment=quickstart_target resume=auto
-step "records" 90 python -m distill experiment=quickstart_records resume=auto
+step "target" 400 python -m train experiment=quickstart_target resume=auto
+step "records" 150 python -m distill experiment=quickstart_records resume=auto
 step "draft, distilled" 120 accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no \
     --dynamo_backend no -m train experiment=quickstart_draft resume=auto
 step "draft, text alone" 120 accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no \
     --dynamo_backend no -m train experiment=quickstart_draft_text resume=auto
 step "one completion" 20 python -m decode target=quickstart draft.path=runs/quickstart/draft/model \
     prompt_file=scripts/quickstart_prompt.txt
-step "report" 180 python -m eval experiment=quickstart_report resume=auto
+step "report" 300 python -m eval experiment=quickstart_report resume=auto
 
 show_times
 printf '\nThe report: runs/quickstart/report/index.html (figures in results.json, a summary in summary.md)\n'
