@@ -25,6 +25,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from decode.drafters.base import Drafter
+from decode.house.config import require
 from decode.house.errors import ConfigError
 from decode.loop import Event, Loop, Observer, Request
 from decode.sampling import Sampling
@@ -78,6 +79,13 @@ def generate(
     """
     if verifier not in VERIFIERS:
         raise ConfigError(f"verifier={verifier!r} is not known; choose one of {', '.join(VERIFIERS)}")
+    require(max_new_tokens >= 1, f"max_new_tokens={max_new_tokens}; ask for at least 1 token")
+    require(num_draft_tokens >= 1, f"num_draft_tokens={num_draft_tokens}; draft at least 1 token, or use drafter=None")
+    require(temperature >= 0, f"temperature={temperature} is no number from 0; use 0 for greedy decoding")
+    require(top_k >= 0, f"top_k={top_k} is negative; use 0 to keep every token")
+    require(0 < top_p <= 1, f"top_p={top_p} is outside (0, 1]; use 1 to keep every token")
+    require(0 <= min_p <= 1, f"min_p={min_p} is outside [0, 1]; use 0 to keep every token")
+    require(rows is None or len(rows) == len(input_ids), f"rows={rows} must name each of {len(input_ids)} requests")
     request = Request(
         prompts=_unpadded(input_ids, attention_mask),
         max_new_tokens=max_new_tokens,
@@ -111,9 +119,11 @@ def speculative(
     """For `model.generate(ids, custom_generate=speculative, drafter=drafter)`: the settings come from `generate`'s own.
 
     The seed is drawn from torch's global generator, so torch.manual_seed makes it repeatable. Raises ConfigError for
-    what speculative decoding cannot honour: beams and criteria other than length and end tokens.
+    what speculative decoding cannot honour: beams, criteria other than length and end tokens, processors that follow
+    the filters. transformers hands no streamer on to a custom method: use `decode.generate(..., streamer=...)`.
     """
     _refuse_foreign(generation_config, stopping_criteria)
+    _refuse_late_processors(logits_processor)
     config = generation_config
     samples = bool(config.do_sample)
     history = [one for one in logits_processor if not isinstance(one, WARPERS)]
@@ -147,6 +157,19 @@ def _refuse_foreign(config: GenerationConfig, criteria: StoppingCriteriaList) ->
         raise ConfigError(
             f"stopping criteria {foreign} are not applied inside a round of several tokens; use max_new_tokens and "
             "eos_token_id here, or decode.generate(..., stop_strings=..., tokenizer=...)"
+        )
+
+
+def _refuse_late_processors(processors: LogitsProcessorList) -> None:
+    """Temperature and filters come last here, so what transformers would apply after them has no place."""
+    filters = [at for at, one in enumerate(processors) if isinstance(one, WARPERS)]
+    late = [type(one).__name__ for one in processors[filters[0] :] if not isinstance(one, WARPERS)] if filters else []
+    kinds = [type(processors[at]) for at in filters]
+    if late or len(set(kinds)) < len(kinds):
+        names = late or [kind.__name__ for kind in kinds]
+        raise ConfigError(
+            f"logits processors {names} would act after, or twice beside, temperature, top_k, top_p and min_p, which "
+            "are applied once and last here; drop typical_p and its like, and set filters as arguments of generate"
         )
 
 

@@ -243,7 +243,7 @@ def refuse_unsupported(config: PretrainedConfig, path: str, role: str = "target"
             "model; speculative decoding needs one that predicts the next token"
         )
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if getattr(model_class, "_is_stateful", False) or config.model_type == "rwkv":
+    if getattr(model_class, "_is_stateful", False):
         raise InputError(
             f"{role}.path={path} is a {config.model_type} model with recurrent state, which cannot be rolled back "
             "after a "
@@ -257,9 +257,9 @@ def refuse_unsupported(config: PretrainedConfig, path: str, role: str = "target"
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds or config.model_type in OWN_MASKS or getattr(config, "alibi", False):
         raise InputError(
-            f"{role}.path={path} is a {config.model_type} model{f' with layers of kind {sorted(kinds)}' if kinds else ''}, "
-            "which makes its own masks or position biases: rejected tokens and other rows would be seen. Use a model "
-            "with full or sliding-window attention"
+            f"{role}.path={path} is a {config.model_type} model (unusual layers: {sorted(kinds) or 'none'}), which "
+            "makes its own masks or position biases: rejected tokens and other rows would be seen. Use a model with "
+            "full or sliding-window attention"
         )
 
 

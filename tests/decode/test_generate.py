@@ -221,3 +221,32 @@ def test_acceptance_formulas_against_hand_computed_values() -> None:
     assert runs.tolist() == [[0.5, 0.5], [0.5, 1.0]]
     assert expected_tau(runs) == pytest.approx(1 + (0.75 + 1.0) / 2)
     assert predicted_speedup(3.0, 4, 10.0, 1.0, 11.0) == 2.0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_new_tokens": 0},
+        {"num_draft_tokens": 0},
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"min_p": 2.0},
+        {"rows": [0, 1]},
+    ],
+)
+def test_values_out_of_range_are_refused(pair, settings: dict) -> None:
+    ids, _ = ragged_prompts(1)
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        generate(pair[0], pair[1], ids, **settings)
+
+
+def test_custom_generate_refuses_processors_that_follow_the_filters(pair) -> None:
+    model, draft = pair
+    ids, _ = ragged_prompts(1)
+    call = {"do_sample": True, "max_new_tokens": 2, "pad_token_id": 0, "custom_generate": speculative, "drafter": draft}
+    with pytest.raises(ConfigError, match="TypicalLogitsWarper"):
+        model.generate(ids, temperature=3.0, typical_p=0.3, **call)
+    with pytest.raises(ConfigError, match="TopKLogitsWarper"):
+        model.generate(ids, top_k=9, logits_processor=[TopKLogitsWarper(2)], **call)
