@@ -20,7 +20,7 @@ from transformers.utils import logging as hf_logging
 from decode.cache import SlotCache
 from decode.house.progress import get_logger
 from decode.masks import layer_masks
-from decode.models import device_of
+from decode.models import device_of, longest_context
 
 log = get_logger("decode")
 
@@ -39,6 +39,7 @@ class ChainPass(nn.Module):
         self.cache = SlotCache(self.config.num_hidden_layers, capacity)
         device = device_of(model)
         self.slots = torch.arange(capacity, device=device)
+        self.last_position = (longest_context(model.config) or capacity) - 1
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:  # (B, T), (B, T) -> (B, T, V)
         """A slot is visible from its position on."""
@@ -48,7 +49,7 @@ class ChainPass(nn.Module):
         return self.model(
             input_ids=tokens,
             attention_mask=layer_masks(self.config, visible, positions, keys, self.model.dtype),
-            position_ids=positions,
+            position_ids=positions.clamp(max=self.last_position),  # a draft may know a shorter context than its target
             past_key_values=self.cache,
             use_cache=True,
         ).logits

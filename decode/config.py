@@ -110,3 +110,4 @@ class DecodeConfig:
             f"prompt_file={self.prompt_file!r}. "
             "Use prompt_file=- to read standard input",
         )
+        require("" not in self.stop_strings, f"stop_strings={self.stop_strings} holds an empty text, found everywhere")

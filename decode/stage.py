@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from decode.config import DecodeConfig, ModelConfig
-from decode.drafters.load import load_drafter
+from decode.drafters.load import load_drafter, model_folder
 from decode.hf import Output, generate
 from decode.house.errors import InputError
 from decode.house.progress import get_logger
@@ -24,7 +24,7 @@ def run(config: DecodeConfig) -> None:
     """Check, load, decode, print."""
     target = describe_model(config.target)
     if config.draft.path is not None:
-        check_same_tokens(target, describe_model(ModelConfig(path=config.draft.path), role="draft"))
+        check_same_tokens(target, describe_model(_draft_source(config), role="draft"))
     tokenizer = load_tokenizer(config.target)
     ids = encode_prompt(config, tokenizer)
     check_prompt(len(ids), config.decode.max_new_tokens, target.max_positions)
@@ -41,6 +41,10 @@ def run(config: DecodeConfig) -> None:
     output = _decode(config, tokenizer, ids)
     if folder is not None:
         _keep(folder, output, tokenizer, len(ids))
+
+
+def _draft_source(config: DecodeConfig) -> ModelConfig:
+    return ModelConfig(path=str(model_folder(config.draft.path or "")))
 
 
 def encode_prompt(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -75,11 +79,12 @@ def check_prompt(prompt_tokens: int, new_tokens: int, max_positions: int) -> Non
 
 
 def _read(name: str) -> str:
-    if name == "-":
-        return sys.stdin.read()
-    if not Path(name).is_file():
+    if name != "-" and not Path(name).is_file():
         raise InputError(f"prompt_file={name} does not exist; give a text file, or - for standard input")
-    return Path(name).read_text(encoding="utf-8")
+    try:
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"prompt_file={name} is no UTF-8 text: {error}. Convert it first") from error
 
 
 def _decode(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> Output:

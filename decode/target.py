@@ -24,7 +24,7 @@ class CachedModel:
 
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
         self.model = model
-        refuse_unsupported(model.config, model.config.name_or_path)
+        refuse_unsupported(model.config, model.config.name_or_path or "")
         self.config = model.config.get_text_config()
         if self.config._attn_implementation not in ("sdpa", "eager"):
             raise InputError(

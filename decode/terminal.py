@@ -23,6 +23,7 @@ class Painter:
         self.tokenizer, self.stream = tokenizer, stream
         self.paints = color == "always" or (color == "auto" and stream.isatty())
         self._waiting: list[int] = []
+        self._before: list[int] = []
 
     def prompt(self, ids: list[int]) -> None:
         """The legend, then the prompt, dimmed."""
@@ -30,6 +31,7 @@ class Painter:
             names = "  ".join(f"{paint}{name}{RESET}" for name, paint in LEGEND)
             self.stream.write(f"{DIM}prompt{RESET}  {names}\n\n")
         self._write(str(self.tokenizer.decode(ids)), DIM)
+        self._before = ids[-1:]
 
     def event(self, event: Event) -> None:
         """The tokens of one round: the accepted ones, then a correction, or a bonus where nothing was refused."""
@@ -39,7 +41,8 @@ class Painter:
         self.stream.flush()
 
     def end(self, stats: Stats) -> None:
-        """The figures of the run."""
+        """What still waits for the rest of a character, and the figures of the run."""
+        self._write(self._text(), "")
         self.stream.write(
             f"\n\n{stats.num_tokens} tokens in {stats.num_target_passes} target passes: "
             f"{stats.tau:.2f} tokens per pass, {stats.tokens_per_s:.0f} tokens/s\n"
@@ -48,10 +51,16 @@ class Painter:
 
     def _token(self, token: int, paint: str) -> None:
         self._waiting.append(token)
-        text = str(self.tokenizer.decode(self._waiting))
+        text = self._text()
         if not text.endswith("�"):
             self._write(text, paint)
-            self._waiting = []
+            self._before, self._waiting = [token], []
+
+    def _text(self) -> str:
+        """The waiting tokens as text, read after the one before them: some decoders drop the space that text begins
+        with."""
+        before = str(self.tokenizer.decode(self._before))
+        return str(self.tokenizer.decode(self._before + self._waiting))[len(before) :]
 
     def _write(self, text: str, paint: str) -> None:
         self.stream.write(f"{paint}{text}{RESET}" if self.paints else text)

@@ -224,6 +224,7 @@ class TrainConfig:
             require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be above 0")
         for name in ("warmup", "final_lr"):
             require(0 <= getattr(self, name) <= 1, f"{name}={getattr(self, name)} is a share and must be in [0, 1]")
+        require(0 <= self.seed < 1 << 32, f"seed={self.seed} is outside [0, 2**32), which random generators take")
         require(self.weight_decay >= 0, f"weight_decay={self.weight_decay} is negative; use 0 for none")
         require(all(0 <= beta < 1 for beta in self.betas), f"betas={self.betas} must be in [0, 1)")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def run(cfg: TrainConfig) -> None:
 def _train(cfg: TrainConfig, inputs: Inputs, folder: RunFolder, start_from: Path | None, rows_per_step: int) -> None:
     accelerator = build_accelerator(cfg)
     if accelerator.is_main_process and cfg.tokenizer.train_entries is not None:
-        inputs.tokenizer.save_pretrained(tokenizer_folder(cfg))
+        keep_tokenizer(inputs, tokenizer_folder(cfg))
     machine, head = build_machine(cfg, inputs, accelerator)
     split = (accelerator.process_index, accelerator.num_processes, cfg.gradient_accumulation, cfg.batch_size)
     reader = StepReader(inputs.train, Order(len(inputs.train.rows), rows_per_step, cfg.seed), split, head)
@@ -76,6 +77,16 @@ def _train(cfg: TrainConfig, inputs: Inputs, folder: RunFolder, start_from: Path
         keep_result(cfg, inputs, folder, state, book)
     accelerator.wait_for_everyone()
     accelerator.end_training()
+
+
+def keep_tokenizer(inputs: Inputs, folder: Path) -> None:
+    """Save a tokenizer that was trained here, once and whole: a resumed run reads the folder as soon as it is there."""
+    if folder.is_dir():
+        return
+    draft = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(draft, ignore_errors=True)
+    inputs.tokenizer.save_pretrained(draft)
+    draft.rename(folder)
 
 
 def build_machine(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator) -> tuple[Machine, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from transformers import TextStreamer, TopKLogitsWarper, TopPLogitsWarper
+from transformers import GPT2Config, GPT2LMHeadModel, TextStreamer, TopKLogitsWarper, TopPLogitsWarper
 from transformers.generation.logits_process import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
 
 from decode import generate, load_drafter, speculative
@@ -68,6 +70,12 @@ def test_a_stop_string_ends_the_row_with_the_token_that_completes_it() -> None:
         assert out.stats.finish_reasons == ["stop"]
     with pytest.raises(ConfigError, match="tokenizer"):
         generate(model, None, ids, stop_strings=[stop])
+
+
+def test_a_draft_may_know_a_shorter_context_than_its_target(pair) -> None:
+    sizes: dict[str, Any] = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 16}
+    draft = LMDraft(GPT2LMHeadModel(GPT2Config(**sizes)).double().eval())
+    check_pathwise_equality(pair[0], draft, 3, max_new_tokens=20)
 
 
 def test_one_token_prompts_and_one_new_token(pair) -> None:

@@ -53,7 +53,12 @@ def test_a_rotation_that_depends_on_the_pass_is_used_only_where_it_does_not() ->
     """Beyond its original context longrope rotates whole passes anew: text would depend on the draft and the batch."""
     factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 16}
     rope = {"rope_type": "longrope", "rope_theta": 10000.0} | factors
-    special: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "original_max_position_embeddings": 16}
+    special: dict[str, Any] = {
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "original_max_position_embeddings": 16,
+    }
     model = _random(Phi3Config(**SIZES, **special, rope_parameters=rope)).double()
     for kind in ("oracle", "tree"):
         check_pathwise_equality(model, kind, 3, max_new_tokens=7, num_draft_tokens=5)

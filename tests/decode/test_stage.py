@@ -6,6 +6,8 @@ import io
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
 from decode.house.errors import ConfigError, InputError
@@ -63,6 +65,28 @@ def test_a_character_split_over_tokens_is_written_once_whole() -> None:
     assert stream.getvalue() == "é"
 
 
+def test_words_stay_apart_where_the_decoder_drops_a_leading_space() -> None:
+    tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), ("▁the", -1.0), ("▁cat", -1.0), ("s", -2.0)], unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()  # type: ignore[assignment]
+    tokenizer.decoder = decoders.Metaspace()  # type: ignore[assignment]
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    ids = wrapped.encode("the cats the cat")
+    stream = io.StringIO()
+    painter = Painter(wrapped, stream, "never")
+    painter.prompt(ids[:1])
+    painter.event(Event(0, ids[1:], 1, 3))
+    assert stream.getvalue() == "the cats the cat"
+
+
+def test_half_a_character_at_the_end_is_shown() -> None:
+    tokenizer = tiny_tokenizer()
+    stream = io.StringIO()
+    painter = Painter(tokenizer, stream, "never")
+    painter.event(Event(0, tokenizer.encode("ab") + tokenizer.encode("é")[:1], 0, 0))
+    painter.end(Stats(2))
+    assert stream.getvalue().startswith("ab�\n")
+
+
 def test_the_closing_line_gives_tokens_per_pass() -> None:
     stream = io.StringIO()
     Painter(tiny_tokenizer(), stream, "never").end(Stats(2, rounds=[Round(0, 2, 2, 3), Round(0, 2, 0, 1)]))
@@ -80,8 +104,25 @@ def test_bad_input_is_refused_before_weights_are_loaded(config: DecodeConfig, mo
     config.prompt, config.prompt_file = None, "absent.txt"
     with pytest.raises(InputError, match="absent.txt does not exist"):
         run(config)
+    file = Path(config.target.path or "") / "latin.txt"
+    file.write_bytes(b"caf\xe9")
+    config.prompt_file = str(file)
+    with pytest.raises(InputError, match="no UTF-8"):
+        run(config)
     config.draft.path = "absent/draft"
     with pytest.raises(InputError, match="absent/draft"):
         run(config)
     with pytest.raises(ConfigError, match="exactly one"):
         DecodeConfig()
+    with pytest.raises(ConfigError, match="empty text"):
+        DecodeConfig(prompt="a", stop_strings=[""])
+
+
+def test_a_device_or_a_size_that_is_none_is_refused(config: DecodeConfig) -> None:
+    config.target.device = "foo"
+    with pytest.raises(InputError, match="device=foo"):
+        run(config)
+    file = Path(config.target.path or "") / "config.json"
+    file.write_text(file.read_text().replace('"hidden_size": 32', '"hidden_size": "abc"'))
+    with pytest.raises(InputError, match="hidden_size"):
+        run(config)

@@ -28,6 +28,8 @@ TARGET, TEXT = Path("some/target"), {"name": "python_stdlib"}
         (TARGET, {"records": "r", "draft": {"lora": {"rank": 4}}}, "would stay random"),
         (TARGET, {"records": "r", "draft": {"width": 18, "heads": 4}}, "does not divide"),
         (TARGET, {"records": "r", "steps": 0}, "at least 1"),
+        (TARGET, {"records": "r", "seed": -1}, "seed=-1"),
+        (TARGET, {"records": "r", "seed": 1 << 32}, "seed=4294967296"),
         (TARGET, {"records": "r", "warmup": 1.5}, "is a share"),
         (TARGET, {"records": "r", "engine": {"offload_optimizer": True}}, "DeepSpeed engine"),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from decode.house.errors import ConfigError, RunError
 from distill.objectives import OBJECTIVES
@@ -77,6 +77,25 @@ def test_a_target_is_trained_on_text_with_a_tokenizer_of_its_own(tmp_path: Path,
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
     assert model.config.vocab_size == len(tokenizer) == 300
     assert tokenizer.decode(tokenizer("def class return")["input_ids"]) == "def class return"
+
+
+def test_a_tokenizer_that_a_kill_cut_short_is_not_taken_for_a_whole_one(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text: dict[str, Any] = {"data": data_settings(corpus), "objective": {"name": "cross_entropy"}, "steps": 2}
+    cfg = tiny_config(tmp_path / "out", None, **text, tokenizer={"train_entries": 300}, resume="auto")
+
+    def killed(self: PreTrainedTokenizerFast, folder: Path) -> None:
+        Path(folder).mkdir()
+        (Path(folder) / "tokenizer_config.json").write_text("{")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PreTrainedTokenizerFast, "save_pretrained", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(cfg)
+    run(cfg)
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "out" / "model")) == 300
 
 
 def test_the_kept_weights_are_those_of_the_best_tau_not_of_the_lowest_loss(
