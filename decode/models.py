@@ -128,6 +128,7 @@ def describe_model(source: ModelConfig, role: str = "target") -> ModelDescriptio
             f"{error}"
         ) from error
     refuse_unsupported(config, source.path, role)
+    resolve_device(source.device)
     return ModelDescription(source, config)
 
 
@@ -169,7 +170,7 @@ def resolve_device(device: str) -> torch.device:
     try:
         return torch.device(device)
     except RuntimeError as error:
-        raise InputError(f"device={device} is no torch device: {error}. Use device=cpu or device=auto") from error
+        raise InputError(f"device={device} is no torch device; use auto, cpu, cuda or cuda:1, say") from error
 
 
 def device_of(model: PreTrainedModel) -> torch.device:

@@ -40,7 +40,7 @@ class TimingConfig:
     """Prompts timed; the intervals are over these."""
     rounds: int = 2
     """Times that every arm answers every prompt, in a new order each time."""
-    screening_prompts: int = 2
+    screening_prompts: int = 4
     """Further prompts on which the peer's best setting is chosen; never among those reported."""
     screening_tokens: int = 64
     """New tokens per prompt while choosing."""

@@ -6,6 +6,7 @@ import gc
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,10 +15,12 @@ from transformers.utils import logging as transformers_logging
 
 from decode import load_drafter
 from decode.config import ModelConfig
-from decode.drafters.load import family_of
+from decode.drafters.load import PROVENANCE, family_of, model_folder
+from decode.house.errors import InputError
 from decode.house.progress import get_logger
-from decode.house.run_folder import RunFolder, open_run, write_json
+from decode.house.run_folder import RunFolder, open_run, read_json, write_json
 from decode.models import ModelDescription, check_same_tokens, describe_model, load_model, load_tokenizer
+from distill.config import DataConfig
 from eval.config import EvalConfig
 from eval.curves import training_curves
 from eval.page import render_page
@@ -70,11 +73,28 @@ def check_models(cfg: EvalConfig) -> tuple[ModelDescription, dict[str, str]]:
         draft = describe_model(_draft(cfg, name), f"drafts.{name}")
         check_same_tokens(target, draft)
         families[name] = family_of(draft.path)
+        if cfg.prompts.file is None:
+            check_held_out(cfg.data, name, draft.path)
     return target, families
 
 
+def check_held_out(data: DataConfig, name: str, draft: str) -> None:
+    """Raise InputError where the draft was trained on the same corpus under other shares: held-out text would be
+    seen."""
+    file = Path(draft) / PROVENANCE
+    trained = (read_json(file).get("data") if file.is_file() else None) or {}
+    if any(trained.get(key) != getattr(data, key) for key in ("name", "path", "subset")):
+        return
+    for key in ("heldout_share", "validation_share"):
+        if trained[key] != getattr(data, key):
+            raise InputError(
+                f"drafts.{name}={draft} was trained with data.{key}={trained[key]}, and this report draws its prompts "
+                f"with data.{key}={getattr(data, key)}: part of them was trained on. Give data.{key}={trained[key]}"
+            )
+
+
 def _draft(cfg: EvalConfig, name: str) -> ModelConfig:
-    return ModelConfig(path=cfg.drafts[name])
+    return ModelConfig(path=str(model_folder(cfg.drafts[name])))
 
 
 def _quality(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -37,6 +38,8 @@ class Inputs:
     validation: PackedSource
     store: str | None
     """The store of the records that p is read from; None for text."""
+    data: dict[str, Any] | None
+    """The corpus and its shares (fields of DataConfig), from the records' manifest or the configuration."""
 
     @property
     def needs_target_weights(self) -> bool:
@@ -56,7 +59,8 @@ def open_inputs(cfg: TrainConfig) -> Inputs:
     shape = FAMILIES[cfg.draft.family].shape(cfg, target, tokenizer)
     sources = [_source(cfg, tokenizer, records, store, split) for split in ("train", "validation")]
     train, validation = (PackedSource.of(source, cfg.sequence_length, cfg.seed) for source in sources)
-    return Inputs(target, tokenizer, shape, train, validation, store)
+    data = records.manifest["config"]["data"] if records is not None else cfg.data and asdict(cfg.data)
+    return Inputs(target, tokenizer, shape, train, validation, store, data)
 
 
 def check_enough(cfg: TrainConfig, inputs: Inputs, world_size: int) -> int:

@@ -67,7 +67,7 @@ def facts(inputs: Inputs, state: TrainState) -> dict[str, Any]:
 
 
 def _export(cfg: TrainConfig, inputs: Inputs, measured: dict[str, Any]) -> Export:
-    provenance: dict[str, Any] = {"config": asdict(cfg), "measured": measured, "target": None}
+    provenance: dict[str, Any] = {"config": asdict(cfg), "data": inputs.data, "measured": measured, "target": None}
     source, revision = cfg.tokenizer.path or str(tokenizer_folder(cfg)), None
     if inputs.target is not None:
         source, revision = inputs.target.path, cfg.target.revision

@@ -24,16 +24,23 @@ FAMILIES = {"lm": LMDraft}
 def load_drafter(path: str | Path, target: PreTrainedModel, dtype: Precision = "auto") -> Drafter:
     """The drafter saved in `path`, on the target's device, in `dtype` ("auto": as `draft_dtype` says).
 
-    A plain transformers folder is an `lm` draft. Raises InputError where vocabularies or tokenizers differ; where a
-    folder holds no tokenizer files, only vocabulary sizes are compared.
+    `path` is a draft's folder or that of the run that trained it; a plain transformers folder is an `lm` draft.
+    Raises InputError where vocabularies or tokenizers differ; where a folder holds no tokenizer files, only
+    vocabulary sizes are compared.
     """
-    source = ModelConfig(path=str(path), device=str(target.device))
+    source = ModelConfig(path=str(model_folder(path)), device=str(target.device))
     draft = describe_model(source, role="draft")
     family = FAMILIES[family_of(draft.path)]
     check_same_tokens(describe_loaded(target), draft)
     if dtype == "auto":
         dtype = cast(Precision, str(draft_dtype(draft.num_parameters, target)).removeprefix("torch."))
     return cast(Drafter, family(load_model(replace(source, dtype=dtype), role="draft")).eval())
+
+
+def model_folder(path: str | Path) -> Path | str:
+    """The folder itself, or `model/` in it where it is the folder of a training run."""
+    inside = Path(path) / "model"
+    return inside if (inside / "config.json").is_file() and not (Path(path) / "config.json").is_file() else path
 
 
 def draft_dtype(num_parameters: int, target: PreTrainedModel) -> torch.dtype:

@@ -1,4 +1,5 @@
-"""Documents and their split, which hangs on nothing but the document's id, so that every stage draws the same line."""
+"""Documents and their split, which hangs on nothing but the document itself, so that every stage draws the same
+line."""
 
 from __future__ import annotations
 
@@ -32,9 +33,15 @@ def unit_hash(*parts: object) -> float:
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
-def split_of(document_id: str, config: DataConfig) -> Split:
-    """The split of a document, by the hash of its id."""
-    place = unit_hash("split", document_id)
+def split_of(document: Document, config: DataConfig) -> Split:
+    """The split of a document, by the hash of its text, or of the first question of its conversation.
+
+    Not by its id: the same text under two ids (web data repeats itself) would be trained on and held out at once.
+    """
+    messages = document.messages or []
+    asked = [message["content"] for message in messages if message["role"] == "user"]
+    text = document.text or next(iter(asked), str(messages))
+    place = unit_hash("split", text.strip())
     if place < config.heldout_share:
         return "heldout"
     return "validation" if place < config.heldout_share + config.validation_share else "train"
@@ -54,7 +61,7 @@ class Corpus:
         seen = kept = 0
         for document in islice(self.read(), self.config.max_documents):
             seen += 1
-            if split_of(document.id, self.config) == split:
+            if split_of(document, self.config) == split:
                 kept += 1
                 yield document
         if not seen:
@@ -66,7 +73,7 @@ class Corpus:
         shares = f"data.validation_share={self.config.validation_share}, data.heldout_share={self.config.heldout_share}"
         return (
             f"{self.where}: none of its {seen} documents falls into the {split} split ({shares}; documents are split "
-            "by the hash of their id). Use more documents or other shares"
+            "by the hash of their text). Use more documents or other shares"
         )
 
 

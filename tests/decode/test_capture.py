@@ -1,4 +1,4 @@
-"""Captured draft passes: the same logits as the model's own, at every position, while captures are being made and after."""
+"""Captured draft passes: the same logits as the model's own, at every position, while being captured and after."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from decode import generate
 from decode.capture import CapturedModel
 from decode.drafters.base import Batch
 from decode.drafters.lm import LMDraft
-from tests.decode.checks import VOCAB, ragged_prompts
+from tests.decode.checks import ragged_prompts
 from tests.decode.test_exactness import MODELS
 
 

@@ -47,7 +47,27 @@ def test_a_document_keeps_its_split_whatever_else_is_read(tmp_path: Path) -> Non
     for split in ("train", "validation", "heldout"):
         one = {d.id for d in load_corpus(config).documents(split)}
         assert one == {d.id for d in load_corpus(reversed_config).documents(split)}
-        assert all(split_of(name, config) == split for name in one)
+
+
+def test_equal_texts_fall_into_one_split_whatever_their_ids(tmp_path: Path) -> None:
+    """Web data repeats itself: split by row number, 43 of 43 held-out texts of such a file were trained on as well."""
+    rows = [{"text": f"text number {i % 100}"} for i in range(1000)]
+    corpus = load_corpus(wide(name="jsonl", path=write_jsonl(tmp_path / "a.jsonl", rows)))
+    texts = {split: {d.text for d in corpus.documents(split)} for split in ("train", "validation", "heldout")}
+    assert all(texts.values())
+    assert not texts["train"] & texts["heldout"]
+    assert not texts["validation"] & texts["heldout"]
+
+
+def test_conversations_are_split_by_their_first_question() -> None:
+    config = wide(name="jsonl", path="unused")
+    system = {"role": "system", "content": "Be brief."}
+    question = {"role": "user", "content": "Why?"}
+    other = {"role": "user", "content": "How?"}
+    splits = {split_of(Document("a", messages=[system, {**other, "content": f"{i}?"}]), config) for i in range(50)}
+    assert len(splits) == 3  # an opening that all conversations share does not put them into one split
+    ours = [Document(name, messages=[*first, question, other]) for name, first in (("x", []), ("y", [system]))]
+    assert split_of(ours[0], config) == split_of(ours[1], config)
 
 
 def test_every_format_gives_the_same_documents(tmp_path: Path) -> None:
@@ -85,7 +105,10 @@ def test_a_split_is_chosen_by_name_and_ultrachat_s_needs_none(tmp_path: Path) ->
 def test_messages_are_read_in_both_layouts(tmp_path: Path) -> None:
     sharegpt = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
     rows = [{"messages": CHAT, "text": "ignored"} for _ in range(20)] + [{"messages": sharegpt} for _ in range(20)]
-    documents = everything(wide(name="jsonl", path=write_jsonl(tmp_path / "chat.jsonl", rows)))
+    config = DataConfig(
+        name="jsonl", path=write_jsonl(tmp_path / "chat.jsonl", rows), validation_share=0, heldout_share=0
+    )
+    documents = list(load_corpus(config).documents("train"))
     assert len(documents) == 40
     assert all(document.messages == CHAT and document.text is None for document in documents)
 

@@ -1,6 +1,7 @@
 """The stage from corpus to records, against the target itself."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,8 +168,11 @@ def test_conversations_are_answered_turn_by_turn(tmp_path: Path) -> None:
     )
     save_tiny_target(tmp_path / "target")
     tokenizer.save_pretrained(tmp_path / "target")
-    turns = [{"role": r, "content": c} for r, c in [("user", "Hi"), ("assistant", "gone"), ("user", "Go on")]]
-    lines = [{"messages": turns if number % 2 else turns[:1]} for number in range(20)]
+    lines = []
+    for number in range(20):
+        said = [("user", f"Hi {number % 10}"), ("assistant", "gone"), ("user", "Go on")]
+        turns = [{"role": role, "content": content} for role, content in said]
+        lines.append({"messages": turns if number >= 10 else turns[:1]})
     (tmp_path / "chat.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     data = DataConfig(name="jsonl", path=str(tmp_path / "chat.jsonl"), validation_share=0.2, heldout_share=0.0)
     run(tiny_config(tmp_path, data=data, prompts=PromptConfig(count=6, validation_count=1)))
@@ -183,7 +187,9 @@ def test_conversations_are_answered_turn_by_turn(tmp_path: Path) -> None:
             followed += 1
             answer = tokenizer.decode(before.ids[before.meta["prompt_end"] :], skip_special_tokens=True)
             prompt = tokenizer.decode(after.ids[: after.meta["prompt_end"]])
-            assert prompt == f"[user]Hi[assistant]{answer}[user]Go on[assistant]"
+            assert re.fullmatch(
+                rf"\[user\]Hi \d\[assistant\]{re.escape(answer)}\[user\]Go on\[assistant\]", prompt, re.S
+            )
     assert followed > 0
 
 
@@ -198,8 +204,8 @@ def test_conversations_are_answered_turn_by_turn(tmp_path: Path) -> None:
 def test_what_cannot_work_is_said_before_anything_is_written(folder: Path, fields: dict, told: str) -> None:
     config = tiny_config(folder, "refused", **fields)
     if "prompts" in fields:
-        text = json.dumps({"text": "word " * 2000}) + "\n"
-        Path(config.data.path or "").with_name("long.jsonl").write_text(text * 40)
+        lines = [json.dumps({"text": f"{number} " + "word " * 2000}) + "\n" for number in range(40)]
+        Path(config.data.path or "").with_name("long.jsonl").write_text("".join(lines))
         config.data = replace(config.data, path=str(folder / "long.jsonl"))
     with pytest.raises((ConfigError, InputError), match=told):
         run(config)

@@ -1,14 +1,18 @@
 """Prompt files in the three benchmark layouts, held-out windows, and what is refused."""
 
 import json
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 from tokenizers.processors import TemplateProcessing
 
 from decode.house.errors import ConfigError, InputError
+from distill.config import DataConfig
 from distill.corpora import Document
 from eval.config import EvalConfig, PromptsConfig
 from eval.prompts import Prompt, check_lengths, first_turn, held_out_prompts, load_prompts, next_turn, read_questions
+from eval.stage import check_held_out
 from tests.tiny import tiny_tokenizer
 
 SPEC_BENCH = {"question_id": 81, "category": "writing", "turns": ["Compose a post.", "Rewrite it."], "reference": []}
@@ -161,3 +165,13 @@ def test_later_turns_follow_the_targets_answer_in_the_chat_template(tmp_path):
     assert tokenizer.decode(list(second.ids)) == "<user>Who is first?<assistant>Ann<user>And last?<assistant>"
     assert (first.id, second.id, second.later) == ("101", "101#2", ())
     assert first_turn(question, tokenizer, max_turns=1).later == ()
+
+
+def test_a_draft_trained_under_other_shares_is_refused(tmp_path: Path) -> None:
+    """A larger held-out share in the report would take in documents that training saw (218 of 292 in one probe)."""
+    trained = DataConfig(name="text", path="corpus", heldout_share=0.05)
+    (tmp_path / "draftsmith.json").write_text(json.dumps({"family": "lm", "data": asdict(trained)}))
+    check_held_out(trained, "distilled", str(tmp_path))
+    check_held_out(replace(trained, path="other", heldout_share=0.3), "distilled", str(tmp_path))
+    with pytest.raises(InputError, match=r"data.heldout_share=0.05.*data.heldout_share=0.3"):
+        check_held_out(replace(trained, heldout_share=0.3), "distilled", str(tmp_path))
