@@ -38,13 +38,13 @@ class SlotCache(Cache):
     def move(self, starts: list[int], path: Tensor) -> None:
         """Compact: slot starts[b] + i takes what slot starts[b] + path[b, i] holds (path (B, D + 1), path[:, 0] =
         0)."""
-        source = torch.tensor(starts, device=path.device)[:, None] + path
-        goal = torch.tensor(starts, device=path.device)[:, None] + torch.arange(path.shape[1], device=path.device)
-        rows = torch.arange(len(starts), device=path.device)[:, None]
+        first, rows = torch.tensor(starts)[:, None], torch.arange(len(starts))[:, None]
+        source, goal = first + path.cpu(), first + torch.arange(path.shape[1])
         for layer in self.slot_layers:
             for stored in (layer.keys, layer.values):
                 assert stored is not None
-                stored[rows, :, goal] = stored[rows, :, source]
+                at = [index.to(stored.device) for index in (rows, goal, source)]
+                stored[at[0], :, at[1]] = stored[at[0], :, at[2]]
 
 
 class SlotLayer(CacheLayerMixin):
@@ -78,6 +78,7 @@ class SlotLayer(CacheLayerMixin):
             self.values[:, :, slots] = value_states
         else:
             rows = torch.arange(key_states.shape[0], device=key_states.device)[:, None]
+            slots = slots.to(key_states.device)  # a spread model keeps its layers on several
             self.keys[rows, :, slots] = key_states.transpose(1, 2)
             self.values[rows, :, slots] = value_states.transpose(1, 2)
         return self.keys[:, :, :end], self.values[:, :, :end]

@@ -31,7 +31,10 @@ class OutputHead:
         return cast(nn.Module, self.model.get_output_embeddings())
 
     def __call__(self, hidden: Tensor) -> Tensor:  # (..., d) -> (..., V)
-        logits = self.module(hidden) * (self.scale / self.divisor) if self._rescales else self.module(hidden)
+        """Logits on the head's device; recorded hidden states may come from another one."""
+        logits = self.module(hidden.to(device_of_module(self.module)))
+        if self._rescales:
+            logits = logits * (self.scale / self.divisor)
         if self.soft_cap is None:
             return logits
         return torch.tanh(logits / self.soft_cap) * self.soft_cap
@@ -39,6 +42,11 @@ class OutputHead:
     @property
     def _rescales(self) -> bool:
         return self.scale != 1.0 or self.divisor != 1.0
+
+
+def device_of_module(module: nn.Module) -> torch.device:
+    """Where the module's first parameter lies."""
+    return next(module.parameters()).device
 
 
 def head_of(model: PreTrainedModel) -> OutputHead:

@@ -73,9 +73,9 @@ def generate(
 
     With verifier="coupled" the sequences equal those of `drafter=None` with the same seed, for every drafter: exact
     in law; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. temperature=0 is greedy.
-    eos_token_id=None is the model's own, () none. `rows` are the requests' own indices, which key the noise: a
-    request's text does not depend on the batch it came in. tree=None drafts the family's own shape. Raises
-    ConfigError and InputError.
+    eos_token_id=None and stop_strings=None are the model's own, () none. `rows` are the requests' own indices, which
+    key the noise: a request's text does not depend on the batch it came in. tree=None drafts the family's own shape.
+    Raises ConfigError and InputError.
     """
     if verifier not in VERIFIERS:
         raise ConfigError(f"verifier={verifier!r} is not known; choose one of {', '.join(VERIFIERS)}")
@@ -96,7 +96,7 @@ def generate(
         rows=rows,
         eos_ids=_eos_ids(model, eos_token_id),
         processors=LogitsProcessorList(logits_processor) if logits_processor else None,
-        stop=StopStrings.of(tuple(stop_strings or ()), tokenizer),
+        stop=StopStrings.of(_stop_strings(model, stop_strings), tokenizer),
     )
     observers = [one for one in (observer, _streaming(streamer, input_ids)) if one is not None]
     tokens, stats = Loop(model, drafter, request).run(_all_of(observers))
@@ -140,6 +140,7 @@ def speculative(
         min_p=config.min_p or 0.0,
         logits_processor=history or None,
         eos_token_id=() if eos is None else eos,
+        stop_strings=(),
         seed=int(torch.randint(2**31, (1,))),
         verifier=verifier,
         num_draft_tokens=num_draft_tokens,
@@ -191,6 +192,13 @@ def _eos_ids(model: PreTrainedModel, given: int | Sequence[int] | None) -> froze
     if given is None:
         return frozenset()
     return frozenset([given] if isinstance(given, int) else given)
+
+
+def _stop_strings(model: PreTrainedModel, given: Sequence[str] | None) -> tuple[str, ...]:
+    if given is None:
+        config = model.generation_config
+        given = (config.stop_strings if config is not None else None) or ()
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _pad_id(model: PreTrainedModel) -> int:

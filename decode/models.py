@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -137,15 +138,18 @@ def load_model(source: ModelConfig, role: str = "target") -> PreTrainedModel:
     description = describe_model(source, role)
     if description.weight_bytes < QUICKLY_READ:
         hf_logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(
-        description.path,
-        config=description.config,
-        revision=source.revision,
-        dtype="auto" if source.dtype == "auto" else getattr(torch, source.dtype),
-        device_map=source.device_map,
-        attn_implementation=source.attn_implementation,
-        trust_remote_code=source.trust_remote_code,
-    )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            description.path,
+            config=description.config,
+            revision=source.revision,
+            dtype="auto" if source.dtype == "auto" else getattr(torch, source.dtype),
+            device_map=source.device_map,
+            attn_implementation=source.attn_implementation,
+            trust_remote_code=source.trust_remote_code,
+        )
+    except SafetensorError as error:
+        raise InputError(f"the weights of {role}.path={source.path} are damaged: {error}. Fetch them again") from error
     if source.device_map is None:
         model.to(resolve_device(source.device))  # type: ignore[arg-type]
     return model.eval().requires_grad_(False)

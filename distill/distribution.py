@@ -98,6 +98,6 @@ class HiddenRows(TargetDistribution):
 
     def _read(self, stored: Tensor, device: torch.device) -> Dense:
         # Without autocast: p is what the target's own precision gives, not what the draft is trained in.
-        with torch.no_grad(), torch.autocast(self.hidden.device.type, enabled=False):
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
             logits = self.head(self.hidden[stored]).to(device).float()
             return Dense((logits / self.temperature).log_softmax(-1))

@@ -49,7 +49,7 @@ def _run_stage(stage: str, run: str, config: Any) -> int:
     except UserError as error:
         _say(stage, f"error{rank}", error)
         return 2
-    except RunError as error:
+    except (RunError, OSError) as error:  # OSError: a disk that is full, a file that went away
         _say(stage, f"failed{rank}", error)
         return 1
     return 0

@@ -68,8 +68,24 @@ def test_a_stop_string_ends_the_row_with_the_token_that_completes_it() -> None:
         assert stop in text
         assert stop not in str(tokenizer.decode(out.sequences[0, 3:-1]))
         assert out.stats.finish_reasons == ["stop"]
+    assert model.generation_config is not None
+    model.generation_config.stop_strings = [stop]  # None is the model's own, () none
+    own = generate(model, None, ids, max_new_tokens=30, tokenizer=tokenizer, eos_token_id=())
+    assert own.stats.finish_reasons == ["stop"]
+    none = generate(model, None, ids, max_new_tokens=30, stop_strings=(), eos_token_id=())
+    assert torch.equal(none.sequences, free.sequences)
     with pytest.raises(ConfigError, match="tokenizer"):
         generate(model, None, ids, stop_strings=[stop])
+
+
+def test_damaged_weights_are_bad_input(tmp_path) -> None:
+    from decode.config import ModelConfig
+    from decode.models import load_model
+
+    file = save_tiny_target(tmp_path) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(InputError, match="damaged"):
+        load_model(ModelConfig(path=str(tmp_path)))
 
 
 def test_a_draft_may_know_a_shorter_context_than_its_target(pair) -> None:

@@ -170,9 +170,9 @@ def test_conversations_are_answered_turn_by_turn(tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path / "target")
     lines = []
     for number in range(20):
-        said = [("user", f"Hi {number % 10}"), ("assistant", "gone"), ("user", "Go on")]
+        said = [("user", f"Hi {number}"), ("assistant", "gone"), ("user", "Go on")]
         turns = [{"role": role, "content": content} for role, content in said]
-        lines.append({"messages": turns if number >= 10 else turns[:1]})
+        lines.append({"messages": turns if number % 2 else turns[:1]})
     (tmp_path / "chat.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     data = DataConfig(name="jsonl", path=str(tmp_path / "chat.jsonl"), validation_share=0.2, heldout_share=0.0)
     run(tiny_config(tmp_path, data=data, prompts=PromptConfig(count=6, validation_count=1)))
@@ -185,10 +185,10 @@ def test_conversations_are_answered_turn_by_turn(tmp_path: Path) -> None:
         assert before.loss_mask[before.meta["prompt_end"] :].all()
         if after.meta["turn"] == 1:
             followed += 1
-            answer = tokenizer.decode(before.ids[before.meta["prompt_end"] :], skip_special_tokens=True)
-            prompt = tokenizer.decode(after.ids[: after.meta["prompt_end"]])
+            answer = str(tokenizer.decode(before.ids[before.meta["prompt_end"] :], skip_special_tokens=True))
+            prompt = str(tokenizer.decode(after.ids[: after.meta["prompt_end"]]))
             assert re.fullmatch(
-                rf"\[user\]Hi \d\[assistant\]{re.escape(answer)}\[user\]Go on\[assistant\]", prompt, re.S
+                rf"\[user\]Hi \d+\[assistant\]{re.escape(answer)}\[user\]Go on\[assistant\]", prompt, re.S
             )
     assert followed > 0
 
