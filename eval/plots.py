@@ -93,7 +93,7 @@ def acceptance_plot(results: dict[str, Any]) -> str:
             axes[0].plot(
                 range(1, len(values) + 1), _gaps(values), style, marker="o", color=colors[row["draft"]], label=label
             )
-        axes[0].set(xlabel="position in the draft", ylabel="accepted, given those before it", ylim=(0, 1.02))
+        axes[0].set(xlabel="position in the draft", ylabel="accepted, if those before", ylim=(0, 1.02))
         axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
 
     return draw("acceptance by position", paint)
@@ -110,7 +110,7 @@ def draft_length_plot(results: dict[str, Any]) -> str:
         ends = [p["speedup_ci95"] or [p["speedup"]] * 2 for p in points]
         low = [value - end[0] for value, end in zip(measured, ends, strict=True)]
         high = [end[1] - value for value, end in zip(measured, ends, strict=True)]
-        axes[0].errorbar(k, measured, [low, high], fmt="o-", color=color, capsize=3, label="measured, 95% interval")
+        axes[0].errorbar(k, measured, [low, high], fmt="o-", color=color, capsize=3, label="measured, 95%")
         axes[0].plot(
             k, [p["predicted_speedup"] for p in points], "--", color=GREY, label="predicted from component times"
         )

@@ -48,6 +48,13 @@ class Prompt:
     ids: tuple[int, ...]
     history: tuple[dict[str, str], ...] = ()
     later: tuple[str, ...] = ()
+    document: str = ""
+    """The document or conversation that several prompts come from; empty where this is its only one."""
+
+    @property
+    def unit(self) -> str:
+        """What is resampled whole: prompts of one document are no independent witnesses."""
+        return self.document or self.id
 
 
 @dataclass(frozen=True)
@@ -193,7 +200,7 @@ def _ask(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Prompt:
     number = sum(message["role"] == "user" for message in history)
     first = prompt.id if number <= 2 else prompt.id.rsplit("#", 1)[0]
     name = first if number == 1 else f"{first}#{number}"
-    return Prompt(name, prompt.category, tuple(_encode(history, tokenizer, name)), history, tuple(later))
+    return Prompt(name, prompt.category, tuple(_encode(history, tokenizer, name)), history, tuple(later), first)
 
 
 def _encode(history: Sequence[dict[str, str]], tokenizer: PreTrainedTokenizerBase, name: str) -> list[int]:
@@ -245,6 +252,11 @@ def _prompts_of(
     rng.shuffle(starts)
     begin = start_ids(tokenizer)  # as records begin
     return [
-        Prompt(f"{document.id}@{start}", document.category, (*begin, *ids[start : start + cfg.tokens]))
+        Prompt(
+            f"{document.id}@{start}",
+            document.category,
+            (*begin, *ids[start : start + cfg.tokens]),
+            document=document.id,
+        )
         for start in starts
     ]

@@ -36,8 +36,8 @@ DEFINITIONS = {
     "and transformers generate on its dynamic cache.",
     "speedup": "Seconds per token of the baseline over ours, paired by prompt; the median over prompts.",
     "whole_call_speedup": "The same for whole calls, reading the prompt included.",
-    "ci95": "Percentile bootstrap over prompts, 10,000 resamples; everything measured on one prompt stays together. "
-    "None for a single prompt.",
+    "ci95": "Percentile bootstrap over prompts, 10,000 resamples; what was measured on one prompt stays together, "
+    "for alpha on all prompts of one document. None for a single prompt.",
     "component_times": "Medians of bare forwards timed alone on the decoder's cache at the run's mean context, in "
     "pieces between the rounds of the timed run.",
     "predicted_speedup": "tau x t_target(1) / (k x t_draft + t_target(k + 1)), from the component times.",
@@ -138,13 +138,15 @@ def scopes(cfg: EvalConfig, sets: PromptSets) -> list[Scope]:
     one."""
     size = cfg.timing.batch_size
     groups = range((len(sets.timed) + size - 1) // size)
-    every = [Scope(cfg.prompts.label, groups, range(len(sets.reported)))]
+    units = [prompt.unit for prompt in sets.reported]
+    every = [Scope(cfg.prompts.label, groups, range(len(units)), units=units)]
     categories = dict.fromkeys(prompt.category for prompt in sets.timed if prompt.category is not None)
     if size > 1 or len(categories) < 2:
         return every
     return every + [
-        Scope(cfg.prompts.label, _of(sets.timed, category), _of(sets.reported, category), category)
+        Scope(cfg.prompts.label, _of(sets.timed, category), texts, category, [units[text] for text in texts])
         for category in categories
+        for texts in [_of(sets.reported, category)]
     ]
 
 

@@ -38,6 +38,8 @@ class Scope:
     groups: Sequence[int]
     texts: Sequence[int]
     category: str | None = None
+    units: Sequence[str] | None = None
+    """Per text, the document it begins in; None where each has its own."""
 
 
 def speed_ratio(samples: Samples, ours: str, other: str, groups: Sequence[int], seed: int) -> Estimate | None:
@@ -109,7 +111,7 @@ def make_row(
 
 
 def _alpha(quality: Quality, scope: Scope, seed: int) -> dict[str, Any]:
-    sums = quality.alphas.sums(scope.texts)
+    sums = quality.alphas.sums(scope.texts, scope.units)
     if not len(sums):
         return {"alpha": None, "alpha_ci95": None, "alpha_tokens": 0}
     estimate = bootstrap(sums, ratio_of_sums, seed)

@@ -27,10 +27,14 @@ class Alphas:
 
     by_row: dict[int, np.ndarray]
 
-    def sums(self, rows: Sequence[int]) -> np.ndarray:  # (n, 2)
-        """Per row that has new tokens: sum of alpha, number of tokens."""
-        kept = [self.by_row[row] for row in rows if row in self.by_row]
-        return np.array([(alpha.sum(), len(alpha)) for alpha in kept], dtype=float).reshape(-1, 2)
+    def sums(self, rows: Sequence[int], units: Sequence[str] | None = None) -> np.ndarray:  # (n, 2)
+        """Per unit (per row, where none are given) that has new tokens: sum of alpha, number of tokens."""
+        each: dict[object, np.ndarray] = {}
+        for row, unit in zip(rows, units or rows, strict=True):
+            if row in self.by_row:
+                alpha = self.by_row[row]
+                each[unit] = each.get(unit, np.zeros(2)) + (alpha.sum(), len(alpha))
+        return np.array(list(each.values()), dtype=float).reshape(-1, 2)
 
     def expected_tau(self, k: int) -> float:
         """Tokens per target pass that k drafted tokens promise, from runs of consecutive alphas; NaN where all are

@@ -47,3 +47,8 @@ def test_expected_tau_uses_runs_of_consecutive_tokens():
     # windows of two: (1, .5) -> 1 + .5, (.5, .5) -> .5 + .25; the second row is too short for one
     assert alphas.expected_tau(2) == pytest.approx(1 + (1.5 + 0.75) / 2)
     assert alphas.sums([4, 9]).tolist() == [[0.2, 1.0]]
+
+
+def test_windows_of_one_document_are_resampled_together() -> None:
+    alphas = Alphas({0: np.array([0.5, 0.5]), 1: np.array([1.0]), 3: np.array([0.25])})
+    assert alphas.sums([0, 1, 2, 3], ["a", "a", "b", "c"]).tolist() == [[2.0, 3.0], [0.25, 1.0]]
