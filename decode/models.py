@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -222,11 +222,6 @@ def check_same_tokens(target: ModelDescription, draft: ModelDescription) -> None
             f"{draft.path}, {theirs[:12]} in {target.path}; the same id would mean different text. "
             "Use a draft trained on the target's own tokenizer"
         )
-
-
-def with_path(source: ModelConfig, path: str) -> ModelConfig:
-    """The same loading options for another model."""
-    return replace(source, path=path, revision=None)
 
 
 def _check_folder(folder: Path, role: str) -> None:
