@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
 from transformers import PreTrainedTokenizerBase
 
@@ -33,7 +34,8 @@ log = get_logger("distill")
 def run(config: DistillConfig) -> None:
     """Write a record folder. Raises ConfigError and InputError before any weight is loaded."""
     target = describe_model(config.target)
-    ranks = PartialState(timeout=SLOWEST_RANK)
+    # without cpu=True every rank on a machine without an accelerator believes that it is alone, and writes every shard
+    ranks = PartialState(cpu=not torch.accelerator.is_available(), timeout=SLOWEST_RANK)
     folder = None if config.plan or not Path(config.output_dir).exists() else _open(config, ranks)
     if folder is not None and folder.is_finished:
         log.info("%s is already finished", folder.path)
