@@ -29,6 +29,7 @@ from decode.house.config import require
 from decode.house.errors import ConfigError
 from decode.loop import Event, Loop, Observer, Request
 from decode.sampling import Sampling
+from decode.shapes import Shape, parse
 from decode.stats import Stats
 from decode.stopping import StopStrings
 from decode.verify import VERIFIERS
@@ -63,18 +64,21 @@ def generate(
     seed: int = 0,
     verifier: str = "coupled",
     num_draft_tokens: int = 5,
-    tree: None = None,
+    tree: str | Shape | None = None,
     streamer: BaseStreamer | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     rows: list[int] | None = None,
     observer: Observer | None = None,
+    tree_nodes: int = 16,
+    replacement: bool = False,
 ) -> Output:
     """Continue `input_ids` (B, T), padded left or right where `attention_mask` is 0; `drafter=None` is autoregressive.
 
     With verifier="coupled" the sequences equal those of `drafter=None` with the same seed, for every drafter: exact
     in law; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. temperature=0 is greedy.
     eos_token_id=None and stop_strings=None are the model's own, () none. `rows` are the requests' own indices, which
-    key the noise: a request's text does not depend on the batch it came in. tree=None drafts the family's own shape.
+    key the noise: a request's text does not depend on the batch it came in. `tree` (`shapes.parse`) is chain, branching
+    factors such as 3x2x1, or dynamic with `tree_nodes` draft nodes; `replacement` lets rejection draw siblings alike.
     Raises ConfigError and InputError.
     """
     if verifier not in VERIFIERS:
@@ -91,7 +95,8 @@ def generate(
         max_new_tokens=max_new_tokens,
         sampling=Sampling(temperature, top_k, top_p, min_p),
         verifier=verifier,
-        num_draft_tokens=num_draft_tokens,
+        shape=parse(tree, num_draft_tokens, tree_nodes),
+        replacement=replacement,
         seed=seed,
         rows=rows,
         eos_ids=_eos_ids(model, eos_token_id),

@@ -20,10 +20,11 @@ from decode.models import longest_context
 from decode.noise import Noise
 from decode.processors import process_nodes
 from decode.sampling import Sampling, warp
+from decode.shapes import Shape, chain
 from decode.stats import Round, Stats
 from decode.stopping import StopStrings
 from decode.target import CachedModel
-from decode.tree import Tree
+from decode.tree import Drawn, Tree
 from decode.verify import VERIFIERS, Question, Verdict
 
 
@@ -35,7 +36,10 @@ class Request:
     max_new_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     verifier: str = "coupled"
-    num_draft_tokens: int = 5
+    shape: Shape = chain(5)
+    """The tree of a round; cut to what its rows can still emit."""
+    replacement: bool = False
+    """Where a rule draws siblings from q: independently, duplicates included, rather than without replacement."""
     seed: int = 0
     rows: list[int] | None = None
     """The requests' own indices, which key the noise; 0, 1, ... by default."""
@@ -67,19 +71,20 @@ class Loop:
         self.request, self.drafter = request, drafter
         self.verifier = VERIFIERS[request.verifier]
         self.verifier.check(request.sampling)
+        self.drawn: Drawn = self.verifier.drawn(request.shape, request.replacement)
         self.lengths = [len(prompt) for prompt in request.prompts]
         self.ends = [length + request.max_new_tokens for length in self.lengths]
         _check_context(model, self.lengths, request.max_new_tokens)
         self.tokens = [list(prompt) for prompt in request.prompts]
         self.reasons: list[str | None] = [None] * len(self.tokens)
-        self.capacity = max(self.ends) + request.num_draft_tokens + 1
+        self.capacity = max(self.ends) + request.shape.num_nodes
         self.runner = CachedModel(model, self.capacity)
         self.device = self.runner.device
         self.ids = _left_aligned(self.tokens, self.capacity, self.device)
         rows = request.rows if request.rows is not None else list(range(len(self.tokens)))
         vocab_size = model.config.get_text_config().vocab_size
         self.noise = Noise(request.seed, rows, vocab_size, self.device, request.audit)
-        self.stats = Stats(request.num_draft_tokens if drafter is not None else 0)
+        self.stats = Stats(request.shape.depth if drafter is not None else 0)
         self.round_index = 0
 
     @torch.inference_mode()
@@ -89,7 +94,7 @@ class Loop:
             if max(self.lengths) > 1:
                 self.runner.prefill(self.ids, [length - 1 for length in self.lengths])
             if self.drafter is not None:
-                self.drafter.start(self._context(0, None), self.capacity)
+                self.drafter.start(self._context(self.request.shape, None), self.capacity)
         while None in self.reasons:
             for event in self.step():
                 if observer is not None:
@@ -101,10 +106,10 @@ class Loop:
 
     def step(self) -> list[Event]:
         """One round of every row that is not finished."""
-        budget = self._budget()
-        gumbel = self._gumbel(budget)
+        shape = self._shape()
+        gumbel = self._gumbel(shape.depth)
         with self.stats.phase("draft"):
-            tree = self._propose(budget, gumbel)
+            tree = self._propose(shape, gumbel)
         starts = [length - 1 for length in self.lengths]
         with self.stats.phase("target"):
             logits = self.runner.forward(tree.tokens, starts, tree.parents)
@@ -112,45 +117,46 @@ class Loop:
             verdict = self._verify(tree, logits, gumbel)
         with self.stats.phase("commit"):
             self.runner.commit(starts, verdict.path, tree.is_chain)
-            if self.drafter is not None and budget:
+            if self.drafter is not None and shape.depth:
                 self.drafter.commit(verdict, None)
-            events = self._commit(verdict, budget)
+            events = self._commit(verdict, tree.max_depth)
         self.round_index += 1
         return events
 
-    def _budget(self) -> int:
-        """Draft tokens of this round: none that the longest unfinished row could not emit."""
+    def _shape(self) -> Shape:
+        """This round's tree: nothing deeper than the longest unfinished row could emit."""
         if self.drafter is None:
-            return 0
+            return chain(0)
         left = max(end - length for end, length, why in self._state() if why is None)
-        return min(self.request.num_draft_tokens, left - 1)
+        return self.request.shape.cut(left - 1)
 
     def _state(self) -> zip[tuple[int, int, str | None]]:
         return zip(self.ends, self.lengths, self.reasons, strict=True)
 
-    def _gumbel(self, budget: int) -> Tensor | None:
+    def _gumbel(self, depth: int) -> Tensor | None:
         if self.request.sampling.is_greedy or not self.verifier.shares_noise:
             return None
-        return self.noise.coupled(self._positions(budget))
+        return self.noise.coupled(self._positions(depth))
 
     def _positions(self, depth: int) -> list[list[int]]:
         return [list(range(length, length + depth + 1)) for length in self.lengths]
 
-    def _context(self, budget: int, gumbel: Tensor | None) -> Context:
+    def _context(self, shape: Shape, gumbel: Tensor | None) -> Context:
         return Context(
             self.ids,
             self.lengths,
             self.request.sampling,
             self.noise,
-            budget,
+            shape,
+            self.drawn,
             self.verifier.shares_noise,
             gumbel,
             self.round_index,
         )
 
-    def _propose(self, budget: int, gumbel: Tensor | None) -> Tree:
-        if self.drafter is not None and budget:
-            return self.drafter.propose(self._context(budget, gumbel))
+    def _propose(self, shape: Shape, gumbel: Tensor | None) -> Tree:
+        if self.drafter is not None and shape.depth:
+            return self.drafter.propose(self._context(shape, gumbel))
         last = torch.tensor([[row[-1]] for row in self.tokens], device=self.device)
         return Tree(last, (-1,))
 

@@ -45,32 +45,39 @@ class Noise:
         ]
         return self._gumbel(keys)
 
-    # (B, D) -> (B, D, V)
-    def fresh_gumbel(self, stream: Stream, positions: list[list[int]], round_index: int) -> Tensor:
-        """Gumbel noise that is read once: keyed by position and round as well."""
-        return self._gumbel(self._fresh_keys(stream, positions, round_index))
+    def fresh_gumbel(  # (B, D) -> (B, D, V)
+        self, stream: Stream, positions: list[list[int]], round_index: int, draws: list[int] | None = None
+    ) -> Tensor:
+        """Gumbel noise that is read once: keyed by position, round, and (D,) `draws` that tell the nodes of a tree
+        apart."""
+        return self._gumbel(self._fresh_keys(stream, positions, round_index, draws))
 
-    def fresh_uniform(self, stream: Stream, positions: list[list[int]], round_index: int) -> Tensor:  # (B, D) -> (B, D)
+    def fresh_uniform(  # (B, D) -> (B, D)
+        self, stream: Stream, positions: list[list[int]], round_index: int, draws: list[int] | None = None
+    ) -> Tensor:
         """Uniforms in (0, 1), fp64, read once."""
-        keys = self._fresh_keys(stream, positions, round_index)
+        keys = self._fresh_keys(stream, positions, round_index, draws)
         values = [[((key >> 11) + 0.5) * 2.0**-53 for key in row] for row in keys]
         return torch.tensor(values, dtype=torch.float64, device=self.device)
 
-    def _fresh_keys(self, stream: Stream, positions: list[list[int]], round_index: int) -> list[list[int]]:
+    def _fresh_keys(
+        self, stream: Stream, positions: list[list[int]], round_index: int, draws: list[int] | None = None
+    ) -> list[list[int]]:
         assert stream is not Stream.COUPLED
+        draws = draws if draws is not None else [0] * len(positions[0])
         if self._ledger is not None:
-            self._enter(stream, positions, round_index)
+            self._enter(stream, positions, round_index, draws)
         return [
-            [_mix(_mix(_mix(key + stream) + position) + round_index) for position in row]
+            [_mix(_mix(_mix(_mix(key + stream) + at) + round_index) + n) for at, n in zip(row, draws, strict=True)]
             for key, row in zip(self._row_keys, positions, strict=True)
         ]
 
-    def _enter(self, stream: Stream, positions: list[list[int]], round_index: int) -> None:
+    def _enter(self, stream: Stream, positions: list[list[int]], round_index: int, draws: list[int]) -> None:
         assert self._ledger is not None
-        for slot, row in enumerate(positions):
-            for position in row:
-                entry = (int(stream), slot, position, round_index)
-                assert entry not in self._ledger, f"random number {entry} (stream, slot, position, round) is read twice"
+        for key, row in zip(self._row_keys, positions, strict=True):
+            for position, draw in zip(row, draws, strict=True):
+                entry = (int(stream), key, position, round_index, draw)
+                assert entry not in self._ledger, f"{entry} (stream, row key, position, round, draw) is read twice"
                 self._ledger.add(entry)
 
     def _gumbel(self, keys: list[list[int]]) -> Tensor:

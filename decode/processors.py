@@ -16,17 +16,17 @@ def process_nodes(processors: LogitsProcessorList, rows: list[list[int]], tree: 
     Processors run on float32 or wider, as transformers runs them. `rows` end with pending, which is node 0.
     """
     scores = logits if logits.dtype == torch.float64 else logits.float()
-    drafted = tree.tokens.tolist()
+    drafted, parents = tree.tokens.tolist(), tree.parents_of_rows()
     out = torch.empty_like(scores)
     for row, committed in enumerate(rows):
         for node in range(tree.num_nodes):
-            prefix = committed + [drafted[row][step] for step in path_to(tree.parents, node)]
+            prefix = committed + [drafted[row][step] for step in path_to(parents[row], node)]
             ids = torch.tensor([prefix], device=logits.device)
             out[row, node] = processors(ids, scores[row, node][None])[0]  # type: ignore[arg-type]
     return out
 
 
-def path_to(parents: tuple[int, ...], node: int) -> list[int]:
+def path_to(parents: list[int], node: int) -> list[int]:
     """Node ids below pending down to `node`."""
     path = []
     while node > 0:

@@ -17,36 +17,60 @@ Drawn = Literal["arbitrary", "iid", "swor"]
 
 @dataclass(frozen=True)
 class Tree:
-    """One tree of N nodes per row, the same shape in every row."""
+    """One tree of N nodes per row: the same shape in every row, or each row its own."""
 
     tokens: Tensor
     """(B, N) int64, node 0 = pending."""
-    parents: tuple[int, ...]
-    """Parent of each node, topologically sorted; -1 for node 0."""
+    parents: tuple[int, ...] | Tensor
+    """Parent of each node, topologically sorted, -1 for node 0; (B, N) int64 where rows differ."""
     drawn: Drawn = "arbitrary"
     """How the children of a node were drawn: any way at all, independently from q, or from q without replacement."""
     log_q: Tensor | None = None
     """(B, N, V): row i is the very law node i's children were drawn from; None where nobody needs it."""
+    depth_bound: int = 0
+    """Where rows differ: no node of any row lies deeper, known without asking the device."""
 
     @property
     def num_nodes(self) -> int:
         """N, pending included."""
-        return len(self.parents)
+        return self.tokens.shape[1]
 
     @property
     def is_chain(self) -> bool:
         """Every node's parent is the node before it."""
-        return self.parents == chain_parents(self.num_nodes)
+        return isinstance(self.parents, tuple) and self.parents == chain_parents(self.num_nodes)
 
     @property
-    def depths(self) -> tuple[int, ...]:
-        """Edges between each node and pending."""
-        return tree_depths(self.parents)
+    def parent_ids(self) -> Tensor:
+        """(1, N) or (B, N) int64 on the tokens' device; -1 for node 0."""
+        if isinstance(self.parents, Tensor):
+            return self.parents
+        return torch.tensor([self.parents], device=self.tokens.device)
+
+    @property
+    def depths(self) -> Tensor:
+        """(1, N) or (B, N) int64: edges between each node and pending."""
+        if isinstance(self.parents, Tensor):
+            return self.ancestors.sum(-1) - 1
+        return torch.tensor([tree_depths(self.parents)], device=self.tokens.device)
+
+    @property
+    def ancestors(self) -> Tensor:
+        """(1, N, N) or (B, N, N) bool: [i, j] says that node j is node i or stands above it, so i attends to j."""
+        if isinstance(self.parents, Tensor):
+            return _ancestors_of_rows(self.parents, self.depth_bound)
+        return ancestors(self.parents).to(self.tokens.device)[None]
 
     @property
     def max_depth(self) -> int:
         """The most draft tokens that one verdict can accept."""
-        return max(self.depths)
+        return self.depth_bound if isinstance(self.parents, Tensor) else max(tree_depths(self.parents))
+
+    def parents_of_rows(self) -> list[list[int]]:
+        """Parents of each row on the host; a sync where rows differ."""
+        if isinstance(self.parents, Tensor):
+            return self.parents.tolist()
+        return [list(self.parents)] * self.tokens.shape[0]
 
 
 def chain_parents(num_nodes: int) -> tuple[int, ...]:
@@ -74,4 +98,15 @@ def ancestors(parents: tuple[int, ...]) -> Tensor:  # (N, N) bool
     for node, parent in enumerate(parents):
         if parent >= 0:
             above[node] |= above[parent]
+    return above
+
+
+def _ancestors_of_rows(parents: Tensor, depth: int) -> Tensor:  # (B, N) -> (B, N, N) bool
+    """Climb once per level; the root climbs to itself."""
+    rows, nodes = parents.shape
+    at = torch.arange(nodes, device=parents.device).expand(rows, nodes)
+    above = torch.zeros(rows, nodes, nodes, dtype=torch.bool, device=parents.device)
+    for _ in range(depth + 1):
+        above.scatter_(2, at[..., None], True)
+        at = parents.gather(1, at).clamp(min=0)
     return above

@@ -21,7 +21,8 @@ from torch import Tensor
 from decode.house.errors import ConfigError
 from decode.noise import Noise, Stream
 from decode.sampling import Sampling
-from decode.tree import Tree
+from decode.shapes import Shape, chain
+from decode.tree import Drawn, Tree
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,10 @@ class Verifier(Protocol):
     def check(self, sampling: Sampling) -> None:
         """Raise ConfigError for a sampling the rule cannot treat exactly."""
 
+    def drawn(self, shape: Shape, replacement: bool) -> Drawn:
+        """How children must be drawn for this plan; ConfigError where the rule has no exact way."""
+        ...
+
     def __call__(self, question: Question) -> Verdict: ...
 
 
@@ -72,6 +77,10 @@ class Coupled:
 
     def check(self, sampling: Sampling) -> None:
         """Any sampling will do."""
+
+    def drawn(self, shape: Shape, replacement: bool) -> Drawn:
+        """Any tree will do, drawn in any way."""
+        return "arbitrary"
 
     def __call__(self, question: Question) -> Verdict:
         choice = coupled_choice(question.scores, question.gumbel, question.tree)
@@ -99,6 +108,15 @@ class Rejection:
     def check(self, sampling: Sampling) -> None:
         """Any sampling will do: p is warped before the rule."""
 
+    def drawn(self, shape: Shape, replacement: bool) -> Drawn:
+        """Chains from q."""
+        if shape != chain(shape.depth):
+            raise ConfigError(
+                f"verifier=rejection treats chains only, not {shape}. Use verifier=coupled, which is exact for every "
+                "tree"
+            )
+        return "iid"
+
     def __call__(self, question: Question) -> Verdict:
         tree = question.tree
         if not tree.is_chain or tree.drawn == "swor":
@@ -118,7 +136,8 @@ def coupled_choice(scores: Tensor, gumbel: Tensor | None, tree: Tree) -> Tensor:
     if gumbel is None:
         return scores.argmax(-1)
     if not tree.is_chain:
-        gumbel = gumbel[:, list(tree.depths)]
+        depth = tree.depths.expand(scores.shape[0], -1)[..., None]
+        gumbel = gumbel.gather(1, depth.expand(-1, -1, gumbel.shape[-1]))
     return (scores + gumbel).argmax(-1)
 
 
@@ -127,7 +146,7 @@ def follow(tree: Tree, choice: Tensor) -> Verdict:
     if tree.is_chain:
         return _follow_chain(tree, choice)
     batch = choice.shape[0]
-    parents = torch.tensor(tree.parents, device=choice.device)
+    parents = tree.parent_ids
     node, alive = torch.zeros(batch, dtype=torch.long, device=choice.device), torch.ones(batch, dtype=torch.bool)
     path, tokens = [node], [choice[:, 0]]
     accepted, alive = torch.zeros_like(node), alive.to(choice.device)

@@ -12,7 +12,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from decode.noise import Noise
     from decode.sampling import Sampling
-    from decode.tree import Tree
+    from decode.shapes import Shape
+    from decode.tree import Drawn, Tree
     from decode.verify import Verdict
 
 
@@ -81,14 +82,21 @@ class Context:
     """How the target's tokens are drawn."""
     noise: Noise
     """All randomness; the verifier's rule says which stream a draft may read."""
-    num_draft_tokens: int
-    """Draft tokens wanted in this round."""
+    shape: Shape
+    """The tree wanted in this round; a drafter may propose a smaller one."""
+    drawn: Drawn
+    """How the verifier wants children drawn; log_q is wanted unless `arbitrary`."""
     shares_noise: bool
     """Drafts are drawn with the very noise of the verdict (coupled), or with a stream of their own (rejection)."""
     gumbel: Tensor | None
-    """(B, k + 1, V) noise of the positions after pending where it is shared; None when greedy or not shared."""
+    """(B, D + 1, V) noise of depths 0, 1, ... after pending where it is shared; None when greedy or not shared."""
     round_index: int
     """Number of this round, from 0."""
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Draft tokens on the longest path that is wanted."""
+        return self.shape.depth
 
 
 class Drafter(Protocol):

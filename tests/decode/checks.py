@@ -16,6 +16,7 @@ from decode.hf import Output, generate
 from decode.loop import Loop, Request
 from decode.noise import Noise, Stream
 from decode.sampling import Sampling
+from decode.shapes import chain
 from decode.tree import Tree, chain_parents
 from tests.decode.drafters import Oracle, OracleTree
 from tests.tiny import tiny_llama
@@ -144,7 +145,7 @@ def check_zero_probability_never_accepted() -> None:
 
 def _context(noise: Noise, lengths: list[int], round_index: int) -> Context:
     ids = torch.zeros(len(lengths), 8, dtype=torch.long)
-    return Context(ids, lengths, Sampling(), noise, 1, False, None, round_index)
+    return Context(ids, lengths, Sampling(), noise, chain(1), "iid", False, None, round_index)
 
 
 def check_drafts_follow_their_law(draws: int = 4000) -> None:
@@ -161,7 +162,7 @@ def check_drafts_follow_their_law(draws: int = 4000) -> None:
 def check_noise_is_read_once() -> None:
     """A generation with rejection reads no random number outside the coupled stream twice."""
     model, draft = tiny_llama(VOCAB), tiny_llama(VOCAB, num_layers=1, seed=3)
-    request = Request([[1, 2, 3], [4, 5]], 24, verifier="rejection", num_draft_tokens=4, audit=True)
+    request = Request([[1, 2, 3], [4, 5]], 24, verifier="rejection", shape=chain(4), audit=True)
     Loop(model, lm.LMDraft(draft), request).run()
 
 
@@ -198,7 +199,7 @@ def check_cache(kind: str = "oracle", batch: int = 3, steps: int = 8) -> None:
     prompts = [row[kept].tolist() for row, kept in zip(ids, mask.bool(), strict=True)]
     texts = [x + new.tolist() for x, new in zip(prompts, plain.sequences[:, ids.shape[1] :], strict=True)]
     drafter = (OracleTree if kind == "tree" else Oracle)(texts, VOCAB)
-    loop = Loop(model, drafter, Request(prompts, 40, num_draft_tokens=4))
+    loop = Loop(model, drafter, Request(prompts, 40, shape=chain(4)))
     with torch.inference_mode():
         loop.runner.prefill(loop.ids, [length - 1 for length in loop.lengths])
         for _ in range(steps):

@@ -58,7 +58,9 @@ def _streams_shared(patch: pytest.MonkeyPatch) -> None:
     """vLLM 47386: recovery noise equals draft noise."""
     fresh = Noise._fresh_keys
     patch.setattr(
-        Noise, "_fresh_keys", lambda self, stream, at, round_index: fresh(self, Stream.DRAFT, at, round_index)
+        Noise,
+        "_fresh_keys",
+        lambda self, stream, at, round_index, draws=None: fresh(self, Stream.DRAFT, at, round_index, draws),
     )
 
 

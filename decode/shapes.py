@@ -1,0 +1,99 @@
+"""How a round spends its draft tokens: a tree known beforehand, or one that grows where the draft is confident."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from decode.house.errors import ConfigError
+from decode.tree import chain_parents, tree_depths
+
+
+class Shape(Protocol):
+    """A plan of one round's tree. Node 0 is pending and counts among the nodes."""
+
+    @property
+    def depth(self) -> int:
+        """Draft tokens on the longest path."""
+        ...
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the target's pass, pending included."""
+        ...
+
+    def cut(self, depth: int) -> Shape:
+        """The same plan without nodes deeper than `depth`, which no row could still emit."""
+        ...
+
+
+@dataclass(frozen=True)
+class Static:
+    """The same tree in every row and round: the j-th child of a node takes the draft's j-th candidate there."""
+
+    parents: tuple[int, ...]
+
+    @property
+    def depth(self) -> int:
+        """Draft tokens on the longest path."""
+        return max(tree_depths(self.parents))
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes, pending included."""
+        return len(self.parents)
+
+    @property
+    def is_chain(self) -> bool:
+        """One candidate everywhere."""
+        return self.parents == chain_parents(len(self.parents))
+
+    def cut(self, depth: int) -> Static:
+        """Nodes are numbered level by level, so the deeper ones are the last ones."""
+        kept = sum(level <= depth for level in tree_depths(self.parents))
+        return self if kept == len(self.parents) else Static(self.parents[:kept])
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """The `num_nodes` nodes of highest cumulative draft probability, `beam` nodes expanded a level (EAGLE-2)."""
+
+    depth: int
+    beam: int
+    num_nodes: int
+
+    def cut(self, depth: int) -> Dynamic:
+        """Fewer levels."""
+        return self if depth >= self.depth else Dynamic(depth, self.beam, min(self.num_nodes, 1 + depth * self.beam))
+
+
+def chain(num_draft_tokens: int) -> Static:
+    """k tokens, one after another."""
+    return Static(chain_parents(num_draft_tokens + 1))
+
+
+def k_ary(branching: list[int]) -> Static:
+    """Every node of level d has branching[d] children; numbered level by level."""
+    parents, level = [-1], [0]
+    for width in branching:
+        children = [node for node in level for _ in range(width)]
+        level = list(range(len(parents), len(parents) + len(children)))
+        parents += children
+    return Static(tuple(parents))
+
+
+def parse(tree: str | Shape | None, num_draft_tokens: int, tree_nodes: int) -> Shape:
+    """The plan that `tree` names: chain (None), branching factors such as 3x2x1, or dynamic.
+
+    `num_draft_tokens` is the depth of chain and dynamic, `tree_nodes` the draft nodes of dynamic. Raises ConfigError.
+    """
+    if tree is None or tree == "chain":
+        return chain(num_draft_tokens)
+    if not isinstance(tree, str):
+        return tree
+    if tree == "dynamic":
+        return Dynamic(num_draft_tokens, min(tree_nodes, 8), 1 + tree_nodes)
+    factors = tree.split("x")
+    if not all(factor.isdigit() and int(factor) > 0 for factor in factors):
+        raise ConfigError(f"tree={tree!r} is no tree; use chain, branching factors such as 3x2x1, or dynamic")
+    return k_ary([int(factor) for factor in factors])
