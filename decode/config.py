@@ -45,7 +45,13 @@ class SamplingConfig:
     verifier: Literal["coupled", "greedy", "rejection"] = "coupled"
     """Rule that accepts draft tokens; all are exact in law, coupled also token for token."""
     num_draft_tokens: int = 4
-    """Draft tokens per target pass (k)."""
+    """Draft tokens per target pass (k); for trees the depth."""
+    tree: str = "chain"
+    """What is drafted in a round: chain, branching factors such as 3x2x1, or dynamic (the likeliest nodes)."""
+    tree_nodes: int = 16
+    """Draft tokens of a dynamic tree."""
+    replacement: bool = False
+    """verifier=rejection on trees: draw siblings independently instead of without replacement."""
     max_new_tokens: int = 128
     """Tokens to generate per prompt."""
 
@@ -55,6 +61,7 @@ class SamplingConfig:
         require(0 < self.top_p <= 1, f"decode.top_p={self.top_p} is outside (0, 1]; use 1 to keep every token")
         require(0 <= self.min_p <= 1, f"decode.min_p={self.min_p} is outside [0, 1]; use 0 to keep every token")
         require(self.num_draft_tokens >= 1, f"decode.num_draft_tokens={self.num_draft_tokens}; draft at least 1 token")
+        require(self.tree_nodes >= 1, f"decode.tree_nodes={self.tree_nodes}; a tree has at least 1 draft token")
         require(self.max_new_tokens >= 1, f"decode.max_new_tokens={self.max_new_tokens}; ask for at least 1 token")
         greedy = self.verifier == "greedy"
         require(

@@ -15,6 +15,7 @@ from decode.house.errors import InputError
 from decode.house.progress import get_logger
 from decode.house.run_folder import RunFolder, open_run, write_json
 from decode.models import check_same_tokens, describe_model, load_model, load_tokenizer
+from decode.settings import generate_settings
 from decode.terminal import Painter
 
 log = get_logger("decode")
@@ -94,21 +95,14 @@ def _decode(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase, ids: list[
     drafter = None if config.draft.path is None else load_drafter(config.draft.path, model, config.draft.dtype)
     painter = Painter(tokenizer, sys.stdout, config.color)
     painter.prompt(ids)
-    settings = config.decode
     output = generate(
         model,
         drafter,
         torch.tensor([ids], device=model.device),
-        max_new_tokens=settings.max_new_tokens,
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        top_p=settings.top_p,
-        min_p=settings.min_p,
+        **generate_settings(config.decode),
         stop_strings=config.stop_strings,
         tokenizer=tokenizer,
         seed=config.seed,
-        verifier=settings.verifier,
-        num_draft_tokens=settings.num_draft_tokens,
         observer=painter.event,
     )
     painter.end(output.stats)
