@@ -103,11 +103,47 @@ class LosslessConfig:
 
 
 @dataclass
-class EvalConfig:
-    """`python -m eval`: a measured report of one target with one or several drafts."""
+class CertificateConfig:
+    """A losslessness certificate instead of a report (`certificate=true`); prompts and batches as in `lossless`."""
 
-    output_dir: str
-    """Folder of results.json, summary.md and index.html."""
+    enabled: bool = False
+    """Written `certificate=true`."""
+    tokens: int = 1_000_000
+    """Greedy tokens compared in lossless.dtype."""
+    other_tokens: int = 100_000
+    """Tokens compared in each other part: the target's own precision, and every temperature above 0."""
+    minutes: float | None = None
+    """Stop after this time, with what was compared by then; None compares all."""
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "other_tokens"):
+            require(getattr(self, name) >= 1, f"certificate.{name}={getattr(self, name)}; compare at least 1 token")
+        minutes = self.minutes
+        require(minutes is None or minutes > 0, f"certificate.minutes={minutes}; give it some time, or null for all")
+
+
+@dataclass
+class ProfileConfig:
+    """Where the time of a round goes, instead of a report (`profile=true`)."""
+
+    enabled: bool = False
+    """Written `profile=true`."""
+    prompts: int = 4
+    """Prompts decoded, timing.batch_size at once."""
+    max_new_tokens: int = 64
+    """New tokens for each."""
+
+    def __post_init__(self) -> None:
+        for name in ("prompts", "max_new_tokens"):
+            require(getattr(self, name) >= 1, f"profile.{name}={getattr(self, name)}; use at least 1")
+
+
+@dataclass
+class EvalConfig:
+    """`python -m eval`: a measured report of one target with one or several drafts, a certificate, or a profile."""
+
+    output_dir: str = ""
+    """Folder of what is written; empty is runs/SUITE/FACE, e.g. runs/report/report or runs/report/certificate."""
     suite: str = "report"
     """Name of the suite, shown on the page and part of the default output folder."""
     target: ModelConfig = field(default_factory=ModelConfig)
@@ -128,6 +164,10 @@ class EvalConfig:
     """The other system it is compared with."""
     lossless: LosslessConfig = field(default_factory=LosslessConfig)
     """The check of losslessness, and the text behind alpha."""
+    certificate: CertificateConfig = field(default_factory=CertificateConfig)
+    """A certificate of losslessness instead of the report."""
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
+    """A profile of the rounds instead of the report."""
     curve_temperatures: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.7, 1.0, 1.3])
     """Temperatures of the curve of alpha and predicted speedup, from teacher-forced passes; [] draws none."""
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
@@ -139,7 +179,19 @@ class EvalConfig:
     plan: bool = False
     """Print arms, prompts, tokens and an estimate of the time, and exit."""
 
+    @property
+    def face(self) -> str:
+        """What is wanted: report, certificate or profile."""
+        if self.certificate.enabled:
+            return "certificate"
+        return "profile" if self.profile.enabled else "report"
+
     def __post_init__(self) -> None:
+        require(
+            not (self.certificate.enabled and self.profile.enabled),
+            "certificate=true and profile=true are two runs; give one of them",
+        )
+        self.output_dir = self.output_dir or f"runs/{self.suite}/{self.face}"
         require(self.target.path is not None, "target.path is not set; name a transformers folder or hub id")
         require(bool(self.drafts), "drafts is empty; name at least one, e.g. '+drafts.distilled=runs/x/draft/model'")
         require(bool(self.temperatures), "temperatures is empty; a report needs at least one, e.g. temperatures=[1.0]")

@@ -99,6 +99,9 @@ def _normal(override: Override, text: str, groups: set[str], config_class: type)
     bare = text.removeprefix("+")
     if override.key_or_group in groups:
         return bare
+    if isinstance(override.value(), bool) and accepts(config_class, f"{override.key_or_group}.enabled"):
+        # `name=true` switches a part on whose settings are `name.key=value`; Hydra would replace the part by the word
+        return f"++{bare.lstrip('+').replace('=', '.enabled=', 1)}"
     return f"++{bare}" if accepts(config_class, override.key_or_group) else text
 
 

@@ -11,8 +11,8 @@ from decode.house.errors import ConfigError, InputError
 from distill.config import DataConfig
 from distill.corpora import Document
 from eval.config import EvalConfig, PromptsConfig
+from eval.inputs import check_held_out
 from eval.prompts import Prompt, check_lengths, first_turn, held_out_prompts, load_prompts, next_turn, read_questions
-from eval.stage import check_held_out
 from tests.tiny import tiny_tokenizer
 
 SPEC_BENCH = {"question_id": 81, "category": "writing", "turns": ["Compose a post.", "Rewrite it."], "reference": []}

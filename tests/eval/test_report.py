@@ -10,7 +10,7 @@ import pytest
 
 from decode.house.config import build
 from decode.house.errors import ConfigError, InputError
-from eval import quality, stage
+from eval import inputs, quality, stage
 from eval.config import EvalConfig
 from eval.formatting import headline_row
 from eval.page import render_page
@@ -222,7 +222,7 @@ def test_summary_tells_machine_command_and_definitions(folder):
 
 
 def test_a_finished_report_is_not_redone(folder, monkeypatch):
-    monkeypatch.setattr(stage, "load_model", lambda *_: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(inputs, "load_model", lambda *_: pytest.fail("weights were loaded"))
     before = (folder / "report/results.json").read_bytes()
     stage.run(build(EvalConfig, {**values(folder), "resume": "auto"}))
     assert (folder / "report/results.json").read_bytes() == before
@@ -260,7 +260,7 @@ def test_publish_refuses_another_schema(tmp_path):
 
 @pytest.fixture
 def no_weights(monkeypatch):
-    monkeypatch.setattr(stage, "load_model", lambda *_: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(inputs, "load_model", lambda *_: pytest.fail("weights were loaded"))
 
 
 def test_plan_prints_and_writes_nothing(folder, capsys, no_weights):

@@ -1,0 +1,67 @@
+"""What every measurement checks before a weight is loaded, and how it loads target and drafts."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from decode import load_drafter
+from decode.config import ModelConfig
+from decode.drafters.load import PROVENANCE, family_of, model_folder
+from decode.house.errors import InputError
+from decode.house.run_folder import read_json
+from decode.models import ModelDescription, check_same_tokens, describe_model, load_model
+from distill.config import DataConfig
+from eval.config import EvalConfig
+
+
+def check_models(cfg: EvalConfig) -> tuple[ModelDescription, dict[str, str]]:
+    """The target's description and each draft's family; InputError where a draft's tokens are not the target's."""
+    target = describe_model(cfg.target)
+    families = {}
+    for name in cfg.drafts:
+        draft = describe_model(draft_source(cfg, name), f"drafts.{name}")
+        check_same_tokens(target, draft)
+        families[name] = family_of(draft.path)
+        if cfg.prompts.file is None:
+            check_held_out(cfg.data, name, draft.path)
+    return target, families
+
+
+def check_held_out(data: DataConfig, name: str, draft: str) -> None:
+    """Raise InputError where the draft was trained on the same corpus under other shares: held-out text would be
+    seen."""
+    file = Path(draft) / PROVENANCE
+    trained = (read_json(file).get("data") if file.is_file() else None) or {}
+    if any(trained.get(key) != getattr(data, key) for key in ("name", "path", "subset")):
+        return
+    for key in ("heldout_share", "validation_share"):
+        if trained[key] != getattr(data, key):
+            raise InputError(
+                f"drafts.{name}={draft} was trained with data.{key}={trained[key]}, and this report draws its prompts "
+                f"with data.{key}={getattr(data, key)}: part of them was trained on. Give data.{key}={trained[key]}"
+            )
+
+
+def draft_source(cfg: EvalConfig, name: str) -> ModelConfig:
+    """Where the draft of that name lies."""
+    return ModelConfig(path=str(model_folder(cfg.drafts[name])))
+
+
+def shared_context(cfg: EvalConfig, target: ModelDescription) -> int:
+    """Longest context in tokens that target and drafts all know."""
+    drafts = [describe_model(draft_source(cfg, name), "draft").max_positions for name in cfg.drafts]
+    return min(target.max_positions, *drafts)
+
+
+def load(cfg: EvalConfig, source: ModelConfig) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """The target as `source` says and all drafts, after whatever models were held before are gone."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    model = load_model(source)
+    return model, {name: load_drafter(path, target=model) for name, path in cfg.drafts.items()}

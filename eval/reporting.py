@@ -1,0 +1,81 @@
+"""The report: check everything that can be checked, measure quality, then speed, then write the page."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+from decode.house.progress import get_logger
+from decode.house.run_folder import RunFolder, open_run, write_json
+from decode.models import load_tokenizer
+from eval.config import EvalConfig
+from eval.curves import training_curves
+from eval.inputs import check_models, load, shared_context
+from eval.page import render_page
+from eval.plan import make_plan
+from eval.prompts import PromptSets, check_lengths, load_prompts
+from eval.quality import Quality, measure_curve, measure_quality, with_answers
+from eval.report import Measured, make_results
+from eval.speed import Timed, measure_speed
+from eval.summary import render_summary
+from eval.teacher_forced import Alphas
+from eval.tracking import track_report
+
+log = get_logger("eval")
+
+
+def run(cfg: EvalConfig) -> None:
+    """Measure the target with its drafts and write results.json, summary.md and index.html to cfg.output_dir.
+
+    Raises ConfigError and InputError before any weight is loaded.
+    """
+    target, families = check_models(cfg)
+    limit = shared_context(cfg, target)
+    prompts = load_prompts(cfg, load_tokenizer(cfg.target), limit)
+    if cfg.plan:
+        sys.stdout.write("\n".join(make_plan(cfg, target, prompts).lines()) + "\n")
+        return
+    folder = open_run(cfg.output_dir, "eval", cfg, cfg.resume)
+    if folder.is_finished:
+        log.info("%s is already finished", folder.path)
+        return
+    for line in make_plan(cfg, target, prompts).lines():
+        log.info(line)
+    began = time.perf_counter()
+    prompts, quality, curve = _quality(cfg, prompts, limit)
+    timed, dtype = _speed(cfg, prompts)
+    measured = Measured(prompts, quality, curve, timed, target, families, dtype, time.perf_counter() - began)
+    _write(cfg, folder, make_results(cfg, measured))
+
+
+def _quality(
+    cfg: EvalConfig, prompts: PromptSets, limit: int
+) -> tuple[PromptSets, dict[tuple[float, str], Quality], dict[tuple[float, str], Alphas]]:
+    """alpha and losslessness in cfg.lossless.dtype; conversations get their later turns here."""
+    dtype = cfg.target.dtype if cfg.lossless.dtype == "auto" else cfg.lossless.dtype
+    model, drafters = load(cfg, replace(cfg.target, dtype=dtype))
+    if any(prompt.later for prompt in prompts.reported):
+        reported = with_answers(cfg, model, load_tokenizer(cfg.target), prompts.reported)[: cfg.lossless.prompts]
+        check_lengths(reported, cfg, limit)
+        prompts = PromptSets(reported, min(cfg.timing.prompts, len(reported)), prompts.screening)
+    quality = measure_quality(cfg, model, drafters, prompts.reported)
+    curve = measure_curve(cfg, model, drafters, prompts.reported, quality)
+    return prompts, quality, curve
+
+
+def _speed(cfg: EvalConfig, prompts: PromptSets) -> tuple[dict[float, Timed], str]:
+    """The timed runs in the target's own precision, after the models of the first half are gone."""
+    model, drafters = load(cfg, cfg.target)
+    return measure_speed(cfg, model, drafters, prompts), str(model.dtype).removeprefix("torch.")
+
+
+def _write(cfg: EvalConfig, folder: RunFolder, results: dict[str, Any]) -> None:
+    curves = training_curves(cfg.drafts)
+    write_json(folder.file("results.json"), results)
+    folder.file("summary.md").write_text(render_summary(results), encoding="utf-8")
+    folder.file("index.html").write_text(render_page(results, curves), encoding="utf-8")
+    track_report(cfg, folder.path, results)
+    folder.finish({"rows": len(results["rows"])})
+    log.info("report: %s", folder.file("index.html"))
