@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from decode.house.config import require
 from decode.house.errors import ConfigError
 from decode.tree import chain_parents, tree_depths
 
@@ -22,6 +23,11 @@ class Shape(Protocol):
         """Nodes of the target's pass, pending included."""
         ...
 
+    @property
+    def num_read(self) -> int:
+        """Nodes that have children and so are read by a draft LM: the slots its cache needs beyond the text."""
+        ...
+
     def cut(self, depth: int) -> Shape:
         """The same plan without nodes deeper than `depth`, which no row could still emit."""
         ...
@@ -32,6 +38,14 @@ class Static:
     """The same tree in every row and round: the j-th child of a node takes the draft's j-th candidate there."""
 
     parents: tuple[int, ...]
+    """Of each node, -1 for node 0; numbered level by level."""
+
+    def __post_init__(self) -> None:
+        depths = tree_depths(self.parents)
+        require(
+            list(depths) == sorted(depths),
+            f"parents={self.parents} have depths {depths}; number the nodes of a tree level by level",
+        )
 
     @property
     def depth(self) -> int:
@@ -42,6 +56,11 @@ class Static:
     def num_nodes(self) -> int:
         """Nodes, pending included."""
         return len(self.parents)
+
+    @property
+    def num_read(self) -> int:
+        """Inner nodes but pending."""
+        return len(set(self.parents)) - (2 if self.num_nodes > 1 else 1)
 
     @property
     def is_chain(self) -> bool:
@@ -61,6 +80,11 @@ class Dynamic:
     depth: int
     beam: int
     num_nodes: int
+
+    @property
+    def num_read(self) -> int:
+        """All nodes that are expanded, kept or not."""
+        return self.beam * (self.depth - 1)
 
     def cut(self, depth: int) -> Dynamic:
         """Fewer levels."""

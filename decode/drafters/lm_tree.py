@@ -1,0 +1,223 @@
+"""Trees of a draft LM, grown level by level: plans known beforehand, and trees that follow the draft's confidence.
+
+Only nodes that have children are read by the draft. They are numbered on their own (leaves leave no gaps) and lie
+behind the committed tokens, pending among them, in slots lengths[b], lengths[b] + 1, ... until the verdict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from decode.drafters.base import Context
+from decode.noise import Stream
+from decode.sampling import warp
+from decode.shapes import Dynamic, Static
+from decode.target import CachedModel
+from decode.tree import Drawn, Tree, ancestors, tree_depths
+
+
+def propose_tree(runner: CachedModel, context: Context, read: Callable[[], Tensor]) -> Tree:
+    """The tree that `context.shape` plans; `read()` gives the logits (B, V) at pending once the draft has caught up."""
+    shape = context.shape
+    if isinstance(shape, Dynamic):
+        return _grow_dynamic(runner, context, read, shape)
+    assert isinstance(shape, Static)
+    return _grow_static(runner, context, read, shape.parents)
+
+
+@dataclass(frozen=True)
+class Level:
+    """The children of one depth's inner nodes, in a plan that is the same in every row."""
+
+    depth: int
+    """Of the parents."""
+    sources: list[int]
+    """Ids of the parents: the inner nodes of this depth."""
+    children: list[int]
+    """Ids of the children, parent by parent."""
+    owners: Tensor
+    """(C,) int64: index of each child's parent in `sources`."""
+    ranks: Tensor
+    """(C,) int64: which candidate of its parent each child is."""
+    width: int
+    """Most children of one parent."""
+    inner: Tensor
+    """(W,) int64: index in `children` of those that have children themselves, which the draft reads next."""
+    ancestors: Tensor
+    """(1, W, M) bool: which of the M nodes read so far, these included, each of them sees."""
+
+
+@cache
+def plan_levels(parents: tuple[int, ...], device: torch.device) -> list[Level]:
+    """Index tensors of a static plan, made once: level d holds the children of depth d's inner nodes."""
+    depths = tree_depths(parents)
+    is_inner = [node in parents for node in range(len(parents))]
+    read_order = [node for node in range(1, len(parents)) if is_inner[node]]
+    above = ancestors(parents)
+    levels = []
+    for depth in range(max(depths)):
+        sources = [node for node, at in enumerate(depths) if at == depth and is_inner[node]]
+        children = [node for node, at in enumerate(depths) if at == depth + 1]
+        owners = [sources.index(parents[node]) for node in children]
+        ranks = [owners[:i].count(owner) for i, owner in enumerate(owners)]
+        inner = [i for i, node in enumerate(children) if is_inner[node]]
+        seen = [node for node in read_order if depths[node] <= depth + 1]
+        visible = above[[children[i] for i in inner]][:, seen][None]
+        owner_ids, rank_ids, inner_ids = (torch.tensor(one, device=device).long() for one in (owners, ranks, inner))
+        width = max(ranks) + 1
+        levels.append(Level(depth, sources, children, owner_ids, rank_ids, width, inner_ids, visible.to(device)))
+    return levels
+
+
+def _grow_static(runner: CachedModel, context: Context, read: Callable[[], Tensor], parents: tuple[int, ...]) -> Tree:
+    levels, drawn = plan_levels(parents, context.ids.device), _drawn(context)
+    tokens, laws = [_pending(context)], []
+    logits = read()[:, None]
+    for level in levels:
+        candidates, law = _children(warp(logits, context.sampling), context, level)
+        tokens.append(candidates)
+        laws.append(law)
+        if level is not levels[-1]:
+            logits = _read(runner, context, candidates[:, level.inner], level.depth + 1, level.ancestors)
+    log_q = None if drawn == "arbitrary" else _laws_of_nodes(laws, levels, len(parents))
+    return Tree(torch.cat(tokens, 1), parents, drawn, log_q)
+
+
+def _drawn(context: Context) -> Drawn:
+    """At temperature 0 the likeliest tokens are taken in order: draws from a point mass would all be the same."""
+    return "arbitrary" if context.sampling.is_greedy else context.drawn
+
+
+def _children(scores: Tensor, context: Context, level: Level) -> tuple[Tensor, Tensor]:
+    """Tokens (B, C) of a level's children from the warped scores (B, S, V) of their parents, and the laws (B, S, V)."""
+    drawn = _drawn(context)
+    if drawn == "arbitrary":
+        noisy = _with_shared_noise(scores, context, level.depth)
+        return _ranked(noisy, level), scores
+    log_q = scores.log_softmax(-1)
+    if drawn == "iid":
+        gumbel = _fresh(context, level.depth, level.children)
+        return (log_q[:, level.owners] + gumbel).argmax(-1), log_q
+    noisy = log_q + _fresh(context, level.depth, level.sources)
+    return _within_support(noisy, _ranked(noisy, level), level), log_q
+
+
+def _with_shared_noise(scores: Tensor, context: Context, depth: int) -> Tensor:
+    """scores (B, S, V) of nodes of one depth, with the noise of the verdict on their children where it is shared."""
+    return scores if context.gumbel is None else scores + context.gumbel[:, depth, None]
+
+
+def _fresh(context: Context, depth: int, draws: list[int]) -> Tensor:  # (B, len(draws), V)
+    """Noise of the draft's own for tokens at depth + 1, one vector for each node id in `draws`."""
+    positions = [[length + depth] * len(draws) for length in context.lengths]
+    return context.noise.fresh_gumbel(Stream.DRAFT, positions, context.round_index, draws)
+
+
+def _ranked(noisy: Tensor, level: Level) -> Tensor:  # (B, S, V) -> (B, C)
+    """Each child the candidate of its rank."""
+    width = min(level.width, noisy.shape[-1])
+    return noisy.topk(width).indices[:, level.owners, level.ranks.clamp(max=width - 1)]
+
+
+def _within_support(noisy: Tensor, tokens: Tensor, level: Level) -> Tensor:  # (B, C)
+    """Where fewer tokens have q > 0 than children are asked for, the rest repeat their first sibling.
+
+    A token of q = 0 would pass `u * q < p` whenever p > 0, although it was not drawn from q. A repeated sibling never
+    passes: it is judged only after its first refusal, which needs p < q there and leaves (p - q)+ = 0.
+    """
+    first = noisy.argmax(-1)[:, level.owners]
+    drawn = noisy[:, level.owners].gather(-1, tokens[..., None])[..., 0] > -torch.inf
+    return torch.where(drawn, tokens, first)
+
+
+def _laws_of_nodes(laws: list[Tensor], levels: list[Level], num_nodes: int) -> Tensor:  # (B, N, V)
+    """The laws of the inner nodes at their ids; leaves, which have no children, hold the uniform law."""
+    batch, _, vocab_size = laws[0].shape
+    log_q = laws[0].new_full((batch, num_nodes, vocab_size), -math.log(vocab_size))
+    for level, law in zip(levels, laws, strict=True):
+        log_q[:, level.sources] = law
+    return log_q
+
+
+def _pending(context: Context) -> Tensor:  # (B, 1)
+    last = torch.tensor(context.lengths, device=context.ids.device)[:, None] - 1
+    return context.ids.gather(1, last)
+
+
+def _read(runner: CachedModel, context: Context, tokens: Tensor, depth: int, visible: Tensor) -> Tensor:  # (B, W, V)
+    """Logits of W nodes of one depth, which see the committed tokens and the read nodes that `visible` marks."""
+    depths = torch.full((1, tokens.shape[1]), depth - 1, device=tokens.device)  # from the first token after pending
+    return runner.forward(tokens, context.lengths, depths, visible)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Nodes that a dynamic tree may keep, of one level or of all."""
+
+    tokens: Tensor
+    """(B, C) int64."""
+    values: Tensor
+    """(B, C): log of the estimated probability that the verdict gets here, a sum along the path."""
+    parents: Tensor
+    """(B, C) int64: number of the parent among all candidates, -1 for pending."""
+
+
+def _grow_dynamic(runner: CachedModel, context: Context, read: Callable[[], Tensor], shape: Dynamic) -> Tree:
+    """EAGLE-2 (Li et al. 2024): the draft reads the `beam` best candidates of a level; the best of all levels stay."""
+    logits = read()[:, None]
+    value = torch.zeros_like(logits[..., 0])
+    numbers = torch.full_like(value, -1, dtype=torch.long)
+    visible = torch.zeros_like(logits[..., :0], dtype=torch.bool)
+    levels = []
+    for depth in range(shape.depth):
+        level = _candidates(logits, value, numbers, context, depth, shape.beam)
+        if depth + 1 < shape.depth:
+            value, chosen = level.values.topk(min(shape.beam, level.values.shape[1]))
+            numbers = chosen + sum(one.values.shape[1] for one in levels)
+            visible = _seen_by(chosen // (level.values.shape[1] // visible.shape[1]), visible)
+            logits = _read(runner, context, level.tokens.gather(1, chosen), depth + 1, visible)
+        levels.append(level)
+    found = Candidates(*(torch.cat([getattr(one, f.name) for one in levels], 1) for f in fields(Candidates)))
+    return _best_nodes(_pending(context), found, shape)
+
+
+def _candidates(logits: Tensor, value: Tensor, numbers: Tensor, context: Context, depth: int, beam: int) -> Candidates:
+    """The `beam` best children of each of the nodes of one depth with these logits (B, W, V), values and numbers.
+
+    A child's value is the log-softmax of what ranks it among its siblings: of log q, plus the verdict's noise where it
+    is shared. Ranked second by that sum, a token of high q is still refused whenever draft and target agree.
+    """
+    noisy = _with_shared_noise(warp(logits, context.sampling), context, depth)
+    best = noisy.log_softmax(-1).clamp(max=0).topk(min(beam, noisy.shape[-1]))
+    values = value[..., None] + best.values
+    return Candidates(best.indices.flatten(1), values.flatten(1), numbers[..., None].expand_as(best.indices).flatten(1))
+
+
+def _seen_by(owners: Tensor, visible: Tensor) -> Tensor:  # (B, W), (B, W', M) -> (B, W, M + W)
+    """A node sees what its parent sees, and itself; `owners` are indices of parents among the W' nodes before."""
+    width = owners.shape[1]
+    inherited = visible.gather(1, owners[..., None].expand(-1, -1, visible.shape[2]))
+    own = torch.eye(width, dtype=torch.bool, device=owners.device).expand(len(owners), -1, -1)
+    return torch.cat([inherited, own], 2)
+
+
+def _best_nodes(pending: Tensor, found: Candidates, shape: Dynamic) -> Tree:
+    """The candidates of highest value, in the order of their numbers: level by level.
+
+    No candidate is worth more than its parent, and of equals the earlier one goes first, so parents are kept too.
+    """
+    order = found.values.sort(dim=1, descending=True, stable=True).indices
+    kept = order[:, : shape.num_nodes - 1].sort(1).values
+    nodes = torch.arange(1, kept.shape[1] + 1, device=kept.device).expand_as(kept)
+    node_of = torch.zeros_like(found.parents).scatter_(1, kept, nodes)
+    above = found.parents.gather(1, kept)
+    parents = torch.where(above < 0, 0, node_of.gather(1, above.clamp(min=0)))
+    tokens = torch.cat([pending, found.tokens.gather(1, kept)], 1)
+    root = torch.full_like(pending, -1)
+    return Tree(tokens, torch.cat([root, parents], 1), depth_bound=shape.depth)

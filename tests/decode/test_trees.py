@@ -1,0 +1,233 @@
+"""Trees of a draft LM: every node is what a plain pass over its own prefix says, and coupled output stays exact."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from decode.drafters.base import Context
+from decode.drafters.lm_tree import propose_tree
+from decode.house.errors import ConfigError
+from decode.noise import Noise, Stream
+from decode.sampling import Sampling, warp
+from decode.shapes import Dynamic, Shape, Static, k_ary
+from decode.target import CachedModel
+from decode.tree import Drawn, Tree
+from tests.tiny import tiny_llama
+
+VOCAB = 64
+RAGGED = [[5, 9, 2, 7], [1, 8], [4, 4, 6, 3, 2]]
+SEQUOIA = Static((-1, 0, 0, 0, 1, 1, 2, 4, 4, 6))
+SHAPES: dict[str, Shape] = {
+    "binary": k_ary([2, 2, 2]),
+    "3x2x1": k_ary([3, 2, 1]),
+    "sequoia": SEQUOIA,
+    "dynamic": Dynamic(depth=4, beam=3, num_nodes=10),
+    "dynamic-one-level": Dynamic(depth=1, beam=4, num_nodes=4),
+}
+
+
+class PlainRunner:
+    """The runner's contract met by plain passes over each node's whole prefix, without any cache."""
+
+    def __init__(self, model: PreTrainedModel, rows: list[list[int]]) -> None:
+        self.model, self.rows = model, rows
+        self.nodes: list[list[int]] = [[] for _ in rows]
+
+    def logits(self, prefix: list[int]) -> Tensor:  # (V,)
+        return self.model(torch.tensor([prefix])).logits[0, -1]
+
+    def read(self) -> Tensor:  # (B, V)
+        return torch.stack([self.logits(row) for row in self.rows])
+
+    def forward(self, tokens: Tensor, starts: list[int], depths: Tensor, ancestors: Tensor) -> Tensor:
+        batch, width = tokens.shape
+        depths, ancestors = depths.expand(batch, -1), ancestors.expand(batch, -1, -1)
+        out = []
+        for row in range(batch):
+            self.nodes[row] += tokens[row].tolist()
+            assert ancestors.shape[1:] == (width, len(self.nodes[row]))
+            for node in range(width):
+                seen = [self.nodes[row][m] for m in ancestors[row, node].nonzero()[:, 0].tolist()]
+                assert starts[row] + depths[row, node] == len(self.rows[row]) + len(seen) - 1  # its position
+                out.append(self.logits(self.rows[row] + seen))
+        return torch.stack(out).view(batch, width, -1)
+
+
+def draft_model() -> PreTrainedModel:
+    return tiny_llama(VOCAB, num_layers=1, seed=3, dtype=torch.float64)
+
+
+def context_of(rows: list[list[int]], shape: Shape, sampling: Sampling, drawn: Drawn, shared: bool) -> Context:
+    ids = torch.zeros(len(rows), 64, dtype=torch.long)
+    for slot, row in enumerate(rows):
+        ids[slot, : len(row)] = torch.tensor(row)
+    lengths = [len(row) for row in rows]
+    noise = Noise(7, list(range(len(rows))), VOCAB, torch.device("cpu"), audit=True)
+    positions = [list(range(length, length + shape.depth + 1)) for length in lengths]
+    gumbel = noise.coupled(positions) if shared and not sampling.is_greedy else None
+    return Context(ids, lengths, sampling, noise, shape, drawn, shared, gumbel, 5)
+
+
+def grow(
+    shape: Shape, sampling: Sampling, drawn: Drawn = "arbitrary", shared: bool = True
+) -> tuple[Tree, Context, PlainRunner]:
+    context = context_of(RAGGED, shape, sampling, drawn, shared)
+    runner = PlainRunner(draft_model(), RAGGED)
+    return propose_tree(cast(CachedModel, runner), context, runner.read), context, runner
+
+
+def children_by_node(tree: Tree) -> list[list[tuple[list[int], list[int], list[int]]]]:
+    """Of each row: (path of tokens from the root, child ids, child tokens) for every inner node."""
+    rows = []
+    for row, parents in enumerate(tree.parents_of_rows()):
+        tokens = tree.tokens[row].tolist()
+        paths = [[]]
+        for node in range(1, len(tokens)):
+            paths.append([*paths[parents[node]], tokens[node]])
+        found = []
+        for node, path in enumerate(paths):
+            children = [child for child, parent in enumerate(parents) if parent == node]
+            if children:
+                found.append((path, children, [tokens[child] for child in children]))
+        rows.append(found)
+    return rows
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0), Sampling(1), Sampling(0.7, top_k=5)], ids=str)
+@pytest.mark.parametrize("name", SHAPES)
+def test_children_are_the_best_of_their_own_prefix_under_the_shared_noise(name: str, sampling: Sampling) -> None:
+    tree, context, runner = grow(SHAPES[name], sampling)
+    assert tree.tokens[:, 0].tolist() == [row[-1] for row in RAGGED]
+    for row, nodes in enumerate(children_by_node(tree)):
+        for path, _, tokens in nodes:
+            scores = warp(runner.logits(RAGGED[row] + path), sampling)
+            noisy = scores if context.gumbel is None else scores + context.gumbel[row, len(path)]
+            assert tokens == noisy.topk(len(tokens)).indices.tolist()
+
+
+@pytest.mark.parametrize("name", ["binary", "3x2x1", "sequoia"])
+def test_static_trees_have_the_planned_shape(name: str) -> None:
+    tree, _, _ = grow(SHAPES[name], Sampling())
+    assert tree.parents == cast(Static, SHAPES[name]).parents
+    assert tree.num_nodes == SHAPES[name].num_nodes
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_dynamic_tree_keeps_the_best_of_all_nodes(temperature: float) -> None:
+    """Against an exhaustive search over the tree in which every node has `beam` children, beam wide enough for all."""
+    shape = Dynamic(depth=3, beam=4, num_nodes=4)
+    tree, context, runner = grow(shape, Sampling(temperature))
+    for row in range(len(RAGGED)):
+        values = {}
+
+        def search(path: tuple[int, ...], value: float, row: int = row, values: dict = values) -> None:
+            if len(path) == shape.depth:
+                return
+            scores = runner.logits([*RAGGED[row], *path])
+            noisy = scores if context.gumbel is None else scores + context.gumbel[row, len(path)]
+            best = noisy.log_softmax(-1).topk(shape.beam)
+            for more, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                values[(*path, token)] = value + more
+                search((*path, token), value + more)
+
+        search((), 0.0)
+        best = set(sorted(values, key=values.__getitem__, reverse=True)[: shape.num_nodes - 1])
+        kept = {(*path, token) for path, _, tokens in children_by_node(tree)[row] for token in tokens}
+        assert kept == best
+
+
+def test_rows_of_a_dynamic_tree_differ_and_are_numbered_level_by_level() -> None:
+    tree, _, _ = grow(SHAPES["dynamic"], Sampling())
+    rows = tree.parents_of_rows()
+    assert len({tuple(row) for row in rows}) > 1
+    assert all(parent < node for row in rows for node, parent in enumerate(row))
+    assert (tree.depths.diff() >= 0).all()
+    assert tree.max_depth == 4
+
+
+def test_children_without_replacement_are_the_best_of_log_q_and_noise_of_their_own() -> None:
+    sampling = Sampling(0.7, top_k=9)
+    tree, context, runner = grow(SEQUOIA, sampling, "swor", shared=False)
+    fresh = Noise(7, [0, 1, 2], VOCAB, torch.device("cpu"))
+    assert tree.drawn == "swor"
+    assert tree.log_q is not None
+    for row, nodes in enumerate(children_by_node(tree)):
+        for path, children, tokens in nodes:
+            node = SEQUOIA.parents[children[0]]
+            log_q = warp(runner.logits(RAGGED[row] + path), sampling).log_softmax(-1)
+            positions = [[length + len(path)] for length in context.lengths]
+            gumbel = fresh.fresh_gumbel(Stream.DRAFT, positions, 5, [node])[row, 0]
+            assert torch.allclose(tree.log_q[row, node], log_q, atol=1e-12)
+            assert tokens == (tree.log_q[row, node] + gumbel).topk(len(tokens)).indices.tolist()
+
+
+def test_children_with_replacement_are_drawn_each_with_a_number_of_its_own() -> None:
+    tree, context, _ = grow(SEQUOIA, Sampling(), "iid", shared=False)
+    fresh = Noise(7, [0, 1, 2], VOCAB, torch.device("cpu"))
+    assert tree.drawn == "iid"
+    assert tree.log_q is not None
+    for row, nodes in enumerate(children_by_node(tree)):
+        for path, children, tokens in nodes:
+            node = SEQUOIA.parents[children[0]]
+            positions = [[length + len(path)] * len(children) for length in context.lengths]
+            gumbel = fresh.fresh_gumbel(Stream.DRAFT, positions, 5, children)[row]
+            assert tokens == (tree.log_q[row, node] + gumbel).argmax(-1).tolist()
+
+
+def test_siblings_beyond_the_support_repeat_the_first() -> None:
+    """q of a fresh token would be 0 and pass `u * q < p`; a repeated sibling has (p - q)+ = 0 after its refusal."""
+    tree, _, _ = grow(k_ary([3, 2]), Sampling(1, top_k=2), "swor", shared=False)
+    for nodes in children_by_node(tree):
+        for _, _, tokens in nodes:
+            assert len(set(tokens[:2])) == 2
+            assert set(tokens[2:]) <= {tokens[0]}
+
+
+def test_at_temperature_zero_siblings_are_the_best_ones_whatever_the_rule_draws() -> None:
+    tree, _, _ = grow(k_ary([3, 2]), Sampling(0), "swor", shared=False)
+    same, _, _ = grow(k_ary([3, 2]), Sampling(0))
+    assert tree.drawn == "arbitrary"
+    assert torch.equal(tree.tokens, same.tokens)
+
+
+def test_a_vocabulary_narrower_than_the_tree() -> None:
+    shape = k_ary([70])
+    for drawn in ("arbitrary", "swor", "iid"):
+        tree, _, _ = grow(shape, Sampling(), cast(Drawn, drawn), shared=drawn == "arbitrary")
+        assert tree.tokens.shape == (3, 71)
+    tree, _, _ = grow(Dynamic(2, 70, 80), Sampling())
+    assert tree.tokens.shape == (3, 80)
+
+
+def test_the_draft_reads_inner_nodes_only() -> None:
+    for shape in SHAPES.values():
+        _, _, runner = grow(shape, Sampling())
+        assert {len(nodes) for nodes in runner.nodes} == {shape.num_read}
+
+
+def test_plans_are_numbered_level_by_level() -> None:
+    with pytest.raises(ConfigError, match="level by level"):
+        Static((-1, 0, 1, 0))
+
+
+def test_a_plan_without_branches_draws_what_a_chain_draws() -> None:
+    """Coupled and independent drafts of a 1x1x1 tree follow the same noise as the chain's own loop would."""
+    tree, context, runner = grow(k_ary([1, 1, 1]), Sampling())
+    assert tree.is_chain
+    for row, prefix in enumerate(RAGGED):
+        text = list(prefix)
+        for depth in range(3):
+            assert context.gumbel is not None
+            text.append(int((runner.logits(text) + context.gumbel[row, depth]).argmax()))
+        assert tree.tokens[row].tolist() == text[-4:]
+
+
+def test_cut_plans_are_cut_by_level() -> None:
+    assert SEQUOIA.cut(1) == Static((-1, 0, 0, 0))
+    assert replace(SEQUOIA).num_read == 4
