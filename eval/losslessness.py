@@ -9,7 +9,7 @@ either, comparison goes on from the reference's prefix, so one divergence hides 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,10 +38,23 @@ class Check:
         return Check(self.mismatches + other.mismatches, self.near_ties + other.near_ties, self.tokens + other.tokens)
 
 
-def check(reference: Sequence[Text], speculate: Generate, margin: Margin) -> list[Check]:
-    """Per reference text, the divergences of `speculate` from it and the tokens compared (every reference token
-    once)."""
-    counts = {text.row: Check(tokens=len(text.new)) for text in reference}
+@dataclass(frozen=True)
+class Divergence:
+    """A reference text, the index of the new token where the other one departs, and what that one has from there."""
+
+    text: Text
+    at: int
+    rest: tuple[int, ...]
+
+    @property
+    def has_both(self) -> bool:
+        """Both have a token there; otherwise one stopped and the other went on."""
+        return bool(self.rest) and self.at < len(self.text.new)
+
+
+def divergences(reference: Sequence[Text], speculate: Generate) -> Iterator[Divergence]:
+    """Every departure of `speculate` from the reference, each reference token compared once: after a departure
+    `speculate` goes on from the reference's own prefix."""
     texts = {text.row: text for text in reference}
     resumed = {text.row: 0 for text in reference}
     jobs = [Job(text.row, text.prompt, len(text.new)) for text in reference if text.new]
@@ -52,12 +65,20 @@ def check(reference: Sequence[Text], speculate: Generate, margin: Margin) -> lis
             at = first_divergence(text.new[start:], found.new)
             if at is None:
                 continue
-            at += start
-            counts[found.row] += _judge(_gap(text, at, found.new[at - start :], margin))
-            resumed[found.row] = at + 1
-            if at + 1 < len(text.new):
-                again.append(Job(text.row, text.prompt + text.new[: at + 1], len(text.new) - at - 1))
+            yield Divergence(text, start + at, found.new[at:])
+            resumed[found.row] = start + at + 1
+            if start + at + 1 < len(text.new):
+                prefix = text.prompt + text.new[: start + at + 1]
+                again.append(Job(text.row, prefix, len(text.new) - start - at - 1))
         jobs = again
+
+
+def check(reference: Sequence[Text], speculate: Generate, margin: Margin) -> list[Check]:
+    """Per reference text, the divergences of `speculate` from it and the tokens compared (every reference token
+    once)."""
+    counts = {text.row: Check(tokens=len(text.new)) for text in reference}
+    for found in divergences(reference, speculate):
+        counts[found.text.row] += judge(found, margin)
     return [counts[text.row] for text in reference]
 
 
@@ -81,26 +102,29 @@ def flips(alone: Sequence[Sequence[int]], drafted: Sequence[Sequence[int]]) -> C
     return total
 
 
-def _gap(text: Text, at: int, rest: Sequence[int], margin: Margin) -> float:
-    """The margin where both texts have a token; infinite where one stopped and the other went on."""
-    return margin(text, at, rest[0]) if rest and at < len(text.new) else float("inf")
-
-
-def _judge(gap: float) -> Check:
+def judge(found: Divergence, margin: Margin) -> Check:
+    """Near-tie or mismatch; where one text stopped and the other went on, it is a mismatch."""
+    gap = margin(found.text, found.at, found.rest[0]) if found.has_both else float("inf")
     return Check(near_ties=1) if gap <= MARGIN else Check(mismatches=1)
 
 
 def margin_from(model: PreTrainedModel, sampling: Sampling, seed: int) -> Margin:
     """The gap measured by one forward over the reference's prefix, in the precision of `model` (fp32 or wider)."""
 
-    @torch.inference_mode()
     def margin(text: Text, at: int, other: int) -> float:
-        prefix = torch.tensor([text.prompt + text.new[:at]], device=model.device)
-        scores = warp(model(prefix).logits[0, -1], sampling).log_softmax(-1)
-        if not sampling.is_greedy:
-            noise = Noise(seed, [text.row], scores.shape[-1], scores.device)
-            scores = scores + noise.coupled([[prefix.shape[1]]])[0, 0]
+        scores = scores_at(model, sampling, seed, text, at)
         worse = torch.minimum(scores[text.new[at]], scores[other])
         return (scores.max() - worse).item()
 
     return margin
+
+
+@torch.inference_mode()
+def scores_at(model: PreTrainedModel, sampling: Sampling, seed: int, text: Text, at: int) -> torch.Tensor:  # (V,)
+    """What the target's choice of new token `at` is the argmax of: log p, plus the noise at temperatures above 0."""
+    prefix = torch.tensor([text.prompt + text.new[:at]], device=model.device)
+    scores = warp(model(prefix).logits[0, -1], sampling).log_softmax(-1)
+    if sampling.is_greedy:
+        return scores
+    noise = Noise(seed, [text.row], scores.shape[-1], scores.device)
+    return scores + noise.coupled([[prefix.shape[1]]])[0, 0]

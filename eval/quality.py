@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from decode.house.progress import get_logger
 from decode.sampling import Sampling
+from decode.settings import generate_settings
 from eval.config import EvalConfig
 from eval.losslessness import Check, check, margin_from
 from eval.prompts import Prompt, next_turn
@@ -39,6 +40,11 @@ def verifier_at(cfg: EvalConfig, temperature: float) -> str:
     return "greedy" if temperature == 0 else cfg.decode.verifier
 
 
+def settings_at(cfg: EvalConfig, temperature: float) -> dict[str, Any]:
+    """The configured keyword arguments of decode.generate at another temperature."""
+    return {**generate_settings(cfg.decode), "temperature": temperature, "verifier": verifier_at(cfg, temperature)}
+
+
 def with_answers(
     cfg: EvalConfig, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
 ) -> list[Prompt]:
@@ -54,9 +60,8 @@ def with_answers(
 
 
 def _alone(cfg: EvalConfig, target: PreTrainedModel, temperature: float, label: str) -> Generate:
-    return generator(
-        target, None, sampling_at(cfg, temperature), "coupled", 1, cfg.seed, cfg.lossless.batch_size, label
-    )
+    settings = {**settings_at(cfg, temperature), "verifier": "coupled"}
+    return generator(target, None, settings, cfg.seed, cfg.lossless.batch_size, label)
 
 
 def measure_quality(
@@ -95,9 +100,8 @@ def _check(
     if verifier == "rejection":
         log.info("losslessness is not counted: verifier=rejection keeps the law, not the tokens")
         return None
-    sampling, k = sampling_at(cfg, temperature), cfg.decode.num_draft_tokens
-    speculate = generator(target, drafter, sampling, verifier, k, cfg.seed, cfg.lossless.batch_size, label)
-    counts = check(reference, speculate, margin_from(target, sampling, cfg.seed))
+    speculate = generator(target, drafter, settings_at(cfg, temperature), cfg.seed, cfg.lossless.batch_size, label)
+    counts = check(reference, speculate, margin_from(target, sampling_at(cfg, temperature), cfg.seed))
     return {text.row: count for text, count in zip(reference, counts, strict=True)}
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -11,7 +12,6 @@ from transformers import PreTrainedModel
 from decode import generate
 from decode.drafters.base import Drafter
 from decode.house.progress import progress
-from decode.sampling import Sampling
 from eval.prompts import Prompt
 
 
@@ -52,21 +52,19 @@ def left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.device
 def generator(
     model: PreTrainedModel,
     drafter: Drafter | None,
-    sampling: Sampling,
-    verifier: str,
-    num_draft_tokens: int,
+    settings: Mapping[str, Any],
     seed: int,
     batch_size: int,
     label: str,
 ) -> Generate:
     """A function that continues jobs in batches, longest first, with or without a drafter; one seed, so texts
-    compare."""
+    compare. `settings` are keyword arguments of decode.generate (`decode.settings.generate_settings`)."""
 
     def run(jobs: Sequence[Job]) -> list[Text]:
         done: dict[int, Text] = {}
         with progress(sum(job.max_new for job in jobs), "tokens", label) as bar:
             for batch in batches(jobs, batch_size):
-                for text in _continue(model, drafter, sampling, verifier, num_draft_tokens, seed, batch):
+                for text in continue_batch(model, drafter, settings, seed, batch):
                     done[text.row] = text
                 bar.update(sum(job.max_new for job in batch))
         return [done[job.row] for job in jobs]
@@ -81,31 +79,13 @@ def batches(jobs: Sequence[Job], batch_size: int) -> Iterator[list[Job]]:
         yield order[start : start + batch_size]
 
 
-def _continue(
-    model: PreTrainedModel,
-    drafter: Drafter | None,
-    sampling: Sampling,
-    verifier: str,
-    num_draft_tokens: int,
-    seed: int,
-    batch: Sequence[Job],
+def continue_batch(
+    model: PreTrainedModel, drafter: Drafter | None, settings: Mapping[str, Any], seed: int, batch: Sequence[Job]
 ) -> list[Text]:
+    """One call of decode.generate for all jobs, each cut to its own max_new."""
     ids, mask = left_padded([job.prompt for job in batch], 0, model.device)
-    out = generate(
-        model,
-        drafter,
-        ids,
-        attention_mask=mask,
-        max_new_tokens=max(job.max_new for job in batch),
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=seed,
-        verifier=verifier,
-        num_draft_tokens=num_draft_tokens,
-        rows=[job.row for job in batch],
-    )
+    asked = {**settings, "max_new_tokens": max(job.max_new for job in batch), "seed": seed}
+    out = generate(model, drafter, ids, attention_mask=mask, rows=[job.row for job in batch], **asked)
     texts = []
     for i, job in enumerate(batch):
         count = min(int(out.lengths[i]) - len(job.prompt), job.max_new)

@@ -76,8 +76,9 @@ def test_the_decoder_passes_and_a_real_flip_is_judged_by_its_margin(temperature)
 
     sampling = Sampling(temperature)
     jobs = [Job(row, tuple(range(3 + row, 9 + row)), 24) for row in range(3)]
-    alone = generator(model, None, sampling, "coupled", 1, 7, 3, "alone")
-    drafted = generator(model, LMDraft(draft), sampling, "coupled", 3, 7, 2, "drafted")
+    settings = {"temperature": temperature, "num_draft_tokens": 3}
+    alone = generator(model, None, settings, 7, 3, "alone")
+    drafted = generator(model, LMDraft(draft), settings, 7, 2, "drafted")
     reference, margin = alone(jobs), margin_from(model, sampling, 7)
     counts = check(reference, drafted, margin)
     assert sum(counts, Check()) == Check(0, 0, 72)
