@@ -42,8 +42,10 @@ class SamplingConfig:
     """Keep the smallest set of tokens whose mass reaches top_p."""
     min_p: float = 0.0
     """Drop tokens below min_p times the likeliest one's probability."""
-    verifier: Literal["coupled", "greedy", "rejection"] = "coupled"
-    """Rule that accepts draft tokens; all are exact in law, coupled also token for token."""
+    verifier: Literal["coupled", "greedy", "rejection", "block", "typical"] = "coupled"
+    """Rule that accepts draft tokens; all but typical are exact in law, coupled also token for token."""
+    lossy: bool = False
+    """Permit verifier=typical, which changes the target's law; its distance from it is measured and printed."""
     num_draft_tokens: int = 4
     """Draft tokens per target pass (k); for trees the depth."""
     tree: str = "chain"
@@ -69,6 +71,28 @@ class SamplingConfig:
             f"decode.verifier=greedy needs decode.temperature=0, not {self.temperature}: it compares argmaxes. "
             "Use verifier=coupled, which is greedy at temperature 0",
         )
+        self._refuse_inexact()
+
+    def _refuse_inexact(self) -> None:
+        """What `Verifier.check` and `drawn` would refuse once a model is loaded, by the names alone."""
+        is_chain = self.tree == "chain" or set(self.tree.split("x")) == {"1"}
+        require(
+            self.verifier != "block" or is_chain,
+            f"decode.verifier=block judges the tokens of one chain together, and decode.tree={self.tree} is none. Use "
+            "tree=chain, or verifier=rejection or coupled, which are exact for trees",
+        )
+        require(
+            not self.replacement or (self.verifier == "rejection" and not is_chain and self.tree != "dynamic"),
+            f"decode.replacement=true draws the siblings of a static tree alike under verifier=rejection; with "
+            f"decode.verifier={self.verifier} and decode.tree={self.tree} there are none that are sampled. Use "
+            "replacement=false, or verifier=rejection with a tree such as 3x2x1",
+        )
+        require(
+            self.verifier != "typical" or self.lossy,
+            "decode.verifier=typical accepts every token that the target finds typical, so the text no longer follows "
+            "the target's law, and decode.lossy=false. Use verifier=coupled, rejection or block, which keep it, or set "
+            "lossy=true to have the distance from the target measured and printed",
+        )
 
 
 @dataclass
@@ -78,7 +102,7 @@ class DrafterConfig:
     path: str | None = None
     """Folder of a saved draft; None decodes without one."""
     dtype: Precision = "auto"
-    """Precision of the draft's weights; auto is the target's, or float32 for a small draft on a CPU."""
+    """Precision of the draft's weights; auto is the target's."""
 
 
 @dataclass

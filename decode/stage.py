@@ -113,6 +113,6 @@ def _keep(folder: RunFolder, output: Output, tokenizer: PreTrainedTokenizerBase,
     tokens = output.sequences[0].tolist()
     completion = tokenizer.decode(tokens[prompt_length:])
     write_json(folder.file("completion.json"), {"tokens": tokens, "prompt_length": prompt_length, "text": completion})
-    folder.finish(
-        {"tau": output.stats.tau, "tokens": output.stats.num_tokens, "passes": output.stats.num_target_passes}
-    )
+    stats = output.stats
+    figures = {"tau": stats.tau, "tokens": stats.num_tokens, "passes": stats.num_target_passes}
+    folder.finish(figures if stats.distance is None else figures | {"distance": stats.distance})

@@ -38,6 +38,8 @@ class Stats:
     """Seconds from the call to each burst of tokens; one burst per target pass of the batch."""
     finish_reasons: list[str] = field(default_factory=list)
     """Per row: length, eos or stop."""
+    distances: list[float] = field(default_factory=list)
+    """Per emitted token: TV distance between p and the law it was emitted from, where a lossy rule measured it."""
     peak_memory_bytes: int = 0
     _began: float = field(default_factory=time.perf_counter)
 
@@ -76,6 +78,11 @@ class Stats:
     def acceptance_by_position(self) -> list[float]:
         """P(i-th draft token accepted | those before it were)."""
         return acceptance_by_position(self.rounds, self.num_draft_tokens)
+
+    @property
+    def distance(self) -> float | None:
+        """Mean TV distance from the target's law over the emitted tokens; None for rules that keep the law."""
+        return sum(self.distances) / len(self.distances) if self.distances else None
 
     @property
     def total_s(self) -> float:

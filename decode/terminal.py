@@ -47,6 +47,10 @@ class Painter:
             f"\n\n{stats.num_tokens} tokens in {stats.num_target_passes} target passes: "
             f"{stats.tau:.2f} tokens per pass, {stats.tokens_per_s:.0f} tokens/s\n"
         )
+        if stats.distance is not None:
+            self.stream.write(
+                f"lossy: a token's law is {stats.distance:.3f} from the target's on average (TV distance)\n"
+            )
         self.stream.flush()
 
     def _token(self, token: int, paint: str) -> None:
