@@ -8,6 +8,7 @@ keep all slots and are masked by position: more memory than a ring buffer, but a
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import cast
 
 import torch
@@ -18,33 +19,52 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 class SlotCache(Cache):
     """Keys and values of B rows of `capacity` slots for each layer, written where `place` says."""
 
-    def __init__(self, num_layers: int, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, num_layers: int, batch_size: int, capacity: int) -> None:
+        self.num_rows, self.capacity = batch_size, capacity
         self.slots: slice | Tensor = slice(0, 0)
         self.visible_slots = 0
+        self.rows: Tensor | None = None
+        self._stacks: list[Tensor] = []
         super().__init__(layers=[SlotLayer(self) for _ in range(num_layers)])
 
-    def place(self, slots: slice | Tensor, visible_slots: int) -> None:
-        """The next forward writes its tokens at `slots`, the same ones in every row (slice) or each row's own (B, T);
-        attention is given a view of the first `visible_slots` slots, and needs a mask of that many columns."""
+    def place(self, slots: slice | Tensor, visible_slots: int, rows: Tensor | None = None) -> None:
+        """The next forward is over `rows` (all by default) and writes its tokens at `slots`, the same ones in every row
+        (slice) or each row's own (B, T); attention is given the first `visible_slots` slots, and needs a mask of that
+        many columns."""
         assert visible_slots <= self.capacity, (visible_slots, self.capacity)
-        self.slots, self.visible_slots = slots, visible_slots
+        self.slots, self.visible_slots, self.rows = slots, visible_slots, rows
 
     @property
     def slot_layers(self) -> list[SlotLayer]:
         """The layers, by the type they have here."""
         return cast(list[SlotLayer], self.layers)
 
-    def move(self, starts: list[int], path: Tensor) -> None:
-        """Compact: slot starts[b] + i takes what slot starts[b] + path[b, i] holds (path (B, D + 1), path[:, 0] =
-        0)."""
-        first, rows = torch.tensor(starts)[:, None], torch.arange(len(starts))[:, None]
-        source, goal = first + path.cpu(), first + torch.arange(path.shape[1])
+    def stack(self) -> None:
+        """Lay layers of equal shape and place into one buffer (2 * layers, B, heads, capacity, d_head), so that a
+        commit is one gather; called when the layers have their buffers, and before anything is in them."""
+        alike = defaultdict(list)
         for layer in self.slot_layers:
-            for stored in (layer.keys, layer.values):
-                assert stored is not None
-                at = [index.to(stored.device) for index in (rows, goal, source)]
-                stored[at[0], :, at[1]] = stored[at[0], :, at[2]]
+            assert layer.keys is not None
+            assert layer.values is not None
+            for name, stored in (("keys", layer.keys), ("values", layer.values)):
+                alike[stored.shape, stored.dtype, stored.device].append((layer, name))
+        for (shape, dtype, device), places in alike.items():
+            stack = torch.zeros(len(places), *shape, dtype=dtype, device=device)
+            for part, (layer, name) in zip(stack, places, strict=True):
+                setattr(layer, name, part)
+            self._stacks.append(stack)
+
+    def move(self, starts: Tensor, path: Tensor) -> None:
+        """Compact: slot starts[b] + i takes what slot starts[b] + path[b, i] holds.
+
+        starts (B, 1), path (B, D + 1) with path[:, 0] = 0. Slots past the end belong to rows that are cut before them.
+        """
+        last = self.capacity - 1
+        source, goal = (starts + path).clamp(max=last), starts + torch.arange(path.shape[1], device=path.device)
+        rows = torch.arange(path.shape[0], device=path.device)[:, None]
+        for stack in self._stacks:
+            row, at, to = (index.to(stack.device) for index in (rows, source, goal.clamp(max=last)))
+            stack[:, row, :, to] = stack[:, row, :, at]
 
 
 class SlotLayer(CacheLayerMixin):
@@ -60,28 +80,37 @@ class SlotLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate; zeros rather than empty memory, because a masked NaN still poisons a sum (0 * NaN)."""
-        self.keys = _buffer(key_states, self.cache.capacity)
-        self.values = _buffer(value_states, self.cache.capacity)
+        self.keys = self._buffer(key_states)
+        self.values = self._buffer(value_states)
         self.is_initialized = True
+
+    def _buffer(self, states: Tensor) -> Tensor:
+        shape = (self.cache.num_rows, states.shape[1], self.cache.capacity, states.shape[3])
+        return torch.zeros(shape, dtype=states.dtype, device=states.device)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write (B, heads, T, d_head) where the cache says and return views of the visible slots."""
+        """Write (B, heads, T, d_head) where the cache says and return the visible slots."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
-        slots, end = self.cache.slots, self.cache.visible_slots
+        return self._written(self.keys, key_states), self._written(self.values, value_states)
+
+    def _written(self, stored: Tensor, states: Tensor) -> Tensor:
+        slots, rows, end = self.cache.slots, self.cache.rows, self.cache.visible_slots
+        if rows is not None:
+            assert isinstance(slots, slice)
+            rows = rows.to(stored.device)  # a spread model keeps its layers on several
+            stored[rows, :, slots] = states
+            return stored[rows, :, :end]
         if isinstance(slots, slice):
-            self.keys[:, :, slots] = key_states
-            self.values[:, :, slots] = value_states
+            stored[:, :, slots] = states
         else:
-            rows = torch.arange(key_states.shape[0], device=key_states.device)[:, None]
-            slots = slots.to(key_states.device)  # a spread model keeps its layers on several
-            self.keys[rows, :, slots] = key_states.transpose(1, 2)
-            self.values[rows, :, slots] = value_states.transpose(1, 2)
-        return self.keys[:, :, :end], self.values[:, :, :end]
+            every = torch.arange(states.shape[0], device=stored.device)[:, None]
+            stored[every, :, slots.to(stored.device)] = states.transpose(1, 2)
+        return stored[:, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(visible slots, offset): consulted only where a model builds its own mask, which explicit masks prevent."""
@@ -98,8 +127,3 @@ class SlotLayer(CacheLayerMixin):
     def get_max_cache_shape(self) -> int:
         """Capacity in tokens, under the name that transformers before 5.20 asks for."""
         return self.cache.capacity
-
-
-def _buffer(states: Tensor, capacity: int) -> Tensor:
-    batch, heads, _, width = states.shape
-    return torch.zeros(batch, heads, capacity, width, dtype=states.dtype, device=states.device)

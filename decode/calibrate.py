@@ -10,9 +10,13 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from decode.drafters.base import Context
 from decode.drafters.lm import LMDraft
-from decode.target import CachedModel
-from decode.tree import chain_parents
+from decode.drafters.lm_chain import propose_chain
+from decode.noise import Noise
+from decode.sampling import Sampling
+from decode.shapes import chain
+from decode.target import CachedModel, runner_for
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Costs:
     """Tokens in the cache before the pass."""
     batch_size: int
     t_draft: float
-    """One draft pass of one token, as part of a run of passes: the first finds its weights evicted by the target's."""
+    """One draft pass of one token, as part of a chain: the first finds its weights evicted by the target's."""
     t_target: dict[int, float]
     """Target pass by number of tokens: t_target[1] is an autoregressive step, t_target[k + 1] a verification."""
 
@@ -66,25 +70,30 @@ def interleaved(arms: dict[int, Callable[[], object]], repeats: int, device: tor
 
 
 def _warmed(model: PreTrainedModel, context: int, capacity: int, batch_size: int) -> CachedModel:
-    runner = CachedModel(model, capacity)
+    runner = runner_for(model, batch_size, capacity)
     if context:
         ids = torch.ones(batch_size, context, dtype=torch.long, device=runner.device)
-        runner.prefill(ids, [context] * batch_size)
+        runner.prefill(ids, [0] * batch_size, [context] * batch_size)
     return runner
 
 
 def _pass(runner: CachedModel, num_tokens: int, context: int, batch_size: int) -> Callable[[], object]:
     tokens = torch.ones(batch_size, num_tokens, dtype=torch.long, device=runner.device)
-    return lambda: runner.forward(tokens, [context] * batch_size, chain_parents(num_tokens))
+    return lambda: runner.chain(tokens, [context] * batch_size)
 
 
 def _draft_passes(
     drafter: LMDraft, context: int, capacity: int, batch_size: int, in_a_row: int
 ) -> Callable[[], object]:
-    """Single tokens through the very pass that drafting replays."""
-    runner = drafter.runner(batch_size, capacity)
-    token = torch.ones(batch_size, 1, dtype=torch.long, device=drafter.model.device)
-    return lambda: [runner.forward(token, token * context) for _ in range(in_a_row)]
+    """A chain of draft tokens by the very pass that drafting replays, argmaxes for draws."""
+    runner = runner_for(drafter.model, batch_size, capacity)
+    ids = torch.ones(batch_size, capacity, dtype=torch.long, device=runner.device)
+    rows = list(range(batch_size))
+    wanted = Context(
+        ids, [max(1, context)] * batch_size, Sampling(temperature=0), Noise(0, rows, 1, runner.device),
+        chain(in_a_row), "arbitrary", True, None, 0,
+    )  # fmt: skip
+    return lambda: propose_chain(runner, wanted, min(2, *wanted.lengths))
 
 
 def _synchronise(device: torch.device) -> None:

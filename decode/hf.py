@@ -71,6 +71,9 @@ def generate(
     observer: Observer | None = None,
     tree_nodes: int = 16,
     replacement: bool = False,
+    lossy: bool = False,
+    batch_size: int | None = None,
+    strict: bool = False,
 ) -> Output:
     """Continue `input_ids` (B, T), padded left or right where `attention_mask` is 0; `drafter=None` is autoregressive.
 
@@ -79,6 +82,7 @@ def generate(
     eos_token_id=None and stop_strings=None are the model's own, () none. `rows` are the requests' own indices, which
     key the noise: a request's text does not depend on the batch it came in. `tree` (`shapes.parse`) is chain, branching
     factors such as 3x2x1, or dynamic with `tree_nodes` draft nodes; `replacement` lets rejection draw siblings alike.
+    `lossy` permits verifier="typical", which changes the target's law; stats.distance is the measured TV distance.
     Raises ConfigError and InputError.
     """
     if verifier not in VERIFIERS:
@@ -97,6 +101,9 @@ def generate(
         verifier=verifier,
         shape=parse(tree, num_draft_tokens, tree_nodes),
         replacement=replacement,
+        lossy=lossy,
+        batch_size=batch_size,
+        strict=strict,
         seed=seed,
         rows=rows,
         eos_ids=_eos_ids(model, eos_token_id),

@@ -7,7 +7,7 @@ One host sync a round.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -16,14 +16,15 @@ from transformers import LogitsProcessorList, PreTrainedModel
 
 from decode.drafters.base import Context, Drafter
 from decode.house.errors import InputError
-from decode.models import longest_context
+from decode.models import device_of, longest_context
 from decode.noise import Noise
 from decode.processors import process_nodes
+from decode.rows import Progress, Rows
 from decode.sampling import Sampling, warp
 from decode.shapes import Shape, chain
 from decode.stats import Round, Stats
 from decode.stopping import StopStrings
-from decode.target import CachedModel
+from decode.target import runner_for
 from decode.tree import Drawn, Tree
 from decode.verify import VERIFIERS, Question, Verdict
 
@@ -40,6 +41,8 @@ class Request:
     """The tree of a round; cut to what its rows can still emit."""
     replacement: bool = False
     """Where a rule draws siblings from q: independently, duplicates included, rather than without replacement."""
+    lossy: bool = False
+    """Permit a rule that changes the target's law."""
     seed: int = 0
     rows: list[int] | None = None
     """The requests' own indices, which key the noise; 0, 1, ... by default."""
@@ -47,6 +50,10 @@ class Request:
     processors: LogitsProcessorList | None = None
     """Processors that look at the prefix (penalties, bans); each node is given its own."""
     stop: StopStrings | None = None
+    batch_size: int | None = None
+    """Requests decoded at once; the others wait and take the rows of finished ones. None decodes all at once."""
+    strict: bool = False
+    """Every target pass has the rows of the whole shape, with or without drafts, so that rounding is the same."""
     audit: bool = False
     """Raise when a random number outside the coupled stream is read twice."""
 
@@ -56,6 +63,7 @@ class Event:
     """One row's share of a round, as it reaches the host: `accepted` draft tokens, then the correction or bonus."""
 
     row: int
+    """Index of the request."""
     tokens: list[int]
     accepted: int
     drafted: int
@@ -65,44 +73,41 @@ Observer = Callable[[Event], None]
 
 
 class Loop:
-    """One generation call: a batch of requests from prompt to end."""
+    """One generation call: requests from prompt to end, `batch_size` of them at a time."""
 
     def __init__(self, model: PreTrainedModel, drafter: Drafter | None, request: Request) -> None:
         self.request, self.drafter = request, drafter
         self.verifier = VERIFIERS[request.verifier]
-        self.verifier.check(request.sampling)
+        self.verifier.check(request.sampling, request.lossy)
         self.drawn: Drawn = self.verifier.drawn(request.shape, request.replacement)
-        self.lengths = [len(prompt) for prompt in request.prompts]
-        self.ends = [length + request.max_new_tokens for length in self.lengths]
-        _check_context(model, self.lengths, request.max_new_tokens)
-        self.tokens = [list(prompt) for prompt in request.prompts]
-        self.reasons: list[str | None] = [None] * len(self.tokens)
-        self.capacity = max(self.ends) + request.shape.num_nodes
-        self.runner = CachedModel(model, self.capacity)
-        self.device = self.runner.device
-        self.ids = _left_aligned(self.tokens, self.capacity, self.device)
-        rows = request.rows if request.rows is not None else list(range(len(self.tokens)))
+        lengths = [len(prompt) for prompt in request.prompts]
+        _check_context(model, lengths, request.max_new_tokens)
+        capacity = max(lengths) + request.max_new_tokens + request.shape.num_nodes
+        requests = [Progress(len(x), list(x), len(x) + request.max_new_tokens) for x in request.prompts]
+        self.rows = Rows(requests, request.batch_size or len(requests), capacity, device_of(model))
+        self.runner = runner_for(model, self.rows.size, capacity)
         vocab_size = model.config.get_text_config().vocab_size
-        self.noise = Noise(request.seed, rows, vocab_size, self.device, request.audit)
+        keys = [self._key(index) for index in self.rows.seated]
+        self.noise = Noise(request.seed, keys, vocab_size, self.runner.device, request.audit)
         self.stats = Stats(request.shape.depth if drafter is not None else 0)
         self.round_index = 0
 
     @torch.inference_mode()
     def run(self, observer: Observer | None = None) -> tuple[list[list[int]], Stats]:
-        """All rows' tokens, prompts included, and what the call counted."""
+        """All requests' tokens, prompts included, and what the call counted."""
         with self.stats.phase("prefill"):
-            if max(self.lengths) > 1:
-                self.runner.prefill(self.ids, [length - 1 for length in self.lengths])
+            self._prefill(range(self.rows.size))
             if self.drafter is not None:
-                self.drafter.start(self._context(self.request.shape, None), self.capacity)
-        while None in self.reasons:
+                self.drafter.start(self._context(self.request.shape, None), self.rows.capacity)
+        while self.rows.running:
             for event in self.step():
                 if observer is not None:
                     observer(event)
+            self._refill()
         if self.drafter is not None:
-            self.drafter.reset(list(range(len(self.tokens))))
-        self.stats.finish([reason or "" for reason in self.reasons], self.device)
-        return self.tokens, self.stats
+            self.drafter.reset(list(range(self.rows.size)))
+        self.stats.finish([one.reason or "" for one in self.rows.requests], self.runner.device)
+        return [one.tokens for one in self.rows.requests], self.stats
 
     def step(self) -> list[Event]:
         """One round of every row that is not finished."""
@@ -110,28 +115,47 @@ class Loop:
         gumbel = self._gumbel(shape.depth)
         with self.stats.phase("draft"):
             tree = self._propose(shape, gumbel)
-        starts = [length - 1 for length in self.lengths]
+        lengths = self.rows.lengths
+        starts = [length - 1 for length in lengths]
         with self.stats.phase("target"):
-            logits = self.runner.forward(tree.tokens, starts, tree.parents)
+            logits = self._forward(tree, starts)
         with self.stats.phase("verify"):
             verdict = self._verify(tree, logits, gumbel)
         with self.stats.phase("commit"):
             self.runner.commit(starts, verdict.path, tree.is_chain)
             if self.drafter is not None and shape.depth:
                 self.drafter.commit(verdict, None)
+            self.rows.write(verdict.tokens, lengths)
             events = self._commit(verdict, tree.max_depth)
         self.round_index += 1
         return events
+
+    def _prefill(self, rows: Iterable[int]) -> None:
+        end = [0] * self.rows.size
+        for row in rows:
+            end[row] = self.rows.lengths[row] - 1
+        self.runner.prefill(self.rows.ids, [0] * self.rows.size, end)
+
+    def _refill(self) -> None:
+        """Waiting requests take the place of finished ones, so that no row idles while there is work."""
+        with self.stats.phase("prefill"):
+            changed = self.rows.refill()
+            self._prefill(changed)
+            for row in changed:
+                self.noise.seat(row, self._key(self.rows.seated[row]))
+            if changed and self.drafter is not None:
+                self.drafter.reset(changed)
+
+    def _key(self, index: int) -> int:
+        """What keys the noise of a request: its own index, never its row in the batch."""
+        return index if self.request.rows is None else self.request.rows[index]
 
     def _shape(self) -> Shape:
         """This round's tree: nothing deeper than the longest unfinished row could emit."""
         if self.drafter is None:
             return chain(0)
-        left = max(end - length for end, length, why in self._state() if why is None)
+        left = max(self.rows.current[row].end - self.rows.lengths[row] for row in self.rows.running)
         return self.request.shape.cut(left - 1)
-
-    def _state(self) -> zip[tuple[int, int, str | None]]:
-        return zip(self.ends, self.lengths, self.reasons, strict=True)
 
     def _gumbel(self, depth: int) -> Tensor | None:
         if self.request.sampling.is_greedy or not self.verifier.shares_noise:
@@ -139,12 +163,12 @@ class Loop:
         return self.noise.coupled(self._positions(depth))
 
     def _positions(self, depth: int) -> list[list[int]]:
-        return [list(range(length, length + depth + 1)) for length in self.lengths]
+        return [list(range(length, length + depth + 1)) for length in self.rows.lengths]
 
     def _context(self, shape: Shape, gumbel: Tensor | None) -> Context:
         return Context(
-            self.ids,
-            self.lengths,
+            self.rows.ids,
+            self.rows.lengths,
             self.request.sampling,
             self.noise,
             shape,
@@ -157,12 +181,20 @@ class Loop:
     def _propose(self, shape: Shape, gumbel: Tensor | None) -> Tree:
         if self.drafter is not None and shape.depth:
             return self.drafter.propose(self._context(shape, gumbel))
-        last = torch.tensor([[row[-1]] for row in self.tokens], device=self.device)
-        return Tree(last, (-1,))
+        ends = torch.tensor(self.rows.lengths, device=self.runner.device)[:, None]
+        return Tree(self.rows.ids.gather(1, ends - 1), (-1,))
+
+    def _forward(self, tree: Tree, starts: list[int]) -> Tensor:
+        """Logits at the nodes. Strict passes have the same rows whatever was drafted: kernels round by shape."""
+        if not self.request.strict:
+            return self.runner.forward(tree.tokens, starts, tree.depths, tree.ancestors)
+        missing = self.request.shape.num_nodes - tree.num_nodes
+        padded = torch.cat([tree.tokens, tree.tokens[:, -1:].expand(-1, missing)], 1)
+        return self.runner.chain(padded, starts)[:, : tree.num_nodes]
 
     def _verify(self, tree: Tree, logits: Tensor, gumbel: Tensor | None) -> Verdict:
         if self.request.processors:
-            logits = process_nodes(self.request.processors, self.tokens, tree, logits)
+            logits = process_nodes(self.request.processors, [one.tokens for one in self.rows.current], tree, logits)
         scores = warp(logits, self.request.sampling)
         depth = tree.max_depth
         gumbel = gumbel if gumbel is None else gumbel[:, : depth + 1]
@@ -171,42 +203,31 @@ class Loop:
         )
 
     def _commit(self, verdict: Verdict, drafted: int) -> list[Event]:
-        """Write the emitted tokens, cut rows that end, count. The only host sync of the round is here."""
-        ends = torch.tensor(self.lengths, device=self.device)[:, None]
-        columns = ends + torch.arange(verdict.tokens.shape[1], device=self.device)
-        self.ids.scatter_(1, columns.clamp_(max=self.capacity - 1), verdict.tokens)
+        """Extend the rows, cut those that end, count. The only host sync of the round is here."""
         both = torch.cat([verdict.num_accepted[:, None], verdict.tokens], dim=1).tolist()
         self.stats.arrive()
-        return [self._extend(row, both[row], drafted) for row, why in enumerate(self.reasons) if why is None]
+        rows = self.rows.running
+        events = [self._extend(row, both[row], drafted) for row in rows]
+        if verdict.distance is not None:
+            for row, event in zip(rows, events, strict=True):
+                self.stats.distances += verdict.distance[row, : len(event.tokens)].tolist()
+        return events
 
     def _extend(self, row: int, verdict: list[int], drafted: int) -> Event:
-        accepted, tokens = verdict[0], verdict[1:]
-        kept = []
-        for token in tokens[: accepted + 1]:
-            kept.append(token)
-            self.tokens[row].append(token)
-            self.reasons[row] = self._reason(row, token)
-            if self.reasons[row] is not None:
-                break
-        self.lengths[row] += len(kept)
-        if len(kept) <= accepted:  # cut: what lies behind the end was neither refused nor emitted
-            accepted = drafted = len(kept)
-        self.stats.rounds.append(Round(row, drafted, accepted, len(kept)))
-        return Event(row, kept, accepted, drafted)
+        accepted, one, index = verdict[0], self.rows.current[row], self.rows.seated[row]
+        tokens = verdict[1 : accepted + 2]
+        taken = one.extend(tokens, self._reason)
+        if taken <= accepted:  # cut: what lies behind the end was neither refused nor emitted
+            accepted = drafted = taken
+        self.stats.rounds.append(Round(index, drafted, accepted, taken))
+        return Event(index, tokens[:taken], accepted, drafted)
 
-    def _reason(self, row: int, token: int) -> str | None:
-        if token in self.request.eos_ids:
+    def _reason(self, one: Progress) -> str | None:
+        if one.tokens[-1] in self.request.eos_ids:
             return "eos"
-        if self.request.stop is not None and self.request.stop.ends(self.tokens[row], len(self.request.prompts[row])):
+        if self.request.stop is not None and self.request.stop.ends(one.tokens, one.prompt_length):
             return "stop"
-        return "length" if len(self.tokens[row]) >= self.ends[row] else None
-
-
-def _left_aligned(rows: list[list[int]], width: int, device: torch.device) -> Tensor:
-    ids = torch.zeros(len(rows), width, dtype=torch.long)
-    for slot, row in enumerate(rows):
-        ids[slot, : len(row)] = torch.tensor(row)
-    return ids.to(device)
+        return "length" if len(one.tokens) >= one.end else None
 
 
 def _check_context(model: PreTrainedModel, lengths: list[int], max_new_tokens: int) -> None:

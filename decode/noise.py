@@ -34,8 +34,13 @@ class Noise:
     def __init__(self, seed: int, rows: list[int], vocab_size: int, device: torch.device, audit: bool = False) -> None:
         self.device = device
         self._table = _signed_arange(vocab_size, device)
-        self._row_keys = [_mix(_mix(seed) + row) for row in rows]
+        self._seed = _mix(seed)
+        self._row_keys = [_mix(self._seed + row) for row in rows]
         self._ledger: set[tuple[int, ...]] | None = set() if audit else None
+
+    def seat(self, slot: int, row: int) -> None:
+        """Slot `slot` of the batch now holds the request `row`."""
+        self._row_keys[slot] = _mix(self._seed + row)
 
     def coupled(self, positions: Tensor | list[list[int]]) -> Tensor:  # (B, D) -> (B, D, V)
         """Standard Gumbel noise of the tokens at these absolute positions; may be read again."""

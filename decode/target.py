@@ -1,111 +1,226 @@
 """Forward passes of a causal LM over a slot cache: the target, and a draft LM as well.
 
-Rows are left-aligned and ragged: row b has its own number of tokens in the cache. One pass runs a tree per row; its
-nodes see the row's cached tokens and their own ancestors.
+Rows are left-aligned and ragged: row b has its own number of tokens in the cache. One pass runs nodes of a tree per
+row; they see the row's committed tokens and their own ancestors. Short passes are captured after a few uses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from decode.cache import SlotCache
+from decode.capture import Pass, capture
 from decode.house.errors import InputError
 from decode.masks import layer_masks
 from decode.models import device_of, longest_context, refuse_unsupported
+from decode.packed import Packing
 from decode.tree import ancestors, chain_parents, tree_depths
 
 PREFILL_CHUNK = 512  # tokens a pass: bounds the (T, S) mask and the activations of a long prompt
+BUCKET = 256  # slots: capacities and views are rounded up, so that calls of similar length share captures
+CAPTURE_AFTER = 6  # uses of one shape: a capture costs about as much as that many passes
+MOST_RUNNERS = 4  # caches kept for one model, so that batches of a few sizes can take turns
+
+
+class NodePass(nn.Module):
+    """Logits (B, W, V) of the last W of M nodes per row; the attention looks at the first `visible` slots under a
+    mask that is made here from the inputs, so that one capture serves every position."""
+
+    def __init__(self, model: PreTrainedModel, cache: SlotCache, held: Tensor, visible: int) -> None:
+        """`held` (B, capacity): the position of the node in each slot, kept from one pass of a round to the next."""
+        super().__init__()
+        self.model, self.cache = model, cache
+        self.config = model.config.get_text_config()
+        self.slots = torch.arange(visible, device=device_of(model))
+        self.held = held
+        self.last_position = (longest_context(model.config) or cache.capacity) - 1
+
+    def forward(self, tokens: Tensor, starts: Tensor, depths: Tensor, above: Tensor) -> tuple[Tensor]:
+        """tokens (B, W), starts (B, 1): committed tokens per row, depths (B, W), above (B, W, M) bool: ancestors.
+
+        Node j lies in slot starts + j. Positions past the context's end belong to rows that are cut before them; they
+        are clamped, so that no table overflows.
+        """
+        batch, width, num_nodes = above.shape
+        nodes, positions = starts + self.slots[:num_nodes], starts + depths
+        own = nodes[:, num_nodes - width :]
+        committed = (self.slots < starts)[:, None].expand(batch, width, -1)
+        visible = committed.scatter(2, nodes[:, None].expand(batch, width, num_nodes), above)
+        self.held.scatter_(1, own, positions)
+        keys = torch.where(self.slots < starts, self.slots, self.held[:, : len(self.slots)])
+        self.cache.place(own, len(self.slots))
+        return (
+            self.model(
+                input_ids=tokens,
+                attention_mask=layer_masks(self.config, visible, positions, keys, self.model.dtype),
+                position_ids=positions.clamp(max=self.last_position),
+                past_key_values=self.cache,
+                use_cache=True,
+            ).logits,
+        )
 
 
 class CachedModel:
-    """An unmodified transformers model with a SlotCache of `capacity` tokens a row."""
+    """An unmodified transformers model with a SlotCache of B rows of at least `capacity` tokens."""
 
-    def __init__(self, model: PreTrainedModel, capacity: int) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, batch_size: int, capacity: int, packing: Packing | None = None) -> None:
         refuse_unsupported(model.config, model.config.name_or_path or "")
-        self.config = model.config.get_text_config()
-        if self.config._attn_implementation not in ("sdpa", "eager"):
-            raise InputError(
-                f"attention {self.config._attn_implementation!r} takes no explicit masks, so rejected tokens and "
-                "other rows "
-                "would be seen; load the model with attn_implementation='sdpa'"
-            )
+        self.model, self.config = model, model.config.get_text_config()
+        _refuse_foreign_attention(self.config._attn_implementation)
         self.device = device_of(model)
-        self.cache = SlotCache(self.config.num_hidden_layers, capacity)
-        self._slots = torch.arange(capacity, device=self.device)
-        self._last_position = (longest_context(model.config) or capacity) - 1
+        self.packing = packing if packing is not None else Packing(model)
+        with torch.inference_mode(mode=False), torch.no_grad():
+            self.cache = SlotCache(self.config.num_hidden_layers, batch_size, _rounded(capacity))
+            self._slots = torch.arange(self.cache.capacity, device=self.device)
+            self._held = torch.zeros(batch_size, self.cache.capacity, dtype=torch.long, device=self.device)
+            first = torch.zeros(batch_size, 1, dtype=torch.long, device=self.device)
+            self.node_pass(1)(first, first, first, first[..., None] == 0)  # allocates the layers
+            self.cache.stack()
+        self._passes: dict[tuple[object, ...], Pass] = {}
+        self._uses: dict[tuple[object, ...], int] = {}
 
-    def prefill(self, ids: Tensor, lengths: list[int]) -> None:
-        """Read ids[b, :lengths[b]] (B, T), left-aligned; what lies behind a shorter row's end is written and never
-        seen."""
-        longest = max(lengths)
-        for start in range(0, longest, PREFILL_CHUNK):
-            tokens = ids[:, start : min(start + PREFILL_CHUNK, longest)]
-            self.forward(tokens, [start] * ids.shape[0], chain_parents(tokens.shape[1]), num_logits=1)
+    def visible(self, end: int) -> int:
+        """Slots that a pass looks at whose last node lies before slot `end`: doubled from one bucket to the next."""
+        size = BUCKET
+        while size < end:
+            size *= 2
+        return min(size, self.cache.capacity)
 
-    def forward(
-        self, tokens: Tensor, starts: list[int], parents: tuple[int, ...], num_logits: int | None = None
-    ) -> Tensor:
-        """Logits (B, N, V) of the nodes tokens[b, n], which follow the row's first starts[b] cached tokens.
+    def prefill(self, ids: Tensor, begin: list[int], end: list[int]) -> None:
+        """Read ids[b, begin[b]:end[b]] of each row; ids (B, T) left-aligned. What lies behind the end of a row that is
+        read beside a longer one is written too, and never seen."""
+        groups: dict[int, list[int]] = {}
+        for row, first in enumerate(begin):
+            if end[row] > first:
+                groups.setdefault(first, []).append(row)
+        for first, rows in groups.items():
+            last = max(end[row] for row in rows)
+            for start in range(first, last, PREFILL_CHUNK):
+                self._read(ids, rows, start, min(start + PREFILL_CHUNK, last))
 
-        `num_logits` keeps those of the last few nodes. Node n is written to slot starts[b] + n.
-        """
-        self._place(starts, tokens.shape[1])
-        positions = self._positions(starts, parents)
-        masks = layer_masks(
-            self.config,
-            self._visibility(starts, parents),
-            positions,
-            self._key_positions(starts, parents),
-            self.model.dtype,
-        )
-        return self.model(
+    def _read(self, ids: Tensor, rows: list[int], start: int, end: int) -> None:
+        index = None if len(rows) == ids.shape[0] else torch.tensor(rows, device=self.device)
+        tokens = (ids if index is None else ids[index])[:, start:end]
+        positions = self._slots[start:end].expand_as(tokens)
+        keys = self._slots[:end].expand(len(rows), -1)
+        visible = keys[:, None] <= positions[..., None]
+        self.cache.place(slice(start, end), end, index)
+        self.model(
             input_ids=tokens,
-            attention_mask=masks,
+            attention_mask=layer_masks(self.config, visible, positions, keys, self.model.dtype),
             position_ids=positions,
             past_key_values=self.cache,
             use_cache=True,
-            logits_to_keep=num_logits or 0,
-        ).logits
+            logits_to_keep=1,
+        )
 
-    def _place(self, starts: list[int], num_nodes: int) -> None:
-        same = len(set(starts)) == 1
-        own = torch.tensor(starts, device=self.device)[:, None] + self._slots[:num_nodes]
-        slots = slice(starts[0], starts[0] + num_nodes) if same else own
-        self.cache.place(slots, max(starts) + num_nodes)
+    def forward(self, tokens: Tensor, starts: list[int], depths: Tensor, above: Tensor) -> Tensor:
+        """Logits (B, W, V) of nodes tokens (B, W), the last W of M that follow the row's starts[b] committed ones.
 
-    def _positions(self, starts: list[int], parents: tuple[int, ...]) -> Tensor:  # (B, N)
-        """Nodes past the context's end belong to rows that are cut before them; clamped, so that no table overflows."""
-        depths = tree_depths(parents)
-        rows = [[min(start + depth, self._last_position) for depth in depths] for start in starts]
-        return torch.tensor(rows, device=self.device)
+        depths (1 or B, W) counts from the first node, above (1 or B, W, M) marks each node and its ancestors. Node j of
+        the M is in slot starts[b] + j, written by this pass or an earlier one of the round.
+        """
+        batch, (width, num_nodes) = tokens.shape[0], above.shape[1:]
+        visible = self.visible(max(starts) + num_nodes)
+        begin = torch.tensor(starts, device=self.device)[:, None]
+        inputs = (tokens, begin, depths.expand(batch, -1), above.expand(batch, -1, -1))
 
-    def _visibility(self, starts: list[int], parents: tuple[int, ...]) -> Tensor:  # (B, N, S) bool
-        num_nodes = len(parents)
-        first = torch.tensor(starts, device=self.device)[:, None, None]
-        offset = (
-            self._slots[: self.cache.visible_slots] - first
-        )  # (B, 1, S): node index of a slot, negative if committed
-        if parents == chain_parents(num_nodes):
-            return offset <= self._slots[:num_nodes, None]
-        own = ancestors(parents).to(self.device)
-        inside = own[:, offset[:, 0].clamp(0, num_nodes - 1)].transpose(0, 1)  # (B, N, S)
-        return (offset < 0) | (inside & (offset < num_nodes))
+        def moved() -> tuple[Tensor, ...]:
+            return tokens, (begin + 1).clamp(max=visible - num_nodes), *inputs[2:]
 
-    def _key_positions(self, starts: list[int], parents: tuple[int, ...]) -> Tensor:  # (B, S)
-        """Position of what each slot holds; a committed token's is its slot."""
-        slots = self._slots[: self.cache.visible_slots].expand(len(starts), -1)
-        if parents == chain_parents(len(parents)):
-            return slots
-        depth = torch.tensor(tree_depths(parents), device=self.device)
-        first = torch.tensor(starts, device=self.device)[:, None]
-        offset = slots - first
-        return torch.where(offset < 0, slots, first + depth[offset.clamp(0, len(parents) - 1)])
+        return self.run((width, num_nodes, visible), lambda: self.node_pass(visible), inputs, moved)[0]
+
+    def node_pass(self, visible: int) -> NodePass:
+        """The pass over the first `visible` slots, not captured."""
+        return NodePass(self.model, self.cache, self._held, visible)
+
+    def run(
+        self,
+        key: tuple[object, ...],
+        make: Callable[[], nn.Module],
+        inputs: tuple[Tensor, ...],
+        moved: Callable[[], tuple[Tensor, ...]],
+    ) -> tuple[Tensor, ...]:
+        """The module that `make` makes, at `inputs`, by its capture once `key` has been used often enough.
+
+        `moved()` are the inputs of the same pass over a later slot (see `capture.capture`): a check there writes only
+        where nothing is committed.
+        """
+        if key not in self._passes:
+            self._uses[key] = self._uses.get(key, 0) + 1
+            if self._uses[key] < CAPTURE_AFTER:
+                return make()(*inputs)
+            self._passes[key] = capture(make(), inputs, moved(), self.packing)
+        return self._passes[key](*inputs)
+
+    def chain(self, tokens: Tensor, starts: list[int]) -> Tensor:  # (B, W) -> (B, W, V)
+        """Logits of W tokens that follow one another."""
+        parents = chain_parents(tokens.shape[1])
+        return self.forward(tokens, starts, *self.layout(parents))
+
+    def layout(self, parents: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """(depths (1, N), ancestors (1, N, N)) of a tree known beforehand."""
+        depths = torch.tensor([tree_depths(parents)], device=self.device)
+        return depths, ancestors(parents).to(self.device)[None]
 
     def commit(self, starts: list[int], path: Tensor, is_chain: bool) -> None:
         """Bring the accepted path (B, D + 1) of the last pass to the slots of its positions; a chain lies there
         already."""
         if not is_chain:
-            self.cache.move(starts, path)
+            self.cache.move(torch.tensor(starts, device=self.device)[:, None], path)
+
+
+class Runners:
+    """The cached models of one model, the least used one given up first; kept on the model, so that they end with it
+    (a table elsewhere would hold the model for ever, since they refer to it)."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.packing = Packing(model)
+        self.weights = weights_state(model)
+        self._kept: dict[tuple[int, int], CachedModel] = {}
+
+    def get(self, model: PreTrainedModel, batch_size: int, capacity: int) -> CachedModel:
+        """The cached model of this size."""
+        key = (batch_size, _rounded(capacity))
+        runner = self._kept.pop(key, None) or CachedModel(model, batch_size, capacity, self.packing)
+        self._kept[key] = runner
+        if len(self._kept) > MOST_RUNNERS:
+            del self._kept[next(iter(self._kept))]
+        return runner
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """A copied or pickled model makes its own."""
+        return type(None), ()
+
+
+def runner_for(model: PreTrainedModel, batch_size: int, capacity: int) -> CachedModel:
+    """The cached model for this many rows of this many tokens, kept with its captures from one call to the next.
+
+    One call at a time: two threads must not decode with the same model object.
+    """
+    kept = vars(model).get("_draftsmith_runners")
+    if kept is None or kept.weights != weights_state(model):  # packed weights are copies: training makes them stale
+        kept = vars(model)["_draftsmith_runners"] = Runners(model)
+    return kept.get(model, batch_size, capacity)
+
+
+def weights_state(model: nn.Module) -> int:
+    """Changes when a parameter is replaced, moved or written to."""
+    version = ((one.data_ptr(), one.dtype, 0 if one.is_inference() else one._version) for one in model.parameters())
+    return hash(tuple(version))
+
+
+def _rounded(capacity: int) -> int:
+    return -(-capacity // BUCKET) * BUCKET
+
+
+def _refuse_foreign_attention(name: str | None) -> None:
+    if name not in ("sdpa", "eager"):
+        raise InputError(
+            f"attention {name!r} takes no explicit masks, so rejected tokens and other rows would be seen; load the "
+            "model with attn_implementation='sdpa'"
+        )

@@ -1,4 +1,4 @@
-"""A draft language model: a small causal LM over the target's tokens that proposes a chain, token by token."""
+"""A draft language model: a small causal LM over the target's tokens that proposes chains and trees."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from decode.capture import CapturedModel
 from decode.drafters.base import Batch, Context, Step
+from decode.drafters.lm_chain import propose_chain
+from decode.drafters.lm_tree import propose_tree
 from decode.head import head_of
 from decode.masks import layer_masks, packed_visibility
-from decode.noise import Stream
-from decode.sampling import warp
-from decode.target import PREFILL_CHUNK
-from decode.tree import Tree, chain_parents
+from decode.shapes import Static
+from decode.target import CachedModel, runner_for
+from decode.tree import Tree
 from decode.verify import Verdict
+
+READ_AGAIN = 8  # tokens: the widest pass that catches up with a verdict; what lies further back is read beforehand
 
 
 class LMDraft(nn.Module):
@@ -29,7 +31,10 @@ class LMDraft(nn.Module):
         super().__init__()
         self.model = model
         self.head = head_of(model)
-        self._runner: CapturedModel | None = None
+        self._runner: CachedModel | None = None
+        self._known: list[int] = []  # per row: committed tokens whose keys and values are in the cache
+        self._ahead: list[int] = []  # per row: draft tokens behind them, read in round `_round`
+        self._round = -1
 
     @classmethod
     def from_config(cls, config: PretrainedConfig) -> LMDraft:
@@ -61,58 +66,58 @@ class LMDraft(nn.Module):
     # decoding face
 
     def start(self, context: Context, capacity: int) -> None:
-        """Read the prompts up to, without, pending. Captures are kept from one call to the next."""
-        runner = self.runner(len(context.lengths), capacity)
-        lengths = [length - 1 for length in context.lengths]
-        if max(lengths) > 0:
-            runner.prefill(context.ids, lengths, PREFILL_CHUNK)
+        """Read the prompts but for their last two tokens; captures are kept from one call to the next."""
+        self._runner = runner_for(self.model, len(context.lengths), capacity)
+        self._known, self._ahead = [0] * len(context.lengths), [0] * len(context.lengths)
+        self._catch_up(context.ids, [length - 2 for length in context.lengths])
 
-    def runner(self, batch_size: int, capacity: int) -> CapturedModel:
-        """The cached model for this many rows of this many tokens."""
-        if self._runner is None or not self._runner.fits(batch_size, capacity):
-            self._runner = CapturedModel(self.model, batch_size, capacity)
+    @property
+    def runner(self) -> CachedModel:
+        """The draft's own cache, from `start` on."""
+        assert self._runner is not None
         return self._runner
 
     def propose(self, context: Context) -> Tree:
-        """Draw k tokens from the warped q, with the verdict's own noise where the rule shares it.
+        """A chain or a tree, drawn as the verifier wants it."""
+        self._count_accepted(context)
+        if isinstance(context.shape, Static) and context.shape.is_chain:
+            width = min(2, *context.lengths)
+            self._catch_up(context.ids, [length - width for length in context.lengths])
+            tree = propose_chain(self.runner, context, width)
+            self._ahead = [tree.num_nodes - 2] * len(context.lengths)  # the last draft token is not read
+        else:
+            tree = propose_tree(self.runner, context, lambda: self._at_pending(context))
+        self._known, self._round = list(context.lengths), context.round_index
+        return tree
 
-        The first pass reads the last two committed tokens: after a round that accepted everything the last draft
-        token has not been read yet, and reading a token again writes the same keys and values.
-        """
-        assert self._runner is not None
-        ends = torch.tensor(context.lengths, device=context.ids.device)[:, None]
-        width = 2 if min(context.lengths) > 1 else 1
-        positions = ends - torch.arange(width, 0, -1, device=context.ids.device)
-        read = context.ids.gather(1, positions)
-        tokens, laws = [read[:, -1:]], []
-        for i in range(context.num_draft_tokens):
-            logits = self._runner.forward(read, positions)[:, -1]
-            read, law = draw(warp(logits, context.sampling), context, i)
-            positions = ends + i
-            tokens.append(read)
-            laws.append(law)
-        chain = chain_parents(len(tokens))
-        if context.shares_noise:
-            return Tree(torch.cat(tokens, 1), chain)
-        laws.append(laws[-1])  # row k has no children; a law is there so that the tensor has a row per node
-        return Tree(torch.cat(tokens, 1), chain, "iid", torch.stack(laws, 1))
+    def _count_accepted(self, context: Context) -> None:
+        """Draft tokens read in the round just before count as read where they were accepted; after rounds without
+        drafts nobody knows which tokens those were."""
+        if context.round_index == self._round + 1:
+            read = (known + ahead for known, ahead in zip(self._known, self._ahead, strict=True))
+            self._known = [min(have, length - 1) for have, length in zip(read, context.lengths, strict=True)]
+        self._ahead = [0] * len(context.lengths)
+
+    def _at_pending(self, context: Context) -> Tensor:  # (B, V)
+        """Logits after pending, everything before it read: what the last verdict accepted, in one short pass."""
+        lengths = context.lengths
+        behind = max(length - known for length, known in zip(lengths, self._known, strict=True))
+        width = max(1, min(behind, *lengths, READ_AGAIN))
+        self._catch_up(context.ids, [length - width for length in lengths])
+        ends = torch.tensor(lengths, device=context.ids.device)[:, None]
+        read = context.ids.gather(1, ends - torch.arange(width, 0, -1, device=context.ids.device))
+        return self.runner.chain(read, [length - width for length in lengths])[:, -1]
+
+    def _catch_up(self, ids: Tensor, wanted: list[int]) -> None:
+        """Read what rounds without drafts, trees and new rows have left unread."""
+        behind = [max(known, want) for known, want in zip(self._known, wanted, strict=True)]
+        self.runner.prefill(ids, self._known, behind)
+        self._known = behind
 
     def commit(self, verdict: Verdict, features: Tensor | None) -> None:
-        """Nothing to do: rejected tokens become invisible, and `propose` re-reads the last two."""
+        """Nothing to do: rejected tokens become invisible, and are read over."""
 
     def reset(self, rows: list[int]) -> None:
-        """Nothing to do: what is not read again is not seen again."""
-
-
-def draw(scores: Tensor, context: Context, depth: int) -> tuple[Tensor, Tensor]:
-    """One token per row (B, 1) from warped scores (B, V), and the log of the very law it was drawn from (B, V)."""
-    if context.shares_noise:
-        noisy = scores if context.gumbel is None else scores + context.gumbel[:, depth]
-        return noisy.argmax(-1, keepdim=True), scores
-    if context.sampling.is_greedy:
-        best = scores.argmax(-1, keepdim=True)
-        return best, torch.full_like(scores, -torch.inf).scatter_(-1, best, 0.0)
-    log_q = scores.log_softmax(-1)
-    positions = [[length + depth] for length in context.lengths]
-    gumbel = context.noise.fresh_gumbel(Stream.DRAFT, positions, context.round_index)
-    return (log_q + gumbel[:, 0]).argmax(-1, keepdim=True), log_q
+        """These rows begin anew; what is not read again is not seen again."""
+        for row in rows:
+            self._known[row] = self._ahead[row] = 0

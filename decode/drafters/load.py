@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-import torch
 from transformers import PreTrainedModel
 
 from decode.config import ModelConfig, Precision
@@ -17,12 +16,11 @@ from decode.house.run_folder import read_json
 from decode.models import ModelDescription, check_same_tokens, describe_model, load_model
 
 PROVENANCE = "draftsmith.json"
-SMALL_DRAFT = 8_000_000  # parameters: 32 MB in float32
 FAMILIES = {"lm": LMDraft}
 
 
 def load_drafter(path: str | Path, target: PreTrainedModel, dtype: Precision = "auto") -> Drafter:
-    """The drafter saved in `path`, on the target's device, in `dtype` ("auto": as `draft_dtype` says).
+    """The drafter saved in `path`, on the target's device, in `dtype` ("auto": the target's own).
 
     `path` is a draft's folder or that of the run that trained it; a plain transformers folder is an `lm` draft.
     Raises InputError where vocabularies or tokenizers differ; where a folder holds no tokenizer files, only
@@ -33,7 +31,7 @@ def load_drafter(path: str | Path, target: PreTrainedModel, dtype: Precision = "
     family = FAMILIES[family_of(draft.path)]
     check_same_tokens(describe_loaded(target), draft)
     if dtype == "auto":
-        dtype = cast(Precision, str(draft_dtype(draft.num_parameters, target)).removeprefix("torch."))
+        dtype = cast(Precision, str(target.dtype).removeprefix("torch."))
     return cast(Drafter, family(load_model(replace(source, dtype=dtype), role="draft")).eval())
 
 
@@ -41,15 +39,6 @@ def model_folder(path: str | Path) -> Path | str:
     """The folder itself, or `model/` in it where it is the folder of a training run."""
     inside = Path(path) / "model"
     return inside if (inside / "config.json").is_file() and not (Path(path) / "config.json").is_file() else path
-
-
-def draft_dtype(num_parameters: int, target: PreTrainedModel) -> torch.dtype:
-    """The target's precision; float32 for a draft that fits a CPU's cache, where small bf16 products cost up to four
-    times as much (256 x 256: 30 us against 7; a 2M-parameter draft pass: 0.50 ms against 0.34). The output does not
-    depend on it."""
-    if target.device.type == "cpu" and target.dtype == torch.bfloat16 and num_parameters <= SMALL_DRAFT:
-        return torch.float32
-    return target.dtype
 
 
 def family_of(path: str) -> str:

@@ -10,12 +10,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from decode import verify
-from decode.drafters import lm
-from decode.drafters.base import Context, Drafter
+from decode.drafters import lm, lm_chain
+from decode.drafters.base import Drafter
 from decode.hf import Output, generate
 from decode.loop import Loop, Request
 from decode.noise import Noise, Stream
-from decode.sampling import Sampling
 from decode.shapes import chain
 from decode.tree import Tree, chain_parents
 from tests.decode.drafters import Oracle, OracleTree
@@ -143,16 +142,12 @@ def check_zero_probability_never_accepted() -> None:
     assert not verify.accepts(torch.zeros(1, 1), plan).any()
 
 
-def _context(noise: Noise, lengths: list[int], round_index: int) -> Context:
-    ids = torch.zeros(len(lengths), 8, dtype=torch.long)
-    return Context(ids, lengths, Sampling(), noise, chain(1), "iid", False, None, round_index)
-
-
 def check_drafts_follow_their_law(draws: int = 4000) -> None:
     """Tokens drawn for rejection follow the log q that is handed over (G statistic, threshold of 1e-9 at 3 degrees)."""
     law = torch.tensor([0.5, 0.3, 0.15, 0.05])
     noise = Noise(0, list(range(draws)), 4, torch.device("cpu"))
-    token, log_q = lm.draw(law.log().repeat(draws, 1), _context(noise, [3] * draws, 0), 0)
+    gumbel = noise.fresh_gumbel(Stream.DRAFT, [[3]] * draws, 0)[:, 0]
+    token, log_q = lm_chain.draw(law.log().repeat(draws, 1), gumbel, "iid")
     seen = torch.bincount(token[:, 0], minlength=4).double()
     expected = log_q[0].exp().double() * draws
     statistic = 2 * (seen * (seen.clamp(min=1) / expected).log()).sum()
@@ -201,24 +196,26 @@ def check_cache(kind: str = "oracle", batch: int = 3, steps: int = 8) -> None:
     drafter = (OracleTree if kind == "tree" else Oracle)(texts, VOCAB)
     loop = Loop(model, drafter, Request(prompts, 40, shape=chain(4)))
     with torch.inference_mode():
-        loop.runner.prefill(loop.ids, [length - 1 for length in loop.lengths])
+        loop._prefill(range(len(prompts)))
         for _ in range(steps):
             _poison(loop)
             loop.step()
             _audit(loop, model)
-    assert all(row == text[: len(row)] for row, text in zip(loop.tokens, texts, strict=True))
+    assert all(
+        row == text[: len(row)] for row, text in zip((one.tokens for one in loop.rows.requests), texts, strict=True)
+    )
 
 
 def _poison(loop: Loop) -> None:
     """1e30 rather than NaN: a masked NaN poisons a sum anyhow, a finite value only where it is seen."""
     for layer in loop.runner.cache.slot_layers:
-        for row, length in enumerate(loop.lengths):
+        for row, length in enumerate(loop.rows.lengths):
             layer.keys[row, :, length - 1 :] = 1e30  # type: ignore[index]
             layer.values[row, :, length - 1 :] = 1e30  # type: ignore[index]
 
 
 def _audit(loop: Loop, model: PreTrainedModel) -> None:
-    for row, tokens in enumerate(loop.tokens):
+    for row, tokens in enumerate(one.tokens for one in loop.rows.current):
         fresh = model(torch.tensor([tokens[:-1]]), use_cache=True).past_key_values
         for ours, theirs in zip(loop.runner.cache.slot_layers, fresh.layers, strict=True):
             held = len(tokens) - 1

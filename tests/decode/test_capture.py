@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from decode import generate
-from decode.capture import CapturedModel
 from decode.drafters.base import Batch
 from decode.drafters.lm import LMDraft
+from decode.target import CAPTURE_AFTER, CachedModel
 from tests.decode.checks import ragged_prompts
 from tests.decode.test_exactness import MODELS
 
@@ -18,14 +18,14 @@ def test_captured_logits_are_those_of_the_model(name: str) -> None:
     model = MODELS[name]()
     ids, _ = ragged_prompts(2)
     want = model(ids).logits
-    runner = CapturedModel(model, 2, 64)
+    runner = CachedModel(model, 2, 64)
     with torch.inference_mode():
-        runner.prefill(ids, [3, 3], 512)
-        for start, width in ((3, 2), (5, 1), (6, 1), (7, 2)):
-            positions = torch.arange(start, start + width).expand(2, -1)
-            have = runner.forward(ids[:, start : start + width], positions)
+        runner.prefill(ids, [0, 0], [3, 3])
+        for start, width in ((3, 2), (5, 1), (6, 1), (7, 2)) * CAPTURE_AFTER:
+            have = runner.chain(ids[:, start : start + width], [start, start])
             torch.testing.assert_close(have, want[:, start : start + width], rtol=0, atol=1e-10)
-    assert all(isinstance(one, torch.jit.ScriptModule) for one in runner._captured.values())
+    assert len(runner._passes) == 2
+    assert all(isinstance(one, torch.jit.ScriptModule) for one in runner._passes.values())
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -33,7 +33,7 @@ def test_a_perfect_draft_is_accepted_while_its_passes_are_being_captured(batch: 
     """Checking a capture once overwrote a cached token, and acceptance collapsed in the call that captured."""
     model = MODELS["llama"]()
     ids, mask = ragged_prompts(batch)
-    out = generate(model, LMDraft(model), ids, mask, max_new_tokens=25, num_draft_tokens=4, eos_token_id=())
+    out = generate(model, LMDraft(model), ids, mask, max_new_tokens=50, num_draft_tokens=4, eos_token_id=())
     assert out.stats.tau == 5.0
     assert out.stats.acceptance_by_position == [1.0] * 4
 
@@ -45,8 +45,8 @@ def test_a_model_that_cannot_be_captured_is_run_as_it_is(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.jit, "trace", refuse)
     model = MODELS["llama"]()
     ids, _ = ragged_prompts(1)
-    out = generate(model, LMDraft(model), ids, max_new_tokens=10, eos_token_id=())
-    assert torch.equal(out.sequences, generate(model, None, ids, max_new_tokens=10, eos_token_id=()).sequences)
+    out = generate(model, LMDraft(model), ids, max_new_tokens=50, eos_token_id=())
+    assert torch.equal(out.sequences, generate(model, None, ids, max_new_tokens=50, eos_token_id=()).sequences)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -62,10 +62,10 @@ def test_training_and_serving_see_the_same_logits(name: str) -> None:
     (step,) = draft.unroll(batch)
     logits = step.head(step.hidden)
     for tokens, have in ((ids[:1, :6], logits[:1, :6]), (ids[1:, :3], logits[:1, 6:]), (ids[:1, :6], logits[1:, :6])):
-        runner = CapturedModel(model, 1, 64)
+        runner = CachedModel(model, 1, 64)
         with torch.inference_mode():
             for t in range(tokens.shape[1]):
-                served = runner.forward(tokens[:, t : t + 1], torch.tensor([[t]]))
+                served = runner.chain(tokens[:, t : t + 1], [t])
                 torch.testing.assert_close(have[:, t : t + 1].detach(), served, rtol=1e-6, atol=1e-9)
     assert step.valid.tolist() == [[True] * 5 + [False] + [True] * 2 + [False], [True] * 5 + [False] * 4]
     assert step.target_rows.tolist() == [list(range(9)), list(range(9, 18))]
