@@ -1,0 +1,81 @@
+"""The dynamic program against every tree there is."""
+
+from __future__ import annotations
+
+import pytest
+
+from decode.sequoia import Planner, expected_tokens
+from decode.shapes import chain, k_ary
+from decode.tree import tree_depths
+
+PROFILES = [
+    [0.6, 0.2, 0.1],
+    [0.95, 0.02],
+    [0.3, 0.25, 0.2, 0.15],
+    [0.4, 0.05, 0.3],  # candidates need not come in order of their worth
+    [0.5, 0.0, 0.4],
+    [0.8],
+    [0.0, 0.0],
+]
+
+
+def every_tree(num_nodes: int) -> list[tuple[int, ...]]:
+    """Parent arrays of every ordered tree: each node's parent lies on the rightmost path, so each comes up once."""
+    trees = [(-1,)]
+    for _ in range(num_nodes - 1):
+        grown = []
+        for tree in trees:
+            above = len(tree) - 1
+            while above >= 0:
+                grown.append((*tree, above))
+                above = tree[above]
+        trees = grown
+    return trees
+
+
+def test_the_enumeration_is_complete() -> None:
+    """Ordered trees of n nodes are counted by the Catalan numbers."""
+    assert [len(set(every_tree(n))) for n in range(1, 8)] == [1, 1, 2, 5, 14, 42, 132]
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=str)
+def test_no_tree_of_up_to_seven_nodes_emits_more(profile: list[float]) -> None:
+    planner = Planner(profile)
+    for num_nodes in range(1, 8):
+        for depth in range(7):
+            rivals = [
+                tree for n in range(1, num_nodes + 1) for tree in every_tree(n) if max(tree_depths(tree)) <= depth
+            ]
+            best = max(expected_tokens(tree, profile) for tree in rivals)
+            found = planner.tree(num_nodes - 1, depth)
+            assert found.depth <= depth
+            assert found.num_nodes <= num_nodes
+            assert expected_tokens(found.parents, profile) == pytest.approx(best, abs=1e-12)
+
+
+def test_expected_tokens_add_up_over_nodes() -> None:
+    a, b = 0.6, 0.2
+    assert expected_tokens(chain(3).parents, [a, b]) == pytest.approx(1 + a + a**2 + a**3)
+    assert expected_tokens(k_ary([2, 1]).parents, [a, b]) == pytest.approx(1 + a + b + a * a + b * a)
+    assert expected_tokens(k_ary([3]).parents, [a, b]) == pytest.approx(1 + a + b)  # nothing is known of a third
+
+
+def test_one_candidate_makes_a_chain_and_a_useless_draft_nothing() -> None:
+    assert Planner([0.8]).tree(4, 9) == chain(4)
+    assert Planner([0.0, 0.0]).tree(4, 9) == chain(0)
+    assert Planner([0.3, 0.3, 0.3]).tree(3, 9) == k_ary([3])
+
+
+def test_of_falling_profiles_the_nodes_of_highest_product_are_kept() -> None:
+    """Where each candidate is worth no more than the one before, the best nodes hold their parents and elder siblings:
+    another way to the same optimum, for trees too large to enumerate."""
+    profile, num_draft_nodes = [0.6, 0.15, 0.08, 0.05, 0.03, 0.02], 63
+    found, frontier = 1.0, list(profile)
+    for _ in range(num_draft_nodes):
+        best = max(frontier)
+        frontier.remove(best)
+        frontier += [best * a for a in profile]
+        found += best
+    tree = Planner(profile).tree(num_draft_nodes, num_draft_nodes)
+    assert expected_tokens(tree.parents, profile) == pytest.approx(found)
+    assert Planner(profile).tree(num_draft_nodes, 4).depth == 4
