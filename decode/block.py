@@ -16,11 +16,11 @@ from torch import Tensor
 
 from decode.house.errors import ConfigError
 from decode.noise import Stream
-from decode.rejection import normalised
+from decode.rejection import Walk, end, normalised
 from decode.sampling import Sampling
 from decode.shapes import Shape, Static
 from decode.tree import Drawn, Tree
-from decode.verdict import Question, Verdict, at, draw, follow, stopped
+from decode.verdict import Question, Verdict, at, follow
 
 
 class Block:
@@ -54,8 +54,8 @@ class Block:
                 f"verifier=block takes chains drawn from q; this drafter proposes parents {tree.parents}, drawn "
                 f"{tree.drawn}. Use verifier=coupled, which is exact for any proposal"
             )
-        u = question.uniforms(Stream.ACCEPT, range(1, tree.num_nodes))
-        return roll(tree, plan(tree, scores), u, question.uniforms(Stream.RESIDUAL, range(1))[:, 0])
+        walked = walk(tree, plan(tree, scores), question.uniforms(Stream.ACCEPT, range(1, tree.num_nodes)))
+        return end(tree, walked, question)
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ def running_minimum(ratio: Tensor) -> Tensor:  # (B, k) -> (B, k)
     return torch.stack(reached[1:], dim=1)
 
 
-def roll(tree: Tree, plan: Plan, u: Tensor, last: Tensor) -> Verdict:
-    """Throw the dice: u (B, k) decides on the stops, last (B,) draws the token that ends the round."""
-    steps = torch.arange(1, tree.num_nodes, device=u.device)
-    accepted = torch.where(u < plan.stop, steps, 0).amax(-1) if tree.num_nodes > 1 else torch.zeros_like(last).long()
-    path = torch.minimum(torch.arange(tree.num_nodes, device=u.device), accepted[:, None])
-    return stopped(tree, path, accepted, draw(at(plan.residual, accepted), last))
+def walk(tree: Tree, plan: Plan, u: Tensor) -> Walk:
+    """Throw the dice: u (B, k) decides on the stops, and the last one that is taken stands."""
+    steps = torch.arange(tree.num_nodes, device=u.device)
+    stops = torch.nn.functional.pad(u < plan.stop, (1, 0), value=True)  # after pending, if nowhere else
+    accepted = torch.where(stops, steps, 0).amax(-1)
+    return Walk(torch.minimum(steps, accepted[:, None]), accepted, at(plan.residual, accepted))

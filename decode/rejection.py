@@ -50,11 +50,9 @@ class Rejection:
         if question.sampling.is_greedy:  # p is a point mass: the child that equals it stands, the others fall
             return follow(tree, scores, lambda rows, depths: rows.argmax(-1))
         if tree.drawn == "arbitrary" or tree.log_q is None:
-            u = question.uniforms(Stream.ACCEPT, range(tree.max_depth + 1))
-            return follow(tree, scores, lambda rows, depths: draw(rows.softmax(-1), u[:, depths]))
-        u = question.uniforms(Stream.ACCEPT, range(1, tree.num_nodes))
-        last = question.uniforms(Stream.RESIDUAL, range(1))[:, 0]
-        return roll(tree, scores, u, last)
+            return delta(tree, scores, question.uniforms(Stream.ACCEPT, range(tree.max_depth + 1)))
+        walked = walk(tree, scores, question.uniforms(Stream.ACCEPT, range(1, tree.num_nodes)))
+        return end(tree, walked, question)
 
 
 @dataclass(frozen=True)
@@ -109,13 +107,36 @@ def accepts(u: Tensor, plan: Plan) -> Tensor:  # (..., R) -> (..., R) bool
     return u * plan.q_drafted < plan.p_drafted
 
 
-def roll(tree: Tree, scores: Tensor, u: Tensor, last: Tensor) -> Verdict:
-    """Throw the dice: u (B, N - 1) decides on nodes 1, 2, ...; last (B,) draws the token that ends the round."""
-    assert tree.log_q is not None
-    return _roll_chain(tree, scores, u, last) if tree.is_chain else _roll_tree(tree, scores, u, last)
+def delta(tree: Tree, scores: Tensor, u: Tensor) -> Verdict:
+    """Children that were not sampled: a token of p is drawn at each depth, u (B, D + 1); the child that equals it
+    stands."""
+    return follow(tree, scores, lambda rows, depths: draw(rows.softmax(-1), u[:, depths]))
 
 
-def _roll_chain(tree: Tree, scores: Tensor, u: Tensor, last: Tensor) -> Verdict:
+@dataclass(frozen=True)
+class Walk:
+    """How far the dice went: all that is left is one draw."""
+
+    path: Tensor
+    """(B, D + 1) as in a verdict."""
+    accepted: Tensor
+    """(B,) int64."""
+    residual: Tensor
+    """(B, V): law of the token that ends the round."""
+
+
+def end(tree: Tree, walked: Walk, question: Question) -> Verdict:
+    """Draw the token that ends the round, once in a row: every round stops somewhere."""
+    last = draw(walked.residual, question.uniforms(Stream.RESIDUAL, range(1))[:, 0])
+    return stopped(tree, walked.path, walked.accepted, last)
+
+
+def walk(tree: Tree, scores: Tensor, u: Tensor) -> Walk:
+    """Throw the dice of sampled children: u (B, N - 1) decides on nodes 1, 2, ..."""
+    return _walk_chain(tree, scores, u) if tree.is_chain else _walk_tree(tree, scores, u)
+
+
+def _walk_chain(tree: Tree, scores: Tensor, u: Tensor) -> Walk:
     """All nodes at once: whether one is tried depends on the others, what would happen there does not."""
     assert tree.log_q is not None
     p, q = scores.softmax(-1), tree.log_q.exp().to(scores.dtype)
@@ -124,10 +145,10 @@ def _roll_chain(tree: Tree, scores: Tensor, u: Tensor, last: Tensor) -> Verdict:
     accepted = accepts(u[..., None], plan)[..., 0].long().cumprod(-1).sum(-1)
     residual = torch.cat([plan.residual, p[:, -1:]], dim=1)
     steps = torch.arange(tree.num_nodes, device=scores.device)
-    return stopped(tree, torch.minimum(steps, accepted[:, None]), accepted, draw(at(residual, accepted), last))
+    return Walk(torch.minimum(steps, accepted[:, None]), accepted, at(residual, accepted))
 
 
-def _roll_tree(tree: Tree, scores: Tensor, u: Tensor, last: Tensor) -> Verdict:
+def _walk_tree(tree: Tree, scores: Tensor, u: Tensor) -> Walk:
     """Down from pending, level by level: only nodes on the path are planned."""
     assert tree.log_q is not None
     node = torch.zeros(scores.shape[0], dtype=torch.long, device=scores.device)
@@ -145,4 +166,4 @@ def _roll_tree(tree: Tree, scores: Tensor, u: Tensor, last: Tensor) -> Verdict:
             node = torch.where(alive, chosen, node)
             accepted = accepted + alive
             path.append(node)
-    return stopped(tree, torch.stack(path, 1), accepted, draw(residual, last))
+    return Walk(torch.stack(path, 1), accepted, residual)
