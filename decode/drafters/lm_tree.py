@@ -95,7 +95,12 @@ def _drawn(context: Context) -> Drawn:
 
 
 def _children(scores: Tensor, context: Context, level: Level) -> tuple[Tensor, Tensor]:
-    """Tokens (B, C) of a level's children from the warped scores (B, S, V) of their parents, and the laws (B, S, V)."""
+    """Tokens (B, C) of a level's children from the warped scores (B, S, V) of their parents, and the laws (B, S, V).
+
+    A filter may leave fewer tokens than children are asked for. The rest have q = 0 and were not drawn from q: any
+    token will do where candidates are arbitrary; of draws without replacement the rule reads it in the law, and passes
+    them over.
+    """
     drawn = _drawn(context)
     if drawn == "arbitrary":
         noisy = _with_shared_noise(scores, context, level.depth)
@@ -104,8 +109,7 @@ def _children(scores: Tensor, context: Context, level: Level) -> tuple[Tensor, T
     if drawn == "iid":
         gumbel = _fresh(context, level.depth, level.children)
         return (log_q[:, level.owners] + gumbel).argmax(-1), log_q
-    noisy = log_q + _fresh(context, level.depth, level.sources)
-    return _within_support(noisy, _ranked(noisy, level), level), log_q
+    return _ranked(log_q + _fresh(context, level.depth, level.sources), level), log_q
 
 
 def _with_shared_noise(scores: Tensor, context: Context, depth: int) -> Tensor:
@@ -120,20 +124,9 @@ def _fresh(context: Context, depth: int, draws: list[int]) -> Tensor:  # (B, len
 
 
 def _ranked(noisy: Tensor, level: Level) -> Tensor:  # (B, S, V) -> (B, C)
-    """Each child the candidate of its rank."""
+    """Each child the candidate of its rank; the last one again where the vocabulary has no more."""
     width = min(level.width, noisy.shape[-1])
     return noisy.topk(width).indices[:, level.owners, level.ranks.clamp(max=width - 1)]
-
-
-def _within_support(noisy: Tensor, tokens: Tensor, level: Level) -> Tensor:  # (B, C)
-    """Where fewer tokens have q > 0 than children are asked for, the rest repeat their first sibling.
-
-    A token of q = 0 would pass `u * q < p` whenever p > 0, although it was not drawn from q. A repeated sibling never
-    passes: it is judged only after its first refusal, which needs p < q there and leaves (p - q)+ = 0.
-    """
-    first = noisy.argmax(-1)[:, level.owners]
-    drawn = noisy[:, level.owners].gather(-1, tokens[..., None])[..., 0] > -torch.inf
-    return torch.where(drawn, tokens, first)
 
 
 def _laws_of_nodes(laws: list[Tensor], levels: list[Level], num_nodes: int) -> Tensor:  # (B, N, V)

@@ -14,6 +14,7 @@ from decode.drafters.base import Context
 from decode.drafters.lm_tree import propose_tree
 from decode.house.errors import ConfigError
 from decode.noise import Noise, Stream
+from decode.rejection import node_plan
 from decode.sampling import Sampling, warp
 from decode.shapes import Dynamic, Shape, Static, k_ary
 from decode.target import CachedModel
@@ -60,7 +61,7 @@ class PlainRunner:
 
 
 def draft_model() -> PreTrainedModel:
-    return tiny_llama(VOCAB, num_layers=1, seed=3, dtype=torch.float64)
+    return tiny_llama(VOCAB, num_layers=1, seed=3, dtype=torch.float64).requires_grad_(False)
 
 
 def context_of(rows: list[list[int]], shape: Shape, sampling: Sampling, drawn: Drawn, shared: bool) -> Context:
@@ -180,13 +181,18 @@ def test_children_with_replacement_are_drawn_each_with_a_number_of_its_own() -> 
             assert tokens == (tree.log_q[row, node] + gumbel).argmax(-1).tolist()
 
 
-def test_siblings_beyond_the_support_repeat_the_first() -> None:
-    """q of a fresh token would be 0 and pass `u * q < p`; a repeated sibling has (p - q)+ = 0 after its refusal."""
-    tree, _, _ = grow(k_ary([3, 2]), Sampling(1, top_k=2), "swor", shared=False)
-    for nodes in children_by_node(tree):
-        for _, _, tokens in nodes:
-            assert len(set(tokens[:2])) == 2
-            assert set(tokens[2:]) <= {tokens[0]}
+def test_siblings_beyond_the_support_are_told_to_the_rule_and_never_stand() -> None:
+    """Their q is 0: `u * q < p` alone would let them pass whenever p > 0."""
+    tree, _, _ = grow(k_ary([4, 3]), Sampling(1, top_k=2), "swor", shared=False)
+    assert tree.log_q is not None
+    for row, nodes in enumerate(children_by_node(tree)):
+        for _, children, tokens in nodes:
+            log_q = tree.log_q[row, cast(tuple, tree.parents)[children[0]]]
+            assert (log_q[tokens] > -torch.inf).tolist() == [True, True] + [False] * (len(tokens) - 2)
+            p, present = torch.full((VOCAB,), 1 / VOCAB, dtype=torch.float64), torch.ones(len(tokens)).bool()
+            plan = node_plan(p, log_q.exp(), torch.tensor(tokens), present, without_replacement=True)
+            assert (plan.accept[2:] == 0).all()
+            assert plan.residual.sum() == pytest.approx(1)
 
 
 def test_at_temperature_zero_siblings_are_the_best_ones_whatever_the_rule_draws() -> None:
