@@ -29,8 +29,9 @@ Sampler = Callable[[list[list[int]], list[int], int], list[Response]]
 """(prompts, noise rows, seed) -> responses. A text hangs on its prompt, row and seed, not on the rest of the batch."""
 
 
-def target_sampler(model: PreTrainedModel, sampling: ResponseSampling) -> Sampler:
-    """Samples from `model` by plain decoding in our own runtime."""
+def target_sampler(model: PreTrainedModel, sampling: ResponseSampling, batch_size: int) -> Sampler:
+    """Samples from `model` by plain decoding in our own runtime, `batch_size` prompts at a time; the others take the
+    rows of those that end."""
 
     def sample(prompts: list[list[int]], rows: list[int], seed: int) -> list[Response]:
         ids, attention_mask = _left_padded(prompts, model)
@@ -46,6 +47,7 @@ def target_sampler(model: PreTrainedModel, sampling: ResponseSampling) -> Sample
             min_p=sampling.min_p,
             seed=seed,
             rows=rows,
+            batch_size=batch_size,
         )
         width = ids.shape[1]
         return [
@@ -90,13 +92,11 @@ class Writer:
                 self.dropped_turns += prompt.num_turns - turn
             else:
                 ready.append((prompt, ids))
-        ready.sort(key=lambda pair: len(pair[1]))  # so that a batch holds little padding
+        ready.sort(key=lambda pair: len(pair[1]))  # prompts read together hold little padding
         records = []
-        for start in range(0, len(ready), self.config.batch_size):
-            batch = ready[start : start + self.config.batch_size]
-            for (prompt, ids), response in zip(batch, self._sample(batch, turn), strict=True):
-                histories[prompt.number].said(turn, self.tokenizer, response)
-                records.append(self._record(prompt, turn, ids, response))
+        for (prompt, ids), response in zip(ready, self._sample(ready, turn), strict=True):
+            histories[prompt.number].said(turn, self.tokenizer, response)
+            records.append(self._record(prompt, turn, ids, response))
         return records
 
     def _prompt_ids(self, conversation: _Conversation, turn: int) -> list[int]:
@@ -106,6 +106,8 @@ class Writer:
 
     def _sample(self, batch: list[tuple[Prompt, list[int]]], turn: int) -> list[Response]:
         assert self.sampler is not None
+        if not batch:
+            return []
         # Templates drop thoughts, so a later turn may stand where an earlier one stood: it has noise of its own.
         seed = int(unit_hash("turn", self.config.seed, turn) * 2**31)
         return self.sampler([ids for _, ids in batch], [prompt.number for prompt, _ in batch], seed)

@@ -104,7 +104,7 @@ def _write_shards(
     if todo:
         log.info("loading %s", target.path)
         model = load_model(config.target)
-        sampler = target_sampler(model, config.sampling) if config.responses == "target" else None
+        sampler = target_sampler(model, config.sampling, config.batch_size) if config.responses == "target" else None
         writer = Writer(config, tokenizer, sampler, target.max_positions)
         scorer = Scorer(model, plan.layout, config.seed, config.batch_size)
         total = sum(len(prompts[index * size : (index + 1) * size]) for index in mine)
