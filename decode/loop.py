@@ -82,7 +82,8 @@ class Loop:
         self.drawn: Drawn = self.verifier.drawn(request.shape, request.replacement)
         lengths = [len(prompt) for prompt in request.prompts]
         _check_context(model, lengths, request.max_new_tokens)
-        capacity = max(lengths) + request.max_new_tokens + request.shape.num_nodes
+        in_round = max(request.shape.num_nodes, 1 + request.shape.num_read)  # a draft may read more than it proposes
+        capacity = max(lengths) + request.max_new_tokens + in_round
         requests = [Progress(len(x), list(x), len(x) + request.max_new_tokens) for x in request.prompts]
         self.rows = Rows(requests, request.batch_size or len(requests), capacity, device_of(model))
         self.runner = runner_for(model, self.rows.size, capacity)
