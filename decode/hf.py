@@ -80,10 +80,10 @@ def generate(
     With verifier="coupled" the sequences equal those of `drafter=None` with the same seed, for every drafter: exact
     in law; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. temperature=0 is greedy.
     eos_token_id=None and stop_strings=None are the model's own, () none. `rows` are the requests' own indices, which
-    key the noise: a request's text does not depend on the batch it came in. `batch_size` requests are decoded at once, the others take the rows of those
-    that end; `strict` gives every target pass the same rows, so that bf16 output too equals that of drafter=None
-    (chains). `tree` (`shapes.parse`) is chain, branching
-    factors such as 3x2x1, or dynamic with `tree_nodes` draft nodes; `replacement` lets rejection draw siblings alike.
+    key the noise: a request's text does not depend on the batch it came in. `batch_size` requests are decoded at once,
+    the others take the rows of those that end. `strict` gives every target pass the same rows, so that bf16 output too
+    equals that of drafter=None (chains). `tree` (`shapes.parse`) is chain, branching factors such as 3x2x1, or dynamic
+    with `tree_nodes` draft nodes; `replacement` lets rejection draw siblings alike.
     `lossy` permits verifier="typical", which changes the target's law; stats.distance is the measured TV distance.
     Raises ConfigError and InputError.
     """

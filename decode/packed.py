@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,12 @@ from torch import Tensor, nn
 MOST_BYTES = 4 << 30
 ROWS = 8  # the layout is chosen for about this many rows; measured equally fast for 1, 7 and 16
 
-# a scripted call, because tracing cannot write down the operator's list of optional numbers
-_SCRIPT = torch.jit.CompilationUnit("""
+
+@cache
+def _script() -> torch.jit.CompilationUnit:
+    """A scripted call, because tracing cannot write down the operator's list of optional numbers; made when wanted,
+    because builds without oneDNN lack the operator."""
+    return torch.jit.CompilationUnit("""
 def linear(x, weight, bias):
     # type: (Tensor, Tensor, Optional[Tensor]) -> Tensor
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
@@ -34,7 +39,7 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer's own result up to the order of sums."""
-        return _SCRIPT.linear(x, self.weight, self.bias)
+        return _script().linear(x, self.weight, self.bias)
 
 
 class Packing:

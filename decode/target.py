@@ -7,11 +7,13 @@ row; they see the row's committed tokens and their own ancestors. Short passes a
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from decode.attention import grouped, pays
 from decode.cache import SlotCache
 from decode.capture import Pass, capture
 from decode.house.errors import InputError
@@ -37,6 +39,7 @@ class NodePass(nn.Module):
         self.config = model.config.get_text_config()
         self.slots = torch.arange(visible, device=device_of(model))
         self.held = held
+        self.attention = grouped if pays(model, len(held)) else nullcontext
         self.last_position = (longest_context(model.config) or cache.capacity) - 1
 
     def forward(self, tokens: Tensor, starts: Tensor, depths: Tensor, above: Tensor) -> tuple[Tensor]:
@@ -53,15 +56,15 @@ class NodePass(nn.Module):
         self.held.scatter_(1, own, positions)
         keys = torch.where(self.slots < starts, self.slots, self.held[:, : len(self.slots)])
         self.cache.place(own, len(self.slots))
-        return (
-            self.model(
+        with self.attention(self.model):
+            out = self.model(
                 input_ids=tokens,
                 attention_mask=layer_masks(self.config, visible, positions, keys, self.model.dtype),
                 position_ids=positions.clamp(max=self.last_position),
                 past_key_values=self.cache,
                 use_cache=True,
-            ).logits,
-        )
+            )
+        return (out.logits,)
 
 
 class CachedModel:
@@ -118,21 +121,23 @@ class CachedModel:
             logits_to_keep=1,
         )
 
-    def forward(self, tokens: Tensor, starts: list[int], depths: Tensor, above: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, starts: list[int], depths: Tensor, above: Tensor, strict: bool = False) -> Tensor:
         """Logits (B, W, V) of nodes tokens (B, W), the last W of M that follow the row's starts[b] committed ones.
 
         depths (1 or B, W) counts from the first node, above (1 or B, W, M) marks each node and its ancestors. Node j of
-        the M is in slot starts[b] + j, written by this pass or an earlier one of the round.
+        the M is in slot starts[b] + j, written by this pass or an earlier one of the round. A strict pass looks at
+        all slots and is captured at its first use: passes of as many nodes then run the same kernels wherever they are.
         """
         batch, (width, num_nodes) = tokens.shape[0], above.shape[1:]
-        visible = self.visible(max(starts) + num_nodes)
+        visible = self.cache.capacity if strict else self.visible(max(starts) + num_nodes)
         begin = torch.tensor(starts, device=self.device)[:, None]
         inputs = (tokens, begin, depths.expand(batch, -1), above.expand(batch, -1, -1))
 
         def moved() -> tuple[Tensor, ...]:
             return tokens, (begin + 1).clamp(max=visible - num_nodes), *inputs[2:]
 
-        return self.run((width, num_nodes, visible), lambda: self.node_pass(visible), inputs, moved)[0]
+        after = 1 if strict else CAPTURE_AFTER
+        return self.run((width, num_nodes, visible), lambda: self.node_pass(visible), inputs, moved, after)[0]
 
     def node_pass(self, visible: int) -> NodePass:
         """The pass over the first `visible` slots, not captured."""
@@ -144,6 +149,7 @@ class CachedModel:
         make: Callable[[], nn.Module],
         inputs: tuple[Tensor, ...],
         moved: Callable[[], tuple[Tensor, ...]],
+        capture_after: int = CAPTURE_AFTER,
     ) -> tuple[Tensor, ...]:
         """The module that `make` makes, at `inputs`, by its capture once `key` has been used often enough.
 
@@ -152,15 +158,15 @@ class CachedModel:
         """
         if key not in self._passes:
             self._uses[key] = self._uses.get(key, 0) + 1
-            if self._uses[key] < CAPTURE_AFTER:
+            if self._uses[key] < capture_after:
                 return make()(*inputs)
             self._passes[key] = capture(make(), inputs, moved(), self.packing)
         return self._passes[key](*inputs)
 
-    def chain(self, tokens: Tensor, starts: list[int]) -> Tensor:  # (B, W) -> (B, W, V)
+    def chain(self, tokens: Tensor, starts: list[int], strict: bool = False) -> Tensor:  # (B, W) -> (B, W, V)
         """Logits of W tokens that follow one another."""
         parents = chain_parents(tokens.shape[1])
-        return self.forward(tokens, starts, *self.layout(parents))
+        return self.forward(tokens, starts, *self.layout(parents), strict)
 
     def layout(self, parents: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """(depths (1, N), ancestors (1, N, N)) of a tree known beforehand."""
