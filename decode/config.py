@@ -54,6 +54,8 @@ class SamplingConfig:
     """Draft tokens of a dynamic tree."""
     replacement: bool = False
     """verifier=rejection on trees: draw siblings independently instead of without replacement."""
+    strict: bool = False
+    """Pad every target pass to num_draft_tokens + 1 rows, so that output equals the strict plain loop's bit for bit."""
     max_new_tokens: int = 128
     """Tokens to generate per prompt."""
 
@@ -86,6 +88,11 @@ class SamplingConfig:
             f"decode.replacement=true draws the siblings of a static tree alike under verifier=rejection; with "
             f"decode.verifier={self.verifier} and decode.tree={self.tree} there are none that are sampled. Use "
             "replacement=false, or verifier=rejection with a tree such as 3x2x1",
+        )
+        require(
+            not self.strict or is_chain,
+            f"decode.strict=true pads every pass to a chain of one length, and decode.tree={self.tree} is none: a "
+            "token's place in a tree changes the order of its sums. Use tree=chain, or strict=false",
         )
         require(
             self.verifier != "typical" or self.lossy,

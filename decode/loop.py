@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from decode.drafters.base import Context, Drafter
-from decode.house.errors import InputError
+from decode.house.errors import ConfigError, InputError
 from decode.models import device_of, longest_context
 from decode.noise import Noise
 from decode.processors import process_nodes
@@ -80,6 +80,7 @@ class Loop:
         self.verifier = VERIFIERS[request.verifier]
         self.verifier.check(request.sampling, request.lossy)
         self.drawn: Drawn = self.verifier.drawn(request.shape, request.replacement)
+        _check_strict(request)
         lengths = [len(prompt) for prompt in request.prompts]
         _check_context(model, lengths, request.max_new_tokens)
         in_round = max(request.shape.num_nodes, 1 + request.shape.num_read)  # a draft may read more than it proposes
@@ -132,10 +133,12 @@ class Loop:
         return events
 
     def _prefill(self, rows: Iterable[int]) -> None:
-        end = [0] * self.rows.size
-        for row in rows:
-            end[row] = self.rows.lengths[row] - 1
-        self.runner.prefill(self.rows.ids, [0] * self.rows.size, end)
+        """Read the prompts up to pending; strict ones one by one, since who comes along depends on the draft."""
+        for group in ([row] for row in rows) if self.request.strict else (rows,):
+            end = [0] * self.rows.size
+            for row in group:
+                end[row] = self.rows.lengths[row] - 1
+            self.runner.prefill(self.rows.ids, [0] * self.rows.size, end)
 
     def _refill(self) -> None:
         """Waiting requests take the place of finished ones, so that no row idles while there is work."""
@@ -191,7 +194,7 @@ class Loop:
             return self.runner.forward(tree.tokens, starts, tree.depths, tree.ancestors)
         missing = self.request.shape.num_nodes - tree.num_nodes
         padded = torch.cat([tree.tokens, tree.tokens[:, -1:].expand(-1, missing)], 1)
-        return self.runner.chain(padded, starts)[:, : tree.num_nodes]
+        return self.runner.chain(padded, starts, strict=True)[:, : tree.num_nodes]
 
     def _verify(self, tree: Tree, logits: Tensor, gumbel: Tensor | None) -> Verdict:
         if self.request.processors:
@@ -229,6 +232,14 @@ class Loop:
         if self.request.stop is not None and self.request.stop.ends(one.tokens, one.prompt_length):
             return "stop"
         return "length" if len(one.tokens) >= one.end else None
+
+
+def _check_strict(request: Request) -> None:
+    if request.strict and request.shape != chain(request.shape.depth):
+        raise ConfigError(
+            f"strict=true pads every pass to a chain of one length, and a round here is {request.shape}: a token's "
+            "place in a tree changes the order of its sums. Use tree=chain, or strict=false"
+        )
 
 
 def _check_context(model: PreTrainedModel, lengths: list[int], max_new_tokens: int) -> None:
