@@ -1,0 +1,140 @@
+"""Trees of a draft LM inside the decoder: its own cache tells the same as plain passes, and the output stays exact."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from decode.drafters import lm_tree
+from decode.drafters.lm import LMDraft
+from decode.loop import Loop, Request
+from decode.sampling import Sampling
+from decode.shapes import Dynamic, Shape, Static
+from decode.target import CachedModel
+from tests.decode import checks
+from tests.decode.test_exactness import gemma3
+from tests.decode.test_trees import SHAPES
+from tests.tiny import tiny_llama
+
+VOCAB = checks.VOCAB
+TARGETS = {"llama": lambda: tiny_llama(VOCAB, dtype=torch.float64), "gemma3": gemma3}
+
+
+def near(model: PreTrainedModel, strength: float = 0.02) -> LMDraft:
+    """A draft that often agrees: the target with a little noise on its weights."""
+    generator = torch.Generator().manual_seed(5)
+    draft = type(model)(model.config).to(torch.float64).eval()
+    draft.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for weight in draft.parameters():
+            weight += strength * torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+    return LMDraft(draft)
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0}, {"top_k": 2}], ids=str)
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("arch", TARGETS)
+def test_coupled_output_equals_autoregressive_output(arch: str, name: str, sampling: dict[str, float]) -> None:
+    model = TARGETS[arch]()
+    out = checks.check_pathwise_equality(model, near(model), 3, max_new_tokens=16, tree=SHAPES[name], **sampling)
+    assert out.stats.tau > 1.3  # a tree that nobody can accept would be exact too
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("tree", ["3x2x1", "dynamic"])
+def test_trees_by_name_at_batch_size_one(tree: str, temperature: float) -> None:
+    model = TARGETS["llama"]()
+    checks.check_pathwise_equality(
+        model, near(model), 1, max_new_tokens=24, tree=tree, tree_nodes=12, num_draft_tokens=4, temperature=temperature
+    )
+
+
+class Compared:
+    """The draft's runner, each of whose passes is held against plain passes over every node's own prefix."""
+
+    def __init__(self, runner: CachedModel, rows: list[list[int]], model: PreTrainedModel) -> None:
+        self.runner, self.rows, self.model = runner, rows, model
+        self.nodes: list[list[int]] = [[] for _ in rows]
+        self.compared = 0
+
+    def forward(self, tokens: Tensor, starts: list[int], depths: Tensor, ancestors: Tensor) -> Tensor:
+        """The runner's logits, compared."""
+        logits = self.runner.forward(tokens, starts, depths, ancestors)
+        above = ancestors.expand(len(self.rows), -1, -1)
+        for row, prefix in enumerate(self.rows):
+            self.nodes[row] += tokens[row].tolist()
+            for node, sees in enumerate(above[row]):
+                text = prefix + [self.nodes[row][m] for m in sees.nonzero()[:, 0].tolist()]
+                plain = self.model(torch.tensor([text])).logits[0, -1]
+                torch.testing.assert_close(logits[row, node], plain, rtol=0, atol=1e-10)
+                self.compared += 1
+        return logits
+
+
+@pytest.mark.parametrize("name", ["sequoia", "dynamic"])
+@pytest.mark.parametrize("arch", TARGETS)
+def test_logits_of_every_node_are_those_of_its_own_prefix(
+    arch: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Round after round, so that what earlier trees left in the draft's cache would show; captures included."""
+    model = TARGETS[arch]()
+    draft = near(model)
+    request = Request([[5, 9, 2, 7], [1, 8], [4, 4, 6, 3, 2]], 30, shape=SHAPES[name])
+    loop = Loop(model, draft, request)
+    real, compared = lm_tree.propose_tree, []
+
+    def propose(runner, context, read):  # noqa: ANN001, ANN202
+        held = Compared(runner, [list(one.tokens) for one in loop.rows.current], draft.model)
+
+        def checked() -> Tensor:
+            logits = read()
+            for row, text in enumerate(held.rows):
+                plain = draft.model(torch.tensor([text])).logits[0, -1]
+                torch.testing.assert_close(logits[row], plain, rtol=0, atol=1e-10)
+            return logits
+
+        tree = real(cast(CachedModel, held), context, checked)
+        compared.append(held.compared)
+        return tree
+
+    monkeypatch.setattr("decode.drafters.lm.propose_tree", propose)
+    loop.run()
+    assert len(compared) > 6
+    assert compared[0] == 3 * request.shape.num_read
+
+
+@pytest.mark.parametrize(
+    ("shape", "replacement"),
+    [(SHAPES["sequoia"], False), (SHAPES["sequoia"], True), (SHAPES["dynamic"], False)],
+    ids=["without replacement", "with replacement", "dynamic"],
+)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1, top_k=2), Sampling(0)], ids=str)
+def test_rejection_reads_no_number_twice_and_emits_what_the_filter_keeps(
+    shape: Shape, replacement: bool, sampling: Sampling
+) -> None:
+    model = TARGETS["llama"]()
+    prompts = [[5, 9, 2, 7], [1, 8]]
+    request = Request(
+        prompts, 20, sampling, verifier="rejection", shape=shape, replacement=replacement, audit=True
+    )  # fmt: skip
+    rows, stats = Loop(model, near(model), request).run()
+    assert stats.tau > 1.3
+    if 0 < sampling.top_k:
+        for prompt, row in zip(prompts, rows, strict=True):
+            best = model(torch.tensor([row])).logits[0].topk(sampling.top_k).indices
+            assert all(row[t] in best[t - 1] for t in range(len(prompt), len(row)))
+
+
+@pytest.mark.parametrize("shape", [Static((-1, 0, 0, 1)), Dynamic(6, 8, 9)], ids=str)
+def test_trees_fit_at_the_very_end_of_the_context(shape: Shape) -> None:
+    """A dynamic tree reads more nodes than it keeps: slots behind the longest text, positions behind the table."""
+    model = tiny_llama(VOCAB, dtype=torch.float64, max_position_embeddings=256)
+    prompt = torch.randint(0, VOCAB, (1, 246), generator=torch.Generator().manual_seed(2))
+    settings = {"max_new_tokens": 10, "eos_token_id": ()}
+    plain = checks.generate(model, None, prompt, **settings)  # type: ignore[arg-type]
+    drafted = checks.generate(model, near(model), prompt, tree=shape, **settings)  # type: ignore[arg-type]
+    assert torch.equal(plain.sequences, drafted.sequences)
