@@ -86,7 +86,7 @@ def _draft_passes(
     drafter: LMDraft, context: int, capacity: int, batch_size: int, in_a_row: int
 ) -> Callable[[], object]:
     """A chain of draft tokens by the very pass that drafting replays, argmaxes for draws."""
-    runner = runner_for(drafter.model, batch_size, capacity)
+    runner = runner_for(drafter.model, batch_size, capacity, "draft")
     ids = torch.ones(batch_size, capacity, dtype=torch.long, device=runner.device)
     rows = list(range(batch_size))
     wanted = Context(

@@ -25,7 +25,7 @@ from decode.tree import ancestors, chain_parents, tree_depths
 PREFILL_CHUNK = 512  # tokens a pass: bounds the (T, S) mask and the activations of a long prompt
 BUCKET = 256  # slots: capacities and views are rounded up, so that calls of similar length share captures
 CAPTURE_AFTER = 6  # uses of one shape: a capture costs about as much as that many passes
-MOST_RUNNERS = 4  # caches kept for one model, so that batches of a few sizes can take turns
+MOST_RUNNERS = 6  # caches kept for one model, so that batches of a few sizes can take turns
 
 
 class NodePass(nn.Module):
@@ -136,8 +136,7 @@ class CachedModel:
         def moved() -> tuple[Tensor, ...]:
             return tokens, (begin + 1).clamp(max=visible - num_nodes), *inputs[2:]
 
-        after = 1 if strict else CAPTURE_AFTER
-        return self.run((width, num_nodes, visible), lambda: self.node_pass(visible), inputs, moved, after)[0]
+        return self.run((width, num_nodes, visible), lambda: self.node_pass(visible), inputs, moved, strict)[0]
 
     def node_pass(self, visible: int) -> NodePass:
         """The pass over the first `visible` slots, not captured."""
@@ -149,16 +148,16 @@ class CachedModel:
         make: Callable[[], nn.Module],
         inputs: tuple[Tensor, ...],
         moved: Callable[[], tuple[Tensor, ...]],
-        capture_after: int = CAPTURE_AFTER,
+        at_once: bool = False,
     ) -> tuple[Tensor, ...]:
-        """The module that `make` makes, at `inputs`, by its capture once `key` has been used often enough.
+        """The module that `make` makes, at `inputs`, by its capture once `key` has been used often enough, or at once.
 
         `moved()` are the inputs of the same pass over a later slot (see `capture.capture`): a check there writes only
         where nothing is committed.
         """
         if key not in self._passes:
             self._uses[key] = self._uses.get(key, 0) + 1
-            if self._uses[key] < capture_after:
+            if not at_once and self._uses[key] < CAPTURE_AFTER:
                 return make()(*inputs)
             self._passes[key] = capture(make(), inputs, moved(), self.packing)
         return self._passes[key](*inputs)
@@ -187,11 +186,11 @@ class Runners:
     def __init__(self, model: PreTrainedModel) -> None:
         self.packing = Packing(model)
         self.weights = weights_state(model)
-        self._kept: dict[tuple[int, int], CachedModel] = {}
+        self._kept: dict[tuple[str, int, int], CachedModel] = {}
 
-    def get(self, model: PreTrainedModel, batch_size: int, capacity: int) -> CachedModel:
+    def get(self, model: PreTrainedModel, role: str, batch_size: int, capacity: int) -> CachedModel:
         """The cached model of this size."""
-        key = (batch_size, _rounded(capacity))
+        key = (role, batch_size, _rounded(capacity))
         runner = self._kept.pop(key, None) or CachedModel(model, batch_size, capacity, self.packing)
         self._kept[key] = runner
         if len(self._kept) > MOST_RUNNERS:
@@ -203,15 +202,15 @@ class Runners:
         return type(None), ()
 
 
-def runner_for(model: PreTrainedModel, batch_size: int, capacity: int) -> CachedModel:
+def runner_for(model: PreTrainedModel, batch_size: int, capacity: int, role: str = "target") -> CachedModel:
     """The cached model for this many rows of this many tokens, kept with its captures from one call to the next.
 
-    One call at a time: two threads must not decode with the same model object.
+    `role` keeps the caches of a model apart that drafts for itself. One call at a time: two threads must not decode with the same model object.
     """
     kept = vars(model).get("_draftsmith_runners")
     if kept is None or kept.weights != weights_state(model):  # packed weights are copies: training makes them stale
         kept = vars(model)["_draftsmith_runners"] = Runners(model)
-    return kept.get(model, batch_size, capacity)
+    return kept.get(model, role, batch_size, capacity)
 
 
 def weights_state(model: nn.Module) -> int:
