@@ -205,7 +205,8 @@ class Runners:
 def runner_for(model: PreTrainedModel, batch_size: int, capacity: int, role: str = "target") -> CachedModel:
     """The cached model for this many rows of this many tokens, kept with its captures from one call to the next.
 
-    `role` keeps the caches of a model apart that drafts for itself. One call at a time: two threads must not decode with the same model object.
+    `role` keeps the caches of a model apart that drafts for itself. One call at a time: two threads must not decode
+    with the same model object.
     """
     kept = vars(model).get("_draftsmith_runners")
     if kept is None or kept.weights != weights_state(model):  # packed weights are copies: training makes them stale
