@@ -54,6 +54,18 @@ class SamplingConfig:
     """Draft tokens of a dynamic tree."""
     replacement: bool = False
     """verifier=rejection on trees: draw siblings independently instead of without replacement."""
+    adaptive: bool = False
+    """Draft what pays, at most num_draft_tokens (of a tree: its levels), and nothing where nothing pays."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits of tokens in prompt and text, multiplies negative ones; 1 leaves them alone."""
+    presence_penalty: float = 0.0
+    """Taken from the logits of tokens in the generated text."""
+    frequency_penalty: float = 0.0
+    """Taken from a token's logit for every time it was generated."""
+    logit_bias: dict[int | str, float] = field(default_factory=dict)
+    """Added to logits, by token id or text: {13: -2, hello: 1.5}."""
+    banned_words: list[int | str] = field(default_factory=list)
+    """Token ids and texts that are never written."""
     strict: bool = False
     """Pad every target pass to num_draft_tokens + 1 rows, so that output equals the strict plain loop's bit for bit."""
     max_new_tokens: int = 128
@@ -67,6 +79,7 @@ class SamplingConfig:
         require(self.num_draft_tokens >= 1, f"decode.num_draft_tokens={self.num_draft_tokens}; draft at least 1 token")
         require(self.tree_nodes >= 1, f"decode.tree_nodes={self.tree_nodes}; a tree has at least 1 draft token")
         require(self.max_new_tokens >= 1, f"decode.max_new_tokens={self.max_new_tokens}; ask for at least 1 token")
+        _check_penalties(self)
         greedy = self.verifier == "greedy"
         require(
             not greedy or self.temperature == 0,
@@ -100,6 +113,16 @@ class SamplingConfig:
             "the target's law, and decode.lossy=false. Use verifier=coupled, rejection or block, which keep it, or set "
             "lossy=true to have the distance from the target measured and printed",
         )
+
+
+def _check_penalties(config: SamplingConfig) -> None:
+    penalty = config.repetition_penalty
+    require(penalty > 0, f"decode.repetition_penalty={penalty} is no number above 0; use 1 to penalise nothing")
+    for name in ("presence_penalty", "frequency_penalty"):
+        value = getattr(config, name)
+        require(-2 <= value <= 2, f"decode.{name}={value} is outside [-2, 2]; use 0 to penalise nothing")
+    for name in ("logit_bias", "banned_words"):
+        require("" not in getattr(config, name), f"decode.{name} holds an empty text, which no token spells")
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from decode.drafters.base import Drafter
 from decode.house.config import require
 from decode.house.errors import ConfigError
 from decode.loop import Event, Loop, Observer, Request
+from decode.penalties import penalties
 from decode.sampling import Sampling
 from decode.shapes import Shape, parse
 from decode.stats import Stats
@@ -74,6 +75,12 @@ def generate(
     lossy: bool = False,
     batch_size: int | None = None,
     strict: bool = False,
+    adaptive: bool = False,
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: Mapping[int | str, float] | None = None,
+    banned_words: Sequence[int | str] = (),
 ) -> Output:
     """Continue `input_ids` (B, T), padded left or right where `attention_mask` is 0; `drafter=None` is autoregressive.
 
@@ -84,6 +91,8 @@ def generate(
     the others take the rows of those that end. `strict` gives every target pass the same rows, so that bf16 output too
     equals that of drafter=None (chains). `tree` (`shapes.parse`) is chain, branching factors such as 3x2x1, or dynamic
     with `tree_nodes` draft nodes; `replacement` lets rejection draw siblings alike.
+    `adaptive` drafts what pays, at most that (`decode.budget`). Penalties, biases by token id or text, and banned words
+    (`decode.penalties`) come before `logits_processor`, temperature and filters.
     `lossy` permits verifier="typical", which changes the target's law; stats.distance is the measured TV distance.
     Raises ConfigError and InputError.
     """
@@ -97,6 +106,9 @@ def generate(
     require(0 <= min_p <= 1, f"min_p={min_p} is outside [0, 1]; use 0 to keep every token")
     require(batch_size is None or batch_size >= 1, f"batch_size={batch_size}; decode at least 1 request at a time")
     require(rows is None or len(rows) == len(input_ids), f"rows={rows} must name each of {len(input_ids)} requests")
+    vocab_size = model.config.get_text_config().vocab_size
+    asked = (repetition_penalty, presence_penalty, frequency_penalty, logit_bias, banned_words)
+    processors = [*penalties(vocab_size, tokenizer, *asked), *(logits_processor or ())]
     request = Request(
         prompts=_unpadded(input_ids, attention_mask),
         max_new_tokens=max_new_tokens,
@@ -106,11 +118,12 @@ def generate(
         replacement=replacement,
         lossy=lossy,
         batch_size=batch_size,
+        adaptive=adaptive,
         strict=strict,
         seed=seed,
         rows=rows,
         eos_ids=_eos_ids(model, eos_token_id),
-        processors=LogitsProcessorList(logits_processor) if logits_processor else None,
+        processors=LogitsProcessorList(processors) if processors else None,
         stop=StopStrings.of(_stop_strings(model, stop_strings), tokenizer),
     )
     observers = [one for one in (observer, _streaming(streamer, input_ids)) if one is not None]

@@ -7,6 +7,7 @@ One host sync a round.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -14,11 +15,12 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
+from decode.budget import Budget
 from decode.drafters.base import Context, Drafter
 from decode.house.errors import ConfigError, InputError
 from decode.models import device_of, longest_context
 from decode.noise import Noise
-from decode.processors import process_nodes
+from decode.processors import History
 from decode.rows import Progress, Rows
 from decode.sampling import Sampling, warp
 from decode.shapes import Shape, chain
@@ -52,6 +54,8 @@ class Request:
     stop: StopStrings | None = None
     batch_size: int | None = None
     """Requests decoded at once; the others wait and take the rows of finished ones. None decodes all at once."""
+    adaptive: bool = False
+    """Draft what pays: `shape` cut in every round by what the rounds before accepted and cost."""
     strict: bool = False
     """Every target pass has the rows of the whole shape, with or without drafts, so that rounding is the same."""
     audit: bool = False
@@ -92,6 +96,7 @@ class Loop:
         keys = [self._key(index) for index in self.rows.seated]
         self.noise = Noise(request.seed, keys, vocab_size, self.runner.device, request.audit)
         self.stats = Stats(request.shape.depth if drafter is not None else 0)
+        self.budget = Budget(request.shape.depth) if request.adaptive and drafter is not None else None
         self.round_index = 0
 
     @torch.inference_mode()
@@ -113,6 +118,7 @@ class Loop:
 
     def step(self) -> list[Event]:
         """One round of every row that is not finished."""
+        began = time.perf_counter()
         shape = self._shape()
         gumbel = self._gumbel(shape.depth)
         with self.stats.phase("draft"):
@@ -129,6 +135,9 @@ class Loop:
                 self.drafter.commit(verdict, None)
             self.rows.write(verdict.tokens, lengths)
             events = self._commit(verdict, tree.max_depth)
+        if self.budget is not None:
+            took = time.perf_counter() - began
+            self.budget.learn(self.stats.rounds[-len(events) :], took if self.runner.replayed else None)
         self.round_index += 1
         return events
 
@@ -159,7 +168,8 @@ class Loop:
         if self.drafter is None:
             return chain(0)
         left = max(self.rows.current[row].end - self.rows.lengths[row] for row in self.rows.running)
-        return self.request.shape.cut(left - 1)
+        wanted = self.request.shape
+        return wanted.cut(left - 1) if self.budget is None else self.budget.next_shape(wanted, left)
 
     def _gumbel(self, depth: int) -> Tensor | None:
         if self.request.sampling.is_greedy or not self.verifier.shares_noise:
@@ -198,13 +208,17 @@ class Loop:
 
     def _verify(self, tree: Tree, logits: Tensor, gumbel: Tensor | None) -> Verdict:
         if self.request.processors:
-            logits = process_nodes(self.request.processors, [one.tokens for one in self.rows.current], tree, logits)
+            logits = self._history(self.request.processors).of_tree(tree, logits)
         scores = warp(logits, self.request.sampling)
         depth = tree.max_depth
         gumbel = gumbel if gumbel is None else gumbel[:, : depth + 1]
         return self.verifier(
             Question(tree, scores, self.request.sampling, self.noise, self._positions(depth), gumbel, self.round_index)
         )
+
+    def _history(self, processors: LogitsProcessorList) -> History:
+        prompts = [one.prompt_length for one in self.rows.current]
+        return History(processors, self.rows.ids, self.rows.lengths, prompts)
 
     def _commit(self, verdict: Verdict, drafted: int) -> list[Event]:
         """Extend the rows, cut those that end, count. The only host sync of the round is here."""

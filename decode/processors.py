@@ -1,6 +1,13 @@
-"""Logits processors that look at the prefix (penalties, bans): every node of a tree is given its own."""
+"""Logits processors that look at the prefix (penalties, bans): every node of a tree is given its own.
+
+Processors take (rows, length) token ids without padding, so nodes are put before them in groups of one length: all
+nodes of one depth, of all rows that are equally long.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,27 +16,77 @@ from transformers import LogitsProcessorList
 from decode.tree import Tree
 
 
-def process_nodes(processors: LogitsProcessorList, rows: list[list[int]], tree: Tree, logits: Tensor) -> Tensor:
-    """Processed logits (B, N, V): node n of row b sees the committed tokens of the row and the drafted ones on its
-    path.
+@dataclass(frozen=True)
+class History:
+    """The processors of a call and the committed tokens that they look at."""
 
-    Processors run on float32 or wider, as transformers runs them. `rows` end with pending, which is node 0.
-    """
-    scores = logits if logits.dtype == torch.float64 else logits.float()
-    drafted, parents = tree.tokens.tolist(), tree.parents_of_rows()
-    out = torch.empty_like(scores)
-    for row, committed in enumerate(rows):
-        for node in range(tree.num_nodes):
-            prefix = committed + [drafted[row][step] for step in path_to(parents[row], node)]
-            ids = torch.tensor([prefix], device=logits.device)
-            out[row, node] = processors(ids, scores[row, node][None])[0]  # type: ignore[arg-type]
-    return out
+    processors: LogitsProcessorList
+    """Called with ids (n, length), scores (n, V) and, where they name it, prompt_lengths (n,) int64."""
+    ids: Tensor
+    """(B, capacity) int64 committed tokens, left-aligned, pending included."""
+    lengths: list[int]
+    """Committed tokens of each row."""
+    prompt_lengths: list[int]
+    """How many of them are the prompt's."""
+
+    def of_tree(self, tree: Tree, logits: Tensor) -> Tensor:
+        """Processed logits (B, N, V): a node sees the row's committed tokens and the drafted ones on its path.
+
+        In float32 or wider, as transformers runs processors. A host sync where rows have trees of their own.
+        """
+        same = not isinstance(tree.parents, Tensor)
+        every = list(range(len(self.lengths)))
+        shapes = [(every, tree.parents)] if same else [([row], x) for row, x in enumerate(tree.parents_of_rows())]
+        out = widened(logits)
+        for rows, parents in shapes:
+            for nodes, paths in _by_length(parents, tree.num_nodes):  # type: ignore[arg-type]
+                at = torch.tensor(rows, device=logits.device)[:, None]
+                on = torch.tensor(nodes, device=logits.device)
+                index = torch.tensor(paths, device=logits.device, dtype=torch.long)
+                out[at, on] = self.of_nodes(out[at, on], tree.tokens[at[..., None], index], rows)
+        return out
+
+    def of_nodes(self, logits: Tensor, paths: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+        """Processed logits (R, W, V) of W nodes of one depth D in each of the rows (all of them by default): paths
+        (R, W, D) are the drafted tokens from the first one to the node itself."""
+        rows = rows if rows is not None else range(len(self.lengths))
+        out = widened(logits)
+        width, depth = paths.shape[1:]
+        groups: dict[int, list[int]] = {}
+        for slot, row in enumerate(rows):
+            groups.setdefault(self.lengths[row], []).append(slot)
+        for length, slots in groups.items():
+            chosen = [rows[slot] for slot in slots]
+            committed = self.ids[chosen, :length][:, None].expand(-1, width, -1)
+            prefixes = torch.cat([committed, paths[slots]], -1).view(-1, length + depth)
+            prompts = torch.tensor([self.prompt_lengths[row] for row in chosen], device=logits.device)
+            prompts = prompts.repeat_interleave(width)
+            scores = out[slots].flatten(0, 1)
+            done = self.processors(prefixes, scores, prompt_lengths=prompts)  # type: ignore[arg-type]
+            out[slots] = done.view(len(slots), width, -1)
+        return out
 
 
-def path_to(parents: list[int], node: int) -> list[int]:
+def path_to(parents: Sequence[int], node: int) -> list[int]:
     """Node ids below pending down to `node`."""
     path = []
     while node > 0:
         path.append(node)
         node = parents[node]
     return path[::-1]
+
+
+def widened(logits: Tensor) -> Tensor:
+    """A copy in float32, or float64 where it is that: processors may write to what they are given."""
+    return logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32, copy=True)
+
+
+def _by_length(parents: Sequence[int], num_nodes: int) -> list[tuple[list[int], list[list[int]]]]:
+    """Nodes with paths of one length, and these paths."""
+    groups: dict[int, tuple[list[int], list[list[int]]]] = {}
+    for node in range(num_nodes):
+        path = path_to(parents, node)
+        nodes, paths = groups.setdefault(len(path), ([], []))
+        nodes.append(node)
+        paths.append(path)
+    return list(groups.values())

@@ -85,6 +85,8 @@ class CachedModel:
             self.cache.stack()
         self._passes: dict[tuple[object, ...], Pass] = {}
         self._uses: dict[tuple[object, ...], int] = {}
+        self.replayed = False
+        """Whether the last pass was the replay of a capture, so that its time tells of later ones."""
 
     def visible(self, end: int) -> int:
         """Slots that a pass looks at whose last node lies before slot `end`: doubled from one bucket to the next."""
@@ -155,6 +157,7 @@ class CachedModel:
         `moved()` are the inputs of the same pass over a later slot (see `capture.capture`): a check there writes only
         where nothing is committed.
         """
+        self.replayed = key in self._passes
         if key not in self._passes:
             self._uses[key] = self._uses.get(key, 0) + 1
             if not at_once and self._uses[key] < CAPTURE_AFTER:

@@ -9,11 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 
 from decode.budget import LONGEST_GAP, Budget
-from decode.estimates import Acceptance, Calibration, Clock, monotone
+from decode.drafters.lm import LMDraft
+from decode.estimates import Acceptance, Calibration, monotone
 from decode.shapes import Dynamic, Shape, chain, k_ary
 from decode.stats import Round
+from tests.decode import checks
+from tests.tiny import tiny_llama
 
 
 @dataclass
@@ -206,3 +210,29 @@ def test_an_unsure_draft_stops_and_a_sure_one_goes_on() -> None:
     assert budget.goes_on([0.95], 1)
     assert not budget.goes_on([0.01], 2)
     assert not budget.goes_on([0.95], 6)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("tree", ["chain", "2x2x1", "dynamic"])
+def test_adaptive_output_is_that_of_autoregressive_decoding(tree: str, temperature: float) -> None:
+    """With the clock of this very machine, whatever it says."""
+    settings = {"max_new_tokens": 60, "num_draft_tokens": 4, "tree": tree, "adaptive": True, "temperature": temperature}
+    model = tiny_llama(checks.VOCAB, dtype=torch.float64)
+    for draft in (LMDraft(model), LMDraft(tiny_llama(checks.VOCAB, num_layers=1, seed=3, dtype=torch.float64))):
+        checks.check_pathwise_equality(model, draft, 2, **settings)
+
+
+@pytest.mark.parametrize("kind", ["oracle", "tree"])
+def test_coupled_is_exact_whatever_the_budget_looks_at(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget that knows the text to come, and drafts the more the less of it is right."""
+    model, drafted = tiny_llama(checks.VOCAB, dtype=torch.float64), []
+
+    def peeking(self: Budget, shape: Shape, left: int) -> Shape:
+        depth = 4 - len(drafted) % 5  # the scripted draft is right for (round mod k + 1) tokens
+        drafted.append(depth)
+        self.depth = min(depth, left - 1)
+        return shape.cut(self.depth)
+
+    monkeypatch.setattr(Budget, "next_shape", peeking)
+    checks.check_pathwise_equality(model, kind, 3, max_new_tokens=40, num_draft_tokens=4, adaptive=True)
+    assert set(drafted) == {0, 1, 2, 3, 4}
