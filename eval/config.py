@@ -10,6 +10,9 @@ from decode.house.config import require
 from distill.config import DataConfig
 from train.config import TrackerConfig
 
+TOKEN_FOR_TOKEN = ("coupled", "greedy")
+"""Verifiers whose output equals autoregressive output of the same seed; the others are exact in law only."""
+
 
 @dataclass
 class PromptsConfig:
@@ -190,6 +193,12 @@ class EvalConfig:
         require(
             not (self.certificate.enabled and self.profile.enabled),
             "certificate=true and profile=true are two runs; give one of them",
+        )
+        require(
+            not self.certificate.enabled or self.decode.verifier in TOKEN_FOR_TOKEN,
+            f"certificate=true compares tokens, and decode.verifier={self.decode.verifier} keeps the law, not the "
+            "tokens, so they differ by right. Its proof is by enumeration of that law: pytest tests/decode -k law. "
+            "For a certificate give decode.verifier=coupled",
         )
         self.output_dir = self.output_dir or f"runs/{self.suite}/{self.face}"
         require(self.target.path is not None, "target.path is not set; name a transformers folder or hub id")

@@ -41,12 +41,13 @@ def losslessness(row: dict[str, Any]) -> str:
     """Mismatches, near-ties and tokens compared, in words."""
     if row["mismatches"] is None:
         return "not counted"
-    mismatches, near_ties = _plural(row["mismatches"], "mismatch", "es"), _plural(row["near_ties"], "near-tie", "s")
+    mismatches, near_ties = count(row["mismatches"], "mismatch", "es"), count(row["near_ties"], "near-tie")
     return f"{mismatches}, {near_ties} in {row['tokens_checked']:,} tokens"
 
 
-def _plural(count: int, word: str, ending: str) -> str:
-    return f"{count} {word}{'' if count == 1 else ending}"
+def count(number: int, word: str, ending: str = "s") -> str:
+    """1 word, 2 words."""
+    return f"{number:,} {word}{'' if number == 1 else ending}"
 
 
 def setting(peer: dict[str, Any]) -> str:

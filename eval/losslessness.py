@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedModel
+from transformers import LogitsProcessorList, PreTrainedModel
 
 from decode.noise import Noise
+from decode.processors import widened
 from decode.sampling import Sampling, warp
 from eval.texts import Generate, Job, Text
 
@@ -51,10 +52,15 @@ class Divergence:
         """Both have a token there; otherwise one stopped and the other went on."""
         return bool(self.rest) and self.at < len(self.text.new)
 
+    @property
+    def left_out(self) -> int:
+        """Reference tokens after it."""
+        return max(0, len(self.text.new) - self.at - 1)
 
-def divergences(reference: Sequence[Text], speculate: Generate) -> Iterator[Divergence]:
+
+def divergences(reference: Sequence[Text], speculate: Generate, resumes: bool = True) -> Iterator[Divergence]:
     """Every departure of `speculate` from the reference, each reference token compared once: after a departure
-    `speculate` goes on from the reference's own prefix."""
+    `speculate` goes on from the reference's own prefix, unless the settings tell prompt from text (`resumes`)."""
     texts = {text.row: text for text in reference}
     resumed = {text.row: 0 for text in reference}
     jobs = [Job(text.row, text.prompt, len(text.new)) for text in reference if text.new]
@@ -67,18 +73,18 @@ def divergences(reference: Sequence[Text], speculate: Generate) -> Iterator[Dive
                 continue
             yield Divergence(text, start + at, found.new[at:])
             resumed[found.row] = start + at + 1
-            if start + at + 1 < len(text.new):
+            if resumes and start + at + 1 < len(text.new):
                 prefix = text.prompt + text.new[: start + at + 1]
                 again.append(Job(text.row, prefix, len(text.new) - start - at - 1))
         jobs = again
 
 
-def check(reference: Sequence[Text], speculate: Generate, margin: Margin) -> list[Check]:
-    """Per reference text, the divergences of `speculate` from it and the tokens compared (every reference token
-    once)."""
+def check(reference: Sequence[Text], speculate: Generate, margin: Margin, resumes: bool = True) -> list[Check]:
+    """Per reference text, the divergences of `speculate` from it and the tokens compared: every reference token once,
+    or those up to a divergence where texts cannot be resumed."""
     counts = {text.row: Check(tokens=len(text.new)) for text in reference}
-    for found in divergences(reference, speculate):
-        counts[found.text.row] += judge(found, margin)
+    for found in divergences(reference, speculate, resumes):
+        counts[found.text.row] += judge(found, margin) + Check(tokens=0 if resumes else -found.left_out)
     return [counts[text.row] for text in reference]
 
 
@@ -108,11 +114,13 @@ def judge(found: Divergence, margin: Margin) -> Check:
     return Check(near_ties=1) if gap <= MARGIN else Check(mismatches=1)
 
 
-def margin_from(model: PreTrainedModel, sampling: Sampling, seed: int) -> Margin:
+def margin_from(
+    model: PreTrainedModel, sampling: Sampling, seed: int, processors: LogitsProcessorList | None = None
+) -> Margin:
     """The gap measured by one forward over the reference's prefix, in the precision of `model` (fp32 or wider)."""
 
     def margin(text: Text, at: int, other: int) -> float:
-        scores = scores_at(model, sampling, seed, text, at)
+        scores = scores_at(model, sampling, seed, text, at, processors)
         worse = torch.minimum(scores[text.new[at]], scores[other])
         return (scores.max() - worse).item()
 
@@ -120,10 +128,21 @@ def margin_from(model: PreTrainedModel, sampling: Sampling, seed: int) -> Margin
 
 
 @torch.inference_mode()
-def scores_at(model: PreTrainedModel, sampling: Sampling, seed: int, text: Text, at: int) -> torch.Tensor:  # (V,)
+def scores_at(
+    model: PreTrainedModel,
+    sampling: Sampling,
+    seed: int,
+    text: Text,
+    at: int,
+    processors: LogitsProcessorList | None = None,
+) -> torch.Tensor:  # (V,)
     """What the target's choice of new token `at` is the argmax of: log p, plus the noise at temperatures above 0."""
     prefix = torch.tensor([text.prompt + text.new[:at]], device=model.device)
-    scores = warp(model(prefix).logits[0, -1], sampling).log_softmax(-1)
+    logits = model(prefix).logits[:, -1]
+    if processors:
+        lengths = torch.tensor([len(text.prompt)], device=model.device)
+        logits = processors(prefix, widened(logits), prompt_lengths=lengths)  # type: ignore[arg-type]
+    scores = warp(logits[0], sampling).log_softmax(-1)
     if sampling.is_greedy:
         return scores
     noise = Noise(seed, [text.row], scores.shape[-1], scores.device)

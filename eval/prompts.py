@@ -153,6 +153,23 @@ def check_lengths(prompts: Iterable[Prompt], cfg: EvalConfig, max_positions: int
             )
 
 
+def as_many_as(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> list[Prompt]:
+    """Up to `wanted` prompts of the run's source, none set apart; ConfigError where there is not one."""
+    from distill.corpora import load_corpus
+
+    if cfg.prompts.file is not None:
+        questions = _spread(read_questions(cfg.prompts.file), cfg.prompts.limit)[:wanted]
+        return [first_turn(question, tokenizer, max_turns=1) for question in questions]
+    documents = load_corpus(cfg.data).documents("heldout")
+    prompts = held_out_prompts(documents, tokenizer, cfg.prompts, wanted, cfg.seed)
+    if not prompts:
+        raise ConfigError(
+            f"the held-out split of data={cfg.data.name} gives no prompt of prompts.tokens={cfg.prompts.tokens}; "
+            "shorten it, or raise data.heldout_share"
+        )
+    return prompts
+
+
 def _from_file(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSets:
     assert cfg.prompts.file is not None
     questions = _spread(read_questions(cfg.prompts.file), cfg.prompts.limit)

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from decode.house.progress import get_logger
+from decode.models import load_tokenizer
+from decode.penalties import penalties
 from decode.sampling import Sampling
 from decode.settings import generate_settings
 from eval.config import EvalConfig
@@ -42,7 +44,28 @@ def verifier_at(cfg: EvalConfig, temperature: float) -> str:
 
 def settings_at(cfg: EvalConfig, temperature: float) -> dict[str, Any]:
     """The configured keyword arguments of decode.generate at another temperature."""
-    return {**generate_settings(cfg.decode), "temperature": temperature, "verifier": verifier_at(cfg, temperature)}
+    settings = generate_settings(cfg.decode)
+    if _names_texts(cfg):
+        settings["tokenizer"] = load_tokenizer(cfg.target)
+    return {**settings, "temperature": temperature, "verifier": verifier_at(cfg, temperature)}
+
+
+def processors_of(cfg: EvalConfig, model: PreTrainedModel) -> LogitsProcessorList | None:
+    """The configured penalties, biases and bans; None where all are at rest."""
+    tokenizer = load_tokenizer(cfg.target) if _names_texts(cfg) else None
+    names = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "banned_words")
+    vocab_size = model.config.get_text_config().vocab_size
+    found = penalties(vocab_size, tokenizer, **{name: getattr(cfg.decode, name) for name in names})
+    return LogitsProcessorList(found) if found else None
+
+
+def can_resume(cfg: EvalConfig) -> bool:
+    """Whether a text may be continued from its own middle as from a prompt: these penalties tell one from the other."""
+    return not (cfg.decode.presence_penalty or cfg.decode.frequency_penalty)
+
+
+def _names_texts(cfg: EvalConfig) -> bool:
+    return any(isinstance(key, str) for key in (*cfg.decode.logit_bias, *cfg.decode.banned_words))
 
 
 def with_answers(
@@ -101,7 +124,8 @@ def _check(
         log.info("losslessness is not counted: verifier=rejection keeps the law, not the tokens")
         return None
     speculate = generator(target, drafter, settings_at(cfg, temperature), cfg.seed, cfg.lossless.batch_size, label)
-    counts = check(reference, speculate, margin_from(target, sampling_at(cfg, temperature), cfg.seed))
+    margin = margin_from(target, sampling_at(cfg, temperature), cfg.seed, processors_of(cfg, target))
+    counts = check(reference, speculate, margin, can_resume(cfg))
     return {text.row: count for text, count in zip(reference, counts, strict=True)}
 
 

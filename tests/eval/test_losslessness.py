@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from transformers import LogitsProcessorList
 
+from decode.penalties import penalties
 from decode.sampling import Sampling
-from eval.losslessness import MARGIN, Check, check, first_divergence, flips, margin_from
+from eval.losslessness import MARGIN, Check, check, first_divergence, flips, margin_from, scores_at
 from eval.texts import Job, Text, generator
 from tests.tiny import tiny_llama
 
@@ -111,3 +113,21 @@ def test_an_almost_equal_pair_of_logits_is_a_near_tie():
     text = Text(0, (1, 2, 3), (4,))
     margin = margin_from(model, Sampling(0.0), 0)
     assert margin(text, 0, 9) == margin(text, 0, 4)
+
+
+def test_margins_are_those_of_the_penalised_scores():
+    model, text = tiny_llama(seed=0), Text(0, (1, 2, 3), (4, 5))
+    plain = scores_at(model, Sampling(0.0), 0, text, 1)
+    best = int(plain.argmax())
+    penalised = scores_at(
+        model, Sampling(0.0), 0, text, 1, LogitsProcessorList(penalties(64, None, banned_words=[best]))
+    )
+    assert penalised[best] == -torch.inf
+    counted = LogitsProcessorList(penalties(64, None, presence_penalty=2.0))
+    difference = scores_at(model, Sampling(0.0), 0, text, 1, counted) - plain
+    assert (difference - difference.max()).argmin() == 4  # generated; the prompt's tokens are not counted
+
+
+def test_where_texts_cannot_be_resumed_the_rest_is_not_counted():
+    found = check(REFERENCE, script(REFERENCE, {(0, 2): 99, (0, 7): 98}), margin=lambda *_: 0.5, resumes=False)
+    assert found == [Check(1, 0, 3), Check(0, 0, 10)]

@@ -1,0 +1,166 @@
+"""`certificate=true`: is speculative output the target's own, for this target, draft, precision and these settings?
+
+Speculative decoding is compared with autoregressive decoding in the same runtime, batched: many greedy tokens in fp32,
+where every divergence must be a near-tie; then the target's own precision, whose divergences are listed; and every
+temperature above 0, where the coupled rule promises equal tokens too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import groupby
+from typing import Any
+
+from decode.house.environment import environment, git_state
+from decode.house.errors import RunError
+from decode.house.progress import get_logger
+from decode.house.run_folder import RunFolder, open_run, read_json, write_json
+from decode.models import ModelDescription, describe_model, load_tokenizer
+from eval.certificate_page import render_certificate
+from eval.comparison import Part, State, compare, is_done
+from eval.config import EvalConfig
+from eval.formatting import count
+from eval.inputs import check_models, draft_source, load, shared_context
+from eval.padding import measure_padding
+from eval.prompts import Prompt, as_many_as, check_lengths
+from eval.report import command
+
+SCHEMA = 1
+log = get_logger("eval")
+
+
+def run(cfg: EvalConfig) -> None:
+    """Write certificate.json and certificate.md for the first draft; RunError where tokens differ that may not."""
+    cfg = replace(cfg, drafts=dict([next(iter(cfg.drafts.items()))]))
+    target, _ = check_models(cfg)
+    parts = parts_of(cfg, own_dtype(cfg, target))
+    wanted = -(-max(part.tokens for part in parts) // cfg.lossless.tokens)
+    prompts = as_many_as(cfg, load_tokenizer(cfg.target), wanted)
+    check_lengths(prompts, cfg, shared_context(cfg, target))
+    if cfg.plan:
+        sys.stdout.write("\n".join(_plan(cfg, parts, prompts)) + "\n")
+        return
+    folder = open_run(cfg.output_dir, "eval", cfg, cfg.resume)
+    if not folder.is_finished:
+        _certify(cfg, folder, target, parts, prompts)
+    found = read_json(folder.file("certificate.json"))
+    log.info("certificate: %s", folder.file("certificate.md"))
+    if found["failures"]:
+        raise RunError(f"not lossless: {'; '.join(found['failures'])}. See {folder.file('certificate.md')}")
+
+
+def own_dtype(cfg: EvalConfig, target: ModelDescription) -> str:
+    """The precision that the target is served in, by name."""
+    if cfg.target.dtype != "auto":
+        return cfg.target.dtype
+    saved = getattr(target.config.get_text_config(), "dtype", None)
+    return "float32" if saved is None else str(saved).removeprefix("torch.")
+
+
+def parts_of(cfg: EvalConfig, own: str) -> list[Part]:
+    """fp32 (`lossless.dtype`) first, greedy before sampled; then the same in the target's own precision."""
+    size = cfg.certificate
+    wide = own if cfg.lossless.dtype == "auto" else cfg.lossless.dtype
+    temperatures = [0.0, *(t for t in cfg.temperatures if t > 0)]
+    dtypes = dict.fromkeys((wide, own))
+    return [
+        Part(
+            dtype,
+            temperature,
+            size.tokens if dtype == wide and temperature == 0 else size.other_tokens,
+            dtype in ("float32", "float64"),
+        )
+        for dtype in dtypes
+        for temperature in temperatures
+    ]
+
+
+def _plan(cfg: EvalConfig, parts: Sequence[Part], prompts: Sequence[Prompt]) -> list[str]:
+    minutes = cfg.certificate.minutes
+    return [
+        *(f"{part.name}: {part.tokens:,} tokens, written with and without the draft" for part in parts),
+        f"prompts: {len(prompts)}, {cfg.lossless.tokens} new tokens each, batches of {cfg.lossless.batch_size}",
+        "time: until all are compared" if minutes is None else f"time: at most about {minutes:g} min",
+    ]
+
+
+def _certify(
+    cfg: EvalConfig, folder: RunFolder, target: ModelDescription, parts: list[Part], prompts: list[Prompt]
+) -> None:
+    for line in _plan(cfg, parts, prompts):
+        log.info(line)
+    state = State.open(folder.file("progress.json"), parts)
+    padding = None
+    for dtype, group in groupby(parts, key=lambda part: part.dtype):
+        todo = [part for part in group if not is_done(part, state.parts[part.name], _allowed(cfg, state, part, parts))]
+        is_last = dtype == parts[-1].dtype
+        if not todo and not (is_last and cfg.decode.strict):
+            continue
+        model, drafters = load(cfg, replace(cfg.target, dtype=dtype))
+        drafter = next(iter(drafters.values()))
+        for part in todo:
+            compare(cfg, model, drafter, prompts, part, state, _allowed(cfg, state, part, parts))
+        if is_last and cfg.decode.strict:
+            padding = measure_padding(cfg, model, drafter, prompts)
+    found = _certificate(cfg, target, parts, state, len(prompts), padding)
+    write_json(folder.file("certificate.json"), found)
+    folder.file("certificate.md").write_text(render_certificate(found), encoding="utf-8")
+    folder.finish({"failures": found["failures"]})
+
+
+def _allowed(cfg: EvalConfig, state: State, part: Part, parts: Sequence[Part]) -> float:
+    return state.allowed_s(part, parts, cfg.certificate.minutes)
+
+
+def _certificate(
+    cfg: EvalConfig,
+    target: ModelDescription,
+    parts: Sequence[Part],
+    state: State,
+    num_prompts: int,
+    padding: dict[str, Any] | None,
+) -> dict[str, Any]:
+    rows = [_row(part, state) for part in parts]
+    name = next(iter(cfg.drafts))
+    draft = describe_model(draft_source(cfg, name), "draft")
+    return {
+        "schema": SCHEMA,
+        "failures": failures(rows, cfg.decode.strict),
+        "environment": {**environment(), "git": git_state(), "command": command(), "seed": cfg.seed},
+        "target": _identity(target),
+        "draft": {"name": name, **_identity(draft)},
+        "decode": asdict(cfg.decode),
+        "prompts": {
+            "source": cfg.prompts.file or f"held-out split of {cfg.data.name}",
+            "prompts": num_prompts,
+            "new_tokens": cfg.lossless.tokens,
+            "batch_size": cfg.lossless.batch_size,
+        },
+        "parts": rows,
+        "padding": padding,
+    }
+
+
+def _identity(model: ModelDescription) -> dict[str, Any]:
+    return {"path": model.path, "fingerprint": model.fingerprint, "num_parameters": model.num_parameters}
+
+
+def _row(part: Part, state: State) -> dict[str, Any]:
+    counts = asdict(state.parts[part.name])
+    chunks = counts.pop("chunks")
+    rate = len(counts["divergences"]) / counts["tokens"] if chunks else None
+    return {**asdict(part), "wanted_tokens": part.tokens, **counts, "divergences_per_token": rate}
+
+
+def failures(rows: Sequence[dict[str, Any]], strict: bool) -> list[str]:
+    """What contradicts the promise: mismatches in fp32; with strict, any divergence in any precision."""
+    found = []
+    for row in rows:
+        where = f"{row['tokens']:,} tokens ({row['dtype']}, T={row['temperature']:g})"
+        if row["mismatches"]:
+            found.append(f"{count(row['mismatches'], 'mismatch', 'es')} in {where}")
+        elif strict and row["divergences"]:
+            found.append(f"{count(len(row['divergences']), 'divergence')} in {where}, although decode.strict=true")
+    return found
