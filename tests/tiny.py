@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
 
 EOS, PAD = "<eos>", "<pad>"
 
@@ -39,6 +52,52 @@ def tiny_llama(
     } | overrides
     torch.manual_seed(seed)
     return LlamaForCausalLM(LlamaConfig(**fields)).to(dtype).eval()  # type: ignore[arg-type]
+
+
+_GROUPED = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+}
+_SMALL_WINDOW = 3  # tokens, fewer than a draft has: a mask that counts slots instead of positions would show
+
+
+def _random(config: PretrainedConfig) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").double().eval()
+
+
+def _gemma3() -> PreTrainedModel:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    own = _GROUPED | {"num_hidden_layers": 3, "sliding_window": _SMALL_WINDOW, "layer_types": kinds}
+    return _random(Gemma3TextConfig(**own))  # type: ignore[arg-type]
+
+
+def _gpt2() -> PreTrainedModel:
+    shape = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "bos_token_id": None, "eos_token_id": None}
+    return _random(GPT2Config(vocab_size=64, initializer_range=0.3, **shape))  # type: ignore[arg-type]
+
+
+def _gpt_neox() -> PreTrainedModel:
+    own = {key: value for key, value in _GROUPED.items() if key not in ("num_key_value_heads", "head_dim")}
+    return _random(GPTNeoXConfig(**own))  # type: ignore[arg-type]
+
+
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": lambda: tiny_llama(dtype=torch.float64),
+    "qwen3": lambda: _random(Qwen3Config(**_GROUPED)),  # type: ignore[arg-type]
+    "mistral": lambda: _random(MistralConfig(**_GROUPED, sliding_window=_SMALL_WINDOW)),  # type: ignore[arg-type]
+    "gemma3": _gemma3,
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+}
+"""Architectures of the exactness tests, in fp64: grouped heads, learned and rotary positions, windows; 64 tokens."""
 
 
 def tiny_tokenizer(vocab_size: int = 300) -> PreTrainedTokenizerFast:

@@ -31,10 +31,10 @@ class Toy:
         return self.p.shape[0]
 
     @classmethod
-    def random(cls, vocab_size: int, seed: int, zeros: bool = False) -> Toy:
-        """Laws far from each other and from uniform; with `zeros` each lacks a token."""
+    def random(cls, vocab_size: int, seed: int, missing: int = 0) -> Toy:
+        """Laws far from each other and from uniform; each lacks `missing` tokens."""
         generator = torch.Generator().manual_seed(seed)
-        return cls(_laws(vocab_size, generator, zeros), _laws(vocab_size, generator, zeros))
+        return cls(_laws(vocab_size, generator, missing), _laws(vocab_size, generator, missing))
 
     @classmethod
     def constant(cls, p: list[float], q: list[float]) -> Toy:
@@ -42,17 +42,17 @@ class Toy:
         return cls(*(torch.tensor(one, dtype=torch.float64).expand(len(p), len(p), -1) for one in (p, q)))
 
 
-def _laws(vocab_size: int, generator: torch.Generator, zeros: bool) -> Tensor:
-    laws = torch.rand(vocab_size, vocab_size, vocab_size, generator=generator, dtype=torch.float64) ** 3 + 1e-3
-    if zeros:
-        gone = torch.randint(vocab_size, (vocab_size, vocab_size, 1), generator=generator)
-        laws.scatter_(-1, gone, 0.0)
+def _laws(vocab_size: int, generator: torch.Generator, missing: int) -> Tensor:
+    shape = (vocab_size, vocab_size, vocab_size)
+    laws = torch.rand(shape, generator=generator, dtype=torch.float64) ** 3 + 1e-3
+    gone = torch.rand(shape, generator=generator).argsort(-1)[..., :missing]
+    laws.scatter_(-1, gone, 0.0)
     return laws / laws.sum(-1, keepdim=True)
 
 
 def sequence_law(toy: Toy, rule: Rule, length: int) -> Law:
     """Law of the first `length` tokens of the generation loop, over as many rounds as it takes."""
-    rounds = {context: rule(toy, context) for context in itertools.product(range(toy.vocab_size), repeat=2)}
+    rounds = {(a, b): rule(toy, (a, b)) for a in range(toy.vocab_size) for b in range(toy.vocab_size)}
 
     def rest(context: Context, left: int) -> Law:
         law: Law = {}

@@ -10,7 +10,7 @@ from decode.drafters.base import Batch
 from decode.drafters.lm import LMDraft
 from decode.target import CAPTURE_AFTER, CachedModel
 from tests.decode.checks import ragged_prompts
-from tests.decode.test_exactness import MODELS
+from tests.tiny import MODELS
 
 
 @pytest.mark.parametrize("name", MODELS)

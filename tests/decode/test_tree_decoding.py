@@ -16,12 +16,11 @@ from decode.sampling import Sampling
 from decode.shapes import Dynamic, Shape, Static
 from decode.target import CachedModel
 from tests.decode import checks
-from tests.decode.test_exactness import gemma3
 from tests.decode.test_trees import SHAPES
-from tests.tiny import tiny_llama
+from tests.tiny import MODELS, tiny_llama
 
 VOCAB = checks.VOCAB
-TARGETS = {"llama": lambda: tiny_llama(VOCAB, dtype=torch.float64), "gemma3": gemma3}
+TARGETS = {name: MODELS[name] for name in ("llama", "gemma3")}
 
 
 def near(model: PreTrainedModel, strength: float = 0.02) -> LMDraft:

@@ -1,0 +1,383 @@
+"""Known bugs of speculative decoders as patches of ours; `test_mutants` puts them back one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from decode import block, processors, rejection, target, verdict, verify
+from decode.drafters import lm, lm_chain
+from decode.loop import Loop
+from decode.noise import Noise, Stream
+from decode.rows import Progress
+from decode.tree import Tree
+from decode.verdict import Question, Verdict, draw, follow
+from tests.decode import checks
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+real_plan, real_block, real_noise = rejection.node_plan, block.plan, lm_chain.draft_noise
+real_forward, real_masks, real_children = target.CachedModel.forward, target.layer_masks, verdict.children_of
+
+
+# rules
+
+
+def non_strict(patch: pytest.MonkeyPatch) -> None:
+    """gpt-fast, transformers: a uniform of exactly 0 accepts a token of probability 0."""
+    patch.setattr(rejection, "accepts", lambda u, plan: u * plan.q_drafted <= plan.p_drafted)
+
+
+def resample_on_mismatch(patch: pytest.MonkeyPatch) -> None:
+    """REST, Medusa's nucleus mode: the sample that refused the draft is thrown away and another one drawn."""
+
+    def mutant(tree, scores, pick):  # noqa: ANN001, ANN202
+        told = follow(tree, scores, pick)
+        n, k = told.num_accepted[:, None], tree.max_depth
+        again = torch.where(n < k, (told.tokens.gather(1, n) + 1) % checks.VOCAB, told.tokens.gather(1, n))
+        return replace(told, tokens=told.tokens.scatter(1, n, again))
+
+    patch.setattr(verify, "follow", mutant)
+
+
+def one_more_accepted(patch: pytest.MonkeyPatch) -> None:
+    """The first wrong token is taken along."""
+
+    def mutant(tree, scores, pick):  # noqa: ANN001, ANN202
+        told = follow(tree, scores, pick)
+        more = (told.num_accepted + 1).clamp(max=tree.max_depth)
+        path = torch.minimum(torch.arange(tree.num_nodes), more[:, None])
+        last = told.tokens.gather(1, more[:, None])[:, 0]
+        return verdict.stopped(tree, path, more, last)
+
+    patch.setattr(verify, "follow", mutant)
+
+
+def stale_q(patch: pytest.MonkeyPatch) -> None:
+    """q of the first node is used for all of them."""
+    patch.setattr(
+        rejection,
+        "node_plan",
+        lambda p, q, *rest: real_plan(p, q[:, :1].expand_as(q) if q.dim() == 3 else q, *rest),
+    )
+
+
+def q_keeps_refused_siblings(patch: pytest.MonkeyPatch) -> None:
+    """Drafts without replacement, q as before: TV 0.6 on a toy."""
+    patch.setattr(rejection, "node_plan", lambda p, q, drafted, present, swor: real_plan(p, q, drafted, present, False))
+
+
+def missing_residual(patch: pytest.MonkeyPatch) -> None:
+    """After the last refusal the token is drawn from p instead of (p - q)+."""
+
+    def mutant(p, q, *rest):  # noqa: ANN001, ANN202
+        return replace(real_plan(p, q, *rest), residual=p)
+
+    patch.setattr(rejection, "node_plan", mutant)
+
+
+def siblings_tried_with_all_of_p(patch: pytest.MonkeyPatch) -> None:
+    """A refused sibling takes nothing out of p before the next one is tried."""
+
+    def mutant(p, q, drafted, *rest):  # noqa: ANN001, ANN202
+        plan = real_plan(p, q, drafted, *rest)
+        return replace(plan, p_drafted=torch.where(plan.p_drafted > 0, p.gather(-1, drafted), 0.0))
+
+    patch.setattr(rejection, "node_plan", mutant)
+
+
+def residual_of_another_node(patch: pytest.MonkeyPatch) -> None:
+    """Off by one: the law after the next token."""
+    patch.setattr(rejection, "at", lambda values, node: verdict.at(values, (node + 1).clamp(max=values.shape[1] - 1)))
+
+
+def lucky_pad(patch: pytest.MonkeyPatch) -> None:
+    """Medusa, REST: a node with fewer children than others is given pads, and one of them is accepted."""
+    patch.setattr(
+        rejection,
+        "node_plan",
+        lambda p, q, drafted, present, swor: real_plan(p, q, drafted, torch.ones_like(present), swor),
+    )
+
+
+def fillers_are_tried(patch: pytest.MonkeyPatch) -> None:
+    """Where q has fewer tokens than children are asked for, the others pass `u * q < p` at q = 0."""
+
+    def mutant(p, q, drafted, present, swor):  # noqa: ANN001, ANN202
+        plan = real_plan(p, q, drafted, present, swor)
+        never_drawn = present & (q.gather(-1, drafted) == 0)
+        return replace(
+            plan,
+            p_drafted=torch.where(never_drawn, p.gather(-1, drafted), plan.p_drafted),
+            q_drafted=torch.where(never_drawn, 1e-30, plan.q_drafted),
+        )
+
+    patch.setattr(rejection, "node_plan", mutant)
+
+
+def children_in_order_of_value(patch: pytest.MonkeyPatch) -> None:
+    """Siblings are tried by their token instead of in the order in which they were drawn."""
+
+    def mutant(tree: Tree, node: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        children, present = real_children(tree, node, depth)
+        order = torch.where(present, tree.tokens.gather(1, children), 10**6).argsort(1)
+        return children.gather(1, order), present.gather(1, order)
+
+    patch.setattr(rejection, "children_of", mutant)
+
+
+def duplicates_tried_again(patch: pytest.MonkeyPatch) -> None:
+    """Every copy of a candidate gets a sample of p of its own: REST draws anew for every path."""
+
+    def mutant(tree: Tree, scores: Tensor, u: Tensor) -> Verdict:
+        told = follow(tree, scores, lambda rows, depths: draw(rows.softmax(-1), u[:, depths]))
+        twice = follow(tree, scores, lambda rows, depths: draw(rows.softmax(-1), 1 - u[:, depths]))
+        better = (twice.num_accepted > told.num_accepted)[:, None]
+        first, second = ((one.path, one.tokens) for one in (told, twice))
+        accepted = torch.maximum(told.num_accepted, twice.num_accepted)
+        path, tokens = (torch.where(better, b, a) for a, b in zip(first, second, strict=True))
+        return Verdict(path, accepted, tokens)
+
+    patch.setattr(rejection, "delta", mutant)
+
+
+def block_without_the_minimum(patch: pytest.MonkeyPatch) -> None:
+    """The running product of p/q is capped at its end, not at every step."""
+    patch.setattr(block, "running_minimum", lambda ratio: ratio.cumprod(-1).clamp(max=1))
+
+
+def block_with_the_residual_of_rejection(patch: pytest.MonkeyPatch) -> None:
+    """(p - q)+ instead of (r p - q)+: the part of p that the block has already spent comes again."""
+
+    def mutant(tree: Tree, scores: Tensor) -> block.Plan:
+        plan = real_block(tree, scores)
+        assert tree.log_q is not None
+        p, q = scores.softmax(-1), tree.log_q.exp()
+        left = rejection.normalised((p - q).clamp(min=0))
+        return replace(plan, residual=torch.cat([left[:, :-1], p[:, -1:]], 1))
+
+    patch.setattr(block, "plan", mutant)
+
+
+def first_refusal_ends_the_block(patch: pytest.MonkeyPatch) -> None:
+    """Block verification's stops walked as if they were acceptances one by one."""
+
+    def mutant(tree: Tree, plan: block.Plan, u: Tensor) -> rejection.Walk:
+        accepted = (u < plan.stop).long().cumprod(-1).sum(-1)
+        path = torch.minimum(torch.arange(tree.num_nodes), accepted[:, None])
+        return rejection.Walk(path, accepted, verdict.at(plan.residual, accepted))
+
+    patch.setattr(block, "walk", mutant)
+
+
+def draw_off_the_support(patch: pytest.MonkeyPatch) -> None:
+    """A uniform that rounds to 1 draws the last token of the vocabulary, whatever its probability."""
+
+    def mutant(law: Tensor, u: Tensor) -> Tensor:
+        token = torch.searchsorted(law.cumsum(-1), u[..., None], right=True)[..., 0]
+        return token.clamp(max=law.shape[-1] - 1)
+
+    patch.setattr(checks, "draw", mutant)
+
+
+# randomness
+
+
+def argmax_drafts(patch: pytest.MonkeyPatch) -> None:
+    """transformers' Gemma-4 path: drafts are argmaxes, verified with q as if sampled."""
+    patch.setattr(
+        lm_chain, "draw", lambda scores, noise, drawn: (scores.argmax(-1, keepdim=True), scores.log_softmax(-1))
+    )
+
+
+def draft_noise_of_one_round(patch: pytest.MonkeyPatch) -> None:
+    """Sequoia: draft noise is drawn once and read in every round."""
+    patch.setattr(lm_chain, "draft_noise", lambda context: real_noise(replace(context, round_index=0)))
+
+
+def accept_noise_of_one_round(patch: pytest.MonkeyPatch) -> None:
+    """Sequoia as well: so are the uniforms that accept."""
+    patch.setattr(
+        Question,
+        "uniforms",
+        lambda self, stream, draws: self.noise.fresh_uniform(
+            stream, [[row[0]] * len(draws) for row in self.positions], 0, list(draws)
+        ),
+    )
+    patch.setattr(Loop, "_positions", lambda self, depth: [list(range(depth + 1)) for _ in self.rows.lengths])
+
+
+def streams_shared(patch: pytest.MonkeyPatch) -> None:
+    """vLLM 47386: recovery noise equals draft noise."""
+    fresh = Noise._fresh_keys
+    patch.setattr(
+        Noise,
+        "_fresh_keys",
+        lambda self, stream, at, round_index, draws=None: fresh(self, Stream.DRAFT, at, round_index, draws),
+    )
+
+
+def siblings_share_a_number(patch: pytest.MonkeyPatch) -> None:
+    """Draws are keyed by position and round, not by node."""
+    patch.setattr(
+        Question,
+        "uniforms",
+        lambda self, stream, draws: self.noise.fresh_uniform(
+            stream, [[row[0]] * len(draws) for row in self.positions], self.round_index
+        ),
+    )
+
+
+def noise_position_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    """The noise of a draft pass is that of the next position."""
+    real = Loop._positions
+    patch.setattr(
+        Loop,
+        "_positions",
+        lambda self, depth: [[at + 1 for at in row] if depth else row for row in real(self, depth)],
+    )
+
+
+def noise_keyed_by_row(patch: pytest.MonkeyPatch) -> None:
+    """The row of the batch keys the noise, not the request."""
+    patch.setattr(Noise, "seat", lambda self, row, key: None)
+
+
+# passes, cache, loop
+
+
+def filters_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """p is not warped before the rule."""
+    patch.setattr("decode.loop.warp", lambda logits, sampling: logits)
+
+
+def position_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    """Draft nodes are read at the position of the token before them."""
+    patch.setattr(
+        target.CachedModel,
+        "forward",
+        lambda self, tokens, starts, depths, above: real_forward(
+            self, tokens, starts, (depths - 1).clamp(min=0), above
+        ),
+    )
+
+
+def positions_by_slot(patch: pytest.MonkeyPatch) -> None:
+    """The window of a sliding layer counts slots; nodes of a tree lie in slots beyond their positions."""
+
+    def mutant(config, visible, query, keys, dtype):  # noqa: ANN001, ANN202
+        return real_masks(config, visible, query, torch.arange(visible.shape[2]).expand_as(keys), dtype)
+
+    patch.setattr(target, "layer_masks", mutant)
+
+
+def siblings_see_each_other(patch: pytest.MonkeyPatch) -> None:
+    """The mask of a chain under a tree."""
+    patch.setattr(Tree, "ancestors", property(lambda tree: torch.ones(1, tree.num_nodes, tree.num_nodes).bool().tril()))
+
+
+def path_not_compacted(patch: pytest.MonkeyPatch) -> None:
+    """Accepted nodes stay where the tree put them."""
+    patch.setattr(target.CachedModel, "commit", lambda self, starts, path, is_chain: None)
+
+
+def stale_slot_visible(patch: pytest.MonkeyPatch) -> None:
+    """The mask of a ragged batch is that of its longest row."""
+    patch.setattr(
+        target,
+        "layer_masks",
+        lambda config, visible, *rest: real_masks(config, visible.any(0, keepdim=True).expand_as(visible), *rest),
+    )
+
+
+def one_slot_too_many(patch: pytest.MonkeyPatch) -> None:
+    """The mask ends one slot late: what a round before left there is seen."""
+
+    def mutant(config, visible, *rest):  # noqa: ANN001, ANN202
+        last = visible.any(1).long().cumsum(-1).argmax(-1)  # (B,) the last slot that anyone sees
+        more = torch.nn.functional.one_hot((last + 1).clamp(max=visible.shape[2] - 1), visible.shape[2]).bool()
+        return real_masks(config, visible | more[:, None], *rest)
+
+    patch.setattr(target, "layer_masks", mutant)
+
+
+def bucket_one_short(patch: pytest.MonkeyPatch) -> None:
+    """The view of the cache is a slot shorter than what a pass writes."""
+    real = target.CachedModel.visible
+    patch.setattr(target.CachedModel, "visible", lambda self, end: real(self, end - 1))
+
+
+def end_token_inside_the_path(patch: pytest.MonkeyPatch) -> None:
+    """EAGLE: tokens behind the end token of an accepted path are returned."""
+
+    def mutant(self, tokens, reason_to_end):  # noqa: ANN001, ANN202
+        self.tokens += tokens
+        self.reason = reason_to_end(self)
+        return len(tokens)
+
+    patch.setattr(Progress, "extend", mutant)
+
+
+def prefix_of_another_node(patch: pytest.MonkeyPatch) -> None:
+    """Penalties on a tree see the drafted tokens in the order of their nodes."""
+    patch.setattr(processors, "path_to", lambda parents, node: list(range(1, node + 1)))
+
+
+def prefix_of_the_root(patch: pytest.MonkeyPatch) -> None:
+    """Penalties see the committed tokens only."""
+    patch.setattr(processors, "path_to", lambda parents, node: [])
+
+
+def last_draft_token_unread(patch: pytest.MonkeyPatch) -> None:
+    """After a round that accepted everything the draft goes on without its own last token."""
+    real = lm.propose_chain
+    patch.setattr(lm, "propose_chain", lambda runner, context, width: real(runner, context, 1))
+
+
+def draft_keeps_the_row_before(patch: pytest.MonkeyPatch) -> None:
+    """A request that takes over a row is drafted for as if it continued the one before."""
+    patch.setattr(lm.LMDraft, "reset", lambda self, rows: None)
+
+
+MUTANTS: dict[str, tuple[Patch, Callable[[], None]]] = {
+    "<= for <": (non_strict, checks.check_zero_probability_never_accepted),
+    "re-sample on mismatch": (resample_on_mismatch, checks.check_oracle),
+    "first wrong token accepted": (one_more_accepted, checks.check_oracle),
+    "stale q": (stale_q, lambda: checks.check_law("chain")),
+    "q keeps refused siblings": (q_keeps_refused_siblings, lambda: checks.check_law("swor tree")),
+    "missing residual": (missing_residual, lambda: checks.check_law("chain")),
+    "missing residual of a tree": (missing_residual, lambda: checks.check_law("swor rows")),
+    "siblings tried with all of p": (siblings_tried_with_all_of_p, lambda: checks.check_law("iid tree")),
+    "residual of another node": (residual_of_another_node, lambda: checks.check_law("chain")),
+    "lucky pad token": (lucky_pad, lambda: checks.check_law("swor tree")),
+    "children that were not drawn": (fillers_are_tried, checks.check_more_siblings_than_tokens),
+    "children in order of value": (children_in_order_of_value, lambda: checks.check_law("swor siblings")),
+    "duplicates tried again": (duplicates_tried_again, checks.check_delta_law),
+    "block without the minimum": (block_without_the_minimum, lambda: checks.check_law("block")),
+    "block with rejection's residual": (block_with_the_residual_of_rejection, lambda: checks.check_law("block")),
+    "first refusal ends the block": (first_refusal_ends_the_block, lambda: checks.check_law("block")),
+    "draw off the support": (draw_off_the_support, checks.check_draws),
+    "argmax drafts verified with q": (argmax_drafts, checks.check_drafts_follow_their_law),
+    "draft noise reused in every round": (draft_noise_of_one_round, checks.check_noise_is_read_once),
+    "accept noise reused in every round": (accept_noise_of_one_round, checks.check_noise_is_read_once),
+    "recovery noise is draft noise": (streams_shared, checks.check_streams_differ),
+    "siblings share a number": (siblings_share_a_number, checks.check_siblings_have_numbers_of_their_own),
+    "off-by-one noise": (noise_position_off_by_one, checks.check_oracle),
+    "noise keyed by the row of the batch": (noise_keyed_by_row, checks.check_batches),
+    "filters not applied to p": (filters_forgotten, checks.check_filtered_tokens_never_emitted),
+    "off-by-one position": (position_off_by_one, checks.check_oracle),
+    "window counted in slots": (positions_by_slot, checks.check_sliding_window),
+    "unmasked sibling": (siblings_see_each_other, lambda: checks.check_oracle("tree")),
+    "accepted path not compacted": (path_not_compacted, lambda: checks.check_cache("tree")),
+    "stale slots visible": (stale_slot_visible, checks.check_cache),
+    "one slot too many": (one_slot_too_many, checks.check_cache),
+    "bucket one slot short": (bucket_one_short, checks.check_long_context),
+    "end token inside the path": (end_token_inside_the_path, checks.check_end_of_text),
+    "prefix in node order": (prefix_of_another_node, checks.check_processors),
+    "prefix without drafts": (prefix_of_the_root, checks.check_processors),
+    "last draft token unread": (last_draft_token_unread, checks.check_perfect_draft),
+    "draft keeps the row before": (draft_keeps_the_row_before, checks.check_perfect_draft),
+}
