@@ -9,6 +9,8 @@ from decode.house.config import require
 from decode.house.errors import ConfigError
 from decode.tree import chain_parents, tree_depths
 
+BEAM = 4  # nodes that a dynamic tree expands a level: a beam of 8 gives no more tokens (see drafters/lm_tree.py)
+
 
 class Shape(Protocol):
     """A plan of one round's tree. Node 0 is pending and counts among the nodes."""
@@ -116,7 +118,7 @@ def parse(tree: str | Shape | None, num_draft_tokens: int, tree_nodes: int) -> S
     if not isinstance(tree, str):
         return tree
     if tree == "dynamic":
-        return Dynamic(num_draft_tokens, min(tree_nodes, 8), 1 + tree_nodes)
+        return Dynamic(num_draft_tokens, min(tree_nodes, BEAM), 1 + tree_nodes)
     factors = tree.split("x")
     if not all(factor.isdigit() and int(factor) > 0 for factor in factors):
         raise ConfigError(f"tree={tree!r} is no tree; use chain, branching factors such as 3x2x1, or dynamic")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from decode.drafters import lm_tree
 from decode.drafters.base import Context
-from decode.drafters.lm_tree import propose_tree
 from decode.house.errors import ConfigError
 from decode.noise import Noise, Stream
 from decode.rejection import node_plan
@@ -80,7 +80,7 @@ def grow(
 ) -> tuple[Tree, Context, PlainRunner]:
     context = context_of(RAGGED, shape, sampling, drawn, shared)
     runner = PlainRunner(draft_model(), RAGGED)
-    return propose_tree(cast(CachedModel, runner), context, runner.read), context, runner
+    return lm_tree.propose_tree(cast(CachedModel, runner), context, runner.read), context, runner
 
 
 def children_by_node(tree: Tree) -> list[list[tuple[list[int], list[int], list[int]]]]:
@@ -119,11 +119,15 @@ def test_static_trees_have_the_planned_shape(name: str) -> None:
     assert tree.num_nodes == SHAPES[name].num_nodes
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_dynamic_tree_keeps_the_best_of_all_nodes(temperature: float) -> None:
-    """Against an exhaustive search over the tree in which every node has `beam` children, beam wide enough for all."""
+@pytest.mark.parametrize(
+    ("temperature", "shared", "scale"),
+    [(0.0, True, lm_tree.DISAGREEMENT), (1.0, True, lm_tree.DISAGREEMENT), (1.0, False, 1.0)],
+)
+def test_a_dynamic_tree_keeps_the_best_of_all_nodes(temperature: float, shared: bool, scale: float) -> None:
+    """Against an exhaustive search over the tree in which every node has `beam` children, beam wide enough for all:
+    by how far ahead a candidate lies where the target's choice is settled, by q where it is yet to be drawn."""
     shape = Dynamic(depth=3, beam=4, num_nodes=4)
-    tree, context, runner = grow(shape, Sampling(temperature))
+    tree, context, runner = grow(shape, Sampling(temperature), shared=shared)
     for row in range(len(RAGGED)):
         values = {}
 
@@ -132,7 +136,7 @@ def test_a_dynamic_tree_keeps_the_best_of_all_nodes(temperature: float) -> None:
                 return
             scores = runner.logits([*RAGGED[row], *path])
             noisy = scores if context.gumbel is None else scores + context.gumbel[row, len(path)]
-            best = noisy.log_softmax(-1).topk(shape.beam)
+            best = (noisy / scale).log_softmax(-1).topk(shape.beam)
             for more, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
                 values[(*path, token)] = value + more
                 search((*path, token), value + more)
