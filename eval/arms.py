@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
@@ -70,31 +70,17 @@ class OurArm:
     name: str
     model: PreTrainedModel
     drafter: Drafter | None
-    sampling: Sampling
-    verifier: str = "coupled"
-    num_draft_tokens: int = 4
+    settings: Mapping[str, Any]
+    """Keyword arguments of decode.generate (`decode.settings.generate_settings`)."""
 
     def run(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], max_new_tokens: int, seed: int) -> Sample:
         """One call of decode.generate; times and arrivals are its own."""
         ids, mask = left_padded(prompts, 0, self.model.device)
         if ids.is_cuda:
             torch.cuda.reset_peak_memory_stats(ids.device)  # else the peak would be that of the arms before
+        asked = {**self.settings, "max_new_tokens": max_new_tokens, "seed": seed}
         began = time.perf_counter()
-        out = generate(
-            self.model,
-            self.drafter,
-            ids,
-            attention_mask=mask,
-            max_new_tokens=max_new_tokens,
-            temperature=self.sampling.temperature,
-            top_k=self.sampling.top_k,
-            top_p=self.sampling.top_p,
-            min_p=self.sampling.min_p,
-            seed=seed,
-            verifier=self.verifier,
-            num_draft_tokens=self.num_draft_tokens,
-            rows=list(rows),
-        )
+        out = generate(self.model, self.drafter, ids, attention_mask=mask, rows=list(rows), **asked)
         synchronize(self.model.device)
         seconds = time.perf_counter() - began
         counts = [int(length) - len(prompt) for length, prompt in zip(out.lengths, prompts, strict=True)]
@@ -124,15 +110,16 @@ class ArrivalClock(StoppingCriteria):
 
 @dataclass(frozen=True)
 class TransformersArm:
-    """transformers' own generate on the same model; eval.peers adds the assisted form."""
+    """transformers' own generate on the same model; `options` are further fields of its GenerationConfig."""
 
     name: str
     model: PreTrainedModel
     sampling: Sampling
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], max_new_tokens: int, seed: int) -> Sample:
-        """One call of model.generate on its dynamic cache."""
-        return run_transformers(self.model, self.sampling, prompts, max_new_tokens, seed + rows[0])
+        """One call of model.generate, on its dynamic cache unless the options name another."""
+        return run_transformers(self.model, self.sampling, prompts, max_new_tokens, seed + rows[0], **self.options)
 
 
 def run_transformers(
@@ -142,10 +129,11 @@ def run_transformers(
     max_new_tokens: int,
     seed: int,
     assistant: PreTrainedModel | None = None,
+    **options: Any,
 ) -> Sample:
     """model.generate, timed whole, with the arrivals that its stopping criteria see."""
     ids, mask = left_padded(prompts, 0, model.device)
-    config = generation_config(model, sampling, max_new_tokens)
+    config = generation_config(model, sampling, max_new_tokens, options)
     clock = ArrivalClock()
     torch.manual_seed(seed)
     began = time.perf_counter()
@@ -167,9 +155,11 @@ def run_transformers(
     return Sample(new, seconds, arrivals[0], first_tokens, arrivals, [])
 
 
-def generation_config(model: PreTrainedModel, sampling: Sampling, max_new_tokens: int) -> GenerationConfig:
+def generation_config(
+    model: PreTrainedModel, sampling: Sampling, max_new_tokens: int, options: Mapping[str, Any] | None = None
+) -> GenerationConfig:
     """The sampling, spelled out: transformers would fill what is left open from the model's own habits (top_k is 50
-    there)."""
+    there). `options` are further fields."""
     eos = eos_ids(model)
     warpers = {} if sampling.is_greedy else _warpers(sampling)
     return GenerationConfig(
@@ -181,6 +171,7 @@ def generation_config(model: PreTrainedModel, sampling: Sampling, max_new_tokens
         eos_token_id=list(eos) or None,
         pad_token_id=next(iter(eos), 0),
         **warpers,
+        **(options or {}),
     )
 
 

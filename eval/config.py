@@ -8,10 +8,14 @@ from typing import Literal
 from decode.config import ModelConfig, SamplingConfig
 from decode.house.config import require
 from distill.config import DataConfig
+from eval.decoders.config import DecodersConfig
 from train.config import TrackerConfig
 
 TOKEN_FOR_TOKEN = ("coupled", "greedy")
 """Verifiers whose output equals autoregressive output of the same seed; the others are exact in law only."""
+
+SUITES = ("decoders",)
+"""Suites that are measured by a module of their own; any other name is a report's."""
 
 
 @dataclass
@@ -69,11 +73,19 @@ class PeersConfig:
     """Values of num_assistant_tokens tried; [] leaves the peer out."""
     confidence_threshold: list[float] = field(default_factory=lambda: [0.0, 0.4])
     """Values of assistant_confidence_threshold tried with each of them."""
+    prompt_lookup_num_tokens: list[int] = field(default_factory=lambda: [3, 10])
+    """suite=decoders: values of prompt_lookup_num_tokens tried; [] leaves prompt lookup out."""
+    vllm_python: str | None = None
+    """suite=decoders: interpreter of an environment with vLLM; None leaves vLLM out, `peers=vllm` names ours."""
+    vllm_draft_tokens: list[int] = field(default_factory=lambda: [4])
+    """Draft tokens per pass of vLLM with its draft, each in an engine of its own."""
 
     def __post_init__(self) -> None:
         tokens, thresholds = self.num_assistant_tokens, self.confidence_threshold
         require(all(k >= 1 for k in tokens), f"peers.num_assistant_tokens={tokens}; each is at least 1")
         require(all(0 <= c <= 1 for c in thresholds), f"peers.confidence_threshold={thresholds}; each is in [0, 1]")
+        for name in ("prompt_lookup_num_tokens", "vllm_draft_tokens"):
+            require(all(k >= 1 for k in getattr(self, name)), f"peers.{name}={getattr(self, name)}; each is at least 1")
         require(not tokens or bool(thresholds), "peers.confidence_threshold=[] leaves nothing to try; name one, e.g. 0")
 
 
@@ -171,6 +183,8 @@ class EvalConfig:
     """A certificate of losslessness instead of the report."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     """A profile of the rounds instead of the report."""
+    decoders: DecodersConfig = field(default_factory=DecodersConfig)
+    """The comparison of decoders, under suite=decoders."""
     curve_temperatures: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.7, 1.0, 1.3])
     """Temperatures of the curve of alpha and predicted speedup, from teacher-forced passes; [] draws none."""
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
@@ -184,10 +198,12 @@ class EvalConfig:
 
     @property
     def face(self) -> str:
-        """What is wanted: report, certificate or profile."""
+        """What is wanted: report, certificate, profile, or a suite of its own."""
         if self.certificate.enabled:
             return "certificate"
-        return "profile" if self.profile.enabled else "report"
+        if self.profile.enabled:
+            return "profile"
+        return self.suite if self.suite in SUITES else "report"
 
     def __post_init__(self) -> None:
         require(
@@ -200,7 +216,8 @@ class EvalConfig:
             "tokens, so they differ by right. Its proof is by enumeration of that law: pytest tests/decode -k law. "
             "For a certificate give decode.verifier=coupled",
         )
-        self.output_dir = self.output_dir or f"runs/{self.suite}/{self.face}"
+        folder = "report" if self.face in SUITES else self.face
+        self.output_dir = self.output_dir or f"runs/{self.suite}/{folder}"
         require(self.target.path is not None, "target.path is not set; name a transformers folder or hub id")
         require(bool(self.drafts), "drafts is empty; name at least one, e.g. '+drafts.distilled=runs/x/draft/model'")
         require(bool(self.temperatures), "temperatures is empty; a report needs at least one, e.g. temperatures=[1.0]")

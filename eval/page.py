@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -54,16 +55,20 @@ def render_page(results: dict[str, Any], curves: Curves) -> str:
         f'<p class="lead">{_lead(results)}</p>',
         _cards(results),
         _plots(results, curves),
-        *(_table(table) for table in tables(results)),
+        *(html_table(table) for table in tables(results)),
         "<h2>How it was measured</h2>",
-        _facts(method_facts(results)),
+        facts_list(method_facts(results)),
         "<h2>Definitions</h2>",
-        _facts(results["definitions"]),
+        facts_list(results["definitions"]),
     ]
+    return document(f"{results['suite']} · draftsmith report", parts)
+
+
+def document(title: str, parts: Sequence[str]) -> str:
+    """A page of its own that needs nothing from outside itself; `parts` are HTML."""
     body = "\n".join(parts)
-    title = escape(f"{results['suite']} · draftsmith report")
     meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-    head = f"<head>{meta}<title>{title}</title><style>{_STYLE}</style></head>"
+    head = f"<head>{meta}<title>{escape(title)}</title><style>{_STYLE}</style></head>"
     return f'<!doctype html>\n<html lang="en">{head}<body><main>\n{body}\n</main></body></html>\n'
 
 
@@ -135,26 +140,28 @@ def _plots(results: dict[str, Any], curves: Curves) -> str:
     figures = []
     if results["sweeps"]["num_draft_tokens"]["points"]:
         caption = "Speedup against draft length, measured in the interleaved run, and predicted from component times."
-        figures.append(_figure(draft_length_plot(results), caption))
-    figures.append(_figure(acceptance_plot(results), "Acceptance by position in the draft, counted in the timed run."))
+        figures.append(figure(draft_length_plot(results), caption))
+    figures.append(figure(acceptance_plot(results), "Acceptance by position in the draft, counted in the timed run."))
     if results["sweeps"]["temperature"]["points"]:
         caption = (
             "alpha and the speedup it promises, teacher-forced, against temperature. The coupled "
             "verifier accepts slightly less than alpha, so this prediction is an upper estimate."
         )
-        figures.append(_figure(temperature_plot(results), caption, wide=True))
+        figures.append(figure(temperature_plot(results), caption, wide=True))
     if curves:
         caption = "Training curves. Losses of different objectives are on different scales; alpha and tau compare."
-        figures.append(_figure(training_plot(results, curves), caption, wide=True))
+        figures.append(figure(training_plot(results, curves), caption, wide=True))
     return '<h2>Plots</h2><div class="plots">' + "".join(figures) + "</div>"
 
 
-def _figure(svg: str, caption: str, wide: bool = False) -> str:
+def figure(svg: str, caption: str, wide: bool = False) -> str:
+    """A plot with its caption."""
     kind = ' class="wide"' if wide else ""
     return f"<figure{kind}>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-def _table(table: Table) -> str:
+def html_table(table: Table) -> str:
+    """A table below its title."""
     head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
     body = (
@@ -164,7 +171,8 @@ def _table(table: Table) -> str:
     return f"<h2>{escape(table.title)}</h2>{body}{note}"
 
 
-def _facts(facts: dict[str, str]) -> str:
+def facts_list(facts: dict[str, str]) -> str:
+    """Names and what they mean."""
     return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{_code(text)}</dd>" for name, text in facts.items()) + "</dl>"
 
 

@@ -37,6 +37,8 @@ class Question:
     id: str
     category: str | None
     turns: tuple[str, ...]
+    opening: tuple[dict[str, str], ...] = ()
+    """Messages before the first turn, such as the system's."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +101,11 @@ def _question(line: str, where: str, number: int) -> Question:
     if not isinstance(entry, dict):
         raise InputError(f"{where}: a {type(entry).__name__}, not an object; expected {_LAYOUT}")
     turns = _turns(entry, where)
+    opening = _opening(entry["messages"]) if entry.get("turns") is None else ()
     category = entry.get("category")
     if category is not None and not isinstance(category, str):
         raise InputError(f"{where}: category {category!r} is not text; leave it out or name one")
-    return Question(str(entry.get("question_id", number)), category, tuple(turns))
+    return Question(str(entry.get("question_id", number)), category, tuple(turns), opening)
 
 
 def _turns(entry: dict[str, Any], where: str) -> list[str]:
@@ -111,7 +114,9 @@ def _turns(entry: dict[str, Any], where: str) -> list[str]:
         messages = entry["messages"]
         if not all(isinstance(message, dict) for message in messages):
             raise InputError(f"{where}: messages must be objects with role and content")
-        turns = [message.get("content") for message in messages if message.get("role") == "user"]
+        if not all(isinstance(message.get(key), str) for message in messages for key in ("role", "content")):
+            raise InputError(f"{where}: each message needs role and content as text")
+        turns = [message["content"] for message in messages if message["role"] == "user"]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise InputError(f"{where}: turns {_short(turns)} is not a list of non-empty texts; expected {_LAYOUT}")
     if any(_WITHHELD in turn for turn in turns):
@@ -142,7 +147,11 @@ def load_prompts(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, max_positi
 def check_lengths(prompts: Iterable[Prompt], cfg: EvalConfig, max_positions: int) -> None:
     """InputError for the first prompt that leaves no room for the new tokens and a draft in `max_positions`."""
     longest_draft = max([cfg.decode.num_draft_tokens, *cfg.timing.sweep, *cfg.peers.num_assistant_tokens])
-    new_tokens = max(cfg.decode.max_new_tokens, cfg.lossless.tokens) + longest_draft
+    check_room(prompts, max(cfg.decode.max_new_tokens, cfg.lossless.tokens) + longest_draft, max_positions)
+
+
+def check_room(prompts: Iterable[Prompt], new_tokens: int, max_positions: int) -> None:
+    """InputError for the first prompt that leaves no room for `new_tokens` more."""
     for prompt in prompts:
         if len(prompt.ids) + new_tokens > max_positions:
             raise InputError(
@@ -202,7 +211,7 @@ def _by_turns_of_category(questions: list[Question]) -> list[Question]:
 
 def first_turn(question: Question, tokenizer: PreTrainedTokenizerBase, max_turns: int) -> Prompt:
     """The question's first turn as token ids, wrapped in the chat template where the tokenizer has one."""
-    blank = Prompt(question.id, question.category, (), (), question.turns[:max_turns])
+    blank = Prompt(question.id, question.category, (), question.opening, question.turns[:max_turns])
     return _ask(blank, tokenizer)
 
 
@@ -251,10 +260,20 @@ def held_out_prompts(
     order.
     """
     rng = random.Random(seed)
-    per_document = [_prompts_of(document, tokenizer, cfg, rng)[:wanted] for document in documents]
+    return in_turn([_prompts_of(document, tokenizer, cfg, rng)[:wanted] for document in documents], wanted, rng)
+
+
+def in_turn(per_document: list[list[Prompt]], wanted: int, rng: random.Random) -> list[Prompt]:
+    """Up to `wanted` prompts, the documents giving one each in turn, in a drawn order."""
     rng.shuffle(per_document)
-    in_turn = chain.from_iterable(zip_longest(*per_document))
-    return [prompt for prompt in in_turn if prompt is not None][:wanted]
+    turns = chain.from_iterable(zip_longest(*per_document))
+    return [prompt for prompt in turns if prompt is not None][:wanted]
+
+
+def _opening(messages: Sequence[dict[str, str]]) -> tuple[dict[str, str], ...]:
+    """What stands before the user's first turn: the system's message, where there is one."""
+    first = next((i for i, message in enumerate(messages) if message["role"] == "user"), 0)
+    return tuple(dict(message) for message in messages[:first])
 
 
 def _prompts_of(
@@ -262,7 +281,7 @@ def _prompts_of(
 ) -> list[Prompt]:
     if document.messages is not None:
         turns = tuple(message["content"] for message in document.messages if message["role"] == "user")
-        question = Question(document.id, document.category, turns)
+        question = Question(document.id, document.category, turns, _opening(document.messages))
         return [first_turn(question, tokenizer, cfg.max_turns)] if turns else []
     ids = tokenizer(document.text, add_special_tokens=False, verbose=False)["input_ids"]
     starts = list(range(0, len(ids) - cfg.tokens + 1, cfg.tokens))

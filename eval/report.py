@@ -88,7 +88,7 @@ def make_results(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
             "seed": cfg.seed,
             "report_seconds": measured.seconds,
         },
-        "target": _target(measured.target, measured.dtype),
+        "target": target_entry(measured.target, measured.dtype),
         "drafts": dict(cfg.drafts),
         "prompts": _prompts(cfg, measured),
         "definitions": DEFINITIONS,
@@ -108,7 +108,8 @@ def command() -> str:
     return " ".join(["python -m eval", *sys.argv[1:]])
 
 
-def _target(target: ModelDescription, dtype: str) -> dict[str, Any]:
+def target_entry(target: ModelDescription, dtype: str) -> dict[str, Any]:
+    """The target as results.json names it."""
     return {
         "path": target.path,
         "fingerprint": target.fingerprint,

@@ -10,7 +10,7 @@ import numpy as np
 
 from decode.acceptance import acceptance_by_position
 from eval.arms import Sample
-from eval.config import EvalConfig
+from eval.config import TOKEN_FOR_TOKEN, EvalConfig
 from eval.losslessness import Check, flips
 from eval.measure import Samples, call_seconds_per_token, seconds_per_token
 from eval.quality import Quality, verifier_at
@@ -87,7 +87,7 @@ def make_row(
         "drafter": family,
         "draft": draft,
         "verifier": verifier_at(cfg, temperature),
-        "tree": "chain",
+        "tree": cfg.decode.tree,
         "dtype": dtype,
         "text": scope.text,
         "category": scope.category,
@@ -98,12 +98,12 @@ def make_row(
         "prompts": sum(len(group[0].new_ids) for group in samples),
         "tokens": sum(sample.tokens for group in samples for sample in group),
         **_alpha(quality, scope, cfg.seed),
-        **_acceptance(samples, k, cfg.seed),
+        **acceptance(samples, k, cfg.seed),
         **_speed(timed, draft, k, scope.groups, samples, cfg.seed),
-        **_latency(samples),
+        **latency(samples),
         **_checked(quality.checks, scope.texts),
-        **_flips(timed.samples, arm_name(draft, k), scope.groups, verifier_at(cfg, temperature)),
-        "repeated_4gram_share": _repetition(samples),
+        **dtype_flips(timed.samples, arm_name(draft, k), scope.groups, verifier_at(cfg, temperature)),
+        "repeated_4gram_share": repetition(samples),
         "energy_j_per_token": None,
         "energy_reason": ENERGY_REASON,
         "peak_memory_bytes": max(sample.peak_memory_bytes for group in samples for sample in group),
@@ -118,7 +118,8 @@ def _alpha(quality: Quality, scope: Scope, seed: int) -> dict[str, Any]:
     return {"alpha": estimate.value, "alpha_ci95": estimate.interval, "alpha_tokens": int(sums[:, 1].sum())}
 
 
-def _acceptance(samples: Sequence[Sequence[Sample]], k: int, seed: int) -> dict[str, Any]:
+def acceptance(samples: Sequence[Sequence[Sample]], k: int, seed: int) -> dict[str, Any]:
+    """tau with its interval, and acceptance by position, pooled over all rounds."""
     rounds = [[one for sample in group for one in sample.rounds] for group in samples]
     estimate = bootstrap(
         np.array([(sum(r.emitted for r in group), len(group)) for group in rounds]), ratio_of_sums, seed
@@ -137,33 +138,36 @@ def _speed(
     arm, base = arm_name(draft, k), baseline(timed.samples, groups)
     speedup = speed_ratio(timed.samples, arm, base, groups, seed)
     whole = call_ratio(timed.samples, arm, base, groups, seed)
-    tau = _tau(samples)
+    tau = pooled_tau(samples)
     costs = timed.costs[draft, k]
     predicted = costs.speedup(tau)
     return {
         "tokens_per_s": tokens_per_s(timed.samples[arm], groups),
         "baseline": base,
         "baseline_tokens_per_s": tokens_per_s(timed.samples[base], groups),
-        **_estimate("speedup", speedup),
-        **_estimate("whole_call_speedup", whole),
+        **described("speedup", speedup),
+        **described("whole_call_speedup", whole),
         "predicted_speedup": predicted,
         "realised": speedup.value / predicted if speedup is not None else None,
         "component_times": costs.as_dict(),
     }
 
 
-def _estimate(name: str, estimate: Estimate | None) -> dict[str, Any]:
+def described(name: str, estimate: Estimate | None) -> dict[str, Any]:
+    """NAME and NAME_ci95 as JSON has them; None where nothing could be estimated."""
     if estimate is None:
         return {name: None, f"{name}_ci95": None}
     return {name: estimate.value, f"{name}_ci95": estimate.interval}
 
 
-def _tau(samples: Sequence[Sequence[Sample]]) -> float:
+def pooled_tau(samples: Sequence[Sequence[Sample]]) -> float:
+    """Tokens emitted per target pass, over all rounds."""
     rounds = [one for group in samples for sample in group for one in sample.rounds]
     return sum(one.emitted for one in rounds) / len(rounds)
 
 
-def _latency(samples: Sequence[Sequence[Sample]]) -> dict[str, Any]:
+def latency(samples: Sequence[Sequence[Sample]]) -> dict[str, Any]:
+    """Time to the first tokens, and between arrivals."""
     each = [sample for group in samples for sample in group]
     gaps = [gap for sample in each for gap in inter_arrivals(sample.arrivals)]
     return {"ttft_s": float(np.median([sample.first_s for sample in each])), "itl_s": quantiles(gaps)}
@@ -176,9 +180,9 @@ def _checked(checks: Mapping[int, Check] | None, texts: Sequence[int]) -> dict[s
     return {"mismatches": total.mismatches, "near_ties": total.near_ties, "tokens_checked": total.tokens}
 
 
-def _flips(samples: Samples, arm: str, groups: Sequence[int], verifier: str) -> dict[str, Any]:
+def dtype_flips(samples: Samples, arm: str, groups: Sequence[int], verifier: str) -> dict[str, Any]:
     """Flips of the timed run against our autoregressive arm; None where only the law is equal."""
-    if verifier == "rejection":
+    if verifier not in TOKEN_FOR_TOKEN:
         return {"dtype_flips": None, "dtype_tokens_compared": 0}
     pairs = [
         (alone.new_ids, drafted.new_ids)
@@ -189,7 +193,8 @@ def _flips(samples: Samples, arm: str, groups: Sequence[int], verifier: str) -> 
     return {"dtype_flips": total.near_ties, "dtype_tokens_compared": total.tokens}
 
 
-def _repetition(samples: Sequence[Sequence[Sample]]) -> float | None:
+def repetition(samples: Sequence[Sequence[Sample]]) -> float | None:
+    """Share of 4-token runs that occurred before in the same output."""
     counts = [repeated_4grams(ids) for group in samples for sample in group for ids in sample.new_ids]
     return share(sum(repeated for repeated, _ in counts), sum(every for _, every in counts))
 
@@ -200,7 +205,7 @@ def sweep_point(cfg: EvalConfig, draft: str, k: int, timed: Timed) -> dict[str, 
     groups = range(len(samples))
     return {
         "num_draft_tokens": k,
-        "tau": _tau(samples),
+        "tau": pooled_tau(samples),
         **{
             key: value
             for key, value in _speed(timed, draft, k, groups, samples, cfg.seed).items()

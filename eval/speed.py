@@ -17,7 +17,7 @@ from eval.config import EvalConfig
 from eval.measure import Samples, interleave, seconds_per_token, warm_up
 from eval.peers import NAME, AssistedArm, Setting, settings
 from eval.prompts import Prompt, PromptSets
-from eval.quality import sampling_at, verifier_at
+from eval.quality import sampling_at, settings_at
 
 AUTOREGRESSIVE = "own autoregressive loop"
 TRANSFORMERS = "transformers generate"
@@ -61,11 +61,14 @@ def peer_refusal(cfg: EvalConfig, draft: object | None = None) -> str | None:
 
 def own_arms(cfg: EvalConfig, model: PreTrainedModel, drafters: Mapping[str, Any], temperature: float) -> list[Arm]:
     """Our arms and the plain transformers baseline at one temperature."""
-    sampling, verifier = sampling_at(cfg, temperature), verifier_at(cfg, temperature)
-    arms: list[Arm] = [OurArm(AUTOREGRESSIVE, model, None, sampling), TransformersArm(TRANSFORMERS, model, sampling)]
+    settings = settings_at(cfg, temperature)
+    arms: list[Arm] = [
+        OurArm(AUTOREGRESSIVE, model, None, settings),
+        TransformersArm(TRANSFORMERS, model, sampling_at(cfg, temperature)),
+    ]
     for name, drafter in drafters.items():
         for k in draft_lengths(cfg, temperature, name):
-            arms.append(OurArm(arm_name(name, k), model, drafter, sampling, verifier, k))
+            arms.append(OurArm(arm_name(name, k), model, drafter, {**settings, "num_draft_tokens": k}))
     return arms
 
 

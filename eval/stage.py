@@ -9,7 +9,12 @@ from transformers.utils import logging as transformers_logging
 from eval.config import EvalConfig
 from eval.tracking import check_tracking
 
-FACES = {"report": "eval.reporting", "certificate": "eval.certificate", "profile": "eval.profile"}
+FACES = {
+    "report": "eval.reporting",
+    "certificate": "eval.certificate",
+    "profile": "eval.profile",
+    "decoders": "eval.decoders.suite",
+}
 """EvalConfig.face -> module; imported when it is wanted."""
 
 

@@ -45,7 +45,8 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def parse_overrides(stage: str, config_class: type, overrides: Sequence[str]) -> list[Override]:
     """Hydra's parse of the overrides, where no `+` is needed for a field that the YAML leaves out."""
     groups = _groups(stage)
-    return [_parse(_normal(_parse(text), text, groups, config_class)) for text in overrides]
+    lines = [_normal(_parse(text), text, groups, config_class) for text in overrides]
+    return [_parse(line) for line in [*lines, *_named_settings(stage, lines)]]
 
 
 def compose(stage: str, config_class: type, arguments: Sequence[str]) -> dict | None:
@@ -103,6 +104,14 @@ def _normal(override: Override, text: str, groups: set[str], config_class: type)
         # `name=true` switches a part on whose settings are `name.key=value`; Hydra would replace the part by the word
         return f"++{bare.lstrip('+').replace('=', '.enabled=', 1)}"
     return f"++{bare}" if accepts(config_class, override.key_or_group) else text
+
+
+def _named_settings(stage: str, lines: Sequence[str]) -> list[str]:
+    """`suites=x` for a `suite=x` that has settings of its own in conf/suites; any other name is a label alone."""
+    if "suites" not in _groups(stage):
+        return []
+    names = [line.split("=", 1)[1] for line in lines if line.lstrip("+").startswith("suite=")]
+    return [f"suites={name}" for name in names if (CONF / "suites" / f"{name}.yaml").is_file()]
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from eval.prompts import Prompt
 from tests.tiny import tiny_llama
 
 GREEDY = Sampling(0.0)
+GREEDILY = {"temperature": 0.0, "verifier": "greedy", "num_draft_tokens": 3}
 PROMPTS = [Prompt(f"p{i}", None, tuple(range(5 + i, 13 + i))) for i in range(3)]
 
 
@@ -75,7 +76,7 @@ def test_emitted_drops_overshoot_and_what_follows_the_end():
 
 def test_our_arm_reports_rounds_and_arrivals():
     model, draft = tiny_llama(seed=0), LMDraft(tiny_llama(seed=0))
-    sample = OurArm("x", model, draft, GREEDY, "greedy", 3).run([PROMPTS[0].ids], [0], 13, 0)
+    sample = OurArm("x", model, draft, GREEDILY).run([PROMPTS[0].ids], [0], 13, 0)
     assert sample.tokens == 13
     assert sample.first_tokens == 4  # the draft is the target, so all of the first burst is accepted
     assert sample.decode_tokens == 9
@@ -86,8 +87,8 @@ def test_our_arm_reports_rounds_and_arrivals():
 def test_all_arms_agree_when_greedy():
     model, draft = tiny_llama(seed=0), tiny_llama(seed=1, num_layers=1)
     arms = [
-        OurArm("alone", model, None, GREEDY),
-        OurArm("drafted", model, LMDraft(draft), GREEDY, "greedy", 3),
+        OurArm("alone", model, None, GREEDILY),
+        OurArm("drafted", model, LMDraft(draft), GREEDILY),
         TransformersArm("transformers", model, GREEDY),
         AssistedArm("assisted", model, draft, GREEDY, Setting(3, 0.0)),
     ]
@@ -161,4 +162,4 @@ def test_our_arm_gives_the_text_of_generate():
     model = tiny_llama(seed=0)
     ids = torch.tensor([PROMPTS[2].ids])
     expected = generate(model, None, ids, max_new_tokens=6, temperature=1.0, seed=3, rows=[2]).sequences[0, 8:].tolist()
-    assert OurArm("x", model, None, Sampling(1.0)).run([PROMPTS[2].ids], [2], 6, 3).new_ids == [expected]
+    assert OurArm("x", model, None, {"temperature": 1.0}).run([PROMPTS[2].ids], [2], 6, 3).new_ids == [expected]

@@ -146,6 +146,21 @@ def test_a_template_that_refuses_a_prompt_is_named(tmp_path):
         first_turn(question, tokenizer, max_turns=1)
 
 
+CHAT_TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+
+
+def test_what_the_system_says_stays_before_the_first_turn(tmp_path):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = CHAT_TEMPLATE
+    system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}
+    document = Document("c", messages=[system, user, {"role": "assistant", "content": "Hello"}])
+    (held_out,) = held_out_prompts([document], tokenizer, PromptsConfig(), 1, seed=0)
+    (question,) = read_questions(write(tmp_path / "q.jsonl", MESSAGES))
+    read = first_turn(question, tokenizer, max_turns=1)
+    assert tokenizer.decode(held_out.ids) == tokenizer.decode(read.ids) == "[system]Be brief.[user]Hi"
+    assert held_out.id == "c"
+
+
 def test_a_chat_document_gives_its_opening_question():
     chat = Document("c", messages=[{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}])
     (prompt,) = held_out_prompts([chat], tiny_tokenizer(), PromptsConfig(), 4, seed=0)

@@ -1,0 +1,136 @@
+"""One cell: its arms in one interleaved run, and what is kept of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from eval.arms import Arm
+from eval.components import ComponentTimes, CostMeter
+from eval.decoders.arms import LOOKUP, Stock
+from eval.decoders.cells import Cell
+from eval.decoders.choosing import OURS, is_plain_chain
+from eval.decoders.rows import make_row
+from eval.decoders.texts import TextPrompts
+from eval.measure import Samples, call_seconds_per_token, interleave, seconds_per_token, warm_up
+from eval.peers import NAME as ASSISTED
+from eval.prompts import Prompt
+from eval.speed import mean_context
+from eval.static_cache import NAME as STATIC
+from eval.static_cache import no_compiler
+
+_WARM_UPS = 2
+"""Runs of every arm before its first cell; a pass is captured after some uses of its shape."""
+
+
+def timed_settings(stock: Stock, cell: Cell, choice: Mapping[str, Any]) -> list[str]:
+    """Our settings timed in a cell: the best one, the best plain chain, and the fixed ones."""
+    known = stock.settings(cell.temperature)
+    chosen = [choice["best"][OURS], choice["best_chain"], *stock.cfg.decoders.fixed]
+    return list(dict.fromkeys(name for name in chosen if name in known))
+
+
+def arms_of(stock: Stock, cell: Cell, choice: Mapping[str, Any], without: Sequence[str]) -> list[Arm]:
+    """All arms of a cell, those named in `without` left out."""
+    temperature = cell.temperature
+    arms = [*stock.plain(temperature), *stock.ours(temperature, timed_settings(stock, cell, choice)).values()]
+    if cell.batch_size in stock.cfg.decoders.static_batches:
+        arms.append(stock.static(temperature))
+    families = {ASSISTED: stock.assisted(temperature), LOOKUP: stock.lookup(temperature)}
+    for family, settings in families.items():
+        if family in choice["best"]:
+            arms.append(_named(settings[choice["best"][family]], family))
+    return [arm for arm in [*arms, *stock.vllm(temperature)] if arm.name not in without]
+
+
+def _named(arm: Any, name: str) -> Arm:
+    """A peer at its best setting bears the peer's own name, whichever setting that is."""
+    return replace(arm, name=name)
+
+
+def left_out(cell: Cell, stock: Stock, broken: Mapping[str, str]) -> dict[str, str]:
+    """Arm -> why it does not run in this cell."""
+    reasons = dict(broken)
+    if (reason := no_compiler()) is not None:
+        reasons[STATIC] = reason
+    if cell.batch_size > 1:
+        for peer in (ASSISTED, LOOKUP):
+            reasons[peer] = f"transformers drafts for one prompt at a time, not {cell.batch_size}"
+    elif not stock.assisted(cell.temperature):
+        reasons[ASSISTED] = "no setting of it is configured, or the draft is no language model"
+    return reasons
+
+
+def warm(arms: Sequence[Arm], prompts: Sequence[Prompt], cell: Cell, stock: Stock) -> dict[str, str]:
+    """Run every arm unmeasured. Returns arm -> reason where transformers' compiled forward raises: it is left out."""
+    cfg, broken = stock.cfg, {}
+    for arm in arms:
+        try:
+            for _ in range(_WARM_UPS):
+                warm_up([arm], prompts, cell.batch_size, cfg.seed, cfg.decode.max_new_tokens)
+        except RuntimeError as error:
+            if arm.name != STATIC:
+                raise
+            broken[arm.name] = f"compiling failed: {str(error).splitlines()[0]}"
+    return broken
+
+
+def measure(
+    stock: Stock, cell: Cell, choice: Mapping[str, Any], texts: Mapping[str, TextPrompts], reasons: Mapping[str, str]
+) -> dict[str, Any]:
+    """The cell's content for results.json."""
+    cfg, began = stock.cfg, time.perf_counter()
+    prompts = texts[cell.text].reported[: cell.batch_size * cfg.decoders.num_timed[cell.batch_size]]
+    names = timed_settings(stock, cell, choice)
+    settings = {name: stock.settings(cell.temperature)[name] for name in names}
+    meter = _meter(stock, cell, prompts, [one.num_draft_tokens for one in settings.values() if is_plain_chain(one)])
+    samples = interleave(
+        arms_of(stock, cell, choice, list(reasons)),
+        prompts,
+        cfg.decode.max_new_tokens,
+        cfg.timing.rounds,
+        cfg.seed,
+        cell.batch_size,
+        f"timing {cell.name}",
+        between_rounds=meter.sample,
+    )
+    costs = meter.result()
+    return {
+        **cell.as_dict(),
+        "prompts": len(prompts),
+        "mean_tokens": sum(len(prompt.ids) for prompt in prompts) / len(prompts),
+        "arms": [_arm(name, samples) for name in samples],
+        "rows": [make_row(stock, cell, name, one, samples, _costs(costs, one)) for name, one in settings.items()],
+        "left_out": dict(reasons),
+        "vllm_version": stock.engines.version,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def _meter(stock: Stock, cell: Cell, prompts: Sequence[Prompt], lengths: Sequence[int]) -> CostMeter:
+    context = mean_context(prompts, stock.cfg.decode.max_new_tokens)
+    repeats = stock.cfg.timing.cost_repeats
+    drafters, sizes = {OURS: stock.drafter}, {OURS: sorted(set(lengths))}
+    return CostMeter(stock.model, drafters, sizes, context, cell.batch_size, repeats)
+
+
+def _costs(costs: Mapping[tuple[str, int], ComponentTimes], settings: Any) -> ComponentTimes | None:
+    return costs[OURS, settings.num_draft_tokens] if is_plain_chain(settings) else None
+
+
+def _arm(name: str, samples: Samples) -> dict[str, Any]:
+    """Times by batch of prompts, so that ratios can be paired afterwards."""
+    return {
+        "arm": name,
+        "seconds_per_token": _numbers(seconds_per_token(samples[name])),
+        "call_seconds_per_token": _numbers(call_seconds_per_token(samples[name])),
+        "tokens": sum(sample.tokens for group in samples[name] for sample in group),
+    }
+
+
+def _numbers(values: np.ndarray) -> list[float | None]:
+    return [float(value) if np.isfinite(value) else None for value in values]
