@@ -22,9 +22,9 @@ from decode.target import CachedModel
 from decode.tree import Drawn, Tree, ancestors, tree_depths
 
 DISAGREEMENT = 0.4
-"""Scale in nats at which a draft's log-probabilities err. Tokens per pass of the quickstart pair, 16 nodes in 8 levels, at
-T = 1 and 0: scale 0.15 gives 4.0 and 2.9, 0.35 4.6 and 3.4, 0.5 4.5 and 3.4, 1 (EAGLE-2) 3.4 and 2.9; log q in place of
-this estimate 2.0 at T = 1; a chain of 8 3.1 and 2.5."""
+"""Scale in nats at which a draft's log-probabilities err. Tokens per pass of the quickstart pair, 16 nodes in 8 levels,
+at T = 1 and 0: scale 0.15 gives 4.0 and 2.9, 0.35 4.6 and 3.4, 0.5 4.5 and 3.4, 1 (EAGLE-2) 3.4 and 2.9; log q in place
+of this estimate 2.0 at T = 1; a chain of 8 3.1 and 2.5."""
 
 
 def propose_tree(runner: CachedModel, context: Context, read: Callable[[], Tensor]) -> Tree:

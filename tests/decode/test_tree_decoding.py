@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import cast
 
 import pytest
@@ -26,8 +27,7 @@ TARGETS = {name: MODELS[name] for name in ("llama", "gemma3")}
 def near(model: PreTrainedModel, strength: float = 0.02) -> LMDraft:
     """A draft that often agrees: the target with a little noise on its weights."""
     generator = torch.Generator().manual_seed(5)
-    draft = type(model)(model.config).to(torch.float64).eval()
-    draft.load_state_dict(model.state_dict())
+    draft = copy.deepcopy(model)
     with torch.no_grad():
         for weight in draft.parameters():
             weight += strength * torch.randn(weight.shape, generator=generator, dtype=torch.float64)
