@@ -6,10 +6,11 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
+from torch.profiler import record_function
 
 from decode.acceptance import acceptance_by_position, tau
 
@@ -45,9 +46,10 @@ class Stats:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time of the block to a phase."""
+        """Add the time of the block to a phase, and mark it where torch.profiler runs."""
         began = time.perf_counter()
-        yield
+        with record_function(name) if torch.autograd._profiler_enabled() else nullcontext():
+            yield
         self.seconds[name] += time.perf_counter() - began
 
     def arrive(self) -> None:
