@@ -39,9 +39,11 @@ REFRESH = 32  # rounds after which t(0) is measured again where it decides
 
 
 class Budget:
-    """The draft lengths of one call, rows pooled; `depth` is the deepest round ever wanted."""
+    """The draft lengths of one call, rows pooled; `depth` is the deepest round ever wanted. `by_confidence`: a round
+    that drafts at all may go that deep, and ends where `goes_on` says."""
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, by_confidence: bool = False) -> None:
+        self.by_confidence = by_confidence
         self.acceptance, self.clock, self.calibration = Acceptance(depth), Clock(), Calibration()
         self.depth = 0
         """Levels of the round that runs."""
@@ -71,13 +73,13 @@ class Budget:
         gain = reach * self.acceptance.estimates()[drafted]
         return gain * self._seconds >= self._emitted * (seconds[drafted + 1] - seconds[drafted])
 
-    def learn(self, rounds: Sequence[Round], seconds: float | None) -> None:
+    def learn(self, rounds: Sequence[Round], seconds: float | None, rows: Sequence[int] | None = None) -> None:
         """What became of the round: each unfinished row's share, and the host's seconds; None where passes were not
-        yet captured, which says nothing of later rounds. `Round.row` counts rows as `goes_on` was given them."""
+        yet captured, which says nothing of later rounds. `rows` are the rounds' rows of the batch, all by default."""
         if self._confidences:
             self.depth = len(self._confidences)
             drafted = list(zip(*self._confidences, strict=True))
-            self.calibration.learn(rounds, [drafted[one.row] for one in rounds])
+            self.calibration.learn(rounds, drafted if rows is None else [drafted[row] for row in rows])
         if seconds is not None:
             self.clock.learn(self.depth, seconds)
         if self.depth:
@@ -115,7 +117,7 @@ class Budget:
             self._fall(seconds[0])
             return 0
         self._fallen = False
-        return best
+        return deepest if self.by_confidence else best
 
     def _newness(self, depth: int) -> float:
         return 1.0 if self.clock.knows(depth) else NEW_DEPTH

@@ -56,6 +56,8 @@ class SamplingConfig:
     """verifier=rejection on trees: draw siblings independently instead of without replacement."""
     adaptive: bool = False
     """Draft what pays, at most num_draft_tokens (of a tree: its levels), and nothing where nothing pays."""
+    confidence: bool = False
+    """adaptive=true on chains: also stop inside a round where the draft is unsure; its steps then run one by one."""
     repetition_penalty: float = 1.0
     """Divides positive logits of tokens in prompt and text, multiplies negative ones; 1 leaves them alone."""
     presence_penalty: float = 0.0
@@ -106,6 +108,11 @@ class SamplingConfig:
             not self.strict or is_chain,
             f"decode.strict=true pads every pass to a chain of one length, and decode.tree={self.tree} is none: a "
             "token's place in a tree changes the order of its sums. Use tree=chain, or strict=false",
+        )
+        require(
+            not self.confidence or (self.adaptive and is_chain),
+            f"decode.confidence=true needs decode.adaptive=true and decode.tree=chain, not {self.adaptive} and "
+            f"{self.tree}: it decides how far an adaptive chain goes. Set these, or confidence=false",
         )
         require(
             self.verifier != "typical" or self.lossy,

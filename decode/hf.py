@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,13 +24,14 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from decode.auto_tree import resolve
 from decode.drafters.base import Drafter
 from decode.house.config import require
 from decode.house.errors import ConfigError
 from decode.loop import Event, Loop, Observer, Request
 from decode.penalties import penalties
 from decode.sampling import Sampling
-from decode.shapes import Shape, parse
+from decode.shapes import CALIBRATED, Shape, parse
 from decode.stats import Stats
 from decode.stopping import StopStrings
 from decode.verify import VERIFIERS
@@ -76,6 +77,7 @@ def generate(
     batch_size: int | None = None,
     strict: bool = False,
     adaptive: bool = False,
+    confidence: bool = False,
     repetition_penalty: float = 1.0,
     presence_penalty: float = 0.0,
     frequency_penalty: float = 0.0,
@@ -90,9 +92,11 @@ def generate(
     key the noise: a request's text does not depend on the batch it came in. `batch_size` requests are decoded at once,
     the others take the rows of those that end. `strict` gives every target pass the same rows, so that bf16 output too
     equals that of drafter=None (chains). `tree` (`shapes.parse`) is chain, branching factors such as 3x2x1, or dynamic
-    with `tree_nodes` draft nodes; `replacement` lets rejection draw siblings alike.
-    `adaptive` drafts what pays, at most that (`decode.budget`). Penalties, biases by token id or text, and banned words
-    (`decode.penalties`) come before `logits_processor`, temperature and filters.
+    with `tree_nodes` draft nodes, or sequoia or auto, which measure pair and machine at the first call
+    (`auto_tree.resolve`); `replacement` lets rejection draw siblings alike.
+    `adaptive` drafts what pays, at most that, and with `confidence` looks at the draft's inside a round, too
+    (`decode.budget`). Penalties, biases by token id or text, and banned words (`decode.penalties`) come before
+    `logits_processor`, temperature and filters.
     `lossy` permits verifier="typical", which changes the target's law; stats.distance is the measured TV distance.
     Raises ConfigError and InputError.
     """
@@ -114,11 +118,12 @@ def generate(
         max_new_tokens=max_new_tokens,
         sampling=Sampling(temperature, top_k, top_p, min_p),
         verifier=verifier,
-        shape=parse(tree, num_draft_tokens, tree_nodes),
+        shape=parse(None if tree in CALIBRATED else tree, num_draft_tokens, tree_nodes),
         replacement=replacement,
         lossy=lossy,
         batch_size=batch_size,
         adaptive=adaptive,
+        confidence=confidence,
         strict=strict,
         seed=seed,
         rows=rows,
@@ -126,6 +131,8 @@ def generate(
         processors=LogitsProcessorList(processors) if processors else None,
         stop=StopStrings.of(_stop_strings(model, stop_strings), tokenizer),
     )
+    if tree in CALIBRATED:
+        request = replace(request, shape=resolve(str(tree), tree_nodes, model, drafter, request))
     observers = [one for one in (observer, _streaming(streamer, input_ids)) if one is not None]
     tokens, stats = Loop(model, drafter, request).run(_all_of(observers))
     if streamer is not None:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from decode.budget import Budget
     from decode.noise import Noise
+    from decode.processors import History
     from decode.sampling import Sampling
     from decode.shapes import Shape
     from decode.tree import Drawn, Tree
@@ -92,6 +94,15 @@ class Context:
     """(B, D + 1, V) noise of depths 0, 1, ... after pending where it is shared; None when greedy or not shared."""
     round_index: int
     """Number of this round, from 0."""
+    history: History | None = None
+    """What the target's scores are processed with (penalties, bans), so that a draft may foresee it."""
+    budget: Budget | None = None
+    """Whether to go on is asked after every token of a chain; None where the length is settled beforehand."""
+
+    def processed(self, logits: Tensor, paths: Tensor) -> Tensor:
+        """logits (B, W, V) of W nodes of one depth as the target's would be processed there; paths (B, W, D) are the
+        drafted tokens from the first one to the node itself."""
+        return logits if self.history is None else self.history.of_nodes(logits, paths)
 
     @property
     def num_draft_tokens(self) -> int:

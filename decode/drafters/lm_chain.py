@@ -22,6 +22,8 @@ def propose_chain(runner: CachedModel, context: Context, width: int) -> Tree:
     The first pass reads the last `width` committed tokens, two where there are: after a round that accepted everything
     the last draft token has not been read yet, and reading a token again writes the same keys and values.
     """
+    if context.history is not None or context.budget is not None:
+        return _propose_steps(runner, context, width)
     k = context.num_draft_tokens
     ends = torch.tensor(context.lengths, device=context.ids.device)[:, None]
     read = context.ids.gather(1, ends - torch.arange(width, 0, -1, device=context.ids.device))
@@ -39,6 +41,27 @@ def propose_chain(runner: CachedModel, context: Context, width: int) -> Tree:
     tokens, log_q = runner.run(key, make, inputs, moved)
     proposed = torch.cat([read[:, -1:], tokens], 1)
     return Tree(proposed, chain_parents(k + 1), context.drawn, log_q if context.drawn == "iid" else None)
+
+
+def _propose_steps(runner: CachedModel, context: Context, width: int) -> Tree:
+    """The same tokens pass by pass, with processors that look at the prefix, to where the budget does not go on."""
+    lengths, noise = context.lengths, draft_noise(context)
+    ends = torch.tensor(lengths, device=context.ids.device)[:, None]
+    read = context.ids.gather(1, ends - torch.arange(width, 0, -1, device=context.ids.device))
+    starts, tokens, laws = [length - width for length in lengths], [read[:, -1:]], []
+    for step in range(context.num_draft_tokens):
+        logits = runner.chain(read, starts)[:, -1:]
+        logits = context.processed(logits, torch.cat(tokens, 1)[:, None, 1:])[:, 0]
+        read, law = draw(warp(logits, context.sampling), None if noise is None else noise[:, step], context.drawn)
+        starts = [length + step for length in lengths]
+        tokens.append(read)
+        laws.append(law)
+        if context.budget is not None:
+            confidence = law.log_softmax(-1).gather(1, read)[:, 0].exp()
+            if not context.budget.goes_on(confidence, step + 1):
+                break
+    log_q = torch.stack([*laws, laws[-1]], 1) if context.drawn == "iid" else None
+    return Tree(torch.cat(tokens, 1), chain_parents(len(tokens)), context.drawn, log_q)
 
 
 class ChainPass(nn.Module):

@@ -168,7 +168,7 @@ class Reader:
         self.tokens.append(tokens)
         if self.context.history is None:
             return logits
-        path = (~visible).long().argsort(-1, stable=True)[..., :depth].expand(*tokens.shape, depth)
+        path = (~visible).long().sort(dim=-1, stable=True).indices[..., :depth].expand(*tokens.shape, depth)
         above = torch.cat(self.tokens, 1)[:, None].expand(-1, tokens.shape[1], -1)
         return self.context.processed(logits, above.gather(2, path))
 
