@@ -31,8 +31,9 @@ class Oracle:
     def _row(self, context: Context, row: int, right: int) -> list[int]:
         start = context.lengths[row]
         known = self.texts[row] + [0] * (context.num_draft_tokens + 1)
-        tokens = known[start - 1 : start + context.num_draft_tokens]
-        return [token if i <= right else (token + 1) % self.vocab_size for i, token in enumerate(tokens)]
+        drafted = known[start : start + context.num_draft_tokens]
+        wrong = [token if i < right else (token + 1) % self.vocab_size for i, token in enumerate(drafted)]
+        return [int(context.ids[row, start - 1]), *wrong]  # a rule that keeps the law only may have left the text
 
     def commit(self, verdict: Verdict, features: Tensor | None) -> None:
         """Nothing to learn."""
