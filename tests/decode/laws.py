@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decode import block, rejection, verdict
-from decode.tree import Drawn, Tree, tree_depths
+from decode.tree import Drawn, Tree, chain_parents, tree_depths
 
 Law = dict[tuple[int, ...], float]
 Context = tuple[int, int]
@@ -90,27 +90,52 @@ def rejection_rule(parents: tuple[int, ...], drawn: Drawn, rows_differ: bool = F
 
     def rule(toy: Toy, context: Context) -> Law:
         tree, scores, weight = drafts(toy, context, parents, drawn)
-        tree = _as_rows(tree) if rows_differ else tree
-        bits, chance = _dice(_acceptances(tree, parents, scores))
-        rows, weight = len(weight), weight[:, None] * chance
-        many = _repeated(tree, bits.shape[0])
-        u = torch.where(bits, 0.0, 1 - 2.0**-53).repeat(rows, 1).double()
-        walked = rejection.walk(many, scores.repeat_interleave(bits.shape[0], 0), u)
-        return emitted(many, walked, weight.flatten())
+        return _rejected(_as_rows(tree) if rows_differ else tree, parents, scores, weight)
 
     return rule
+
+
+def _rejected(tree: Tree, parents: tuple[int, ...], scores: Tensor, weight: Tensor) -> Law:
+    bits, chance = _dice(_acceptances(tree, parents, scores))
+    rows, weight = len(weight), weight[:, None] * chance
+    many = _repeated(tree, bits.shape[0])
+    u = torch.where(bits, 0.0, 1 - 2.0**-53).repeat(rows, 1).double()
+    walked = rejection.walk(many, scores.repeat_interleave(bits.shape[0], 0), u)
+    return emitted(many, walked, weight.flatten())
 
 
 def block_rule(k: int) -> Rule:
     """Block verification of chains of k tokens."""
 
     def rule(toy: Toy, context: Context) -> Law:
-        tree, scores, weight = drafts(toy, context, tuple(range(-1, k)), "iid")
-        bits, chance = _dice(block.plan(tree, scores).stop)
-        many = _repeated(tree, bits.shape[0])
-        u = torch.where(bits, 0.0, 1 - 2.0**-53).repeat(len(weight), 1).double()
-        plan = block.plan(many, scores.repeat_interleave(bits.shape[0], 0))
-        return emitted(many, block.walk(many, plan, u), (weight[:, None] * chance).flatten())
+        return _blocked(*drafts(toy, context, chain_parents(k + 1), "iid"))
+
+    return rule
+
+
+def _blocked(tree: Tree, scores: Tensor, weight: Tensor) -> Law:
+    bits, chance = _dice(block.plan(tree, scores).stop)
+    many = _repeated(tree, bits.shape[0])
+    u = torch.where(bits, 0.0, 1 - 2.0**-53).repeat(len(weight), 1).double()
+    plan = block.plan(many, scores.repeat_interleave(bits.shape[0], 0))
+    return emitted(many, block.walk(many, plan, u), (weight[:, None] * chance).flatten())
+
+
+def stopping_rule(k: int, length: Callable[[tuple[int, ...]], int], in_blocks: bool = False) -> Rule:
+    """Rejection or block verification of chains that are cut to `length(drafted)` of k drafted tokens."""
+
+    def rule(toy: Toy, context: Context) -> Law:
+        tree, scores, weight = drafts(toy, context, chain_parents(k + 1), "iid")
+        lengths = torch.tensor([length(tuple(row[1:])) for row in tree.tokens.tolist()])
+        law: Law = {}
+        for n in lengths.unique().tolist():
+            chosen = lengths == n
+            assert tree.log_q is not None
+            cut = Tree(tree.tokens[chosen, : n + 1], chain_parents(n + 1), "iid", tree.log_q[chosen, : n + 1])
+            seen, mass = scores[chosen, : n + 1], weight[chosen]
+            part = _blocked(cut, seen, mass) if in_blocks and n else _rejected(cut, chain_parents(n + 1), seen, mass)
+            law |= {tokens: law.get(tokens, 0.0) + more for tokens, more in part.items()}
+        return law
 
     return rule
 
@@ -176,7 +201,7 @@ def _acceptances(tree: Tree, parents: tuple[int, ...], scores: Tensor) -> Tensor
 
 def _dice(accept: Tensor) -> tuple[Tensor, Tensor]:
     """All outcomes (2^n, n) of n throws, and the chance (B, 2^n) of each for success probabilities (B, n)."""
-    bits = torch.tensor(list(itertools.product((False, True), repeat=accept.shape[1])))
+    bits = torch.tensor(list(itertools.product((False, True), repeat=accept.shape[1])), dtype=torch.bool)
     return bits, torch.where(bits, accept[:, None], 1 - accept[:, None]).prod(-1)
 
 

@@ -7,16 +7,18 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
 
+from decode import generate
 from decode.budget import LONGEST_GAP, Budget
 from decode.drafters.lm import LMDraft
 from decode.estimates import Acceptance, Calibration, monotone
 from decode.shapes import Dynamic, Shape, chain, k_ary
 from decode.stats import Round
-from tests.decode import checks
+from tests.decode import checks, laws
 from tests.tiny import tiny_llama
 
 
@@ -236,3 +238,65 @@ def test_coupled_is_exact_whatever_the_budget_looks_at(kind: str, monkeypatch: p
     monkeypatch.setattr(Budget, "next_shape", peeking)
     checks.check_pathwise_equality(model, kind, 3, max_new_tokens=40, num_draft_tokens=4, adaptive=True)
     assert set(drafted) == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("kind", ["oracle", "same", "random"])
+def test_coupled_is_exact_wherever_a_round_stops(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopping that looks at the drafted value itself, at all rows together, and at how often it was asked."""
+    model, asked = tiny_llama(checks.VOCAB, dtype=torch.float64), []
+
+    def whimsical(self: Budget, confidence: torch.Tensor, drafted: int) -> bool:
+        asked.append(drafted)
+        return float(confidence.sum()) * 1e6 % 1 < 0.6 and len(asked) % 7 > 0
+
+    monkeypatch.setattr(Budget, "goes_on", whimsical)
+    monkeypatch.setattr(Budget, "next_shape", lambda self, shape, left: shape.cut(left - 1))
+    drafter = {"same": LMDraft(model), "random": LMDraft(tiny_llama(checks.VOCAB, seed=3, dtype=torch.float64))}
+    settings = {"max_new_tokens": 40, "num_draft_tokens": 5, "adaptive": True, "confidence": True}
+    checks.check_pathwise_equality(model, drafter.get(kind, kind), 3, **settings)
+    assert kind == "oracle" or {1, 2, 3} <= set(asked)
+
+
+@pytest.mark.parametrize("verifier", ["coupled", "rejection", "block"])
+def test_confidence_is_asked_of_the_real_draft_and_learned(verifier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, curves = tiny_llama(checks.VOCAB), []
+    real = Budget.learn
+
+    def learn(self: Budget, *given: Any) -> None:
+        real(self, *given)
+        curves.append(sum(self.calibration._tried))
+
+    monkeypatch.setattr(Budget, "learn", learn)
+    ids, mask = checks.ragged_prompts(3)
+    settings = {"num_draft_tokens": 4, "adaptive": True, "confidence": True, "verifier": verifier}
+    out = generate(model, LMDraft(model), ids, mask, max_new_tokens=60, batch_size=2, eos_token_id=(), **settings)
+    assert curves[-1] > 1
+    assert any(one.accepted for one in out.stats.rounds)
+
+
+@pytest.mark.parametrize("in_blocks", [False, True])
+@pytest.mark.parametrize("vocab_size", [2, 3])
+def test_stopping_after_the_token_that_was_looked_at_keeps_the_law(vocab_size: int, in_blocks: bool) -> None:
+    """Every draft, throw and round enumerated, for budgets that stop at values and at falling values."""
+
+    def at_zero(drafted: tuple[int, ...]) -> int:
+        return drafted.index(0) + 1 if 0 in drafted else len(drafted)
+
+    def at_a_fall(drafted: tuple[int, ...]) -> int:
+        falls = (i + 1 for i in range(1, len(drafted)) if drafted[i] < drafted[i - 1])
+        return next(falls, len(drafted))
+
+    for seed, length in itertools.product(range(3), (at_zero, at_a_fall)):
+        rule = laws.stopping_rule(3, length, in_blocks)
+        assert laws.distance_from_target(laws.Toy.random(vocab_size, seed), rule, 3) < 1e-12
+
+
+def test_dropping_the_token_that_was_looked_at_biases_the_law() -> None:
+    """Zeros are drafted and thrown away where they are unwelcome: q is not what the rest was drawn from."""
+
+    def before_zero(drafted: tuple[int, ...]) -> int:
+        return drafted.index(0) if 0 in drafted else len(drafted)
+
+    toy = laws.Toy.constant([0.5, 0.5], [0.6, 0.4])
+    assert laws.distance_from_target(toy, laws.stopping_rule(1, before_zero), 1) > 0.01
+    assert laws.distance_from_target(toy, laws.stopping_rule(2, before_zero), 2) > 0.01
