@@ -1,22 +1,39 @@
-"""What a pass costs on this machine: bare forwards of target and draft, timed alone on the decoder's own cache."""
+"""What passes cost on this machine: the target's bare forwards and the draft's proposals, timed alone on the decoder's
+own cache."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
-from decode.drafters.base import Context
+from decode.drafters.base import Context, Drafter
 from decode.drafters.lm import LMDraft
 from decode.drafters.lm_chain import propose_chain
+from decode.estimates import monotone
+from decode.house.errors import ConfigError
+from decode.loop import Request
 from decode.noise import Noise
+from decode.round_costs import RoundCosts
 from decode.sampling import Sampling
-from decode.shapes import chain
+from decode.shapes import Shape, chain, k_ary
 from decode.target import CachedModel, runner_for
+from decode.tree import Tree
+from decode.verify import VERIFIERS
+
+NODES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # of the target's timed passes
+CHAINS = (1, 2, 4, 8)
+WIDTHS = (2, 4, 8, 16)  # of a tree's timed levels
+REPEATS = 24  # the first few run uncaptured; medians pass over them
+LIMIT_S = 30.0  # seconds after which fewer repeats have to do: passes of a target on a CPU may take one each
+
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
@@ -55,10 +72,80 @@ def measure(
     return Costs(context, batch_size, draft, medians)
 
 
-def interleaved(arms: dict[int, Callable[[], object]], repeats: int, device: torch.device) -> dict[int, list[float]]:
-    """Seconds of each arm's calls, A B C A B C ..., the first round (warm-up) left out."""
-    seconds: dict[int, list[float]] = {name: [] for name in arms}
+@torch.inference_mode()
+def measure_rounds(
+    model: PreTrainedModel, drafter: Drafter, request: Request, context: int, batch_size: int
+) -> RoundCosts:
+    """What rounds of any shape cost behind `context` tokens, drafted as `request` says."""
+    plans: dict[tuple[str, int], Shape] = {("chain", k): chain(k) for k in CHAINS}
+    plans |= {("root", width): k_ary([width]) for width in WIDTHS}
+    plans |= {("grown", width): k_ary([width, 1, 1]) for width in WIDTHS}
+    plans = {name: plan for name, plan in plans.items() if takes(request, plan)}
+    capacity = context + max(NODES) + max(plan.num_nodes for plan in plans.values())
+    target = _warmed(model, context, capacity, batch_size)
+    arms = {("target", n): _pass(target, n, context, batch_size) for n in NODES}
+    wanted = _context(target, request, context, capacity, batch_size)
+    drafter.start(wanted, capacity)
+    arms |= {name: _proposal(drafter, request, wanted, plan) for name, plan in plans.items()}
+    seconds = interleaved(arms, REPEATS, target.device, LIMIT_S)
+    median = {name: statistics.median(times) for name, times in seconds.items()}
+
+    def table(kind: str) -> dict[int, float]:
+        return {size: one for (name, size), one in median.items() if name == kind}
+
+    root, grown = table("root"), table("grown")
+    level = {width: max(0.0, (grown[width] - root[width]) / 2) for width in root}  # two levels deeper
+    return RoundCosts(*map(_never_falling, (table("target"), table("chain"), root, level)))
+
+
+def _never_falling(table: dict[int, float]) -> dict[int, float]:
+    """More work takes no less time: what says otherwise is the machine's noise, and is pooled."""
+    sizes = sorted(table)
+    return dict(zip(sizes, monotone([table[size] for size in sizes], [1.0] * len(sizes)), strict=True))
+
+
+def takes(request: Request, shape: Shape) -> bool:
+    """Whether the request's rule is exact for this plan."""
+    try:
+        VERIFIERS[request.verifier].drawn(shape, request.replacement)
+    except ConfigError:
+        return False
+    return True
+
+
+def _context(target: CachedModel, request: Request, context: int, capacity: int, batch_size: int) -> Context:
+    """Rows of `context` tokens whose round is proposed again and again."""
+    ids = torch.ones(batch_size, capacity, dtype=torch.long, device=target.device)
+    noise = Noise(request.seed, list(range(batch_size)), target.config.vocab_size, target.device)
+    shared = VERIFIERS[request.verifier].shares_noise
+    return Context(
+        ids, [max(1, context)] * batch_size, request.sampling, noise, chain(1), "arbitrary", shared, None, 0
+    )  # fmt: skip
+
+
+def _proposal(drafter: Drafter, request: Request, wanted: Context, plan: Shape) -> Callable[[], object]:
+    """The draft's part of a round, the noise that it shares with the verdict included."""
+    drawn = VERIFIERS[request.verifier].drawn(plan, request.replacement)
+    positions = [list(range(length, length + plan.depth + 1)) for length in wanted.lengths]
+    reads_noise = wanted.shares_noise and not request.sampling.is_greedy
+
+    def propose() -> Tree:
+        gumbel = wanted.noise.coupled(positions) if reads_noise else None
+        return drafter.propose(replace(wanted, shape=plan, drawn=drawn, gumbel=gumbel))
+
+    return propose
+
+
+def interleaved(
+    arms: Mapping[Name, Callable[[], object]], repeats: int, device: torch.device, limit_s: float = math.inf
+) -> dict[Name, list[float]]:
+    """Seconds of each arm's calls, A B C A B C ..., the first round (warm-up) left out; after `limit_s` seconds no
+    further round begins once there are three."""
+    seconds: dict[Name, list[float]] = {name: [] for name in arms}
+    started = time.perf_counter()
     for round_index in range(repeats + 1):
+        if round_index > 3 and time.perf_counter() - started > limit_s:
+            break
         for name, call in arms.items():
             _synchronise(device)
             began = time.perf_counter()

@@ -11,6 +11,8 @@ from decode.tree import chain_parents, tree_depths
 
 BEAM = 4  # nodes that a dynamic tree expands a level: a beam of 8 gives no more tokens (see drafters/lm_tree.py)
 
+CALIBRATED = ("auto", "sequoia")  # trees that are chosen by what was measured
+
 
 class Shape(Protocol):
     """A plan of one round's tree. Node 0 is pending and counts among the nodes."""
@@ -108,10 +110,21 @@ def k_ary(branching: list[int]) -> Static:
     return Static(tuple(parents))
 
 
+def describe(shape: Shape) -> str:
+    """In words, for the log."""
+    if shape.depth == 0:
+        return "no drafting"
+    if isinstance(shape, Static) and shape.is_chain:
+        return f"a chain of {shape.depth}"
+    size = f"{shape.num_nodes - 1} draft tokens in {shape.depth} levels"
+    return f"a tree of {size}, parents {shape.parents}" if isinstance(shape, Static) else f"a dynamic tree of {size}"
+
+
 def parse(tree: str | Shape | None, num_draft_tokens: int, tree_nodes: int) -> Shape:
     """The plan that `tree` names: chain (None), branching factors such as 3x2x1, or dynamic.
 
-    `num_draft_tokens` is the depth of chain and dynamic, `tree_nodes` the draft nodes of dynamic. Raises ConfigError.
+    `num_draft_tokens` is the depth of chain and dynamic, `tree_nodes` the draft nodes of dynamic. The names in
+    CALIBRATED take a model and a draft to become a plan (`auto_tree.resolve`). Raises ConfigError.
     """
     if tree is None or tree == "chain":
         return chain(num_draft_tokens)
@@ -121,5 +134,7 @@ def parse(tree: str | Shape | None, num_draft_tokens: int, tree_nodes: int) -> S
         return Dynamic(num_draft_tokens, min(tree_nodes, BEAM), 1 + tree_nodes)
     factors = tree.split("x")
     if not all(factor.isdigit() and int(factor) > 0 for factor in factors):
-        raise ConfigError(f"tree={tree!r} is no tree; use chain, branching factors such as 3x2x1, or dynamic")
+        raise ConfigError(
+            f"tree={tree!r} is no tree; use chain, branching factors such as 3x2x1, dynamic, sequoia or auto"
+        )
     return k_ary([int(factor) for factor in factors])

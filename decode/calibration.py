@@ -1,0 +1,129 @@
+"""What is known of a target and a draft on one machine, kept beside the draft: acceptance by rank, costs, trials."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from decode.drafters.base import Drafter
+from decode.drafters.load import describe_loaded
+from decode.house.environment import environment
+from decode.house.progress import get_logger
+from decode.house.run_folder import read_json, write_json
+from decode.loop import Request
+from decode.round_costs import RoundCosts
+from decode.shapes import Dynamic, Shape, Static
+
+log = get_logger("decode")
+
+FILE = "calibration.json"
+SCHEMA = 1
+Key = dict[str, Any]
+"""What a calibration depends on, as plain JSON values."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A shape that was decoded with: tokens per pass, and median seconds of a whole round."""
+
+    shape: Shape
+    tau: float
+    round_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of one row, once the prompt is read."""
+        return self.tau / self.round_s
+
+
+@dataclass(frozen=True)
+class PairCalibration:
+    """One entry of the file."""
+
+    profile: list[float]
+    """P(the b-th candidate of a node is the one that stands)."""
+    costs: RoundCosts
+    trials: list[Trial] = field(default_factory=list)
+    """What tree=auto tried, plain decoding (a tree of pending alone) first; empty until it was asked for."""
+
+
+def key_of(target: Key, draft: Key, request: Request, batch_size: int) -> Key:
+    """Both models (`model_key`), the machine, the rule and the law."""
+    return {
+        "target": target,
+        "draft": draft,
+        "batch_size": batch_size,
+        "verifier": request.verifier,
+        "replacement": request.replacement,
+        "sampling": asdict(request.sampling),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def model_key(fingerprint: str, dtype: torch.dtype, device: torch.device) -> Key:
+    """A model's weights, precision and device."""
+    machine = environment()
+    name = machine["cuda_device"] if device.type == "cuda" else machine["cpu"]
+    return {"fingerprint": fingerprint, "dtype": str(dtype).removeprefix("torch."), "device": name}
+
+
+def pair_key(model: PreTrainedModel, drafter: Drafter, request: Request, batch_size: int) -> Key:
+    """The key of two loaded models."""
+    draft = getattr(drafter, "model", None)
+    draft_key = loaded_key(draft) if isinstance(draft, PreTrainedModel) else {"fingerprint": f"object {id(drafter)}"}
+    return key_of(loaded_key(model), draft_key, request, batch_size)
+
+
+def loaded_key(model: PreTrainedModel) -> Key:
+    """A model that came from nowhere is known by its place in memory."""
+    named = bool(model.config.name_or_path)
+    fingerprint = describe_loaded(model).fingerprint if named else f"object {id(model)}"
+    return model_key(fingerprint, model.dtype, model.device)
+
+
+def folder_beside(drafter: Drafter, key: Key) -> Path | None:
+    """Where the file lies: the folder that the draft was loaded from; None where there is none, or where one of the
+    models came from nowhere."""
+    model = getattr(drafter, "model", None)
+    folder = Path(model.config.name_or_path or "") if isinstance(model, PreTrainedModel) else Path()
+    nameless = any(key[one]["fingerprint"].startswith("object ") for one in ("target", "draft"))
+    return None if nameless or not folder.is_dir() else folder
+
+
+def load_calibration(folder: Path, key: Key) -> PairCalibration | None:
+    """The entry of `key` in the folder's file, if there is one; raises InputError for a damaged file."""
+    found = [one for one in _entries(folder) if one["key"] == key]
+    return _from_json(found[0]["calibration"]) if found else None
+
+
+def save_calibration(folder: Path, key: Key, calibration: PairCalibration) -> None:
+    """Write or replace the entry; a folder that cannot be written to only warns, since nothing but time is lost."""
+    others = [one for one in _entries(folder) if one["key"] != key]
+    entries = [*others, {"key": key, "calibration": asdict(calibration)}]
+    try:
+        write_json(folder / FILE, {"schema": SCHEMA, "calibrations": entries})
+    except OSError as error:
+        log.warning(
+            "the calibration cannot be kept in %s (%s): it will be measured anew by the next process. Make the folder "
+            "writable, or name the plan: decode.tree=chain", folder, error.strerror,
+        )  # fmt: skip
+
+
+def _entries(folder: Path) -> list[dict[str, Any]]:
+    file = folder / FILE
+    content = read_json(file) if file.is_file() else {}
+    return content["calibrations"] if content.get("schema") == SCHEMA else []
+
+
+def _from_json(content: dict[str, Any]) -> PairCalibration:
+    tables = {name: {int(size): seconds for size, seconds in table.items()} for name, table in content["costs"].items()}
+    trials = [Trial(_shape(one["shape"]), one["tau"], one["round_s"]) for one in content["trials"]]
+    return PairCalibration(content["profile"], RoundCosts(**tables), trials)
+
+
+def _shape(content: dict[str, Any]) -> Shape:
+    return Static(tuple(content["parents"])) if "parents" in content else Dynamic(**content)
