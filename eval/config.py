@@ -55,6 +55,9 @@ class TimingConfig:
     """Prompts decoded together."""
     sweep: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 6])
     """Draft lengths k timed with the first draft at the first temperature; [] times none."""
+    choose_k: list[int] = field(default_factory=list)
+    """Draft lengths of which the fastest is used for the whole report, by prompts that it does not report; [] uses
+    decode.num_draft_tokens."""
     cost_repeats: int = 12
     """Bare forwards per component and round behind the predicted speedup."""
 
@@ -62,7 +65,9 @@ class TimingConfig:
         for name in ("prompts", "rounds", "batch_size", "screening_tokens", "cost_repeats"):
             require(getattr(self, name) >= 1, f"timing.{name}={getattr(self, name)}; use at least 1")
         require(self.screening_prompts >= 1, f"timing.screening_prompts={self.screening_prompts}; warm-up needs one")
-        require(all(k >= 1 for k in self.sweep), f"timing.sweep={self.sweep}; a draft has at least 1 token")
+        for name in ("sweep", "choose_k"):
+            lengths = getattr(self, name)
+            require(all(k >= 1 for k in lengths), f"timing.{name}={lengths}; a draft has at least 1 token")
 
 
 @dataclass

@@ -4,13 +4,16 @@ hits all alike."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from decode.house.progress import progress
 from eval.arms import Arm, Sample
 from eval.prompts import Prompt
+
+Key = TypeVar("Key")
 
 Samples = dict[str, list[list[Sample]]]
 """arm -> prompt group -> round."""
@@ -60,6 +63,11 @@ def warm_up(
         for arm in arms:
             arm.run(group, list(range(batch_size)), max_new_tokens, seed)
             bar.update(1)
+
+
+def fastest(speeds: Mapping[Key, float | None]) -> Key:
+    """The key of the highest speed; what could not be timed comes last."""
+    return max(speeds, key=lambda name: speeds[name] or 0.0)
 
 
 def seconds_per_token(samples: Sequence[Sequence[Sample]]) -> np.ndarray:  # (groups,)

@@ -23,6 +23,7 @@ class Plan:
     """Counts of one report."""
 
     arms: dict[float, list[str]]
+    choose_k: list[int]
     prompts: PromptSets
     timed_tokens: int
     checked_tokens: int
@@ -36,6 +37,7 @@ class Plan:
         return [
             "arms, timed prompt by prompt in one run:",
             *arms,
+            *([f"k is chosen first, among {self.choose_k}, on other prompts"] if self.choose_k else []),
             f"prompts: {len(sets.timed)} timed, {len(sets.reported)} checked, {len(sets.screening)} for "
             "settings and warm-up",
             f"tokens: {self.timed_tokens:,} timed, {self.checked_tokens:,} checked and for alpha, "
@@ -50,14 +52,14 @@ def make_plan(cfg: EvalConfig, target: ModelDescription, prompts: PromptSets) ->
     calls = cfg.timing.rounds * len(prompts.timed) * sum(len(names) for names in arms.values())
     timed = calls * cfg.decode.max_new_tokens
     checked = _checked_tokens(cfg, len(prompts.reported))
-    screened = 0
+    screened = len(cfg.timing.choose_k) * cfg.timing.prompts * cfg.timing.screening_tokens
     if peer_refusal(cfg) is None:
         per_temperature = len(settings(cfg.peers)) * len(prompts.screening) * cfg.timing.screening_tokens
-        screened = per_temperature * len(cfg.temperatures)
+        screened += per_temperature * len(cfg.temperatures)
     device = resolve_device(cfg.target.device).type
     per_token = target.weight_bytes / _BYTES_PER_S.get(device, 10e9) + _HOST_S.get(device, 3e-3)
     seconds = per_token * ((timed + screened) / 1.3 + 2 * checked / _BATCH_GAIN)
-    return Plan(arms, prompts, timed, checked, screened, seconds)
+    return Plan(arms, cfg.timing.choose_k, prompts, timed, checked, screened, seconds)
 
 
 def _arm_names(cfg: EvalConfig, temperature: float) -> list[str]:

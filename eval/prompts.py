@@ -146,7 +146,9 @@ def load_prompts(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, max_positi
 
 def check_lengths(prompts: Iterable[Prompt], cfg: EvalConfig, max_positions: int) -> None:
     """InputError for the first prompt that leaves no room for the new tokens and a draft in `max_positions`."""
-    longest_draft = max([cfg.decode.num_draft_tokens, *cfg.timing.sweep, *cfg.peers.num_assistant_tokens])
+    longest_draft = max(
+        [cfg.decode.num_draft_tokens, *cfg.timing.choose_k, *cfg.timing.sweep, *cfg.peers.num_assistant_tokens]
+    )
     check_room(prompts, max(cfg.decode.max_new_tokens, cfg.lossless.tokens) + longest_draft, max_positions)
 
 

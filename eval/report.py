@@ -11,6 +11,7 @@ from typing import Any
 from decode.house.environment import environment, git_state
 from decode.models import ModelDescription
 from eval.config import EvalConfig
+from eval.draft_length import LengthChoice
 from eval.peers import NAME
 from eval.prompts import Prompt, PromptSets
 from eval.quality import Quality
@@ -74,6 +75,8 @@ class Measured:
     families: Mapping[str, str]
     dtype: str
     seconds: float
+    length_choice: LengthChoice | None = None
+    """How the draft length was chosen; None where it was configured."""
 
 
 def make_results(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
@@ -91,6 +94,7 @@ def make_results(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
         "target": target_entry(measured.target, measured.dtype),
         "drafts": dict(cfg.drafts),
         "prompts": _prompts(cfg, measured),
+        "length_choice": None if measured.length_choice is None else measured.length_choice.as_dict(),
         "definitions": DEFINITIONS,
         "rows": _rows(cfg, measured),
         "peers": _peers(cfg, measured),

@@ -12,6 +12,7 @@ from decode.house.run_folder import RunFolder, open_run, write_json
 from decode.models import load_tokenizer
 from eval.config import EvalConfig
 from eval.curves import training_curves
+from eval.draft_length import choice_prompts, with_chosen_length
 from eval.inputs import check_models, load, shared_context
 from eval.page import render_page
 from eval.plan import make_plan
@@ -33,7 +34,9 @@ def run(cfg: EvalConfig) -> None:
     """
     target, families = check_models(cfg)
     limit = shared_context(cfg, target)
-    prompts = load_prompts(cfg, load_tokenizer(cfg.target), limit)
+    tokenizer = load_tokenizer(cfg.target)
+    prompts = load_prompts(cfg, tokenizer, limit)
+    chosen_on = choice_prompts(cfg, tokenizer, prompts)
     if cfg.plan:
         sys.stdout.write("\n".join(make_plan(cfg, target, prompts).lines()) + "\n")
         return
@@ -44,9 +47,11 @@ def run(cfg: EvalConfig) -> None:
     for line in make_plan(cfg, target, prompts).lines():
         log.info(line)
     began = time.perf_counter()
+    cfg, choice = with_chosen_length(cfg, chosen_on)
     prompts, quality, curve = _quality(cfg, prompts, limit)
     timed, dtype = _speed(cfg, prompts)
-    measured = Measured(prompts, quality, curve, timed, target, families, dtype, time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    measured = Measured(prompts, quality, curve, timed, target, families, dtype, seconds, choice)
     _write(cfg, folder, make_results(cfg, measured))
 
 

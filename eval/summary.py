@@ -77,11 +77,23 @@ def method_facts(results: dict[str, Any]) -> dict[str, str]:
         "Prompts": f"{prompts['source']}: {prompts['timed']} timed ({prompts['mean_tokens']:.0f} tokens on average, "
         f"up to {prompts['max_new_tokens']} new ones, {prompts['rounds']} rounds), {prompts['reported']} checked for "
         f"losslessness and alpha, {prompts['screening']} others for warm-up and for choosing the peer's setting",
+        **_length(results.get("length_choice")),
         "Timing": "all arms answer each prompt one after another in an order drawn anew each round, after a warm-up; "
         "same prompt ids, same limit on new tokens; only emitted ids are counted",
         "Seed": str(environment["seed"]),
         "Command": f"`{environment['command']}`",
         "Time": f"{environment['report_seconds']:.0f} s for this report",
+    }
+
+
+def _length(choice: dict[str, Any] | None) -> dict[str, str]:
+    """How the draft length was chosen, where the report chose it."""
+    if choice is None:
+        return {}
+    tried = ", ".join(f"k={k} {number(speed, 0)}" for k, speed in choice["tokens_per_s"].items())
+    return {
+        "Draft length": f"k={choice['num_draft_tokens']}, the fastest at T={choice['temperature']:g} on "
+        f"{choice['prompts']} prompts of the {choice['source']}, none of them reported ({tried} tokens/s)"
     }
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The environment of the vLLM peer (`python -m eval suite=decoders peers=vllm`): .venv-vllm, apart from ours, since vLLM
-# pins its own torch and transformers. About 2 minutes and 3.5 GB on a disk, 0.6 GB of it downloaded; CPU only.
+# The environment of the vLLM peer: .venv-vllm, apart from ours, since vLLM pins its own torch and transformers.
+#   python -m eval suite=decoders peers=vllm
+# About 2 minutes, and 3.5 GB on a disk; CPU only.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 

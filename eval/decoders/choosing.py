@@ -5,21 +5,19 @@ Ours and the peers' are tried in one interleaved run over both kinds of text; th
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from eval.arms import Arm
 from eval.config import EvalConfig
 from eval.decoders.arms import LOOKUP, Stock
 from eval.decoders.cells import Point
 from eval.decoders.texts import TextPrompts
-from eval.measure import Samples, interleave, seconds_per_token, warm_up
+from eval.measure import fastest, interleave, warm_up
 from eval.peers import NAME as ASSISTED
 from eval.prompts import Prompt
+from eval.rows import tokens_per_s
 
 OURS = "ours"
 
@@ -41,7 +39,9 @@ def choose(stock: Stock, point: Point, texts: Mapping[str, TextPrompts]) -> dict
     label = f"choosing settings, {point.name}"
     samples = interleave(arms, prompts, cfg.timing.screening_tokens, 1, cfg.seed, point.batch_size, label)
     speeds = {
-        family: {setting: speed(samples, arm.name) for setting, arm in settings.items()}
+        family: {
+            setting: tokens_per_s(samples[arm.name], range(len(samples[arm.name]))) for setting, arm in settings.items()
+        }
         for family, settings in families.items()
     }
     chains = [name for name, one in stock.settings(point.temperature).items() if is_plain_chain(one)]
@@ -58,17 +58,6 @@ def choose(stock: Stock, point: Point, texts: Mapping[str, TextPrompts]) -> dict
 def is_plain_chain(settings: Any) -> bool:
     """Whether the component times predict this setting: k tokens a round, always."""
     return settings.tree == "chain" and not getattr(settings, "adaptive", False)
-
-
-def speed(samples: Samples, arm: str) -> float | None:
-    """Tokens per second over batches of prompts, median; None where nothing came after the first arrival."""
-    each = 1 / seconds_per_token(samples[arm])
-    return float(np.nanmedian(each)) if np.isfinite(each).any() else None
-
-
-def fastest(speeds: Mapping[str, float | None]) -> str:
-    """The setting of the highest speed; one that could not be timed comes last."""
-    return max(speeds, key=lambda name: -math.inf if speeds[name] is None else speeds[name] or 0.0)
 
 
 def _screening_prompts(cfg: EvalConfig, point: Point, texts: Mapping[str, TextPrompts]) -> list[Prompt]:
