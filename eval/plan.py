@@ -56,10 +56,15 @@ def make_plan(cfg: EvalConfig, target: ModelDescription, prompts: PromptSets) ->
     if peer_refusal(cfg) is None:
         per_temperature = len(settings(cfg.peers)) * len(prompts.screening) * cfg.timing.screening_tokens
         screened += per_temperature * len(cfg.temperatures)
-    device = resolve_device(cfg.target.device).type
-    per_token = target.weight_bytes / _BYTES_PER_S.get(device, 10e9) + _HOST_S.get(device, 3e-3)
+    per_token = seconds_per_token(target, cfg.target.device)
     seconds = per_token * ((timed + screened) / 1.3 + 2 * checked / _BATCH_GAIN)
     return Plan(arms, cfg.timing.choose_k, prompts, timed, checked, screened, seconds)
+
+
+def seconds_per_token(target: ModelDescription, device: str) -> float:
+    """Of plain decoding at batch 1, as an order of magnitude."""
+    kind = resolve_device(device).type
+    return target.weight_bytes / _BYTES_PER_S.get(kind, 10e9) + _HOST_S.get(kind, 3e-3)
 
 
 def _arm_names(cfg: EvalConfig, temperature: float) -> list[str]:

@@ -91,14 +91,15 @@ def _cells(results: Mapping[str, Any], batch_size: int, temperature: float) -> C
     return [cell for cell in results["cells"] if (cell["batch_size"], cell["temperature"]) == (batch_size, temperature)]
 
 
-def _choice(results: Mapping[str, Any], batch_size: int, temperature: float) -> dict[str, Any]:
+def choice_at(results: Mapping[str, Any], batch_size: int, temperature: float) -> dict[str, Any]:
+    """What was chosen at a batch size and temperature."""
     point = (batch_size, temperature)
     return next(one for one in results["choices"] if (one["batch_size"], one["temperature"]) == point)
 
 
 def _ratio_entry(results: Mapping[str, Any], goal: Goal, temperature: float, wanted: float) -> dict[str, Any]:
     cells = _cells(results, goal.batch_size, temperature)
-    ours, other = goal.ours(_choice(results, goal.batch_size, temperature)), goal.other(cells)
+    ours, other = goal.ours(choice_at(results, goal.batch_size, temperature)), goal.other(cells)
     seed = results["environment"]["seed"]
     estimate = ratio(cells, ours, other, seed) if other is not None else None
     parts = {cell["text"]: ratio([cell], ours, other, seed) for cell in cells} if other is not None else {}
@@ -115,7 +116,7 @@ def _ratio_entry(results: Mapping[str, Any], goal: Goal, temperature: float, wan
 
 def _realised_entry(results: Mapping[str, Any], temperature: float) -> dict[str, Any]:
     """The plain chain that was chosen; of the two texts the one that realises less, its speedup's interval scaled."""
-    setting = _choice(results, 1, temperature)["best_chain"]
+    setting = choice_at(results, 1, temperature)["best_chain"]
     rows = [
         row
         for row in results["rows"]

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+from decode.models import ModelDescription
 from eval.config import EvalConfig
 from eval.decoders.arms import LOOKUP
-from eval.decoders.cells import cells
+from eval.decoders.cells import Cell, cells
 from eval.decoders.config import arm_settings
 from eval.decoders.engines import engine_names
 from eval.peers import NAME as ASSISTED
 from eval.peers import settings as assisted_settings
+from eval.plan import seconds_per_token
 from eval.speed import AUTOREGRESSIVE, TRANSFORMERS
 from eval.static_cache import NAME as STATIC
 from eval.static_cache import no_compiler
 
+_WARM_UPS = 8
+"""Calls per arm that choosing settings and warming up add to a cell."""
+_PER_ROW = 0.07
+"""Seconds that one more row adds to a pass, as a share of those of one row."""
 
-def plan_lines(cfg: EvalConfig) -> list[str]:
+
+def weight(cfg: EvalConfig, cell: Cell) -> float:
+    """What a cell costs beside the others: its calls, each the slower the more rows it has."""
+    return (cfg.decoders.num_timed[cell.batch_size] + _WARM_UPS) * (1 + _PER_ROW * (cell.batch_size - 1))
+
+
+def _minutes(cfg: EvalConfig, target: ModelDescription) -> float:
+    """An order of magnitude."""
+    arms = 6 + len(cfg.decoders.fixed) + len(engine_names(cfg))
+    calls = arms * cfg.timing.rounds * sum(weight(cfg, cell) for cell in cells(cfg))
+    return calls * cfg.decode.max_new_tokens * seconds_per_token(target, cfg.target.device) / 60
+
+
+def plan_lines(cfg: EvalConfig, target: ModelDescription) -> list[str]:
     """For a person."""
     tried = {temperature: arm_settings(cfg.decoders, cfg.decode, temperature) for temperature in cfg.temperatures}
     every = cells(cfg)
@@ -31,4 +50,5 @@ def plan_lines(cfg: EvalConfig) -> list[str]:
         *([f"{STATIC} is left out: {static}"] if static else []),
         f"batches of prompts timed per cell: {batches}; {cfg.decode.max_new_tokens} new tokens each, "
         f"{cfg.timing.rounds} rounds",
+        f"time: about {_minutes(cfg, target):.0f} min, compiling not counted (an order of magnitude)",
     ]

@@ -20,7 +20,7 @@ from eval.decoders.config import arm_settings
 from eval.decoders.engines import started
 from eval.decoders.measuring import arms_of, left_out, measure, warm
 from eval.decoders.page import render_page
-from eval.decoders.plan import plan_lines
+from eval.decoders.plan import plan_lines, weight
 from eval.decoders.results import make_results
 from eval.decoders.summary import render_summary
 from eval.decoders.texts import TextPrompts, load_texts
@@ -40,13 +40,13 @@ def run(cfg: EvalConfig) -> None:
     target, families = check_models(cfg)
     texts = load_texts(cfg, load_tokenizer(cfg.target), shared_context(cfg, target))
     if cfg.plan:
-        sys.stdout.write("\n".join(plan_lines(cfg)) + "\n")
+        sys.stdout.write("\n".join(plan_lines(cfg, target)) + "\n")
         return
     folder = open_run(cfg.output_dir, "eval", cfg, cfg.resume)
     if folder.is_finished:
         log.info("%s is already finished", folder.path)
         return
-    for line in plan_lines(cfg):
+    for line in plan_lines(cfg, target):
         log.info(line)
     results = Results(folder)
     if any(True for _ in results.missing(cells(cfg))):
@@ -94,7 +94,7 @@ def _measure(stock: Stock, results: Results, texts: Mapping[str, TextPrompts]) -
             broken |= _warm(stock, cell, choice, texts, broken)
         reasons = left_out(cell, stock, broken)
         results.keep_cell(cell, measure(stock, cell, choice, texts, reasons))
-        _say_progress(missing, number + 1, time.perf_counter() - began)
+        _say_progress(stock.cfg, missing, number + 1, time.perf_counter() - began)
 
 
 def _warm(
@@ -104,9 +104,10 @@ def _warm(
     return warm(arms, texts[cell.text].screening, cell, stock)
 
 
-def _say_progress(missing: Sequence[Cell], done: int, seconds: float) -> None:
-    left = seconds / done * (len(missing) - done)
-    log.info("cell %d of %d done (%s); about %.0f min left", done, len(missing), missing[done - 1].name, left / 60)
+def _say_progress(cfg: EvalConfig, missing: Sequence[Cell], done: int, seconds: float) -> None:
+    spent, ahead = (sum(weight(cfg, cell) for cell in part) for part in (missing[:done], missing[done:]))
+    left = seconds / spent * ahead / 60
+    log.info("cell %d of %d done (%s); about %.0f min left", done, len(missing), missing[done - 1].name, left)
 
 
 def _write(folder: RunFolder, results: dict[str, Any]) -> None:

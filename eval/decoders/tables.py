@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from eval.decoders.arms import our_name
 from eval.decoders.choosing import OURS
+from eval.decoders.goals import choice_at
 from eval.formatting import MISSING, milliseconds, number, share, with_interval
+from eval.speed import AUTOREGRESSIVE
 from eval.tables import Table
 
 
@@ -55,20 +58,28 @@ def speed_tables(results: dict[str, Any]) -> list[Table]:
 
 def _speeds(results: dict[str, Any], rows: int) -> Table:
     cells = [cell for cell in results["cells"] if cell["batch_size"] == rows]
-    arms = dict.fromkeys(one["arm"] for cell in cells for one in cell["arms"])
-    body = [[arm, *(_speed(cell, arm) for cell in cells)] for arm in arms]
+    arms = sorted(dict.fromkeys(one["arm"] for cell in cells for one in cell["arms"]), key=_place)
+    best = [our_name(choice_at(results, rows, cell["temperature"])["best"][OURS]) for cell in cells]
+    body = [[arm, *(_speed(cell, arm, arm == own) for cell, own in zip(cells, best, strict=True))] for arm in arms]
     columns = ("arm", *(f"T={cell['temperature']:g}, {cell['text']}" for cell in cells))
     reasons = dict.fromkeys(f"{arm} ({reason})" for cell in cells for arm, reason in cell["left_out"].items())
-    note = "Tokens per second of the whole batch, and times as fast as transformers generate."
+    note = (
+        "Tokens per second of the whole batch, and times as fast as transformers generate; * marks the chosen setting."
+    )
     return Table(f"Batch {rows}", columns, body, f"{note} Left out: {'; '.join(reasons)}." if reasons else note)
 
 
-def _speed(cell: dict[str, Any], arm: str) -> str:
+def _place(arm: str) -> int:
+    """Ours first: the loop, then its settings; then transformers, then vLLM."""
+    return next(i for i, start in enumerate((AUTOREGRESSIVE, OURS, "transformers", "")) if arm.startswith(start))
+
+
+def _speed(cell: dict[str, Any], arm: str, is_best: bool) -> str:
     found = next((one for one in cell["arms"] if one["arm"] == arm), None)
     if found is None:
         return MISSING
     over = with_interval(found["over_transformers"], found["over_transformers_ci95"])
-    return f"{number(found['tokens_per_s'], 0)}; {over}"
+    return f"{number(found['tokens_per_s'], 0)}{'*' if is_best else ''}; {over}"
 
 
 def setting_table(results: dict[str, Any]) -> Table:
