@@ -18,7 +18,7 @@ from decode.house.errors import ConfigError
 from decode.noise import Stream
 from decode.rejection import Walk, end, normalised
 from decode.sampling import Sampling
-from decode.shapes import Shape, Static
+from decode.shapes import Shape, Static, describe
 from decode.tree import Drawn, Tree
 from decode.verdict import Question, Verdict, at, follow
 
@@ -35,8 +35,8 @@ class Block:
         """Chains, independently."""
         if not isinstance(shape, Static) or not shape.is_chain:
             raise ConfigError(
-                f"verifier=block judges the tokens of one chain together, and {shape} is none. Use tree=chain, or "
-                "verifier=rejection or coupled, which are exact for trees"
+                f"verifier=block judges the tokens of one chain together, and {describe(shape)} is none. Use "
+                "tree=chain, or verifier=rejection or coupled, which are exact for trees"
             )
         if replacement:
             raise ConfigError(

@@ -19,7 +19,7 @@ from torch import Tensor
 from decode.house.errors import ConfigError
 from decode.noise import Stream
 from decode.sampling import Sampling
-from decode.shapes import Shape, Static
+from decode.shapes import Shape, Static, describe
 from decode.tree import Drawn, Tree
 from decode.verdict import Question, Verdict, at, children_of, draw, follow, stopped
 
@@ -38,8 +38,8 @@ class Rejection:
         branches = isinstance(shape, Static) and not shape.is_chain
         if replacement and not branches:
             raise ConfigError(
-                f"replacement=true draws the siblings of a static tree alike, but {shape} has none that are sampled. "
-                "Use a tree such as 3x2x1, or replacement=false"
+                f"replacement=true draws the siblings of a static tree alike, but {describe(shape)} has none that "
+                "are sampled. Use a tree such as 3x2x1, or replacement=false"
             )
         if branches:
             return "iid" if replacement else "swor"

@@ -14,7 +14,7 @@ from decode.models import load_tokenizer
 from decode.penalties import penalties
 from decode.sampling import Sampling
 from decode.settings import generate_settings
-from eval.config import EvalConfig
+from eval.config import TOKEN_FOR_TOKEN, EvalConfig
 from eval.losslessness import Check, check, margin_from
 from eval.prompts import Prompt, next_turn
 from eval.teacher_forced import Alphas, measure_alpha
@@ -120,8 +120,8 @@ def _check(
     cfg: EvalConfig, target: PreTrainedModel, drafter: Any, temperature: float, reference: Sequence[Text], label: str
 ) -> dict[int, Check] | None:
     verifier = verifier_at(cfg, temperature)
-    if verifier == "rejection":
-        log.info("losslessness is not counted: verifier=rejection keeps the law, not the tokens")
+    if verifier not in TOKEN_FOR_TOKEN:
+        log.info("losslessness is not counted: verifier=%s does not promise the tokens", verifier)
         return None
     speculate = generator(target, drafter, settings_at(cfg, temperature), cfg.seed, cfg.lossless.batch_size, label)
     margin = margin_from(target, sampling_at(cfg, temperature), cfg.seed, processors_of(cfg, target))

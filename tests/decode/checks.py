@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache, LogitsProcessor, PreTrainedModel, RepetitionPenaltyLogitsProcessor
+from transformers.cache_utils import DynamicLayer
 
 from decode import block, rejection, typical
 from decode.drafters import lm_chain
@@ -328,6 +329,7 @@ def audit(loop: Loop, model: PreTrainedModel) -> None:
     model(ids, past_key_values=fresh, use_cache=True)
     held = torch.arange(longest) < torch.tensor([[len(row)] for row in rows])
     for ours, theirs in zip(loop.runner.cache.slot_layers, fresh.layers, strict=True):
+        assert isinstance(theirs, DynamicLayer)
         for have, want in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
             assert have is not None
             assert want is not None

@@ -1,0 +1,97 @@
+"""Pairs of rule and tree: which are refused and how, before a model is loaded and after, and what lossy costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
+from decode.drafters.lm import LMDraft
+from decode.hf import generate
+from decode.house.errors import ConfigError
+from decode.shapes import Dynamic, Static, chain, k_ary
+from decode.stage import run
+from decode.verify import VERIFIERS
+from tests.decode.checks import check_noise_is_read_once, ragged_prompts
+from tests.decode.drafters import Oracle, OracleTree
+from tests.tiny import save_tiny_target, tiny_llama
+
+TREE, DYNAMIC, LINE = k_ary([3, 2]), Dynamic(3, 4, 9), Static((-1, 0, 1))
+DRAWN = {
+    ("coupled", LINE, False): "arbitrary",
+    ("coupled", TREE, False): "arbitrary",
+    ("greedy", DYNAMIC, False): "arbitrary",
+    ("rejection", LINE, False): "iid",
+    ("rejection", TREE, False): "swor",
+    ("rejection", TREE, True): "iid",
+    ("rejection", DYNAMIC, False): "arbitrary",
+    ("block", LINE, False): "iid",
+    ("typical", LINE, False): "iid",
+    ("typical", TREE, False): "arbitrary",
+}
+INEXACT = [
+    ({"verifier": "block", "tree": "3x2"}, "block.*chain"),
+    ({"verifier": "block", "tree": "dynamic"}, "block.*chain"),
+    ({"verifier": "block", "replacement": True}, "replacement=true.*replacement=false"),
+    ({"verifier": "coupled", "tree": "3x2", "replacement": True}, "replacement=true.*replacement=false"),
+    ({"verifier": "rejection", "replacement": True}, "replacement=true.*replacement=false"),
+    ({"verifier": "rejection", "tree": "1x1", "replacement": True}, "replacement=true.*replacement=false"),
+    ({"verifier": "rejection", "tree": "dynamic", "replacement": True}, "replacement=true.*replacement=false"),
+    ({"verifier": "typical", "tree": "2x2", "replacement": True, "lossy": True}, "replacement=true.*replacement=false"),
+    ({"verifier": "typical"}, "lossy=true"),
+    ({"verifier": "greedy"}, "temperature"),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "replacement"), DRAWN, ids=str)
+def test_rules_say_how_children_are_drawn(name: str, shape: Any, replacement: bool) -> None:
+    assert VERIFIERS[name].drawn(shape, replacement) == DRAWN[name, shape, replacement]
+
+
+@pytest.mark.parametrize(("settings", "message"), INEXACT, ids=lambda one: str(one) if isinstance(one, dict) else "")
+def test_inexact_pairs_are_refused_with_a_way_out(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        SamplingConfig(**settings)
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
+        generate(tiny_llama(), None, torch.tensor([[1, 2]]), max_new_tokens=2, **settings)
+
+
+@pytest.mark.parametrize("kind", [Oracle, OracleTree])
+def test_block_verification_refuses_drafts_that_were_not_sampled(kind: type[Oracle]) -> None:
+    ids, _ = ragged_prompts(1)
+    with pytest.raises(ConfigError, match="drawn from q.*Use verifier=coupled"):
+        generate(tiny_llama(), kind([[1] * 40], 64), ids, max_new_tokens=8, verifier="block", eos_token_id=())
+
+
+@pytest.mark.parametrize("shape", [chain(3), TREE, DYNAMIC], ids=str)
+def test_rejection_reads_no_number_twice_on_any_shape(shape: Any) -> None:
+    check_noise_is_read_once("rejection", shape)
+
+
+@pytest.mark.parametrize("tree", ["chain", "3x2", "dynamic"])
+def test_typical_acceptance_measures_its_distance(tree: str) -> None:
+    model, draft = tiny_llama(dtype=torch.float64), LMDraft(tiny_llama(num_layers=1, seed=3, dtype=torch.float64))
+    ids, mask = ragged_prompts(2)
+    settings: dict[str, Any] = {"max_new_tokens": 12, "tree": tree, "verifier": "typical", "lossy": True}
+    out = generate(model, draft, ids, mask, eos_token_id=(), **settings)
+    assert len(out.stats.distances) == out.stats.num_tokens == 24
+    assert out.stats.distance is not None
+    assert 0.05 < out.stats.distance < 1
+    cold = generate(model, draft, ids, mask, eos_token_id=(), temperature=0, **settings)
+    assert cold.stats.distance == 0
+    plain = generate(model, None, ids, mask, eos_token_id=(), temperature=0, max_new_tokens=12)
+    assert torch.equal(cold.sequences, plain.sequences)
+    assert plain.stats.distance is None
+
+
+def test_the_distance_of_a_lossy_rule_is_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = str(save_tiny_target(tmp_path / "target"))
+    settings = SamplingConfig(max_new_tokens=8, verifier="typical", lossy=True)
+    out = tmp_path / "out"
+    draft = DrafterConfig(path=target)
+    run(DecodeConfig(ModelConfig(path=target), draft, settings, prompt="def f():", color="never", output_dir=str(out)))
+    assert "lossy: TV distance" in capsys.readouterr().out
+    assert '"distance"' in (out / "manifest.json").read_text()
