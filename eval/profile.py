@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from statistics import median
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -18,8 +19,8 @@ from decode.house.environment import environment, git_state
 from decode.house.progress import get_logger, progress
 from decode.house.run_folder import open_run, write_json
 from decode.models import load_tokenizer
-from decode.shapes import parse
-from decode.stats import PHASES, Stats
+from decode.shapes import CALIBRATED, parse
+from decode.stats import Stats
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, shared_context
 from eval.operators import profiled
@@ -36,29 +37,22 @@ COST_REPEATS = 10
 log = get_logger("eval")
 
 
-@dataclass
-class Spent:
-    """What one arm's timed calls add up to."""
+@dataclass(frozen=True)
+class Call:
+    """What one timed call took, as a whole and by phase."""
 
-    calls: int = 0
-    rounds: int = 0
-    """Target passes of the batch."""
-    tokens: int = 0
-    seconds: float = 0.0
-    phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    stats: Stats
+    seconds: float
 
-    def add(self, stats: Stats, seconds: float) -> None:
-        """One call of `seconds` as a whole."""
-        self.calls, self.seconds = self.calls + 1, self.seconds + seconds
-        self.rounds += len(stats.arrival_s)
-        self.tokens += stats.num_tokens
-        for phase in PHASES:
-            self.phases[phase] += stats.seconds[phase]
+    @property
+    def rounds(self) -> int:
+        """Target passes of the batch."""
+        return len(self.stats.arrival_s)
 
     def ms_per_round(self) -> dict[str, float]:
         """By phase, reading prompts left out; `other` is what no phase holds: Python between them, set-up, output."""
-        phases = {phase: self.phases[phase] for phase in PHASES if phase != "prefill"}
-        phases["other"] = self.seconds - sum(self.phases.values())
+        phases = {phase: seconds for phase, seconds in self.stats.seconds.items() if phase != "prefill"}
+        phases["other"] = self.seconds - sum(self.stats.seconds.values())
         return {phase: 1e3 * seconds / self.rounds for phase, seconds in phases.items()}
 
 
@@ -100,7 +94,7 @@ def _arms(cfg: EvalConfig, model: PreTrainedModel, drafter: Drafter, prompts: Se
     """Both arms, interleaved; each is warmed up on every prompt first, so that captures are made."""
     drafters: dict[str, Drafter | None] = {AUTOREGRESSIVE: None, _label(cfg): drafter}
     groups = _groups(cfg, prompts)
-    spent = {name: Spent() for name in drafters}
+    calls: dict[str, list[Call]] = {name: [] for name in drafters}
     with progress((TURNS + 1) * len(groups) * len(drafters), "calls", "profile") as bar:
         for turn in range(TURNS + 1):
             for group in groups:
@@ -108,12 +102,12 @@ def _arms(cfg: EvalConfig, model: PreTrainedModel, drafter: Drafter, prompts: Se
                     began = time.perf_counter()
                     stats = _call(cfg, model, one, group)()
                     if turn:
-                        spent[name].add(stats, time.perf_counter() - began)
+                        calls[name].append(Call(stats, time.perf_counter() - began))
                     bar.update(1)
     return [
         _entry(
             name,
-            spent[name],
+            calls[name],
             floor(cfg, model, one, groups[0]),
             _call(cfg, model, one, groups[0]),
             model.device.type == "cuda",
@@ -154,7 +148,10 @@ def _call(
 def floor(
     cfg: EvalConfig, model: PreTrainedModel, drafter: Drafter | None, group: Sequence[Sequence[int]]
 ) -> dict[str, float]:
-    """Milliseconds of the bare passes of one full round, timed alone at the mean context (`decode.calibrate`)."""
+    """Milliseconds of the bare passes of one full round, timed alone at the mean context (`decode.calibrate`); empty
+    for a tree that is chosen while it runs."""
+    if drafter is not None and cfg.decode.tree in CALIBRATED:
+        return {}
     context = sum(map(len, group)) // len(group) + cfg.profile.max_new_tokens // 2
     decode = cfg.decode
     shape = parse(decode.tree, decode.num_draft_tokens, decode.tree_nodes) if drafter is not None else None
@@ -165,18 +162,21 @@ def floor(
     return found if shape is None or draft is None else {"draft": 1e3 * shape.depth * costs.t_draft, **found}
 
 
-def _entry(name: str, spent: Spent, bare: dict[str, float], call: Callable[[], Stats], on_cuda: bool) -> dict[str, Any]:
-    last: list[Stats] = []
-    seconds = profiled(lambda: last.append(call()), on_cuda)
-    rounds = len(last[0].arrival_s)
-    phases = spent.ms_per_round()
+def _entry(
+    name: str, calls: Sequence[Call], bare: dict[str, float], again: Callable[[], Stats], on_cuda: bool
+) -> dict[str, Any]:
+    """Medians over calls, which another program on the machine moves less than means."""
+    profiled_calls: list[Stats] = []
+    seconds = profiled(lambda: profiled_calls.append(again()), on_cuda)
+    rounds = len(profiled_calls[0].arrival_s)
+    each = [call.ms_per_round() for call in calls]
+    phases = {phase: median(one[phase] for one in each) for phase in each[0]}
     return {
         "name": name,
-        "rounds": spent.rounds,
-        "tokens": spent.tokens,
-        "tokens_per_round": spent.tokens / spent.rounds,
-        "tokens_per_s": spent.tokens / spent.seconds,
-        "prefill_ms_per_call": 1e3 * spent.phases["prefill"] / spent.calls,
+        "calls": len(calls),
+        "tokens_per_round": sum(call.stats.num_tokens for call in calls) / sum(call.rounds for call in calls),
+        "tokens_per_s": median(call.stats.num_tokens / call.seconds for call in calls),
+        "prefill_ms_per_call": 1e3 * median(call.stats.seconds["prefill"] for call in calls),
         "ms_per_round": phases,
         "floor_ms_per_round": bare,
         "operators_ms_per_round": {

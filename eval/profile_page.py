@@ -28,7 +28,7 @@ def render_markdown(found: dict[str, Any]) -> str:
 
 def render_page(found: dict[str, Any]) -> str:
     """A page of its own: both pictures, both tables."""
-    phases = "Milliseconds of one round, prompts left out. The right bar of each pair is its bare passes, timed alone."
+    phases = "Milliseconds of one round, prompts left out; below each arm its bare passes, timed alone."
     classes = "The same by class of operator. The Python gap is what operators leave of a phase."
     plots = [figure(phase_plot(found), phases, wide=True), figure(operator_plot(found), classes, wide=True)]
     parts = [
@@ -61,8 +61,8 @@ def _phase_table(found: dict[str, Any]) -> Table:
     ]
     columns = ("arm", *LEVELS, "round", "bare passes", "tokens a round", "tokens/s", "prefill a call")
     note = (
-        "Milliseconds. `other` is what no phase holds: Python between the phases, set-up, output. Bare passes are the "
-        "floor: the round's draft and target passes timed alone."
+        "Milliseconds, medians over calls. `other` is what no phase holds: Python between the phases, set-up, output. "
+        "Bare passes are the floor: the round's draft and target passes timed alone."
     )
     return Table("A round by phase", columns, rows, note)
 
@@ -82,48 +82,34 @@ def _operator_table(found: dict[str, Any]) -> Table:
 
 
 def phase_plot(found: dict[str, Any]) -> str:
-    """Stacked bars: a pair per arm, measured and bare."""
-
-    def paint(axes: Sequence[Axes]) -> None:
-        names = [(arm["name"], kind) for arm in found["arms"] for kind in ("measured", "bare passes")]
-        bottom = [0.0] * len(names)
-        for level, color in zip(LEVELS, _SHADES, strict=True):
-            values = [
-                source.get(level, 0.0)
-                for arm in found["arms"]
-                for source in (arm["ms_per_round"], arm["floor_ms_per_round"])
-            ]
-            axes[0].bar(range(len(names)), values, 0.62, bottom=bottom, color=color, label=level)
-            bottom = [a + b for a, b in zip(bottom, values, strict=True)]
-        axes[0].set_xticks(range(len(names)), [f"{name}\n{kind}" for name, kind in names])
-        axes[0].set(ylabel="ms a round")
-        axes[0].grid(visible=False, axis="x")
-
-    return draw("milliseconds of a round by phase", paint, width=9)
+    """A pair of stacked bars per arm: measured, and its bare passes."""
+    kinds = (("measured", "ms_per_round"), ("bare passes", "floor_ms_per_round"))
+    bars = [(f"{arm['name']}, {kind}", arm[source]) for arm in found["arms"] for kind, source in kinds]
+    return draw("milliseconds of a round by phase", lambda axes: _stack(axes[0], bars, LEVELS), width=9)
 
 
 def operator_plot(found: dict[str, Any]) -> str:
-    """Stacked bars: one per arm and phase."""
-    bars = [(arm["name"], phase, classes) for arm in found["arms"] for phase, classes in _phases(arm)]
-
-    def paint(axes: Sequence[Axes]) -> None:
-        bottom = [0.0] * len(bars)
-        for kind, color in zip(CLASSES, _SHADES, strict=True):
-            values = [classes.get(kind, 0.0) for _, _, classes in bars]
-            axes[0].bar(range(len(bars)), values, 0.62, bottom=bottom, color=color, label=kind)
-            bottom = [a + b for a, b in zip(bottom, values, strict=True)]
-        axes[0].set_xticks(range(len(bars)), [f"{phase}\n{name}" for name, phase, _ in bars], fontsize=8)
-        axes[0].set(ylabel="ms a round")
-        axes[0].grid(visible=False, axis="x")
-
-    return draw("milliseconds of a round by operator", paint, width=9)
-
-
-def _phases(arm: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:
-    """Those that take any time: an autoregressive round drafts nothing."""
-    return [
-        (phase, classes) for phase, classes in arm["operators_ms_per_round"].items() if sum(classes.values()) > 0.005
+    """A stacked bar per arm and phase that takes any time."""
+    bars = [
+        (f"{arm['name']}, {phase}", classes)
+        for arm in found["arms"]
+        for phase, classes in arm["operators_ms_per_round"].items()
+        if sum(classes.values()) > 0.005
     ]
+    return draw("milliseconds of a round by operator", lambda axes: _stack(axes[0], bars, CLASSES), width=9)
+
+
+def _stack(axis: Axes, bars: Sequence[tuple[str, dict[str, float]]], kinds: Sequence[str]) -> None:
+    left = [0.0] * len(bars)
+    for kind, color in zip(kinds, _SHADES, strict=True):
+        values = [parts.get(kind, 0.0) for _, parts in bars]
+        axis.barh(range(len(bars)), values, 0.62, left=left, color=color, label=kind)
+        left = [a + b for a, b in zip(left, values, strict=True)]
+    axis.set_yticks(range(len(bars)), [label for label, _ in bars])
+    axis.invert_yaxis()
+    axis.set_axisbelow(True)
+    axis.grid(visible=False, axis="y")
+    axis.set(xlabel="ms a round")
 
 
 def facts(found: dict[str, Any]) -> dict[str, str]:
