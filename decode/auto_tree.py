@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from decode.calibrate import measure_rounds, takes
 from decode.calibration import PairCalibration, Trial, folder_beside, load_calibration, pair_key, save_calibration
 from decode.drafters.base import Drafter
+from decode.house.config import require
 from decode.house.progress import get_logger
 from decode.loop import Loop, Request
 from decode.models import longest_context
@@ -35,8 +36,13 @@ _known: WeakKeyDictionary[Drafter, dict[str, PairCalibration]] = WeakKeyDictiona
 def resolve(tree: str, tree_nodes: int, model: PreTrainedModel, drafter: Drafter | None, request: Request) -> Shape:
     """The shape that `tree` (auto or sequoia) stands for; measured on the request's own prompts at the first call.
 
-    Raises ConfigError for a drafter that does not draft the trees it is asked for.
+    Raises ConfigError for a drafter that does not draft the trees it is asked for, and with `strict`.
     """
+    require(
+        not request.strict,
+        f"strict=true pads every pass to a chain of one length, and tree={tree} may choose none. Use tree=chain, or "
+        "strict=false",
+    )
     if drafter is None:
         return chain(0)
     calibration = calibrated(tree, model, drafter, request)
@@ -85,7 +91,7 @@ def _shortened(model: PreTrainedModel, request: Request) -> Request:
     new = wanted if limit is None else max(1, min(wanted, limit - max(map(len, prompts))))
     rows = None if request.rows is None else request.rows[: len(prompts)]
     return replace(
-        request, prompts=prompts, max_new_tokens=new, batch_size=size, rows=rows, adaptive=False, strict=False
+        request, prompts=prompts, max_new_tokens=new, batch_size=size, rows=rows, adaptive=False, confidence=False
     )  # fmt: skip
 
 

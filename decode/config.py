@@ -49,9 +49,10 @@ class SamplingConfig:
     num_draft_tokens: int = 4
     """Draft tokens per target pass (k); for trees the depth."""
     tree: str = "chain"
-    """What is drafted in a round: chain, branching factors such as 3x2x1, or dynamic (the likeliest nodes)."""
+    """What is drafted in a round: chain, branching factors such as 3x2x1, dynamic (the likeliest nodes), sequoia (the
+    best tree known beforehand) or auto (what is fastest here); the last two measure at the first call."""
     tree_nodes: int = 16
-    """Draft tokens of a dynamic tree."""
+    """Draft tokens of a dynamic tree, and at most of a sequoia tree."""
     replacement: bool = False
     """verifier=rejection on trees: draw siblings independently instead of without replacement."""
     adaptive: bool = False
@@ -94,7 +95,7 @@ class SamplingConfig:
         """What `Verifier.check` and `drawn` would refuse once a model is loaded, by the names alone."""
         is_chain = self.tree == "chain" or set(self.tree.split("x")) == {"1"}
         require(
-            self.verifier != "block" or is_chain,
+            self.verifier != "block" or is_chain or self.tree == "auto",
             f"decode.verifier=block judges the tokens of one chain together, and decode.tree={self.tree} is none. Use "
             "tree=chain, or verifier=rejection or coupled, which are exact for trees",
         )

@@ -6,16 +6,29 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
-from decode.config import DecodeConfig, ModelConfig
+from decode.auto_tree import choose
+from decode.calibration import key_of, load_calibration, model_key
+from decode.config import DecodeConfig, ModelConfig, Precision
 from decode.drafters.load import load_drafter, model_folder
 from decode.hf import Output, generate
 from decode.house.errors import InputError
 from decode.house.progress import get_logger
 from decode.house.run_folder import RunFolder, open_run, write_json
-from decode.models import check_same_tokens, describe_model, load_model, load_tokenizer
+from decode.loop import Request
+from decode.models import (
+    ModelDescription,
+    check_same_tokens,
+    describe_model,
+    load_model,
+    load_tokenizer,
+    resolve_device,
+)
+from decode.sampling import Sampling
 from decode.settings import generate_settings
+from decode.shapes import CALIBRATED, describe
 from decode.terminal import Painter
 
 log = get_logger("decode")
@@ -34,6 +47,8 @@ def run(config: DecodeConfig) -> None:
             "plan: %d prompt tokens, up to %d new; target %s (%d parameters), draft %s",
             len(ids), config.decode.max_new_tokens, target.path, target.num_parameters, config.draft.path,
         )  # fmt: skip
+        if config.draft.path is not None and config.decode.tree in CALIBRATED:
+            log.info("plan: tree=%s: %s", config.decode.tree, _planned_tree(config, target))
         return
     folder = None if config.output_dir is None else open_run(config.output_dir, "decode", config, config.resume)
     if folder is not None and folder.is_finished:
@@ -42,6 +57,26 @@ def run(config: DecodeConfig) -> None:
     output = _decode(config, tokenizer, ids)
     if folder is not None:
         _keep(folder, output, tokenizer, len(ids))
+
+
+def _planned_tree(config: DecodeConfig, target: ModelDescription) -> str:
+    """What the calibration beside the draft says, if there is one for these models, this machine and this sampling."""
+    decode, draft = config.decode, describe_model(_draft_source(config), role="draft")
+    sampling = Sampling(decode.temperature, decode.top_k, decode.top_p, decode.min_p)
+    request = Request([[0]], 1, sampling, verifier=decode.verifier, replacement=decode.replacement)
+    device, dtype = resolve_device(config.target.device), _dtype(config.target.dtype, target.config.dtype)
+    target_key = model_key(target.fingerprint, dtype, device)
+    draft_key = model_key(draft.fingerprint, _dtype(config.draft.dtype, dtype), device)
+    known = load_calibration(Path(draft.path), key_of(target_key, draft_key, request, batch_size=1))
+    if known is None or (decode.tree == "auto" and not known.trials):
+        return "not measured yet; the first call measures it and keeps it beside the draft"
+    shape, speedup = choose(decode.tree, decode.tree_nodes, known, request)
+    return f"{describe(shape)}, {speedup:.2f} times plain decoding by its calibration"
+
+
+def _dtype(name: Precision, otherwise: torch.dtype | str | None) -> torch.dtype:
+    chosen = name if name != "auto" else otherwise or torch.get_default_dtype()
+    return getattr(torch, chosen) if isinstance(chosen, str) else chosen
 
 
 def _draft_source(config: DecodeConfig) -> ModelConfig:
@@ -89,8 +124,6 @@ def _read(name: str) -> str:
 
 
 def _decode(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> Output:
-    import torch
-
     model = load_model(config.target)
     drafter = None if config.draft.path is None else load_drafter(config.draft.path, model, config.draft.dtype)
     painter = Painter(tokenizer, sys.stdout, config.color)

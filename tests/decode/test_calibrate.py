@@ -13,7 +13,7 @@ import torch
 from decode import auto_tree, calibrate
 from decode.auto_tree import calibrated, choose, nominees, resolve, static_plans
 from decode.calibration import FILE, PairCalibration, Trial, load_calibration, pair_key, save_calibration
-from decode.config import ModelConfig
+from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
 from decode.drafters.lm import LMDraft
 from decode.drafters.load import load_drafter
 from decode.house.errors import ConfigError, InputError
@@ -24,6 +24,7 @@ from decode.round_costs import RoundCosts, interpolate, level_widths
 from decode.sampling import Sampling
 from decode.sequoia import expected_tokens
 from decode.shapes import Dynamic, Shape, Static, chain, k_ary
+from decode.stage import run
 from tests.decode import checks
 from tests.decode.drafters import Oracle
 from tests.decode.test_tree_decoding import near
@@ -245,7 +246,7 @@ def test_another_rule_or_law_is_another_calibration(
     save_calibration(tmp_path, pair_key(model, drafter, REQUEST, 1), known([0.6], 0.1, 0.1))
     assert load_calibration(tmp_path, pair_key(model, drafter, replace(REQUEST, **change), 1)) is None
     assert load_calibration(tmp_path, pair_key(model, drafter, REQUEST, 2)) is None
-    assert load_calibration(tmp_path, pair_key(model, LMDraft(drafter.model.double()), REQUEST, 1)) is None
+    assert load_calibration(tmp_path, pair_key(model.double(), drafter, REQUEST, 1)) is None
 
 
 def test_a_folder_that_cannot_be_written_to_only_warns(
@@ -274,6 +275,34 @@ def test_models_made_in_memory_are_measured_once_a_process(monkeypatch: pytest.M
     first = calibrated("sequoia", model, drafter, REQUEST)
     assert calibrated("sequoia", model, drafter, REQUEST) is first
     assert os.listdir(tmp_path) == []
+
+
+def test_the_plan_names_the_tree_that_was_measured(
+    pair: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:  # fmt: skip
+    """The key that is made without loading weights is the one that the loaded models make."""
+    model, drafter = loaded(pair)
+    request = replace(REQUEST, sampling=Sampling(0.9))
+    tried = [Trial(chain(0), 1.0, 1.0), Trial(Dynamic(4, 4, 9), 3.0, 1.0)]
+    calibration = replace(known([0.6, 0.2], 0.0, 0.01), trials=tried)
+    config = DecodeConfig(
+        ModelConfig(path=str(pair[0]), device="cpu"), DrafterConfig(str(pair[1])),
+        SamplingConfig(temperature=0.9, tree="auto"), prompt="def main():", plan=True,
+    )  # fmt: skip
+    logging.getLogger("draftsmith").propagate = True
+    with caplog.at_level(logging.INFO, "draftsmith"):
+        run(config)
+        assert "tree=auto: not measured yet" in caplog.text
+        save_calibration(pair[1], pair_key(model, drafter, request, 1), calibration)
+        run(config)
+        assert "tree=auto: a dynamic tree of 8 draft tokens in 4 levels, 3.00 times plain decoding" in caplog.text
+        run(replace(config, decode=replace(config.decode, tree="sequoia", tree_nodes=5)))
+        assert "tree=sequoia: a tree of 5 draft tokens" in caplog.text
+
+
+def test_strict_passes_take_no_tree_that_is_yet_to_be_chosen() -> None:
+    with pytest.raises(ConfigError, match=r"strict=true.*tree=auto"):
+        resolve("auto", 16, tiny_llama(VOCAB), None, replace(REQUEST, strict=True))
 
 
 def test_without_a_draft_there_is_nothing_to_choose() -> None:
