@@ -1,5 +1,6 @@
 """Scripts on machines that lack something, and a package that holds all of its files."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -94,3 +95,71 @@ def test_every_folder_with_code_is_a_package() -> None:
 
 def test_ci_runs_the_test_script() -> None:
     assert "scripts/test.sh" in (ROOT / ".ci" / "run").read_text()
+
+
+def gpu_benchmark(folder: Path, *stages: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The script at toy size, its results in `folder`."""
+    places = {"RUNS": str(folder / "runs"), "RESULTS": str(folder / "results"), "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, **places, "TOY": "1", "PYTHON": sys.executable, **variables}
+    command = ["bash", str(ROOT / "scripts" / "gpu_benchmark.sh"), *stages]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_an_unknown_stage_of_the_gpu_benchmark_is_named_with_the_known_ones(tmp_path: Path) -> None:
+    done = gpu_benchmark(tmp_path, "tarGet")
+    assert done.returncode == 1
+    assert "There is no stage tarGet; choose from: bandwidth target records draft" in done.stderr
+
+
+def test_missing_packages_of_the_gpu_machine_are_named(tmp_path: Path) -> None:
+    fake = tmp_path / "python"
+    fake.write_text("#!/bin/sh\necho hydra\n")
+    fake.chmod(0o755)
+    done = gpu_benchmark(tmp_path, PYTHON=str(fake))
+    assert done.returncode == 1
+    assert "lacks: hydra" in done.stderr
+
+
+def test_a_call_of_the_gpu_benchmark_ends_in_time_and_says_to_go_on(tmp_path: Path) -> None:
+    fake = tmp_path / "python"
+    fake.write_text('#!/bin/sh\n[ "$1" = -c ] || sleep 60\n')
+    fake.chmod(0o755)
+    done = gpu_benchmark(tmp_path, "target", PYTHON=str(fake), LIMIT_S="2")
+    assert done.returncode == 124
+    assert "Run the same command again" in done.stderr
+    assert "$ python -m train experiment=gpu_target" in done.stdout
+
+
+def test_a_failing_stage_ends_the_gpu_benchmark_with_its_code(tmp_path: Path) -> None:
+    fake = tmp_path / "python"
+    fake.write_text('#!/bin/sh\n[ "$1" = -c ] || exit 2\n')
+    fake.chmod(0o755)
+    done = gpu_benchmark(tmp_path, "records", "draft", PYTHON=str(fake))
+    assert done.returncode == 2
+    assert "-m train" not in done.stdout
+
+
+@pytest.mark.slow
+def test_bandwidth_is_measured_and_rendered_on_any_device(tmp_path: Path) -> None:
+    done = gpu_benchmark(tmp_path, "bandwidth")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "results" / "bandwidth_cpu.json").read_text())
+    weights = 2 * (found["shape"]["num_parameters"] - 512 * 64 + 64)
+    cache = 2 * 2 * 2 * 16 * 2 * (found["prompt_tokens"] + found["new_tokens"] / 2)
+    assert found["bytes_per_token"] == weights + cache  # two layers of two heads of 16, keys and values, two bytes each
+    for row in found["rows"]:
+        assert row["share"] == pytest.approx(row["tokens_per_s"] / row["bound"])
+    assert "share of the bound" in (tmp_path / "results" / "bandwidth_cpu.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_gpu_benchmark_runs_through_at_toy_size_and_repeats_nothing(tmp_path: Path) -> None:
+    done = gpu_benchmark(tmp_path)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    names = ("bandwidth", "decoders", "profile", "certificate")
+    assert {path.name for path in (tmp_path / "results").iterdir()} == {
+        f"{name}_cpu.{kind}" for name in names for kind in ("json", "md")
+    }
+    again = gpu_benchmark(tmp_path, "target", "records", "draft", "decoders", "profile", "certificate")
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.count("already finished") >= 5
