@@ -16,7 +16,7 @@ from torch import Tensor
 
 from decode.house.errors import ConfigError
 from decode.noise import Stream
-from decode.rejection import Walk, end, normalised
+from decode.rejection import Walk, end
 from decode.sampling import Sampling
 from decode.shapes import Shape, Static, describe
 from decode.tree import Drawn, Tree
@@ -80,10 +80,10 @@ def plan(tree: Tree, scores: Tensor) -> Plan:
     reached = running_minimum(ratio[..., 0])
     before = torch.cat([torch.ones_like(reached[:, :1]), reached[:, :-1]], dim=1)
     left = (before[..., None] * p[:, :-1] - q).clamp(min=0)
-    mass = left.sum(-1)[:, 1:]  # S_1 ... S_(k-1)
-    inner = mass / (mass + 1 - reached[:, :-1]).clamp(min=tiny)
+    mass = left.sum(-1)  # S_0 ... S_(k-1)
+    inner = mass[:, 1:] / (mass[:, 1:] + 1 - reached[:, :-1]).clamp(min=tiny)
     # nothing is left after the prefix only if the next token stands for sure: any law will do there
-    residual = torch.where(left.sum(-1, keepdim=True) > 0, normalised(left), p[:, :-1])
+    residual = torch.where(mass[..., None] > 0, left, p[:, :-1])
     return Plan(torch.cat([inner, reached[:, -1:]], dim=1), torch.cat([residual, p[:, -1:]], dim=1))
 
 

@@ -86,7 +86,7 @@ def node_plan(p: Tensor, q: Tensor, drafted: Tensor, present: Tensor, without_re
         p_drafted.append(torch.where(here, p_x, 0.0))
         q_drafted.append(torch.where(here, q_x, 1.0))
         p = torch.where(here, _residual(p, q), p)
-        if without_replacement:
+        if without_replacement and rank + 1 < drafted.shape[-1]:
             q = torch.where(here, normalised(q.scatter(-1, x, 0.0)), q)
     return Plan(torch.cat(p_drafted, -1), torch.cat(q_drafted, -1), p)
 
@@ -102,9 +102,9 @@ def normalised(mass: Tensor) -> Tensor:  # (..., V) -> (..., V)
     return mass / mass.sum(-1, keepdim=True).clamp(min=torch.finfo(mass.dtype).tiny)
 
 
-def accepts(u: Tensor, plan: Plan) -> Tensor:  # (..., R) -> (..., R) bool
+def accepts(u: Tensor, p_drafted: Tensor, q_drafted: Tensor) -> Tensor:  # all (..., R) -> (..., R) bool
     """Strict `u * q < p`: with `<=` a uniform of exactly 0 would accept a token of probability 0."""
-    return u * plan.q_drafted < plan.p_drafted
+    return u * q_drafted < p_drafted
 
 
 def delta(tree: Tree, scores: Tensor, u: Tensor) -> Verdict:
@@ -122,7 +122,7 @@ class Walk:
     accepted: Tensor
     """(B,) int64."""
     residual: Tensor
-    """(B, V): law of the token that ends the round."""
+    """(B, V): law of the token that ends the round, up to a factor."""
 
 
 def end(tree: Tree, walked: Walk, question: Question) -> Verdict:
@@ -137,30 +137,37 @@ def walk(tree: Tree, scores: Tensor, u: Tensor) -> Walk:
 
 
 def _walk_chain(tree: Tree, scores: Tensor, u: Tensor) -> Walk:
-    """All nodes at once: whether one is tried depends on the others, what would happen there does not."""
+    """All nodes at once, by one number of p and q each; the laws themselves only where the walk stops."""
     assert tree.log_q is not None
-    p, q = scores.softmax(-1), tree.log_q.exp().to(scores.dtype)
-    drafted = tree.tokens[:, 1:, None]
-    plan = node_plan(p[:, :-1], q[:, :-1], drafted, torch.ones_like(drafted, dtype=torch.bool), False)
-    accepted = accepts(u[..., None], plan)[..., 0].long().cumprod(-1).sum(-1)
-    residual = torch.cat([plan.residual, p[:, -1:]], dim=1)
+    inner, drafted, k = scores[:, :-1], tree.tokens[:, 1:, None], tree.num_nodes - 1
+    p_drafted = (inner.gather(-1, drafted) - inner.logsumexp(-1, keepdim=True)).exp()[..., 0]
+    q_drafted = tree.log_q[:, :-1].gather(-1, drafted).exp()[..., 0]
+    accepted = accepts(u, p_drafted, q_drafted).long().cumprod(-1).sum(-1)
+    refused = tree.tokens.gather(1, (accepted + 1).clamp(max=k)[:, None])
+    p, q = _laws_at(tree, scores, accepted)
+    plan = node_plan(p, q, refused, (accepted < k)[:, None], False)
     steps = torch.arange(tree.num_nodes, device=scores.device)
-    return Walk(torch.minimum(steps, accepted[:, None]), accepted, at(residual, accepted))
+    return Walk(torch.minimum(steps, accepted[:, None]), accepted, plan.residual)
+
+
+def _laws_at(tree: Tree, scores: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:  # two of (B, V)
+    assert tree.log_q is not None
+    return at(scores, node).softmax(-1), at(tree.log_q, node).exp().to(scores.dtype)
 
 
 def _walk_tree(tree: Tree, scores: Tensor, u: Tensor) -> Walk:
     """Down from pending, level by level: only nodes on the path are planned."""
-    assert tree.log_q is not None
     node = torch.zeros(scores.shape[0], dtype=torch.long, device=scores.device)
     alive, accepted = torch.ones_like(node, dtype=torch.bool), torch.zeros_like(node)
     path, residual = [node], torch.zeros_like(scores[:, 0])
     for depth in range(tree.max_depth + 1):
         children, present = children_of(tree, node, depth)
-        p, q = at(scores, node).softmax(-1), at(tree.log_q, node).exp().to(scores.dtype)
+        p, q = _laws_at(tree, scores, node)
         plan = node_plan(p, q, tree.tokens.gather(1, children), present, tree.drawn == "swor")
         residual = torch.where(alive[:, None], plan.residual, residual)
         if depth < tree.max_depth:
-            stands = accepts(u.gather(1, (children - 1).clamp(min=0)), plan) & alive[:, None]
+            uniforms = u.gather(1, (children - 1).clamp(min=0))
+            stands = accepts(uniforms, plan.p_drafted, plan.q_drafted) & alive[:, None]
             alive = stands.any(-1)
             chosen = children.gather(1, stands.to(torch.int8).argmax(-1, keepdim=True))[:, 0]
             node = torch.where(alive, chosen, node)

@@ -223,7 +223,7 @@ def check_zero_probability_never_accepted() -> None:
     """A draft token outside p's support is refused even by a uniform of exactly 0, and one outside q's as well."""
     p, q = torch.tensor([0.0, 0.5, 0.5]), torch.tensor([0.5, 0.5, 0.0])
     plan = rejection.node_plan(p, q, torch.tensor([0, 2]), torch.tensor([True, True]), True)
-    assert not rejection.accepts(torch.zeros(2), plan).any()
+    assert not rejection.accepts(torch.zeros(2), plan.p_drafted, plan.q_drafted).any()
     one = Tree(torch.tensor([[0, 0]]), (-1, 0), "iid", q.log().expand(1, 2, -1))
     assert not (torch.zeros(1, 1) < block.plan(one, p.log().expand(1, 2, -1)).stop).any()
 

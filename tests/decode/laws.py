@@ -220,11 +220,11 @@ def _as_rows(tree: Tree) -> Tree:
 
 def emitted(tree: Tree, walked: rejection.Walk, weight: Tensor) -> Law:
     """Law of the emitted tokens, the last draw enumerated."""
-    law: Law = {}
-    for v in range(walked.residual.shape[1]):
+    law, last_law = {}, rejection.normalised(walked.residual)
+    for v in range(last_law.shape[1]):
         last = torch.full_like(walked.accepted, v)
         told = verdict.stopped(tree, walked.path, walked.accepted, last)
-        for tokens, mass in _counted(told, weight * walked.residual[:, v]).items():
+        for tokens, mass in _counted(told, weight * last_law[:, v]).items():
             law[tokens] = law.get(tokens, 0.0) + mass
     return law
 

@@ -28,7 +28,7 @@ real_forward, real_masks, real_children = target.CachedModel.forward, target.lay
 
 def non_strict(patch: pytest.MonkeyPatch) -> None:
     """gpt-fast, transformers: a uniform of exactly 0 accepts a token of probability 0."""
-    patch.setattr(rejection, "accepts", lambda u, plan: u * plan.q_drafted <= plan.p_drafted)
+    patch.setattr(rejection, "accepts", lambda u, p_drafted, q_drafted: u * q_drafted <= p_drafted)
 
 
 def resample_on_mismatch(patch: pytest.MonkeyPatch) -> None:

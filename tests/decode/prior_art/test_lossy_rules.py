@@ -8,6 +8,7 @@ import itertools
 import torch
 
 from decode import block
+from decode.rejection import normalised
 from decode.tree import Tree, chain_parents
 from tests.decode.laws import (
     Context,
@@ -122,7 +123,7 @@ def _emitted_with(p: list[float], q: list[float], noise: tuple[int, ...], k: int
     plan = block.plan(Tree(torch.tensor([[0, *noise[:k]]]), chain_parents(k + 1), "iid", laws[1]), laws[0])
     stop, joint, beyond = [1.0, *plan.stop[0].tolist()], {}, 1.0
     for accepted in range(k, -1, -1):
-        for v, mass in enumerate(plan.residual[0, accepted].tolist()):
+        for v, mass in enumerate(normalised(plan.residual[0, accepted]).tolist()):
             tokens = (*noise[:accepted], v)[:length]
             for rest, more in _emitted_with(p, q, noise[len(tokens) :], k, length - len(tokens)).items():
                 joint[(*tokens, *rest)] = joint.get((*tokens, *rest), 0.0) + beyond * stop[accepted] * mass * more
