@@ -12,9 +12,12 @@ from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConf
 from decode.drafters.lm import LMDraft
 from decode.hf import generate
 from decode.house.errors import ConfigError
+from decode.noise import Noise
+from decode.sampling import Sampling
 from decode.shapes import Dynamic, Static, chain, k_ary
 from decode.stage import run
-from decode.verify import VERIFIERS
+from decode.tree import Drawn, Tree
+from decode.verify import VERIFIERS, Question
 from tests.decode.checks import check_noise_is_read_once, ragged_prompts
 from tests.decode.drafters import Oracle, OracleTree
 from tests.tiny import save_tiny_target, tiny_llama
@@ -95,3 +98,31 @@ def test_the_distance_of_a_lossy_rule_is_printed_and_kept(tmp_path: Path, capsys
     run(DecodeConfig(ModelConfig(path=target), draft, settings, prompt="def f():", color="never", output_dir=str(out)))
     assert "lossy: TV distance" in capsys.readouterr().out
     assert '"distance"' in (out / "manifest.json").read_text()
+
+
+QUESTIONS = [
+    *((name, chain(3), "iid", False) for name in VERIFIERS),
+    *((name, chain(3), "arbitrary", False) for name in VERIFIERS if name != "block"),
+    *((name, TREE, "arbitrary", rows) for name in ("coupled", "rejection", "typical") for rows in (False, True)),
+    *(("rejection", TREE, drawn, rows) for drawn in ("swor", "iid") for rows in (False, True)),
+]
+"""(rule, shape, drawn, whether rows have trees of their own)"""
+
+
+@pytest.mark.parametrize(("name", "shape", "drawn", "rows_differ"), QUESTIONS, ids=str)
+def test_verdicts_neither_wait_for_the_device_nor_leave_it(
+    name: str, shape: Static, drawn: Drawn, rows_differ: bool
+) -> None:
+    """Tensors without content: asking for a value raises, as does a partner on another device."""
+    meta, (batch, nodes, vocab) = torch.device("meta"), (2, shape.num_nodes, 7)
+    static = shape.parents
+    parents = torch.tensor([static] * batch).to(meta) if rows_differ else static
+    scores = torch.empty(batch, nodes, vocab, device=meta)
+    log_q = None if drawn == "arbitrary" else torch.empty_like(scores)
+    tree = Tree(torch.empty(batch, nodes, dtype=torch.long, device=meta), parents, drawn, log_q, shape.depth)
+    noise, positions = Noise(0, [0, 1], vocab, meta), [list(range(9, 10 + shape.depth))] * batch
+    gumbel = torch.empty(batch, shape.depth + 1, vocab, device=meta) if VERIFIERS[name].shares_noise else None
+    for sampling in (Sampling(), Sampling(0)):
+        told = VERIFIERS[name](Question(tree, scores, sampling, noise, positions, gumbel, 0))
+        assert told.tokens.shape == told.path.shape == (batch, shape.depth + 1)
+        assert told.tokens.device == told.num_accepted.device == meta
