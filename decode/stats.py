@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
+from torch.autograd import profiler
 from torch.profiler import record_function
 
 from decode.acceptance import acceptance_by_position, tau
@@ -48,7 +49,7 @@ class Stats:
     def phase(self, name: str) -> Iterator[None]:
         """Add the time of the block to a phase, and mark it where torch.profiler runs."""
         began = time.perf_counter()
-        with record_function(name) if torch.autograd._profiler_enabled() else nullcontext():
+        with record_function(name) if profiler._is_profiler_enabled else nullcontext():
             yield
         self.seconds[name] += time.perf_counter() - began
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -66,7 +66,7 @@ def make_model(shape: Shape, device: torch.device, dtype: torch.dtype, positions
         vocab_size=shape.vocab_size,
         max_position_embeddings=positions,
         tie_word_embeddings=False,
-        attn_implementation="sdpa",
+        attn_implementation="sdpa",  # type: ignore[call-arg]
     )
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -81,7 +81,7 @@ def bytes_per_token(model: PreTrainedModel, context: float) -> int:
     """Bytes that one token at batch 1 must read: all weights but the unread rows of the embedding, and the keys and
     values of `context` tokens."""
     config = model.config.get_text_config()
-    embedding = model.get_input_embeddings().weight
+    embedding = cast(torch.Tensor, model.get_input_embeddings().weight)
     weights = sum(one.nbytes for one in model.parameters()) - embedding.nbytes + embedding[0].nbytes
     head = config.hidden_size // config.num_attention_heads
     per_position = 2 * config.num_hidden_layers * config.num_key_value_heads * head * embedding.element_size()

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-import torch
+from torch._C._autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
@@ -19,7 +19,6 @@ _NAMES = (
     ("matmul", re.compile(r"(add)?mm\b|linear|matmul|gemm|gemv|cutlass|cublas|nvjet|xmma", re.IGNORECASE)),
 )
 _OPERATORS = ("aten::", "mkldnn::", "onednn::", "prims::")
-CUDA = torch.autograd.DeviceType.CUDA
 
 
 def class_of(name: str) -> str:
@@ -59,7 +58,7 @@ def _phase_of(event: FunctionEvent) -> str | None:
 def _by_kernel(events: list[FunctionEvent]) -> dict[str, dict[str, float]]:
     """Kernels lie on the device's own clock, inside the mark that their phase leaves there."""
     found: dict[str, dict[str, float]] = {phase: defaultdict(float) for phase in PHASES}
-    on_device = [event for event in events if event.device_type == CUDA]
+    on_device = [event for event in events if event.device_type == DeviceType.CUDA]
     marks = [(event.time_range.start, event.time_range.end, event.name) for event in on_device if event.name in PHASES]
     for event in on_device:
         if event.name in PHASES:

@@ -14,10 +14,9 @@ from tests.tiny import tiny_llama
 VOCAB, NODES = 256, 5
 
 
-def target(**shape: object):
-    return tiny_llama(
-        vocab_size=VOCAB, hidden_size=64, num_heads=4, dtype=torch.bfloat16, max_position_embeddings=1024, **shape
-    )
+def target(num_layers: int = 2):
+    shape = {"vocab_size": VOCAB, "hidden_size": 64, "num_heads": 4, "num_layers": num_layers}
+    return tiny_llama(dtype=torch.bfloat16, max_position_embeddings=1024, **shape)
 
 
 @pytest.mark.parametrize("length", [3, 250, 254])
