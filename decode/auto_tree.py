@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from transformers import PreTrainedModel
 
 from decode.calibrate import measure_rounds, takes
-from decode.calibration import PairCalibration, Trial, folder_beside, load_calibration, pair_key, save_calibration
+from decode.calibration import Key, PairCalibration, Trial, folder_beside, load_calibration, pair_key, save_calibration
 from decode.drafters.base import Drafter
 from decode.house.config import require
 from decode.house.progress import get_logger
@@ -31,6 +31,7 @@ MOST_LEVELS = 12
 DYNAMIC = ((6, 4), (12, 6), (16, 8), (24, 10))  # (draft nodes, levels): about half as many levels as nodes did best
 TOKENS, TOKENS_A_ROW = 192, 48  # that a calibration generates: so many, shared by the rows, and at least so many each
 _known: WeakKeyDictionary[Drafter, dict[str, PairCalibration]] = WeakKeyDictionary()
+_chosen: WeakKeyDictionary[Drafter, dict[str, Shape]] = WeakKeyDictionary()
 
 
 def resolve(tree: str, tree_nodes: int, model: PreTrainedModel, drafter: Drafter | None, request: Request) -> Shape:
@@ -45,10 +46,14 @@ def resolve(tree: str, tree_nodes: int, model: PreTrainedModel, drafter: Drafter
     )
     if drafter is None:
         return chain(0)
-    calibration = calibrated(tree, model, drafter, request)
-    shape, speedup = choose(tree, tree_nodes, calibration, request)
-    log.info("tree=%s: %s, %.2f times plain decoding by its calibration", tree, describe(shape), speedup)
-    return shape
+    short = _shortened(model, request)
+    key = pair_key(model, drafter, short, short.batch_size or 1)
+    name, chosen = json.dumps([tree, tree_nodes, key]), _chosen.setdefault(drafter, {})
+    if name not in chosen:
+        calibration = calibrated(tree, model, drafter, short, key)
+        chosen[name], speedup = choose(tree, tree_nodes, calibration, request)
+        log.info("tree=%s: %s, %.2f times plain decoding by its calibration", tree, describe(chosen[name]), speedup)
+    return chosen[name]
 
 
 def choose(tree: str, tree_nodes: int, calibration: PairCalibration, request: Request) -> tuple[Shape, float]:
@@ -67,15 +72,14 @@ def speedup(shape: Static, calibration: PairCalibration) -> float:
     return expected_tokens(shape.parents, calibration.profile) * costs.t_target[1] / costs.seconds(shape)
 
 
-def calibrated(tree: str, model: PreTrainedModel, drafter: Drafter, request: Request) -> PairCalibration:
-    """What is known of this pair here: from memory, from the draft's folder, or measured now and kept in both."""
-    short = _shortened(model, request)
-    key = pair_key(model, drafter, short, short.batch_size or 1)
+def calibrated(tree: str, model: PreTrainedModel, drafter: Drafter, request: Request, key: Key) -> PairCalibration:
+    """What is known of this pair here: from memory, from the draft's folder, or measured now by `request` and kept in
+    both."""
     name, folder = json.dumps(key), folder_beside(drafter, key)
     known = _known.setdefault(drafter, {})
     calibration = known.get(name) or (load_calibration(folder, key) if folder else None)
     if calibration is None or (tree == "auto" and not calibration.trials):
-        calibration = _measured(tree, model, drafter, short, calibration)
+        calibration = _measured(tree, model, drafter, request, calibration)
         if folder is not None:
             save_calibration(folder, key, calibration)
     known[name] = calibration

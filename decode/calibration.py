@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedModel
@@ -24,6 +26,7 @@ FILE = "calibration.json"
 SCHEMA = 1
 Key = dict[str, Any]
 """What a calibration depends on, as plain JSON values."""
+_fingerprints: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,13 @@ def key_of(target: Key, draft: Key, request: Request, batch_size: int) -> Key:
 
 def model_key(fingerprint: str, dtype: torch.dtype, device: torch.device) -> Key:
     """A model's weights, precision and device."""
+    return {"fingerprint": fingerprint, "dtype": str(dtype).removeprefix("torch."), "device": _device_name(device.type)}
+
+
+@cache
+def _device_name(kind: str) -> str:
     machine = environment()
-    name = machine["cuda_device"] if device.type == "cuda" else machine["cpu"]
-    return {"fingerprint": fingerprint, "dtype": str(dtype).removeprefix("torch."), "device": name}
+    return machine["cuda_device"] if kind == "cuda" else machine["cpu"]
 
 
 def pair_key(model: PreTrainedModel, drafter: Drafter, request: Request, batch_size: int) -> Key:
@@ -79,10 +86,11 @@ def pair_key(model: PreTrainedModel, drafter: Drafter, request: Request, batch_s
 
 
 def loaded_key(model: PreTrainedModel) -> Key:
-    """A model that came from nowhere is known by its place in memory."""
-    named = bool(model.config.name_or_path)
-    fingerprint = describe_loaded(model).fingerprint if named else f"object {id(model)}"
-    return model_key(fingerprint, model.dtype, model.device)
+    """A model that came from nowhere is known by its place in memory. Files are read once: every call asks."""
+    if model not in _fingerprints:
+        named = bool(model.config.name_or_path)
+        _fingerprints[model] = describe_loaded(model).fingerprint if named else f"object {id(model)}"
+    return model_key(_fingerprints[model], model.dtype, model.device)
 
 
 def folder_beside(drafter: Drafter, key: Key) -> Path | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from decode import auto_tree, calibrate
-from decode.auto_tree import calibrated, choose, nominees, resolve, static_plans
+from decode.auto_tree import choose, nominees, resolve, static_plans
 from decode.calibration import FILE, PairCalibration, Trial, load_calibration, pair_key, save_calibration
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
 from decode.drafters.lm import LMDraft
@@ -272,9 +271,11 @@ def test_models_made_in_memory_are_measured_once_a_process(monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     model = tiny_llama(VOCAB)
     drafter = LMDraft(tiny_llama(VOCAB, num_layers=1, seed=3))
-    first = calibrated("sequoia", model, drafter, REQUEST)
-    assert calibrated("sequoia", model, drafter, REQUEST) is first
-    assert os.listdir(tmp_path) == []
+    first = resolve("sequoia", 5, model, drafter, REQUEST)
+    monkeypatch.setattr(auto_tree, "_measured", None)
+    assert resolve("sequoia", 5, model, drafter, REQUEST) is first
+    resolve("sequoia", 6, model, drafter, REQUEST)  # another size, chosen by the same measurement
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_plan_names_the_tree_that_was_measured(
