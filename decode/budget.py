@@ -54,11 +54,10 @@ class Budget:
         self._spell = self._lost = self._emitted = self._seconds = 0.0
 
     def next_shape(self, shape: Shape, left: int) -> Shape:
-        """The coming round's cut of `shape`; no row can emit more than `left` tokens."""
-        wanted = shape.cut(left - 1)
-        self.depth = self._choose(wanted.depth)
+        """The coming round's cut of `shape`; plain where no row can emit more than `left` = 1 token."""
+        self.depth = self._choose(shape.depth if left > 1 else 0)
         self._confidences = []
-        return wanted.cut(self.depth)
+        return shape.cut(self.depth)
 
     def goes_on(self, confidence: Tensor | Sequence[float], drafted: int) -> bool:
         """Whether to draft one more after `drafted` tokens: `confidence` (B,) is the draft's own probability of the
