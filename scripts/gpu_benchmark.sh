@@ -79,7 +79,8 @@ toy_target=("${toy_text[@]}" "${toy_model[@]}" draft.max_positions=512 tokenizer
 toy_records=("${toy_text[@]}" prompts.count=8 prompts.validation_count=4 prompts.tokens=16 sampling.max_new_tokens=16
     batch_size=4)
 toy_draft=("${toy_model[@]}")
-toy_lossless=(lossless.prompts=2 lossless.tokens=24 lossless.other_prompts=1 lossless.other_tokens=1 lossless.batch_size=2)
+toy_lossless=(lossless.prompts=2 lossless.tokens=24 lossless.other_prompts=1 lossless.other_tokens=1 lossless.batch_size=2
+    timing.prompts=2)
 toy_decoders=("${toy_text[@]}" "${toy_lossless[@]}" prompts.tokens=16 decode.max_new_tokens=12 decoders.batch_sizes=[1]
     decoders.batches_timed=[1] decoders.texts=[code] decoders.screening_batches=1 decoders.static_batches=[]
     peers.num_assistant_tokens=[3] peers.confidence_threshold=[0.0] peers.prompt_lookup_num_tokens=[3])
