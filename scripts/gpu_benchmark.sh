@@ -61,7 +61,7 @@ certificate() {
         drafts.distilled=$runs/draft/model output_dir=$runs/certificate resume=auto "$@"
 }
 publish() {
-    local card
+    local card name
     card=$("$interpreter" -c 'from eval.bandwidth import device_slug; print(device_slug())')
     run python -m eval.publish "$runs/decoders/results.json" "$results/decoders_$card"
     for name in profile certificate; do
