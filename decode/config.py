@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 from decode.house.config import require
 
+LEAST_TEMPERATURE = 1e-4  # logits of 30 divided by it are float32 numbers with steps of 0.03
+TREES = ("chain", "dynamic", "sequoia", "auto")
+MOST_NODES = 1024
 Precision = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 
 
@@ -75,11 +81,12 @@ class SamplingConfig:
     """Tokens to generate per prompt."""
 
     def __post_init__(self) -> None:
-        require(self.temperature >= 0, f"decode.temperature={self.temperature} is negative; use 0 for greedy decoding")
+        check_temperature(self.temperature, "decode.temperature")
         require(self.top_k >= 0, f"decode.top_k={self.top_k} is negative; use 0 to keep every token")
         require(0 < self.top_p <= 1, f"decode.top_p={self.top_p} is outside (0, 1]; use 1 to keep every token")
         require(0 <= self.min_p <= 1, f"decode.min_p={self.min_p} is outside [0, 1]; use 0 to keep every token")
         require(self.num_draft_tokens >= 1, f"decode.num_draft_tokens={self.num_draft_tokens}; draft at least 1 token")
+        _check_tree(self.tree)
         require(self.tree_nodes >= 1, f"decode.tree_nodes={self.tree_nodes}; a tree has at least 1 draft token")
         require(self.max_new_tokens >= 1, f"decode.max_new_tokens={self.max_new_tokens}; ask for at least 1 token")
         _check_penalties(self)
@@ -121,6 +128,30 @@ class SamplingConfig:
             "the target's law, and decode.lossy=false. Use verifier=coupled, rejection or block, which keep it, or set "
             "lossy=true to have the distance from the target measured and printed",
         )
+
+
+def _check_tree(tree: str) -> None:
+    """By the name alone, before anything is loaded (`shapes.parse` knows what it means)."""
+    factors = re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", tree) and [int(factor) for factor in tree.split("x")]
+    require(
+        bool(factors) or tree in TREES,
+        f"decode.tree={tree!r} is no tree; use {', '.join(TREES)}, or branching factors such as 3x2x1",
+    )
+    nodes = sum(itertools.accumulate(factors or [], operator.mul))
+    require(
+        nodes <= MOST_NODES,
+        f"decode.tree={tree} has {nodes} draft tokens, and a round takes at most {MOST_NODES}; use smaller factors",
+    )
+
+
+def check_temperature(temperature: float, name: str) -> None:
+    """Raise ConfigError, naming the setting, for a temperature that is neither 0 nor one that float32 can divide by."""
+    require(temperature >= 0, f"{name}={temperature} is negative; use 0 for greedy decoding")
+    require(
+        temperature == 0 or temperature >= LEAST_TEMPERATURE,
+        f"{name}={temperature} lies between 0 and {LEAST_TEMPERATURE}, where rounding, and at last overflow, of the "
+        "divided scores decides instead of the target. Use 0, the limit, which is greedy decoding",
+    )
 
 
 def _check_penalties(config: SamplingConfig) -> None:

@@ -25,6 +25,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from decode.auto_tree import resolve
+from decode.config import check_temperature
 from decode.drafters.base import Drafter
 from decode.house.config import require
 from decode.house.errors import ConfigError
@@ -104,7 +105,8 @@ def generate(
         raise ConfigError(f"verifier={verifier!r} is not known; choose one of {', '.join(VERIFIERS)}")
     require(max_new_tokens >= 1, f"max_new_tokens={max_new_tokens}; ask for at least 1 token")
     require(num_draft_tokens >= 1, f"num_draft_tokens={num_draft_tokens}; draft at least 1 token, or use drafter=None")
-    require(temperature >= 0, f"temperature={temperature} is no number from 0; use 0 for greedy decoding")
+    check_temperature(temperature, "temperature")
+    require(tree_nodes >= 1, f"tree_nodes={tree_nodes}; a tree has at least 1 draft token, or use drafter=None")
     require(top_k >= 0, f"top_k={top_k} is negative; use 0 to keep every token")
     require(0 < top_p <= 1, f"top_p={top_p} is outside (0, 1]; use 1 to keep every token")
     require(0 <= min_p <= 1, f"min_p={min_p} is outside [0, 1]; use 0 to keep every token")

@@ -7,6 +7,13 @@ from typing import Any
 
 from decode.config import SamplingConfig
 
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "banned_words")
+
+
+def penalty_settings(config: SamplingConfig) -> dict[str, Any]:
+    """Those of them that `decode.penalties` turns into processors, to be checked before weights are loaded."""
+    return {name: getattr(config, name) for name in PENALTIES}
+
 
 def generate_settings(config: SamplingConfig) -> dict[str, Any]:
     """Keyword arguments of `decode.generate`, which bear the names of the fields of SamplingConfig."""

@@ -26,8 +26,9 @@ from decode.models import (
     load_tokenizer,
     resolve_device,
 )
+from decode.penalties import penalties
 from decode.sampling import Sampling
-from decode.settings import generate_settings
+from decode.settings import generate_settings, penalty_settings
 from decode.shapes import CALIBRATED, describe
 from decode.terminal import Painter
 
@@ -40,6 +41,7 @@ def run(config: DecodeConfig) -> None:
     if config.draft.path is not None:
         check_same_tokens(target, describe_model(_draft_source(config), role="draft"))
     tokenizer = load_tokenizer(config.target)
+    penalties(target.config.get_text_config().vocab_size, tokenizer, **penalty_settings(config.decode))
     ids = encode_prompt(config, tokenizer)
     check_prompt(len(ids), config.decode.max_new_tokens, target.max_positions)
     if config.plan:

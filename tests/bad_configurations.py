@@ -65,8 +65,30 @@ _OUT_OF_RANGE = {
         "decode.num_draft_tokens=0",
         "decode.min_p=2",
         "decode.top_k=-1",
+        "decode.temperature=1e-40",
+        "decode.tree_nodes=0",
+        "decode.tree=3x0",
+        "decode.tree=99x99x99",
+        "decode.adaptive=true decode.num_draft_tokens=0",
+        "decode.confidence=true",
+        "decode.adaptive=true decode.confidence=true decode.tree=2x2",
+        "decode.strict=true decode.tree=2x2",
+        "decode.repetition_penalty=0",
+        "decode.presence_penalty=3",
+        "decode.frequency_penalty=-2.5",
+        "decode.logit_bias={100000:1}",
+        "decode.banned_words=['']",
+        "decode.banned_words=[-1]",
     ],
-    "eval": ["temperatures=[]", "timing.rounds=0", "temperatures=[1,1]", "decode.max_new_tokens=0", "prompts.tokens=0"],
+    "eval": [
+        "temperatures=[1e-30]",
+        "decode.presence_penalty=3",
+        "temperatures=[]",
+        "timing.rounds=0",
+        "temperatures=[1,1]",
+        "decode.max_new_tokens=0",
+        "prompts.tokens=0",
+    ],
 }
 
 
@@ -137,7 +159,7 @@ def _garbage(stage: str, rng: random.Random, folder: Path) -> list[str]:
 
 
 def _out_of_range(stage: str, rng: random.Random, folder: Path) -> list[str]:
-    return [rng.choice(_OUT_OF_RANGE[stage])]
+    return rng.choice(_OUT_OF_RANGE[stage]).split()
 
 
 def _missing_file(stage: str, rng: random.Random, folder: Path) -> list[str]:

@@ -11,13 +11,17 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from decode.drafters.base import Batch, Context, Step
 from decode.drafters.lm_chain import propose_chain
-from decode.drafters.lm_tree import propose_tree
+from decode.drafters.lm_tree import pending_tokens, propose_tree
 from decode.head import head_of
+from decode.house.progress import get_logger
 from decode.masks import layer_masks, packed_visibility
+from decode.models import longest_context
 from decode.shapes import Static
 from decode.target import CachedModel, runner_for
 from decode.tree import Tree
 from decode.verify import Verdict
+
+log = get_logger("decode")
 
 READ_AGAIN = 8  # tokens: the widest pass that catches up with a verdict; what lies further back is read beforehand
 
@@ -35,6 +39,8 @@ class LMDraft(nn.Module):
         self._known: list[int] = []  # per row: committed tokens whose keys and values are in the cache
         self._ahead: list[int] = []  # per row: draft tokens behind them, read in round `_round`
         self._round = -1
+        self._last_length = 0  # tokens at which a row is too long for the draft
+        self._warned = False
 
     @classmethod
     def from_config(cls, config: PretrainedConfig) -> LMDraft:
@@ -70,6 +76,14 @@ class LMDraft(nn.Module):
         self._runner = runner_for(self.model, len(context.lengths), capacity, "draft")
         self._known, self._ahead = [0] * len(context.lengths), [0] * len(context.lengths)
         self._catch_up(context.ids, [length - 2 for length in context.lengths])
+        self._last_length = longest_context(self.model.config) or capacity
+        wanted = capacity - context.shape.num_nodes
+        if self._last_length < wanted and not self._warned:
+            self._warned = True
+            log.warning(
+                "the draft knows contexts of %d tokens, and %d may be reached: nothing is drafted beyond",
+                self._last_length, wanted,
+            )  # fmt: skip
 
     @property
     def runner(self) -> CachedModel:
@@ -78,7 +92,9 @@ class LMDraft(nn.Module):
         return self._runner
 
     def propose(self, context: Context) -> Tree:
-        """A chain or a tree, drawn as the verifier wants it."""
+        """A chain or a tree, drawn as the verifier wants it; nothing where every row is past the draft's context."""
+        if min(context.lengths) >= self._last_length:
+            return Tree(pending_tokens(context), (-1,))
         self._count_accepted(context)
         if isinstance(context.shape, Static) and context.shape.is_chain:
             width = min(2, *context.lengths)

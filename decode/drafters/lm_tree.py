@@ -82,7 +82,7 @@ def plan_levels(parents: tuple[int, ...], device: torch.device) -> list[Level]:
 
 def _grow_static(runner: CachedModel, context: Context, read: Callable[[], Tensor], parents: tuple[int, ...]) -> Tree:
     levels, drawn = plan_levels(parents, context.ids.device), _drawn(context)
-    tokens, laws, reader = [_pending(context)], [], Reader(runner, context, [])
+    tokens, laws, reader = [pending_tokens(context)], [], Reader(runner, context, [])
     logits = reader.root(read())
     for level in levels:
         candidates, law = _children(warp(logits, context.sampling), context, level)
@@ -143,7 +143,8 @@ def _laws_of_nodes(laws: list[Tensor], levels: list[Level], num_nodes: int) -> T
     return log_q
 
 
-def _pending(context: Context) -> Tensor:  # (B, 1)
+def pending_tokens(context: Context) -> Tensor:  # (B, 1)
+    """The last committed token of each row."""
     last = torch.tensor(context.lengths, device=context.ids.device)[:, None] - 1
     return context.ids.gather(1, last)
 
@@ -205,7 +206,7 @@ def _grow_dynamic(runner: CachedModel, context: Context, read: Callable[[], Tens
             logits = reader.level(level.tokens.gather(1, chosen), depth + 1, visible)
         levels.append(level)
     found = Candidates(*(torch.cat([getattr(one, f.name) for one in levels], 1) for f in fields(Candidates)))
-    return _best_nodes(_pending(context), found, shape)
+    return _best_nodes(pending_tokens(context), found, shape)
 
 
 def _candidates(logits: Tensor, value: Tensor, numbers: Tensor, context: Context, depth: int, beam: int) -> Candidates:

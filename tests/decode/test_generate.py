@@ -88,10 +88,16 @@ def test_damaged_weights_are_bad_input(tmp_path) -> None:
         load_model(ModelConfig(path=str(tmp_path)))
 
 
-def test_a_draft_may_know_a_shorter_context_than_its_target(pair) -> None:
+def test_a_draft_may_know_a_shorter_context_than_its_target(pair, caplog) -> None:
     sizes: dict[str, Any] = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 16}
     draft = LMDraft(GPT2LMHeadModel(GPT2Config(**sizes)).double().eval())
-    check_pathwise_equality(pair[0], draft, 3, max_new_tokens=20)
+    with caplog.at_level("WARNING", logger="decode"):
+        for tree in (None, "2x1"):
+            out = check_pathwise_equality(pair[0], draft, 3, max_new_tokens=20, tree=tree)
+    assert "contexts of 16 tokens, and 29 may be reached" in caplog.text
+    drafted = [one.drafted for one in out.stats.rounds]
+    assert drafted[0] == 2
+    assert drafted[-1] == 0
 
 
 def test_one_token_prompts_and_one_new_token(pair) -> None:
