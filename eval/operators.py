@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -29,6 +30,7 @@ def class_of(name: str) -> str:
 
 def profiled(call: Callable[[], object], on_cuda: bool) -> dict[str, dict[str, float]]:
     """Seconds by phase and class in one call: of operators on a CPU, of kernels on a GPU."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else torch 2.13 writes a line at each start and stop
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
     with profile(activities=activities, acc_events=True) as profiler:
         call()
