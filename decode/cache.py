@@ -107,6 +107,8 @@ class SlotLayer(CacheLayerMixin):
             return stored[rows, :, :end]
         if isinstance(slots, slice):
             stored[:, :, slots] = states
+        elif len(states) == 1:
+            stored.index_copy_(2, slots[0].to(stored.device), states)  # 3 us, where writing by two indices takes 13
         else:
             every = torch.arange(states.shape[0], device=stored.device)[:, None]
             stored[every, :, slots.to(stored.device)] = states.transpose(1, 2)

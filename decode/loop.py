@@ -209,8 +209,10 @@ class Loop:
 
     def _forward(self, tree: Tree, starts: list[int]) -> Tensor:
         """Logits at the nodes. Strict passes have the same rows whatever was drafted: kernels round by shape."""
-        if not self.request.strict:
+        if not tree.is_chain:
             return self.runner.forward(tree.tokens, starts, tree.depths, tree.ancestors)
+        if not self.request.strict:
+            return self.runner.chain(tree.tokens, starts)
         missing = self.request.shape.num_nodes - tree.num_nodes
         padded = torch.cat([tree.tokens, tree.tokens[:, -1:].expand(-1, missing)], 1)
         return self.runner.chain(padded, starts, strict=True)[:, : tree.num_nodes]

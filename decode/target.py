@@ -20,7 +20,6 @@ from decode.house.errors import InputError
 from decode.masks import layer_masks
 from decode.models import device_of, longest_context, refuse_unsupported
 from decode.packed import Packing
-from decode.tree import ancestors, chain_parents, tree_depths
 
 PREFILL_CHUNK = 512  # tokens a pass: bounds the (T, S) mask and the activations of a long prompt
 BUCKET = 256  # slots: capacities and views are rounded up, so that calls of similar length share captures
@@ -55,6 +54,14 @@ class NodePass(nn.Module):
         visible = committed.scatter(2, nodes[:, None].expand(batch, width, num_nodes), above)
         self.held.scatter_(1, own, positions)
         keys = torch.where(self.slots < starts, self.slots, self.held[:, : len(self.slots)])
+        return self._over(tokens, own, positions, visible, keys)
+
+    def chain(self, tokens: Tensor, starts: Tensor) -> tuple[Tensor]:
+        """The same for tokens that follow one another, whose slots are their positions: a third of the small steps."""
+        own = starts + self.slots[: tokens.shape[1]]
+        return self._over(tokens, own, own, self.slots <= own[..., None], self.slots.expand(len(tokens), -1))
+
+    def _over(self, tokens: Tensor, own: Tensor, positions: Tensor, visible: Tensor, keys: Tensor) -> tuple[Tensor]:
         self.cache.place(own, len(self.slots))
         with self.attention(self.model):
             out = self.model(
@@ -65,6 +72,18 @@ class NodePass(nn.Module):
                 use_cache=True,
             )
         return (out.logits,)
+
+
+class StraightPass(nn.Module):
+    """`NodePass.chain` as a module of its own, to be captured."""
+
+    def __init__(self, node_pass: NodePass) -> None:
+        super().__init__()
+        self.node_pass = node_pass
+
+    def forward(self, tokens: Tensor, starts: Tensor) -> tuple[Tensor]:
+        """tokens (B, W), starts (B, 1) -> logits (B, W, V)."""
+        return self.node_pass.chain(tokens, starts)
 
 
 class CachedModel:
@@ -123,22 +142,39 @@ class CachedModel:
             logits_to_keep=1,
         )
 
-    def forward(self, tokens: Tensor, starts: list[int], depths: Tensor, above: Tensor, strict: bool = False) -> Tensor:
+    def forward(self, tokens: Tensor, starts: list[int], depths: Tensor, above: Tensor) -> Tensor:
         """Logits (B, W, V) of nodes tokens (B, W), the last W of M that follow the row's starts[b] committed ones.
 
         depths (1 or B, W) counts from the first node, above (1 or B, W, M) marks each node and its ancestors. Node j of
-        the M is in slot starts[b] + j, written by this pass or an earlier one of the round. A strict pass looks at
-        all slots and is captured at its first use: passes of as many nodes then run the same kernels wherever they are.
+        the M is in slot starts[b] + j, written by this pass or an earlier one of the round.
         """
         batch, (width, num_nodes) = tokens.shape[0], above.shape[1:]
-        visible = self.cache.capacity if strict else self.visible(max(starts) + num_nodes)
+        visible = self.visible(max(starts) + num_nodes)
         begin = torch.tensor(starts, device=self.device)[:, None]
         inputs = (tokens, begin, depths.expand(batch, -1), above.expand(batch, -1, -1))
 
         def moved() -> tuple[Tensor, ...]:
             return tokens, (begin + 1).clamp(max=visible - num_nodes), *inputs[2:]
 
-        return self.run((width, num_nodes, visible), lambda: self.node_pass(visible), inputs, moved, strict)[0]
+        return self.run((width, num_nodes, visible), lambda: self.node_pass(visible), inputs, moved)[0]
+
+    def chain(self, tokens: Tensor, starts: list[int], strict: bool = False) -> Tensor:  # (B, W) -> (B, W, V)
+        """Logits of W tokens that follow one another after the row's starts[b] committed ones.
+
+        A strict pass looks at all slots and is captured at its first use: passes of as many tokens then run the same
+        kernels wherever they are.
+        """
+        width = tokens.shape[1]
+        visible = self.cache.capacity if strict else self.visible(max(starts) + width)
+        begin = torch.tensor(starts, device=self.device)[:, None]
+
+        def moved() -> tuple[Tensor, ...]:
+            return tokens, (begin + 1).clamp(max=visible - width)
+
+        def make() -> StraightPass:
+            return StraightPass(self.node_pass(visible))
+
+        return self.run(("straight", width, visible), make, (tokens, begin), moved, strict)[0]
 
     def node_pass(self, visible: int) -> NodePass:
         """The pass over the first `visible` slots, not captured."""
@@ -164,16 +200,6 @@ class CachedModel:
                 return make()(*inputs)
             self._passes[key] = capture(make(), inputs, moved(), self.packing)
         return self._passes[key](*inputs)
-
-    def chain(self, tokens: Tensor, starts: list[int], strict: bool = False) -> Tensor:  # (B, W) -> (B, W, V)
-        """Logits of W tokens that follow one another."""
-        parents = chain_parents(tokens.shape[1])
-        return self.forward(tokens, starts, *self.layout(parents), strict)
-
-    def layout(self, parents: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """(depths (1, N), ancestors (1, N, N)) of a tree known beforehand."""
-        depths = torch.tensor([tree_depths(parents)], device=self.device)
-        return depths, ancestors(parents).to(self.device)[None]
 
     def commit(self, starts: list[int], path: Tensor, is_chain: bool) -> None:
         """Bring the accepted path (B, D + 1) of the last pass to the slots of its positions; a chain lies there

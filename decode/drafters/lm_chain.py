@@ -79,10 +79,7 @@ class ChainPass(nn.Module):
         laws: list[Tensor] = []
         starts = ends - read.shape[1]
         for step in range(self.k):
-            width = read.shape[1]
-            above = torch.ones(width, width, dtype=torch.bool, device=read.device).tril().expand(len(read), -1, -1)
-            depths = torch.arange(width, device=read.device).expand(len(read), -1)
-            logits = self.node_pass(read, starts, depths, above)[0][:, -1]
+            logits = self.node_pass.chain(read, starts)[0][:, -1]
             read, law = draw(warp(logits, self.sampling), None if noise is None else noise[:, step], self.drawn)
             starts = ends + step
             tokens.append(read)

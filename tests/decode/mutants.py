@@ -20,7 +20,7 @@ from tests.decode import checks
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 real_plan, real_block, real_noise = rejection.node_plan, block.plan, lm_chain.draft_noise
-real_forward, real_masks, real_children = target.CachedModel.forward, target.layer_masks, verdict.children_of
+real_masks, real_children = target.layer_masks, verdict.children_of
 
 
 # rules
@@ -256,13 +256,12 @@ def filters_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def position_off_by_one(patch: pytest.MonkeyPatch) -> None:
     """Draft nodes are read at the position of the token before them."""
-    patch.setattr(
-        target.CachedModel,
-        "forward",
-        lambda self, tokens, starts, depths, above: real_forward(
-            self, tokens, starts, (depths - 1).clamp(min=0), above
-        ),
-    )
+    real = target.NodePass._over
+
+    def mutant(self, tokens, own, positions, *rest):  # noqa: ANN001, ANN202
+        return real(self, tokens, own, torch.cat([positions[:, :1], positions[:, 1:] - 1], 1), *rest)
+
+    patch.setattr(target.NodePass, "_over", mutant)
 
 
 def positions_by_slot(patch: pytest.MonkeyPatch) -> None:
