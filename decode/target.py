@@ -166,6 +166,7 @@ class CachedModel:
         """
         width = tokens.shape[1]
         visible = self.cache.capacity if strict else self.visible(max(starts) + width)
+        assert max(starts) + width <= visible, (starts, width, visible)  # else the last tokens would not see themselves
         begin = torch.tensor(starts, device=self.device)[:, None]
 
         def moved() -> tuple[Tensor, ...]:

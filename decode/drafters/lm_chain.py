@@ -28,6 +28,7 @@ def propose_chain(runner: CachedModel, context: Context, width: int) -> Tree:
     ends = torch.tensor(context.lengths, device=context.ids.device)[:, None]
     read = context.ids.gather(1, ends - torch.arange(width, 0, -1, device=context.ids.device))
     visible = runner.visible(max(context.lengths) + k)
+    assert max(context.lengths) + k <= visible, (context.lengths, k, visible)
     noise = draft_noise(context)
     inputs = (read, ends) if noise is None else (read, ends, noise)
 
