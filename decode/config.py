@@ -13,6 +13,7 @@ from decode.house.config import require
 LEAST_TEMPERATURE = 1e-4  # logits of 30 divided by it are float32 numbers with steps of 0.03
 TREES = ("chain", "dynamic", "sequoia", "auto")
 MOST_NODES = 1024
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "banned_words")
 Precision = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 
 
@@ -81,7 +82,7 @@ class SamplingConfig:
     """Tokens to generate per prompt."""
 
     def __post_init__(self) -> None:
-        check_temperature(self.temperature, "decode.temperature")
+        check_temperature(self.temperature, "decode.temperature=")
         require(self.top_k >= 0, f"decode.top_k={self.top_k} is negative; use 0 to keep every token")
         require(0 < self.top_p <= 1, f"decode.top_p={self.top_p} is outside (0, 1]; use 1 to keep every token")
         require(0 <= self.min_p <= 1, f"decode.min_p={self.min_p} is outside [0, 1]; use 0 to keep every token")
@@ -145,11 +146,14 @@ def _check_tree(tree: str) -> None:
 
 
 def check_temperature(temperature: float, name: str) -> None:
-    """Raise ConfigError, naming the setting, for a temperature that is neither 0 nor one that float32 can divide by."""
-    require(temperature >= 0, f"{name}={temperature} is negative; use 0 for greedy decoding")
+    """Raise ConfigError for a temperature that is neither 0 nor one that float32 can divide by.
+
+    `name` stands before the value in the message, = included.
+    """
+    require(temperature >= 0, f"{name}{temperature} is negative; use 0 for greedy decoding")
     require(
         temperature == 0 or temperature >= LEAST_TEMPERATURE,
-        f"{name}={temperature} lies between 0 and {LEAST_TEMPERATURE}, where rounding, and at last overflow, of the "
+        f"{name}{temperature} lies between 0 and {LEAST_TEMPERATURE}, where rounding, and at last overflow, of the "
         "divided scores decides instead of the target. Use 0, the limit, which is greedy decoding",
     )
 

@@ -105,7 +105,7 @@ def generate(
         raise ConfigError(f"verifier={verifier!r} is not known; choose one of {', '.join(VERIFIERS)}")
     require(max_new_tokens >= 1, f"max_new_tokens={max_new_tokens}; ask for at least 1 token")
     require(num_draft_tokens >= 1, f"num_draft_tokens={num_draft_tokens}; draft at least 1 token, or use drafter=None")
-    check_temperature(temperature, "temperature")
+    check_temperature(temperature, "temperature=")
     require(tree_nodes >= 1, f"tree_nodes={tree_nodes}; a tree has at least 1 draft token, or use drafter=None")
     require(top_k >= 0, f"top_k={top_k} is negative; use 0 to keep every token")
     require(0 < top_p <= 1, f"top_p={top_p} is outside (0, 1]; use 1 to keep every token")

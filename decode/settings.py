@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from decode.config import SamplingConfig
-
-PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "banned_words")
+from decode.config import PENALTIES, SamplingConfig
 
 
 def penalty_settings(config: SamplingConfig) -> dict[str, Any]:

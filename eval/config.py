@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from decode.config import ModelConfig, SamplingConfig
+from decode.config import PENALTIES, ModelConfig, SamplingConfig, check_temperature
 from decode.house.config import require
 from distill.config import DataConfig
 from eval.decoders.config import DecodersConfig
@@ -226,7 +226,8 @@ class EvalConfig:
         require(self.target.path is not None, "target.path is not set; name a transformers folder or hub id")
         require(bool(self.drafts), "drafts is empty; name at least one, e.g. '+drafts.distilled=runs/x/draft/model'")
         require(bool(self.temperatures), "temperatures is empty; a report needs at least one, e.g. temperatures=[1.0]")
-        require(all(t >= 0 for t in self.temperatures), f"temperatures={self.temperatures}; none is negative")
+        for temperature in self.temperatures:
+            check_temperature(temperature, f"temperatures={self.temperatures}: ")
         require(
             len(set(self.temperatures)) == len(self.temperatures),
             f"temperatures={self.temperatures} repeats one; each has its own row",
@@ -247,4 +248,12 @@ class EvalConfig:
             "the timed prompts are among those checked, so raise it",
         )
         curve = self.curve_temperatures
-        require(all(t >= 0 for t in curve), f"curve_temperatures={curve}; none is negative")
+        for temperature in curve:
+            check_temperature(temperature, f"curve_temperatures={curve}: ")
+        penalised = [name for name in PENALTIES if getattr(self.decode, name) != getattr(SamplingConfig(), name)]
+        require(
+            not penalised or self.face in ("certificate", "profile"),
+            f"decode.{' and decode.'.join(penalised)} would hold for our arms and not for the peers they are timed "
+            "with, which are transformers' and vLLM's own loops. Leave them out, or use certificate=true or "
+            "profile=true, which run our loop alone",
+        )

@@ -81,12 +81,14 @@ _OUT_OF_RANGE = {
         "decode.banned_words=[-1]",
     ],
     "eval": [
-        "temperatures=[1e-30]",
-        "decode.presence_penalty=3",
         "temperatures=[]",
-        "timing.rounds=0",
         "temperatures=[1,1]",
+        "temperatures=[1e-30]",
+        "timing.rounds=0",
         "decode.max_new_tokens=0",
+        "decode.presence_penalty=3",
+        "decode.repetition_penalty=1.2",
+        "decode.banned_words=[nonsense]",
         "prompts.tokens=0",
     ],
 }

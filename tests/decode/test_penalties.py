@@ -71,19 +71,19 @@ def test_settings_shared_with_transformers_mean_the_same(model, settings: dict[s
 
 
 def test_words_are_banned_at_the_start_and_after_a_space() -> None:
-    """The model is biased to say nothing but the banned word; what is left of it never spells the word."""
+    """A model that is made to write little but z, q and spaces never writes the banned text; unhindered it does."""
     tokenizer = tiny_tokenizer()
     model = tiny_llama(len(tokenizer), dtype=torch.float64)
     ids = torch.tensor([tokenizer("def ")["input_ids"]])
-    wanted = {"tokenizer": 6.0}
-    call: dict[str, Any] = {"max_new_tokens": 60, "tokenizer": tokenizer, "eos_token_id": (), "temperature": 0.3}
-    spoken = tokenizer.decode(generate(model, None, ids, logit_bias=wanted, **call).sequences[0])
-    assert "tokenizer" in spoken or " token" in spoken
+    call: dict[str, Any] = {"max_new_tokens": 60, "tokenizer": tokenizer, "eos_token_id": ()}
+    call["logit_bias"] = {"z": 12.0, "q": 12.0}
+    free = tokenizer.decode(generate(model, None, ids, **call).sequences[0])
+    assert "zq" in free
     for drafter in (None, LMDraft(model)):
-        banned = generate(model, drafter, ids, logit_bias=wanted, banned_words=["tokenizer", "return"], **call)
+        banned = generate(model, drafter, ids, banned_words=["zq"], **call)
         text = tokenizer.decode(banned.sequences[0, ids.shape[1] :])
-        assert " tokenizer" not in text
-        assert " return" not in text
+        assert text.count("z") > 5
+        assert "zq" not in text
 
 
 def test_banned_sequences_are_refused_only_as_a_whole(model) -> None:
