@@ -40,6 +40,7 @@ def few_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "NODES", (1, 4, 8))
     monkeypatch.setattr(calibrate, "CHAINS", (1, 3))
     monkeypatch.setattr(calibrate, "WIDTHS", (2, 4))
+    monkeypatch.setattr(auto_tree, "RUNS", 1)
     monkeypatch.setattr(auto_tree, "TOKENS", 24)
     monkeypatch.setattr(auto_tree, "TOKENS_A_ROW", 12)
 

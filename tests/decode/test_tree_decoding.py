@@ -35,7 +35,7 @@ def near(model: PreTrainedModel, strength: float = 0.02) -> LMDraft:
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0}, {"top_k": 2}], ids=str)
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", ["3x2x1", "sequoia", "dynamic"])
 @pytest.mark.parametrize("arch", TARGETS)
 def test_coupled_output_equals_autoregressive_output(arch: str, name: str, sampling: dict[str, float]) -> None:
     model = TARGETS[arch]()
