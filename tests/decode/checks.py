@@ -111,11 +111,10 @@ def check_long_context() -> None:
     """Text that grows past the slots of one bucket is that of transformers."""
     model = tiny_llama(VOCAB, dtype=torch.float64, max_position_embeddings=512)
     ids = torch.randint(0, VOCAB, (1, 250), generator=torch.Generator().manual_seed(2))
-    settings = {"max_new_tokens": 14, "eos_token_id": None, "temperature": 0.0}
-    want = model.generate(ids, do_sample=False, max_new_tokens=14)  # type: ignore[operator]
-    text = Oracle(want.tolist(), VOCAB)
-    for drafter in (None, text):
-        assert torch.equal(generate(model, drafter, ids, **settings).sequences, want)
+    want = model.generate(ids, do_sample=False, max_new_tokens=14).tolist()  # type: ignore[operator]
+    for drafter in (None, Oracle(want, VOCAB), OracleTree(want, VOCAB)):
+        rows, _ = audited_run(model, drafter, Request(ids.tolist(), 14, Sampling(0), shape=chain(4)))
+        assert rows == want
 
 
 def check_batches() -> None:
