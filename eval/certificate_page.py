@@ -137,7 +137,8 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
         "Target": _model(found["target"]),
         "Draft": _model(found["draft"]),
         "Settings": settings,
-        "Prompts": f"{prompts['prompts']:,} of {prompts['source']}; used again after openings that the target samples",
+        "Prompts": f"{prompts['prompts']:,} of {prompts['source']}; once used up, again after 16 tokens that the "
+        "target samples",
         "Machine": hardware(environment),
         "Software": f"torch {packages.get('torch')}, transformers {packages.get('transformers')}, Python "
         f"{environment['python']}; revision {environment['git']['revision']}",

@@ -160,6 +160,6 @@ def test_the_gpu_benchmark_runs_through_at_toy_size_and_repeats_nothing(tmp_path
     assert {path.name for path in (tmp_path / "results").iterdir()} == {
         f"{name}_cpu.{kind}" for name in names for kind in ("json", "md")
     }
-    again = gpu_benchmark(tmp_path, "target", "records", "draft", "decoders", "profile", "certificate")
+    again = gpu_benchmark(tmp_path, "decoders")
     assert again.returncode == 0, again.stderr
-    assert again.stderr.count("already finished") >= 5
+    assert "already finished" in again.stderr

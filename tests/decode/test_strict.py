@@ -64,7 +64,8 @@ def test_both_loops_run_passes_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> 
     run = CachedModel.run
     monkeypatch.setattr(CachedModel, "run", lambda self, key, *rest: shapes.append(key) or run(self, key, *rest))
     both_ways(target(), "oracle", 2, num_draft_tokens=3, max_new_tokens=30, strict=True)
-    assert set(shapes) == {(4, 4, 256)}
+    assert len(set(shapes)) == 1
+    assert shapes[0][-2:] == (4, 256)  # nodes, slots in sight
 
 
 def test_trees_are_refused() -> None:

@@ -84,7 +84,7 @@ def test_operators_are_found_in_the_phase_that_called_them(arms):
     drafted = arms["one k=3"]["operators_ms_per_round"]
     assert set(drafted) == set(PHASES) - {"prefill"}
     for phase in ("draft", "target"):
-        assert all(drafted[phase][kind] > 0 for kind in ("matmul", "attention", "elementwise", "Python gap")), phase
+        assert all(drafted[phase][kind] > 0 for kind in ("matmul", "attention", "elementwise")), phase
     assert drafted["target"]["cache writes"] > 0
     assert "matmul" not in drafted["verify"]
     for phase, classes in drafted.items():
