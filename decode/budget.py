@@ -119,7 +119,8 @@ class Budget:
         return deepest if self.by_confidence else best
 
     def _newness(self, depth: int) -> float:
-        return 1.0 if self.clock.knows(depth) else NEW_DEPTH
+        """A probe is to be cheap, whatever was captured."""
+        return 1.0 if self._fallen or self.clock.knows(depth) else NEW_DEPTH
 
     def _fall(self, plain_s: float) -> None:
         """End a spell of drafting. Its counts weigh no more than a prior from here on, so that a good probe tells."""
