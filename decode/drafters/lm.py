@@ -96,7 +96,8 @@ class LMDraft(nn.Module):
         if min(context.lengths) >= self._last_length:
             return Tree(pending_tokens(context), (-1,))
         self._count_accepted(context)
-        if isinstance(context.shape, Static) and context.shape.is_chain:
+        is_chain = isinstance(context.shape, Static) and context.shape.is_chain
+        if is_chain and context.drawn != "swor":  # a sampled tree that was cut to a chain keeps its law
             width = min(2, *context.lengths)
             self._catch_up(context.ids, [length - width for length in context.lengths])
             tree = propose_chain(self.runner, context, width)

@@ -16,6 +16,7 @@ from decode.loop import Loop, Request
 from decode.sampling import Sampling
 from decode.shapes import Dynamic, Shape, Static
 from decode.target import CachedModel
+from decode.verdict import Question, Verdict, Verifier
 from tests.decode import checks
 from tests.decode.test_trees import SHAPES
 from tests.tiny import MODELS, tiny_llama
@@ -126,6 +127,27 @@ def test_rejection_reads_no_number_twice_and_emits_what_the_filter_keeps(
         for prompt, row in zip(prompts, rows, strict=True):
             best = model(torch.tensor([row])).logits[0].topk(sampling.top_k).indices
             assert all(row[t] in best[t - 1] for t in range(len(prompt), len(row)))
+
+
+def test_a_sampled_tree_that_is_cut_to_a_chain_keeps_its_law() -> None:
+    """Without q the rule would fall back to the delta rule, which is exact and accepts less."""
+    model = tiny_llama(VOCAB)
+    request = Request([[5, 9, 2, 7]], 8, verifier="rejection", shape=Static((-1, 0, 1, 1)), audit=True)
+    loop = Loop(model, LMDraft(model), request)
+    trees, rule = [], loop.verifier
+
+    class Seen:
+        shares_noise = False
+
+        def __call__(self, question: Question) -> Verdict:
+            trees.append(question.tree)
+            return rule(question)
+
+    loop.verifier = cast(Verifier, Seen())
+    loop.run()
+    drafted = [tree for tree in trees if tree.num_nodes > 1]
+    assert any(tree.is_chain for tree in drafted)
+    assert all(tree.log_q is not None for tree in drafted)
 
 
 @pytest.mark.parametrize("shape", [Static((-1, 0, 0, 1)), Dynamic(6, 8, 9)], ids=str)
