@@ -72,7 +72,7 @@ def _spellings(key: int | str, tokenizer: PreTrainedTokenizerBase | None, vocab_
         if not 0 <= key < vocab_size:
             raise ConfigError(
                 f"logit_bias or banned_words names token {key}, but the target knows 0 to {vocab_size - 1}. Write a "
-                f"text that looks like a number in quotes: '\"{key}\"'"
+                f"text that looks like a number in quotes: \"decode.banned_words=['{key}']\""
             )
         return [(key,)]
     if tokenizer is None:

@@ -11,13 +11,14 @@ from transformers import (
     BloomConfig,
     GPTNeoConfig,
     Llama4TextConfig,
+    LlamaConfig,
     MambaConfig,
     Phi3Config,
     PretrainedConfig,
 )
 
 from decode import generate
-from decode.house.errors import InputError
+from decode.house.errors import InputError, UserError
 from tests.decode.checks import check_pathwise_equality, ragged_prompts
 
 SIZES: dict[str, Any] = {
@@ -64,6 +65,33 @@ def test_a_rotation_that_depends_on_the_pass_is_used_only_where_it_does_not() ->
         check_pathwise_equality(model, kind, 3, max_new_tokens=7, num_draft_tokens=5)
     with pytest.raises(InputError, match="context is 16"):
         generate(model, None, ragged_prompts(1)[0], max_new_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"temperature": 1e-40}, "temperature=1e-40 lies between 0 and 0.0001"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens=0"),
+        ({"tree": "dynamic", "tree_nodes": 0}, "tree_nodes=0"),
+        ({"confidence": True}, "adaptive=False"),
+        ({"confidence": True, "adaptive": True, "tree": "2x2"}, "tree=chain"),
+        ({"strict": True, "tree": "2x2"}, "strict=true"),
+        ({"max_new_tokens": 120}, "129, but the model's context is 128"),
+    ],
+    ids=str,
+)
+def test_settings_that_contradict_each_other_or_the_model_are_refused(settings: dict[str, Any], said: str) -> None:
+    model = _random(LlamaConfig(**SIZES))
+    with pytest.raises(UserError, match=said):
+        generate(model, None, ragged_prompts(1)[0], **{"max_new_tokens": 2, **settings})
+
+
+def test_attention_without_masks_is_refused() -> None:
+    model = _random(LlamaConfig(**SIZES))
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(InputError, match="flash_attention_2.*load the model with attn_implementation='sdpa'"):
+        generate(model, None, ragged_prompts(1)[0], max_new_tokens=2, tree="2x2")
 
 
 def _random(config: PretrainedConfig) -> Any:
