@@ -11,6 +11,12 @@ from transformers import PreTrainedModel
 
 from decode.acceptance import predicted_speedup
 from decode.calibrate import Costs, measure
+from decode.config import SamplingConfig
+
+
+def is_plain_chain(settings: SamplingConfig) -> bool:
+    """Whether component times predict the speedup of these settings: k tokens a round, always."""
+    return settings.tree == "chain" and not settings.adaptive
 
 
 @dataclass(frozen=True)

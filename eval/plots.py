@@ -112,7 +112,7 @@ def draft_length_plot(results: dict[str, Any]) -> str:
         high = [end[1] - value for value, end in zip(measured, ends, strict=True)]
         axes[0].errorbar(k, measured, [low, high], fmt="o-", color=color, capsize=3, label="measured, 95%")
         axes[0].plot(
-            k, [p["predicted_speedup"] for p in points], "--", color=GREY, label="predicted from component times"
+            k, _gaps([p["predicted_speedup"] for p in points]), "--", color=GREY, label="predicted from component times"
         )
         axes[0].axhline(1, color=GREY, linewidth=1)
         axes[0].set(

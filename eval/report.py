@@ -41,7 +41,8 @@ DEFINITIONS = {
     "for alpha on all prompts of one document. None for a single prompt.",
     "component_times": "Medians of bare forwards timed alone on the decoder's cache at the run's mean context, in "
     "pieces between the rounds of the timed run.",
-    "predicted_speedup": "tau x t_target(1) / (k x t_draft + t_target(k + 1)), from the component times.",
+    "predicted_speedup": "tau x t_target(1) / (k x t_draft + t_target(k + 1)), from the component times; of chains of "
+    "one length alone.",
     "realised": "Measured speedup over predicted speedup: what is left after the decoder's own work.",
     "ttft_s": "Seconds until the first tokens arrive, median. For a speculative arm that is a burst.",
     "itl_s": "Seconds between arrivals; the tokens of one target pass arrive together and count as one arrival.",

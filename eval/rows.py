@@ -10,6 +10,7 @@ import numpy as np
 
 from decode.acceptance import acceptance_by_position
 from eval.arms import Sample
+from eval.components import is_plain_chain
 from eval.config import TOKEN_FOR_TOKEN, EvalConfig
 from eval.losslessness import Check, flips
 from eval.measure import Samples, call_seconds_per_token, seconds_per_token
@@ -99,7 +100,7 @@ def make_row(
         "tokens": sum(sample.tokens for group in samples for sample in group),
         **_alpha(quality, scope, cfg.seed),
         **acceptance(samples, k, cfg.seed),
-        **_speed(timed, draft, k, scope.groups, samples, cfg.seed),
+        **_speed(cfg, timed, draft, k, scope.groups, samples),
         **latency(samples),
         **_checked(quality.checks, scope.texts),
         **dtype_flips(timed.samples, arm_name(draft, k), scope.groups, verifier_at(cfg, temperature)),
@@ -133,14 +134,13 @@ def acceptance(samples: Sequence[Sequence[Sample]], k: int, seed: int) -> dict[s
 
 
 def _speed(
-    timed: Timed, draft: str, k: int, groups: Sequence[int], samples: Sequence[Sequence[Sample]], seed: int
+    cfg: EvalConfig, timed: Timed, draft: str, k: int, groups: Sequence[int], samples: Sequence[Sequence[Sample]]
 ) -> dict[str, Any]:
     arm, base = arm_name(draft, k), baseline(timed.samples, groups)
-    speedup = speed_ratio(timed.samples, arm, base, groups, seed)
-    whole = call_ratio(timed.samples, arm, base, groups, seed)
-    tau = pooled_tau(samples)
+    speedup = speed_ratio(timed.samples, arm, base, groups, cfg.seed)
+    whole = call_ratio(timed.samples, arm, base, groups, cfg.seed)
     costs = timed.costs[draft, k]
-    predicted = costs.speedup(tau)
+    predicted = costs.speedup(pooled_tau(samples)) if is_plain_chain(cfg.decode) else None
     return {
         "tokens_per_s": tokens_per_s(timed.samples[arm], groups),
         "baseline": base,
@@ -148,7 +148,7 @@ def _speed(
         **described("speedup", speedup),
         **described("whole_call_speedup", whole),
         "predicted_speedup": predicted,
-        "realised": speedup.value / predicted if speedup is not None else None,
+        "realised": None if speedup is None or predicted is None else speedup.value / predicted,
         "component_times": costs.as_dict(),
     }
 
@@ -208,7 +208,7 @@ def sweep_point(cfg: EvalConfig, draft: str, k: int, timed: Timed) -> dict[str, 
         "tau": pooled_tau(samples),
         **{
             key: value
-            for key, value in _speed(timed, draft, k, groups, samples, cfg.seed).items()
+            for key, value in _speed(cfg, timed, draft, k, groups, samples).items()
             if key in ("tokens_per_s", "speedup", "speedup_ci95", "predicted_speedup", "realised")
         },
     }

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eval.arms import Arm
+from eval.components import is_plain_chain
 from eval.config import EvalConfig
 from eval.decoders.arms import LOOKUP, Stock
 from eval.decoders.cells import Point
@@ -53,11 +54,6 @@ def choose(stock: Stock, point: Point, texts: Mapping[str, TextPrompts]) -> dict
         "tokens_per_s": speeds,
         "seconds": time.perf_counter() - began,
     }
-
-
-def is_plain_chain(settings: Any) -> bool:
-    """Whether the component times predict this setting: k tokens a round, always."""
-    return settings.tree == "chain" and not getattr(settings, "adaptive", False)
 
 
 def _screening_prompts(cfg: EvalConfig, point: Point, texts: Mapping[str, TextPrompts]) -> list[Prompt]:

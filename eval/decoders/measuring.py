@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from eval.arms import Arm
-from eval.components import ComponentTimes, CostMeter
+from eval.components import ComponentTimes, CostMeter, is_plain_chain
 from eval.decoders.arms import LOOKUP, Stock
 from eval.decoders.cells import Cell
-from eval.decoders.choosing import OURS, is_plain_chain
+from eval.decoders.choosing import OURS
 from eval.decoders.rows import make_row
 from eval.decoders.texts import TextPrompts
 from eval.measure import Samples, call_seconds_per_token, interleave, seconds_per_token, warm_up

@@ -82,6 +82,25 @@ def _speed(cell: dict[str, Any], arm: str, is_best: bool) -> str:
     return f"{number(found['tokens_per_s'], 0)}{'*' if is_best else ''}; {over}"
 
 
+def arm_table(results: dict[str, Any]) -> Table:
+    """Every arm of every cell, over the three that are asked about."""
+    others = ("over_transformers", "over_autoregressive", "over_assisted")
+    cells = [
+        [
+            str(cell["batch_size"]),
+            f"{cell['temperature']:g}",
+            cell["text"],
+            one["arm"],
+            number(one["tokens_per_s"], 1),
+            *(with_interval(one[other], one[f"{other}_ci95"]) for other in others),
+        ]
+        for cell in results["cells"]
+        for one in sorted(cell["arms"], key=lambda one: _place(one["arm"]))
+    ]
+    columns = ("batch", "T", "text", "arm", "tokens/s", "over transformers generate", "over our loop", "over assisted")
+    return Table("All arms", columns, cells)
+
+
 def setting_table(results: dict[str, Any]) -> Table:
     """Our settings: what a round brings, and how much of the promise was kept."""
     cells = [
@@ -145,7 +164,7 @@ def choice_table(results: dict[str, Any]) -> Table:
     return Table("Settings tried", ("batch", "T", "family", "chosen", "tried"), cells, note)
 
 
-def arms_table(results: dict[str, Any]) -> Table:
+def settings_table(results: dict[str, Any]) -> Table:
     """What the names of our settings stand for."""
     cells = [
         [name, ", ".join(f"{key}={value}" for key, value in changes.items()) or "as configured"]
@@ -162,7 +181,8 @@ def tables(results: dict[str, Any]) -> list[Table]:
         setting_table(results),
         component_table(results),
         choice_table(results),
-        arms_table(results),
+        arm_table(results),
+        settings_table(results),
     ]
 
 

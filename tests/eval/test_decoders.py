@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -301,6 +302,20 @@ def test_a_worker_that_dies_is_quoted(tmp_path):
         Engine(sys.executable, worker, {}, tmp_path / "l"),
     ):
         pass
+
+
+def test_a_worker_is_stopped_between_calls_and_ends_with_its_block(tmp_path):
+    worker = tmp_path / "worker.py"
+    worker.write_text(FAKE_WORKER)
+    with Engine(sys.executable, worker, {}, tmp_path / "log") as engine:
+        answer = engine.call({"prompts": [[1, 2]], "max_new_tokens": 3})
+        assert answer["new_ids"] == [[2, 2, 2]]
+        assert engine._process is not None
+        pid, stopped = engine._process.pid, time.monotonic() + 5
+        while "(stopped)" not in (status := Path(f"/proc/{pid}/status").read_text()) and time.monotonic() < stopped:
+            time.sleep(0.01)
+        assert "(stopped)" in status
+    assert engine._process.returncode is not None
 
 
 def test_the_first_arrival_is_when_every_row_has_a_token():
