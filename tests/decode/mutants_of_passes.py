@@ -1,0 +1,105 @@
+"""Known bugs of passes, caches and loops as patches of ours; `mutants` names the check that each must fail."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from decode import processors, target
+from decode.drafters import lm
+from decode.rows import Progress
+from decode.tree import Tree
+
+real_masks = target.layer_masks
+
+
+def filters_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """p is not warped before the rule."""
+    patch.setattr("decode.loop.warp", lambda logits, sampling: logits)
+
+
+def position_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    """Draft nodes are read at the position of the token before them."""
+    real = target.NodePass._over
+
+    def mutant(self, tokens, own, positions, *rest):  # noqa: ANN001, ANN202
+        return real(self, tokens, own, torch.cat([positions[:, :1], positions[:, 1:] - 1], 1), *rest)
+
+    patch.setattr(target.NodePass, "_over", mutant)
+
+
+def positions_by_slot(patch: pytest.MonkeyPatch) -> None:
+    """The window of a sliding layer counts slots; nodes of a tree lie in slots beyond their positions."""
+
+    def mutant(config, visible, query, keys, dtype):  # noqa: ANN001, ANN202
+        return real_masks(config, visible, query, torch.arange(visible.shape[2]).expand_as(keys), dtype)
+
+    patch.setattr(target, "layer_masks", mutant)
+
+
+def siblings_see_each_other(patch: pytest.MonkeyPatch) -> None:
+    """The mask of a chain under a tree."""
+    patch.setattr(Tree, "ancestors", property(lambda tree: torch.ones(1, tree.num_nodes, tree.num_nodes).bool().tril()))
+
+
+def path_not_compacted(patch: pytest.MonkeyPatch) -> None:
+    """Accepted nodes stay where the tree put them."""
+    patch.setattr(target.CachedModel, "commit", lambda self, starts, path, is_chain: None)
+
+
+def stale_slot_visible(patch: pytest.MonkeyPatch) -> None:
+    """The mask of a ragged batch is that of its longest row."""
+    patch.setattr(
+        target,
+        "layer_masks",
+        lambda config, visible, *rest: real_masks(config, visible.any(0, keepdim=True).expand_as(visible), *rest),
+    )
+
+
+def one_slot_too_many(patch: pytest.MonkeyPatch) -> None:
+    """The mask ends one slot late: what a round before left there is seen."""
+
+    def mutant(config, visible, *rest):  # noqa: ANN001, ANN202
+        last = visible.any(1).long().cumsum(-1).argmax(-1)  # (B,) the last slot that anyone sees
+        more = torch.nn.functional.one_hot((last + 1).clamp(max=visible.shape[2] - 1), visible.shape[2]).bool()
+        return real_masks(config, visible | more[:, None], *rest)
+
+    patch.setattr(target, "layer_masks", mutant)
+
+
+def bucket_one_short(patch: pytest.MonkeyPatch) -> None:
+    """The view of the cache is a slot shorter than what a pass writes."""
+    real = target.CachedModel.visible
+    patch.setattr(target.CachedModel, "visible", lambda self, end: real(self, end - 1))
+
+
+def end_token_inside_the_path(patch: pytest.MonkeyPatch) -> None:
+    """EAGLE: tokens behind the end token of an accepted path are returned."""
+
+    def mutant(self, tokens, reason_to_end):  # noqa: ANN001, ANN202
+        self.tokens += tokens
+        self.reason = reason_to_end(self)
+        return len(tokens)
+
+    patch.setattr(Progress, "extend", mutant)
+
+
+def prefix_of_another_node(patch: pytest.MonkeyPatch) -> None:
+    """Penalties on a tree see the drafted tokens in the order of their nodes."""
+    patch.setattr(processors, "path_to", lambda parents, node: list(range(1, node + 1)))
+
+
+def prefix_of_the_root(patch: pytest.MonkeyPatch) -> None:
+    """Penalties see the committed tokens only."""
+    patch.setattr(processors, "path_to", lambda parents, node: [])
+
+
+def last_draft_token_unread(patch: pytest.MonkeyPatch) -> None:
+    """After a round that accepted everything the draft goes on without its own last token."""
+    real = lm.propose_chain
+    patch.setattr(lm, "propose_chain", lambda runner, context, width: real(runner, context, 1))
+
+
+def draft_keeps_the_row_before(patch: pytest.MonkeyPatch) -> None:
+    """A request that takes over a row is drafted for as if it continued the one before."""
+    patch.setattr(lm.LMDraft, "reset", lambda self, rows: None)
