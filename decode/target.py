@@ -24,6 +24,7 @@ from decode.packed import Packing
 PREFILL_CHUNK = 512  # tokens a pass: bounds the (T, S) mask and the activations of a long prompt
 BUCKET = 256  # slots: capacities and views are rounded up, so that calls of similar length share captures
 CAPTURE_AFTER = 6  # uses of one shape: a capture costs about as much as that many passes
+MOST_CAPTURES = 64  # of one cached model, the oldest given up first: settings of the draws are part of a capture
 MOST_RUNNERS = 6  # caches kept for one model, so that batches of a few sizes can take turns
 
 
@@ -200,6 +201,8 @@ class CachedModel:
             if not at_once and self._uses[key] < CAPTURE_AFTER:
                 return make()(*inputs)
             self._passes[key] = capture(make(), inputs, moved(), self.packing)
+            if len(self._passes) > MOST_CAPTURES:
+                del self._passes[next(iter(self._passes))]
         return self._passes[key](*inputs)
 
     def commit(self, starts: list[int], path: Tensor, is_chain: bool) -> None:

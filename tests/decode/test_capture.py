@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decode import generate
+from decode import generate, target
 from decode.drafters.base import Batch
 from decode.drafters.lm import LMDraft
 from decode.target import CAPTURE_AFTER, CachedModel
 from tests.decode.checks import ragged_prompts
-from tests.tiny import MODELS
+from tests.tiny import MODELS, tiny_llama
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -69,3 +69,15 @@ def test_training_and_serving_see_the_same_logits(name: str) -> None:
                 torch.testing.assert_close(have[:, t : t + 1].detach(), served, rtol=1e-6, atol=1e-9)
     assert step.valid.tolist() == [[True] * 5 + [False] + [True] * 2 + [False], [True] * 5 + [False] * 4]
     assert step.target_rows.tolist() == [list(range(9)), list(range(9, 18))]
+
+
+def test_captures_are_given_up_beyond_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws are part of a draft's capture: a service that is asked for many temperatures must not keep them all."""
+    monkeypatch.setattr(target, "MOST_CAPTURES", 2)
+    runner = CachedModel(tiny_llama(), 1, 64)
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    with torch.inference_mode():
+        for width in (1, 2, 3, 4):
+            for _ in range(CAPTURE_AFTER):
+                runner.chain(tokens[:, :width], [3])
+    assert [key[1] for key in runner._passes] == [3, 4]
