@@ -5,9 +5,9 @@ Length: before a round, k in 0..k_max with the highest E(k)/t(k); k = 0 is a pla
 the number of levels kept. Confidence: inside a round, one more draft token while the gain it promises, P(this far
 accepted and the next as well), beats what the seconds t(j + 1) - t(j) are worth at the rate of tokens of the last
 rounds (the optimal stopping rule of a renewal process: its long-run rate is the price of a second). A switch of its
-own, because it asks the host after every step and gives up the fused draft: with calibrated drafts it gains 3 to 16 %
-at equal cost a step, and loses where steps cost half as much again (simulated; six fused steps of the quickstart's
-draft take 3.4 ms, one by one 5.0).
+own, because it asks the host after every step and gives up the fused draft: simulated with calibrated drafts it gains
+up to 16 % at equal cost a step, nothing where all tokens are equally sure, and mostly loses where steps cost half as
+much again (six fused steps of the quickstart's draft take 3.4 ms, one by one 5.0).
 
 Fallback: where no k beats 0, or where drafting has lost PATIENCE rounds' worth of seconds since its last high, rounds
 are plain for a gap, then one probes. A spell of drafting that lost L seconds on the whole is followed by at least

@@ -214,6 +214,34 @@ def test_an_unsure_draft_stops_and_a_sure_one_goes_on() -> None:
     assert not budget.goes_on([0.95], 6)
 
 
+def rate_by_confidence(by_confidence: bool, sure: Callable[[random.Random], float], step: float) -> float:
+    """Tokens a second of 4000 tokens, each accepted with the very probability that the draft gives it."""
+    rng, budget, done, spent = random.Random(0), Budget(8, by_confidence), 0, 0.0
+    while done < 4000:
+        depth, fates = budget.next_shape(chain(8), 4000 - done).depth, []
+        while len(fates) < depth:
+            confidence = sure(rng)
+            fates.append(rng.random() < confidence)
+            if by_confidence and not budget.goes_on([confidence], len(fates)):
+                break
+        accepted = (*fates, False).index(False)
+        took = line(step, 0.1)(len(fates))
+        spent, done = spent + took, done + accepted + 1
+        budget.learn([Round(0, len(fates), accepted, accepted + 1)], took)
+    return done / spent
+
+
+def test_confidence_gains_where_it_tells_and_a_step_costs_no_more() -> None:
+    """Of two kinds of tokens, sure and unsure ones; where all are alike it loses what its steps cost more."""
+
+    def two_kinds(rng: random.Random) -> float:
+        return 0.98 if rng.random() < 0.75 else 0.3
+
+    assert rate_by_confidence(True, two_kinds, 0.09) > 1.08 * rate_by_confidence(False, two_kinds, 0.09)
+    alike, by_length = rate_by_confidence(True, lambda rng: 0.8, 0.13), rate_by_confidence(False, lambda rng: 0.8, 0.09)
+    assert alike < 0.95 * by_length
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("tree", ["chain", "2x2x1", "dynamic"])
 def test_adaptive_output_is_that_of_autoregressive_decoding(tree: str, temperature: float) -> None:
