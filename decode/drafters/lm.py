@@ -23,8 +23,6 @@ from decode.verify import Verdict
 
 log = get_logger("decode")
 
-READ_AGAIN = 8  # tokens: the widest pass that catches up with a verdict; what lies further back is read beforehand
-
 
 class LMDraft(nn.Module):
     """Both faces of the family `lm` on one transformers model of any architecture."""
@@ -103,7 +101,10 @@ class LMDraft(nn.Module):
             tree = propose_chain(self.runner, context, width)
             self._ahead = [tree.num_nodes - 2] * len(context.lengths)  # the last draft token is not read
         else:
-            tree = propose_tree(self.runner, context, lambda: self._at_pending(context))
+            # as many tokens as a verdict can have accepted, always, so that one capture serves
+            width = min(context.shape.depth + 1, *context.lengths)
+            self._catch_up(context.ids, [length - width for length in context.lengths])
+            tree = propose_tree(self.runner, context, width)
         self._known, self._round = list(context.lengths), context.round_index
         return tree
 
@@ -114,16 +115,6 @@ class LMDraft(nn.Module):
             read = (known + ahead for known, ahead in zip(self._known, self._ahead, strict=True))
             self._known = [min(have, length - 1) for have, length in zip(read, context.lengths, strict=True)]
         self._ahead = [0] * len(context.lengths)
-
-    def _at_pending(self, context: Context) -> Tensor:  # (B, V)
-        """Logits after pending, everything before it read: what the last verdict accepted, in one short pass."""
-        lengths = context.lengths
-        behind = max(length - known for length, known in zip(lengths, self._known, strict=True))
-        width = max(1, min(behind, *lengths, READ_AGAIN))
-        self._catch_up(context.ids, [length - width for length in lengths])
-        ends = torch.tensor(lengths, device=context.ids.device)[:, None]
-        read = context.ids.gather(1, ends - torch.arange(width, 0, -1, device=context.ids.device))
-        return self.runner.chain(read, [length - width for length in lengths])[:, -1]
 
     def _catch_up(self, ids: Tensor, wanted: list[int]) -> None:
         """Read what rounds without drafts, trees and new rows have left unread."""

@@ -10,15 +10,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from decode.drafters.base import Context
 from decode.noise import Stream
-from decode.sampling import warp
-from decode.shapes import Dynamic, Static
-from decode.target import CachedModel
+from decode.sampling import Sampling, warp
+from decode.shapes import Dynamic, Shape, Static
+from decode.target import CachedModel, NodePass
 from decode.tree import Drawn, Tree, ancestors, tree_depths
 
 DISAGREEMENT = 0.4
@@ -27,13 +28,119 @@ at T = 1 and 0: scale 0.15 gives 4.0 and 2.9, 0.35 4.6 and 3.4, 0.5 4.5 and 3.4,
 of this estimate 2.0 at T = 1; a chain of 8 3.1 and 2.5."""
 
 
-def propose_tree(runner: CachedModel, context: Context, read: Callable[[], Tensor]) -> Tree:
-    """The tree that `context.shape` plans; `read()` gives the logits (B, V) at pending once the draft has caught up."""
+def propose_tree(runner: CachedModel, context: Context, width: int) -> Tree:
+    """The tree that `context.shape` plans. The draft has read all but the last `width` committed tokens.
+
+    One captured unit where nothing has to be asked between the levels: neither processors nor noise of the draft's own.
+    """
+    ends = torch.tensor(context.lengths, device=context.ids.device)[:, None]
+    read = context.ids.gather(1, ends - torch.arange(width, 0, -1, device=context.ids.device))
+    draws, shape = Draws.of(context), context.shape
+    if draws.drawn == "arbitrary" and context.history is None:
+        tokens, parents = _as_one_unit(runner, context, draws, read, ends)
+        return _tree(tokens, parents, shape)
+    logits = runner.chain(read, [length - width for length in context.lengths])[:, -1]
+    reader = Reader(runner, context, [])
+    tokens, parents, log_q = _grow(reader, draws, reader.root(logits), read[:, -1:], shape)
+    return _tree(tokens, parents, shape, draws.drawn, log_q)
+
+
+def _tree(
+    tokens: Tensor, parents: Tensor, shape: Shape, drawn: Drawn = "arbitrary", log_q: Tensor | None = None
+) -> Tree:
+    if isinstance(shape, Static):
+        return Tree(tokens, shape.parents, drawn, log_q)
+    return Tree(tokens, parents, depth_bound=shape.depth)
+
+
+def _as_one_unit(runner: CachedModel, context: Context, draws: Draws, read: Tensor, ends: Tensor) -> tuple[Tensor, ...]:
     shape = context.shape
+    visible = runner.visible(max(context.lengths) + shape.num_read)
+    assert max(context.lengths) + shape.num_read <= visible, (context.lengths, shape, visible)
+    inputs = (read, ends) if draws.gumbel is None else (read, ends, draws.gumbel)
+
+    def moved() -> tuple[Tensor, ...]:
+        return (read, (ends + 1).clamp(max=visible - shape.num_read), *inputs[2:])
+
+    def make() -> TreePass:
+        return TreePass(runner.node_pass(visible), shape, draws.sampling)
+
+    key = ("tree", shape, read.shape[1], visible, draws.sampling, draws.gumbel is None)
+    return runner.run(key, make, inputs, moved)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How candidates are drawn in one round."""
+
+    sampling: Sampling
+    drawn: Drawn
+    """At temperature 0 always `arbitrary`: draws from a point mass would all be the same."""
+    gumbel: Tensor | None
+    """(B, D + 1, V) noise of depths 0, 1, ... after pending where the verdict shares it."""
+    fresh: Callable[[int, list[int]], Tensor] | None = None
+    """(depth, node ids) -> (B, ids, V): noise of the draft's own for tokens at depth + 1."""
+
+    @classmethod
+    def of(cls, context: Context) -> Draws:
+        """Those that a context asks for."""
+
+        def fresh(depth: int, draws: list[int]) -> Tensor:
+            positions = [[length + depth] * len(draws) for length in context.lengths]
+            return context.noise.fresh_gumbel(Stream.DRAFT, positions, context.round_index, draws)
+
+        drawn: Drawn = "arbitrary" if context.sampling.is_greedy else context.drawn
+        return cls(context.sampling, drawn, context.gumbel, fresh)
+
+    def with_shared_noise(self, scores: Tensor, depth: int) -> Tensor:
+        """scores (B, S, V) of nodes of one depth, with the noise of the verdict on their children where it is
+        shared."""
+        return scores if self.gumbel is None else scores + self.gumbel[:, depth, None]
+
+
+class Levels(Protocol):
+    """The draft's passes over the levels of one tree."""
+
+    def level(self, tokens: Tensor, depth: int, visible: Tensor) -> Tensor:  # (B, W) -> (B, W, V)
+        """Logits of W nodes of one depth, which see the committed tokens and the read nodes that `visible` marks."""
+        ...
+
+
+def _grow(
+    levels: Levels, draws: Draws, logits: Tensor, pending: Tensor, shape: Shape
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(tokens (B, N), parents (B, N), log q) of a tree that starts from the logits (B, 1, V) at pending (B, 1)."""
     if isinstance(shape, Dynamic):
-        return _grow_dynamic(runner, context, read, shape)
+        return *_grow_dynamic(levels, draws, logits, pending, shape), None
     assert isinstance(shape, Static)
-    return _grow_static(runner, context, read, shape.parents)
+    tokens, log_q = _grow_static(levels, draws, logits, pending, shape.parents)
+    return tokens, tokens.new_zeros(0), log_q
+
+
+class TreePass(nn.Module):
+    """A whole tree as one unit: tokens (B, N) and, where rows have trees of their own, parents (B, N)."""
+
+    def __init__(self, node_pass: NodePass, shape: Shape, sampling: Sampling) -> None:
+        super().__init__()
+        self.node_pass, self.shape, self.sampling = node_pass, shape, sampling
+
+    def forward(self, read: Tensor, ends: Tensor, gumbel: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """read (B, W) the last committed tokens, ends (B, 1) their number, gumbel (B, D + 1, V) shared noise."""
+        logits = self.node_pass.chain(read, ends - read.shape[1])[0][:, -1:]
+        draws = Draws(self.sampling, "arbitrary", gumbel)
+        return _grow(_Behind(self.node_pass, ends), draws, logits, read[:, -1:], self.shape)[:2]
+
+
+@dataclass(frozen=True)
+class _Behind:
+    """Levels read behind `ends` (B, 1) committed tokens, inside a capture."""
+
+    node_pass: NodePass
+    ends: Tensor
+
+    def level(self, tokens: Tensor, depth: int, visible: Tensor) -> Tensor:
+        depths = torch.full_like(tokens, depth - 1)  # from the first one after pending
+        return self.node_pass(tokens, self.ends, depths, visible.expand(len(tokens), -1, -1))[0]
 
 
 @dataclass(frozen=True)
@@ -80,52 +187,35 @@ def plan_levels(parents: tuple[int, ...], device: torch.device) -> list[Level]:
     return levels
 
 
-def _grow_static(runner: CachedModel, context: Context, read: Callable[[], Tensor], parents: tuple[int, ...]) -> Tree:
-    levels, drawn = plan_levels(parents, context.ids.device), _drawn(context)
-    tokens, laws, reader = [pending_tokens(context)], [], Reader(runner, context, [])
-    logits = reader.root(read())
-    for level in levels:
-        candidates, law = _children(warp(logits, context.sampling), context, level)
+def _grow_static(
+    levels: Levels, draws: Draws, logits: Tensor, pending: Tensor, parents: tuple[int, ...]
+) -> tuple[Tensor, Tensor | None]:
+    plan = plan_levels(parents, pending.device)
+    tokens, laws = [pending], []
+    for level in plan:
+        candidates, law = _children(warp(logits, draws.sampling), draws, level)
         tokens.append(candidates)
         laws.append(law)
-        if level is not levels[-1]:
-            logits = reader.level(candidates[:, level.inner], level.depth + 1, level.ancestors)
-    log_q = None if drawn == "arbitrary" else _laws_of_nodes(laws, levels, len(parents))
-    return Tree(torch.cat(tokens, 1), parents, drawn, log_q)
+        if level is not plan[-1]:
+            logits = levels.level(candidates[:, level.inner], level.depth + 1, level.ancestors)
+    log_q = None if draws.drawn == "arbitrary" else _laws_of_nodes(laws, plan, len(parents))
+    return torch.cat(tokens, 1), log_q
 
 
-def _drawn(context: Context) -> Drawn:
-    """At temperature 0 the likeliest tokens are taken in order: draws from a point mass would all be the same."""
-    return "arbitrary" if context.sampling.is_greedy else context.drawn
-
-
-def _children(scores: Tensor, context: Context, level: Level) -> tuple[Tensor, Tensor]:
+def _children(scores: Tensor, draws: Draws, level: Level) -> tuple[Tensor, Tensor]:
     """Tokens (B, C) of a level's children from the warped scores (B, S, V) of their parents, and the laws (B, S, V).
 
     A filter may leave fewer tokens than children are asked for. The rest have q = 0 and were not drawn from q: any
     token will do where candidates are arbitrary; of draws without replacement the rule reads it in the law, and passes
     them over.
     """
-    drawn = _drawn(context)
-    if drawn == "arbitrary":
-        noisy = _with_shared_noise(scores, context, level.depth)
-        return _ranked(noisy, level), scores
+    if draws.drawn == "arbitrary":
+        return _ranked(draws.with_shared_noise(scores, level.depth), level), scores
     log_q = scores.log_softmax(-1)
-    if drawn == "iid":
-        gumbel = _fresh(context, level.depth, level.children)
-        return (log_q[:, level.owners] + gumbel).argmax(-1), log_q
-    return _ranked(log_q + _fresh(context, level.depth, level.sources), level), log_q
-
-
-def _with_shared_noise(scores: Tensor, context: Context, depth: int) -> Tensor:
-    """scores (B, S, V) of nodes of one depth, with the noise of the verdict on their children where it is shared."""
-    return scores if context.gumbel is None else scores + context.gumbel[:, depth, None]
-
-
-def _fresh(context: Context, depth: int, draws: list[int]) -> Tensor:  # (B, len(draws), V)
-    """Noise of the draft's own for tokens at depth + 1, one vector for each node id in `draws`."""
-    positions = [[length + depth] * len(draws) for length in context.lengths]
-    return context.noise.fresh_gumbel(Stream.DRAFT, positions, context.round_index, draws)
+    assert draws.fresh is not None
+    if draws.drawn == "iid":
+        return (log_q[:, level.owners] + draws.fresh(level.depth, level.children)).argmax(-1), log_q
+    return _ranked(log_q + draws.fresh(level.depth, level.sources), level), log_q
 
 
 def _ranked(noisy: Tensor, level: Level) -> Tensor:  # (B, S, V) -> (B, C)
@@ -163,7 +253,7 @@ class Reader:
         return self.context.processed(logits[:, None], logits.new_zeros(len(logits), 1, 0, dtype=torch.long))
 
     def level(self, tokens: Tensor, depth: int, visible: Tensor) -> Tensor:  # (B, W) -> (B, W, V)
-        """Logits of W nodes of one depth, which see the committed tokens and the read nodes that `visible` marks."""
+        """As `Levels` says."""
         depths = torch.full((1, tokens.shape[1]), depth - 1, device=tokens.device)  # from the first one after pending
         logits = self.runner.forward(tokens, self.context.lengths, depths, visible)
         self.tokens.append(tokens)
@@ -186,45 +276,45 @@ class Candidates:
     """(B, C) int64: number of the parent among all candidates, -1 for pending."""
 
 
-def _grow_dynamic(runner: CachedModel, context: Context, read: Callable[[], Tensor], shape: Dynamic) -> Tree:
+def _grow_dynamic(
+    levels: Levels, draws: Draws, logits: Tensor, pending: Tensor, shape: Dynamic
+) -> tuple[Tensor, Tensor]:
     """EAGLE-2 (Li et al. 2024): the draft reads the `beam` best candidates of a level; the best of all levels stay.
 
     Four are enough: with 16 nodes in 8 levels beams of 2, 3, 4 and 8 gave 4.3, 4.4, 4.5 and 4.5 tokens per pass.
     """
-    reader = Reader(runner, context, [])
-    logits = reader.root(read())
     value = torch.zeros_like(logits[..., 0])
     numbers = torch.full_like(value, -1, dtype=torch.long)
     visible = torch.zeros_like(logits[..., :0], dtype=torch.bool)
-    levels = []
+    found = []
     for depth in range(shape.depth):
-        level = _candidates(logits, value, numbers, context, depth, shape.beam)
+        level = _candidates(logits, value, numbers, draws, depth, shape.beam)
         if depth + 1 < shape.depth:
             value, chosen = level.values.topk(min(shape.beam, level.values.shape[1]))
-            numbers = chosen + sum(one.values.shape[1] for one in levels)
+            numbers = chosen + sum(one.values.shape[1] for one in found)
             visible = _seen_by(chosen // (level.values.shape[1] // visible.shape[1]), visible)
-            logits = reader.level(level.tokens.gather(1, chosen), depth + 1, visible)
-        levels.append(level)
-    found = Candidates(*(torch.cat([getattr(one, f.name) for one in levels], 1) for f in fields(Candidates)))
-    return _best_nodes(pending_tokens(context), found, shape)
+            logits = levels.level(level.tokens.gather(1, chosen), depth + 1, visible)
+        found.append(level)
+    every = Candidates(*(torch.cat([getattr(one, f.name) for one in found], 1) for f in fields(Candidates)))
+    return _best_nodes(pending, every, shape)
 
 
-def _candidates(logits: Tensor, value: Tensor, numbers: Tensor, context: Context, depth: int, beam: int) -> Candidates:
+def _candidates(logits: Tensor, value: Tensor, numbers: Tensor, draws: Draws, depth: int, beam: int) -> Candidates:
     """The `beam` best children of each of the nodes of one depth with these logits (B, W, V), values and numbers."""
-    ranking = _with_shared_noise(warp(logits, context.sampling), context, depth)
-    best = _log_chance(ranking, context).topk(min(beam, ranking.shape[-1]))
+    ranking = draws.with_shared_noise(warp(logits, draws.sampling), depth)
+    best = _log_chance(ranking, draws).topk(min(beam, ranking.shape[-1]))
     values = value[..., None] + best.values
     return Candidates(best.indices.flatten(1), values.flatten(1), numbers[..., None].expand_as(best.indices).flatten(1))
 
 
-def _log_chance(ranking: Tensor, context: Context) -> Tensor:
+def _log_chance(ranking: Tensor, draws: Draws) -> Tensor:
     """Log of the estimated probability of each sibling to stand, from the scores that rank them; at most 0.
 
     Where the verdict's noise is shared, and at temperature 0, the target's choice is settled: it is the best of scores
     that differ from these by what target and draft disagree about. So the best candidate is the likelier the further
     ahead it lies, and its own log q says little. Of a token that is yet to be drawn, log q is all there is to know.
     """
-    settled = context.sampling.is_greedy or context.gumbel is not None
+    settled = draws.sampling.is_greedy or draws.gumbel is not None
     return (ranking / DISAGREEMENT if settled else ranking).log_softmax(-1).clamp(max=0)
 
 
@@ -236,7 +326,7 @@ def _seen_by(owners: Tensor, visible: Tensor) -> Tensor:  # (B, W), (B, W', M) -
     return torch.cat([inherited, own], 2)
 
 
-def _best_nodes(pending: Tensor, found: Candidates, shape: Dynamic) -> Tree:
+def _best_nodes(pending: Tensor, found: Candidates, shape: Dynamic) -> tuple[Tensor, Tensor]:
     """The candidates of highest value, in the order of their numbers: level by level.
 
     No candidate is worth more than its parent, and of equals the earlier one goes first, so parents are kept too.
@@ -249,4 +339,4 @@ def _best_nodes(pending: Tensor, found: Candidates, shape: Dynamic) -> Tree:
     parents = torch.where(above < 0, 0, node_of.gather(1, above.clamp(min=0)))
     tokens = torch.cat([pending, found.tokens.gather(1, kept)], 1)
     root = torch.full_like(pending, -1)
-    return Tree(tokens, torch.cat([root, parents], 1), depth_bound=shape.depth)
+    return tokens, torch.cat([root, parents], 1)

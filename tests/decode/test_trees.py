@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from decode.drafters import lm_tree
@@ -43,8 +44,18 @@ class PlainRunner:
     def logits(self, prefix: list[int]) -> Tensor:  # (V,)
         return self.model(torch.tensor([prefix])).logits[0, -1]
 
-    def read(self) -> Tensor:  # (B, V)
-        return torch.stack([self.logits(row) for row in self.rows])
+    def chain(self, tokens: Tensor, starts: object) -> Tensor:  # (B, 1, V) at the last token that is read
+        assert tokens.tolist() == [row[-tokens.shape[1] :] for row in self.rows]  # and the draft knows those before
+        return torch.stack([self.logits(row) for row in self.rows])[:, None]
+
+    def visible(self, end: int) -> int:
+        return end
+
+    def node_pass(self, visible: int) -> PlainPass:
+        return PlainPass(self)
+
+    def run(self, key: object, make: Callable[[], nn.Module], inputs: tuple[Tensor, ...], moved: object) -> Tensor:
+        return make()(*inputs)
 
     def forward(self, tokens: Tensor, starts: list[int], depths: Tensor, ancestors: Tensor) -> Tensor:
         batch, width = tokens.shape
@@ -58,6 +69,20 @@ class PlainRunner:
                 assert starts[row] + depths[row, node] == len(self.rows[row]) + len(seen) - 1  # its position
                 out.append(self.logits(self.rows[row] + seen))
         return torch.stack(out).view(batch, width, -1)
+
+
+class PlainPass(nn.Module):
+    """`NodePass` by the plain runner."""
+
+    def __init__(self, runner: PlainRunner) -> None:
+        super().__init__()
+        self.runner = runner
+
+    def chain(self, tokens: Tensor, starts: Tensor) -> tuple[Tensor]:
+        return (self.runner.chain(tokens, starts),)
+
+    def forward(self, tokens: Tensor, starts: Tensor, depths: Tensor, above: Tensor) -> tuple[Tensor]:
+        return (self.runner.forward(tokens, starts[:, 0].tolist(), depths, above),)
 
 
 def draft_model() -> PreTrainedModel:
@@ -80,7 +105,7 @@ def grow(
 ) -> tuple[Tree, Context, PlainRunner]:
     context = context_of(RAGGED, shape, sampling, drawn, shared)
     runner = PlainRunner(draft_model(), RAGGED)
-    return lm_tree.propose_tree(cast(CachedModel, runner), context, runner.read), context, runner
+    return lm_tree.propose_tree(cast(CachedModel, runner), context, 2), context, runner
 
 
 def children_by_node(tree: Tree) -> list[list[tuple[list[int], list[int], list[int]]]]:
