@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 import re
 from dataclasses import dataclass, field
@@ -86,9 +87,7 @@ class SamplingConfig:
         require(self.top_k >= 0, f"decode.top_k={self.top_k} is negative; use 0 to keep every token")
         require(0 < self.top_p <= 1, f"decode.top_p={self.top_p} is outside (0, 1]; use 1 to keep every token")
         require(0 <= self.min_p <= 1, f"decode.min_p={self.min_p} is outside [0, 1]; use 0 to keep every token")
-        require(self.num_draft_tokens >= 1, f"decode.num_draft_tokens={self.num_draft_tokens}; draft at least 1 token")
-        _check_tree(self.tree)
-        require(self.tree_nodes >= 1, f"decode.tree_nodes={self.tree_nodes}; a tree has at least 1 draft token")
+        check_tree(self.tree, self.num_draft_tokens, self.tree_nodes, "decode.")
         require(self.max_new_tokens >= 1, f"decode.max_new_tokens={self.max_new_tokens}; ask for at least 1 token")
         _check_penalties(self)
         greedy = self.verifier == "greedy"
@@ -131,17 +130,24 @@ class SamplingConfig:
         )
 
 
-def _check_tree(tree: str) -> None:
-    """By the name alone, before anything is loaded (`shapes.parse` knows what it means)."""
-    factors = re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", tree) and [int(factor) for factor in tree.split("x")]
+def check_tree(tree: str, num_draft_tokens: int, tree_nodes: int, where: str = "") -> None:
+    """Raise ConfigError for a plan without sense or end, by name and numbers alone, before anything is loaded
+    (`shapes.parse` knows what they mean); `where` stands before the names in messages."""
+    for name, value in (("num_draft_tokens", num_draft_tokens), ("tree_nodes", tree_nodes)):
+        require(
+            1 <= value <= MOST_NODES,
+            f"{where}{name}={value}; a round drafts at least 1 token and at most {MOST_NODES}: verdicts rarely accept "
+            "more than ten. To decode without drafts, leave out the draft",
+        )
+    factors = re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", tree, re.ASCII) and [int(factor) for factor in tree.split("x")]
     require(
         bool(factors) or tree in TREES,
-        f"decode.tree={tree!r} is no tree; use {', '.join(TREES)}, or branching factors such as 3x2x1",
+        f"{where}tree={tree!r} is no tree; use {', '.join(TREES)}, or branching factors such as 3x2x1",
     )
     nodes = sum(itertools.accumulate(factors or [], operator.mul))
     require(
         nodes <= MOST_NODES,
-        f"decode.tree={tree} has {nodes} draft tokens, and a round takes at most {MOST_NODES}; use smaller factors",
+        f"{where}tree={tree} has {nodes} draft tokens, and a round takes at most {MOST_NODES}; use smaller factors",
     )
 
 
@@ -150,7 +156,7 @@ def check_temperature(temperature: float, name: str) -> None:
 
     `name` stands before the value in the message, = included.
     """
-    require(temperature >= 0, f"{name}{temperature} is negative; use 0 for greedy decoding")
+    require(0 <= temperature < math.inf, f"{name}{temperature} is no number from 0; use 0 for greedy decoding")
     require(
         temperature == 0 or temperature >= LEAST_TEMPERATURE,
         f"{name}{temperature} lies between 0 and {LEAST_TEMPERATURE}, where rounding, and at last overflow, of the "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     EosTokenCriteria,
     GenerationConfig,
@@ -104,15 +104,15 @@ def generate(
     if verifier not in VERIFIERS:
         raise ConfigError(f"verifier={verifier!r} is not known; choose one of {', '.join(VERIFIERS)}")
     require(max_new_tokens >= 1, f"max_new_tokens={max_new_tokens}; ask for at least 1 token")
-    require(num_draft_tokens >= 1, f"num_draft_tokens={num_draft_tokens}; draft at least 1 token, or use drafter=None")
     check_temperature(temperature, "temperature=")
-    require(tree_nodes >= 1, f"tree_nodes={tree_nodes}; a tree has at least 1 draft token, or use drafter=None")
     require(top_k >= 0, f"top_k={top_k} is negative; use 0 to keep every token")
     require(0 < top_p <= 1, f"top_p={top_p} is outside (0, 1]; use 1 to keep every token")
     require(0 <= min_p <= 1, f"min_p={min_p} is outside [0, 1]; use 0 to keep every token")
     require(batch_size is None or batch_size >= 1, f"batch_size={batch_size}; decode at least 1 request at a time")
     require(rows is None or len(rows) == len(input_ids), f"rows={rows} must name each of {len(input_ids)} requests")
     vocab_size = model.config.get_text_config().vocab_size
+    _check_ids(input_ids, vocab_size)
+    _check_models(model, drafter)
     asked = (repetition_penalty, presence_penalty, frequency_penalty, logit_bias, banned_words)
     processors = [*penalties(vocab_size, tokenizer, *asked), *(logits_processor or ())]
     request = Request(
@@ -183,6 +183,31 @@ def speculative(
         num_draft_tokens=num_draft_tokens,
     )
     return out.sequences
+
+
+def _check_ids(input_ids: Tensor, vocab_size: int) -> None:
+    shape = tuple(input_ids.shape)
+    require(len(shape) == 2 and shape[0] > 0, f"input_ids has shape {shape}; give (requests, tokens), at least one row")
+    require(not input_ids.is_floating_point(), f"input_ids is {input_ids.dtype}; token ids are integers")
+    if not shape[1]:
+        return  # a prompt without tokens has a message of its own
+    least, most = int(input_ids.min()), int(input_ids.max())
+    require(
+        least >= 0 and most < vocab_size,
+        f"input_ids holds ids from {least} to {most}, and the model knows 0 to {vocab_size - 1}; encode the prompt "
+        "with the model's own tokenizer",
+    )
+
+
+def _check_models(model: PreTrainedModel, drafter: Drafter | None) -> None:
+    for name, module in (("the target", model), ("the draft", drafter)):
+        drops = isinstance(module, nn.Module) and any(
+            one.training and (getattr(one, "attention_dropout", 0) or (isinstance(one, nn.Dropout) and one.p))
+            for one in module.modules()
+        )
+        require(not drops, f"{name} is in train mode and has dropout, so no two passes agree; call its eval() first")
+    if drafter is not None and not hasattr(drafter, "propose"):
+        raise ConfigError(f"drafter={drafter!r} is no drafter; get one from decode.load_drafter(path, target=model)")
 
 
 def _refuse_foreign(config: GenerationConfig, criteria: StoppingCriteriaList) -> None:

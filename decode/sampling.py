@@ -6,7 +6,7 @@ probability tokens through elsewhere (gpt-fast accepts u == 0, which bf16 draws 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,14 +26,22 @@ class Sampling:
         """The law is a point mass on the argmax."""
         return self.temperature == 0
 
+    def apart(self, device: torch.device) -> tuple[Sampling, Tensor]:
+        """The sampling at temperature 1, and the temperature as (1,) fp64: captures are then shared by all
+        temperatures above 0, where a service may be asked for any."""
+        alike = self if self.is_greedy else replace(self, temperature=1.0)
+        return alike, torch.tensor([self.temperature], dtype=torch.float64, device=device)
 
-def warp(logits: Tensor, sampling: Sampling) -> Tensor:  # (..., V) -> (..., V)
+
+def warp(logits: Tensor, sampling: Sampling, temperature: Tensor | None = None) -> Tensor:  # (..., V) -> (..., V)
     """Unnormalised log-probabilities of the law that is sampled, -inf outside its support; greedy leaves the logits
-    alone."""
+    alone. `temperature` (1,) divides in place of the sampling's own (`Sampling.apart`)."""
     scores = logits if logits.dtype == torch.float64 else logits.float()
     if sampling.is_greedy:
         return scores
-    if sampling.temperature != 1:
+    if temperature is not None:
+        scores = scores / temperature.to(scores.dtype)
+    elif sampling.temperature != 1:
         scores = scores / sampling.temperature
     if 0 < sampling.top_k < scores.shape[-1]:
         kth = scores.topk(sampling.top_k).values[..., -1:]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from decode.config import check_tree
 from decode.house.config import require
-from decode.house.errors import ConfigError
 from decode.tree import chain_parents, tree_depths
 
 BEAM = 4  # nodes that a dynamic tree expands a level: a beam of 8 gives no more tokens (see drafters/lm_tree.py)
@@ -126,15 +126,11 @@ def parse(tree: str | Shape | None, num_draft_tokens: int, tree_nodes: int) -> S
     `num_draft_tokens` is the depth of chain and dynamic, `tree_nodes` the draft nodes of dynamic. The names in
     CALIBRATED take a model and a draft to become a plan (`auto_tree.resolve`). Raises ConfigError.
     """
+    check_tree(tree if isinstance(tree, str) else "chain", num_draft_tokens, tree_nodes)
     if tree is None or tree == "chain":
         return chain(num_draft_tokens)
     if not isinstance(tree, str):
         return tree
     if tree == "dynamic":
         return Dynamic(num_draft_tokens, min(tree_nodes, BEAM), 1 + tree_nodes)
-    factors = tree.split("x")
-    if not all(factor.isdigit() and int(factor) > 0 for factor in factors):
-        raise ConfigError(
-            f"tree={tree!r} is no tree; use chain, branching factors such as 3x2x1, dynamic, sequoia or auto"
-        )
-    return k_ary([int(factor) for factor in factors])
+    return k_ary([int(factor) for factor in tree.split("x")])

@@ -25,6 +25,7 @@ PREFILL_CHUNK = 512  # tokens a pass: bounds the (T, S) mask and the activations
 BUCKET = 256  # slots: capacities and views are rounded up, so that calls of similar length share captures
 CAPTURE_AFTER = 6  # uses of one shape: a capture costs about as much as that many passes
 MOST_CAPTURES = 64  # of one cached model, the oldest given up first: settings of the draws are part of a capture
+SAMPLE = 64  # values of a tensor that are looked at to notice silent writes: 1 ms a call for a 28M model
 MOST_RUNNERS = 6  # caches kept for one model, so that batches of a few sizes can take turns
 
 
@@ -202,7 +203,8 @@ class CachedModel:
                 return make()(*inputs)
             self._passes[key] = capture(make(), inputs, moved(), self.packing)
             if len(self._passes) > MOST_CAPTURES:
-                del self._passes[next(iter(self._passes))]
+                oldest = next(iter(self._passes))
+                del self._passes[oldest], self._uses[oldest]
         return self._passes[key](*inputs)
 
     def commit(self, starts: list[int], path: Tensor, is_chain: bool) -> None:
@@ -248,9 +250,27 @@ def runner_for(model: PreTrainedModel, batch_size: int, capacity: int, role: str
 
 
 def weights_state(model: nn.Module) -> int:
-    """Changes when a parameter is replaced, moved or written to."""
-    version = ((one.data_ptr(), one.dtype, 0 if one.is_inference() else one._version) for one in model.parameters())
-    return hash(tuple(version))
+    """Changes when a parameter or buffer is replaced, moved or written to, and when a module is exchanged, hooked or
+    set otherwise (train mode, an adapter switched on): a capture would not notice.
+
+    Writes that bypass torch's version counter (`.data`, inference mode) show in a sample of the values on a CPU, where
+    packed weights are copies.
+    """
+    tensors = (_tensor_state(one) for one in (*model.parameters(), *model.buffers()))
+    return hash((*tensors, *(_module_state(module) for module in model.modules())))
+
+
+def _tensor_state(tensor: Tensor) -> tuple[object, ...]:
+    version = 0 if tensor.is_inference() else tensor._version
+    if tensor.device.type != "cpu" or not tensor.is_floating_point():
+        return tensor.data_ptr(), tensor.dtype, version
+    sample = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // SAMPLE)]
+    return tensor.data_ptr(), tensor.dtype, version, float(sample.double().sum())
+
+
+def _module_state(module: nn.Module) -> tuple[object, ...]:
+    plain = (value for value in vars(module).values() if isinstance(value, bool | int | float | str))
+    return id(module), len(module._forward_hooks), len(module._forward_pre_hooks), *plain
 
 
 def _rounded(capacity: int) -> int:

@@ -30,15 +30,16 @@ def propose_chain(runner: CachedModel, context: Context, width: int) -> Tree:
     visible = runner.visible(max(context.lengths) + k)
     assert max(context.lengths) + k <= visible, (context.lengths, k, visible)
     noise = draft_noise(context)
-    inputs = (read, ends) if noise is None else (read, ends, noise)
+    sampling, temperature = context.sampling.apart(read.device)
+    inputs = (read, ends, temperature) if noise is None else (read, ends, temperature, noise)
 
     def make() -> ChainPass:
-        return ChainPass(runner.node_pass(visible), k, context.sampling, context.drawn)
+        return ChainPass(runner.node_pass(visible), k, sampling, context.drawn)
 
     def moved() -> tuple[Tensor, ...]:
         return (read, (ends + 1).clamp(max=visible - k), *inputs[2:])
 
-    key = ("chain", k, width, visible, context.sampling, context.drawn, noise is None)
+    key = ("chain", k, width, visible, sampling, context.drawn, noise is None)
     tokens, log_q = runner.run(key, make, inputs, moved)
     proposed = torch.cat([read[:, -1:], tokens], 1)
     return Tree(proposed, chain_parents(k + 1), context.drawn, log_q if context.drawn == "iid" else None)
@@ -74,14 +75,17 @@ class ChainPass(nn.Module):
         self.node_pass, self.k, self.sampling = node_pass, k, sampling
         self.drawn: Drawn = drawn
 
-    def forward(self, read: Tensor, ends: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """read (B, 1 or 2) the last committed tokens, ends (B, 1) their number, noise (B, k, V) Gumbel noise."""
+    def forward(
+        self, read: Tensor, ends: Tensor, temperature: Tensor, noise: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """read (B, 1 or 2) the last committed tokens, ends (B, 1) their number, temperature (1,), noise (B, k, V)."""
         tokens: list[Tensor] = []
         laws: list[Tensor] = []
         starts = ends - read.shape[1]
         for step in range(self.k):
             logits = self.node_pass.chain(read, starts)[0][:, -1]
-            read, law = draw(warp(logits, self.sampling), None if noise is None else noise[:, step], self.drawn)
+            scores = warp(logits, self.sampling, temperature)
+            read, law = draw(scores, None if noise is None else noise[:, step], self.drawn)
             starts = ends + step
             tokens.append(read)
             laws.append(law)

@@ -57,15 +57,16 @@ def _as_one_unit(runner: CachedModel, context: Context, draws: Draws, read: Tens
     shape = context.shape
     visible = runner.visible(max(context.lengths) + shape.num_read)
     assert max(context.lengths) + shape.num_read <= visible, (context.lengths, shape, visible)
-    inputs = (read, ends) if draws.gumbel is None else (read, ends, draws.gumbel)
+    sampling, temperature = draws.sampling.apart(read.device)
+    inputs = (read, ends, temperature) if draws.gumbel is None else (read, ends, temperature, draws.gumbel)
 
     def moved() -> tuple[Tensor, ...]:
         return (read, (ends + 1).clamp(max=visible - shape.num_read), *inputs[2:])
 
     def make() -> TreePass:
-        return TreePass(runner.node_pass(visible), shape, draws.sampling)
+        return TreePass(runner.node_pass(visible), shape, sampling)
 
-    key = ("tree", shape, read.shape[1], visible, draws.sampling, draws.gumbel is None)
+    key = ("tree", shape, read.shape[1], visible, sampling, draws.gumbel is None)
     return runner.run(key, make, inputs, moved)
 
 
@@ -80,6 +81,8 @@ class Draws:
     """(B, D + 1, V) noise of depths 0, 1, ... after pending where the verdict shares it."""
     fresh: Callable[[int, list[int]], Tensor] | None = None
     """(depth, node ids) -> (B, ids, V): noise of the draft's own for tokens at depth + 1."""
+    temperature: Tensor | None = None
+    """(1,) in place of the sampling's own, inside a capture."""
 
     @classmethod
     def of(cls, context: Context) -> Draws:
@@ -124,10 +127,12 @@ class TreePass(nn.Module):
         super().__init__()
         self.node_pass, self.shape, self.sampling = node_pass, shape, sampling
 
-    def forward(self, read: Tensor, ends: Tensor, gumbel: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """read (B, W) the last committed tokens, ends (B, 1) their number, gumbel (B, D + 1, V) shared noise."""
+    def forward(
+        self, read: Tensor, ends: Tensor, temperature: Tensor, gumbel: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """read (B, W) the last committed tokens, ends (B, 1) their number, temperature (1,), gumbel (B, D + 1, V)."""
         logits = self.node_pass.chain(read, ends - read.shape[1])[0][:, -1:]
-        draws = Draws(self.sampling, "arbitrary", gumbel)
+        draws = Draws(self.sampling, "arbitrary", gumbel, temperature=temperature)
         return _grow(_Behind(self.node_pass, ends), draws, logits, read[:, -1:], self.shape)[:2]
 
 
@@ -193,7 +198,7 @@ def _grow_static(
     plan = plan_levels(parents, pending.device)
     tokens, laws = [pending], []
     for level in plan:
-        candidates, law = _children(warp(logits, draws.sampling), draws, level)
+        candidates, law = _children(warp(logits, draws.sampling, draws.temperature), draws, level)
         tokens.append(candidates)
         laws.append(law)
         if level is not plan[-1]:
@@ -301,7 +306,7 @@ def _grow_dynamic(
 
 def _candidates(logits: Tensor, value: Tensor, numbers: Tensor, draws: Draws, depth: int, beam: int) -> Candidates:
     """The `beam` best children of each of the nodes of one depth with these logits (B, W, V), values and numbers."""
-    ranking = draws.with_shared_noise(warp(logits, draws.sampling), depth)
+    ranking = draws.with_shared_noise(warp(logits, draws.sampling, draws.temperature), depth)
     best = _log_chance(ranking, draws).topk(min(beam, ranking.shape[-1]))
     values = value[..., None] + best.values
     return Candidates(best.indices.flatten(1), values.flatten(1), numbers[..., None].expand_as(best.indices).flatten(1))

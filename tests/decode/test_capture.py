@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -81,3 +83,37 @@ def test_captures_are_given_up_beyond_a_number(monkeypatch: pytest.MonkeyPatch) 
             for _ in range(CAPTURE_AFTER):
                 runner.chain(tokens[:, :width], [3])
     assert [key[1] for key in runner._passes] == [3, 4]
+
+
+def silently(model: torch.nn.Module) -> None:
+    """A write that torch's version counter does not see."""
+    for parameter in model.parameters():
+        parameter.data.copy_(parameter.data * -1.5)
+
+
+def hooked(model: torch.nn.Module) -> None:
+    model.get_output_embeddings().register_forward_hook(lambda module, inputs, logits: -logits)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("change", [silently, hooked])
+def test_captures_follow_changes_that_torch_does_not_count(change: Callable[[torch.nn.Module], None]) -> None:
+    model = tiny_llama()
+    ids, _ = ragged_prompts(1)
+    generate(model, None, ids, max_new_tokens=20, temperature=0, eos_token_id=())
+    change(model)
+    ours = generate(model, None, ids, max_new_tokens=20, temperature=0, eos_token_id=())
+    theirs = model.generate(ids, do_sample=False, max_new_tokens=20)  # type: ignore[operator]
+    assert torch.equal(ours.sequences, theirs)
+
+
+def test_one_capture_serves_every_temperature() -> None:
+    """A service may be asked for any; each capture of a draft took 20 MB and a second."""
+    model, draft = MODELS["llama"](), LMDraft(tiny_llama(num_layers=1, seed=3, dtype=torch.float64))
+    ids, _ = ragged_prompts(1)
+    for tree in ("chain", "dynamic"):
+        for temperature in (0.5, 0.9, 1.0, 1.3):
+            settings = {"max_new_tokens": 30, "temperature": temperature, "tree": tree, "eos_token_id": ()}
+            out = generate(model, draft, ids, **settings)  # type: ignore[arg-type]
+            assert torch.equal(out.sequences, generate(model, None, ids, **settings).sequences)  # type: ignore[arg-type]
+    kinds = [key[0] for key in draft.runner._passes]
+    assert kinds.count("chain") == kinds.count("tree") == 1

@@ -18,8 +18,9 @@ from transformers import (
 )
 
 from decode import generate
-from decode.house.errors import InputError, UserError
+from decode.house.errors import ConfigError, InputError, UserError
 from tests.decode.checks import check_pathwise_equality, ragged_prompts
+from tests.tiny import tiny_llama
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -97,3 +98,30 @@ def test_attention_without_masks_is_refused() -> None:
 def _random(config: PretrainedConfig) -> Any:
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"num_draft_tokens": 100_000}, "num_draft_tokens=100000"),
+        ({"tree": "dynamic", "tree_nodes": 100_000}, "tree_nodes=100000"),
+        ({"tree": "²x2"}, "no tree"),
+        ({"temperature": float("inf")}, "temperature=inf"),
+        ({"input_ids": torch.tensor([1, 2])}, "shape"),
+        ({"input_ids": torch.zeros(0, 3, dtype=torch.long)}, "shape"),
+        ({"input_ids": torch.zeros(1, 3)}, "float32"),
+        ({"input_ids": torch.tensor([[1, 99]])}, "99"),
+        ({"drafter": "ngram"}, "load_drafter"),
+    ],
+    ids=str,
+)
+def test_calls_without_sense_are_refused_at_once(settings: dict, words: str) -> None:
+    call = {"drafter": None, "input_ids": torch.tensor([[1, 2]]), "max_new_tokens": 4} | settings
+    with pytest.raises(ConfigError, match=words):
+        generate(tiny_llama(), **call)
+
+
+def test_a_model_that_drops_at_random_is_refused() -> None:
+    model = tiny_llama(attention_dropout=0.5).train()
+    with pytest.raises(ConfigError, match="train mode"):
+        generate(model, None, torch.tensor([[1, 2]]), max_new_tokens=4)
