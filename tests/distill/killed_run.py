@@ -3,11 +3,12 @@
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from distill import records, responses, shards
+from distill.shards import Record
 from distill.stage import run
 from tests.distill.runs import tiny_config
 
@@ -39,10 +40,10 @@ def note_shards(folder: Path) -> None:
     """Let every shard that this process writes leave a line `rank index` in `folder`/written.txt."""
     write = records.RecordWriter.write
 
-    def noted(self: records.RecordWriter, index: int, texts: Any) -> Any:
+    def noted(self: records.RecordWriter, index: int, records: Sequence[Record]) -> dict[str, Any]:
         with (folder / "written.txt").open("a") as file:
             file.write(f"{os.environ.get('RANK', '0')} {index}\n")
-        return write(self, index, texts)
+        return write(self, index, records)
 
     records.RecordWriter.write = noted
 

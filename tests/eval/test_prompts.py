@@ -157,7 +157,7 @@ def test_what_the_system_says_stays_before_the_first_turn(tmp_path):
     (held_out,) = held_out_prompts([document], tokenizer, PromptsConfig(), 1, seed=0)
     (question,) = read_questions(write(tmp_path / "q.jsonl", MESSAGES))
     read = first_turn(question, tokenizer, max_turns=1)
-    assert tokenizer.decode(held_out.ids) == tokenizer.decode(read.ids) == "[system]Be brief.[user]Hi"
+    assert tokenizer.decode(list(held_out.ids)) == tokenizer.decode(list(read.ids)) == "[system]Be brief.[user]Hi"
     assert held_out.id == "c"
 
 
