@@ -53,6 +53,7 @@ def is_valid(case: Case) -> bool:
 CASES = covering_cases(FACTORS, is_valid, whole=("architecture", "drafter", "verifier"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_decoding_is_exact(case: Case) -> None:
     check(case)

@@ -99,6 +99,7 @@ def arms_of(cell: dict) -> set[str]:
     return {one["arm"] for one in cell["arms"]}
 
 
+@pytest.mark.slow
 def test_every_cell_times_every_arm(results):
     places = [(cell["batch_size"], cell["temperature"], cell["text"]) for cell in results["cells"]]
     assert places == [(rows, t, text) for rows in (1, 2) for t in (1.0, 0.0) for text in ("code", "prose")]
@@ -112,6 +113,7 @@ def test_every_cell_times_every_arm(results):
         assert set(cell["left_out"]) >= (set() if alone else TRANSFORMERS_ARMS - {"transformers generate"})
 
 
+@pytest.mark.slow
 def test_rows_have_the_reports_schema(results):
     assert results["schema"] == 1
     assert all(set(row) >= ROW_KEYS for row in results["rows"])
@@ -125,6 +127,7 @@ def test_rows_have_the_reports_schema(results):
     assert {row["verifier"] for row in results["rows"]} == {"coupled", "rejection", "block", "greedy"}
 
 
+@pytest.mark.slow
 def test_ratios_are_over_the_three_that_are_asked_about(results):
     cell = results["cells"][0]
     arm = next(one for one in cell["arms"] if one["arm"] == "transformers generate")
@@ -136,6 +139,7 @@ def test_ratios_are_over_the_three_that_are_asked_about(results):
     assert all(peer["ratio_ours_over_peer"] > 0 for peer in peers)
 
 
+@pytest.mark.slow
 def test_settings_are_chosen_among_all_that_were_tried(results):
     first = results["choices"][0]
     assert set(first["tokens_per_s"]["ours"]) == set(ARMS)
@@ -145,6 +149,7 @@ def test_settings_are_chosen_among_all_that_were_tried(results):
     assert first["best_chain"] in {"chain2", "rejection2", "block2"}
 
 
+@pytest.mark.slow
 def test_settings_are_never_chosen_on_prompts_that_are_reported(folder):
     texts = load_texts(build(EvalConfig, values(folder)), tiny_tokenizer(), 256)
     assert set(texts) == {"code", "prose"}
@@ -162,6 +167,7 @@ def test_docstrings_are_found_wherever_they_stand_and_other_text_has_none():
     assert not list(docstrings("this is no Python"))
 
 
+@pytest.mark.slow
 def test_the_page_and_the_summary_say_it_plainly(results):
     page, summary = render_page(results), render_summary(results)
     assert page.count("<svg") == 1
@@ -172,6 +178,7 @@ def test_the_page_and_the_summary_say_it_plainly(results):
     assert summary.rstrip().endswith("." if results["goals"] else "")
 
 
+@pytest.mark.slow
 def test_publishing_leaves_the_readme_alone(folder, tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text("no marks in here")
@@ -181,6 +188,7 @@ def test_publishing_leaves_the_readme_alone(folder, tmp_path):
     assert readme.read_text() == "no marks in here"
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_cells_that_are_missing(folder, tmp_path, monkeypatch, results):
     changes = values(folder)
     changes["decoders"] |= {"batch_sizes": [1], "batches_timed": [2]}
@@ -277,6 +285,7 @@ def fake_worker(tmp_path, monkeypatch) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_vllm_is_an_arm_with_and_without_its_draft(folder, tmp_path, fake_worker):
     changes = values(folder)
     changes |= {"output_dir": str(tmp_path / "run"), "temperatures": [1.0]}
