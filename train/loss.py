@@ -28,8 +28,6 @@ class DraftLoss(nn.Module):
         steps = list(self.draft.unroll(batch))  # type: ignore[operator]
         parts = [chunked(step, batch, self.objective, self.chunk_rows) for step in steps]
         total = torch.stack([part.loss_sum for part in parts]).sum()
-        for step in steps:
-            total = total + sum(step.extra.values(), start=torch.zeros_like(total))
         return total, self._sums(batch, steps, parts, total.detach()).tensor(total.device)
 
     def _sums(self, batch: Batch, steps: list[Step], parts: list[ObjectiveSums], loss: Tensor) -> Sums:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -68,8 +68,8 @@ class Step:
     """(B, M) bool: the slot counts."""
     vocab: Tensor | None = None
     """(V_draft,) target ids of a reduced draft vocabulary, None for the full one."""
-    extra: dict[str, Tensor] = field(default_factory=dict)
-    """Further losses of the family by name."""
+    confidence: Tensor | None = None
+    """(B, M) logits of the chance that the slot's token is accepted, for families that predict it."""
 
 
 @dataclass

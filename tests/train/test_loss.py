@@ -51,7 +51,7 @@ def test_text_alone_has_no_acceptance() -> None:
 
 
 class TwoSteps(nn.Module):
-    """A family that drafts two tokens from one state, with a loss of its own."""
+    """A family that drafts two tokens from one state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class TwoSteps(nn.Module):
         yield step
         second = torch.zeros_like(step.valid)
         second[:, :-1] = step.valid[:, 1:]
-        yield Step(step.hidden, step.head, step.target_rows.roll(-1, 1), second, extra={"own": torch.tensor(5.0)})
+        yield Step(step.hidden, step.head, step.target_rows.roll(-1, 1), second)
 
 
 def test_steps_of_a_family_are_the_tokens_of_a_round() -> None:
