@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from distill.corpora import Document
+    from distill.corpora.base import Split
 
 _WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 _LAYOUT = 'one object per line such as {"question_id": 81, "category": "writing", "turns": ["..."]}'
@@ -238,19 +239,27 @@ def _encode(history: Sequence[dict[str, str]], tokenizer: PreTrainedTokenizerBas
 
 
 def _from_held_out(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSets:
+    num_screening = cfg.timing.screening_prompts
+    wanted = cfg.lossless.prompts + num_screening
+    windows = split_prompts(cfg, tokenizer, "heldout", wanted, "lossless.prompts + timing.screening_prompts")
+    return PromptSets(windows[num_screening:], cfg.timing.prompts, windows[:num_screening])
+
+
+def split_prompts(
+    cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, split: Split, wanted: int, reason: str
+) -> list[Prompt]:
+    """`wanted` prompts from a split of cfg.data; ConfigError where it gives fewer, `reason` naming the settings that
+    ask for them."""
     from distill.corpora import load_corpus
 
-    wanted = cfg.lossless.prompts + cfg.timing.screening_prompts
-    documents = load_corpus(cfg.data).documents("heldout")
-    windows = held_out_prompts(documents, tokenizer, cfg.prompts, wanted, cfg.seed)
+    windows = held_out_prompts(load_corpus(cfg.data).documents(split), tokenizer, cfg.prompts, wanted, cfg.seed)
     if len(windows) < wanted:
         raise ConfigError(
-            f"the held-out split of data={cfg.data.name} gives {len(windows)} prompts "
-            f"(prompts.tokens={cfg.prompts.tokens}), and {wanted} are needed (lossless.prompts + "
-            "timing.screening_prompts); lower these, shorten prompts.tokens, or raise data.heldout_share"
+            f"the {split} split of data={cfg.data.name} gives {len(windows)} prompts "
+            f"(prompts.tokens={cfg.prompts.tokens}), and {wanted} are needed ({reason}); lower these, shorten "
+            f"prompts.tokens, or raise data.{split}_share"
         )
-    num_screening = cfg.timing.screening_prompts
-    return PromptSets(windows[num_screening:], cfg.timing.prompts, windows[:num_screening])
+    return windows
 
 
 def held_out_prompts(

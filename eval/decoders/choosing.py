@@ -5,20 +5,19 @@ Ours and the peers' are tried in one interleaved run over both kinds of text; th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from eval.arms import Arm
+from eval.cells import Point
+from eval.choosing import try_settings
 from eval.components import is_plain_chain
 from eval.config import EvalConfig
 from eval.decoders.arms import LOOKUP, Stock
-from eval.decoders.cells import Point
 from eval.decoders.texts import TextPrompts
-from eval.measure import fastest, interleave, warm_up
+from eval.measure import fastest
 from eval.peers import NAME as ASSISTED
 from eval.prompts import Prompt
-from eval.rows import tokens_per_s
 
 OURS = "ours"
 
@@ -33,27 +32,10 @@ def candidates(stock: Stock, point: Point) -> dict[str, dict[str, Arm]]:
 
 def choose(stock: Stock, point: Point, texts: Mapping[str, TextPrompts]) -> dict[str, Any]:
     """{"best": family -> setting, "best_chain": setting, "tokens_per_s": family -> setting -> speed}."""
-    cfg, families, began = stock.cfg, candidates(stock, point), time.perf_counter()
-    arms = [arm for family in families.values() for arm in family.values()]
-    prompts = _screening_prompts(cfg, point, texts)
-    warm_up(arms, prompts, point.batch_size, cfg.seed, cfg.timing.screening_tokens)
-    label = f"choosing settings, {point.name}"
-    samples = interleave(arms, prompts, cfg.timing.screening_tokens, 1, cfg.seed, point.batch_size, label)
-    speeds = {
-        family: {
-            setting: tokens_per_s(samples[arm.name], range(len(samples[arm.name]))) for setting, arm in settings.items()
-        }
-        for family, settings in families.items()
-    }
+    tried = try_settings(stock.cfg, point, candidates(stock, point), _screening_prompts(stock.cfg, point, texts))
     chains = [name for name, one in stock.settings(point.temperature).items() if is_plain_chain(one)]
-    return {
-        "batch_size": point.batch_size,
-        "temperature": point.temperature,
-        "best": {family: fastest(of) for family, of in speeds.items()},
-        "best_chain": fastest({name: speeds[OURS][name] for name in chains}) if chains else None,
-        "tokens_per_s": speeds,
-        "seconds": time.perf_counter() - began,
-    }
+    speeds = tried["tokens_per_s"][OURS]
+    return {**tried, "best_chain": fastest({name: speeds[name] for name in chains}) if chains else None}
 
 
 def _screening_prompts(cfg: EvalConfig, point: Point, texts: Mapping[str, TextPrompts]) -> list[Prompt]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from eval.decoders.arms import is_vllm, our_name
 from eval.decoders.choosing import OURS
-from eval.decoders.pairs import faster, ratio
+from eval.pairs import faster, ratio
 from eval.peers import NAME as ASSISTED
 from eval.speed import AUTOREGRESSIVE, TRANSFORMERS
 from eval.statistics import Estimate

@@ -7,16 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from eval.arms import Arm
+from eval.cell_rows import Subject, make_row
+from eval.cells import Cell, arm_times
 from eval.components import ComponentTimes, CostMeter, is_plain_chain
-from eval.decoders.arms import LOOKUP, Stock
-from eval.decoders.cells import Cell
+from eval.decoders.arms import LOOKUP, Stock, our_name
 from eval.decoders.choosing import OURS
-from eval.decoders.rows import make_row
 from eval.decoders.texts import TextPrompts
-from eval.measure import Samples, call_seconds_per_token, interleave, seconds_per_token, warm_up
+from eval.measure import interleave, warm_up
 from eval.peers import NAME as ASSISTED
 from eval.prompts import Prompt
 from eval.speed import mean_context
@@ -103,8 +101,11 @@ def measure(
         **cell.as_dict(),
         "prompts": len(prompts),
         "mean_tokens": sum(len(prompt.ids) for prompt in prompts) / len(prompts),
-        "arms": [_arm(name, samples) for name in samples],
-        "rows": [make_row(stock, cell, name, one, samples, _costs(costs, one)) for name, one in settings.items()],
+        "arms": [arm_times(name, samples) for name in samples],
+        "rows": [
+            make_row(_subject(stock, name), cell, one, samples, _costs(costs, one), cfg.seed)
+            for name, one in settings.items()
+        ],
         "left_out": dict(reasons),
         "vllm_version": stock.engines.version,
         "seconds": time.perf_counter() - began,
@@ -122,15 +123,6 @@ def _costs(costs: Mapping[tuple[str, int], ComponentTimes], settings: Any) -> Co
     return costs[OURS, settings.num_draft_tokens] if is_plain_chain(settings) else None
 
 
-def _arm(name: str, samples: Samples) -> dict[str, Any]:
-    """Times by batch of prompts, so that ratios can be paired afterwards."""
-    return {
-        "arm": name,
-        "seconds_per_token": _numbers(seconds_per_token(samples[name])),
-        "call_seconds_per_token": _numbers(call_seconds_per_token(samples[name])),
-        "tokens": sum(sample.tokens for group in samples[name] for sample in group),
-    }
-
-
-def _numbers(values: np.ndarray) -> list[float | None]:
-    return [float(value) if np.isfinite(value) else None for value in values]
+def _subject(stock: Stock, name: str) -> Subject:
+    dtype = str(stock.model.dtype).removeprefix("torch.")
+    return Subject(our_name(name), stock.family, next(iter(stock.cfg.drafts)), name, dtype)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from decode.models import ModelDescription
+from eval.cells import Cell
 from eval.config import EvalConfig
 from eval.decoders.arms import LOOKUP
-from eval.decoders.cells import Cell, cells
+from eval.decoders.cells import cells
 from eval.decoders.config import arm_settings
 from eval.decoders.engines import engine_names
 from eval.peers import NAME as ASSISTED

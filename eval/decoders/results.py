@@ -12,7 +12,7 @@ from eval.config import EvalConfig
 from eval.decoders.arms import our_name
 from eval.decoders.choosing import OURS
 from eval.decoders.goals import reached
-from eval.decoders.pairs import ratio, tokens_per_s
+from eval.pairs import ratio, tokens_per_s
 from eval.peers import NAME as ASSISTED
 from eval.report import DEFINITIONS, SCHEMA, command, target_entry
 from eval.rows import described

@@ -12,9 +12,10 @@ from decode.house.errors import ConfigError
 from decode.house.progress import get_logger
 from decode.house.run_folder import RunFolder, open_run, write_json
 from decode.models import load_tokenizer
+from eval.cells import Cell, Results
 from eval.config import EvalConfig
 from eval.decoders.arms import Stock
-from eval.decoders.cells import Cell, Results, cells, points
+from eval.decoders.cells import cells, points
 from eval.decoders.choosing import choose
 from eval.decoders.config import arm_settings
 from eval.decoders.engines import started

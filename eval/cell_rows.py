@@ -1,12 +1,13 @@
-"""One row of results.json per cell and setting of ours, in the report's schema; alpha is the report's to measure."""
+"""One row of results.json per cell and speculative arm, in the report's schema; alpha is the report's to measure."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from decode.config import SamplingConfig
+from eval.cells import Cell
 from eval.components import ComponentTimes
-from eval.decoders.arms import our_name
 from eval.measure import Samples
 from eval.rows import (
     ENERGY_REASON,
@@ -22,25 +23,42 @@ from eval.rows import (
     tokens_per_s,
 )
 
-if TYPE_CHECKING:
-    from eval.decoders.arms import Stock
-    from eval.decoders.cells import Cell
+
+@dataclass(frozen=True)
+class Subject:
+    """What a row is about."""
+
+    arm: str
+    """Name of the arm in the timed run."""
+    drafter: str
+    """Family of the draft."""
+    draft: str
+    """Name of the draft."""
+    setting: str
+    """Name of the setting it drafts with."""
+    dtype: str
+    """Precision of the run."""
 
 
 def make_row(
-    stock: Stock, cell: Cell, name: str, settings: SamplingConfig, samples: Samples, costs: ComponentTimes | None
+    subject: Subject,
+    cell: Cell,
+    settings: SamplingConfig,
+    samples: Samples,
+    costs: ComponentTimes | None,
+    seed: int,
 ) -> dict[str, Any]:
     """`costs` are the component times of a plain chain; the speedup of another shape is not predicted."""
-    arm, seed = our_name(name), stock.cfg.seed
+    arm = subject.arm
     groups = range(len(samples[arm]))
     each = [sample for group in samples[arm] for sample in group]
     return {
-        "drafter": stock.family,
-        "draft": next(iter(stock.cfg.drafts)),
-        "setting": name,
+        "drafter": subject.drafter,
+        "draft": subject.draft,
+        "setting": subject.setting,
         "verifier": settings.verifier,
         "tree": settings.tree,
-        "dtype": str(stock.model.dtype).removeprefix("torch."),
+        "dtype": subject.dtype,
         "text": cell.text,
         "category": None,
         "temperature": cell.temperature,
