@@ -11,6 +11,8 @@ from decode.house.config import require
 CorpusName = Literal["python_stdlib", "text", "jsonl", "parquet", "dataset", "hub"]
 StoreName = Literal["head_tail", "topk", "full", "last_hidden"]
 ObjectiveName = Literal["cross_entropy", "forward_kl", "tv", "reverse_kl", "jsd"]
+CreditName = Literal["none", "decay", "dpace", "first_failure", "e2e_tv"]
+NEEDS_ALPHA = ("dpace", "first_failure")  # credits that ask how likely the tokens before were accepted
 
 
 @dataclass
@@ -140,12 +142,27 @@ class ObjectiveConfig:
     """jsd only: weight of p in the mixture m = beta p + (1 - beta) q."""
     chunk_rows: int = 1024
     """Rows of logits held at once: a few times chunk_rows * vocabulary * 4 bytes of memory."""
+    credit: CreditName = "none"
+    """What each token of a round counts: all alike, `decay`, the chance that it is of use (dpace) or reached
+    (first_failure); e2e_tv minimises what a whole round loses (with objective=tv)."""
+    decay: float = 0.8
+    """credit=decay only: the next token of a round counts this share of the one before it."""
+    confidence_weight: float = 1.0
+    """Weight of the confidence loss, for families that predict their own acceptance; 0 leaves it untrained."""
 
     def __post_init__(self) -> None:
         require(
             0 < self.beta < 1, f"objective.beta={self.beta} is outside (0, 1); its ends are forward_kl and reverse_kl"
         )
         require(self.chunk_rows >= 1, f"objective.chunk_rows={self.chunk_rows}; hold at least 1 row")
+        require(0 < self.decay <= 1, f"objective.decay={self.decay} is outside (0, 1]; 1 counts all tokens alike")
+        weight = self.confidence_weight
+        require(weight >= 0, f"objective.confidence_weight={weight} is negative; 0 leaves confidence untrained")
+        require(
+            self.credit != "e2e_tv" or self.name == "tv",
+            f"objective.credit=e2e_tv multiplies the acceptances 1 - TV of a round, and objective={self.name} is no "
+            "TV. Use objective=tv, or another credit",
+        )
 
 
 @dataclass

@@ -1,8 +1,7 @@
-"""Losses per row: a chunk of draft logits and the target's law of the same rows -> (loss, acceptance).
+"""Losses per row: a chunk of draft laws and the target's law of the same rows -> loss.
 
-p is the target's law, q = softmax(logits) the draft's. alpha = sum_v min(p_v, q_v), the chance that a drafted token is
-accepted; on a sparse estimate p_hat of p it is sum_i p_hat_i min(1, q_i / p_i), which is unbiased because each log p_i
-is exact.
+p is the target's law, q the draft's. alpha = sum_v min(p_v, q_v), the chance that a drafted token is accepted; on a
+sparse estimate p_hat of p it is sum_i p_hat_i min(1, q_i / p_i), which is unbiased because each log p_i is exact.
 """
 
 from __future__ import annotations
@@ -13,56 +12,43 @@ import torch
 from torch import Tensor
 
 from decode.acceptance import overlap
-from distill.distribution import Dense, Sparse
-
-FLOOR = -1e4  # stands for log 0: exp of it is 0, and 0 * FLOOR is 0 where 0 * -inf would be NaN
-
-Law = Dense | Sparse
-Rows = tuple[Tensor, Tensor | None]
+from distill.distribution import FLOOR, Dense, Law, Sparse
 
 
-def cross_entropy(logits: Tensor, target: Law | None, next_ids: Tensor) -> Rows:
+def cross_entropy(log_q: Tensor, target: Law | None, next_ids: Tensor) -> Tensor:  # (R, V), law, (R,) -> (R,)
     """-log q of the text's next token."""
-    log_q = logits.log_softmax(-1)
-    loss = -log_q.gather(-1, next_ids.unsqueeze(-1)).squeeze(-1)
-    return loss, None if target is None else acceptance(log_q.detach(), target)
+    return -log_q.gather(-1, next_ids.unsqueeze(-1)).squeeze(-1)
 
 
-def forward_kl(logits: Tensor, target: Law | None, next_ids: Tensor) -> Rows:
+def forward_kl(log_q: Tensor, target: Law | None, next_ids: Tensor) -> Tensor:
     """KL(p || q); on a sparse law sum_i p_hat_i (log p_i - log q_i), with gradient (sum_i p_hat_i) q_j - p_hat_j.
 
     A top-k law is not renormalised: that would make the draft over-confident.
     """
-    assert target is not None
-    log_q = logits.log_softmax(-1)
     if isinstance(target, Sparse):
-        loss = (target.weight * (target.log_p - log_q.gather(-1, target.ids))).sum(-1)
-    else:
-        log_p = target.log_p.clamp_min(FLOOR)
-        loss = (log_p.exp() * (log_p - log_q)).sum(-1)
-    return loss, acceptance(log_q.detach(), target)
+        return (target.weight * (target.log_p - log_q.gather(-1, target.ids))).sum(-1)
+    log_p = _dense(target)
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
-def tv(logits: Tensor, target: Law | None, next_ids: Tensor) -> Rows:
+def tv(log_q: Tensor, target: Law | None, next_ids: Tensor) -> Tensor:
     """Total variation 1 - alpha. Its gradient vanishes where p and q hardly overlap, so start from a draft fitted by
     KL."""
     assert target is not None
-    alpha = acceptance(logits.log_softmax(-1), target)
-    return 1.0 - alpha, alpha.detach()
+    return 1.0 - acceptance(log_q, target)
 
 
-def reverse_kl(logits: Tensor, target: Law | None, next_ids: Tensor) -> Rows:
+def reverse_kl(log_q: Tensor, target: Law | None, next_ids: Tensor) -> Tensor:
     """KL(q || p)."""
-    log_p, log_q = _dense(target), logits.log_softmax(-1)
-    return (log_q.exp() * (log_q - log_p)).sum(-1), overlap(log_p, log_q.detach())
+    return (log_q.exp() * (log_q - _dense(target))).sum(-1)
 
 
-def jsd(logits: Tensor, target: Law | None, next_ids: Tensor, beta: float = 0.5) -> Rows:
+def jsd(log_q: Tensor, target: Law | None, next_ids: Tensor, beta: float = 0.5) -> Tensor:
     """beta KL(p || m) + (1 - beta) KL(q || m) with m = beta p + (1 - beta) q (GKD, Agarwal et al. 2024)."""
-    log_p, log_q = _dense(target), logits.log_softmax(-1)
+    log_p = _dense(target)
     log_m = torch.logaddexp(log_p + math.log(beta), log_q + math.log1p(-beta))
     loss = beta * log_p.exp() * (log_p - log_m) + (1 - beta) * log_q.exp() * (log_q - log_m)
-    return loss.sum(-1), overlap(log_p, log_q.detach())
+    return loss.sum(-1)
 
 
 def acceptance(log_q: Tensor, target: Law) -> Tensor:  # (R, V) -> (R,)

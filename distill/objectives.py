@@ -14,10 +14,11 @@ from torch.utils.checkpoint import checkpoint
 from decode.drafters.base import Batch, Step
 from decode.house.errors import ConfigError
 from distill.config import ObjectiveConfig
-from distill.distribution import TargetDistribution
-from distill.losses import Law, Rows, cross_entropy, forward_kl, jsd, reverse_kl, tv
+from distill.distribution import Law, TargetDistribution
+from distill.losses import acceptance, cross_entropy, forward_kl, jsd, reverse_kl, tv
+from distill.vocabulary import likeliest, places, renormalised, restricted
 
-ObjectiveFunction = Callable[[Tensor, Law | None, Tensor], Rows]
+ObjectiveFunction = Callable[[Tensor, Law | None, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,10 @@ class Objective:
     name: str
     needs: Literal["text", "any", "dense"]
     fn: ObjectiveFunction
-    """(logits (R, V) float32, target law of the rows or None, next_ids (R,)) -> (loss (R,), detached alpha (R,) or
-    None)."""
+    """(log q (R, V) float32, target law of the rows or None, next_ids (R,)) -> loss (R,)."""
+    compares_laws: bool = False
+    """A divergence: on a reduced draft vocabulary it needs p renormalised, and cannot learn from rows whose likeliest
+    token lies outside. What measures acceptance must not renormalise: mass outside is never accepted."""
 
     def check_source(self, is_dense: bool | None) -> None:
         """Raise ConfigError where p is missing (None), or sparse and the objective needs all of it."""
@@ -47,10 +50,10 @@ class Objective:
 
 OBJECTIVES: dict[str, Objective] = {
     "cross_entropy": Objective("cross_entropy", "text", cross_entropy),
-    "forward_kl": Objective("forward_kl", "any", forward_kl),
+    "forward_kl": Objective("forward_kl", "any", forward_kl, compares_laws=True),
     "tv": Objective("tv", "any", tv),
-    "reverse_kl": Objective("reverse_kl", "dense", reverse_kl),
-    "jsd": Objective("jsd", "dense", jsd),
+    "reverse_kl": Objective("reverse_kl", "dense", reverse_kl, compares_laws=True),
+    "jsd": Objective("jsd", "dense", jsd, compares_laws=True),
 }
 
 
@@ -61,20 +64,21 @@ def build_objective(config: ObjectiveConfig) -> Objective:
 
 
 @dataclass(frozen=True)
-class ObjectiveSums:
-    """Sums over the valid slots of a step; divide once, after adding up ranks and micro-batches."""
+class Scores:
+    """What the slots of a step are worth, one by one."""
 
-    loss_sum: Tensor
-    """() differentiable."""
-    alpha_sum: Tensor
-    """() float64, 0 without a target distribution."""
-    count: int
-    """Valid slots."""
-    alpha_rows: Tensor | None
-    """(B, M) alpha of each slot, 0 where it is not valid; None without a target distribution."""
+    loss: Tensor
+    """(B, M) float32, differentiable; 0 where not `learned`."""
+    alpha: Tensor | None
+    """(B, M) float32, detached, 0 where not `valid`; None without a target distribution."""
+    valid: Tensor
+    """(B, M) bool: a slot that counts in alpha: the step's own ones, as far as there is a record of p."""
+    learned: Tensor
+    """(B, M) bool: a slot that counts in the loss: all valid ones, unless a reduced draft vocabulary hides the token
+    to be learned."""
 
 
-def chunked(step: Step, batch: Batch, objective: Objective, chunk_rows: int) -> ObjectiveSums:
+def chunked(step: Step, batch: Batch, objective: Objective, chunk_rows: int) -> Scores:
     """Loss and acceptance of every valid slot, `chunk_rows` rows of logits at a time.
 
     Logits are made again in the backward pass (all chunks but the last, whose logits may stay). Without valid slots the
@@ -82,46 +86,65 @@ def chunked(step: Step, batch: Batch, objective: Objective, chunk_rows: int) -> 
     because ranks that share its weights (ZeRO-3) must call it together. Raises ConfigError where the objective needs
     more of p than the batch has.
     """
-    assert step.vocab is None, "objectives here compare full vocabularies"
     target: TargetDistribution | None = batch.target
     objective.check_source(None if target is None else target.is_dense)
-    slots = step.valid.flatten().nonzero().squeeze(-1)
+    valid = step.valid
+    if target is not None:
+        valid = valid & target.has(step.target_rows.where(valid, 0))  # rows of other slots may lie anywhere
+    slots = valid.flatten().nonzero().squeeze(-1)
     hidden, rows = step.hidden.flatten(0, 1)[slots], step.target_rows.flatten()[slots]
     next_ids = batch.ids.flatten()[rows + 1]
-    loss_sum, alphas = hidden[:0].sum(), []
-    for start in range(0, step.valid.numel(), chunk_rows):
+    parts = []
+    for start in range(0, valid.numel(), chunk_rows):
         part = slice(start, start + chunk_rows)
         evaluate = _evaluator(step, objective, target, rows[part], next_ids[part])
-        is_last = start + chunk_rows >= step.valid.numel()
-        loss, alpha = evaluate(hidden[part]) if is_last else _recomputed(evaluate, hidden[part])
-        loss_sum = loss_sum + loss
-        alphas.append(alpha)
-    alpha_rows = None if target is None else _scatter(alphas, slots, step.valid)
-    alpha_sum = torch.zeros((), dtype=torch.float64, device=rows.device)
-    return ObjectiveSums(
-        loss_sum, alpha_sum if alpha_rows is None else alpha_rows.double().sum(), len(slots), alpha_rows
+        is_last = start + chunk_rows >= valid.numel()
+        parts.append(evaluate(hidden[part]) if is_last else _recomputed(evaluate, hidden[part]))
+    losses, alphas, learned = zip(*parts, strict=True)
+    return Scores(
+        loss=_scatter(losses, slots, valid),
+        alpha=None if target is None else _scatter(alphas, slots, valid),
+        valid=valid,
+        learned=_scatter(learned, slots, valid),
     )
 
 
-Evaluator = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+Evaluator = Callable[[Tensor], tuple[Tensor, Tensor | None, Tensor]]
 
 
 def _evaluator(
     step: Step, objective: Objective, target: TargetDistribution | None, rows: Tensor, next_ids: Tensor
 ) -> Evaluator:
-    def evaluate(hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+    def evaluate(hidden: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         law = None if target is None else target.chunk(rows)
-        loss, alpha = objective.fn(step.head(hidden).float(), law, next_ids)
-        return loss.sum(), alpha
+        log_q = step.head(hidden).float().log_softmax(-1)
+        loss_law, known, next_at, learned = law, law, next_ids, torch.ones_like(rows, dtype=torch.bool)
+        if step.vocab is not None:
+            loss_law, known, next_at, learned = _through(step.vocab, objective, law, next_ids)
+        loss = objective.fn(log_q, loss_law, next_at).where(learned, 0.0)
+        return loss, None if known is None else acceptance(log_q.detach(), known), learned
 
     return evaluate
 
 
-def _recomputed(evaluate: Evaluator, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+def _through(
+    vocab: Tensor, objective: Objective, law: Law | None, next_ids: Tensor
+) -> tuple[Law | None, Law | None, Tensor, Tensor]:
+    """(law of the loss, law of the acceptance, next ids, rows that can be learned), on a reduced draft vocabulary."""
+    next_at, is_inside = places(next_ids, vocab)
+    within = None if law is None else restricted(law, vocab)
+    if objective.compares_laws:
+        assert law is not None
+        return renormalised(law, vocab), within, next_at, places(likeliest(law), vocab)[1]
+    learned = is_inside if objective.needs == "text" else torch.ones_like(is_inside)
+    return within, within, next_at, learned
+
+
+def _recomputed(evaluate: Evaluator, hidden: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
     return checkpoint(evaluate, hidden, use_reentrant=False, preserve_rng_state=False)  # type: ignore[return-value]
 
 
-def _scatter(alphas: list[Tensor | None], slots: Tensor, valid: Tensor) -> Tensor:
-    flat = torch.zeros(valid.numel(), dtype=torch.float32, device=valid.device)
-    flat[slots] = torch.cat([alpha for alpha in alphas if alpha is not None] or [flat[:0]]).float()
-    return flat.view(valid.shape)
+def _scatter(parts: tuple[Tensor, ...], slots: Tensor, valid: Tensor) -> Tensor:
+    """The chunks' rows, put where their slots are; zeros elsewhere."""
+    rows = torch.cat(parts)
+    return rows.new_zeros(valid.numel()).index_copy(0, slots, rows).view(valid.shape)

@@ -4,51 +4,102 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from decode.acceptance import expected_tau, windows
 from decode.drafters.base import Batch, Step
 from distill.config import ObjectiveConfig
-from distill.objectives import ObjectiveSums, build_objective, chunked
+from distill.credits import Rounds, credited
+from distill.objectives import Scores, build_objective, chunked
 from train.sums import Sums
 
 
 class DraftLoss(nn.Module):
     """Forward makes hidden states, logits and loss in one call, so that an engine's hooks see every use of a weight."""
 
-    def __init__(self, draft: nn.Module, objective: ObjectiveConfig, window: int) -> None:
-        """`window` is the number of draft tokens per round that the tau estimate assumes."""
+    def __init__(self, draft: nn.Module, objective: ObjectiveConfig, window: int | None) -> None:
+        """`window` is the number of draft tokens per round k of a family that drafts them one by one; None for a family
+        whose steps are the tokens of a round."""
         super().__init__()
         self.draft = draft
+        self.config = objective
         self.objective = build_objective(objective)
-        self.chunk_rows = objective.chunk_rows
         self.window = window
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(differentiable sum of the loss over this batch's tokens (), everything else as `Sums.tensor`)."""
-        steps = list(self.draft.unroll(batch))  # type: ignore[operator]
-        parts = [chunked(step, batch, self.objective, self.chunk_rows) for step in steps]
-        total = torch.stack([part.loss_sum for part in parts]).sum()
-        return total, self._sums(batch, steps, parts, total.detach()).tensor(total.device)
+        """(differentiable loss (), everything else as `Sums.tensor`).
 
-    def _sums(self, batch: Batch, steps: list[Step], parts: list[ObjectiveSums], loss: Tensor) -> Sums:
-        count = float(sum(part.count for part in parts))
+        The loss is the credit-weighted mean over slots times the batch's learned tokens, so that batches add up and are
+        divided by all learned tokens, however many slots a family makes of a token.
+        """
+        steps = list(self.draft.unroll(batch))  # type: ignore[operator]
+        scores = [chunked(step, batch, self.objective, self.config.chunk_rows) for step in steps]
+        learned = int(batch.next_token_rows().sum())
+        mean, weight = self._mean_loss(scores)
+        confidence, predicted = confidence_loss(steps, scores)
+        total = learned * (mean + self.config.confidence_weight * confidence / max(1, predicted))
+        counted = learned if weight > 0 else 0
+        sums = self._sums(batch, scores, learned * float(mean.detach()), counted)
+        sums += Sums(confidence_loss=float(confidence.detach()), confidence_count=predicted)
+        return total, sums.tensor(total.device)
+
+    def _mean_loss(self, scores: list[Scores]) -> tuple[Tensor, float]:
+        if self.config.credit == "none":
+            total = torch.stack([score.loss.sum() for score in scores]).sum()
+            weight = torch.stack([score.learned.sum() for score in scores]).sum()
+        else:
+            total, weight = credited(rounds_of(scores, self.window), self.config)
+        return total / weight.clamp_min(torch.finfo(total.dtype).tiny), float(weight)
+
+    def _sums(self, batch: Batch, scores: list[Scores], loss: float, count: int) -> Sums:
         tokens = float((batch.document >= 0).sum())
         if batch.target is None:
-            return Sums(float(loss), count, tokens=tokens)
-        rounds = expected_rounds(steps, parts, self.window)
+            return Sums(loss, count, tokens=tokens)
+        alpha = sum(float(score.alpha.double().sum()) for score in scores if score.alpha is not None)
+        slots = sum(int(score.valid.sum()) for score in scores)
+        rounds = expected_rounds(scores, self.window)
         tau = expected_tau(rounds) * len(rounds) if len(rounds) else 0.0
-        alpha = sum(float(part.alpha_sum) for part in parts)
-        return Sums(float(loss), count, alpha, count, tau, len(rounds), tokens)
+        return Sums(loss, count, alpha, slots, tau, len(rounds), tokens)
 
 
-def expected_rounds(steps: list[Step], parts: list[ObjectiveSums], window: int) -> Tensor:  # -> (W, k)
-    """The alphas of every round of drafting that the steps show.
+def confidence_loss(steps: list[Step], scores: list[Scores]) -> tuple[Tensor, int]:
+    """(sum of the cross-entropies () between predicted and actual chances of acceptance, slots they are over); zeros
+    for a family that predicts none, and where no p is known."""
+    total, count = torch.zeros((), device=scores[0].loss.device), 0
+    for step, score in zip(steps, scores, strict=True):
+        if step.confidence is not None and score.alpha is not None:
+            logits, chances = step.confidence[score.valid].float(), score.alpha[score.valid].clamp(0.0, 1.0)
+            total = total + binary_cross_entropy_with_logits(logits, chances, reduction="sum")
+            count += len(chances)
+    return total, count
 
-    A family that unrolls once drafts token after token: its rounds are windows along T. One that unrolls k times shows
-    the k tokens of a round as its steps.
+
+def rounds_of(scores: list[Scores], window: int | None) -> Rounds:
+    """The rounds of drafting that the steps show.
+
+    A family that unrolls once drafts token after token: its rounds are windows along T, all of whose slots are valid.
+    One that unrolls k times shows the k tokens of a round as its steps.
     """
-    alphas = [part.alpha_rows for part in parts if part.alpha_rows is not None]
-    if len(alphas) == 1:
-        return windows(alphas[0], steps[0].valid, window)
-    valid = torch.stack([step.valid for step in steps], -1).all(-1)
-    return torch.stack(alphas, -1)[valid]
+    first = scores[0]
+    if len(scores) == 1 and window is not None:
+        alpha = None if first.alpha is None else windows(first.alpha, first.valid, window)
+        loss, learned = (windows(rows, first.valid, window) for rows in (first.loss, first.learned))
+        return Rounds(loss, alpha, torch.ones_like(learned), learned)
+    alphas = [score.alpha for score in scores if score.alpha is not None]
+    return Rounds(
+        loss=_stacked([score.loss for score in scores]),
+        alpha=_stacked(alphas) if alphas else None,
+        valid=_stacked([score.valid for score in scores]),
+        learned=_stacked([score.learned for score in scores]),
+    )
+
+
+def expected_rounds(scores: list[Scores], window: int | None) -> Tensor:  # -> (W, k)
+    """The alphas of every whole round that the steps show."""
+    rounds = rounds_of(scores, window)
+    assert rounds.alpha is not None
+    return rounds.alpha[rounds.valid.all(-1)]
+
+
+def _stacked(steps: list[Tensor]) -> Tensor:  # S x (B, M) -> (B * M, S)
+    return torch.stack(steps, -1).flatten(0, 1)

@@ -16,13 +16,16 @@ class Sums:
     """Sum of the objective over `loss_count` tokens."""
     loss_count: float = 0.0
     alpha: float = 0.0
-    """Sum of sum_v min(p, q) over `alpha_count` tokens; none where no p is known."""
+    """Sum of sum_v min(p, q) over `alpha_count` drafted slots; none where no p is known."""
     alpha_count: float = 0.0
     tau: float = 0.0
-    """Sum of the expected tokens per target pass over `tau_count` windows of k consecutive tokens."""
+    """Sum of the expected tokens per target pass over `tau_count` rounds of k drafted tokens."""
     tau_count: float = 0.0
     tokens: float = 0.0
     """Tokens read, padding not counted."""
+    confidence_loss: float = 0.0
+    """Sum of the cross-entropy of predicted acceptance over `confidence_count` slots, where a family predicts it."""
+    confidence_count: float = 0.0
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -32,15 +35,16 @@ class Sums:
         """The inverse of `tensor`."""
         return cls(*values.tolist())
 
-    def tensor(self, device: torch.device | None = None) -> Tensor:  # (7,) float64
+    def tensor(self, device: torch.device | None = None) -> Tensor:  # (9,) float64
         """The fields in order."""
         return torch.tensor(astuple(self), dtype=torch.float64, device=device)
 
     def means(self) -> dict[str, float | None]:
-        """loss, alpha and tau per token or window; None where nothing was counted."""
+        """loss, alpha, tau and confidence_loss per token, slot or round; None where nothing was counted."""
         pairs = {
             "loss": (self.loss, self.loss_count),
             "alpha": (self.alpha, self.alpha_count),
             "tau": (self.tau, self.tau_count),
+            "confidence_loss": (self.confidence_loss, self.confidence_count),
         }
         return {name: total / count if count else None for name, (total, count) in pairs.items()}

@@ -8,7 +8,7 @@ from decode.drafters.base import Batch, Step
 from decode.house.errors import ConfigError
 from distill.config import ObjectiveConfig
 from distill.distribution import Dense, FullRows, HiddenRows, Sparse, SparseRows
-from distill.losses import forward_kl, tv
+from distill.losses import acceptance, forward_kl, tv
 from distill.objectives import OBJECTIVES, build_objective, chunked
 
 R, V = 5, 7
@@ -39,19 +39,17 @@ def values(name: str, p: Tensor, q: Tensor, next_ids: Tensor) -> Tensor:
 def test_dense_losses_equal_their_definitions(name: str, laws: tuple[Tensor, Tensor, Tensor]) -> None:
     logits, log_p, next_ids = laws
     objective = build_objective(ObjectiveConfig(name=name, beta=0.3))  # type: ignore[arg-type]
-    loss, alpha = objective.fn(logits, Dense(log_p), next_ids)
+    loss = objective.fn(logits.log_softmax(-1), Dense(log_p), next_ids)
     p, q = log_p.exp(), logits.softmax(-1)
     assert torch.allclose(loss, values(name, p, q, next_ids), atol=1e-12)
-    assert alpha is not None
-    assert torch.allclose(alpha, torch.minimum(p, q).sum(-1), atol=1e-12)
-    assert not alpha.requires_grad
+    assert torch.allclose(acceptance(q.log(), Dense(log_p)), torch.minimum(p, q).sum(-1), atol=1e-12)
 
 
 @pytest.mark.parametrize("name", list(OBJECTIVES))
 def test_gradients_equal_finite_differences(name: str, laws: tuple[Tensor, Tensor, Tensor]) -> None:
     logits, log_p, next_ids = laws
     fn = OBJECTIVES[name].fn
-    assert torch.autograd.gradcheck(lambda z: fn(z, Dense(log_p), next_ids)[0], (logits,))
+    assert torch.autograd.gradcheck(lambda z: fn(z.log_softmax(-1), Dense(log_p), next_ids), (logits,))
 
 
 def test_sparse_forward_kl_pulls_towards_the_estimate(laws: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -59,7 +57,7 @@ def test_sparse_forward_kl_pulls_towards_the_estimate(laws: tuple[Tensor, Tensor
     logits, log_p, next_ids = laws
     ids = torch.tensor([[0, 3, 5, 5]]).expand(R, -1)
     weight = torch.tensor([[0.5, 0.2, 0.1, 0.1]], dtype=torch.float64).expand(R, -1)
-    loss, _ = forward_kl(logits, Sparse(ids, log_p.gather(-1, ids), weight), next_ids)
+    loss = forward_kl(logits.log_softmax(-1), Sparse(ids, log_p.gather(-1, ids), weight), next_ids)
     loss.sum().backward()
     estimate = torch.zeros(R, V, dtype=torch.float64).scatter_add_(-1, ids, weight)
     assert logits.grad is not None
@@ -72,7 +70,7 @@ def test_sparse_tv_gradient_is_that_of_the_acceptance_estimate(laws: tuple[Tenso
     ids = torch.tensor([[0, 3, 5]]).expand(R, -1)
     weight = torch.tensor([[0.5, 0.2, 0.1]], dtype=torch.float64).expand(R, -1)
     p_kept = log_p.gather(-1, ids)
-    loss, _ = tv(logits, Sparse(ids, p_kept, weight), next_ids)
+    loss = tv(logits.log_softmax(-1), Sparse(ids, p_kept, weight), next_ids)
     loss.sum().backward()
     q = logits.detach().softmax(-1)
     q_kept = q.gather(-1, ids)
@@ -86,7 +84,7 @@ def test_zero_probabilities_give_no_nan() -> None:
     log_p = torch.tensor([[0.0, float("-inf"), float("-inf")]])
     logits = torch.tensor([[1.0, -90.0, 0.5]], requires_grad=True)
     for name, objective in OBJECTIVES.items():
-        loss, _ = objective.fn(logits, Dense(log_p), torch.zeros(1, dtype=torch.long))
+        loss = objective.fn(logits.log_softmax(-1), Dense(log_p), torch.zeros(1, dtype=torch.long))
         (gradient,) = torch.autograd.grad(loss.sum(), logits)
         assert torch.isfinite(loss).all(), name
         assert torch.isfinite(gradient).all(), name
@@ -112,30 +110,31 @@ def make_step(batch_rows: int = 3, width: int = 6) -> tuple[Step, Batch, Tensor]
 def test_chunked_equals_plain(name: str, chunk_rows: int) -> None:
     step, batch, weight = make_step()
     objective = OBJECTIVES[name]
-    sums = chunked(step, batch, objective, chunk_rows)
-    gradients = torch.autograd.grad(sums.loss_sum, [step.hidden, weight])
+    scores = chunked(step, batch, objective, chunk_rows)
+    gradients = torch.autograd.grad(scores.loss.sum(), [step.hidden, weight])
     logits = step.head(step.hidden).flatten(0, 1)[:-1]
     valid = step.valid.flatten()[:-1]
     assert batch.target is not None
     law = batch.target.chunk(torch.arange(len(logits)))
-    loss, alpha = objective.fn(logits, law, batch.ids.flatten()[1:])
+    log_q = logits.log_softmax(-1)
+    loss, alpha = objective.fn(log_q, law, batch.ids.flatten()[1:]), acceptance(log_q, law)
     plain = loss[valid].sum()
-    assert torch.allclose(sums.loss_sum, plain, rtol=1e-5)
+    assert torch.allclose(scores.loss.flatten()[:-1][valid], loss[valid], atol=1e-5)
     for ours, theirs in zip(gradients, torch.autograd.grad(plain, [step.hidden, weight]), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
-    assert alpha is not None
-    assert sums.count == int(valid.sum())
-    assert float(sums.alpha_sum) == pytest.approx(float(alpha[valid].sum()), rel=1e-5)
-    assert sums.alpha_rows is not None
-    assert torch.allclose(sums.alpha_rows.flatten()[:-1][valid], alpha[valid], atol=1e-6)
-    assert not sums.alpha_rows[~step.valid].any()
+    assert scores.alpha is not None
+    assert not scores.alpha.requires_grad
+    assert torch.allclose(scores.alpha.flatten()[:-1][valid], alpha[valid], atol=1e-6)
+    assert torch.equal(scores.valid, step.valid)
+    assert torch.equal(scores.learned, step.valid)
+    assert not any(rows[~step.valid].any() for rows in (scores.alpha, scores.loss))
 
 
 def test_chunked_never_makes_more_rows_of_logits_than_asked() -> None:
     step, batch, _ = make_step()
     head, seen = step.head, []
     step.head = lambda hidden: seen.append(len(hidden)) or head(hidden)
-    chunked(step, batch, OBJECTIVES["forward_kl"], 4).loss_sum.backward()
+    chunked(step, batch, OBJECTIVES["forward_kl"], 4).loss.sum().backward()
     assert max(seen) == 4
     assert sum(seen) > int(step.valid.sum())  # all chunks but the last are made again
 
@@ -143,20 +142,33 @@ def test_chunked_never_makes_more_rows_of_logits_than_asked() -> None:
 def test_a_batch_without_anything_to_learn_costs_nothing() -> None:
     step, batch, weight = make_step()
     step.valid = torch.zeros_like(step.valid)
-    sums = chunked(step, batch, OBJECTIVES["forward_kl"], 4)
-    (gradient,) = torch.autograd.grad(sums.loss_sum, [step.hidden])
-    assert float(sums.loss_sum) == 0.0
-    assert sums.count == 0
-    assert float(sums.alpha_sum) == 0.0
+    scores = chunked(step, batch, OBJECTIVES["forward_kl"], 4)
+    (gradient,) = torch.autograd.grad(scores.loss.sum(), [step.hidden])
+    assert scores.alpha is not None
+    assert not any(rows.any() for rows in (scores.loss, scores.alpha, scores.valid))
     assert not gradient.any()
 
 
 def test_text_alone_gives_cross_entropy_and_no_acceptance() -> None:
     step, batch, _ = make_step()
     batch.target = None
-    sums = chunked(step, batch, OBJECTIVES["cross_entropy"], 4)
-    assert sums.alpha_rows is None
-    assert float(sums.loss_sum) > 0
+    scores = chunked(step, batch, OBJECTIVES["cross_entropy"], 4)
+    assert scores.alpha is None
+    assert float(scores.loss.detach().sum()) > 0
+
+
+def test_a_slot_without_a_record_is_not_valid() -> None:
+    """Heads look further than one token, and so at rows that nobody recorded."""
+    step, batch, _ = make_step()
+    index = torch.arange(18).where(torch.arange(18) != 1, -1)
+    assert batch.target is not None
+    batch.target = FullRows(batch.target.log_p, index)
+    step.valid = torch.ones_like(step.valid)
+    step.valid[:, -1] = False
+    step.target_rows = step.target_rows.where(step.valid, 1000)  # rows of slots that do not count lie anywhere
+    scores = chunked(step, batch, OBJECTIVES["forward_kl"], 4)
+    assert not scores.valid[0, 1]
+    assert int(scores.valid.sum()) == int(step.valid.sum()) - 1
 
 
 @pytest.mark.parametrize(("name", "sparse", "told"), [("jsd", True, "sparse"), ("forward_kl", None, "none is at hand")])

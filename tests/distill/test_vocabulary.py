@@ -1,0 +1,117 @@
+"""Reduced draft vocabularies: losses and acceptance against their definitions over all tokens."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from decode.drafters.base import Batch, Step
+from distill.distribution import Dense, FullRows, Sparse, SparseRows
+from distill.losses import acceptance
+from distill.objectives import OBJECTIVES, Scores, chunked
+from distill.vocabulary import likeliest, places, renormalised, restricted
+
+V, VOCAB = 7, torch.tensor([0, 2, 3, 6])
+ROWS = torch.arange(12)
+
+
+def make_laws() -> tuple[Tensor, Tensor]:
+    """(draft logits (12, 4), p (12, V)) of 12 rows in fp32."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(12, len(VOCAB), generator=generator), torch.randn(12, V, generator=generator).mul(2).softmax(-1)
+
+
+def scores(name: str, logits: Tensor, target, ids: Tensor) -> Scores:  # noqa: ANN001
+    """One row of 12 slots, each judged by the row of its number."""
+    step = Step(logits[None], lambda h: h, ROWS[None], torch.ones(1, 12, dtype=torch.bool), VOCAB)
+    batch = Batch(ids[None], torch.arange(13)[None], torch.zeros(1, 13, dtype=torch.long), torch.ones(1, 13) > 0)
+    batch.target = target
+    return chunked(step, batch, OBJECTIVES[name], 5)
+
+
+def definition(name: str, p: Tensor, q: Tensor, next_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """(loss, learned) over all V tokens, row by row."""
+    whole = torch.zeros_like(p).index_copy(-1, VOCAB, q)
+    within = torch.zeros_like(p).index_copy(-1, VOCAB, p[:, VOCAB] / p[:, VOCAB].sum(-1, keepdim=True))
+    inside = torch.isin(torch.arange(V), VOCAB)
+    m = 0.5 * within + 0.5 * whole
+
+    def kl(a: Tensor, b: Tensor) -> Tensor:
+        return (a[:, inside] * (a[:, inside] / b[:, inside]).log()).sum(-1)
+
+    ahead, hit = inside[p.argmax(-1)], inside[next_ids]
+    return {
+        "cross_entropy": (-whole[ROWS, next_ids].log(), hit),
+        "forward_kl": (kl(within, whole), ahead),
+        "reverse_kl": (kl(whole, within), ahead),
+        "jsd": (0.5 * kl(within, m) + 0.5 * kl(whole, m), ahead),
+        "tv": ((p - whole).abs().sum(-1) / 2, torch.ones_like(hit)),
+    }[name]
+
+
+@pytest.mark.parametrize("name", list(OBJECTIVES))
+def test_dense_losses_equal_their_definitions(name: str) -> None:
+    logits, p = make_laws()
+    ids = torch.arange(13) % V
+    found = scores(name, logits, FullRows(p.log(), ROWS), ids)
+    loss, learned = definition(name, p, logits.softmax(-1), ids[1:])
+    assert 0 < int(learned.sum())
+    assert torch.equal(found.learned[0], learned)
+    assert torch.allclose(found.loss[0][learned], loss[learned], atol=1e-5)
+    assert not found.loss[0][~learned].any()
+    whole = torch.zeros_like(p).index_copy(-1, VOCAB, logits.softmax(-1))
+    assert found.alpha is not None
+    assert found.valid.all()
+    assert torch.allclose(found.alpha[0], torch.minimum(p, whole).sum(-1), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["forward_kl", "tv"])
+def test_a_sparse_record_of_everything_equals_the_dense_law(name: str) -> None:
+    logits, p = make_laws()
+    ids = torch.arange(13) % V
+    everything = SparseRows(torch.arange(V).expand(12, -1), p.log(), p, ROWS)
+    dense, sparse = scores(name, logits, FullRows(p.log(), ROWS), ids), scores(name, logits, everything, ids)
+    assert torch.equal(dense.learned, sparse.learned)
+    assert torch.allclose(dense.loss, sparse.loss, atol=1e-5)
+    assert dense.alpha is not None
+    assert sparse.alpha is not None
+    assert torch.allclose(dense.alpha, sparse.alpha, atol=1e-6)
+
+
+def test_a_top_k_record_keeps_its_missing_mass() -> None:
+    """Of tokens 2 (p 0.5), 1 (0.2) and 6 (0.1), 1 cannot be drafted: its share is spread, the unrecorded 0.2 is not."""
+    p = torch.tensor([[0.5, 0.2, 0.1]])
+    law = Sparse(torch.tensor([[2, 1, 6]]), p.log(), p)
+    kl = renormalised(law, VOCAB)
+    assert isinstance(kl, Sparse)
+    assert kl.ids[0, [0, 2]].tolist() == [1, 3]
+    assert torch.allclose(kl.weight, torch.tensor([[0.5, 0.0, 0.1]]) * 0.8 / 0.6)
+    assert torch.allclose(kl.log_p.exp()[0, [0, 2]], torch.tensor([0.5, 0.1]) * 0.8 / 0.6)
+    uniform = torch.full((1, 4), 0.25).log()
+    assert torch.allclose(acceptance(uniform, restricted(law, VOCAB)), torch.tensor([0.25 + 0.1]))
+
+
+def test_padding_of_a_sparse_row_is_no_token() -> None:
+    law = Sparse(torch.tensor([[5, 0]]), torch.tensor([[0.2, 1.0]]).log(), torch.tensor([[0.2, 0.0]]))
+    assert likeliest(law).tolist() == [5]
+
+
+def test_a_row_without_any_recorded_mass_inside_is_left_out_without_a_nan() -> None:
+    logits = torch.zeros(12, 4, requires_grad=True)
+    log_p = torch.full((12, V), -torch.inf)
+    log_p[:, 1] = 0.0
+    for target in (
+        FullRows(log_p, ROWS),
+        SparseRows(torch.ones(12, 1).long(), torch.zeros(12, 1), torch.ones(12, 1), ROWS),
+    ):
+        found = scores("forward_kl", logits, target, torch.zeros(13).long())
+        (gradient,) = torch.autograd.grad(found.loss.sum(), logits)
+        assert not any(rows.any() for rows in (found.learned, found.loss, gradient))
+        assert found.alpha is not None
+        assert not found.alpha.any()
+
+
+def test_places() -> None:
+    at, inside = places(torch.tensor([[0, 1], [6, 5]]), VOCAB)
+    assert at.tolist() == [[0, 0], [3, 0]]
+    assert inside.tolist() == [[True, False], [True, False]]
+    assert isinstance(restricted(Dense(torch.zeros(1, V)), VOCAB), Dense)
