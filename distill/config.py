@@ -10,6 +10,7 @@ from decode.house.config import require
 
 CorpusName = Literal["python_stdlib", "text", "jsonl", "parquet", "dataset", "hub"]
 StoreName = Literal["head_tail", "topk", "full", "last_hidden"]
+FeatureCodeName = Literal["bf16", "int8", "pca"]
 ObjectiveName = Literal["cross_entropy", "forward_kl", "tv", "reverse_kl", "jsd"]
 CreditName = Literal["none", "decay", "dpace", "first_failure", "e2e_tv"]
 NEEDS_ALPHA = ("dpace", "first_failure")  # credits that ask how likely the tokens before were accepted
@@ -109,8 +110,39 @@ class ResponseSampling:
 
 
 @dataclass
+class FeatureConfig:
+    """Hidden states of the target that heads draft from: kept of every token, the prompt's too."""
+
+    layers: list[int] = field(default_factory=list)
+    """Which: 0 is the embeddings, i the output of layer i - 1, -1 the final state behind the last norm; [] is none."""
+    code: FeatureCodeName = "bf16"
+    """bf16: exact, 2 bytes a value; int8: 1 byte a value; pca: 1 byte for each principal component of all layers."""
+    components: int | None = None
+    """pca only: components kept; None is a sixth of layers * hidden size, and so a twelfth of the bytes of bf16."""
+    calibration_prompts: int = 128
+    """int8 and pca: the first prompts of the run, on whose texts scales and components are fitted."""
+
+    def __post_init__(self) -> None:
+        repeated = len(set(self.layers)) < len(self.layers)
+        require(not repeated, f"records.features.layers={self.layers} names a layer twice; name each once")
+        require(
+            bool(self.layers) or self.code == "bf16",
+            f"records.features.code={self.code} codes hidden states, and records.features.layers=[] keeps none; name "
+            "the layers, or leave the code out",
+        )
+        require(
+            self.components is None or self.code == "pca",
+            f"records.features.components={self.components} is for code=pca, and the code is {self.code}; set "
+            "records.features.code=pca, or leave the components out",
+        )
+        for name in ("components", "calibration_prompts"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"records.features.{name}={value}; it must be at least 1")
+
+
+@dataclass
 class RecordsConfig:
-    """What is kept of p for every learned token."""
+    """What is kept of p for every learned token, and of the hidden states of all."""
 
     store: list[StoreName] = field(default_factory=lambda: ["head_tail"])
     """Any mix of head_tail (unbiased, tens of bytes a token), topk (biased), full (exact) and last_hidden (exact)."""
@@ -122,6 +154,8 @@ class RecordsConfig:
     """Likeliest tokens kept by topk."""
     shard_size: int = 128
     """Prompts in a shard: what a killed run loses at most, per process."""
+    features: FeatureConfig = field(default_factory=FeatureConfig)
+    """Hidden states kept beside p."""
 
     def __post_init__(self) -> None:
         require(bool(self.store), "records.store is empty; name at least one of head_tail, topk, full, last_hidden")
@@ -175,8 +209,11 @@ class DistillConfig:
     """Documents that prompts are taken from."""
     prompts: PromptConfig = field(default_factory=PromptConfig)
     """Which prompts."""
-    responses: Literal["target", "corpus"] = "target"
-    """target: the target writes every response; corpus: the text stays as it is."""
+    responses: Literal["target", "corpus", "records"] = "target"
+    """target: the target writes every response; corpus: the text stays as it is; records: the texts of an earlier run
+    are scored again, with the stores and features of this one."""
+    from_records: str | None = None
+    """responses=records only: the folder of that run; data, prompts and sampling are those of its texts."""
     sampling: ResponseSampling = field(default_factory=ResponseSampling)
     """How the target writes."""
     batch_size: int = 32
@@ -197,3 +234,18 @@ class DistillConfig:
     def __post_init__(self) -> None:
         require(self.batch_size >= 1, f"batch_size={self.batch_size}; run at least 1 sequence at a time")
         require(self.show >= 0, f"show={self.show} is negative; 0 shows nothing")
+        if self.responses != "records":
+            require(
+                self.from_records is None,
+                f"from_records={self.from_records} gives the texts, and responses={self.responses} makes them; set "
+                "responses=records, or leave from_records out",
+            )
+            return
+        require(self.from_records is not None, "responses=records needs from_records, the folder whose texts to score")
+        for name, kind in (("data", DataConfig), ("prompts", PromptConfig), ("sampling", ResponseSampling)):
+            value = getattr(self, name)
+            require(
+                value == kind(),
+                f"responses=records takes the texts of {self.from_records} as they are, and {name}.* was set "
+                f"({value}), which would change nothing; leave it out",
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ from decode.house.errors import InputError
 from decode.house.progress import get_logger
 from decode.house.run_folder import RunFolder, read_json, sha256_file, write_json
 from decode.models import ModelDescription
+from distill.calibration import load_code
+from distill.features import FeatureCode
 from distill.shards import SPLITS, Record, Shard, shard_bytes, summary, write_atomically
 from distill.stores import Layout
 
-RECORDS_VERSION = 1
+RECORDS_VERSION = 2
+READABLE_VERSIONS = (1, 2)  # 1 knew no hidden states: its layout names none, and is read as a layout that keeps none
 COUNTS = ("bytes", "records", "tokens", "learned_tokens")
 IDENTITIES = {
     "fingerprint": "the records hold the laws of other weights",
@@ -87,7 +91,7 @@ class RecordFolder:
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
         self.path, self.manifest = path, manifest
-        self.layout = Layout(**manifest["layout"])
+        self.layout = Layout.from_manifest(manifest["layout"])
         self.shards = [Shard(path / shard["file"], self.layout) for shard in manifest["shards"]]
         self._starts = np.cumsum([0, *(len(shard.split) for shard in self.shards)])
         self.lengths = np.concatenate([shard.lengths for shard in self.shards])
@@ -121,10 +125,16 @@ class RecordFolder:
         """(n,) numbers of the records of `split`."""
         return np.flatnonzero(self._splits == SPLITS.index(split))
 
-    def read(self, index: int) -> Record:
-        """One record, with every store it was written with."""
+    @cached_property
+    def feature_code(self) -> FeatureCode:
+        """What turns the coded hidden states of this folder back."""
+        assert self.layout.features is not None, "a folder without hidden states was asked for some"
+        return load_code(self.layout.features, self.path)
+
+    def read(self, index: int, stores: Sequence[str] | None = None, layers: Sequence[int] | None = None) -> Record:
+        """One record, with these of its stores and layers; None is all that it was written with."""
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
-        record = self.shards[shard].read(index - int(self._starts[shard]))
+        record = self.shards[shard].read(index - int(self._starts[shard]), stores, layers)
         record.meta["seed"] = self.manifest["seed"]
         return record
 
@@ -142,10 +152,10 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         stage = manifest.get("stage") if isinstance(manifest, dict) else None
         raise InputError(f"{path} was written by the stage {stage!r}, not by `distill`; give a folder of records")
     version = manifest.get("records_version")
-    if version != RECORDS_VERSION:
+    if version not in READABLE_VERSIONS:
+        readable = " and ".join(map(str, READABLE_VERSIONS))
         raise InputError(
-            f"{path} holds records of version {version}, and this program reads version {RECORDS_VERSION}; write them "
-            "again"
+            f"{path} holds records of version {version}, and this program reads version {readable}; write them again"
         )
     missing = [name for name in ("target", "layout", "shards", "seed") if name not in manifest]
     if missing:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from decode.house.errors import ConfigError, InputError
@@ -35,6 +36,8 @@ class TrainSequence:
     """(L,) bool: the token is to be learned; never the first one."""
     payload: dict[str, np.ndarray] | None = None
     """Rows of p, one per learned token; None for text."""
+    features: dict[str, np.ndarray] = field(default_factory=dict)
+    """Coded hidden states, a row per token; empty where none were asked for."""
     document: str = ""
     """Id of the document it was cut from, for messages."""
 
@@ -58,12 +61,19 @@ class SequenceSource(Protocol):
         """The laws of a batch of `shape` (B, T) holding `items`; None where the source knows no laws."""
         ...
 
+    def features(self, items: Sequence[Placed], shape: tuple[int, int], taps: Sequence[int]) -> Tensor | None:
+        """(B, T, len(taps), d) bfloat16 hidden states of the target on the CPU, row t after reading token t; None for
+        no taps, and where the source knows none."""
+        ...
+
 
 class RecordSequences:
-    """The records of one split, cut to `max_length` tokens, with the laws of one of their stores."""
+    """The records of one split, cut to `max_length` tokens, with the laws of one of their stores and some layers."""
 
-    def __init__(self, folder: RecordFolder, indices: np.ndarray, max_length: int, store: str) -> None:
-        self.folder, self.indices, self.max_length = folder, indices, max_length
+    def __init__(
+        self, folder: RecordFolder, indices: np.ndarray, max_length: int, store: str, taps: Sequence[int] = ()
+    ) -> None:
+        self.folder, self.indices, self.max_length, self.taps = folder, indices, max_length, tuple(taps)
         self.store = folder.layout.store_named(store)
         self.lengths = np.minimum(folder.lengths[indices], max_length)
 
@@ -71,10 +81,11 @@ class RecordSequences:
         return len(self.indices)
 
     def __getitem__(self, index: int) -> TrainSequence:
-        record = self.folder.read(int(self.indices[index]))
+        record = self.folder.read(int(self.indices[index]), [self.store.name], self.taps)
         mask = record.loss_mask[: self.max_length]
-        payload = {name: record.payload[name][: mask.sum()] for name in self.store.shapes}
-        return TrainSequence(record.ids[: self.max_length], mask, payload, record.meta["document"])
+        payload = {name: rows[: mask.sum()] for name, rows in record.payload.items()}
+        features = {name: rows[: self.max_length] for name, rows in record.features.items()}
+        return TrainSequence(record.ids[: self.max_length], mask, payload, features, record.meta["document"])
 
     def collate(
         self, items: Sequence[Placed], shape: tuple[int, int], device: torch.device | str, head: Head | None = None
@@ -92,6 +103,17 @@ class RecordSequences:
             none = np.empty((0, *row_shape), dtype)  # serves a batch of nothing but padding
             arrays[name] = np.concatenate([none, *(payload[name] for payload in payloads)]).astype(dtype, copy=False)
         return self.store.distribution(arrays, row_index.to(device), head)
+
+    def features(self, items: Sequence[Placed], shape: tuple[int, int], taps: Sequence[int]) -> Tensor | None:
+        """Of any of the layers that were asked for; 0 where no token stands."""
+        if not taps:
+            return None
+        assert set(taps) <= set(self.taps), (taps, self.taps)
+        states = torch.zeros(*shape, len(taps), self.folder.layout.hidden_size, dtype=torch.bfloat16)
+        for sequence, row, start in items:
+            arrays = {name: torch.from_numpy(rows) for name, rows in sequence.features.items()}
+            states[row, start : start + len(sequence.ids)] = self.folder.feature_code.decode(arrays, taps)
+        return states
 
 
 class TextSequences:
@@ -116,12 +138,19 @@ class TextSequences:
     ) -> None:
         """Text knows no laws."""
 
+    def features(self, items: Sequence[Placed], shape: tuple[int, int], taps: Sequence[int]) -> None:
+        """Nor hidden states."""
 
-def record_sequences(folder: RecordFolder, split: str, max_length: int, store: str | None = None) -> RecordSequences:
+
+def record_sequences(
+    folder: RecordFolder, split: str, max_length: int, store: str | None = None, taps: Sequence[int] = ()
+) -> RecordSequences:
     """The sequences of `split`. `store` picks one of several; None is the first that the records were written with.
 
-    Raises ConfigError where there is no such store, InputError where the split is empty.
+    `taps` are the layers whose hidden states `features` can give. Raises ConfigError where there is no such store,
+    InputError where there are no such layers and where the split is empty.
     """
+    _check_layers(folder, taps)
     names = folder.layout.store
     if store is not None and store not in names:
         raise ConfigError(f"{folder.path} holds the stores {', '.join(names)}, not {store!r}; ask for one of them")
@@ -138,7 +167,19 @@ def record_sequences(folder: RecordFolder, split: str, max_length: int, store: s
             "longer sequence_length",
             *(cut, len(indices), split, folder.path, max_length),
         )
-    return RecordSequences(folder, indices, max_length, store or names[0])
+    return RecordSequences(folder, indices, max_length, store or names[0], taps)
+
+
+def _check_layers(folder: RecordFolder, taps: Sequence[int]) -> None:
+    kept = folder.layout.features
+    there = [] if kept is None else kept.layers
+    if not set(taps) <= set(there):
+        wanted = ",".join(map(str, dict.fromkeys([*there, *taps])))
+        raise InputError(
+            f"{folder.path} holds the hidden states {there or 'of no layer'}, and the draft reads {list(taps)}. Score "
+            f"the same texts again with `python -m distill responses=records from_records={folder.path} "
+            f"records.features.layers=[{wanted}]`, or let the target make them in training (target_source=live)"
+        )
 
 
 def text_sequences(

@@ -36,6 +36,10 @@ class Record:
     """document, prompt (its number in the run), turn, prompt_end (tokens), finish_reason, split."""
     payload: dict[str, np.ndarray] = field(default_factory=dict)
     """Arrays of the stores, one row per learned token, in order."""
+    features: dict[str, np.ndarray] = field(default_factory=dict)
+    """Arrays of the coded hidden states, one row per token, the prompt's too."""
+    feature_errors: np.ndarray | None = None
+    """(L, layers) squared relative error of each coded state, known where it was made."""
 
 
 def shard_bytes(records: Sequence[Record], layout: Layout) -> bytes:
@@ -54,11 +58,14 @@ def shard_bytes(records: Sequence[Record], layout: Layout) -> bytes:
     for store in layout.stores:
         for name, (shape, dtype) in store.shapes.items():
             arrays[name] = _joined([record.payload[name] for record in records], shape, dtype)
+    for name, (shape, dtype) in layout.features.shapes.items() if layout.features else ():
+        arrays[name] = _joined([record.features[name] for record in records], shape, dtype)
     return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
 
 
 def summary(content: bytes, records: Sequence[Record]) -> dict[str, Any]:
     """What the manifest says of a shard."""
+    errors = [record.feature_errors for record in records if record.feature_errors is not None]
     return {
         "bytes": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),
@@ -66,6 +73,7 @@ def summary(content: bytes, records: Sequence[Record]) -> dict[str, Any]:
         "tokens": sum(len(record.ids) for record in records),
         "learned_tokens": int(sum(record.loss_mask.sum() for record in records)),
         "finish_reasons": dict(sorted(Counter(record.meta["finish_reason"] for record in records).items())),
+        "feature_errors": np.concatenate(errors).sum(0, dtype=np.float64).tolist() if errors else [],
     }
 
 
@@ -105,16 +113,25 @@ class Shard:
         """(records,) tokens of each record."""
         return np.diff(self.token_start)
 
-    def read(self, index: int) -> Record:
-        """The record at `index` of this shard."""
+    @property
+    def prompts(self) -> np.ndarray:
+        """(records,) number of the prompt of each record."""
+        return self._columns["prompt"]
+
+    def read(self, index: int, stores: Sequence[str] | None = None, layers: Sequence[int] | None = None) -> Record:
+        """The record at `index` of this shard, with some of its stores and layers; None is all there are."""
+        stores = self.layout.store if stores is None else stores
+        features = self.layout.features
+        kept = () if features is None else features.names_of(features.layers if layers is None else layers)
         tokens = slice(int(self.token_start[index]), int(self.token_start[index + 1]))
         rows = slice(int(self.row_start[index]), int(self.row_start[index + 1]))
-        names = [name for store in self.layout.stores for name in store.shapes]
+        names = [name for store in stores for name in self.layout.store_named(store).shapes]
         return Record(
             ids=unpack_ids(self._slice("ids", tokens)),
             loss_mask=self._slice("loss_mask", tokens).astype(bool),
             meta=self._meta(index),
             payload={name: self._slice(name, rows) for name in names},
+            features={name: self._slice(name, tokens) for name in kept},
         )
 
     def _slice(self, name: str, part: slice) -> np.ndarray:

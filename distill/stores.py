@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil, prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,15 +14,15 @@ from torch import Tensor
 
 from distill import sparse
 from distill.distribution import FullRows, HiddenRows, SparseRows, TargetDistribution
+from distill.features import FeatureLayout, Shapes
 
 Arrays = dict[str, np.ndarray]
-Shapes = dict[str, tuple[tuple[int, ...], np.dtype]]
 Head = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What a record folder keeps of a learned token; part of its manifest."""
+    """What a record folder keeps of a token; part of its manifest."""
 
     store: list[str]
     vocab_size: int
@@ -30,6 +31,14 @@ class Layout:
     head: int
     tail: int
     topk: int
+    features: FeatureLayout | None = None
+    """Hidden states of every token; None keeps none, as all folders of version 1."""
+
+    @classmethod
+    def from_manifest(cls, fields: dict[str, Any]) -> Layout:
+        """The layout that a manifest holds."""
+        features = fields.get("features")
+        return cls(**fields | {"features": None if features is None else FeatureLayout(**features)})
 
     @property
     def stores(self) -> list[Store]:
@@ -38,13 +47,23 @@ class Layout:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes on disk of one learned token: id, mask and every store."""
-        return self.text_bytes_per_token + sum(store.bytes_per_token for store in self.stores)
+        """Bytes on disk of one learned token: id, mask, hidden states and every store."""
+        return self.unlearned_bytes_per_token + sum(store.bytes_per_token for store in self.stores)
+
+    @property
+    def unlearned_bytes_per_token(self) -> int:
+        """Bytes on disk of a token that is not learned: id, mask and hidden states."""
+        return self.text_bytes_per_token + self.feature_bytes_per_token
 
     @property
     def text_bytes_per_token(self) -> int:
-        """Bytes on disk of a token that is not learned: id and mask."""
+        """Bytes on disk of id and mask."""
         return sparse.id_width(self.vocab_size) + 1
+
+    @property
+    def feature_bytes_per_token(self) -> int:
+        """Bytes on disk of the hidden states of one token."""
+        return 0 if self.features is None else self.features.bytes_per_token
 
     def store_named(self, name: str) -> Store:
         """One store of this layout."""

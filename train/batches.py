@@ -26,11 +26,13 @@ class PackedSource:
     rows: list[Row]
     length: int
     """Tokens per row T."""
+    taps: tuple[int, ...] = ()
+    """Layers of the target whose hidden states a batch brings along, where the source knows them."""
 
     @classmethod
-    def of(cls, source: SequenceSource, length: int, seed: int) -> PackedSource:
+    def of(cls, source: SequenceSource, length: int, seed: int, taps: tuple[int, ...] = ()) -> PackedSource:
         """All sequences of `source`, packed into rows of `length` tokens."""
-        return cls(source, pack(source.lengths.tolist(), length, seed), length)
+        return cls(source, pack(source.lengths.tolist(), length, seed), length, taps)
 
     @property
     def num_tokens(self) -> int:
@@ -58,7 +60,8 @@ class PackedSource:
                 placed.append((sequence, b, start))
                 start = span.stop
         target = self.source.collate(placed, shape, torch.device("cpu"), head)
-        return Batch(ids, positions, document, loss_mask, target=target)
+        features = self.source.features(placed, shape, self.taps)
+        return Batch(ids, positions, document, loss_mask, features=features, target=target)
 
 
 class StepReader:
