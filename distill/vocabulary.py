@@ -1,4 +1,4 @@
-"""A reduced draft vocabulary: the target's laws seen through it.
+"""A reduced draft vocabulary: which tokens it holds, and the target's laws seen through it.
 
 A draft with an output head over V_d of the target's V tokens (EAGLE-3, Li et al. 2025; FR-Spec, Zhao et al. 2025) can
 draft those alone: what p holds outside of them is lost to acceptance, and must count as lost.
@@ -6,10 +6,47 @@ draft those alone: what p holds outside of them is lost to acceptance, and must 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from decode.house.errors import ConfigError
 from distill.distribution import FLOOR, Dense, Law, Sparse
+from distill.sequences import RecordSequences, SequenceSource
+
+
+def frequent_tokens(source: SequenceSource, size: int, vocab_size: int, always: Collection[int] = ()) -> Tensor:
+    """(size,) ascending target ids: `always` (end of text and other special tokens) and the tokens that are learned
+    most often in `source`, of equally frequent ones those with lower ids.
+
+    Raises ConfigError where `size` does not hold what must always be in it, or exceeds the target's vocabulary.
+    """
+    if size > vocab_size:
+        raise ConfigError(
+            f"draft.head.vocab={size} is more than the {vocab_size} tokens of the target; use null to draft all of them"
+        )
+    if size < len(set(always)):
+        raise ConfigError(
+            f"draft.head.vocab={size} has no room for the {len(set(always))} special tokens of the target, and a draft "
+            "that cannot end a text drafts past every end. Use a larger one, 32000 say"
+        )
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for ids in _learned_ids(source):
+        counts += np.bincount(ids, minlength=vocab_size)
+    counts[list(always)] = np.iinfo(np.int64).max
+    kept = np.argsort(-counts, kind="stable")[:size]
+    return torch.from_numpy(np.sort(kept))
+
+
+def _learned_ids(source: SequenceSource) -> Iterator[np.ndarray]:
+    for index in range(len(source)):
+        if isinstance(source, RecordSequences):  # without the laws and states, which are most of a record
+            sequence = source.folder.read(int(source.indices[index]), (), ())
+        else:
+            sequence = source[index]
+        yield sequence.ids[sequence.loss_mask]
 
 
 def places(ids: Tensor, vocab: Tensor) -> tuple[Tensor, Tensor]:  # (...), (V_d,) -> (...) int64, (...) bool

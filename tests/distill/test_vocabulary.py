@@ -1,17 +1,43 @@
 """Reduced draft vocabularies: losses and acceptance against their definitions over all tokens."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from decode.drafters.base import Batch, Step
+from decode.house.errors import ConfigError
 from distill.distribution import Dense, FullRows, Sparse, SparseRows
 from distill.losses import acceptance
 from distill.objectives import OBJECTIVES, Scores, chunked
-from distill.vocabulary import likeliest, places, renormalised, restricted
+from distill.sequences import TextSequences, TrainSequence
+from distill.vocabulary import frequent_tokens, likeliest, places, renormalised, restricted
 
 V, VOCAB = 7, torch.tensor([0, 2, 3, 6])
 ROWS = torch.arange(12)
+
+
+def source(*texts: list[int]) -> TextSequences:
+    """Sequences of which all tokens but the first are learned."""
+    learned = [np.arange(len(text)) > 0 for text in texts]
+    return TextSequences([TrainSequence(np.array(text), mask) for text, mask in zip(texts, learned, strict=True)])
+
+
+def test_frequent_tokens_are_counted_where_they_are_learned() -> None:
+    texts = source([5, 3, 3, 4], [5, 3, 4, 1])
+    assert frequent_tokens(texts, 2, 8).tolist() == [3, 4]
+    assert frequent_tokens(texts, 4, 8).tolist() == [0, 1, 3, 4]  # of tokens that never occur, the lowest ids
+    assert frequent_tokens(texts, 8, 8).tolist() == list(range(8))
+
+
+def test_special_tokens_are_always_in() -> None:
+    assert frequent_tokens(source([5, 3, 3, 4]), 3, 8, always=(7, 6, 7)).tolist() == [3, 6, 7]
+
+
+@pytest.mark.parametrize(("size", "told"), [(9, "9 is more than the 8 tokens"), (1, "no room for the 2 special")])
+def test_impossible_sizes_are_refused(size: int, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        frequent_tokens(source([5, 3, 3, 4]), size, 8, always=(7, 6, 7))
 
 
 def make_laws() -> tuple[Tensor, Tensor]:
