@@ -1,24 +1,32 @@
-"""p from the frozen target, run in the training process: exact, and fit for every objective."""
+"""p and hidden states from the frozen target, run in the training process: exact, and fit for every objective."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
 
 from decode.drafters.base import Batch
 from decode.drafters.lm import LMDraft
+from decode.taps import Taps
 from distill.distribution import HiddenRows
 
 
 class LiveTarget:
-    """Hidden states of a batch as a distribution; logits are made chunk by chunk, through the head, when asked for."""
+    """One forward of a batch gives both; logits are made chunk by chunk, through the head, when asked for."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, taps: Sequence[int] = ()) -> None:
         """`model` is frozen and stays outside of the engine: only the draft is prepared."""
         self.reader = LMDraft(model)  # it reads packed rows exactly as a draft does
-        self.head = self.reader.head
+        self.head, self.taps = self.reader.head, tuple(taps)
 
     @torch.no_grad()
-    def __call__(self, batch: Batch) -> HiddenRows:
-        hidden = self.reader.hidden_states(batch).flatten(0, 1)
-        return HiddenRows(hidden, self.head, torch.arange(len(hidden), device=hidden.device))
+    def __call__(self, batch: Batch) -> Batch:
+        """The same batch with p of every row, and the hidden states at `taps` where there are any."""
+        with Taps(self.reader.model, self.taps) as seen:
+            hidden = self.reader.hidden_states(batch).flatten(0, 1)
+        rows = HiddenRows(hidden, self.head, torch.arange(len(hidden), device=hidden.device))
+        features = seen.stacked().to(batch.ids.device) if self.taps else None
+        return replace(batch, target=rows, features=features)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -47,7 +47,7 @@ class Machine:
         """(loss sum, sums as a tensor) of a batch from the CPU."""
         batch = batch.to(self.accelerator.device)
         if self.live is not None:
-            batch = replace(batch, target=self.live(batch))
+            batch = self.live(batch)
         return self.module(batch)
 
 
