@@ -9,13 +9,19 @@ from decode.config import PENALTIES, ModelConfig, SamplingConfig, check_temperat
 from decode.house.config import require
 from distill.config import DataConfig
 from eval.decoders.config import DecodersConfig
+from eval.families.config import FamiliesConfig
 from train.config import TrackerConfig
 
 TOKEN_FOR_TOKEN = ("coupled", "greedy")
 """Verifiers whose output equals autoregressive output of the same seed; the others are exact in law only."""
 
-SUITES = ("decoders",)
+SUITES = ("decoders", "families")
 """Suites that are measured by a module of their own; any other name is a report's."""
+
+_TRAINS_ITS_OWN = (
+    "drafts={}: suite=families trains the drafts that it compares, families.arms; leave drafts out, or measure them "
+    "with a report (suite=NAME)"
+)
 
 
 @dataclass
@@ -190,6 +196,8 @@ class EvalConfig:
     """A profile of the rounds instead of the report."""
     decoders: DecodersConfig = field(default_factory=DecodersConfig)
     """The comparison of decoders, under suite=decoders."""
+    families: FamiliesConfig = field(default_factory=FamiliesConfig)
+    """The comparison of draft families, under suite=families."""
     curve_temperatures: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.7, 1.0, 1.3])
     """Temperatures of the curve of alpha and predicted speedup, from teacher-forced passes; [] draws none."""
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
@@ -224,7 +232,9 @@ class EvalConfig:
         folder = "report" if self.face in SUITES else self.face
         self.output_dir = self.output_dir or f"runs/{self.suite}/{folder}"
         require(self.target.path is not None, "target.path is not set; name a transformers folder or hub id")
-        require(bool(self.drafts), "drafts is empty; name at least one, e.g. '+drafts.distilled=runs/x/draft/model'")
+        require(self.face != "families" or not self.drafts, _TRAINS_ITS_OWN.format(self.drafts))
+        is_given = bool(self.drafts) or self.face == "families"
+        require(is_given, "drafts is empty; name at least one, e.g. '+drafts.distilled=runs/x/draft/model'")
         require(bool(self.temperatures), "temperatures is empty; a report needs at least one, e.g. temperatures=[1.0]")
         for temperature in self.temperatures:
             check_temperature(temperature, f"temperatures={self.temperatures}: ")

@@ -21,7 +21,7 @@ def training_curves(drafts: Mapping[str, str]) -> Curves:
     for name, path in drafts.items():
         file = next((f / METRICS for f in (Path(path), Path(path).parent) if (f / METRICS).is_file()), None)
         if file is not None:
-            curves[name] = _read(file)
+            curves[name] = read_metrics(file)
     return curves
 
 
@@ -31,7 +31,8 @@ def series(lines: list[dict[str, Any]], kind: str, field: str) -> tuple[list[flo
     return [step for step, _ in points], [value for _, value in points]
 
 
-def _read(file: Path) -> list[dict[str, Any]]:
+def read_metrics(file: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl; InputError names a damaged one."""
     lines = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,17 @@ def check_held_out(data: DataConfig, name: str, draft: str) -> None:
     seen."""
     file = Path(draft) / PROVENANCE
     trained = (read_json(file).get("data") if file.is_file() else None) or {}
+    check_same_shares(data, trained, f"drafts.{name}={draft}")
+
+
+def check_same_shares(data: DataConfig, trained: Mapping[str, Any], who: str) -> None:
+    """The same for what was trained on, or is to be: the corpus and its shares, as DataConfig names them."""
     if any(trained.get(key) != getattr(data, key) for key in ("name", "path", "subset")):
         return
     for key in ("heldout_share", "validation_share"):
         if trained[key] != getattr(data, key):
             raise InputError(
-                f"drafts.{name}={draft} was trained with data.{key}={trained[key]}, and this report draws its prompts "
+                f"{who} was trained with data.{key}={trained[key]}, and this report draws its prompts "
                 f"with data.{key}={getattr(data, key)}: part of them was trained on. Give data.{key}={trained[key]}"
             )
 

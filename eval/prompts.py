@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from distill.corpora import Document
     from distill.corpora.base import Split
 
+DEEPEST_DRAFT = 32
+"""Positions kept free behind a continuation for a draft that is longer than what is left to write."""
 _WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 _LAYOUT = 'one object per line such as {"question_id": 81, "category": "writing", "turns": ["..."]}'
 

@@ -1,8 +1,8 @@
 """Publish a report: `python -m eval.publish runs/quickstart/report/results.json docs/results/quickstart`.
 
 Copies the JSON to docs/results/quickstart.json, renders docs/results/quickstart.md from it, and fills the results
-block of README.md, so that no published figure is typed by hand. A suite of decoders has its page alone: the README's
-block is the report's.
+block of README.md, so that no published figure is typed by hand. A suite has its page alone: the README's block is
+the report's.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from typing import Any
 from decode.house.errors import InputError, UserError
 from decode.house.run_folder import read_json, write_json
 from eval.decoders import summary as decoders
+from eval.families import summary as families
 from eval.report import SCHEMA
 from eval.summary import render_block, render_summary
 
+PAGES = {"decoders": decoders.render_summary, "families": families.render_summary}
+"""Suite -> its page."""
 START, END = "<!-- results:start -->", "<!-- results:end -->"
 
 
@@ -25,18 +28,17 @@ def publish(source: Path, destination: Path, readme: Path) -> None:
     """Write DESTINATION.json and DESTINATION.md from `source`, and for a report fill the block of `readme`; InputError
     for bad input."""
     results = _checked(read_json(source), source)
-    publishers = {"report": _publish_report, "decoders": _publish_decoders}
-    publishers[results.get("face", "report")](results, destination, readme)
+    face = results.get("face", "report")
+    if face == "report":
+        _publish_report(results, destination, readme)
+    else:
+        _write(results, destination, PAGES[face](results))
 
 
 def _publish_report(results: dict[str, Any], destination: Path, readme: Path) -> None:
     text = fill_block(_read(readme), f"{render_block(results)}\n\n[Full results]({_link(destination, readme)})", readme)
     _write(results, destination, render_summary(results))
     readme.write_text(text, encoding="utf-8")
-
-
-def _publish_decoders(results: dict[str, Any], destination: Path, readme: Path) -> None:
-    _write(results, destination, decoders.render_summary(results))
 
 
 def _write(results: dict[str, Any], destination: Path, page: str) -> None:

@@ -14,6 +14,7 @@ FACES = {
     "certificate": "eval.certificate",
     "profile": "eval.profile",
     "decoders": "eval.decoders.suite",
+    "families": "eval.families.suite",
 }
 """EvalConfig.face -> module; imported when it is wanted."""
 

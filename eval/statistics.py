@@ -59,6 +59,32 @@ def bootstrap(columns: np.ndarray, statistic: Statistic, seed: int, resamples: i
     return Estimate(float(statistic(columns[None])[0]), (float(low), float(high)))
 
 
+def bootstrap_crossed(columns: np.ndarray, statistic: Statistic, seed: int, resamples: int = 2_000) -> Estimate:
+    """`statistic` of (s, n, c) `columns`, s trainings on the same n prompts, with an interval over both: in every
+    resample trainings and prompts are drawn with replacement, each on their own, and what they have in common is kept.
+
+    With three trainings the share of training noise in the interval is rough, but it is not left out.
+    """
+    columns = np.asarray(columns, dtype=float)
+    assert columns.ndim == 3, "one row per training and prompt"
+    trainings, prompts, width = columns.shape
+    value = float(statistic(columns.reshape(1, -1, width))[0])
+    if trainings * prompts == 1:
+        return Estimate(value, None)
+    rng = np.random.default_rng(seed)
+    found = np.empty(resamples)
+    for i in range(resamples):
+        drawn = columns[rng.integers(0, trainings, trainings)][:, rng.integers(0, prompts, prompts)]
+        found[i] = statistic(drawn.reshape(1, -1, width))[0]
+    low, high = np.quantile(found, [0.025, 0.975])
+    return Estimate(value, (float(low), float(high)))
+
+
+def ratio_of_ratios(columns: np.ndarray) -> np.ndarray:  # (R, n, 4) -> (R,)
+    """ratio_of_sums of the first two columns over that of the other two, paired by row."""
+    return ratio_of_sums(columns[..., :2]) / ratio_of_sums(columns[..., 2:])
+
+
 def quantiles(values: Sequence[float]) -> dict[str, float | None]:
     """p50 and p95; None where nothing was observed."""
     if not values:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from eval.formatting import best_peer, hardware, headline_row, losslessness, number, share, with_interval
@@ -18,7 +18,7 @@ def render_summary(results: dict[str, Any]) -> str:
         "## How it was measured",
         method(results),
         "## Definitions",
-        "\n".join(f"- **{name}**: {text}" for name, text in results["definitions"].items()),
+        bullets(f"**{name}**: {text}" for name, text in results["definitions"].items()),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -55,24 +55,20 @@ def headline(results: dict[str, Any]) -> list[str]:
         lines.append(
             f"It is {ratio} times as fast as {peer['name']} generation with the same draft at its best setting."
         )
-    return ["\n".join(f"- {line}" for line in lines)]
+    return [bullets(lines)]
 
 
 def method(results: dict[str, Any]) -> str:
     """Machine, models, prompts, seed and command."""
-    return "\n".join(f"- {name}: {text}" for name, text in method_facts(results).items())
+    return bullets(f"{name}: {text}" for name, text in method_facts(results).items())
 
 
 def method_facts(results: dict[str, Any]) -> dict[str, str]:
     """How it was measured, as name -> words."""
-    environment, target, prompts = results["environment"], results["target"], results["prompts"]
-    packages = environment.get("packages", {})
+    environment, prompts = results["environment"], results["prompts"]
     drafts = ", ".join(f"{name} ({path})" for name, path in results["drafts"].items())
     return {
-        "Machine": hardware(environment),
-        "Software": f"torch {packages.get('torch')}, transformers {packages.get('transformers')}, "
-        f"Python {environment['python']}",
-        "Target": f"{target['path']}, {target['num_parameters'] / 1e6:,.1f}M parameters, {target['dtype']}",
+        **setup_facts(results),
         "Drafts": drafts,
         "Prompts": f"{prompts['source']}: {prompts['timed']} timed ({prompts['mean_tokens']:.0f} tokens on average, "
         f"up to {prompts['max_new_tokens']} new ones, {prompts['rounds']} rounds), {prompts['reported']} checked for "
@@ -84,6 +80,23 @@ def method_facts(results: dict[str, Any]) -> dict[str, str]:
         "Command": f"`{environment['command']}`",
         "Time": f"{environment['report_seconds']:.0f} s for this report",
     }
+
+
+def setup_facts(results: dict[str, Any]) -> dict[str, str]:
+    """Machine, software and target, as every suite's results.json has them."""
+    environment, target = results["environment"], results["target"]
+    packages = environment.get("packages", {})
+    return {
+        "Machine": hardware(environment),
+        "Software": f"torch {packages.get('torch')}, transformers {packages.get('transformers')}, "
+        f"Python {environment['python']}",
+        "Target": f"{target['path']}, {target['num_parameters'] / 1e6:,.1f}M parameters, {target['dtype']}",
+    }
+
+
+def bullets(lines: Iterable[str]) -> str:
+    """A Markdown list."""
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def _length(choice: dict[str, Any] | None) -> dict[str, str]:

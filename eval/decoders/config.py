@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from decode.config import SamplingConfig
 from decode.house.config import require
+from eval.named_settings import named_settings
 
 TextKind = Literal["code", "prose"]
 
@@ -52,19 +53,5 @@ class DecodersConfig:
 
 
 def arm_settings(cfg: DecodersConfig, base: SamplingConfig, temperature: float) -> dict[str, SamplingConfig]:
-    """Our settings at one temperature. At 0 every rule is greedy, so those that differ in the rule alone are one."""
-    found: dict[str, SamplingConfig] = {}
-    for name, changes in cfg.arms.items():
-        known = {one.name for one in fields(SamplingConfig)} - {"temperature", "max_new_tokens"}
-        unknown = sorted(set(changes) - known)
-        require(not unknown, f"decoders.arms.{name} has unknown keys {unknown}; known are {', '.join(sorted(known))}")
-        changes = {**changes, "temperature": temperature}
-        if temperature == 0:
-            changes |= {"verifier": "greedy", "replacement": False}
-        settings = replace(base, **changes)
-        require(
-            settings.verifier != "typical", f"decoders.arms.{name} is lossy; the suite compares exact settings alone"
-        )
-        if settings not in found.values():
-            found[name] = settings
-    return found
+    """Our settings at one temperature."""
+    return named_settings(cfg.arms, base, temperature, "decoders.arms")

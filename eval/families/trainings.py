@@ -1,0 +1,86 @@
+"""The trainings of the suite: which there are, and doing those that are not done."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from decode.house.progress import get_logger, progress
+from decode.house.run_folder import is_finished
+from distill.records import RecordFolder
+from eval.config import EvalConfig
+from eval.families.arms import train_config
+from eval.families.budgets import pace_of, steps_for_tokens, tokens_per_step
+from train import stage
+
+Budget = Literal["tokens", "time"]
+log = get_logger("eval")
+
+
+@dataclass(frozen=True)
+class Training:
+    """One arm, budget, code of features and seed."""
+
+    arm: str
+    budget: Budget
+    code: str
+    seed: int
+    is_coded: bool = False
+    """Part of the comparison of codes alone."""
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        middle = f"{self.budget}-{self.code}" if self.is_coded else self.budget
+        return f"{self.arm}-{middle}-{self.seed}"
+
+    def folder(self, cfg: EvalConfig) -> Path:
+        """Where it is kept."""
+        return Path(cfg.families.folder) / self.name
+
+
+def trainings(cfg: EvalConfig) -> list[Training]:
+    """All of them: equal tokens, further codes of features, then equal time, whose steps follow from the first."""
+    families, code = cfg.families, cfg.families.feature_codes[0]
+    pairs = [(arm, seed) for seed in families.seeds for arm in families.arms]
+    codes = families.feature_codes[1:] if families.feature_arm is not None else []
+    return [
+        *(Training(arm, "tokens", code, seed) for arm, seed in pairs),
+        *(Training(str(families.feature_arm), "tokens", one, seed, True) for one in codes for seed in families.seeds),
+        *(Training(arm, "time", code, seed) for arm, seed in pairs),
+    ]
+
+
+def steps_of(cfg: EvalConfig, one: Training, per_step: float) -> int:
+    """Optimizer steps of a training. At equal time they follow from the pace of the same arm and seed at equal
+    tokens, which must be finished."""
+    if one.budget == "tokens":
+        return steps_for_tokens(cfg.families.tokens, per_step)
+    return pace_of(Training(one.arm, "tokens", one.code, one.seed).folder(cfg)).steps_for_seconds(cfg.families.seconds)
+
+
+def train_all(cfg: EvalConfig, records: Mapping[str, str]) -> None:
+    """Run every training that is not finished, one after another; `records` is the folder by code of features."""
+    every = trainings(cfg)
+    missing = [one for one in every if not is_finished(one.folder(cfg))]
+    if not missing:
+        return
+    source = RecordFolder.open(cfg.families.records, checksums=False)
+    per_step = {arm: tokens_per_step(train_config(cfg, arm), source) for arm in {one.arm for one in missing}}
+    began = time.perf_counter()
+    with progress(len(every), "trainings", "training", initial=len(every) - len(missing)) as bar:
+        for one in missing:
+            train_one(cfg, one, records[one.code], steps_of(cfg, one, per_step[one.arm]))
+            bar.update(1, done=one.name)
+    log.info("%d trainings in %.0f s", len(missing), time.perf_counter() - began)
+
+
+def train_one(cfg: EvalConfig, one: Training, records: str, steps: int) -> None:
+    """One training by the trainer's own stage. Its checkpoints go when it is finished: nothing resumes from them."""
+    folder = one.folder(cfg)
+    stage.run(train_config(cfg, one.arm, records=records, steps=steps, seed=one.seed, output_dir=str(folder)))
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
