@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from decode.house.errors import InputError
 from decode.house.progress import get_logger
+from decode.models import device_of
 from distill.features import CODES, FeatureCode, FeatureLayout, Pca, Tensors, grid_of
+from distill.passes import Passes
+from distill.shards import Record
 
 CODE_FILE = "features.safetensors"
 MOST_TOKENS = 1 << 16  # states that are held at once: 2 GB in bfloat16 for 4 layers of 4,096 channels
@@ -35,6 +39,15 @@ def load_code(layout: FeatureLayout, folder: Path) -> FeatureCode:
     return CODES[layout.code](layout, load_file(file))
 
 
+def calibrate(layout: FeatureLayout, records: Sequence[Record], passes: Passes) -> bytes:
+    """The content of the file of a code fitted to the hidden states of `records`, MOST_TOKENS of them at most."""
+    starts = np.cumsum([0, *(len(record.ids) for record in records)])
+    kept = [record for record, start in zip(records, starts, strict=False) if start < MOST_TOKENS]
+    states = [state.cpu() for one in passes.over(kept) for state in one.states()]
+    log.info("fitting the %s code of %d layers to %d texts", layout.code, len(layout.layers), len(kept))
+    return code_bytes(layout, torch.cat(states)[:MOST_TOKENS], device_of(passes.model))
+
+
 def code_bytes(layout: FeatureLayout, states: Tensor, device: torch.device) -> bytes:
     """The content of the file of a code fitted to states (N, n, d), which lie anywhere; `device` does the work.
 
@@ -44,8 +57,8 @@ def code_bytes(layout: FeatureLayout, states: Tensor, device: torch.device) -> b
     if tokens <= layout.components:
         raise InputError(
             f"the first texts of the run have {tokens} tokens, and {layout.components} components were asked for, "
-            "which need more tokens than that to be told apart. Use a larger records.features.calibration_prompts, fewer "
-            "records.features.components, or records.features.code=int8"
+            "which need more tokens than that to be told apart. Use a larger records.features.calibration_prompts, "
+            "fewer records.features.components, or records.features.code=int8"
         )
     if layout.components and tokens < FEW * channels:
         log.warning(

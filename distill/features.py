@@ -17,9 +17,7 @@ Shapes = dict[str, tuple[tuple[int, ...], np.dtype]]
 Tensors = Mapping[str, Tensor]
 
 LEVELS = 127  # codes of one sign: -128 stays unused, so that a range is symmetric around its middle
-LEAST_STEP = (
-    0.01  # of the median step: a channel that hardly moved in calibration must not stretch every row it moves in
-)
+LEAST_STEP = 0.01  # of the median step: a channel that hardly moved in calibration must not stretch all rows later
 MOST_STRETCH = 65504.0  # the largest float16
 
 
@@ -143,16 +141,14 @@ class Pca(FeatureCode):
 
     def encode(self, states: Tensor) -> dict[str, Tensor]:
         components = self.standardised(states) @ self.fitted["basis"].T
-        return dict(
-            zip(self.layout.shapes, on_grid(components, self.fitted["middle"], self.fitted["step"]), strict=True)
-        )
+        coded = on_grid(components, self.fitted["middle"], self.fitted["step"])
+        return dict(zip(self.layout.shapes, coded, strict=True))
 
     def decode(self, arrays: Tensors, layers: Sequence[int], dtype: torch.dtype = torch.bfloat16) -> Tensor:
         fitted, layout = self.fitted, self.layout
         which = [layout.layers.index(layer) for layer in layers]
-        components = off_grid(
-            arrays["features.pca.codes"], arrays["features.pca.stretch"], fitted["middle"], fitted["step"]
-        )
+        codes, stretch = (arrays[f"features.pca.{kind}"] for kind in ("codes", "stretch"))
+        components = off_grid(codes, stretch, fitted["middle"], fitted["step"])
         basis = fitted["basis"].unflatten(1, (len(layout.layers), layout.hidden_size))[:, which].flatten(1)
         rows = (components @ basis).unflatten(1, (len(which), layout.hidden_size))
         return (rows * fitted["spread"][which, None] + fitted["mean"][which]).to(dtype)

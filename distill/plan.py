@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from decode.house.errors import ConfigError, InputError
 from decode.models import ModelDescription
 from distill.chat import encode_chat, encode_prompt
 from distill.config import DistillConfig
+from distill.features import FeatureLayout
 from distill.prompts import Prompt, turns
+from distill.records import RecordFolder
 from distill.stores import Layout
 
 MAX_SHARD_BYTES = 2 << 30  # a shard is built in memory, twice for a moment
@@ -36,33 +39,33 @@ class Plan:
     """Conversations left out because their first prompt and a response exceed the target's context."""
     layout: Layout
     shard_size: int
+    num_shards: int
+    """Shards of all ranks together."""
     num_parameters: int
-
-    @property
-    def num_shards(self) -> int:
-        """Shards of all ranks together."""
-        return ceil(self.prompts.total() / self.shard_size)
 
     @property
     def bytes_on_disk(self) -> int:
         """Bytes of all shards; their headers are not counted."""
-        layout = self.layout
-        return self.tokens * layout.text_bytes_per_token + self.learned_tokens * (
-            layout.bytes_per_token - layout.text_bytes_per_token
-        )
+        whole, unlearned = self.layout.bytes_per_token, self.layout.unlearned_bytes_per_token
+        return self.tokens * unlearned + self.learned_tokens * (whole - unlearned)
 
     def lines(self) -> list[str]:
         """The plan in words, a fact a line."""
         prompts = ", ".join(f"{count:,} {split}" for split, count in self.prompts.items())
         left_out = f", {self.too_long:,} of them longer than the context and left out" if self.too_long else ""
         stores = ", ".join(f"{store.name} {store.bytes_per_token}" for store in self.layout.stores)
+        features = ""
+        if self.layout.features is not None:
+            kept = self.layout.features
+            features = f", {kept.code} features of {len(kept.layers)} layers {kept.bytes_per_token} of every token"
         return [
             f"target parameters     {self.num_parameters:,}",
             f"documents             {self.documents:,}",
             f"prompts               {prompts}{left_out}",
             f"responses             {self.responses:,}",
             f"tokens, at most       {self.tokens:,}, of which p is recorded: {self.learned_tokens:,}",
-            f"bytes a token         {self.layout.bytes_per_token} ({stores}, text {self.layout.text_bytes_per_token})",
+            f"bytes a token         {self.layout.bytes_per_token} ({stores}{features}, text "
+            f"{self.layout.text_bytes_per_token})",
             f"bytes on disk         {self.bytes_on_disk:,} at most, in {self.num_shards:,} shards",
         ]
 
@@ -83,6 +86,7 @@ def make_plan(
         too_long=sum(not size.tokens for size in sizes),
         layout=layout,
         shard_size=config.records.shard_size,
+        num_shards=ceil(len(prompts) / config.records.shard_size),
         num_parameters=target.num_parameters,
     )
     if plan.too_long == len(prompts):
@@ -91,7 +95,26 @@ def make_plan(
             f"tokens in the {target.max_positions} positions of {target.path}; use fewer sampling.max_new_tokens or "
             "shorter conversations"
         )
-    _check_shards(plan)
+    _check(plan)
+    return plan
+
+
+def plan_of_records(folder: RecordFolder, target: ModelDescription, config: DistillConfig) -> Plan:
+    """The plan of a run that scores the texts of `folder` again; ConfigError for too big shards."""
+    first = np.unique(folder.prompts, return_index=True)[1]
+    plan = Plan(
+        prompts=Counter(folder.split_of(int(index)) for index in first),
+        documents=len({document for shard in folder.shards for document in shard.documents}),
+        responses=0,
+        tokens=folder.manifest["counts"]["tokens"],
+        learned_tokens=folder.manifest["counts"]["learned_tokens"],
+        too_long=0,
+        layout=_layout(target, config),
+        shard_size=config.records.shard_size,
+        num_shards=ceil((int(folder.prompts[-1]) + 1) / config.records.shard_size),  # some prompts have no record
+        num_parameters=target.num_parameters,
+    )
+    _check(plan)
     return plan
 
 
@@ -101,7 +124,9 @@ def _layout(target: ModelDescription, config: DistillConfig) -> Layout:
     if dtype == "auto":
         dtype = str(getattr(target.config, "dtype", None) or "float32").removeprefix("torch.")
     dtype = "float32" if dtype == "float64" else dtype
-    return Layout(list(kept.store), target.vocab_size, target.hidden_size, dtype, kept.head, kept.tail, kept.topk)
+    features = FeatureLayout.of(kept.features, target.hidden_size)
+    sizes = (target.vocab_size, target.hidden_size)
+    return Layout(list(kept.store), *sizes, dtype, kept.head, kept.tail, kept.topk, features)
 
 
 @dataclass(frozen=True)
@@ -143,12 +168,22 @@ def _text_size(length: int, target: ModelDescription, config: DistillConfig) -> 
     return _Size(length + room, room + (length - 1 if config.data.learn_prompt else 0))
 
 
+def _check(plan: Plan) -> None:
+    _check_shards(plan)
+    components = plan.layout.features.components if plan.layout.features else 0
+    if plan.tokens <= components:
+        raise ConfigError(
+            f"{components} components of the hidden states cannot be fitted to {plan.tokens} tokens, which are all "
+            "that the run has; use more prompts, fewer records.features.components, or records.features.code=int8"
+        )
+
+
 def _check_shards(plan: Plan) -> None:
     shard = plan.bytes_on_disk / max(1, plan.num_shards)
     if shard > MAX_SHARD_BYTES:
+        kept = [*plan.layout.store, *(["hidden states"] if plan.layout.features else [])]
         fitting = max(1, int(plan.shard_size * MAX_SHARD_BYTES / shard))
         raise ConfigError(
             f"a shard of records.shard_size={plan.shard_size} prompts would take {shard / 1e9:.1f} GB, and it is "
-            f"built in memory; use records.shard_size={fitting} or less, or a smaller store than "
-            f"{', '.join(plan.layout.store)}"
+            f"built in memory; use records.shard_size={fitting} or less, or keep less than {', '.join(kept)}"
         )

@@ -15,7 +15,7 @@ from decode.house.errors import InputError
 from decode.house.progress import get_logger
 from decode.house.run_folder import RunFolder, read_json, sha256_file, write_json
 from decode.models import ModelDescription
-from distill.calibration import load_code
+from distill.calibration import CODE_FILE, load_code
 from distill.features import FeatureCode
 from distill.shards import SPLITS, Record, Shard, shard_bytes, summary, write_atomically
 from distill.stores import Layout
@@ -42,7 +42,11 @@ class RecordWriter:
     """Writes shards, each a pure function of its number, so that a killed and resumed run ends with the same files."""
 
     def __init__(self, run: RunFolder, layout: Layout) -> None:
+        """The code of hidden states, where it is fitted, lies in the folder already."""
         self.run, self.layout = run, layout
+        self.code_file = None
+        if layout.features is not None and layout.features.is_fitted:
+            self.code_file = _described(run.file(CODE_FILE))
 
     def existing(self, index: int) -> dict[str, Any] | None:
         """The summary of a complete shard of an earlier, killed run; None where it is missing or damaged."""
@@ -50,16 +54,19 @@ class RecordWriter:
         if not (shard.is_file() and note.is_file()):
             return None
         known = read_json(note)
-        if shard.stat().st_size == known["bytes"] and sha256_file(shard) == known["sha256"]:
-            return known
-        log.warning("%s does not match its checksum; it is written again", shard)
-        return None
+        if shard.stat().st_size != known["bytes"] or sha256_file(shard) != known["sha256"]:
+            log.warning("%s does not match its checksum; it is written again", shard)
+            return None
+        if known.get("code_file") != self.code_file:
+            log.warning("%s was coded by another %s; it is written again", shard, CODE_FILE)
+            return None
+        return known
 
     def write(self, index: int, records: Sequence[Record]) -> dict[str, Any]:
         """Write shard `index`, then its summary."""
         shard, note = self._files(index)
         content = shard_bytes(records, self.layout)
-        known = {"file": f"shards/{shard.name}", **summary(content, records)}
+        known = {"file": f"shards/{shard.name}", **summary(content, records), "code_file": self.code_file}
         write_atomically(shard, content)
         write_json(note, known)
         return known
@@ -75,12 +82,24 @@ class RecordWriter:
             "counts": {name: sum(shard[name] for shard in shards) for name in COUNTS},
             "finish_reasons": dict(sum((Counter(shard["finish_reasons"]) for shard in shards), Counter())),
             "bytes_per_learned_token": self.layout.bytes_per_token,
+            "code_file": self.code_file,
+            "feature_errors": self._feature_errors(shards),
             "shards": shards,
         }
         for leftover in (self.run.path / "shards").glob(".*.tmp"):
             leftover.unlink()
         self.run.finish(manifest)
         return manifest
+
+    def _feature_errors(self, shards: Sequence[dict[str, Any]]) -> dict[str, float]:
+        """Layer -> root mean square, over all tokens, of a token's relative error."""
+        if self.layout.features is None:
+            return {}
+        tokens = sum(shard["tokens"] for shard in shards)
+        totals = np.sum([shard["feature_errors"] for shard in shards if shard["tokens"]], axis=0)
+        return {
+            str(n): float(np.sqrt(total / tokens)) for n, total in zip(self.layout.features.layers, totals, strict=True)
+        }
 
     def _files(self, index: int) -> tuple[Path, Path]:
         return self.run.file(f"shards/shard-{index:05d}.safetensors"), self.run.file(f"shards/shard-{index:05d}.json")
@@ -96,6 +115,8 @@ class RecordFolder:
         self._starts = np.cumsum([0, *(len(shard.split) for shard in self.shards)])
         self.lengths = np.concatenate([shard.lengths for shard in self.shards])
         """(records,) tokens of each record."""
+        self.prompts = np.concatenate([shard.prompts for shard in self.shards])
+        """(records,) number of the prompt of each record, rising."""
         self._splits = np.concatenate([shard.split for shard in self.shards])
 
     @classmethod
@@ -103,15 +124,16 @@ class RecordFolder:
         """Validate, then open. Nothing but the records themselves and the target's description is read.
 
         Raises InputError for an unfinished folder, another target, token map or chat template (with `target`), and a
-        missing, truncated or altered shard; `checksums=False` skips the last of these, for ranks whose rank 0 has
+        missing, truncated or altered file; `checksums=False` skips the last of these, for ranks whose rank 0 has
         looked.
         """
         path = Path(path)
         manifest = _read_manifest(path)
         if target is not None:
             _check_target(path, manifest["target"], target)
-        for shard in manifest["shards"]:
-            _check_shard(path / shard["file"], shard, checksums)
+        code_file = manifest.get("code_file")
+        for known in [*manifest["shards"], *([code_file] if code_file else [])]:
+            _check_file(path / known["file"], known, checksums)
         return cls(path, manifest)
 
     def __len__(self) -> int:
@@ -174,7 +196,11 @@ def _check_target(path: Path, recorded: dict[str, Any], target: ModelDescription
             )
 
 
-def _check_shard(file: Path, known: dict[str, Any], checksums: bool) -> None:
+def _described(file: Path) -> dict[str, Any]:
+    return {"file": file.name, "bytes": file.stat().st_size, "sha256": sha256_file(file)}
+
+
+def _check_file(file: Path, known: dict[str, Any], checksums: bool) -> None:
     remedy = "Copy the folder again from where it was written, or write the records again into another output_dir"
     if not file.is_file():
         raise InputError(f"{file} is missing, and its folder's manifest names it. {remedy}")

@@ -64,16 +64,22 @@ class Writer:
     """Turns prompts into records without p."""
 
     def __init__(
-        self, config: DistillConfig, tokenizer: PreTrainedTokenizerBase, sampler: Sampler | None, max_positions: int
+        self,
+        config: DistillConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        sampler: Sampler | None,
+        max_positions: int,
+        prompts: Sequence[Prompt],
     ) -> None:
         """`sampler` may be None with responses=corpus."""
         self.config, self.tokenizer, self.sampler = config, tokenizer, sampler
-        self.max_positions = max_positions
+        self.max_positions, self.prompts = max_positions, prompts
         self.dropped_turns = 0
         """Turns not written because their prompt leaves no room in the target's context."""
 
-    def write(self, prompts: Sequence[Prompt]) -> list[Record]:
-        """The records of `prompts` in their order, the turns of a conversation one after another."""
+    def write(self, first: int, last: int) -> list[Record]:
+        """The records of prompts first .. last - 1 in their order, the turns of a conversation one after another."""
+        prompts = self.prompts[first:last]
         if self.sampler is None:
             return [record for prompt in prompts if (record := self._from_corpus(prompt)) is not None]
         histories = {prompt.number: _Conversation(prompt) for prompt in prompts}

@@ -1,9 +1,10 @@
-"""p of finished sequences: one teacher-forced pass, logits only of learned tokens and a chunk of rows at a time."""
+"""What one teacher-forced pass tells of finished sequences: p of learned tokens, a chunk of rows of logits at a time,
+and the hidden states of all."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -12,39 +13,56 @@ from transformers import PreTrainedModel
 
 from decode.head import head_of
 from distill.corpora.base import unit_hash
+from distill.features import FeatureCode
+from distill.passes import Pass, Passes
 from distill.shards import Record
 from distill.stores import Arrays, Layout
 
 CHUNK_ENTRIES = 1 << 23  # rows * vocabulary held at once: 32 MiB in float32, three times over while a tail is drawn
+ERRORS = "errors"  # what the errors of coded states are called, as long as they travel with them
+STATE_ENTRIES = 1 << 25  # tokens * layers * channels coded at once: 128 MiB in float32, a few times over
 
 
 class Scorer:
-    """Fills in what the stores of `layout` keep of the target's laws."""
+    """Fills in what `layout` keeps of the target's laws and hidden states."""
 
-    def __init__(self, model: PreTrainedModel, layout: Layout, seed: int, batch_size: int) -> None:
-        self.model, self.layout, self.seed, self.batch_size = model, layout, seed, batch_size
+    def __init__(
+        self, model: PreTrainedModel, layout: Layout, seed: int, batch_size: int, code: FeatureCode | None = None
+    ) -> None:
+        """`code` codes the hidden states, where the layout keeps some."""
+        self.layout, self.seed, self.code = layout, seed, code
+        self.passes = Passes(model, layout.features.layers if layout.features else (), batch_size)
         self.head = head_of(model)
         self.stores = layout.stores
         self.chunk_rows = max(1, CHUNK_ENTRIES // layout.vocab_size)
 
     @torch.no_grad()
     def score(self, records: Sequence[Record]) -> None:
-        """Set the payload of each record. Batches hang on the records alone, so the same records give the same bits."""
-        order = sorted(range(len(records)), key=lambda index: len(records[index].ids))
-        for start in range(0, len(order), self.batch_size):
-            self._score_batch([records[index] for index in order[start : start + self.batch_size]])
+        """Set payload and features of each record; the same records give the same bits."""
+        for one in self.passes.over(records):
+            self._keep_laws(one)
+            if self.code is not None:
+                self.code = self.code.to(one.hidden.device)
+                self._keep_features(one, self.code)
 
-    def _score_batch(self, batch: list[Record]) -> None:
-        hidden = self._hidden(batch)  # (B, T, d)
-        counts = [int(record.loss_mask.sum()) for record in batch]
-        places = [torch.from_numpy(np.flatnonzero(record.loss_mask)) - 1 for record in batch]
+    def _keep_laws(self, one: Pass) -> None:
+        counts = [int(record.loss_mask.sum()) for record in one.records]
+        places = [torch.from_numpy(np.flatnonzero(record.loss_mask)) - 1 for record in one.records]
+        hidden = one.hidden
         rows = torch.cat([hidden[row, place.to(hidden.device)] for row, place in enumerate(places)])  # (R, d)
-        uniforms = torch.cat([self._uniforms(record) for record in batch])
+        uniforms = torch.cat([self._uniforms(record) for record in one.records])
         arrays = _joined(self._chunks(rows, uniforms))
-        ends = np.cumsum(counts)[:-1]
-        for name, array in arrays.items():
-            for record, part in zip(batch, np.split(array, ends), strict=True):
-                record.payload[name] = part
+        for record, payload in zip(one.records, _split(arrays, counts), strict=True):
+            record.payload = payload
+
+    def _keep_features(self, one: Pass, code: FeatureCode) -> None:
+        states = torch.cat(one.states()).to(one.hidden.device)  # (R, n, d)
+        chunk_rows = max(1, STATE_ENTRIES // states[0].numel())
+        arrays = _joined(_coded(code, chunk) for chunk in states.split(chunk_rows))
+        lengths = [len(record.ids) for record in one.records]
+        for record, features in zip(one.records, _split(arrays, lengths), strict=True):
+            record.feature_errors = features.pop(ERRORS)
+            record.features = features
 
     def _chunks(self, rows: Tensor, uniforms: Tensor) -> Iterator[Arrays]:
         needs_log_p = any(store.needs_log_p for store in self.stores)
@@ -57,16 +75,6 @@ class Scorer:
                 for name, array in store.encode(rows[part], log_p, uniforms[part]).items()
             }
 
-    def _hidden(self, batch: list[Record]) -> Tensor:
-        lengths = [len(record.ids) for record in batch]
-        ids = torch.zeros(len(batch), max(lengths), dtype=torch.int64)
-        for row, record in enumerate(batch):
-            ids[row, : len(record.ids)] = torch.from_numpy(record.ids)
-        device = self.model.device
-        mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(-1)
-        padded = None if min(lengths) == max(lengths) else mask.to(device)  # without a mask the causal kernel is faster
-        return self.model.base_model(input_ids=ids.to(device), attention_mask=padded, use_cache=False).last_hidden_state
-
     def _uniforms(self, record: Record) -> Tensor:
         """What the tail draws of a record are made from: its own stream, by prompt and turn."""
         key = unit_hash("tail", self.seed, record.meta["prompt"], record.meta["turn"])
@@ -74,7 +82,18 @@ class Scorer:
         return torch.rand(int(record.loss_mask.sum()), self.layout.tail, generator=generator, dtype=torch.float64)
 
 
-def _joined(chunks: Iterator[Arrays]) -> Arrays:
+def _coded(code: FeatureCode, states: Tensor) -> Arrays:
+    coded = code.encode(states)
+    return {name: array.cpu().numpy() for name, array in (coded | {ERRORS: code.squared_errors(states, coded)}).items()}
+
+
+def _split(arrays: Arrays, lengths: Sequence[int]) -> Iterator[Arrays]:
+    """The arrays of each of several records laid end to end."""
+    ends = np.cumsum([0, *lengths])
+    return ({name: array[a:b] for name, array in arrays.items()} for a, b in zip(ends, ends[1:], strict=False))
+
+
+def _joined(chunks: Iterable[Arrays]) -> Arrays:
     parts: dict[str, list[np.ndarray]] = defaultdict(list)
     for chunk in chunks:
         for name, array in chunk.items():

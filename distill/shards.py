@@ -105,7 +105,8 @@ class Shard:
         return {name: self._file.get_tensor(name) for name in (*COLUMNS, "finish_reason")}
 
     @cached_property
-    def _documents(self) -> list[str]:
+    def documents(self) -> list[str]:
+        """Id of the document of each record."""
         return json.loads(self._file.get_tensor("documents").tobytes().decode())
 
     @property
@@ -139,7 +140,7 @@ class Shard:
 
     def _meta(self, index: int) -> dict[str, Any]:
         meta: dict[str, Any] = {name: int(self._columns[name][index]) for name in COLUMNS}
-        meta["document"] = self._documents[index]
+        meta["document"] = self.documents[index]
         meta["finish_reason"] = FINISH_REASONS[self._columns["finish_reason"][index]]
         meta["split"] = SPLITS[self.split[index]]
         return meta

@@ -25,8 +25,13 @@ def examples(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, conf
     """The first `config.show` prompts as text; what stands between the double brackets is learned."""
     for prompt in prompts[: config.show]:
         ids, mask, tail = _sequence(prompt, tokenizer, config)
-        yield f"--- {prompt.document} ({prompt.split}), learned tokens between {OPEN} and {CLOSE}"
+        yield caption(prompt.document, prompt.split)
         yield marked(tokenizer, ids, mask) + tail
+
+
+def caption(document: str, split: str) -> str:
+    """What stands above an example."""
+    return f"--- {document} ({split}), learned tokens between {OPEN} and {CLOSE}"
 
 
 def marked(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], mask: Sequence[bool]) -> str:

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from decode.house.errors import InputError
 from decode.house.progress import get_logger, progress
 from decode.house.run_folder import RunFolder, free_disk_check, open_run, read_json, write_json
 from decode.models import ModelDescription, describe_model, load_model
+from decode.taps import check_taps
+from distill.calibration import CODE_FILE, calibrate, load_code
 from distill.config import DistillConfig
-from distill.corpora import load_corpus
-from distill.plan import Plan, make_plan
-from distill.prompts import Prompt, collect_prompts, digest
+from distill.features import FeatureCode
+from distill.passes import Passes
+from distill.plan import Plan
 from distill.records import RecordWriter
-from distill.responses import Writer, target_sampler
 from distill.score import Scorer
-from distill.show import examples, write_lines
+from distill.shards import write_atomically
+from distill.show import write_lines
+from distill.texts import Texts, open_texts
 
 SLOWEST_RANK = timedelta(days=7)  # the first rank to finish waits for the last one this long
 
@@ -34,24 +37,27 @@ log = get_logger("distill")
 def run(config: DistillConfig) -> None:
     """Write a record folder. Raises ConfigError and InputError before any weight is loaded."""
     target = describe_model(config.target)
+    if config.records.features.layers:
+        check_taps(target.config, config.records.features.layers, target.path)
     # without cpu=True every rank on a machine without an accelerator believes that it is alone, and writes every shard
     ranks = PartialState(cpu=not torch.accelerator.is_available(), timeout=SLOWEST_RANK)
     folder = None if config.plan or not Path(config.output_dir).exists() else _open(config, ranks)
     if folder is not None and folder.is_finished:
         log.info("%s is already finished", folder.path)
         return
-    tokenizer = _tokenizer(target)
-    log.info("reading prompts from %s", load_corpus(config.data).where)
-    prompts = collect_prompts(load_corpus(config.data), tokenizer, config)
-    plan = make_plan(prompts, tokenizer, target, config)
+    texts = open_texts(config, target)
+    plan = texts.plan()
     if ranks.is_main_process:
-        write_lines([*examples(prompts, tokenizer, config), *(plan.lines() if config.plan else [])])
+        write_lines([*texts.examples(), *(plan.lines() if config.plan else [])])
     if config.plan:
         return
     free_disk_check(config.output_dir, plan.bytes_on_disk)
     folder = folder or _open(config, ranks)
-    _check_same_prompts(folder, prompts, ranks)
-    _write_shards(config, plan, target, tokenizer, prompts, folder, ranks)
+    _check_same_texts(folder, texts, ranks)
+    records = _write_shards(config, plan, texts, folder, ranks)
+    ranks.wait_for_everyone()
+    if ranks.is_main_process:
+        _finish(config, plan, target, texts, records)
 
 
 def _open(config: DistillConfig, ranks: PartialState) -> RunFolder:
@@ -60,74 +66,78 @@ def _open(config: DistillConfig, ranks: PartialState) -> RunFolder:
     return folder
 
 
-def _tokenizer(target: ModelDescription) -> PreTrainedTokenizerBase:
-    if target.tokenizer is None:
-        raise InputError(
-            f"target.path={target.path} holds no tokenizer files, and prompts are text; add them to the folder"
-        )
-    if len(target.tokenizer) > target.vocab_size:
-        raise InputError(
-            f"the tokenizer of {target.path} has {len(target.tokenizer)} entries, and the model only "
-            f"{target.vocab_size}: some tokens would have no embedding. Use the tokenizer that the model was trained "
-            "with"
-        )
-    return target.tokenizer
-
-
-def _check_same_prompts(folder: RunFolder, prompts: Sequence[Prompt], ranks: PartialState) -> None:
-    """Bind the folder to these prompts, so that a corpus that changed since a run was killed is not mixed into it."""
-    note, now = folder.file("prompts.json"), digest(prompts)
+def _check_same_texts(folder: RunFolder, texts: Texts, ranks: PartialState) -> None:
+    """Bind the folder to these texts, so that a corpus that changed since a run was killed is not mixed into it."""
+    note, now = folder.file("prompts.json"), texts.sha256
     if note.is_file():
         before = read_json(note)["sha256"]
         if before != now:
             raise InputError(
-                f"the prompts of {folder.path} had SHA-256 {before}, and now have {now}: the corpus or the tokenizer "
-                "changed since that run started, and its records would be mixed. Use another output_dir"
+                f"the prompts of {folder.path} had SHA-256 {before}, and now have {now}: {texts.origin} changed since "
+                "that run started, and its records would be mixed. Use another output_dir"
             )
     elif ranks.is_main_process:
-        write_json(note, {"sha256": now, "prompts": len(prompts)})
+        write_json(note, {"sha256": now, "prompts": texts.num_prompts})
 
 
 def _write_shards(
+    config: DistillConfig, plan: Plan, texts: Texts, folder: RunFolder, ranks: PartialState
+) -> RecordWriter:
+    """Write this rank's shards: every n-th of them, less those that a killed run has left."""
+    model = cache(lambda: _load(config))
+    code = _feature_code(config, plan, texts, model, folder, ranks)
+    records = RecordWriter(folder, plan.layout)
+    mine = {
+        index: range(index * plan.shard_size, min((index + 1) * plan.shard_size, texts.num_prompts))
+        for index in range(ranks.process_index, plan.num_shards, ranks.num_processes)
+    }
+    todo = [index for index in mine if records.existing(index) is None]
+    if not todo:
+        return records
+    writer = texts.writer(model())
+    scorer = Scorer(model(), plan.layout, config.seed, config.batch_size, code)
+    total, left = sum(map(len, mine.values())), sum(len(mine[index]) for index in todo)
+    with progress(total, "prompts", "records", initial=total - left) as bar:
+        began, tokens = time.perf_counter(), 0
+        for index in todo:
+            part = writer.write(mine[index].start, mine[index].stop)
+            scorer.score(part)
+            tokens += records.write(index, part)["learned_tokens"]
+            bar.update(len(mine[index]), tokens_per_s=round(tokens / (time.perf_counter() - began)))
+    if writer.dropped_turns:
+        log.warning("%d turns were left out: they do not fit into the target's context", writer.dropped_turns)
+    return records
+
+
+def _load(config: DistillConfig) -> PreTrainedModel:
+    log.info("loading %s", config.target.path)
+    return load_model(config.target)
+
+
+def _feature_code(
     config: DistillConfig,
     plan: Plan,
-    target: ModelDescription,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Prompt],
+    texts: Texts,
+    model: Callable[[], PreTrainedModel],
     folder: RunFolder,
     ranks: PartialState,
-) -> None:
-    records = RecordWriter(folder, plan.layout)
-    size = plan.shard_size
-    mine = range(ranks.process_index, plan.num_shards, ranks.num_processes)
-    todo = [index for index in mine if records.existing(index) is None]
-    if todo:
-        log.info("loading %s", target.path)
-        model = load_model(config.target)
-        sampler = target_sampler(model, config.sampling, config.batch_size) if config.responses == "target" else None
-        writer = Writer(config, tokenizer, sampler, target.max_positions)
-        scorer = Scorer(model, plan.layout, config.seed, config.batch_size)
-        total = sum(len(prompts[index * size : (index + 1) * size]) for index in mine)
-        left = sum(len(prompts[index * size : (index + 1) * size]) for index in todo)
-        with progress(total, "prompts", "records", initial=total - left) as bar:
-            began, tokens = time.perf_counter(), 0
-            for index in todo:
-                part = prompts[index * size : (index + 1) * size]
-                texts = writer.write(part)
-                scorer.score(texts)
-                tokens += records.write(index, texts)["learned_tokens"]
-                bar.update(len(part), tokens_per_s=round(tokens / (time.perf_counter() - began)))
-        if writer.dropped_turns:
-            log.warning("%d turns were left out: they do not fit into the target's context", writer.dropped_turns)
+) -> FeatureCode | None:
+    """The code of the hidden states, None without any. Rank 0 fits it to the texts of the run's first prompts and
+    writes it before any shard, so that a shard is the same from whatever rank and after whatever kill."""
+    layout = plan.layout.features
+    if layout is None:
+        return None
+    file = folder.file(CODE_FILE)
+    if layout.is_fitted and ranks.is_main_process and not file.is_file():
+        first = texts.writer(model()).write(0, config.records.features.calibration_prompts)
+        write_atomically(file, calibrate(layout, first, Passes(model(), layout.layers, config.batch_size)))
     ranks.wait_for_everyone()
-    if ranks.is_main_process:
-        _finish(config, plan, target, prompts, records)
+    return load_code(layout, folder.path)
 
 
-def _finish(
-    config: DistillConfig, plan: Plan, target: ModelDescription, prompts: Sequence[Prompt], records: RecordWriter
-) -> None:
-    manifest = records.finish(plan.num_shards, target, _provenance(config, prompts))
+def _finish(config: DistillConfig, plan: Plan, target: ModelDescription, texts: Texts, records: RecordWriter) -> None:
+    about: dict[str, Any] = {"seed": config.seed, "p": "temperature 1, unwarped", **texts.provenance()}
+    manifest = records.finish(plan.num_shards, target, about)
     counts = manifest["counts"]
     log.info(
         "%s: %d records, %d tokens, %d of them with p, %d bytes (%.1f a token)",
@@ -138,14 +148,6 @@ def _finish(
         counts["bytes"],
         counts["bytes"] / max(1, counts["tokens"]),
     )
-
-
-def _provenance(config: DistillConfig, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    return {
-        "config": asdict(config),
-        "seed": config.seed,
-        "responses": config.responses,
-        "sampling": asdict(config.sampling),
-        "p": "temperature 1, unwarped",
-        "prompts_sha256": digest(prompts),
-    }
+    if manifest["feature_errors"]:
+        told = ", ".join(f"{layer}: {error:.2%}" for layer, error in manifest["feature_errors"].items())
+        log.info("hidden states coded as %s, relative error of each layer: %s", config.records.features.code, told)

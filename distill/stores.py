@@ -37,8 +37,9 @@ class Layout:
     @classmethod
     def from_manifest(cls, fields: dict[str, Any]) -> Layout:
         """The layout that a manifest holds."""
-        features = fields.get("features")
-        return cls(**fields | {"features": None if features is None else FeatureLayout(**features)})
+        own = dict(fields)
+        features = own.pop("features", None)
+        return cls(**own, features=None if features is None else FeatureLayout(**features))
 
     @property
     def stores(self) -> list[Store]:

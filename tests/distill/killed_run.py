@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from distill import records, responses, shards
+from distill import records, responses, shards, stage
 from distill.shards import Record
 from distill.stage import run
-from tests.distill.runs import tiny_config
+from tests.distill.runs import kept, tiny_config
 
 PLACES = {
     "shard": (shards.os, "fsync"),  # the shard's bytes are written, its name is not there yet
     "note": (records, "write_json"),  # the shard is there, its checksum is not
     "response": (responses, "generate"),
+    "code": (stage, "write_atomically"),  # the code of hidden states is fitted, its file is not there yet
     "shard_begins": (records, "shard_bytes"),
 }
 
@@ -52,4 +53,4 @@ if __name__ == "__main__":
     if len(sys.argv) > 2:
         kill_at(sys.argv[2], int(sys.argv[3]))
     note_shards(Path(sys.argv[1]))
-    run(tiny_config(Path(sys.argv[1]), resume="auto"))
+    run(tiny_config(Path(sys.argv[1]), resume="auto", records=kept("pca")))

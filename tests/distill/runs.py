@@ -4,10 +4,19 @@ import json
 from pathlib import Path
 
 from decode.config import ModelConfig
-from distill.config import DataConfig, DistillConfig, PromptConfig, RecordsConfig, ResponseSampling
+from distill.config import (
+    DataConfig,
+    DistillConfig,
+    FeatureCodeName,
+    FeatureConfig,
+    PromptConfig,
+    RecordsConfig,
+    ResponseSampling,
+)
 from tests.tiny import save_tiny_target
 
 ALL_STORES = ["head_tail", "topk", "full", "last_hidden"]
+LAYERS = [0, 1, -1]
 
 
 def write_corpus(folder: Path) -> str:
@@ -30,10 +39,16 @@ def tiny_config(folder: Path, output: str = "records", **fields: object) -> Dist
         "prompts": PromptConfig(tokens=6, per_document=2, count=10, validation_count=3),
         "sampling": ResponseSampling(max_new_tokens=8),
         "batch_size": 3,
-        "records": RecordsConfig(store=list(ALL_STORES), topk=5, shard_size=4),  # type: ignore[arg-type]
+        "records": kept(),
         "output_dir": str(folder / output),
     }
     return DistillConfig(**base | fields)  # type: ignore[arg-type]
+
+
+def kept(code: FeatureCodeName | None = None) -> RecordsConfig:
+    """Every store, and hidden states where a code is given, fitted on 5 prompts."""
+    features = FeatureConfig() if code is None else FeatureConfig(LAYERS, code, calibration_prompts=5)
+    return RecordsConfig(store=list(ALL_STORES), topk=5, shard_size=4, features=features)  # type: ignore[arg-type]
 
 
 def shard_files(folder: Path | str) -> dict[str, bytes]:

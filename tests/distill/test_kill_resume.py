@@ -13,7 +13,7 @@ import pytest
 from decode.house.run_folder import read_json
 from distill.records import RecordFolder
 from distill.stage import run
-from tests.distill.runs import shard_files, tiny_config
+from tests.distill.runs import kept, shard_files, tiny_config
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,10 +26,10 @@ def start(folder: Path, *where: str) -> subprocess.Popen:
 
 @pytest.mark.slow
 def test_killed_and_resumed_records_equal_uninterrupted_ones(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, "whole")
+    config = tiny_config(tmp_path, "whole", records=kept("pca"))
     run(config)
     expected = shard_files(config.output_dir)
-    for where in (("response", "2"), ("shard", "3"), ("note", "2")):
+    for where in (("code", "1"), ("response", "3"), ("shard", "7"), ("note", "2")):
         assert start(tmp_path, *where).wait() == -signal.SIGKILL
         with pytest.raises(Exception, match=r"resume=auto|no such record folder"):
             RecordFolder.open(tmp_path / "records")
@@ -47,7 +47,7 @@ def test_killed_and_resumed_records_equal_uninterrupted_ones(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_two_ranks_write_the_records_of_one(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, "whole")
+    config = tiny_config(tmp_path, "whole", records=kept("pca"))
     run(config)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     command += ["-m", "tests.distill.killed_run", str(tmp_path)]

@@ -60,7 +60,7 @@ def edit_manifest(folder: Path, **fields: object) -> None:
         (lambda folder: (folder / "records" / "manifest.json").write_text("{"), "no valid JSON"),
         (lambda folder: shutil.rmtree(folder / "records"), "no such record folder"),
         (lambda folder: edit_manifest(folder, stage="train"), "written by the stage 'train'"),
-        (lambda folder: edit_manifest(folder, records_version=9), "version 9, and this program reads version 1"),
+        (lambda folder: edit_manifest(folder, records_version=9), "version 9, and this program reads version 1 and 2"),
     ],
 )
 def test_a_damaged_folder_is_refused(folder: Path, damage: Callable[[Path], None], told: str) -> None:

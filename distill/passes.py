@@ -1,0 +1,56 @@
+"""Teacher-forced passes over finished sequences, of similar lengths together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from decode.taps import Taps
+from distill.shards import Record
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one forward gave."""
+
+    records: list[Record]
+    hidden: Tensor
+    """(B, T, d) final hidden states."""
+    tapped: Tensor | None
+    """(B, T, n, d) hidden states of the n layers asked for, None for none."""
+
+    def states(self) -> list[Tensor]:
+        """(L, n, d) of each record."""
+        assert self.tapped is not None
+        return [self.tapped[row, : len(record.ids)] for row, record in enumerate(self.records)]
+
+
+class Passes:
+    """Passes of `model`, which leave its hidden states at `layers`."""
+
+    def __init__(self, model: PreTrainedModel, layers: Sequence[int], batch_size: int) -> None:
+        self.model, self.taps, self.batch_size = model, Taps(model, layers), batch_size
+
+    @torch.no_grad()
+    def over(self, records: Sequence[Record]) -> Iterator[Pass]:
+        """All of `records`. Batches hang on the records alone, so the same records give the same bits."""
+        order = sorted(range(len(records)), key=lambda index: len(records[index].ids))
+        for start in range(0, len(order), self.batch_size):
+            batch = [records[index] for index in order[start : start + self.batch_size]]
+            with self.taps:
+                hidden = self._hidden(batch)
+            yield Pass(batch, hidden, self.taps.stacked() if self.taps.layers else None)
+
+    def _hidden(self, batch: list[Record]) -> Tensor:
+        lengths = [len(record.ids) for record in batch]
+        ids = torch.zeros(len(batch), max(lengths), dtype=torch.int64)
+        for row, record in enumerate(batch):
+            ids[row, : len(record.ids)] = torch.from_numpy(record.ids)
+        device = self.model.device
+        mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(-1)
+        padded = None if min(lengths) == max(lengths) else mask.to(device)  # without a mask the causal kernel is faster
+        return self.model.base_model(input_ids=ids.to(device), attention_mask=padded, use_cache=False).last_hidden_state
