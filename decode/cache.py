@@ -24,6 +24,9 @@ class SlotCache(Cache):
         self.slots: slice | Tensor = slice(0, 0)
         self.visible_slots = 0
         self.rows: Tensor | None = None
+        self.states: Tensor | None = None
+        """(n, B, 1, capacity, d) hidden states of the tokens in the slots, where a pass is asked to keep them: laid out
+        as keys are, because they are written, overwritten and moved with them."""
         self._stacks: list[Tensor] = []
         super().__init__(layers=[SlotLayer(self) for _ in range(num_layers)])
 
@@ -53,6 +56,33 @@ class SlotCache(Cache):
             for part, (layer, name) in zip(stack, places, strict=True):
                 setattr(layer, name, part)
             self._stacks.append(stack)
+        if self.states is not None:
+            self._stacks.append(self.states)
+
+    def keep(self, states: list[Tensor]) -> None:
+        """Hidden states of the pass that was just made, n of (B, T, d), into the slots of its tokens."""
+        if self.states is None:
+            shape = (len(states), self.num_rows, 1, self.capacity, states[0].shape[-1])
+            self.states = torch.zeros(shape, dtype=states[0].dtype, device=states[0].device)
+        for kept, state in zip(self.states, states, strict=True):
+            self.write(kept, state[:, None].to(kept.device))
+
+    def write(self, stored: Tensor, values: Tensor) -> Tensor:
+        """values (B, heads, T, d) into stored (B, heads, capacity, d) where `place` said; the visible slots of it."""
+        slots, rows, end = self.slots, self.rows, self.visible_slots
+        if rows is not None:
+            assert isinstance(slots, slice)
+            rows = rows.to(stored.device)  # a spread model keeps its layers on several
+            stored[rows, :, slots] = values
+            return stored[rows, :, :end]
+        if isinstance(slots, slice):
+            stored[:, :, slots] = values
+        elif len(values) == 1:
+            stored.index_copy_(2, slots[0].to(stored.device), values)  # 3 us, where writing by two indices takes 13
+        else:
+            every = torch.arange(values.shape[0], device=stored.device)[:, None]
+            stored[every, :, slots.to(stored.device)] = values.transpose(1, 2)
+        return stored[:, :, :end]
 
     def move(self, starts: Tensor, path: Tensor) -> None:
         """Compact: slot starts[b] + i takes what slot starts[b] + path[b, i] holds.
@@ -96,23 +126,7 @@ class SlotLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
-        return self._written(self.keys, key_states), self._written(self.values, value_states)
-
-    def _written(self, stored: Tensor, states: Tensor) -> Tensor:
-        slots, rows, end = self.cache.slots, self.cache.rows, self.cache.visible_slots
-        if rows is not None:
-            assert isinstance(slots, slice)
-            rows = rows.to(stored.device)  # a spread model keeps its layers on several
-            stored[rows, :, slots] = states
-            return stored[rows, :, :end]
-        if isinstance(slots, slice):
-            stored[:, :, slots] = states
-        elif len(states) == 1:
-            stored.index_copy_(2, slots[0].to(stored.device), states)  # 3 us, where writing by two indices takes 13
-        else:
-            every = torch.arange(states.shape[0], device=stored.device)[:, None]
-            stored[every, :, slots.to(stored.device)] = states.transpose(1, 2)
-        return stored[:, :, :end]
+        return self.cache.write(self.keys, key_states), self.cache.write(self.values, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(visible slots, offset): consulted only where a model builds its own mask, which explicit masks prevent."""

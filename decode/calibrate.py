@@ -14,8 +14,6 @@ import torch
 from transformers import PreTrainedModel
 
 from decode.drafters.base import Context, Drafter
-from decode.drafters.lm import LMDraft
-from decode.drafters.lm_chain import propose_chain
 from decode.estimates import monotone
 from decode.house.errors import ConfigError
 from decode.loop import Request
@@ -44,7 +42,8 @@ class Costs:
     """Tokens in the cache before the pass."""
     batch_size: int
     t_draft: float
-    """One draft pass of one token, as part of a chain: the first finds its weights evicted by the target's."""
+    """A proposal of a chain by its length: what one draft token costs. The first finds its weights evicted by the
+    target's."""
     t_target: dict[int, float]
     """Target pass by number of tokens: t_target[1] is an autoregressive step, t_target[k + 1] a verification."""
 
@@ -52,7 +51,7 @@ class Costs:
 @torch.inference_mode()
 def measure(
     model: PreTrainedModel,
-    drafter: LMDraft | None,
+    drafter: Drafter | None,
     context: int,
     num_tokens: list[int],
     batch_size: int = 1,
@@ -62,10 +61,12 @@ def measure(
     alike."""
     capacity = context + max(num_tokens)
     in_a_row = max(1, max(num_tokens) - 1)
-    target = _warmed(model, context, capacity, batch_size)
+    target = _warmed(model, drafter, context, capacity, batch_size)
     arms: dict[int, Callable[[], object]] = {n: _pass(target, n, context, batch_size) for n in num_tokens}
     if drafter is not None:
-        arms[0] = _draft_passes(drafter, context, capacity, batch_size, in_a_row)
+        wanted = _context(target, Request([], 1, Sampling(temperature=0)), context, capacity, batch_size)
+        drafter.start(wanted, capacity)
+        arms[0] = _proposal(drafter, Request([], 1, wanted.sampling), wanted, chain(in_a_row))
     seconds = interleaved(arms, repeats, target.device)
     medians = {n: statistics.median(times) for n, times in seconds.items()}
     draft = medians.pop(0) / in_a_row if drafter is not None else 0.0
@@ -82,7 +83,7 @@ def measure_rounds(
     plans |= {("grown", width): k_ary([width, 1, 1]) for width in WIDTHS}
     plans = {name: plan for name, plan in plans.items() if takes(request, plan)}
     capacity = context + max(NODES) + max(plan.num_nodes for plan in plans.values())
-    target = _warmed(model, context, capacity, batch_size)
+    target = _warmed(model, drafter, context, capacity, batch_size)
     arms = {("target", n): _pass(target, n, context, batch_size) for n in NODES}
     wanted = _context(target, request, context, capacity, batch_size)
     drafter.start(wanted, capacity)
@@ -118,8 +119,9 @@ def _context(target: CachedModel, request: Request, context: int, capacity: int,
     ids = torch.ones(batch_size, capacity, dtype=torch.long, device=target.device)
     noise = Noise(request.seed, list(range(batch_size)), target.config.vocab_size, target.device)
     shared = VERIFIERS[request.verifier].shares_noise
+    lengths = [max(1, context)] * batch_size
     return Context(
-        ids, [max(1, context)] * batch_size, request.sampling, noise, chain(1), "arbitrary", shared, None, 0
+        ids, lengths, request.sampling, noise, chain(1), "arbitrary", shared, None, 0, features=target.features
     )  # fmt: skip
 
 
@@ -156,8 +158,10 @@ def interleaved(
     return seconds
 
 
-def _warmed(model: PreTrainedModel, context: int, capacity: int, batch_size: int) -> CachedModel:
-    runner = runner_for(model, batch_size, capacity)
+def _warmed(
+    model: PreTrainedModel, drafter: Drafter | None, context: int, capacity: int, batch_size: int
+) -> CachedModel:
+    runner = runner_for(model, batch_size, capacity, taps=drafter.taps if drafter is not None else ())
     if context:
         ids = torch.ones(batch_size, context, dtype=torch.long, device=runner.device)
         runner.prefill(ids, [0] * batch_size, [context] * batch_size)
@@ -167,20 +171,6 @@ def _warmed(model: PreTrainedModel, context: int, capacity: int, batch_size: int
 def _pass(runner: CachedModel, num_tokens: int, context: int, batch_size: int) -> Callable[[], object]:
     tokens = torch.ones(batch_size, num_tokens, dtype=torch.long, device=runner.device)
     return lambda: runner.chain(tokens, [context] * batch_size)
-
-
-def _draft_passes(
-    drafter: LMDraft, context: int, capacity: int, batch_size: int, in_a_row: int
-) -> Callable[[], object]:
-    """A chain of draft tokens by the very pass that drafting replays, argmaxes for draws."""
-    runner = runner_for(drafter.model, batch_size, capacity, "draft")
-    ids = torch.ones(batch_size, capacity, dtype=torch.long, device=runner.device)
-    rows = list(range(batch_size))
-    wanted = Context(
-        ids, [max(1, context)] * batch_size, Sampling(temperature=0), Noise(0, rows, 1, runner.device),
-        chain(in_a_row), "arbitrary", True, None, 0,
-    )  # fmt: skip
-    return lambda: propose_chain(runner, wanted, min(2, *wanted.lengths))
 
 
 def _synchronise(device: torch.device) -> None:

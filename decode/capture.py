@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import cast
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from transformers.utils import logging as hf_logging
 
 from decode.house.progress import get_logger
-from decode.packed import Packing
 
 log = get_logger("decode")
 
@@ -26,7 +25,15 @@ WARM_UP = 3  # calls: the first replays specialise to the shapes
 Pass = Callable[..., tuple[Tensor, ...]]
 
 
-def capture(module: nn.Module, inputs: tuple[Tensor, ...], moved: tuple[Tensor, ...], packing: Packing) -> Pass:
+class Packed(Protocol):
+    """Weights in the layout of a CPU's kernels (`decode.packed`)."""
+
+    def in_place(self) -> AbstractContextManager[None]:
+        """Inside the block, modules run on them."""
+        ...
+
+
+def capture(module: nn.Module, inputs: tuple[Tensor, ...], moved: tuple[Tensor, ...], packing: Packed) -> Pass:
     """`module` captured at `inputs`, or itself where capturing fails or changes what it returns.
 
     `moved` are other inputs of the same shapes, where a capture that has baked values in would show. The module writes
@@ -52,7 +59,7 @@ def _copied(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(one.clone() for one in inputs)
 
 
-def _trace(module: nn.Module, inputs: tuple[Tensor, ...], packing: Packing) -> Pass:
+def _trace(module: nn.Module, inputs: tuple[Tensor, ...], packing: Packed) -> Pass:
     with packing.in_place():
         traced = torch.jit.trace(module, inputs, check_trace=False)
     replay = cast(Pass, traced)

@@ -6,6 +6,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from decode.house.errors import InputError
@@ -30,9 +31,25 @@ class OutputHead:
         """The output embedding itself."""
         return cast(nn.Module, self.model.get_output_embeddings())
 
+    @property
+    def weight(self) -> Tensor:  # (V, d)
+        """Its matrix."""
+        return cast(Tensor, self.module.weight)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its matrix."""
+        return self.weight.dtype
+
     def __call__(self, hidden: Tensor) -> Tensor:  # (..., d) -> (..., V)
         """Logits on the head's device; recorded hidden states may come from another one."""
-        logits = self.module(hidden.to(device_of_module(self.module)))
+        return self._rescaled(self.module(hidden.to(self.weight.device)))
+
+    def of_rows(self, hidden: Tensor, rows: Tensor) -> Tensor:  # (..., d), (V', d) -> (..., V')
+        """Logits by some rows of its matrix alone, where it has no bias."""
+        return self._rescaled(linear(hidden.to(rows.device, rows.dtype), rows))
+
+    def _rescaled(self, logits: Tensor) -> Tensor:
         if self._rescales:
             logits = logits * (self.scale / self.divisor)
         if self.soft_cap is None:
@@ -42,11 +59,6 @@ class OutputHead:
     @property
     def _rescales(self) -> bool:
         return self.scale != 1.0 or self.divisor != 1.0
-
-
-def device_of_module(module: nn.Module) -> torch.device:
-    """Where the module's first parameter lies."""
-    return next(module.parameters()).device
 
 
 def head_of(model: PreTrainedModel) -> OutputHead:

@@ -34,7 +34,7 @@ from decode.penalties import penalties
 from decode.sampling import Sampling
 from decode.shapes import CALIBRATED, Shape, parse
 from decode.stats import Stats
-from decode.stopping import StopStrings
+from decode.stopping import StopStrings, eos_ids
 from decode.verify import VERIFIERS
 
 WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)  # Sampling does what they do
@@ -129,7 +129,7 @@ def generate(
         strict=strict,
         seed=seed,
         rows=rows,
-        eos_ids=_eos_ids(model, eos_token_id),
+        eos_ids=eos_ids(model, eos_token_id),
         processors=LogitsProcessorList(processors) if processors else None,
         stop=StopStrings.of(_stop_strings(model, stop_strings), tokenizer),
     )
@@ -245,15 +245,6 @@ def _unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int
             "must be equal"
         )
     return [ids[kept].tolist() for ids, kept in zip(input_ids, attention_mask.bool(), strict=True)]
-
-
-def _eos_ids(model: PreTrainedModel, given: int | Sequence[int] | None) -> frozenset[int]:
-    if given is None:
-        config = model.generation_config
-        given = config.eos_token_id if config is not None else None
-    if given is None:
-        return frozenset()
-    return frozenset([given] if isinstance(given, int) else given)
 
 
 def _stop_strings(model: PreTrainedModel, given: Sequence[str] | None) -> tuple[str, ...]:

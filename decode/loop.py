@@ -94,7 +94,7 @@ class Loop:
         capacity = max(lengths) + request.max_new_tokens + in_round
         requests = [Progress(len(x), list(x), len(x) + request.max_new_tokens) for x in request.prompts]
         self.rows = Rows(requests, request.batch_size or len(requests), capacity, device_of(model))
-        self.runner = runner_for(model, self.rows.size, capacity)
+        self.runner = runner_for(model, self.rows.size, capacity, taps=drafter.taps if drafter is not None else ())
         vocab_size = model.config.get_text_config().vocab_size
         keys = [self._key(index) for index in self.rows.seated]
         self.noise = Noise(request.seed, keys, vocab_size, self.runner.device, request.audit)
@@ -135,8 +135,6 @@ class Loop:
             verdict = self._verify(tree, logits, gumbel)
         with self.stats.phase("commit"):
             self.runner.commit(starts, verdict.path, tree.is_chain)
-            if self.drafter is not None and shape.depth:
-                self.drafter.commit(verdict, None)
             self.rows.write(verdict.tokens, lengths)
             events = self._commit(verdict, tree.max_depth)
         if self.budget is not None:
@@ -198,6 +196,7 @@ class Loop:
             gumbel,
             self.round_index,
             self._history(),
+            self.runner.features,
             self.budget if self.request.confidence else None,
         )
 

@@ -9,7 +9,7 @@ from decode.config import check_tree
 from decode.house.config import require
 from decode.tree import chain_parents, tree_depths
 
-BEAM = 4  # nodes that a dynamic tree expands a level: a beam of 8 gives no more tokens (see drafters/lm_tree.py)
+BEAM = 4  # nodes that a dynamic tree expands a level: a beam of 8 gives no more tokens (see drafters/trees.py)
 
 CALIBRATED = ("auto", "sequoia")  # trees that are chosen by what was measured
 

@@ -1,10 +1,11 @@
-"""Stop strings: a completion ends with the token that completes one of them."""
+"""Where a completion ends: at an end-of-text token, or at the token that completes a stop string."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from decode.house.errors import ConfigError
 
@@ -32,3 +33,13 @@ class StopStrings:
         tail = tokens[max(prompt_length, len(tokens) - longest - 1) :]  # a token is at least one byte
         text = self.tokenizer.decode(tail)
         return any(string in text for string in self.strings)
+
+
+def eos_ids(model: PreTrainedModel, given: int | Sequence[int] | None = None) -> frozenset[int]:
+    """The end-of-text tokens: those given, None being the model's own."""
+    if given is None:
+        config = model.generation_config
+        given = config.eos_token_id if config is not None else None
+    if given is None:
+        return frozenset()
+    return frozenset([given] if isinstance(given, int) else given)

@@ -33,8 +33,8 @@ def check_taps(config: PretrainedConfig, taps: Sequence[int], path: str) -> None
     wrong = [tap for tap in taps if tap != FINAL and not 0 <= tap < num_layers]
     if wrong or len(set(taps)) < len(taps) or not taps:
         raise InputError(
-            f"the hidden states {list(taps)} are asked of {path}, which has {num_layers} layers: name different ones of "
-            f"0 (embeddings) to {num_layers - 1}, or {FINAL} for the final state"
+            f"the hidden states {list(taps)} are asked of {path}, which has {num_layers} layers: name different ones "
+            f"of 0 (embeddings) to {num_layers - 1}, or {FINAL} for the final state"
         )
 
 

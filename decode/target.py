@@ -6,8 +6,8 @@ row; they see the row's committed tokens and their own ancestors. Short passes a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,28 +15,25 @@ from transformers import PreTrainedModel
 
 from decode.attention import grouped, pays
 from decode.cache import SlotCache
-from decode.capture import Pass, capture
+from decode.capture import Packed
 from decode.house.errors import InputError
 from decode.masks import layer_masks
 from decode.models import device_of, longest_context, refuse_unsupported
 from decode.packed import Packing
-
-PREFILL_CHUNK = 512  # tokens a pass: bounds the (T, S) mask and the activations of a long prompt
-BUCKET = 256  # slots: capacities and views are rounded up, so that calls of similar length share captures
-CAPTURE_AFTER = 6  # uses of one shape: a capture costs about as much as that many passes
-MOST_CAPTURES = 64  # of one cached model, the oldest given up first: settings of the draws are part of a capture
-SAMPLE = 64  # values of a tensor that are looked at to notice silent writes: 1 ms a call for a 28M model
-MOST_RUNNERS = 6  # caches kept for one model, so that batches of a few sizes can take turns
+from decode.runner import Runner, Runners, chunks, rounded
+from decode.taps import Taps
 
 
 class NodePass(nn.Module):
     """Logits (B, W, V) of the last W of M nodes per row; the attention looks at the first `visible` slots under a
     mask that is made here from the inputs, so that one capture serves every position."""
 
-    def __init__(self, model: PreTrainedModel, cache: SlotCache, held: Tensor, visible: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, cache: SlotCache, held: Tensor, visible: int, taps: Taps | None = None
+    ) -> None:
         """`held` (B, capacity): the position of the node in each slot, kept from one pass of a round to the next."""
         super().__init__()
-        self.model, self.cache = model, cache
+        self.model, self.cache, self.taps = model, cache, taps
         self.config = model.config.get_text_config()
         self.slots = torch.arange(visible, device=device_of(model))
         self.held = held
@@ -65,7 +62,7 @@ class NodePass(nn.Module):
 
     def _over(self, tokens: Tensor, own: Tensor, positions: Tensor, visible: Tensor, keys: Tensor) -> tuple[Tensor]:
         self.cache.place(own, len(self.slots))
-        with self.attention(self.model):
+        with self.attention(self.model), self.taps or nullcontext():
             out = self.model(
                 input_ids=tokens,
                 attention_mask=layer_masks(self.config, visible, positions, keys, self.model.dtype),
@@ -73,6 +70,8 @@ class NodePass(nn.Module):
                 past_key_values=self.cache,
                 use_cache=True,
             )
+        if self.taps is not None:
+            self.cache.keep(self.taps.each())
         return (out.logits,)
 
 
@@ -88,45 +87,41 @@ class StraightPass(nn.Module):
         return self.node_pass.chain(tokens, starts)
 
 
-class CachedModel:
+class CachedModel(Runner):
     """An unmodified transformers model with a SlotCache of B rows of at least `capacity` tokens."""
 
-    def __init__(self, model: PreTrainedModel, batch_size: int, capacity: int, packing: Packing | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        batch_size: int,
+        capacity: int,
+        packing: Packed | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> None:
+        """`taps`: hidden states that passes keep beside keys and values (`features`)."""
         refuse_unsupported(model.config, model.config.name_or_path or "")
         self.model, self.config = model, model.config.get_text_config()
         _refuse_foreign_attention(self.config._attn_implementation)
-        self.device = device_of(model)
-        self.packing = packing if packing is not None else Packing(model)
+        cache = SlotCache(self.config.num_hidden_layers, batch_size, rounded(capacity))
+        super().__init__(cache, device_of(model), packing if packing is not None else Packing(model))
+        self._taps = Taps(model, taps) if taps else None
         with torch.inference_mode(mode=False), torch.no_grad():
-            self.cache = SlotCache(self.config.num_hidden_layers, batch_size, _rounded(capacity))
             self._slots = torch.arange(self.cache.capacity, device=self.device)
             self._held = torch.zeros(batch_size, self.cache.capacity, dtype=torch.long, device=self.device)
             first = torch.zeros(batch_size, 1, dtype=torch.long, device=self.device)
             self.node_pass(1)(first, first, first, first[..., None] == 0)  # allocates the layers
             self.cache.stack()
-        self._passes: dict[tuple[object, ...], Pass] = {}
-        self._uses: dict[tuple[object, ...], int] = {}
-        self.replayed = False
-        """Whether the last pass was the replay of a capture, so that its time tells of later ones."""
 
-    def visible(self, end: int) -> int:
-        """Slots that a pass looks at whose last node lies before slot `end`: doubled from one bucket to the next."""
-        size = BUCKET
-        while size < end:
-            size *= 2
-        return min(size, self.cache.capacity)
+    @property
+    def features(self) -> Tensor | None:
+        """(B, capacity, n, d): the taps' hidden states of the tokens in the cache; None without taps."""
+        return None if self.cache.states is None else self.cache.states[:, :, 0].permute(1, 2, 0, 3)
 
     def prefill(self, ids: Tensor, begin: list[int], end: list[int]) -> None:
         """Read ids[b, begin[b]:end[b]] of each row; ids (B, T) left-aligned. What lies behind the end of a row that is
         read beside a longer one is written too, and never seen."""
-        groups: dict[int, list[int]] = {}
-        for row, first in enumerate(begin):
-            if end[row] > first:
-                groups.setdefault(first, []).append(row)
-        for first, rows in groups.items():
-            last = max(end[row] for row in rows)
-            for start in range(first, last, PREFILL_CHUNK):
-                self._read(ids, rows, start, min(start + PREFILL_CHUNK, last))
+        for rows, start, stop in chunks(begin, end):
+            self._read(ids, rows, start, stop)
 
     def _read(self, ids: Tensor, rows: list[int], start: int, end: int) -> None:
         index = None if len(rows) == ids.shape[0] else torch.tensor(rows, device=self.device)
@@ -135,14 +130,17 @@ class CachedModel:
         keys = self._slots[:end].expand(len(rows), -1)
         visible = keys[:, None] <= positions[..., None]
         self.cache.place(slice(start, end), end, index)
-        self.model(
-            input_ids=tokens,
-            attention_mask=layer_masks(self.config, visible, positions, keys, self.model.dtype),
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        with self._taps or nullcontext():
+            self.model(
+                input_ids=tokens,
+                attention_mask=layer_masks(self.config, visible, positions, keys, self.model.dtype),
+                position_ids=positions,
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        if self._taps is not None:
+            self.cache.keep(self._taps.each())
 
     def forward(self, tokens: Tensor, starts: list[int], depths: Tensor, above: Tensor) -> Tensor:
         """Logits (B, W, V) of nodes tokens (B, W), the last W of M that follow the row's starts[b] committed ones.
@@ -181,31 +179,7 @@ class CachedModel:
 
     def node_pass(self, visible: int) -> NodePass:
         """The pass over the first `visible` slots, not captured."""
-        return NodePass(self.model, self.cache, self._held, visible)
-
-    def run(
-        self,
-        key: tuple[object, ...],
-        make: Callable[[], nn.Module],
-        inputs: tuple[Tensor, ...],
-        moved: Callable[[], tuple[Tensor, ...]],
-        at_once: bool = False,
-    ) -> tuple[Tensor, ...]:
-        """The module that `make` makes, at `inputs`, by its capture once `key` has been used often enough, or at once.
-
-        `moved()` are the inputs of the same pass over a later slot (see `capture.capture`): a check there writes only
-        where nothing is committed.
-        """
-        self.replayed = key in self._passes
-        if key not in self._passes:
-            self._uses[key] = self._uses.get(key, 0) + 1
-            if not at_once and self._uses[key] < CAPTURE_AFTER:
-                return make()(*inputs)
-            self._passes[key] = capture(make(), inputs, moved(), self.packing)
-            if len(self._passes) > MOST_CAPTURES:
-                oldest = next(iter(self._passes))
-                del self._passes[oldest], self._uses[oldest]
-        return self._passes[key](*inputs)
+        return NodePass(self.model, self.cache, self._held, visible, self._taps)
 
     def commit(self, starts: list[int], path: Tensor, is_chain: bool) -> None:
         """Bring the accepted path (B, D + 1) of the last pass to the slots of its positions; a chain lies there
@@ -214,67 +188,17 @@ class CachedModel:
             self.cache.move(torch.tensor(starts, device=self.device)[:, None], path)
 
 
-class Runners:
-    """The cached models of one model, the least used one given up first; kept on the model, so that they end with it
-    (a table elsewhere would hold the model for ever, since they refer to it)."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.packing = Packing(model)
-        self.weights = weights_state(model)
-        self._kept: dict[tuple[str, int, int], CachedModel] = {}
-
-    def get(self, model: PreTrainedModel, role: str, batch_size: int, capacity: int) -> CachedModel:
-        """The cached model of this size."""
-        key = (role, batch_size, _rounded(capacity))
-        runner = self._kept.pop(key, None) or CachedModel(model, batch_size, capacity, self.packing)
-        self._kept[key] = runner
-        if len(self._kept) > MOST_RUNNERS:
-            del self._kept[next(iter(self._kept))]
-        return runner
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """A copied or pickled model makes its own."""
-        return type(None), ()
-
-
-def runner_for(model: PreTrainedModel, batch_size: int, capacity: int, role: str = "target") -> CachedModel:
+def runner_for(
+    model: PreTrainedModel, batch_size: int, capacity: int, role: str = "target", taps: tuple[int, ...] = ()
+) -> CachedModel:
     """The cached model for this many rows of this many tokens, kept with its captures from one call to the next.
 
     `role` keeps the caches of a model apart that drafts for itself. One call at a time: two threads must not decode
     with the same model object.
     """
-    kept = vars(model).get("_draftsmith_runners")
-    if kept is None or kept.weights != weights_state(model):  # packed weights are copies: training makes them stale
-        kept = vars(model)["_draftsmith_runners"] = Runners(model)
-    return kept.get(model, role, batch_size, capacity)
-
-
-def weights_state(model: nn.Module) -> int:
-    """Changes when a parameter or buffer is replaced, moved or written to, and when a module is exchanged, hooked or
-    set otherwise (train mode, an adapter switched on): a capture would not notice.
-
-    Writes that bypass torch's version counter (`.data`, inference mode) show in a sample of the values on a CPU, where
-    packed weights are copies.
-    """
-    tensors = (_tensor_state(one) for one in (*model.parameters(), *model.buffers()))
-    return hash((*tensors, *(_module_state(module) for module in model.modules())))
-
-
-def _tensor_state(tensor: Tensor) -> tuple[object, ...]:
-    version = 0 if tensor.is_inference() else tensor._version
-    if tensor.device.type != "cpu" or not tensor.is_floating_point():
-        return tensor.data_ptr(), tensor.dtype, version
-    sample = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // SAMPLE)]
-    return tensor.data_ptr(), tensor.dtype, version, float(sample.double().sum())
-
-
-def _module_state(module: nn.Module) -> tuple[object, ...]:
-    plain = (value for value in vars(module).values() if isinstance(value, bool | int | float | str))
-    return id(module), len(module._forward_hooks), len(module._forward_pre_hooks), *plain
-
-
-def _rounded(capacity: int) -> int:
-    return -(-capacity // BUCKET) * BUCKET
+    runners = Runners.of(model, lambda: Packing(model))
+    key = (role, batch_size, rounded(capacity), taps)
+    return cast(CachedModel, runners.get(key, lambda packing: CachedModel(model, batch_size, capacity, packing, taps)))
 
 
 def _refuse_foreign_attention(name: str | None) -> None:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from decode.sampling import Sampling
     from decode.shapes import Shape
     from decode.tree import Drawn, Tree
-    from decode.verify import Verdict
 
 
 @dataclass
@@ -96,6 +95,9 @@ class Context:
     """Number of this round, from 0."""
     history: History | None = None
     """What the target's scores are processed with (penalties, bans), so that a draft may foresee it."""
+    features: Tensor | None = None
+    """(B, capacity, n, d) the target's hidden states at `taps` of every committed token but pending; None without
+    taps."""
     budget: Budget | None = None
     """Whether to go on is asked after every token of a chain; None where the length is settled beforehand."""
 
@@ -111,7 +113,11 @@ class Context:
 
 
 class Drafter(Protocol):
-    """The decoding face. `taps` lists the hidden layers of the target that `commit` wants."""
+    """The decoding face. `taps` lists the hidden states of the target (`decode.taps`) that it drafts from.
+
+    Nothing has to be told after a verdict: what was accepted stands in the next context's ids and features, also after
+    rounds in which nothing was drafted.
+    """
 
     taps: tuple[int, ...]
 
@@ -121,9 +127,6 @@ class Drafter(Protocol):
     def propose(self, context: Context) -> Tree:
         """A tree whose node 0 is pending."""
         ...
-
-    def commit(self, verdict: Verdict, features: Tensor | None) -> None:
-        """Learn what was accepted."""
 
     def reset(self, rows: list[int]) -> None:
         """Forget these rows."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -10,16 +11,16 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from decode.drafters.base import Batch, Context, Step
-from decode.drafters.lm_chain import propose_chain
-from decode.drafters.lm_tree import pending_tokens, propose_tree
+from decode.drafters.chains import pending_tokens, propose_chain
+from decode.drafters.levels import Levels
+from decode.drafters.trees import propose_tree
 from decode.head import head_of
 from decode.house.progress import get_logger
 from decode.masks import layer_masks, packed_visibility
 from decode.models import longest_context
 from decode.shapes import Static
-from decode.target import CachedModel, runner_for
+from decode.target import CachedModel, NodePass, runner_for
 from decode.tree import Tree
-from decode.verify import Verdict
 
 log = get_logger("decode")
 
@@ -96,15 +97,17 @@ class LMDraft(nn.Module):
         self._count_accepted(context)
         is_chain = isinstance(context.shape, Static) and context.shape.is_chain
         if is_chain and context.drawn != "swor":  # a sampled tree that was cut to a chain keeps its law
+            # two tokens where there are: after a round that accepted everything the last draft token is still unread,
+            # and reading a token again writes the same keys and values
             width = min(2, *context.lengths)
             self._catch_up(context.ids, [length - width for length in context.lengths])
-            tree = propose_chain(self.runner, context, width)
+            tree = propose_chain(LMRound(self.runner, context, width), context)
             self._ahead = [tree.num_nodes - 2] * len(context.lengths)  # the last draft token is not read
         else:
             # as many tokens as a verdict can have accepted, always, so that one capture serves
             width = min(context.shape.depth + 1, *context.lengths)
             self._catch_up(context.ids, [length - width for length in context.lengths])
-            tree = propose_tree(self.runner, context, width)
+            tree = propose_tree(LMRound(self.runner, context, width), context)
         self._known, self._round = list(context.lengths), context.round_index
         return tree
 
@@ -122,10 +125,104 @@ class LMDraft(nn.Module):
         self.runner.prefill(ids, self._known, behind)
         self._known = behind
 
-    def commit(self, verdict: Verdict, features: Tensor | None) -> None:
-        """Nothing to do: rejected tokens become invisible, and are read over."""
-
     def reset(self, rows: list[int]) -> None:
         """These rows begin anew; what is not read again is not seen again."""
         for row in rows:
             self._known[row] = self._ahead[row] = 0
+
+
+@dataclass(frozen=True)
+class LMRound:
+    """One round of a draft LM whose cache holds all but the last `width` committed tokens.
+
+    The first pass reads those. Nodes lie behind the committed tokens, pending among them, until the verdict.
+    """
+
+    runner: CachedModel
+    context: Context
+    width: int
+
+    @property
+    def _ends(self) -> Tensor:  # (B, 1)
+        return torch.tensor(self.context.lengths, device=self.context.ids.device)[:, None]
+
+    @property
+    def _reach(self) -> int:
+        """Slots behind the committed tokens that passes look at."""
+        return self.context.shape.num_read + 1
+
+    @property
+    def _visible(self) -> int:
+        end = max(self.context.lengths) + self._reach
+        visible = self.runner.visible(end)
+        assert end <= visible, (self.context.lengths, self.context.shape, visible)
+        return visible
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """As `Round` says."""
+        return self.width, self._visible
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The last committed tokens (B, width), and their number (B, 1)."""
+        ends = self._ends
+        return self.context.ids.gather(1, ends - torch.arange(self.width, 0, -1, device=ends.device)), ends
+
+    def moved(self) -> tuple[Tensor, ...]:
+        """As `Round` says."""
+        read, ends = self.inputs
+        return read, (ends + 1).clamp(max=self._visible - self._reach)
+
+    def unit(self) -> Callable[..., Levels]:
+        """As `Round` says."""
+        node_pass = self.runner.node_pass(self._visible)
+        return lambda read, ends: LMUnit(node_pass, read, ends)
+
+    def steps(self) -> Levels:
+        """As `Round` says: each pass is captured by itself."""
+        return LMSteps(self.runner, self.context.lengths, self.inputs[0])
+
+
+@dataclass(frozen=True)
+class LMUnit:
+    """Levels inside a capture."""
+
+    node_pass: NodePass
+    read: Tensor
+    ends: Tensor
+
+    def root(self) -> Tensor:
+        """As `Levels` says."""
+        return self.node_pass.chain(self.read, self.ends - self.read.shape[1])[0][:, -1]
+
+    def follow(self, tokens: Tensor, depth: int) -> Tensor:
+        """As `Levels` says."""
+        return self.node_pass.chain(tokens, self.ends + depth - 1)[0][:, -1]
+
+    def level(self, tokens: Tensor, depth: int, visible: Tensor, owners: Tensor) -> Tensor:
+        """As `Levels` says."""
+        depths = torch.full_like(tokens, depth - 1)  # from the first one after pending
+        return self.node_pass(tokens, self.ends, depths, visible.expand(len(tokens), -1, -1))[0]
+
+
+@dataclass(frozen=True)
+class LMSteps:
+    """Levels pass by pass."""
+
+    runner: CachedModel
+    lengths: list[int]
+    read: Tensor
+
+    def root(self) -> Tensor:
+        """As `Levels` says."""
+        return self.runner.chain(self.read, [length - self.read.shape[1] for length in self.lengths])[:, -1]
+
+    def follow(self, tokens: Tensor, depth: int) -> Tensor:
+        """As `Levels` says."""
+        return self.runner.chain(tokens, [length + depth - 1 for length in self.lengths])[:, -1]
+
+    def level(self, tokens: Tensor, depth: int, visible: Tensor, owners: Tensor) -> Tensor:
+        """As `Levels` says."""
+        depths = torch.full((1, tokens.shape[1]), depth - 1, device=tokens.device)
+        return self.runner.forward(tokens, self.lengths, depths, visible)

@@ -11,7 +11,7 @@ from transformers import DynamicCache, LogitsProcessor, PreTrainedModel, Repetit
 from transformers.cache_utils import DynamicLayer
 
 from decode import block, rejection, typical
-from decode.drafters import lm_chain
+from decode.drafters import chains
 from decode.drafters.base import Context, Drafter
 from decode.drafters.lm import LMDraft
 from decode.hf import Output, generate
@@ -233,9 +233,9 @@ def check_drafts_follow_their_law(draws: int = 4000) -> None:
     noise = Noise(0, list(range(draws)), 4, torch.device("cpu"))
     ids = torch.zeros(draws, 8, dtype=torch.long)
     context = Context(ids, [3] * draws, Sampling(), noise, chain(1), "iid", False, None, 0)
-    gumbel = lm_chain.draft_noise(context)
+    gumbel = chains.draft_noise(context)
     assert gumbel is not None
-    token, log_q = lm_chain.draw(law.log().repeat(draws, 1), gumbel[:, 0], "iid")
+    token, log_q = chains.draw(law.log().repeat(draws, 1), gumbel[:, 0], "iid")
     seen = torch.bincount(token[:, 0], minlength=4).double()
     expected = log_q[0].exp().double() * draws
     statistic = 2 * (seen * (seen.clamp(min=1) / expected).log()).sum()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from decode.drafters.base import Context
 from decode.tree import Tree, chain_parents
-from decode.verify import Verdict
 
 
 class Oracle:
@@ -34,9 +32,6 @@ class Oracle:
         drafted = known[start : start + context.num_draft_tokens]
         wrong = [token if i < right else (token + 1) % self.vocab_size for i, token in enumerate(drafted)]
         return [int(context.ids[row, start - 1]), *wrong]  # a rule that keeps the law only may have left the text
-
-    def commit(self, verdict: Verdict, features: Tensor | None) -> None:
-        """Nothing to learn."""
 
     def reset(self, rows: list[int]) -> None:
         """Nothing to forget."""

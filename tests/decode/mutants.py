@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decode import block, rejection, verdict, verify
-from decode.drafters import lm_chain
+from decode.drafters import chains
 from decode.loop import Loop
 from decode.noise import Noise, Stream
 from decode.tree import Tree
@@ -19,7 +19,7 @@ from tests.decode import checks
 from tests.decode import mutants_of_passes as passes
 
 Patch = Callable[[pytest.MonkeyPatch], None]
-real_plan, real_block, real_noise = rejection.node_plan, block.plan, lm_chain.draft_noise
+real_plan, real_block, real_noise = rejection.node_plan, block.plan, chains.draft_noise
 real_children = verdict.children_of
 
 
@@ -189,13 +189,13 @@ def draw_off_the_support(patch: pytest.MonkeyPatch) -> None:
 def argmax_drafts(patch: pytest.MonkeyPatch) -> None:
     """transformers' Gemma-4 path: drafts are argmaxes, verified with q as if sampled."""
     patch.setattr(
-        lm_chain, "draw", lambda scores, noise, drawn: (scores.argmax(-1, keepdim=True), scores.log_softmax(-1))
+        chains, "draw", lambda scores, noise, drawn: (scores.argmax(-1, keepdim=True), scores.log_softmax(-1))
     )
 
 
 def draft_noise_of_one_round(patch: pytest.MonkeyPatch) -> None:
     """Sequoia: draft noise is drawn once and read in every round."""
-    patch.setattr(lm_chain, "draft_noise", lambda context: real_noise(replace(context, round_index=0)))
+    patch.setattr(chains, "draft_noise", lambda context: real_noise(replace(context, round_index=0)))
 
 
 def accept_noise_of_one_round(patch: pytest.MonkeyPatch) -> None:

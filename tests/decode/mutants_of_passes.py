@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -97,7 +99,7 @@ def prefix_of_the_root(patch: pytest.MonkeyPatch) -> None:
 def last_draft_token_unread(patch: pytest.MonkeyPatch) -> None:
     """After a round that accepted everything the draft goes on without its own last token."""
     real = lm.propose_chain
-    patch.setattr(lm, "propose_chain", lambda runner, context, width: real(runner, context, 1))
+    patch.setattr(lm, "propose_chain", lambda drafting, context: real(replace(drafting, width=1), context))
 
 
 def draft_keeps_the_row_before(patch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from decode import generate, target
+from decode import generate
 from decode.drafters.base import Batch
 from decode.drafters.lm import LMDraft
-from decode.target import CAPTURE_AFTER, CachedModel
+from decode.runner import CAPTURE_AFTER
+from decode.target import CachedModel
 from tests.decode.checks import ragged_prompts
 from tests.tiny import MODELS, tiny_llama
 
@@ -75,7 +76,7 @@ def test_training_and_serving_see_the_same_logits(name: str) -> None:
 
 def test_captures_are_given_up_beyond_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws are part of a draft's capture: a service that is asked for many temperatures must not keep them all."""
-    monkeypatch.setattr(target, "MOST_CAPTURES", 2)
+    monkeypatch.setattr("decode.runner.MOST_CAPTURES", 2)
     runner = CachedModel(tiny_llama(), 1, 64)
     tokens = torch.zeros(1, 4, dtype=torch.long)
     with torch.inference_mode():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decode import generate, target
+from decode import generate, runner, target
 from decode.drafters.lm import LMDraft
 from decode.house.errors import ConfigError
 from decode.rows import Progress, Rows
@@ -59,7 +59,7 @@ def test_a_long_prompt_is_read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(target, "layer_masks", counted)
     ours = generate(model, None, ids, max_new_tokens=8, temperature=0, eos_token_id=())
-    assert max(sizes) <= target.PREFILL_CHUNK * 8000
+    assert max(sizes) <= runner.PREFILL_CHUNK * 8000
     theirs = model.generate(ids, do_sample=False, max_new_tokens=8)  # type: ignore[operator]
     assert torch.equal(ours.sequences, theirs)
 

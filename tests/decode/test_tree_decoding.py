@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from decode.drafters import lm_tree
+from decode.drafters import trees
 from decode.drafters.base import Context
-from decode.drafters.lm import LMDraft
+from decode.drafters.lm import LMDraft, LMRound
 from decode.loop import Loop, Request
 from decode.sampling import Sampling
 from decode.shapes import Dynamic, Shape, Static
@@ -62,15 +62,15 @@ def test_every_tree_is_the_one_that_plain_passes_grow(arch: str, name: str, monk
     draft = near(model)
     request = Request([[5, 9, 2, 7], [1, 8], [4, 4, 6, 3, 2]], 60, shape=SHAPES[name])
     loop = Loop(model, draft, request)
-    real, rounds = lm_tree.propose_tree, []
+    real, rounds = trees.propose_tree, []
 
-    def propose(runner: CachedModel, context: Context, width: int) -> Tree:
-        tree = real(runner, context, width)
+    def propose(drafting: LMRound, context: Context) -> Tree:
+        tree = real(drafting, context)
         plain = PlainRunner(draft.model, [list(one.tokens) for one in loop.rows.current])
-        want = real(cast(CachedModel, plain), context, width)
+        want = real(LMRound(cast(CachedModel, plain), context, drafting.width), context)
         assert torch.equal(tree.tokens, want.tokens)
         assert torch.equal(tree.parent_ids, want.parent_ids)
-        rounds.append(runner.replayed)
+        rounds.append(drafting.runner.replayed)
         return tree
 
     monkeypatch.setattr("decode.drafters.lm.propose_tree", propose)

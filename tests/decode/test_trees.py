@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from decode.drafters import lm_tree
+from decode.drafters import trees
 from decode.drafters.base import Context
+from decode.drafters.lm import LMRound
 from decode.house.errors import ConfigError
 from decode.noise import Noise, Stream
 from decode.rejection import node_plan
@@ -105,7 +106,8 @@ def grow(
 ) -> tuple[Tree, Context, PlainRunner]:
     context = context_of(RAGGED, shape, sampling, drawn, shared)
     runner = PlainRunner(draft_model(), RAGGED)
-    return lm_tree.propose_tree(cast(CachedModel, runner), context, 2), context, runner
+    drafting = LMRound(cast(CachedModel, runner), context, 2)
+    return trees.propose_tree(drafting, context), context, runner
 
 
 def children_by_node(tree: Tree) -> list[list[tuple[list[int], list[int], list[int]]]]:
@@ -146,7 +148,7 @@ def test_static_trees_have_the_planned_shape(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("temperature", "shared", "scale"),
-    [(0.0, True, lm_tree.DISAGREEMENT), (1.0, True, lm_tree.DISAGREEMENT), (1.0, False, 1.0)],
+    [(0.0, True, trees.DISAGREEMENT), (1.0, True, trees.DISAGREEMENT), (1.0, False, 1.0)],
 )
 def test_a_dynamic_tree_keeps_the_best_of_all_nodes(temperature: float, shared: bool, scale: float) -> None:
     """Against an exhaustive search over the tree in which every node has `beam` children, beam wide enough for all:

@@ -24,7 +24,7 @@ TOKENS, OTHER = 150, 60
 def uncaptured():
     """Captures of a few passes each would cost these tests three times what the passes do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("decode.target.CAPTURE_AFTER", 10**9)
+        patch.setattr("decode.runner.CAPTURE_AFTER", 10**9)
         yield
 
 

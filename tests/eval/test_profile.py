@@ -20,7 +20,7 @@ from tests.tiny import save_tiny_target
 def uncaptured():
     """Captures would cost these tests more than the passes do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("decode.target.CAPTURE_AFTER", 10**9)
+        patch.setattr("decode.runner.CAPTURE_AFTER", 10**9)
         patch.setattr(profile, "TURNS", 1)
         patch.setattr(profile, "COST_REPEATS", 1)
         yield

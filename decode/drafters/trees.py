@@ -1,7 +1,6 @@
-"""Trees of a draft LM, grown level by level: plans known beforehand, and trees that follow the draft's confidence.
+"""Drafting a tree, level by level: plans known beforehand, and trees that follow the draft's confidence.
 
-Only nodes that have children are read by the draft. They are numbered on their own (leaves leave no gaps) and lie
-behind the committed tokens, pending among them, in slots lengths[b], lengths[b] + 1, ... until the verdict.
+Only nodes that have children are read by the draft. They are numbered on their own, so that leaves leave no gaps.
 """
 
 from __future__ import annotations
@@ -10,38 +9,34 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from decode.drafters.base import Context
+from decode.drafters.chains import pending_tokens
+from decode.drafters.levels import Levels, Processed, Round
 from decode.noise import Stream
 from decode.sampling import Sampling, warp
 from decode.shapes import Dynamic, Shape, Static
-from decode.target import CachedModel, NodePass
 from decode.tree import Drawn, Tree, ancestors, tree_depths
 
 DISAGREEMENT = 0.4
-"""Scale in nats at which a draft's log-probabilities err. Tokens per pass of the quickstart pair, 16 nodes in 8 levels,
-at T = 1 and 0: scale 0.15 gives 4.0 and 2.9, 0.35 4.6 and 3.4, 0.5 4.5 and 3.4, 1 (EAGLE-2) 3.4 and 2.9; log q in place
-of this estimate 2.0 at T = 1; a chain of 8 3.1 and 2.5."""
+"""Scale in nats at which a draft's log-probabilities err. Chosen while building, on a few prompts of the quickstart's
+pair, among 0.15, 0.35, 0.5 and 1 (which is EAGLE-2): flat between 0.35 and 0.5, worse at both ends."""
 
 
-def propose_tree(runner: CachedModel, context: Context, width: int) -> Tree:
-    """The tree that `context.shape` plans. The draft has read all but the last `width` committed tokens.
+def propose_tree(drafting: Round, context: Context) -> Tree:
+    """The tree that `context.shape` plans.
 
     One captured unit where nothing has to be asked between the levels: neither processors nor noise of the draft's own.
     """
-    ends = torch.tensor(context.lengths, device=context.ids.device)[:, None]
-    read = context.ids.gather(1, ends - torch.arange(width, 0, -1, device=context.ids.device))
     draws, shape = Draws.of(context), context.shape
     if draws.drawn == "arbitrary" and context.history is None:
-        tokens, parents = _as_one_unit(runner, context, draws, read, ends)
+        tokens, parents = _as_one_unit(drafting, context, draws)
         return _tree(tokens, parents, shape)
-    logits = runner.chain(read, [length - width for length in context.lengths])[:, -1]
-    reader = Reader(runner, context, [])
-    tokens, parents, log_q = _grow(reader, draws, reader.root(logits), read[:, -1:], shape)
+    levels = Processed(drafting.steps(), context)
+    tokens, parents, log_q = _grow(levels, draws, pending_tokens(context), shape)
     return _tree(tokens, parents, shape, draws.drawn, log_q)
 
 
@@ -53,21 +48,19 @@ def _tree(
     return Tree(tokens, parents, depth_bound=shape.depth)
 
 
-def _as_one_unit(runner: CachedModel, context: Context, draws: Draws, read: Tensor, ends: Tensor) -> tuple[Tensor, ...]:
-    shape = context.shape
-    visible = runner.visible(max(context.lengths) + shape.num_read)
-    assert max(context.lengths) + shape.num_read <= visible, (context.lengths, shape, visible)
-    sampling, temperature = draws.sampling.apart(read.device)
-    inputs = (read, ends, temperature) if draws.gumbel is None else (read, ends, temperature, draws.gumbel)
+def _as_one_unit(drafting: Round, context: Context, draws: Draws) -> tuple[Tensor, ...]:
+    sampling, temperature = draws.sampling.apart(context.ids.device)
+    given = (pending_tokens(context), temperature)
+    given = given if draws.gumbel is None else (*given, draws.gumbel)
 
     def moved() -> tuple[Tensor, ...]:
-        return (read, (ends + 1).clamp(max=visible - shape.num_read), *inputs[2:])
+        return (*given, *drafting.moved())
 
     def make() -> TreePass:
-        return TreePass(runner.node_pass(visible), shape, sampling)
+        return TreePass(drafting.unit(), context.shape, sampling, len(given))
 
-    key = ("tree", shape, read.shape[1], visible, sampling, draws.gumbel is None)
-    return runner.run(key, make, inputs, moved)
+    key = ("tree", context.shape, sampling, draws.gumbel is None, *drafting.key)
+    return drafting.runner.run(key, make, (*given, *drafting.inputs), moved)
 
 
 @dataclass(frozen=True)
@@ -101,18 +94,9 @@ class Draws:
         return scores if self.gumbel is None else scores + self.gumbel[:, depth, None]
 
 
-class Levels(Protocol):
-    """The draft's passes over the levels of one tree."""
-
-    def level(self, tokens: Tensor, depth: int, visible: Tensor) -> Tensor:  # (B, W) -> (B, W, V)
-        """Logits of W nodes of one depth, which see the committed tokens and the read nodes that `visible` marks."""
-        ...
-
-
-def _grow(
-    levels: Levels, draws: Draws, logits: Tensor, pending: Tensor, shape: Shape
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(tokens (B, N), parents (B, N), log q) of a tree that starts from the logits (B, 1, V) at pending (B, 1)."""
+def _grow(levels: Levels, draws: Draws, pending: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(tokens (B, N), parents (B, N), log q) of a tree behind pending (B, 1)."""
+    logits = levels.root()[:, None]
     if isinstance(shape, Dynamic):
         return *_grow_dynamic(levels, draws, logits, pending, shape), None
     assert isinstance(shape, Static)
@@ -123,29 +107,16 @@ def _grow(
 class TreePass(nn.Module):
     """A whole tree as one unit: tokens (B, N) and, where rows have trees of their own, parents (B, N)."""
 
-    def __init__(self, node_pass: NodePass, shape: Shape, sampling: Sampling) -> None:
+    def __init__(self, unit: Callable[..., Levels], shape: Shape, sampling: Sampling, num_given: int) -> None:
         super().__init__()
-        self.node_pass, self.shape, self.sampling = node_pass, shape, sampling
+        self.unit, self.shape, self.sampling, self.num_given = unit, shape, sampling, num_given
 
-    def forward(
-        self, read: Tensor, ends: Tensor, temperature: Tensor, gumbel: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """read (B, W) the last committed tokens, ends (B, 1) their number, temperature (1,), gumbel (B, D + 1, V)."""
-        logits = self.node_pass.chain(read, ends - read.shape[1])[0][:, -1:]
-        draws = Draws(self.sampling, "arbitrary", gumbel, temperature=temperature)
-        return _grow(_Behind(self.node_pass, ends), draws, logits, read[:, -1:], self.shape)[:2]
-
-
-@dataclass(frozen=True)
-class _Behind:
-    """Levels read behind `ends` (B, 1) committed tokens, inside a capture."""
-
-    node_pass: NodePass
-    ends: Tensor
-
-    def level(self, tokens: Tensor, depth: int, visible: Tensor) -> Tensor:
-        depths = torch.full_like(tokens, depth - 1)  # from the first one after pending
-        return self.node_pass(tokens, self.ends, depths, visible.expand(len(tokens), -1, -1))[0]
+    def forward(self, *given: Tensor) -> tuple[Tensor, Tensor]:
+        """pending (B, 1), temperature (1,), gumbel (B, D + 1, V) where it is shared, then the inputs of the unit."""
+        pending, temperature, *gumbel = given[: self.num_given]
+        levels = self.unit(*given[self.num_given :])
+        draws = Draws(self.sampling, "arbitrary", gumbel[0] if gumbel else None, temperature=temperature)
+        return _grow(levels, draws, pending, self.shape)[:2]
 
 
 @dataclass(frozen=True)
@@ -168,6 +139,11 @@ class Level:
     """(W,) int64: index in `children` of those that have children themselves, which the draft reads next."""
     ancestors: Tensor
     """(1, W, M) bool: which of the M nodes read so far, these included, each of them sees."""
+
+    @property
+    def inner_owners(self) -> Tensor:
+        """(1, W) int64: index in `sources` of the parent of each node that is read next."""
+        return self.owners[self.inner][None]
 
 
 @cache
@@ -202,7 +178,8 @@ def _grow_static(
         tokens.append(candidates)
         laws.append(law)
         if level is not plan[-1]:
-            logits = levels.level(candidates[:, level.inner], level.depth + 1, level.ancestors)
+            read = candidates[:, level.inner]
+            logits = levels.level(read, level.depth + 1, level.ancestors, level.inner_owners)
     log_q = None if draws.drawn == "arbitrary" else _laws_of_nodes(laws, plan, len(parents))
     return torch.cat(tokens, 1), log_q
 
@@ -238,37 +215,6 @@ def _laws_of_nodes(laws: list[Tensor], levels: list[Level], num_nodes: int) -> T
     return log_q
 
 
-def pending_tokens(context: Context) -> Tensor:  # (B, 1)
-    """The last committed token of each row."""
-    last = torch.tensor(context.lengths, device=context.ids.device)[:, None] - 1
-    return context.ids.gather(1, last)
-
-
-@dataclass(frozen=True)
-class Reader:
-    """The draft's passes over the levels of one tree, processed as the target's scores will be."""
-
-    runner: CachedModel
-    context: Context
-    tokens: list[Tensor]
-    """(B, W) of each level read so far."""
-
-    def root(self, logits: Tensor) -> Tensor:  # (B, V) -> (B, 1, V)
-        """Logits at pending."""
-        return self.context.processed(logits[:, None], logits.new_zeros(len(logits), 1, 0, dtype=torch.long))
-
-    def level(self, tokens: Tensor, depth: int, visible: Tensor) -> Tensor:  # (B, W) -> (B, W, V)
-        """As `Levels` says."""
-        depths = torch.full((1, tokens.shape[1]), depth - 1, device=tokens.device)  # from the first one after pending
-        logits = self.runner.forward(tokens, self.context.lengths, depths, visible)
-        self.tokens.append(tokens)
-        if self.context.history is None:
-            return logits
-        path = (~visible).long().sort(dim=-1, stable=True).indices[..., :depth].expand(*tokens.shape, depth)
-        above = torch.cat(self.tokens, 1)[:, None].expand(-1, tokens.shape[1], -1)
-        return self.context.processed(logits, above.gather(2, path))
-
-
 @dataclass(frozen=True)
 class Candidates:
     """Nodes that a dynamic tree may keep, of one level or of all."""
@@ -297,8 +243,9 @@ def _grow_dynamic(
         if depth + 1 < shape.depth:
             value, chosen = level.values.topk(min(shape.beam, level.values.shape[1]))
             numbers = chosen + sum(one.values.shape[1] for one in found)
-            visible = _seen_by(chosen // (level.values.shape[1] // visible.shape[1]), visible)
-            logits = levels.level(level.tokens.gather(1, chosen), depth + 1, visible)
+            owners = chosen // (level.values.shape[1] // visible.shape[1])
+            visible = _seen_by(owners, visible)
+            logits = levels.level(level.tokens.gather(1, chosen), depth + 1, visible, owners)
         found.append(level)
     every = Candidates(*(torch.cat([getattr(one, f.name) for one in found], 1) for f in fields(Candidates)))
     return _best_nodes(pending, every, shape)

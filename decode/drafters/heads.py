@@ -1,0 +1,308 @@
+"""What all heads on a target share: their configuration, the target's frozen ends, and the decoding face around a
+family's passes.
+
+Slot t of a head holds what it makes of the target's hidden states after token t, and of token t + 1: its logits there
+are about token t + 2. With n committed tokens the slots 0 ... n - 2 are true, and the last of them drafts the first
+token after pending. Drafted nodes lie in the slots behind until the verdict; what was accepted is made anew from true
+hidden states in the next round's first pass, so nothing has to be moved.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from decode.cache import SlotCache
+from decode.drafters.base import Batch, Context, Step
+from decode.drafters.chains import pending_tokens, propose_chain
+from decode.drafters.layers import Extend, Rotary
+from decode.drafters.levels import Levels
+from decode.drafters.trees import propose_tree
+from decode.ends import Ends
+from decode.packed import Packing
+from decode.runner import Runner, Runners, chunks, rounded
+from decode.shapes import Static
+from decode.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """The shape of a head; families add fields of their own. Saved as config.json."""
+
+    family: str
+    hidden_size: int
+    """d of the target, and of the head."""
+    vocab_size: int
+    """Tokens V of the target."""
+    taps: tuple[int, ...]
+    """Hidden states of the target that it drafts from (`decode.taps`)."""
+    depth: int
+    """Draft tokens that training unrolls: heads K, recursive steps S, or block size."""
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_width: int
+    rms_norm_eps: float
+    rope: dict[str, Any]
+    """transformers' rope_parameters."""
+    max_positions: int
+    draft_vocab_size: int | None = None
+    """Tokens of a reduced draft vocabulary; None is all of them."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "taps", tuple(self.taps))  # a list where it comes from JSON
+
+    def rotary(self) -> Rotary:
+        """Its rotary positions."""
+        return Rotary(self.head_dim, self.rope, self.max_positions)
+
+
+class HeadDraft(nn.Module, ABC):
+    """Both faces of a head, but for a family's own passes."""
+
+    most_tokens: int | None = None
+    """Longest path that can be drafted; None is any."""
+    num_cached: int = 0
+    """Layers that keep keys and values of the slots."""
+    vocab: Tensor | None
+
+    def __init__(self, config: HeadConfig, ends: Ends, vocab: Tensor | None = None) -> None:
+        """`vocab` (V_draft,) int64: ascending target ids of a reduced draft vocabulary."""
+        super().__init__()
+        assert (vocab is None) == (config.draft_vocab_size is None), (vocab, config.draft_vocab_size)
+        self.config, self.ends = config, ends
+        self.taps = config.taps
+        self.register_buffer("vocab", vocab)
+        self._rows: tuple[int, Tensor] | None = None  # of the output head, for a reduced vocabulary
+        self._runner: Runner | None = None
+        self._known: list[int] = []  # per row: slots that are true and in the cache
+
+    # training face
+
+    @abstractmethod
+    def unroll(self, batch: Batch) -> Iterator[Step]:
+        """The steps of every anchor; step s drafts its s-th token."""
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """hidden (..., d) -> logits (..., V_draft), by the target's own frozen rows."""
+        head = self.ends.head
+        return head(hidden.to(head.dtype)) if self.vocab is None else head.of_rows(hidden, self._head_rows(self.vocab))
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids (...) -> (..., d), by the target's own frozen embedding."""
+        return self.ends.embed(ids).to(self.dtype)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the head's weights."""
+        return next(self.parameters()).dtype
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden (..., d) -> (..., V); -inf outside of a reduced draft vocabulary."""
+        drafted = self.head(hidden)
+        if self.vocab is None:
+            return drafted
+        every = drafted.new_full((*drafted.shape[:-1], self.config.vocab_size), -torch.inf)
+        return every.index_copy(-1, self.vocab, drafted)
+
+    def _head_rows(self, vocab: Tensor) -> Tensor:
+        weight = self.ends.head.weight
+        if self._rows is None or self._rows[0] != weight.data_ptr():
+            self._rows = (weight.data_ptr(), weight.detach()[vocab])
+        return self._rows[1]
+
+    # decoding face
+
+    @abstractmethod
+    def read(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
+        """Bring true slots into the caches: tokens (B, T) are those after the features (B, T, n, d)."""
+
+    @abstractmethod
+    def levels(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Levels:
+        """The passes of one round: read (B, W) the last committed tokens, pending among them, ends (B, 1) the number of
+        committed tokens, features (B, W, n, d) of the tokens before those."""
+
+    def num_slots(self, num_read: int) -> int:
+        """Slots behind the true ones that a round writes which reads so many nodes."""
+        return num_read
+
+    def start(self, context: Context, capacity: int) -> None:
+        """Read the prompts; captures are kept from one call to the next."""
+        self._runner = self._runner_for(len(context.lengths), capacity)
+        self._known = [0] * len(context.lengths)
+        self._catch_up(context, [length - 2 for length in context.lengths])
+
+    @property
+    def runner(self) -> Runner:
+        """The head's own cache, from `start` on."""
+        assert self._runner is not None
+        return self._runner
+
+    def propose(self, context: Context) -> Tree:
+        """A chain or a tree, drawn as the verifier wants it; nothing while a row is a single token, after which the
+        target has not been asked yet."""
+        if self.most_tokens is not None:
+            context = replace(context, shape=context.shape.cut(self.most_tokens))
+        # as many tokens as a verdict can have accepted, always, so that one capture serves
+        width = min(context.shape.depth + 1, min(context.lengths) - 1)
+        if not width:
+            return Tree(pending_tokens(context), (-1,))
+        self._catch_up(context, [length - 1 - width for length in context.lengths])
+        self._known = [length - 1 for length in context.lengths]
+        is_chain = isinstance(context.shape, Static) and context.shape.is_chain
+        propose = propose_chain if is_chain and context.drawn != "swor" else propose_tree
+        return propose(HeadRound(self, context, width), context)
+
+    def reset(self, rows: list[int]) -> None:
+        """These rows begin anew; what is not read again is not seen again."""
+        for row in rows:
+            self._known[row] = 0
+
+    def _catch_up(self, context: Context, wanted: list[int]) -> None:
+        """Read the true slots up to `wanted` that no round has read: prompts, and rounds without drafts."""
+        behind = [max(known, want) for known, want in zip(self._known, wanted, strict=True)]
+        assert context.features is not None
+        for rows, start, end in chunks(self._known, behind) if self.num_cached else ():
+            index = torch.tensor(rows, device=context.ids.device)
+            positions = torch.arange(start, end, device=index.device).expand(len(rows), -1)
+            visible = torch.arange(end, device=index.device) <= positions[..., None]
+            cache = self.runner.cache
+            cache.place(slice(start, end), end, index)
+            self.read(
+                context.ids[index, start + 1 : end + 1],
+                context.features[index, start:end],
+                positions,
+                [_into(cache, layer, visible) for layer in range(self.num_cached)],
+            )
+        self._known = behind
+
+    def _runner_for(self, batch_size: int, capacity: int) -> Runner:
+        target = self.ends.head.model
+
+        def make(packing: Any) -> Runner:
+            return Runner(self._cache(batch_size, capacity), self.ends.head.weight.device, packing)
+
+        runners = Runners.of(self, lambda: HeadPacking(self), target)
+        return runners.get((batch_size, rounded(capacity)), make)
+
+    def _cache(self, batch_size: int, capacity: int) -> SlotCache:
+        cache = SlotCache(max(1, self.num_cached), batch_size, rounded(capacity + self.num_slots(0) + 1))
+        shape = (batch_size, self.config.kv_heads, 1, self.config.head_dim)
+        with torch.inference_mode(mode=False):
+            for layer in cache.slot_layers[: self.num_cached]:
+                none = torch.zeros(shape, dtype=self.dtype, device=self.ends.head.weight.device)
+                layer.lazy_initialization(none, none)
+        return cache
+
+
+class HeadPacking:
+    """Packed layers of a head, and of its target, whose output head it runs."""
+
+    def __init__(self, draft: HeadDraft) -> None:
+        target = draft.ends.head.model
+        self.both = (Packing(draft), Runners.of(target, lambda: Packing(target)).packing)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Both run on packed weights inside the block."""
+        with ExitStack() as stack:
+            for one in self.both:
+                stack.enter_context(one.in_place())
+            yield
+
+
+class Slots:
+    """Where the nodes of a round lie in a head's cache, and what they see."""
+
+    def __init__(self, cache: SlotCache, visible: int, device: torch.device) -> None:
+        self.cache, self.slots = cache, torch.arange(visible, device=device)
+
+    def straight(self, first: Tensor, width: int, num_layers: int) -> tuple[Tensor, list[Extend]]:
+        """Positions (B, W) of W slots from first (B, 1) on, each of which sees all before it, and the caches."""
+        own = first + self.slots[:width]
+        return own, self._extends(own, self.slots <= own[..., None], num_layers)
+
+    def block(self, first: Tensor, width: int, num_layers: int) -> tuple[Tensor, list[Extend]]:
+        """The same where the W slots see each other, later ones too."""
+        own = first + self.slots[:width]
+        visible = (self.slots < first + width)[:, None].expand(-1, width, -1)
+        return own, self._extends(own, visible, num_layers)
+
+    def nodes(self, first: Tensor, visible: Tensor, num_layers: int) -> list[Extend]:
+        """The caches for the last W of M nodes from slot first (B, 1) on, which see the slots before it and, among the
+        nodes, those that visible (1 or B, W, M) marks."""
+        batch, (width, num_nodes) = len(first), visible.shape[1:]
+        nodes = first + self.slots[:num_nodes]
+        before = (self.slots < first)[:, None].expand(batch, width, -1)
+        index = nodes[:, None].expand(batch, width, num_nodes)
+        seen = before.scatter(2, index, visible.expand(batch, -1, -1))
+        return self._extends(nodes[:, num_nodes - width :], seen, num_layers)
+
+    def _extends(self, own: Tensor, visible: Tensor, num_layers: int) -> list[Extend]:
+        self.cache.place(own, len(self.slots))
+        return [_into(self.cache, layer, visible) for layer in range(num_layers)]
+
+
+def _into(cache: SlotCache, layer: int, visible: Tensor) -> Extend:
+    return lambda keys, values: (*cache.slot_layers[layer].update(keys, values), visible)
+
+
+@dataclass(frozen=True)
+class HeadRound:
+    """One round of a head whose true slots are in the cache but for the last `width`."""
+
+    draft: HeadDraft
+    context: Context
+    width: int
+
+    @property
+    def runner(self) -> Runner:
+        """As `Round` says."""
+        return self.draft.runner
+
+    @property
+    def _reach(self) -> int:
+        return self.draft.num_slots(self.context.shape.num_read) + 1
+
+    @property
+    def _visible(self) -> int:
+        end = max(self.context.lengths) + self._reach
+        visible = self.runner.visible(end)
+        assert end <= visible, (self.context.lengths, self.context.shape, visible)
+        return visible
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """As `Round` says."""
+        return self.width, self._visible
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The last committed tokens (B, width), the number of all (B, 1), and the features (B, width, n, d) of the
+        tokens before each of them."""
+        context, device = self.context, self.context.ids.device
+        assert context.features is not None
+        ends = torch.tensor(context.lengths, device=device)[:, None]
+        places = ends - torch.arange(self.width, 0, -1, device=device)
+        rows = torch.arange(len(ends), device=device)[:, None]
+        return context.ids.gather(1, places), ends, context.features[rows, places - 1]
+
+    def moved(self) -> tuple[Tensor, ...]:
+        """As `Round` says."""
+        read, ends, features = self.inputs
+        return read, (ends + 1).clamp(max=self._visible - self._reach), features
+
+    def unit(self) -> Callable[..., Levels]:
+        """As `Round` says."""
+        draft, slots = self.draft, Slots(self.runner.cache, self._visible, self.runner.device)
+        return lambda read, ends, features: draft.levels(slots, read, ends, features)
+
+    def steps(self) -> Levels:
+        """As `Round` says; not captured."""
+        return self.unit()(*self.inputs)

@@ -1,0 +1,87 @@
+"""The transformer parts that heads are built of; who sees whom is the caller's business, so one forward serves both
+faces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention, silu
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+Extend = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""New keys and values (B, H_kv, T, d_head) -> all keys and values (B, H_kv, S, d_head) that the T queries are compared
+with, and which of them each sees: (B or 1, T, S) bool. Training appends them to a list, decoding to a cache."""
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions; weights are named as engines name them."""
+
+    def __init__(
+        self, width: int, heads: int, kv_heads: int, head_dim: int, rope: Rotary, *, input_width: int | None = None,
+        qk_norm_eps: float | None = None,
+    ) -> None:  # fmt: skip
+        """`input_width` (default `width`) is what queries, keys and values are made from; `qk_norm_eps` normalises
+        queries and keys (Qwen3)."""
+        super().__init__()
+        made_from = input_width or width
+        self.heads, self.kv_heads, self.head_dim, self.rope = heads, kv_heads, head_dim, rope
+        self.q_proj = nn.Linear(made_from, heads * head_dim, bias=False)
+        self.k_proj = nn.Linear(made_from, kv_heads * head_dim, bias=False)
+        self.v_proj = nn.Linear(made_from, kv_heads * head_dim, bias=False)
+        self.o_proj = nn.Linear(heads * head_dim, width, bias=False)
+        self.q_norm = nn.Identity() if qk_norm_eps is None else nn.RMSNorm(head_dim, qk_norm_eps)
+        self.k_norm = nn.Identity() if qk_norm_eps is None else nn.RMSNorm(head_dim, qk_norm_eps)
+
+    def forward(self, x: Tensor, positions: Tensor, extend: Extend) -> Tensor:
+        """x (B, T, input_width), positions (B, T) -> (B, T, width)."""
+        keys, values, visible = extend(*self.keys_values(x, positions))
+        queries = self.rope(self.q_norm(self._split(self.q_proj(x), self.heads)), positions)
+        mixed = scaled_dot_product_attention(
+            queries, keys, values, attn_mask=visible[:, None], enable_gqa=self.kv_heads < self.heads
+        )
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+    def keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """x (B, T, input_width) -> keys, turned to their positions, and values, both (B, H_kv, T, d_head)."""
+        keys = self.rope(self.k_norm(self._split(self.k_proj(x), self.kv_heads)), positions)
+        return keys, self._split(self.v_proj(x), self.kv_heads)
+
+    def _split(self, x: Tensor, heads: int) -> Tensor:  # (B, T, heads * d_head) -> (B, heads, T, d_head)
+        return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
+
+
+class MLP(nn.Module):
+    """The gated MLP of Llama."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., width) -> (..., width)."""
+        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Rotary(nn.Module):
+    """Rotary positions of any kind that transformers knows (llama3, yarn ...); no weights."""
+
+    def __init__(self, head_dim: int, rope: dict[str, Any], max_positions: int) -> None:
+        """`rope` is transformers' `rope_parameters`."""
+        super().__init__()
+        config = LlamaConfig(
+            hidden_size=head_dim, num_attention_heads=1, head_dim=head_dim, rope_parameters=rope,
+            max_position_embeddings=max_positions,
+        )  # fmt: skip
+        self.table = LlamaRotaryEmbedding(config)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x (B, heads, T, d_head) turned to positions (B, T): halves are rotated against each other (neox)."""
+        cos, sin = self.table(x, positions)
+        first, second = x.chunk(2, -1)
+        return x * cos[:, None] + torch.cat([-second, first], -1) * sin[:, None]

@@ -1,0 +1,136 @@
+"""Heads of one layer that is applied to its own output: EAGLE-3 and MTP.
+
+Slot t starts from the target's features after token t and from token t + 1. A drafted token's node starts from what its
+parent came to and from the token itself. Training unrolls exactly that (training-time test, EAGLE-3, Li et al. 2025):
+in step s every slot carries on from its own output of step s - 1, a token later, and sees the true slots before it and
+its own earlier steps.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from decode.drafters.base import Batch, Step
+from decode.drafters.heads import HeadDraft, Slots
+from decode.drafters.layers import Extend
+from decode.drafters.levels import Levels
+from decode.masks import packed_visibility
+
+
+class RecursiveDraft(HeadDraft):
+    """Both faces of a recursive head but for its layer."""
+
+    num_cached = 1
+
+    @abstractmethod
+    def fuse(self, features: Tensor) -> Tensor:
+        """features (B, T, n, d) -> (B, T, d) what true slots start from."""
+
+    @abstractmethod
+    def advance(self, state: Tensor, tokens: Tensor, positions: Tensor, extend: Extend) -> Tensor:
+        """(B, T, d) what slots come to: from their state (B, T, d) and their tokens (B, T)."""
+
+    @abstractmethod
+    def normed(self, state: Tensor) -> Tensor:
+        """state (..., d) -> what the output head reads."""
+
+    # training face
+
+    def unroll(self, batch: Batch) -> Iterator[Step]:
+        """`depth` steps of T slots: step s of slot t drafts token t + 2 + s, judged by row t + 1 + s."""
+        assert batch.features is not None
+        unrolled = Unrolled(batch.document)
+        state = self.fuse(batch.features.to(self.dtype))
+        for step in range(self.config.depth):
+            tokens = shifted(batch.ids, 1 + step)
+            state = self.advance(state, tokens, batch.positions + step, unrolled.extend)
+            rows, valid = judged(batch, 1 + step)
+            yield Step(self.normed(state), self.head, rows, valid, self.vocab)
+
+    # decoding face
+
+    def read(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
+        """As `HeadDraft` says."""
+        self.advance(self.fuse(features), tokens, positions, extends[0])
+
+    def levels(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Levels:
+        """As `HeadDraft` says."""
+        return RecursiveLevels(self, slots, read, ends, features)
+
+
+@dataclass
+class RecursiveLevels:
+    """One round: the true slots not read yet, then nodes behind them."""
+
+    draft: RecursiveDraft
+    slots: Slots
+    read: Tensor
+    ends: Tensor
+    features: Tensor
+    state: Tensor = field(init=False)
+    """(B, W, d) what the nodes of the last level came to."""
+
+    def root(self) -> Tensor:
+        """As `Levels` says."""
+        width = self.read.shape[1]
+        positions, (extend,) = self.slots.straight(self.ends - 1 - width, width, 1)
+        state = self.draft.advance(self.draft.fuse(self.features), self.read, positions, extend)
+        self.state = state[:, -1:]
+        return self._logits()[:, 0]
+
+    def follow(self, tokens: Tensor, depth: int) -> Tensor:
+        """As `Levels` says."""
+        positions, (extend,) = self.slots.straight(self.ends - 2 + depth, 1, 1)
+        self.state = self.draft.advance(self.state, tokens, positions, extend)
+        return self._logits()[:, 0]
+
+    def level(self, tokens: Tensor, depth: int, visible: Tensor, owners: Tensor) -> Tensor:
+        """As `Levels` says."""
+        index = owners.expand_as(tokens)[..., None].expand(-1, -1, self.state.shape[-1])
+        (extend,) = self.slots.nodes(self.ends - 1, visible, 1)
+        positions = (self.ends - 2 + depth).expand_as(tokens)
+        self.state = self.draft.advance(self.state.gather(1, index), tokens, positions, extend)
+        return self._logits()
+
+    def _logits(self) -> Tensor:
+        return self.draft.logits(self.draft.normed(self.state))
+
+
+class Unrolled:
+    """Keys and values of all steps so far: a query of step s sees the true keys (step 0) of its document up to its own
+    slot, and of later steps its own slot alone."""
+
+    def __init__(self, document: Tensor) -> None:  # (B, T)
+        self.causal = packed_visibility(document)
+        self.own = torch.eye(document.shape[1], dtype=torch.bool, device=document.device).expand_as(self.causal)
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As `layers.Extend` says."""
+        self.keys.append(keys)
+        self.values.append(values)
+        visible = torch.cat([self.causal, *[self.own] * (len(self.keys) - 1)], 2)
+        return torch.cat(self.keys, 2), torch.cat(self.values, 2), visible
+
+
+def shifted(ids: Tensor, places: int) -> Tensor:
+    """ids (B, T) moved to the left; what comes in at the end belongs to slots that are not valid."""
+    return ids.roll(-places, 1)
+
+
+def judged(batch: Batch, ahead: int) -> tuple[Tensor, Tensor]:
+    """(target rows, valid) (B, T) of slots t whose token t + ahead + 1 is drafted: the row before it, and whether it is
+    a token of the same document that is to be learned."""
+    batch_size, length = batch.ids.shape
+    place = torch.arange(length, device=batch.ids.device) + ahead
+    last = length - 2  # row and token of a slot whose own lie behind the end, which is not valid
+    rows = torch.arange(batch_size, device=place.device)[:, None] * length + place.clamp(max=last)
+    token = (place + 1).clamp(max=length - 1)
+    same = (batch.document[:, token] == batch.document) & (batch.document >= 0)
+    return rows, same & batch.loss_mask[:, token] & (place <= last)
