@@ -29,7 +29,7 @@ def test_killed_and_resumed_records_equal_uninterrupted_ones(tmp_path: Path) -> 
     config = tiny_config(tmp_path, "whole", records=kept("pca"))
     run(config)
     expected = shard_files(config.output_dir)
-    for where in (("code", "1"), ("response", "3"), ("shard", "7"), ("note", "2")):
+    for where in (("code", "1"), ("response", "3"), ("shard", "3"), ("note", "2")):
         assert start(tmp_path, *where).wait() == -signal.SIGKILL
         with pytest.raises(Exception, match=r"resume=auto|no such record folder"):
             RecordFolder.open(tmp_path / "records")
