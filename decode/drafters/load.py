@@ -15,7 +15,9 @@ from decode.config import ModelConfig, Precision
 from decode.drafters.base import Drafter
 from decode.drafters.eagle3 import Eagle3Config, Eagle3Draft
 from decode.drafters.heads import HeadConfig, HeadDraft
+from decode.drafters.hydra import HydraConfig, HydraDraft
 from decode.drafters.lm import LMDraft
+from decode.drafters.medusa import MedusaConfig, MedusaDraft
 from decode.ends import Ends, ends_of
 from decode.house.errors import InputError
 from decode.house.run_folder import read_json
@@ -26,6 +28,8 @@ PROVENANCE = "draftsmith.json"
 WEIGHTS = "model.safetensors"
 HEADS: dict[str, tuple[type[HeadConfig], type[HeadDraft]]] = {
     "eagle3": (Eagle3Config, Eagle3Draft),
+    "hydra": (HydraConfig, HydraDraft),
+    "medusa": (MedusaConfig, MedusaDraft),
 }
 FAMILIES = ("lm", *HEADS)
 

@@ -1,0 +1,140 @@
+"""Hydra (Ankner et al. 2024): Medusa's heads, each of which also reads the tokens up to the one that it drafts.
+
+Head i starts from [state; E(pending); E(draft 1) ... E(draft i - 1)]. The state is the target's final hidden state or,
+in Hydra++, what a decoder layer over the states of the whole text makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from decode.drafters.base import Batch, Step
+from decode.drafters.heads import HeadDraft, Slots
+from decode.drafters.labels import judged, shifted
+from decode.drafters.layers import MLP, Attention, Extend
+from decode.drafters.levels import Levels
+from decode.drafters.medusa import OneStateConfig, residuals
+from decode.ends import Ends
+from decode.masks import packed_visibility
+
+
+@dataclass(frozen=True, kw_only=True)
+class HydraConfig(OneStateConfig):
+    """Shape of Hydra's heads; attention's fields are those of the prefix layer."""
+
+    family: str = "hydra"
+    prefix_attention: bool = False
+    """A decoder layer over the hidden states of the text before the heads (Hydra++)."""
+
+
+class HydraDraft(HeadDraft):
+    """Only the prefix layer keeps keys and values: nodes are read by heads alone, which need the tokens of their path
+    and nothing else."""
+
+    config: HydraConfig
+
+    def __init__(self, config: HydraConfig, ends: Ends, vocab: Tensor | None = None) -> None:
+        super().__init__(config, ends, vocab)
+        self.most_tokens, self.num_cached = config.depth, int(config.prefix_attention)
+        self.prefix = nn.ModuleList(PrefixLayer(config) for _ in range(self.num_cached))
+        self.heads = nn.ModuleList(_head(config, 1 + index) for index in range(config.depth))
+
+    def states(self, features: Tensor, positions: Tensor, extends: list[Extend]) -> Tensor:
+        """features (B, T, 1, d), positions (B, T) -> (B, T, d) what the heads of each slot start from."""
+        state = features[:, :, 0].to(self.dtype)
+        for layer, extend in zip(self.prefix, extends, strict=True):
+            state = layer(state, positions, extend)
+        return state
+
+    # training face
+
+    def unroll(self, batch: Batch) -> Iterator[Step]:
+        """A step per head, with the true tokens before it: that of head i (from 0) drafts token t + 2 + i at slot t,
+        judged by row t + 1 + i."""
+        assert batch.features is not None
+        visible = packed_visibility(batch.document)
+        extends: list[Extend] = [lambda keys, values: (keys, values, visible)] * self.num_cached
+        known = self.states(batch.features, batch.positions, extends)
+        for index, head in enumerate(self.heads):
+            known = torch.cat([known, self.embed(shifted(batch.ids, 1 + index))], -1)
+            rows, valid = judged(batch, 1 + index)
+            yield Step(head(known), self.head, rows, valid, self.vocab)
+
+    # decoding face
+
+    def num_slots(self, num_read: int) -> int:
+        """Nodes leave nothing in the cache."""
+        return 0
+
+    def read(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
+        """As `HeadDraft` says."""
+        self.states(features, positions, extends)
+
+    def levels(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Levels:
+        """As `HeadDraft` says."""
+        return HydraLevels(self, slots, read, ends, features)
+
+
+@dataclass
+class HydraLevels:
+    """One round: the state of the last slot, and along every path the embeddings of its tokens."""
+
+    draft: HydraDraft
+    slots: Slots
+    read: Tensor
+    ends: Tensor
+    features: Tensor
+    known: Tensor = field(init=False)
+    """(B, W, (2 + depth) * d) what the head at each node of the last level reads."""
+
+    def root(self) -> Tensor:
+        """As `Levels` says."""
+        width = self.read.shape[1]
+        positions, extends = self.slots.straight(self.ends - 1 - width, width, self.draft.num_cached)
+        state = self.draft.states(self.features, positions, extends)[:, -1:]
+        return self._go_on(state, self.read[:, -1:], 0)[:, 0]
+
+    def follow(self, tokens: Tensor, depth: int) -> Tensor:
+        """As `Levels` says."""
+        return self._go_on(self.known, tokens, depth)[:, 0]
+
+    def level(self, tokens: Tensor, depth: int, visible: Tensor, owners: Tensor) -> Tensor:
+        """As `Levels` says."""
+        index = owners.expand_as(tokens)[..., None].expand(-1, -1, self.known.shape[-1])
+        return self._go_on(self.known.gather(1, index), tokens, depth)
+
+    def _go_on(self, above: Tensor, tokens: Tensor, depth: int) -> Tensor:
+        """(B, W, V) logits behind tokens (B, W), from what the heads above them read."""
+        self.known = torch.cat([above, self.draft.embed(tokens)], -1)
+        return self.draft.logits(self.draft.heads[depth](self.known))
+
+
+def _head(config: HydraConfig, num_tokens: int) -> nn.Sequential:
+    """From the state and so many embeddings to what the output head reads; starts as the state itself."""
+    width = config.hidden_size
+    fuse = nn.Linear((1 + num_tokens) * width, width, bias=False)
+    nn.init.eye_(fuse.weight)  # of the first d columns; the embeddings count for nothing yet
+    return nn.Sequential(fuse, *residuals(width, config.mlp_layers))
+
+
+class PrefixLayer(nn.Module):
+    """A decoder layer (Hydra++). Starts as the identity, as the heads do."""
+
+    def __init__(self, config: HydraConfig) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = nn.RMSNorm(width, eps)
+        self.self_attn = Attention(width, config.heads, config.kv_heads, config.head_dim, config.rotary())
+        self.post_attention_layernorm = nn.RMSNorm(width, eps)
+        self.mlp = MLP(width, config.mlp_width)
+        nn.init.zeros_(self.self_attn.o_proj.weight)
+        nn.init.zeros_(self.mlp.down_proj.weight)
+
+    def forward(self, state: Tensor, positions: Tensor, extend: Extend) -> Tensor:
+        """state (B, T, d) -> (B, T, d)."""
+        state = state + self.self_attn(self.input_layernorm(state), positions, extend)
+        return state + self.mlp(self.post_attention_layernorm(state))
