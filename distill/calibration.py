@@ -40,7 +40,15 @@ def load_code(layout: FeatureLayout, folder: Path) -> FeatureCode:
 
 
 def calibrate(layout: FeatureLayout, records: Sequence[Record], passes: Passes) -> bytes:
-    """The content of the file of a code fitted to the hidden states of `records`, MOST_TOKENS of them at most."""
+    """The content of the file of a code fitted to the hidden states of `records`, MOST_TOKENS of them at most.
+
+    Raises InputError where there are none, or too few.
+    """
+    if not records:
+        raise InputError(
+            "the first prompts of the run leave no text to fit the code of hidden states to; use a larger "
+            "records.features.calibration_prompts, or records.features.code=bf16"
+        )
     starts = np.cumsum([0, *(len(record.ids) for record in records)])
     kept = [record for record, start in zip(records, starts, strict=False) if start < MOST_TOKENS]
     states = [state.cpu() for one in passes.over(kept) for state in one.states()]

@@ -139,6 +139,10 @@ class Pca(FeatureCode):
     what lies outside of the basis plus the error of z.
     """
 
+    def __init__(self, layout: FeatureLayout, fitted: Tensors) -> None:
+        super().__init__(layout, fitted)
+        self._parts: dict[tuple[int, ...], Tensor] = {}
+
     def encode(self, states: Tensor) -> dict[str, Tensor]:
         components = self.standardised(states) @ self.fitted["basis"].T
         coded = on_grid(components, self.fitted["middle"], self.fitted["step"])
@@ -149,13 +153,22 @@ class Pca(FeatureCode):
         which = [layout.layers.index(layer) for layer in layers]
         codes, stretch = (arrays[f"features.pca.{kind}"] for kind in ("codes", "stretch"))
         components = off_grid(codes, stretch, fitted["middle"], fitted["step"])
-        basis = fitted["basis"].unflatten(1, (len(layout.layers), layout.hidden_size))[:, which].flatten(1)
-        rows = (components @ basis).unflatten(1, (len(which), layout.hidden_size))
+        rows = (components @ self._basis_of(tuple(which))).unflatten(1, (len(which), layout.hidden_size))
         return (rows * fitted["spread"][which, None] + fitted["mean"][which]).to(dtype)
 
     def standardised(self, states: Tensor) -> Tensor:  # (R, n, d) -> (R, n * d) float32
         """y of each row."""
         return ((states.float() - self.fitted["mean"]) / self.fitted["spread"][:, None]).flatten(1)
+
+    def _basis_of(self, which: tuple[int, ...]) -> Tensor:  # (k, len(which) * d)
+        """The basis on some layers; a reader wants the same ones every time, and a copy is 100 MB for large targets."""
+        layout = self.layout
+        if which == tuple(range(len(layout.layers))):
+            return self.fitted["basis"]
+        if which not in self._parts:
+            whole = self.fitted["basis"].unflatten(1, (len(layout.layers), layout.hidden_size))
+            self._parts = {which: whole[:, which].flatten(1)}
+        return self._parts[which]
 
 
 CODES: dict[FeatureCodeName, type[FeatureCode]] = {"bf16": Bits, "int8": Int8, "pca": Pca}

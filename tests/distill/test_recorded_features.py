@@ -227,6 +227,15 @@ def test_what_a_target_cannot_give_is_refused_before_it_is_loaded(
     assert not (folder / "refused").exists()
 
 
+def test_a_shard_is_as_big_as_its_hidden_states_make_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distill.plan.MAX_SHARD_BYTES", 10_000)
+    own = {"store": ["head_tail"], "shard_size": 4}
+    run(tiny_config(folder, "refused", plan=True, records=RecordsConfig(**own)))  # type: ignore[arg-type]
+    own["features"] = FeatureConfig(LAYERS)
+    with pytest.raises(ConfigError, match=r"use records.shard_size=\d or less, or keep less than .*hidden states"):
+        run(tiny_config(folder, "refused", plan=True, records=RecordsConfig(**own)))  # type: ignore[arg-type]
+
+
 def test_texts_of_another_target_are_refused(folder: Path, tmp_path: Path) -> None:
     save_tiny_target(tmp_path / "target", seed=1)
     config = again(folder, "none", "refused", target=ModelConfig(path=str(tmp_path / "target")))
