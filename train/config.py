@@ -7,70 +7,10 @@ from typing import Literal
 
 from decode.config import ModelConfig
 from decode.house.config import require
-from distill.config import DataConfig, ObjectiveConfig
+from distill.config import NEEDS_ALPHA, DataConfig, ObjectiveConfig
+from train.draft_config import DraftConfig
 
 LEARNS_FROM_TEXT = "cross_entropy"
-
-
-@dataclass
-class AdapterConfig:
-    """Low-rank adapters (peft LoRA) instead of training every weight."""
-
-    rank: int = 0
-    """Rank of the adapters; 0 trains the whole draft."""
-    alpha: float = 32.0
-    """Scale of the adapters' contribution (peft's lora_alpha)."""
-    targets: list[str] = field(
-        default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    )
-    """Names of the linear layers that get one."""
-
-    def __post_init__(self) -> None:
-        require(self.rank >= 0, f"rank={self.rank} is negative; use 0 to train the whole draft")
-        require(self.rank == 0 or bool(self.targets), "targets is empty, so adapters would be put nowhere; name layers")
-
-
-@dataclass
-class DraftConfig:
-    """The draft to train (group `draft`); the shape fields count only where `init_from` is not given."""
-
-    family: Literal["lm"] = "lm"
-    """Draft family; the file of that name in decode/drafters/."""
-    init_from: str | None = None
-    """Folder or hub id of a model to start from; None starts from random weights."""
-    revision: str | None = None
-    """Hub revision of `init_from`."""
-    layers: int = 1
-    """Transformer layers."""
-    width: int = 256
-    """Hidden size d."""
-    heads: int = 4
-    """Attention heads."""
-    kv_heads: int | None = None
-    """Key/value heads (grouped-query attention); None is as many as `heads`."""
-    mlp_width: int | None = None
-    """Width of the gated MLP; None is 8/3 of `width`, rounded up to a multiple of 64."""
-    tie_embeddings: bool = True
-    """Use the token embedding as output head too."""
-    max_positions: int | None = None
-    """Longest context in tokens; None is the target's, or `sequence_length` where there is no target."""
-    lora: AdapterConfig = field(default_factory=AdapterConfig)
-    """Low-rank adapters; off by default."""
-
-    def __post_init__(self) -> None:
-        for name in ("layers", "width", "heads"):
-            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("kv_heads", "mlp_width", "max_positions"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"{name}={value} must be at least 1, or null")
-        require(self.width % (2 * self.heads) == 0, f"width={self.width} does not divide into {self.heads} even heads")
-        kv = self.kv_heads or self.heads
-        require(self.heads % kv == 0, f"heads={self.heads} is no multiple of kv_heads={kv}")
-        require(
-            self.lora.rank == 0 or self.init_from is not None,
-            f"lora.rank={self.lora.rank} adapts a pretrained draft, but init_from is null: the frozen rest would stay "
-            "random. Set draft.init_from, or draft.lora.rank=0",
-        )
 
 
 @dataclass
@@ -183,7 +123,7 @@ class TrainConfig:
     clip: float = 1.0
     """Largest norm of the whole gradient."""
     window: int = 4
-    """Draft tokens per round k that the tau estimate assumes."""
+    """Draft tokens per round k that the tau estimate assumes of a draft model; heads draft draft.head.depth."""
     log_every: int = 10
     """Steps between log lines."""
     validate_every: int = 100
@@ -231,6 +171,11 @@ class TrainConfig:
     def _check_sources(self) -> None:
         has_target = self.target.path is not None
         require(
+            has_target or not self.draft.is_head,
+            f"draft={self.draft.family} drafts from hidden states of its target, but target.path is null. Set "
+            "target.path, or use draft=lm",
+        )
+        require(
             self.records is not None or self.data is not None,
             "there is nothing to train on: set records=FOLDER (from `python -m distill`) or choose data=NAME",
         )
@@ -251,6 +196,17 @@ class TrainConfig:
             not needs_p or self.records is not None,
             f"objective={self.objective.name} needs the target's distribution p for every token, and text holds none. "
             "Set records=FOLDER (from `python -m distill`), or target_source=live to run the target alongside",
+        )
+        knows_p = has_target and (self.records is not None or self.target_source == "live")
+        require(
+            self.objective.credit not in NEEDS_ALPHA or knows_p,
+            f"objective.credit={self.objective.credit} weighs a token by the acceptance of those before it, and text "
+            "holds no p. Set records=FOLDER or target_source=live, or objective.credit=none or decay",
+        )
+        require(
+            not self.draft.is_head or knows_p,
+            f"draft={self.draft.family} drafts from hidden states of its target, and text holds none. Set "
+            "target_source=live, or records=FOLDER whose records hold them (records.features.layers in distill)",
         )
         chosen = self.tokenizer.path is not None or self.tokenizer.train_entries is not None
         require(

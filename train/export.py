@@ -1,18 +1,22 @@
-"""A trained draft as a transformers folder that transformers, vLLM and SGLang load unchanged."""
+"""A trained draft as a folder: a language model as one that transformers, vLLM and SGLang load unchanged, a head as one
+that `decode.load_drafter` loads."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
+from decode.drafters.heads import HeadDraft
 from decode.house.run_folder import read_json, sha256_file, write_json
 from train.checkpoint import without_aliases
 
@@ -51,22 +55,42 @@ class Export:
 def export_lm(model: PreTrainedModel, folder: Path, export: Export) -> None:
     """Write `folder`, which appears whole: config, safetensors, tokenizer, generation config, card, draftsmith.json.
 
-    The vocabulary size is the target's padded one, which every engine compares. An existing folder is replaced: it is
-    the unfinished export of the same run.
+    The vocabulary size is the target's padded one, which every engine compares.
     """
+    with _whole_folder(folder, "lm", export) as draft:
+        write_json(draft / "config.json", engine_config(model, export.dtype))
+        _save_weights(model, draft, export.dtype)
+        write_json(draft / "generation_config.json", generation_config(model.config, export.num_draft_tokens))
+        copy_tokenizer(export.tokenizer_source, export.tokenizer_revision, draft)
+
+
+def export_head(head: HeadDraft, folder: Path, export: Export) -> None:
+    """Write `folder`, which appears whole: config, safetensors, card, draftsmith.json. The ends stay the target's."""
+    with _whole_folder(folder, head.config.family, export) as draft:
+        write_json(draft / "config.json", asdict(head.config))
+        _save_weights(head, draft, export.dtype)
+
+
+@contextmanager
+def _whole_folder(folder: Path, family: str, export: Export) -> Iterator[Path]:
+    """A hidden folder to write into, which gets its card and draftsmith.json and then its name; an existing one is
+    replaced: it is the unfinished export of the same run."""
     draft = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    write_json(draft / "config.json", engine_config(model, export.dtype))
-    weights = {name: weight.to(export.dtype) for name, weight in without_aliases(model.state_dict()).items()}
-    save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
-    write_json(draft / "generation_config.json", generation_config(model.config, export.num_draft_tokens))
-    copy_tokenizer(export.tokenizer_source, export.tokenizer_revision, draft)
+    yield draft
     (draft / "README.md").write_text(export.card, encoding="utf-8")
     sums = {path.name: sha256_file(path) for path in sorted(draft.iterdir())}
-    write_json(draft / "draftsmith.json", {"schema": SCHEMA, "family": "lm", **export.provenance, "sha256": sums})
+    write_json(draft / "draftsmith.json", {"schema": SCHEMA, "family": family, **export.provenance, "sha256": sums})
     shutil.rmtree(folder, ignore_errors=True)
     draft.rename(folder)
+
+
+def _save_weights(module: nn.Module, folder: Path, dtype: torch.dtype) -> None:
+    """In `dtype`, but for whole numbers (a draft vocabulary's ids)."""
+    weights = without_aliases(module.state_dict())
+    weights = {name: one.to(dtype) if one.is_floating_point() else one for name, one in weights.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def engine_config(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from decode.config import ModelConfig
 from decode.house.config import require
@@ -18,9 +18,12 @@ from distill.objectives import OBJECTIVES
 from distill.records import RecordFolder
 from distill.sequences import SequenceSource, record_sequences, text_sequences
 from distill.tokenizer import train_bpe
+from distill.vocabulary import frequent_tokens
 from train.batches import PackedSource
 from train.config import TrainConfig
-from train.families import FAMILIES, Shape
+from train.families import FAMILIES
+from train.family import Shape
+from train.family_head import HeadShape
 
 logger = get_logger("train")
 
@@ -40,6 +43,18 @@ class Inputs:
     """The store of the records that p is read from; None for text."""
     data: dict[str, Any] | None
     """The corpus and its shares (fields of DataConfig), from the records' manifest or the configuration."""
+    window: int
+    """Draft tokens per round of a family that drafts any number."""
+
+    @property
+    def window_along_rows(self) -> int | None:
+        """As `train.loss.DraftLoss` wants it: None where a family unrolls its rounds."""
+        return self.window if self.shape.depth is None else None
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Of a round, as training judges it and engines are told to start with."""
+        return self.shape.depth or self.window
 
     @property
     def needs_target_weights(self) -> bool:
@@ -57,10 +72,15 @@ def open_inputs(cfg: TrainConfig) -> Inputs:
     store = None if records is None else _choose_store(cfg, records)
     tokenizer = _tokenizer(cfg, target)
     shape = FAMILIES[cfg.draft.family].shape(cfg, target, tokenizer)
-    sources = [_source(cfg, tokenizer, records, store, split) for split in ("train", "validation")]
-    train, validation = (PackedSource.of(source, cfg.sequence_length, cfg.seed) for source in sources)
+    taps = shape.taps if cfg.target_source == "records" else ()  # a live target makes them itself
+    sources = [_source(cfg, tokenizer, records, store, split, taps) for split in ("train", "validation")]
+    if isinstance(shape, HeadShape) and shape.wants_vocab is not None:
+        assert target is not None
+        always = special_tokens(target, tokenizer)
+        shape = shape.with_vocab(frequent_tokens(sources[0], shape.wants_vocab, target.vocab_size, always))
+    train, validation = (PackedSource.of(source, cfg.sequence_length, cfg.seed, taps) for source in sources)
     data = records.manifest["config"]["data"] if records is not None else cfg.data and asdict(cfg.data)
-    return Inputs(target, tokenizer, shape, train, validation, store, data)
+    return Inputs(target, tokenizer, shape, train, validation, store, data, cfg.window)
 
 
 def check_enough(cfg: TrainConfig, inputs: Inputs, world_size: int) -> int:
@@ -79,7 +99,7 @@ def check_enough(cfg: TrainConfig, inputs: Inputs, world_size: int) -> int:
 
 def _check_draft(cfg: TrainConfig, target: ModelDescription | None) -> None:
     pretrained = None
-    if cfg.draft.init_from is not None:
+    if cfg.draft.init_from is not None and not cfg.draft.is_head:  # heads: train.family_head
         source = ModelConfig(path=cfg.draft.init_from, revision=cfg.draft.revision)
         pretrained = describe_model(source, role="draft.init_from")
         if target is not None:
@@ -126,11 +146,27 @@ def tokenizer_folder(cfg: TrainConfig) -> Path:
     return Path(cfg.output_dir) / "tokenizer"
 
 
+def special_tokens(target: ModelDescription, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """What a reduced draft vocabulary always holds: every end of text, and the other special tokens."""
+    try:
+        generation = GenerationConfig.from_pretrained(target.path, revision=target.source.revision or "main")
+    except OSError:  # there is none; generation goes by the model's own config
+        generation = GenerationConfig.from_model_config(target.config)
+    ends = generation.eos_token_id
+    ends = [] if ends is None else [ends] if isinstance(ends, int) else ends
+    return {token for token in (*ends, *tokenizer.all_special_ids) if token < target.vocab_size}
+
+
 def _source(
-    cfg: TrainConfig, tokenizer: PreTrainedTokenizerBase, records: RecordFolder | None, store: str | None, split: str
+    cfg: TrainConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    records: RecordFolder | None,
+    store: str | None,
+    split: str,
+    taps: tuple[int, ...],
 ) -> SequenceSource:
     if records is not None:
-        return record_sequences(records, split, cfg.sequence_length, store)
+        return record_sequences(records, split, cfg.sequence_length, store, taps)
     assert cfg.data is not None, "checked by TrainConfig"
     logger.info("reading and tokenising the %s split", split)
     return text_sequences(load_corpus(cfg.data), tokenizer, split, cfg.sequence_length)  # type: ignore[arg-type]

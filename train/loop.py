@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from decode.drafters.base import Batch
+from decode.ends import Ends
 from decode.house.errors import RunError
 from decode.house.progress import get_logger, progress
 from train import selection
@@ -42,6 +43,8 @@ class Machine:
     schedule: Schedule
     live: LiveTarget | None = None
     """The target in this process, where p comes from it."""
+    ends: Ends | None = None
+    """The target's frozen ends, where the draft is a head between them."""
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """(loss sum, sums as a tensor) of a batch from the CPU."""

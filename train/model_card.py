@@ -7,26 +7,36 @@ from typing import Any
 from train.config import TrainConfig
 
 
-def model_card(cfg: TrainConfig, facts: dict[str, Any]) -> str:
+def model_card(cfg: TrainConfig, facts: dict[str, Any], num_draft_tokens: int) -> str:
     """The card of a finished run; `facts` are the measured numbers, see `train.result.facts`."""
-    return "\n".join([*_head(cfg), "", *_measured(cfg, facts), "", *_origin(cfg, facts), "", *_launch(cfg), ""])
+    parts = [_head(cfg), _measured(cfg, facts, num_draft_tokens), _origin(cfg, facts), _launch(cfg, num_draft_tokens)]
+    return "\n".join(line for part in parts for line in [*part, ""])
 
 
 def _head(cfg: TrainConfig) -> list[str]:
-    tags = ["---", "library_name: transformers", "tags: [speculative-decoding, draftsmith]"]
+    library = [] if cfg.draft.is_head else ["library_name: transformers"]
+    tags = ["---", *library, "tags: [speculative-decoding, draftsmith]"]
     if cfg.target.path is None:
         return [*tags, "---", "", "# Language model", "", "A small causal language model trained from scratch on text."]
-    about = (
-        f"A draft model for `{cfg.target.path}`: it proposes tokens, and that target, verifying them, writes as before."
-    )
-    return [*tags, f"base_model: {cfg.target.path}", "---", "", "# Draft model", "", about]
+    kind = f"{cfg.draft.family} head" if cfg.draft.is_head else "draft model"
+    article = "An" if kind[0] in "aeiou" else "A"
+    about = f"{article} {kind} for `{cfg.target.path}`: it proposes tokens, and that target, verifying them, writes as "
+    about += "before."
+    if cfg.draft.is_head:
+        about += " It reads that target's hidden states and works between its embedding and output head, which are "
+        about += "not in this folder; another target's would mean something else."
+    return [*tags, f"base_model: {cfg.target.path}", "---", "", f"# {kind[0].upper()}{kind[1:]}", "", about]
 
 
-def _measured(cfg: TrainConfig, facts: dict[str, Any]) -> list[str]:
+def _measured(cfg: TrainConfig, facts: dict[str, Any], k: int) -> list[str]:
     rows = [
         ("loss per token", facts["loss"], f"{cfg.objective.name}, nats"),
         ("alpha", facts["alpha"], "mean of sum_v min(p_v, q_v) at temperature 1"),
-        ("tau estimate", facts["tau"], f"tokens per target pass with {cfg.window} draft tokens, bonus token included"),
+        (
+            "tau estimate",
+            facts["tau"],
+            f"tokens per target pass with {k} draft tokens, bonus token included",
+        ),
     ]
     table = [f"| {name} | {value:.4f} | {what} |" for name, value, what in rows if value is not None]
     kept = f"kept: step {facts['step']} ({facts['rule']})."
@@ -41,23 +51,29 @@ def _origin(cfg: TrainConfig, facts: dict[str, Any]) -> list[str]:
         "## Training",
         "",
         f"{facts['num_parameters']:,} parameters; {cfg.steps} steps, {facts['tokens']:,} tokens of {source}{p}; "
-        f"objective {cfg.objective.name}; optimizer {cfg.optimizer}, peak learning rate {cfg.lr}; "
+        f"objective {cfg.objective.name}, credit {cfg.objective.credit}; "
+        f"optimizer {cfg.optimizer}, peak learning rate {cfg.lr}; "
         f"engine {cfg.engine.name}; seed {cfg.seed}. All settings: draftsmith.json.",
     ]
 
 
-def _launch(cfg: TrainConfig) -> list[str]:
+def _launch(cfg: TrainConfig, k: int) -> list[str]:
     if cfg.target.path is None:
         return ["## Use", "", "```python", 'AutoModelForCausalLM.from_pretrained("THIS_FOLDER")', "```"]
-    target, k = cfg.target.path, cfg.window
-    return [
+    target = cfg.target.path
+    ours = [
         "## Use",
         "",
         "```python",
         "# draftsmith",
         f'target = AutoModelForCausalLM.from_pretrained("{target}")',
         'drafter = load_drafter("THIS_FOLDER", target=target)',
-        "generate(target, drafter, input_ids)",
+        f"generate(target, drafter, input_ids, num_draft_tokens={k})",
+    ]
+    if cfg.draft.is_head:
+        return [*ours, "```"]
+    return [
+        *ours,
         "# transformers",
         'target.generate(input_ids, assistant_model=AutoModelForCausalLM.from_pretrained("THIS_FOLDER"))',
         "```",

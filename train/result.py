@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 
+from decode.ends import Ends
 from decode.house.progress import get_logger
 from decode.house.run_folder import RunFolder, write_json
 from train.checkpoint import TrainState
 from train.config import TrainConfig
 from train.export import Export
-from train.families import FAMILIES, Built
+from train.families import FAMILIES
+from train.family import Built
 from train.inputs import Inputs, tokenizer_folder
 from train.loss import DraftLoss
 from train.model_card import model_card
@@ -25,16 +27,13 @@ if TYPE_CHECKING:
 logger = get_logger("train")
 
 
-def keep_result(cfg: TrainConfig, inputs: Inputs, folder: RunFolder, state: TrainState, book: Book) -> None:
+def keep_result(
+    cfg: TrainConfig, inputs: Inputs, folder: RunFolder, state: TrainState, book: Book, ends: Ends | None
+) -> None:
     """Export the best weights to `model/`, hand the report to the tracker, and finish the run; rank 0 only."""
     measured = facts(inputs, state)
-    family = FAMILIES[cfg.draft.family]
-    built = kept_draft(cfg, inputs, book, state)
-    model: Any = built.module.model
-    if built.adapters is not None:
-        built.adapters.save_pretrained(str(folder.path / "adapter"))
-        model = built.adapters.merge_and_unload()  # type: ignore[operator]
-    family.export(model, folder.path / "model", _export(cfg, inputs, measured))
+    built = kept_draft(cfg, inputs, book, state, ends)
+    FAMILIES[cfg.draft.family].export(built, folder.path / "model", _export(cfg, inputs, measured))
     write_json(folder.file("result.json"), measured)
     book.tracker.finish([folder.path / "model" / "README.md", folder.file("result.json")], measured)
     if book.log is not None:
@@ -43,11 +42,11 @@ def keep_result(cfg: TrainConfig, inputs: Inputs, folder: RunFolder, state: Trai
     logger.info("kept step %d; exported to %s", measured["step"], folder.path / "model")
 
 
-def kept_draft(cfg: TrainConfig, inputs: Inputs, book: Book, state: TrainState) -> Built:
+def kept_draft(cfg: TrainConfig, inputs: Inputs, book: Book, state: TrainState, ends: Ends | None) -> Built:
     """The draft with the weights of the best validation, on the CPU and outside of any engine."""
     assert state.best_step is not None, "the last step always validates"
-    built = FAMILIES[cfg.draft.family].build(cfg.draft, inputs.shape)
-    module = DraftLoss(built.module, cfg.objective, cfg.window)
+    built = FAMILIES[cfg.draft.family].build(cfg.draft, inputs.shape, ends)
+    module = DraftLoss(built.module, cfg.objective, inputs.window_along_rows)
     weights = load_file(book.checkpoints.best_weights(state.best_step))
     _, unexpected = module.load_state_dict(weights, strict=False)  # tied weights are stored under one of their names
     assert not unexpected, unexpected
@@ -77,7 +76,7 @@ def _export(cfg: TrainConfig, inputs: Inputs, measured: dict[str, Any]) -> Expor
         tokenizer_source=source,
         tokenizer_revision=revision,
         dtype=getattr(torch, cfg.export_dtype),
-        num_draft_tokens=cfg.window,
-        card=model_card(cfg, measured),
+        num_draft_tokens=inputs.num_draft_tokens,
+        card=model_card(cfg, measured, inputs.num_draft_tokens),
         provenance=provenance,
     )

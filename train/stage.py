@@ -7,14 +7,15 @@ import os
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from transformers import PreTrainedModel
 
 from decode.config import ModelConfig
-from decode.head import head_of
+from decode.ends import Ends, ends_of, load_ends
+from decode.head import OutputHead, head_of
 from decode.house.errors import ConfigError
 from decode.house.progress import get_logger, is_main_process
 from decode.house.run_folder import RunFolder, free_disk_check, open_run, read_json
@@ -74,7 +75,7 @@ def _train(cfg: TrainConfig, inputs: Inputs, folder: RunFolder, start_from: Path
     book = Book(checkpoints, log, tracker)
     state = Loop(cfg, machine, reader, inputs.validation, book, state).run()
     if accelerator.is_main_process:
-        keep_result(cfg, inputs, folder, state, book)
+        keep_result(cfg, inputs, folder, state, book, machine.ends)
     accelerator.wait_for_everyone()
     accelerator.end_training()
 
@@ -89,20 +90,32 @@ def keep_tokenizer(inputs: Inputs, folder: Path) -> None:
     draft.rename(folder)
 
 
-def build_machine(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator) -> tuple[Machine, Any]:
+def build_machine(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator) -> tuple[Machine, OutputHead | None]:
     """The prepared draft with its optimizers, and the target's head where recorded hidden states need it."""
+    target, ends = _load_target(cfg, inputs, accelerator.device)
     set_seed(cfg.seed)
-    draft = FAMILIES[cfg.draft.family].build(cfg.draft, inputs.shape).module
-    module = DraftLoss(draft, cfg.objective, cfg.window)
+    draft = FAMILIES[cfg.draft.family].build(cfg.draft, inputs.shape, ends).module
+    module = DraftLoss(draft, cfg.objective, inputs.window_along_rows)
     optimizers = build_optimizers(module, cfg)
     schedule = Schedule(optimizers, cfg)
     prepared = accelerator.prepare(module, *optimizers)
-    target = None
-    if cfg.target_source == "live" or inputs.needs_target_weights:
-        target = load_model(_on(cfg.target, accelerator.device))
-    live = LiveTarget(target) if target is not None and cfg.target_source == "live" else None
-    machine = Machine(accelerator, prepared[0], list(prepared[1:]), schedule, live)
-    return machine, None if target is None else head_of(target)
+    live = None
+    if target is not None and cfg.target_source == "live":
+        live = LiveTarget(target, inputs.shape.taps)
+    head = ends.head if ends is not None else head_of(target) if target is not None else None
+    return Machine(accelerator, prepared[0], list(prepared[1:]), schedule, live, ends), head
+
+
+def _load_target(cfg: TrainConfig, inputs: Inputs, device: torch.device) -> tuple[PreTrainedModel | None, Ends | None]:
+    """What of the target this process needs: all of it where it runs alongside, else the ends that heads work between,
+    or its output head (with the rest) where recorded hidden states become p through it."""
+    is_live = cfg.target_source == "live"
+    if cfg.draft.is_head and not is_live:
+        return None, load_ends(replace(cfg.target, device=str(device), device_map=None))
+    if not is_live and not inputs.needs_target_weights:
+        return None, None
+    target = load_model(_on(cfg.target, device))
+    return target, ends_of(target) if cfg.draft.is_head else None
 
 
 def _restore(accelerator: Accelerator, checkpoints: Checkpoints, folder: Path, start_from: Path | None) -> TrainState:

@@ -40,7 +40,9 @@ def save_target(folder: Path, **overrides: Any) -> Path:
     return save_tiny_target(folder, hidden_size=32, num_layers=2, initializer_range=0.1, **overrides)
 
 
-def write_records(folder: Path, target: Path, corpus: Path, store: list[str] | None = None) -> Path:
+def write_records(
+    folder: Path, target: Path, corpus: Path, store: list[str] | None = None, features: dict[str, Any] | None = None
+) -> Path:
     """Records of the target's own continuations of the corpus."""
     from distill.stage import run
 
@@ -49,7 +51,7 @@ def write_records(folder: Path, target: Path, corpus: Path, store: list[str] | N
         "data": {"name": "text", "path": str(corpus), "validation_share": 0.2, "heldout_share": 0.1},
         "prompts": {"tokens": 8, "per_document": 2, "count": 24, "validation_count": 6},
         "sampling": {"max_new_tokens": 16},
-        "records": {"store": store or ["head_tail"], "shard_size": 8},
+        "records": {"store": store or ["head_tail"], "shard_size": 8, "features": features or {}},
         "output_dir": str(folder),
     }
     run(build(DistillConfig, container))
@@ -83,6 +85,29 @@ def tiny_settings(output_dir: Path, target: Path | None, **changes: Any) -> dict
 def tiny_config(output_dir: Path, target: Path | None, **changes: Any) -> TrainConfig:
     """The same as a configuration."""
     return build(TrainConfig, tiny_settings(output_dir, target, **changes))
+
+
+HEADS: dict[str, dict[str, Any]] = {
+    "medusa": {"head": {"depth": 3}},
+    "hydra": {"head": {"depth": 3}},
+    "eagle3": {"head": {"depth": 3, "taps": [0, 1, -1]}},
+    "mtp": {"head": {"depth": 3}},
+    "dspark": {"layers": 1, "head": {"depth": 3, "taps": [0, 1], "anchors": 8, "markov_rank": 8}},
+}
+"""A head of each family for a target of two layers."""
+
+
+def head_settings(output_dir: Path, target: Path, family: str = "eagle3", **changes: Any) -> dict[str, Any]:
+    """The fields of a run of 6 steps of a head, p and hidden states from the live target where nothing is said."""
+    settings: dict[str, Any] = {"target_source": "records" if "records" in changes else "live"} | changes
+    head = HEADS[family]["head"] | settings.pop("head", {})
+    own = HEADS[family] | settings.pop("draft", {}) | {"family": family, "head": head}
+    return tiny_settings(output_dir, target, **settings) | {"draft": own}
+
+
+def head_config(output_dir: Path, target: Path, family: str = "eagle3", **changes: Any) -> TrainConfig:
+    """The same as a configuration."""
+    return build(TrainConfig, head_settings(output_dir, target, family, **changes))
 
 
 def data_settings(corpus: Path) -> dict[str, Any]:

@@ -1,0 +1,225 @@
+"""Heads go through the same loop as draft models: live or from records, resumed, exported, continued."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from decode import generate, load_drafter
+from decode.drafters.heads import HeadDraft
+from decode.drafters.load import HEADS
+from decode.house.errors import UserError
+from decode.house.run_folder import sha256_file
+from tests.tiny import tiny_tokenizer
+from tests.train.toy import data_settings, head_config, metrics, save_target, tiny_config, write_records
+from train import stage
+from train.stage import run
+
+
+@pytest.fixture(scope="module")
+def feature_records(tmp_path_factory: pytest.TempPathFactory, target: Path, corpus: Path) -> Path:
+    """p and the hidden states that every head of these tests reads."""
+    folder = tmp_path_factory.mktemp("records") / "features"
+    return write_records(folder, target, corpus, ["full"], features={"layers": [0, 1, -1]})
+
+
+@pytest.mark.parametrize("family", HEADS)
+def test_a_head_learns_and_drafts(tmp_path: Path, target: Path, corpus: Path, family: str) -> None:
+    run(head_config(tmp_path / "out", target, family, data=data_settings(corpus), steps=8, validate_every=8))
+    lines = metrics(tmp_path / "out", "train")
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert lines[-1]["alpha"] > lines[0]["alpha"]
+    model, ids = AutoModelForCausalLM.from_pretrained(target), torch.arange(10, 18)[None]
+    drafter = load_drafter(tmp_path / "out", target=model)
+    drafted = generate(model, drafter, ids, max_new_tokens=12, num_draft_tokens=3)
+    assert torch.equal(drafted.sequences, generate(model, None, ids, max_new_tokens=12).sequences)
+    assert drafted.stats.tau > 1
+
+
+@pytest.mark.parametrize("family", HEADS)
+def test_recorded_hidden_states_train_as_live_ones(
+    tmp_path: Path, target: Path, feature_records: Path, family: str
+) -> None:
+    given: dict[str, Any] = {"records": str(feature_records), "objective": {"name": "tv"}, "steps": 4}
+    run(head_config(tmp_path / "stored", target, family, **given))
+    run(head_config(tmp_path / "live", target, family, **given, target_source="live"))
+    stored, live = (metrics(tmp_path / name, "train") for name in ("stored", "live"))
+    for ours, theirs in zip(stored, live, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-2)  # bfloat16 states, float16 laws
+        assert ours["alpha"] == pytest.approx(theirs["alpha"], rel=1e-2)
+        assert ours["tau"] == pytest.approx(theirs["tau"], rel=2e-2)
+
+
+def test_the_targets_ends_are_never_kept(tmp_path: Path, target: Path, corpus: Path) -> None:
+    """Neither in checkpoints nor in the export: they are the target's, and as large as all of a head."""
+    run(head_config(tmp_path / "out", target, data=data_settings(corpus), optimizer="adamw"))
+    folder = tmp_path / "out"
+    ends = {
+        name: load_file(target / "model.safetensors")[name] for name in ("model.embed_tokens.weight", "lm_head.weight")
+    }
+    kept = {
+        "export": load_file(folder / "model" / "model.safetensors"),
+        "best": load_file(next(folder.glob("checkpoints/best_*/model.safetensors"))),
+        "checkpoint": load_file(folder / "checkpoints" / "step_00000006" / "model.safetensors"),
+    }
+    count = json.loads((folder / "result.json").read_text())["num_parameters"]
+    for what, weights in kept.items():
+        assert sum(weight.numel() for weight in weights.values()) == count, what
+        assert not any(torch.equal(end, weight) for end in ends.values() for weight in weights.values()), what
+        assert not any(300 in weight.shape for weight in weights.values()), what  # entries of the vocabulary
+    optimizer = torch.load(folder / "checkpoints" / "step_00000006" / "optimizer.bin", weights_only=True)
+    states = optimizer["state"].values()
+    assert sum(state["exp_avg"].numel() for state in states) == count
+
+
+def test_a_resumed_head_equals_an_uninterrupted_one(tmp_path: Path, target: Path, feature_records: Path) -> None:
+    changes: dict[str, Any] = {"records": str(feature_records), "keep_checkpoints": 9, "head": {"vocab": 200}}
+    run(head_config(tmp_path / "whole", target, **changes))
+    source = tmp_path / "whole" / "checkpoints" / "step_00000003"
+    run(head_config(tmp_path / "rest", target, **changes, resume=str(source)))
+    whole, rest = (metrics(tmp_path / name) for name in ("whole", "rest"))
+    assert [line["loss"] for line in whole] == [line["loss"] for line in rest]
+    whole, rest = ((tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "rest"))
+    assert whole == rest
+
+
+def test_the_exported_folder_says_what_it_is(tmp_path: Path, target: Path, corpus: Path) -> None:
+    run(head_config(tmp_path / "out", target, data=data_settings(corpus), export_dtype="bfloat16"))
+    folder = tmp_path / "out" / "model"
+    assert {path.name for path in folder.iterdir()} == {
+        "README.md", "config.json", "draftsmith.json", "model.safetensors",
+    }  # fmt: skip
+    provenance = json.loads((folder / "draftsmith.json").read_text())
+    assert provenance["family"] == "eagle3"
+    assert provenance["target"].keys() == {"path", "fingerprint", "vocab_size", "token_map_hash", "chat_template_hash"}
+    assert provenance["measured"]["alpha"] > 0
+    assert all(sha256_file(folder / name) == known for name, known in provenance["sha256"].items())
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["taps"], config["depth"], config["hidden_size"], config["heads"]) == ([0, 1, -1], 3, 32, 2)
+    assert {weight.dtype for weight in load_file(folder / "model.safetensors").values()} == {torch.bfloat16}
+    card = (folder / "README.md").read_text()
+    assert "# Eagle3 head" in card
+    assert "with 3 draft tokens" in card
+    assert "assistant_model" not in card
+
+
+def test_a_reduced_vocabulary_holds_the_frequent_tokens_and_every_end(
+    tmp_path: Path, target: Path, feature_records: Path
+) -> None:
+    run(
+        head_config(tmp_path / "out", target, records=str(feature_records), head={"vocab": 40}, export_dtype="bfloat16")
+    )
+    vocab = load_file(tmp_path / "out" / "model" / "model.safetensors")["vocab"]
+    tokenizer = tiny_tokenizer()
+    assert vocab.dtype == torch.int64
+    assert len(vocab) == 40
+    assert vocab.tolist() == sorted(set(vocab.tolist()))
+    assert all(token in vocab for token in tokenizer.all_special_ids)
+    model = AutoModelForCausalLM.from_pretrained(target)
+    drafter = load_drafter(tmp_path / "out", target=model)
+    assert isinstance(drafter, HeadDraft)
+    logits = drafter.logits(torch.randn(1, 32))
+    assert torch.equal(logits.isfinite().nonzero()[:, 1], vocab)
+    drafted = generate(model, drafter, torch.arange(10, 18)[None], max_new_tokens=12)
+    assert drafted.stats.tau >= 1
+
+
+def test_a_saved_head_is_continued(tmp_path: Path, target: Path, corpus: Path) -> None:
+    text: dict[str, Any] = {"data": data_settings(corpus), "head": {"vocab": 100}}
+    run(head_config(tmp_path / "first", target, **text))
+    draft = {"init_from": str(tmp_path / "first")}
+    run(head_config(tmp_path / "second", target, **text, draft=draft, lr=1e-9))
+    first, second = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("first", "second"))
+    for name, weight in first.items():
+        assert torch.allclose(weight.float(), second[name].float(), atol=1e-6), name
+
+
+@pytest.fixture
+def refuse(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch):
+    """Runs a head that must be refused with this message, before any weight is loaded."""
+
+    def no_weights(*_: object) -> None:
+        raise AssertionError("weights were about to be loaded")
+
+    monkeypatch.setattr(stage, "build_machine", no_weights)
+
+    def check(target: Path, message: str, family: str = "eagle3", **changes: Any) -> None:
+        source = {} if "records" in changes else {"data": data_settings(corpus)}
+        with pytest.raises(UserError, match=message):
+            run(head_config(tmp_path / "out", target, family, **source, **changes))
+        assert not (tmp_path / "out").exists()
+
+    return check
+
+
+def test_records_without_hidden_states(refuse, target: Path, records: Path) -> None:
+    refuse(target, r"records.features.layers=\[0,1,-1\].*target_source=live", records=str(records))
+
+
+def test_text_without_a_target_in_the_process(refuse, target: Path) -> None:
+    refuse(
+        target, "text holds none. Set target_source=live", objective={"name": "cross_entropy"}, target_source="records"
+    )
+
+
+def test_a_target_that_heads_do_not_know(refuse, tmp_path: Path) -> None:
+    folder = tmp_path / "gpt2"
+    GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=2)).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    refuse(folder, "gpt2 model, and heads read hidden states of llama, qwen3")
+
+
+def test_too_few_layers_for_three_features(refuse, target: Path) -> None:
+    refuse(target, r"reads 3 different hidden states, for 2 layers .*draft.head.taps=\[0,1,-1\]", head={"taps": None})
+
+
+def test_layers_that_are_not_there(refuse, target: Path) -> None:
+    refuse(target, "which has 2 layers: name different ones", head={"taps": [0, 1, 5]})
+
+
+@pytest.mark.parametrize(("size", "message"), [(1, "no room for the 2 special"), (301, "more than the 300 tokens")])
+def test_draft_vocabularies_of_impossible_size(refuse, target: Path, size: int, message: str) -> None:
+    refuse(target, message, head={"vocab": size})
+
+
+def test_a_saved_head_that_is_another_one(refuse, tmp_path: Path, target: Path, corpus: Path) -> None:
+    folder = tmp_path / "saved"
+    shutil.copytree(target, folder)
+    refuse(target, "of family lm, and draft.family=eagle3", draft={"init_from": str(folder)})
+    refuse(target, "holds no saved head", draft={"init_from": str(tmp_path / "nothing")})
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        ({"width": 32}, "as wide as that"),
+        ({"lora": {"rank": 4}}, "trained whole"),
+        ({"head": {"prefix_attention": True}}, "is for draft=hydra"),
+        ({"head": {"init_own": True}}, "is for draft=mtp"),
+        ({"head": {"depth": 0}}, "head.depth=0"),
+        ({"head": {"taps": [1, 1]}}, "different hidden states"),
+    ],
+)
+def test_settings_of_other_families(draft: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        tiny_config(Path("out"), Path("t"), records="r", draft={"width": None, "family": "eagle3"} | draft)
+
+
+def test_a_head_needs_a_target() -> None:
+    with pytest.raises(UserError, match="draft=eagle3 drafts from hidden states"):
+        tiny_config(Path("out"), None, data={"name": "python_stdlib"}, draft={"family": "eagle3", "width": None})
+
+
+def test_a_head_of_other_weights_is_not_continued(tmp_path: Path, target: Path, corpus: Path) -> None:
+    text: dict[str, Any] = {"data": data_settings(corpus), "steps": 2}
+    run(head_config(tmp_path / "first", target, **text))
+    other = save_target(tmp_path / "other", seed=1)
+    with pytest.raises(UserError, match="fingerprint"):
+        run(head_config(tmp_path / "second", other, **text, draft={"init_from": str(tmp_path / "first")}))
