@@ -47,7 +47,7 @@ def facts_of(cfg: EvalConfig, arm: str, target: ModelDescription) -> ArmFacts:
     """Family, size and taps, from descriptions alone."""
     train = train_config(cfg, arm)
     shape = FAMILIES[train.draft.family].shape(train, target, None)
-    return ArmFacts(train.draft.family, shape.num_parameters, tuple(getattr(shape, "taps", ())))
+    return ArmFacts(train.draft.family, shape.num_parameters, shape.taps)
 
 
 def describe_arms(cfg: EvalConfig, target: ModelDescription) -> dict[str, ArmFacts]:

@@ -26,7 +26,7 @@ class FamiliesConfig:
     """Finished record folder whose texts are trained on; its target is read again where an arm wants features."""
     folder: str = "runs/families"
     """Folder of the records with features (records_CODE) and of the trainings (ARM-tokens-SEED, ARM-time-SEED)."""
-    tokens: int = 200_000
+    tokens: int = 150_000
     """Training tokens of every arm in the comparison at equal tokens."""
     seconds: float = 20.0
     """Training time of every arm in the comparison at equal time, validation and export not counted."""
@@ -37,7 +37,8 @@ class FamiliesConfig:
     feature_arm: str | None = None
     """The arm that is trained from every code; None compares no codes."""
     shapes: dict[str, dict[str, Any]] = field(default_factory=lambda: {"chain": {}, "tree": {"tree": "3x2x1"}})
-    """Name -> what it changes in `decode`; tau and losslessness are measured with each."""
+    """Name -> what it changes in `decode`; tau and losslessness are measured with each at equal tokens, with the first
+    elsewhere."""
     batch_sizes: list[int] = field(default_factory=lambda: [1, 8])
     """Prompts decoded at once in the timed run; each is a cell at each temperature."""
     batches_timed: list[int] = field(default_factory=lambda: [8, 3])

@@ -69,18 +69,19 @@ def record_features(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> dict[st
 
 
 def rescoring(cfg: EvalConfig, code: str, layers: list[int], output_dir: str) -> DistillConfig:
-    """The configuration that the records were written with, but for their texts being given and features added."""
+    """The given records' own stores and seed, so that p is what it is there, and features beside them."""
     written: dict[str, Any] = read_json(Path(cfg.families.records) / "manifest.json")["config"]
-    changes = {
+    settings = {
         "target": asdict(cfg.target),
         "responses": "records",
         "from_records": cfg.families.records,
         "records": {**written["records"], "features": {"layers": layers, "code": code}},
         "output_dir": output_dir,
         "resume": "auto",
-        "plan": False,
+        "batch_size": written["batch_size"],
+        "seed": written["seed"],
     }
-    return build(DistillConfig, {**written, **changes})
+    return build(DistillConfig, settings)
 
 
 def feature_bytes(folder: str, num_taps: int) -> float:

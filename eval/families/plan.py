@@ -79,7 +79,7 @@ def _seconds(
     by_tokens = [one for one in missing if one.budget == "tokens"]
     training = len(by_tokens) * cfg.families.tokens / _TOKENS_PER_S + len(missing) * _START_S
     training += (len(missing) - len(by_tokens)) * cfg.families.seconds
-    passes = len(trainings(cfg)) * len(cfg.families.shapes) * len(cfg.temperatures)
+    passes = sum(len(one.shapes(cfg)) for one in missing) * len(cfg.temperatures)
     checking = passes * cfg.lossless.prompts * cfg.lossless.tokens * per_token / _BATCH_GAIN
     return reading + training + checking + _racing(cfg) * per_token
 

@@ -62,12 +62,13 @@ class Judge:
         texts = {one: write_alone(cfg, model, one, prompts, is_first=True) for one in cfg.temperatures}
         return cls(cfg, model, texts)
 
-    def measure(self, drafter: Drafter) -> list[dict[str, Any]]:
+    def measure(self, drafter: Drafter, shapes: Sequence[str]) -> list[dict[str, Any]]:
         """An entry per temperature and shape."""
         return [
             {"temperature": temperature, "shape": shape, **self._measure(drafter, temperature, settings)}
             for temperature in self.cfg.temperatures
             for shape, settings in shape_settings(self.cfg.families, self.cfg.decode, temperature).items()
+            if shape in shapes
         ]
 
     def _measure(self, drafter: Drafter, temperature: float, settings: Any) -> dict[str, Any]:

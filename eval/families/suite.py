@@ -107,7 +107,7 @@ def _judge(cfg: EvalConfig, results: Results, prompts: Sequence[Prompt]) -> None
     with progress(len(missing), "drafts", "tau and losslessness") as bar:
         for one in missing:
             began = time.perf_counter()
-            measured = judge.measure(load_drafter(one.folder(cfg), target=model))
+            measured = judge.measure(load_drafter(one.folder(cfg), target=model), one.shapes(cfg))
             seconds = time.perf_counter() - began
             pace = asdict(pace_of(one.folder(cfg)))
             results.keep(_file(one), {**asdict(one), "pace": pace, "measured": measured, "seconds": seconds})

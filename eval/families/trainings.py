@@ -38,6 +38,12 @@ class Training:
         middle = f"{self.budget}-{self.code}" if self.is_coded else self.budget
         return f"{self.arm}-{middle}-{self.seed}"
 
+    def shapes(self, cfg: EvalConfig) -> list[str]:
+        """Shapes that it is measured with: all at equal tokens, the first one elsewhere, since wide passes are most of
+        what measuring costs."""
+        every = list(cfg.families.shapes)
+        return every if self.budget == "tokens" and not self.is_coded else every[:1]
+
     def folder(self, cfg: EvalConfig) -> Path:
         """Where it is kept."""
         return Path(cfg.families.folder) / self.name

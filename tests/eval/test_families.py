@@ -1,0 +1,446 @@
+"""The suite of families on tiny models: budgets, resuming, tables, advice; with real training in the slow tier."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from decode.house.config import build
+from decode.house.errors import ConfigError, InputError, RunError
+from decode.house.run_folder import write_json
+from eval import cli, stage
+from eval.config import EvalConfig
+from eval.families import suite, trainings
+from eval.families.arms import train_config
+from eval.families.budgets import pace_of, steps_for_tokens
+from eval.families.child import in_child
+from eval.families.data import rescoring
+from eval.families.groups import Group, quality_row
+from eval.families.recommend import PLAIN, recommend, sentence
+from eval.families.summary import losslessness, render_summary
+from eval.families.trainings import Training
+from eval.publish import publish
+from eval.statistics import bootstrap_crossed, ratio_of_ratios, ratio_of_sums
+from tests.commands import built
+from tests.tiny import save_tiny_target
+from tests.train.toy import save_target, write_corpus, write_records
+
+LM = ["draft=lm", "draft.width=16", "draft.heads=2", "lr=1e-3"]
+WIDE = ["draft=lm", "draft.width=32", "draft.heads=2", "lr=1e-3"]
+SHARED = ["sequence_length=24", "batch_size=2", "log_every=2", "engine.precision=fp32", "validation_rows=2"]
+
+
+def values(folder: Path, output: Path | None = None) -> dict:
+    place = output or folder
+    return {
+        "output_dir": str(place / "families/report"),
+        "suite": "families",
+        "target": {"path": str(folder / "target")},
+        "data": {"name": "text", "path": str(folder / "corpus"), "validation_share": 0.2, "heldout_share": 0.1},
+        "prompts": {"tokens": 8},
+        "temperatures": [1.0],
+        "decode": {"max_new_tokens": 6, "num_draft_tokens": 2},
+        "timing": {"prompts": 1, "rounds": 1, "screening_tokens": 4, "cost_repeats": 1, "choose_k": [1, 2]},
+        "lossless": {"prompts": 3, "tokens": 6, "other_prompts": 3, "other_tokens": 6},
+        "families": {
+            "arms": {"lm": LM, "wide": WIDE},
+            "training": SHARED,
+            "records": str(folder / "records"),
+            "folder": str(place / "families"),
+            "tokens": 200,
+            "seconds": 0.5,
+            "seeds": [0, 1],
+            "shapes": {"chain": {}, "tree": {"tree": "2x1"}},
+            "batch_sizes": [1],
+            "batches_timed": [2],
+            "screening_batches": 1,
+        },
+        "resume": "auto",
+    }
+
+
+def config(folder: Path, output: Path | None = None, **changes) -> EvalConfig:
+    content = values(folder, output)
+    for key, value in changes.items():
+        content[key] = {**content[key], **value} if isinstance(value, dict) else value
+    return build(EvalConfig, content)
+
+
+class FakeTrainer:
+    """Writes a random draft and the metrics of a training that reads 100 tokens a second; dies after `alive` calls."""
+
+    def __init__(self, alive: int = 1000) -> None:
+        self.alive, self.asked = alive, []
+
+    def __call__(self, cfg) -> None:
+        if len(self.asked) == self.alive:
+            raise KeyboardInterrupt
+        self.asked.append(cfg)
+        folder = Path(cfg.output_dir)
+        save_tiny_target(folder / "model", seed=1 + cfg.seed, hidden_size=cfg.draft.width, num_layers=1)
+        line = {"kind": "train", "step": cfg.steps, "tokens": 40 * cfg.steps, "tokens_per_s": 100.0}
+        (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        (folder / "checkpoints").mkdir()
+        write_json(folder / "manifest.json", {})
+
+    @property
+    def names(self) -> list[str]:
+        return [Path(cfg.output_dir).name for cfg in self.asked]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("families")
+    save_target(folder / "target")
+    write_corpus(folder / "corpus")
+    write_records(folder / "records", folder / "target", folder / "corpus")
+    return folder
+
+
+@pytest.fixture
+def trainer(monkeypatch) -> FakeTrainer:
+    fake = FakeTrainer()
+    monkeypatch.setattr(trainings.stage, "run", fake)
+    monkeypatch.setattr(suite, "in_child", lambda call, *arguments: call(*arguments))
+    return fake
+
+
+def test_the_name_of_the_suite_brings_its_settings():
+    cfg = built("eval", ["suite=families"])
+    assert isinstance(cfg, EvalConfig)
+    assert (cfg.face, cfg.output_dir, cfg.drafts) == ("families", "runs/families/report", {})
+    assert cfg.target.path == "runs/quickstart/target/model"
+    for arm in cfg.families.arms:  # every arm's overrides are those of `python -m train`
+        assert train_config(cfg, arm).records == "runs/quickstart/records"
+
+
+def test_budgets_become_steps(tmp_path):
+    assert steps_for_tokens(200_000, 4096) == 49
+    assert steps_for_tokens(10, 4096) == 1
+    lines = [
+        {"kind": "train", "step": 10, "tokens": 1000, "tokens_per_s": 500.0},
+        {"kind": "validation", "step": 10, "tokens": 77},
+        {"kind": "train", "step": 15, "tokens": 1600, "tokens_per_s": 200.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    pace = pace_of(tmp_path)
+    assert (pace.steps, pace.tokens, pace.seconds) == (15, 1600, 5.0)  # 1000 / 500 + 600 / 200
+    assert pace.tokens_per_s == 320
+    assert pace.steps_for_seconds(20) == 60
+    assert pace.steps_for_seconds(0.01) == 1
+
+
+def test_a_training_without_metrics_has_no_pace(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(InputError, match="no line of training"):
+        pace_of(tmp_path)
+
+
+def test_every_arm_and_seed_is_trained_at_both_budgets_and_one_from_every_code(folder):
+    codes = {"feature_codes": ["bf16", "int8"], "feature_arm": "lm"}
+    every = trainings.trainings(config(folder, families=codes))
+    names = [one.name for one in every]
+    assert len(set(names)) == len(names) == 2 * 2 * 2 + 2
+    assert names[:4] == ["lm-tokens-0", "wide-tokens-0", "lm-tokens-1", "wide-tokens-1"]
+    assert names[4:6] == ["lm-tokens-int8-0", "lm-tokens-int8-1"]
+    assert all(one.budget == "time" for one in every[6:])  # their steps follow from the others
+
+
+def test_steps_of_an_equal_time_run_follow_from_the_pace_of_its_twin(folder, tmp_path):
+    cfg = config(folder, tmp_path)
+    write = tmp_path / "families/lm-tokens-1"
+    write.mkdir(parents=True)
+    line = {"kind": "train", "step": 4, "tokens": 160, "tokens_per_s": 100.0}
+    (write / "metrics.jsonl").write_text(json.dumps(line))
+    assert trainings.steps_of(cfg, Training("lm", "time", "bf16", 1), 40.0) == round(0.5 * 4 / 1.6)
+    assert trainings.steps_of(cfg, Training("lm", "tokens", "bf16", 1), 40.0) == 5
+
+
+def test_a_killed_suite_goes_on_with_what_is_missing(folder, tmp_path, trainer, monkeypatch):
+    cfg = config(folder, tmp_path, families={"arms": {"lm": LM}, "shapes": {"chain": {}}, "seeds": [0]})
+    trainer.alive = 1
+    with pytest.raises(KeyboardInterrupt):
+        stage.run(cfg)
+    assert trainer.names == ["lm-tokens-0"]
+    trainer.asked, trainer.alive = [], 1000
+    monkeypatch.setattr(suite, "_race", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        stage.run(cfg)
+    assert trainer.names == ["lm-time-0"]
+    kept = tmp_path / "families/report/drafts"
+    before = {path.name: path.stat().st_mtime_ns for path in kept.iterdir()}
+    assert set(before) == {"lm-tokens-0.json", "lm-time-0.json"}
+    (kept / "lm-time-0.json").unlink()
+    with pytest.raises(KeyboardInterrupt):
+        stage.run(cfg)
+    after = {path.name: path.stat().st_mtime_ns for path in kept.iterdir()}
+    assert [name for name in before if before[name] != after[name]] == ["lm-time-0.json"]
+
+
+def test_trainings_differ_in_what_they_compare_alone(folder, tmp_path, trainer, monkeypatch):
+    monkeypatch.setattr(suite, "_judge", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        stage.run(config(folder, tmp_path, families={"seeds": [1]}))
+    by_name = dict(zip(trainer.names, trainer.asked, strict=True))
+    tokens, time = by_name["lm-tokens-1"], by_name["lm-time-1"]
+    assert (tokens.seed, tokens.records, tokens.target.path) == (1, str(folder / "records"), str(folder / "target"))
+    assert tokens.steps == by_name["wide-tokens-1"].steps
+    assert time.steps == round(0.5 / 0.4)  # 40 tokens a step at 100 a second
+    assert tokens.validate_every == tokens.steps
+    assert not (tmp_path / "families/lm-tokens-1/checkpoints").exists()
+
+
+@pytest.fixture(scope="module")
+def measured(folder, tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("measured")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainings.stage, "run", FakeTrainer())
+        patch.setattr(suite, "in_child", lambda call, *arguments: call(*arguments))
+        stage.run(config(folder, place))
+    return place / "families/report"
+
+
+@pytest.fixture(scope="module")
+def results(measured) -> dict:
+    return json.loads((measured / "results.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+
+
+@pytest.mark.slow
+def test_results_hold_every_arm_budget_and_cell(results):
+    assert (results["schema"], results["face"]) == (1, "families")
+    assert [(one["arm"], one["budget"]) for one in results["trainings"]] == [
+        ("lm", "tokens"),
+        ("wide", "tokens"),
+        ("lm", "time"),
+        ("wide", "time"),
+    ]
+    assert all(one["tokens_per_s"] == pytest.approx(100) and one["seeds"] == 2 for one in results["trainings"])
+    rows = {(one["arm"], one["budget"], one["shape"]): one for one in results["quality"]}
+    assert set(rows) == {
+        (arm, budget, shape)
+        for arm in ("lm", "wide")
+        for budget, shape in [("tokens", "chain"), ("tokens", "tree"), ("time", "chain")]
+    }
+    for row in rows.values():
+        assert row["tau"] >= 1
+        assert len(row["tau_by_seed"]) == 2
+        assert row["tokens_checked"] == 2 * 3 * 6 or row["tokens_checked"] > 0
+        assert row["mismatches"] == 0  # the target is float32, and coupled decoding is equal token for token
+    (cell,) = results["cells"]
+    assert {one["arm"] for one in cell["arms"]} == {"own autoregressive loop", "transformers generate", "lm", "wide"}
+    assert {row["draft"] for row in results["rows"]} == {"lm", "wide"}
+    assert all(row["component_times"]["t_draft_s"] > 0 for row in results["rows"])
+    (choice,) = results["choices"]
+    assert set(choice["tokens_per_s"]["wide"]) == {"1", "2"}
+
+
+@pytest.mark.slow
+def test_the_page_says_it_plainly_and_is_published(results, measured, tmp_path):
+    text = render_summary(results)
+    for part in ("## Which draft", "Equal tokens (200)", "Equal time (0.5 s)", "## Speed", "0 mismatches"):
+        assert part in text
+    assert "Codes of hidden states" not in text
+    readme = tmp_path / "README.md"
+    readme.write_text("no marks in here")
+    publish(measured / "results.json", tmp_path / "docs/families", readme)
+    assert (tmp_path / "docs/families.md").read_text() == text
+    assert readme.read_text() == "no marks in here"
+
+
+def entry(counts: list[list[int]], outcomes: list[list[int]], mismatches: int = 0) -> dict:
+    return {
+        "shape": "chain",
+        "temperature": 1.0,
+        "num_draft_tokens": 2,
+        "counts": counts,
+        "outcomes": outcomes,
+        "mismatches": mismatches,
+        "near_ties": 0,
+        "tokens_checked": 10,
+    }
+
+
+def test_seeds_are_pooled_over_rounds():
+    found = [entry([[3, 1], [3, 3]], [[2, 2, 1], [2, 0, 3]]), entry([[6, 2], [4, 2]], [[2, 1, 4]], 1)]
+    row = quality_row(Group("lm", "tokens", "bf16"), found, seed=0)
+    assert row["tau"] == 16 / 8
+    assert row["tau_by_seed"] == [6 / 4, 10 / 4]
+    assert row["acceptance_by_position"] == [5 / 8, 1 / 5]
+    assert row["mismatches"] == 1
+    assert row["tau_ci95"][0] <= row["tau"] <= row["tau_ci95"][1]
+
+
+def test_the_interval_sees_what_seeds_and_prompts_add():
+    rng = np.random.default_rng(0)
+    flat = np.stack([np.full((3, 40), 2.0), np.ones((3, 40))], -1)
+    assert bootstrap_crossed(flat, ratio_of_sums, 0).ci95 == (2.0, 2.0)
+    seeds = flat * np.array([1.0, 1.2, 0.8])[:, None, None] ** np.array([1, 0])
+    low, high = bootstrap_crossed(seeds, ratio_of_sums, 0).ci95 or (0, 0)
+    assert low < 1.75 < 2.25 < high  # 40 equal prompts alone would say 2.0 exactly
+    prompts = flat * rng.uniform(0.5, 1.5, (1, 40, 1)) ** np.array([1, 0])
+    low, high = bootstrap_crossed(prompts, ratio_of_sums, 0).ci95 or (0, 0)
+    assert 0.05 < high - low < 0.5  # what all trainings find hard together is not averaged away
+    both = np.concatenate([prompts, prompts], -1)
+    assert bootstrap_crossed(both, ratio_of_ratios, 0).ci95 == (1.0, 1.0)
+    assert bootstrap_crossed(flat[:1, :1], ratio_of_sums, 0).ci95 is None
+
+
+def figure(name: str, value: float, width: float = 0.1, **fields) -> dict:
+    return {name: value, f"{name}_ci95": [value - width, value + width], **fields}
+
+
+def tau_of(arm: str, tau: float, budget: str = "tokens", shape: str = "chain") -> dict:
+    return figure("tau", tau, arm=arm, budget=budget, code="bf16", shape=shape, temperature=1.0)
+
+
+def speed_of(draft: str, speedup: float, batch: int = 1) -> dict:
+    fields = {"draft": draft, "setting": "k=3", "batch_size": batch, "temperature": 1.0}
+    return figure("speedup", speedup, **fields)
+
+
+def synthetic() -> dict:
+    return {
+        "arms": {"lm": {"taps": []}, "eagle3": {"taps": [2, 4]}, "mtp": {"taps": [-1]}},
+        "budgets": {"tokens": 1000, "seconds": 20.0, "seeds": [0]},
+        "records": {"bf16": "a", "int8": "b", "pca": "c"},
+        "shapes": {"chain": {}, "tree": {"tree": "2x1"}},
+        "cells": [{"batch_size": 1, "temperature": 1.0}, {"batch_size": 8, "temperature": 1.0}],
+        "rows": [speed_of("lm", 1.5), speed_of("eagle3", 2.0), speed_of("mtp", 1.85), speed_of("lm", 1.05, 8)],
+        "quality": [
+            tau_of("lm", 2.0),
+            tau_of("eagle3", 2.6),
+            tau_of("mtp", 2.2),
+            tau_of("lm", 2.5, "time"),
+            tau_of("eagle3", 2.4, "time"),
+            tau_of("mtp", 3.0, shape="tree"),
+        ],
+        "codes": [
+            figure("tau_ratio", 1.0, 0.0, arm="eagle3", code="bf16", temperature=1.0, feature_bytes_per_token=24.0),
+            figure("tau_ratio", 0.99, 0.02, arm="eagle3", code="int8", temperature=1.0, feature_bytes_per_token=12.0),
+            figure("tau_ratio", 0.9, 0.02, arm="eagle3", code="pca", temperature=1.0, feature_bytes_per_token=2.0),
+        ],
+    }
+
+
+def test_advice_follows_from_the_figures():
+    advice = recommend(synthetic())
+    by_condition = {one["if"]: one for one in advice}
+    one = by_condition["you decode 1 prompt at once, T=1"]
+    assert (one["use"], one["also"]) == ("eagle3 with k=3", ["mtp"])  # lm's interval ends below eagle3's
+    eight = by_condition["you decode 8 prompts at once, T=1"]
+    assert eight["use"] == PLAIN  # 1.05 [0.95, 1.15] does not clear 1
+    assert by_condition["text to train on is what you are short of (1,000 tokens)"]["use"] == "eagle3"
+    assert by_condition["training time is (20 s)"]["use"] == "lm"
+    assert by_condition["training time is (20 s)"]["also"] == ["eagle3"]
+    assert by_condition["a wider target pass costs you nothing"]["use"] == "mtp"
+    assert by_condition["the target's hidden states are out of reach"]["use"] == "lm"
+    codes = by_condition["you record hidden states (eagle3)"]
+    assert codes["use"] == "code int8"  # pca's interval ends below 1
+    assert "pca keeps 0.900 [0.880, 0.920] of tau at 0.08 of the bytes" in codes["because"]
+    assert sentence(one).endswith("times the speed without a draft. Within its interval: mtp.")
+
+
+def test_no_advice_without_figures():
+    empty = {**synthetic(), "arms": {"lm": {"taps": []}}, "rows": [], "quality": [], "codes": [], "records": {"x": "r"}}
+    assert recommend(empty) == []
+
+
+def test_mismatches_are_named_by_arm():
+    row = {"mismatches": 2, "near_ties": 1, "tokens_checked": 1000, "arm": "hydra"}
+    fine = {**row, "arm": "lm", "mismatches": 0}
+    assert losslessness({"quality": [row, fine]}).endswith("2 mismatches (hydra) and 2 near-ties in 2,000 tokens.")
+
+
+def test_the_texts_are_scored_again_with_the_stores_that_they_had(folder, tmp_path):
+    again = rescoring(config(folder, tmp_path), "int8", [0, 2, -1], "somewhere")
+    assert (again.responses, again.from_records, again.records.shard_size) == ("records", str(folder / "records"), 8)
+    assert (again.records.features.layers, again.records.features.code) == ([0, 2, -1], "int8")
+
+
+def test_plan_prints_and_writes_nothing(folder, tmp_path, capsys):
+    stage.run(config(folder, tmp_path, plan=True))
+    out = capsys.readouterr().out
+    for part in ("trainings: 8, 8 still to do: 2 arms x 2 seeds, at 200 tokens and at 0.5 s", "reads tokens alone"):
+        assert part in out
+    assert "time: about" in out
+    assert not (tmp_path / "families").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arms": {}}, "arms is empty"),
+        ({"arms": {"lm": ["steps=3"]}}, r"arms.lm sets steps, which the suite sets itself"),
+        ({"training": ["+seed=3"]}, "families.training sets seed"),
+        ({"arms": {"a/b": LM}}, "parts of folder names"),
+        ({"feature_arm": "eagle9"}, "eagle9 is none of families.arms"),
+        ({"seeds": []}, "seeds is empty"),
+        ({"seeds": [1, 1]}, "repeats one"),
+        ({"seconds": 0}, "train for some time"),
+        ({"batch_sizes": [1, 2], "batches_timed": [1]}, "go by pairs"),
+        ({"feature_codes": ["int4"]}, "int4"),
+    ],
+)
+def test_bad_values_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        build(EvalConfig, {"suite": "families", "target": {"path": "t"}, "families": changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"families": {"arms": {"lm": ["draft=lm", "draft.layers=0"]}}}, ConfigError, "families.arms.lm: .*layers=0"),
+        ({"families": {"arms": {"lm": ["draft=none"]}}}, ConfigError, "families.arms.lm: "),
+        ({"families": {"shapes": {"t": {"depth": 3}}}}, ConfigError, r"shapes.t has unknown keys \['depth'\]"),
+        ({"families": {"records": "runs/none"}}, InputError, r"records=runs/none does not exist.*quickstart.sh"),
+        (
+            {"families": {"feature_arm": "lm", "feature_codes": ["bf16", "pca"]}},
+            ConfigError,
+            "reads no hidden states",
+        ),
+        ({"decode": {"verifier": "rejection"}}, ConfigError, "use decode.verifier=coupled"),
+        ({"prompts": {"file": "questions.jsonl"}}, ConfigError, "leave prompts.file out"),
+        ({"lossless": {"prompts": 10_000}}, ConfigError, "and 10000 are needed"),
+        ({"data": {"heldout_share": 0.3}}, InputError, "part of them was trained on"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_trained(folder, tmp_path, trainer, changes, error, message):
+    with pytest.raises(error, match=message):
+        stage.run(config(folder, tmp_path, **changes))
+    assert not trainer.asked
+
+
+def test_a_missing_quickstart_is_said_with_the_remedy_and_ends_with_2(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["eval", "suite=families", "plan=true"])
+    with pytest.raises(SystemExit) as error:
+        cli.main()
+    assert error.value.code == 2
+    assert "bash scripts/quickstart.sh" in capsys.readouterr().err
+
+
+def test_drafts_of_ones_own_belong_into_a_report():
+    with pytest.raises(ConfigError, match="trains the drafts that it compares"):
+        build(EvalConfig, {"suite": "families", "target": {"path": "t"}, "drafts": {"a": "b"}})
+
+
+@pytest.mark.slow
+def test_a_child_hands_over_what_it_finds_and_what_it_raises():
+    assert in_child(abs, -3) == 3
+    with pytest.raises(ValueError, match="invalid literal"):
+        in_child(int, "three")
+    with pytest.raises(RunError, match="resume=auto"):
+        in_child(sys.modules["os"]._exit, 3)
+
+
+@pytest.mark.slow
+def test_real_trainings_from_start_to_page(folder, tmp_path):
+    changes = {"arms": {"lm": LM}, "seeds": [0]}
+    stage.run(config(folder, tmp_path, families=changes))
+    found = json.loads((tmp_path / "families/report/results.json").read_text())
+    assert [one["budget"] for one in found["trainings"]] == ["tokens", "time"]
+    assert all(row["mismatches"] == 0 for row in found["quality"])
+    assert found["trainings"][0]["tokens"] == pytest.approx(200, rel=0.3)
+    assert (tmp_path / "families/report/summary.md").is_file()
