@@ -19,13 +19,13 @@ from decode.house.progress import get_logger
 from decode.loop import Loop, Request
 from decode.models import longest_context
 from decode.ranks import acceptance_profile
-from decode.sequoia import Planner, expected_tokens
-from decode.shapes import BEAM, Dynamic, Shape, Static, chain, describe, k_ary
+from decode.sequoia import Planner, Profile, expected_tokens
+from decode.shapes import BEAM, Dynamic, Shape, Static, chain, comb, describe
 
 ShapeT = TypeVar("ShapeT", bound=Shape)
 log = get_logger("decode")
 
-RANKS = 8  # candidates of a node whose acceptance is measured
+RANKS = 8  # candidates after pending whose acceptance is measured
 MOST_NODES = 31  # draft tokens of the largest tree that is considered: with pending, the largest pass that is timed
 MOST_LEVELS = 12
 DYNAMIC = ((6, 4), (12, 6), (16, 8), (24, 10))  # (draft nodes, levels): about half as many levels as nodes did best
@@ -106,8 +106,7 @@ def _measured(
     """Profile and costs where they are not known yet; for auto, trials."""
     log.info("tree=%s: measuring what trees cost and bring here; kept beside the draft", tree)
     if known is None:
-        ranks = RANKS if takes(request, k_ary([RANKS])) else 1
-        profile = acceptance_profile(model, drafter, request, ranks)
+        profile = acceptance_profile(model, drafter, request, _candidates(drafter, request))
         context = max(map(len, request.prompts)) + request.max_new_tokens // 2
         known = PairCalibration(profile, measure_rounds(model, drafter, request, context, request.batch_size or 1))
     if tree == "auto":
@@ -115,6 +114,16 @@ def _measured(
         runs = [[_try(shape, model, drafter, request) for shape in shapes] for _ in range(RUNS)]
         known = replace(known, trials=[min(same, key=lambda one: one.round_s) for same in zip(*runs, strict=True)])
     return known
+
+
+def _candidates(drafter: Drafter, request: Request) -> list[int]:
+    """How many candidates are looked at, depth by depth.
+
+    One depth does for a draft that reads text alone, drafted or not. One that starts from hidden states of the target
+    is further from them at every depth; the deeper, the fewer siblings a good tree has.
+    """
+    widths = [max(2, RANKS - depth) for depth in range(MOST_LEVELS)] if drafter.taps else [RANKS]
+    return widths if takes(request, comb(widths)) else [1] * len(widths)
 
 
 def nominees(calibration: PairCalibration, request: Request) -> list[Shape]:
@@ -127,7 +136,7 @@ def nominees(calibration: PairCalibration, request: Request) -> list[Shape]:
     return chosen + by_cost[:2]
 
 
-def static_plans(profile: list[float], num_draft_nodes: int) -> list[Static]:
+def static_plans(profile: Profile, num_draft_nodes: int) -> list[Static]:
     """Chains and optimal trees of up to so many draft tokens."""
     planner = Planner(profile)
     levels = min(num_draft_nodes, MOST_LEVELS)

@@ -18,7 +18,9 @@ most PATIENCE + 1 times what the deepest round costs more than a plain one.
 Exactness: what is chosen before a round looks at earlier rounds only, and whether to go on inside one at tokens up to
 the last one drafted, which stays in the tree: a stopping time, under which rejection and block verification keep their
 law. (Dropping the last token for its own value does not: the tests show the bias.) Coupled is exact whatever is looked
-at.
+at. A draft that predicts its acceptance (DSpark) is asked before a token is drawn, of that very token: a stopping time as
+well, and no token is verified that was not expected to pay. Its chances pass the same calibration, since they were
+learned at temperature 1 and of rejection.
 """
 
 from __future__ import annotations
@@ -65,14 +67,25 @@ class Budget:
     def goes_on(self, confidence: Tensor | Sequence[float], drafted: int) -> bool:
         """Whether to draft one more after `drafted` tokens: `confidence` (B,) is the draft's own probability of the
         last one, which is in the tree by now and stays there."""
-        values = confidence.tolist() if isinstance(confidence, Tensor) else list(confidence)
-        self._confidences = [*self._confidences[: drafted - 1], values]
+        self._confidences = [*self._confidences[: drafted - 1], _listed(confidence)]
         if drafted >= self.depth or not self.clock.is_ready:
             return drafted < self.depth
-        rows = zip(*self._confidences, strict=True)
-        reach = sum(math.prod(map(self.calibration, row)) for row in rows) / len(values)
+        return self._pays(drafted, self.acceptance.estimates()[drafted])
+
+    def takes(self, chance: Tensor | Sequence[float], drafted: int) -> bool:
+        """Whether to draw one more token after `drafted` ones: `chance` (B,) is what the draft predicts of it, from
+        tokens that are in the tree by now. The first one always is: its pass has been paid for."""
+        self._confidences = [*self._confidences[:drafted], _listed(chance)]
+        taken = not drafted or not self.clock.is_ready or self._pays(drafted)
+        self._confidences = self._confidences[: drafted + taken]
+        return taken
+
+    def _pays(self, drafted: int, more: float = 1.0) -> bool:
+        """Whether the token after `drafted` ones is worth its seconds: all tokens with a confidence are accepted, and
+        what no confidence is known of with chance `more`."""
+        reach = sum(math.prod(map(self.calibration, row)) for row in zip(*self._confidences, strict=True))
+        gain = more * reach / len(self._confidences[0])
         seconds = self.clock.seconds(drafted + 1)
-        gain = reach * self.acceptance.estimates()[drafted]
         return gain * self._seconds >= self._emitted * (seconds[drafted + 1] - seconds[drafted])
 
     def learn(self, rounds: Sequence[Round], seconds: float | None, rows: Sequence[int] | None = None) -> None:
@@ -133,3 +146,7 @@ class Budget:
         self._spell = self._lost = 0.0
         self._fallen = True
         self.acceptance.keep(min(1.0, PRIOR_WEIGHT / max(self.acceptance.tried[0], PRIOR_WEIGHT)))
+
+
+def _listed(values: Tensor | Sequence[float]) -> list[float]:
+    return values.tolist() if isinstance(values, Tensor) else list(values)

@@ -1,7 +1,9 @@
-"""What is known of a target and a draft on one machine, kept beside the draft: acceptance by rank, costs, trials."""
+"""What is known of a target and a draft on one machine, kept beside the draft: acceptance by depth and rank, costs,
+trials."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -9,9 +11,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from decode.drafters.base import Drafter
+from decode.drafters.describe import describe_draft
+from decode.drafters.heads import HeadDraft
+from decode.drafters.lm import LMDraft
 from decode.drafters.load import describe_loaded
 from decode.house.environment import environment
 from decode.house.progress import get_logger
@@ -23,10 +29,10 @@ from decode.shapes import Dynamic, Shape, Static
 log = get_logger("decode")
 
 FILE = "calibration.json"
-SCHEMA = 1
+SCHEMA = 2
 Key = dict[str, Any]
 """What a calibration depends on, as plain JSON values."""
-_fingerprints: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
+_fingerprints: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -47,8 +53,9 @@ class Trial:
 class PairCalibration:
     """One entry of the file."""
 
-    profile: list[float]
-    """P(the b-th candidate of a node is the one that stands)."""
+    profile: list[list[float]]
+    """P(the b-th candidate of a node at depth d is the one that stands, if the node does); one row for all depths where
+    they are alike."""
     costs: RoundCosts
     trials: list[Trial] = field(default_factory=list)
     """What tree=auto tried, plain decoding (a tree of pending alone) first; empty until it was asked for."""
@@ -80,24 +87,25 @@ def _device_name(kind: str) -> str:
 
 def pair_key(model: PreTrainedModel, drafter: Drafter, request: Request, batch_size: int) -> Key:
     """The key of two loaded models."""
-    draft = getattr(drafter, "model", None)
-    draft_key = loaded_key(draft) if isinstance(draft, PreTrainedModel) else {"fingerprint": f"object {id(drafter)}"}
-    return key_of(loaded_key(model), draft_key, request, batch_size)
+    target = loaded_key(model, model.config.name_or_path, lambda: describe_loaded(model).fingerprint)
+    if not isinstance(drafter, LMDraft | HeadDraft):
+        return key_of(target, {"fingerprint": f"object {id(drafter)}"}, request, batch_size)
+    source = drafter.source
+    draft = loaded_key(drafter, source, lambda: describe_draft(source, describe_loaded(model)).fingerprint)
+    return key_of(target, draft, request, batch_size)
 
 
-def loaded_key(model: PreTrainedModel) -> Key:
+def loaded_key(model: PreTrainedModel | LMDraft | HeadDraft, source: str | None, fingerprint: Callable[[], str]) -> Key:
     """A model that came from nowhere is known by its place in memory. Files are read once: every call asks."""
     if model not in _fingerprints:
-        named = bool(model.config.name_or_path)
-        _fingerprints[model] = describe_loaded(model).fingerprint if named else f"object {id(model)}"
+        _fingerprints[model] = fingerprint() if source else f"object {id(model)}"
     return model_key(_fingerprints[model], model.dtype, model.device)
 
 
 def folder_beside(drafter: Drafter, key: Key) -> Path | None:
     """Where the file lies: the folder that the draft was loaded from; None where there is none, or where one of the
     models came from nowhere."""
-    model = getattr(drafter, "model", None)
-    folder = Path(model.config.name_or_path or "") if isinstance(model, PreTrainedModel) else Path()
+    folder = Path(drafter.source if isinstance(drafter, LMDraft | HeadDraft) else "")
     nameless = any(key[one]["fingerprint"].startswith("object ") for one in ("target", "draft"))
     return None if nameless or not folder.is_dir() else folder
 

@@ -88,10 +88,7 @@ class ModelDescription:
         commit = getattr(self.config, "_commit_hash", None)
         if not Path(self.path).is_dir():
             return f"hub:{self.path}@{commit or self.source.revision or 'main'}"
-        digest = hashlib.sha256(_canonical_config(Path(self.path)))
-        for file in _weight_files(Path(self.path)):
-            digest.update(_edges(file))
-        return digest.hexdigest()
+        return files_fingerprint(Path(self.path))
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -110,6 +107,14 @@ class ModelDescription:
     def chat_template_hash(self) -> str | None:
         """Hash of the chat template; None without one."""
         return None if self.tokenizer is None else chat_template_hash(self.tokenizer)
+
+
+def files_fingerprint(folder: Path) -> str:
+    """Hash of config.json and of the edges of each weight file."""
+    digest = hashlib.sha256(_canonical_config(folder))
+    for file in _weight_files(folder):
+        digest.update(_edges(file))
+    return digest.hexdigest()
 
 
 def describe_model(source: ModelConfig, role: str = "target") -> ModelDescription:

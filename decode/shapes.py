@@ -110,6 +110,16 @@ def k_ary(branching: list[int]) -> Static:
     return Static(tuple(parents))
 
 
+def comb(widths: list[int]) -> Static:
+    """widths[d] candidates at depth d, all of them under the first candidate of the depth before."""
+    parents, above = [-1], 0
+    for width in widths:
+        first = len(parents)
+        parents += [above] * width
+        above = first
+    return Static(tuple(parents))
+
+
 def describe(shape: Shape) -> str:
     """In words, for the log."""
     if shape.depth == 0:

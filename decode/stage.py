@@ -11,8 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from decode.auto_tree import choose
 from decode.calibration import key_of, load_calibration, model_key
-from decode.config import DecodeConfig, ModelConfig, Precision
-from decode.drafters.load import load_drafter, model_folder
+from decode.config import DecodeConfig, Precision
+from decode.drafters.describe import describe_draft
+from decode.drafters.load import load_drafter
 from decode.hf import Output, generate
 from decode.house.errors import InputError
 from decode.house.progress import get_logger
@@ -20,7 +21,6 @@ from decode.house.run_folder import RunFolder, open_run, write_json
 from decode.loop import Request
 from decode.models import (
     ModelDescription,
-    check_same_tokens,
     describe_model,
     load_model,
     load_tokenizer,
@@ -39,7 +39,7 @@ def run(config: DecodeConfig) -> None:
     """Check, load, decode, print."""
     target = describe_model(config.target)
     if config.draft.path is not None:
-        check_same_tokens(target, describe_model(_draft_source(config), role="draft"))
+        describe_draft(config.draft.path, target)
     tokenizer = load_tokenizer(config.target)
     penalties(target.config.get_text_config().vocab_size, tokenizer, **penalty_settings(config.decode))
     ids = encode_prompt(config, tokenizer)
@@ -63,7 +63,7 @@ def run(config: DecodeConfig) -> None:
 
 def _planned_tree(config: DecodeConfig, target: ModelDescription) -> str:
     """What the calibration beside the draft says, if there is one for these models, this machine and this sampling."""
-    decode, draft = config.decode, describe_model(_draft_source(config), role="draft")
+    decode, draft = config.decode, describe_draft(config.draft.path or "", target)
     sampling = Sampling(decode.temperature, decode.top_k, decode.top_p, decode.min_p)
     request = Request([[0]], 1, sampling, verifier=decode.verifier, replacement=decode.replacement)
     device, dtype = resolve_device(config.target.device), _dtype(config.target.dtype, target.config.dtype)
@@ -79,10 +79,6 @@ def _planned_tree(config: DecodeConfig, target: ModelDescription) -> str:
 def _dtype(name: Precision, otherwise: torch.dtype | str | None) -> torch.dtype:
     chosen = name if name != "auto" else otherwise or torch.get_default_dtype()
     return getattr(torch, chosen) if isinstance(chosen, str) else chosen
-
-
-def _draft_source(config: DecodeConfig) -> ModelConfig:
-    return ModelConfig(path=str(model_folder(config.draft.path or "")))
 
 
 def encode_prompt(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:

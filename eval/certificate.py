@@ -13,16 +13,17 @@ from dataclasses import asdict, replace
 from itertools import groupby
 from typing import Any
 
+from decode.drafters.describe import DraftDescription, describe_draft
 from decode.house.environment import environment, git_state
 from decode.house.errors import RunError
 from decode.house.progress import get_logger
 from decode.house.run_folder import RunFolder, open_run, read_json, write_json
-from decode.models import ModelDescription, describe_model, load_tokenizer
+from decode.models import ModelDescription, load_tokenizer
 from eval.certificate_page import render_certificate
 from eval.comparison import Part, State, compare, is_done
 from eval.config import EvalConfig
 from eval.formatting import count
-from eval.inputs import check_models, draft_source, load, shared_context
+from eval.inputs import check_models, load, shared_context
 from eval.padding import measure_padding
 from eval.prompts import Prompt, as_many_as, check_lengths
 from eval.report import command
@@ -124,7 +125,7 @@ def _certificate(
 ) -> dict[str, Any]:
     rows = [_row(part, state) for part in parts]
     name = next(iter(cfg.drafts))
-    draft = describe_model(draft_source(cfg, name), "draft")
+    draft = describe_draft(cfg.drafts[name], target)
     return {
         "schema": SCHEMA,
         "failures": failures(rows, cfg.decode.strict),
@@ -143,7 +144,7 @@ def _certificate(
     }
 
 
-def _identity(model: ModelDescription) -> dict[str, Any]:
+def _identity(model: ModelDescription | DraftDescription) -> dict[str, Any]:
     return {"path": model.path, "fingerprint": model.fingerprint, "num_parameters": model.num_parameters}
 
 

@@ -12,10 +12,11 @@ from transformers import PreTrainedModel
 
 from decode import load_drafter
 from decode.config import ModelConfig
-from decode.drafters.load import PROVENANCE, family_of, model_folder
+from decode.drafters.describe import describe_draft
+from decode.drafters.load import PROVENANCE
 from decode.house.errors import InputError
 from decode.house.run_folder import read_json
-from decode.models import ModelDescription, check_same_tokens, describe_model, load_model
+from decode.models import ModelDescription, describe_model, load_model
 from distill.config import DataConfig
 from eval.config import EvalConfig
 
@@ -25,9 +26,8 @@ def check_models(cfg: EvalConfig) -> tuple[ModelDescription, dict[str, str]]:
     target = describe_model(cfg.target)
     families = {}
     for name in cfg.drafts:
-        draft = describe_model(draft_source(cfg, name), f"drafts.{name}")
-        check_same_tokens(target, draft)
-        families[name] = family_of(draft.path)
+        draft = describe_draft(cfg.drafts[name], target, f"drafts.{name}")
+        families[name] = draft.family
         if cfg.prompts.file is None:
             check_held_out(cfg.data, name, draft.path)
     return target, families
@@ -53,14 +53,9 @@ def check_same_shares(data: DataConfig, trained: Mapping[str, Any], who: str) ->
             )
 
 
-def draft_source(cfg: EvalConfig, name: str) -> ModelConfig:
-    """Where the draft of that name lies."""
-    return ModelConfig(path=str(model_folder(cfg.drafts[name])))
-
-
 def shared_context(cfg: EvalConfig, target: ModelDescription) -> int:
     """Longest context in tokens that target and drafts all know."""
-    drafts = [describe_model(draft_source(cfg, name), "draft").max_positions for name in cfg.drafts]
+    drafts = [describe_draft(path, target).max_positions for path in cfg.drafts.values()]
     return min(target.max_positions, *drafts)
 
 

@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from decode import generate
 from decode.calibrate import measure
 from decode.drafters.base import Drafter
-from decode.drafters.lm import LMDraft
 from decode.house.environment import environment, git_state
 from decode.house.progress import get_logger, progress
 from decode.house.run_folder import open_run, write_json
@@ -156,10 +155,9 @@ def floor(
     decode = cfg.decode
     shape = parse(decode.tree, decode.num_draft_tokens, decode.tree_nodes) if drafter is not None else None
     nodes = shape.num_nodes if shape is not None else 1
-    draft = drafter if isinstance(drafter, LMDraft) else None
-    costs = measure(model, draft, context, [nodes], len(group), COST_REPEATS)
+    costs = measure(model, drafter, context, [nodes], len(group), COST_REPEATS)
     found = {"target": 1e3 * costs.t_target[nodes]}
-    return found if shape is None or draft is None else {"draft": 1e3 * shape.depth * costs.t_draft, **found}
+    return found if shape is None else {"draft": 1e3 * shape.depth * costs.t_draft, **found}
 
 
 def _entry(

@@ -39,16 +39,20 @@ def propose_chain(drafting: Round, context: Context) -> Tree:
     return Tree(proposed, chain_parents(k + 1), context.drawn, log_q if context.drawn == "iid" else None)
 
 
-def _propose_steps(levels: Levels, context: Context) -> Tree:
-    """The same tokens pass by pass, with processors that look at the prefix, to where the budget does not go on."""
+def _propose_steps(levels: Processed, context: Context) -> Tree:
+    """The same tokens pass by pass, with processors that look at the prefix, to where the budget does not go on: by
+    what the draft predicts of the next token where it does, else by the probability that it gave to the last one."""
     noise = draft_noise(context)
     tokens, laws = [pending_tokens(context)], []
     for step in range(context.num_draft_tokens):
         logits = levels.root() if step == 0 else levels.follow(tokens[-1], step)
+        chance = None if context.budget is None else levels.chance(step)
+        if context.budget is not None and chance is not None and not context.budget.takes(chance, step):
+            break
         token, law = draw(warp(logits, context.sampling), None if noise is None else noise[:, step], context.drawn)
         tokens.append(token)
         laws.append(law)
-        if context.budget is not None:
+        if context.budget is not None and chance is None:
             confidence = law.log_softmax(-1).gather(1, token)[:, 0].exp()
             if not context.budget.goes_on(confidence, step + 1):
                 break

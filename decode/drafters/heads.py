@@ -66,6 +66,8 @@ class HeadConfig:
 class HeadDraft(nn.Module, ABC):
     """Both faces of a head, but for a family's own passes."""
 
+    source: str = ""
+    """Folder that it was loaded from."""
     most_tokens: int | None = None
     """Longest path that can be drafted; None is any."""
     num_cached: int = 0
@@ -103,9 +105,17 @@ class HeadDraft(nn.Module, ABC):
         """Of the head's weights."""
         return next(self.parameters()).dtype
 
+    @property
+    def device(self) -> torch.device:
+        """Of the target's output head, where the head is too."""
+        return self.ends.head.weight.device
+
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden (..., d) -> (..., V); -inf outside of a reduced draft vocabulary."""
-        drafted = self.head(hidden)
+        return self.widened(self.head(hidden))
+
+    def widened(self, drafted: Tensor) -> Tensor:
+        """drafted (..., V_draft) -> (..., V)."""
         if self.vocab is None:
             return drafted
         every = drafted.new_full((*drafted.shape[:-1], self.config.vocab_size), -torch.inf)
@@ -186,7 +196,7 @@ class HeadDraft(nn.Module, ABC):
         target = self.ends.head.model
 
         def make(packing: Any) -> Runner:
-            return Runner(self._cache(batch_size, capacity), self.ends.head.weight.device, packing)
+            return Runner(self._cache(batch_size, capacity), self.device, packing)
 
         runners = Runners.of(self, lambda: HeadPacking(self), target)
         return runners.get((batch_size, rounded(capacity)), make)
@@ -196,7 +206,7 @@ class HeadDraft(nn.Module, ABC):
         shape = (batch_size, self.config.kv_heads, 1, self.config.head_dim)
         with torch.inference_mode(mode=False):
             for layer in cache.slot_layers[: self.num_cached]:
-                none = torch.zeros(shape, dtype=self.dtype, device=self.ends.head.weight.device)
+                none = torch.zeros(shape, dtype=self.dtype, device=self.device)
                 layer.lazy_initialization(none, none)
         return cache
 

@@ -22,16 +22,16 @@ class Attention(nn.Module):
 
     def __init__(
         self, width: int, heads: int, kv_heads: int, head_dim: int, rope: Rotary, *, input_width: int | None = None,
-        qk_norm_eps: float | None = None,
+        qk_norm_eps: float | None = None, bias: bool = False,
     ) -> None:  # fmt: skip
-        """`input_width` (default `width`) is what queries, keys and values are made from; `qk_norm_eps` normalises
-        queries and keys (Qwen3)."""
+        """`input_width` (default `width`) is what queries, keys and values are made from, with a `bias` (Qwen2);
+        `qk_norm_eps` normalises queries and keys (Qwen3)."""
         super().__init__()
         made_from = input_width or width
         self.heads, self.kv_heads, self.head_dim, self.rope = heads, kv_heads, head_dim, rope
-        self.q_proj = nn.Linear(made_from, heads * head_dim, bias=False)
-        self.k_proj = nn.Linear(made_from, kv_heads * head_dim, bias=False)
-        self.v_proj = nn.Linear(made_from, kv_heads * head_dim, bias=False)
+        self.q_proj = nn.Linear(made_from, heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(made_from, kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(made_from, kv_heads * head_dim, bias=bias)
         self.o_proj = nn.Linear(heads * head_dim, width, bias=False)
         self.q_norm = nn.Identity() if qk_norm_eps is None else nn.RMSNorm(head_dim, qk_norm_eps)
         self.k_norm = nn.Identity() if qk_norm_eps is None else nn.RMSNorm(head_dim, qk_norm_eps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -33,6 +33,17 @@ class Levels(Protocol):
         They see the committed tokens and those of the M nodes read so far, these W included, that `visible` (1 or B, W,
         M) marks; owners (1 or B, W) are the indices of their parents in the level before, 0 under pending.
         """
+        ...
+
+
+@runtime_checkable
+class Foreseeing(Protocol):
+    """Levels of a family that predicts what becomes of its drafts."""
+
+    def chance(self, depth: int) -> Tensor | None:
+        """(B,) the predicted chance that the token drawn from the logits of this depth, which were the last ones made
+        and those of a single node, will be accepted if those before it are. It hangs on the tokens before, never on
+        the one to be drawn: a chain may be cut by it. None where this draft predicts none."""
         ...
 
 
@@ -80,6 +91,10 @@ class Processed:
         """As `Levels` says."""
         logits = self.levels.root()[:, None]
         return self.context.processed(logits, logits.new_zeros(len(logits), 1, 0, dtype=torch.long))[:, 0]
+
+    def chance(self, depth: int) -> Tensor | None:
+        """As `Foreseeing` says."""
+        return self.levels.chance(depth) if isinstance(self.levels, Foreseeing) else None
 
     def follow(self, tokens: Tensor, depth: int) -> Tensor:
         """As `Levels` says."""

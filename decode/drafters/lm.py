@@ -51,6 +51,21 @@ class LMDraft(nn.Module):
         """A transformers folder or hub id."""
         return cls(AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa"))
 
+    @property
+    def source(self) -> str:
+        """Folder or hub id that it was loaded from."""
+        return self.model.config.name_or_path or ""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+        return self.model.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Of its first weights."""
+        return self.model.device
+
     # training face
 
     def unroll(self, batch: Batch) -> Iterator[Step]:

@@ -13,11 +13,14 @@ from transformers import PreTrainedModel
 
 from decode.config import ModelConfig, Precision
 from decode.drafters.base import Drafter
+from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from decode.drafters.eagle3 import Eagle3Config, Eagle3Draft
 from decode.drafters.heads import HeadConfig, HeadDraft
 from decode.drafters.hydra import HydraConfig, HydraDraft
 from decode.drafters.lm import LMDraft
 from decode.drafters.medusa import MedusaConfig, MedusaDraft
+from decode.drafters.mtp import MTPConfig, MTPDraft
+from decode.drafters.own_mtp import own_mtp
 from decode.ends import Ends, ends_of
 from decode.house.errors import InputError
 from decode.house.run_folder import read_json
@@ -27,11 +30,15 @@ from decode.stopping import eos_ids
 PROVENANCE = "draftsmith.json"
 WEIGHTS = "model.safetensors"
 HEADS: dict[str, tuple[type[HeadConfig], type[HeadDraft]]] = {
+    "dspark": (DSparkConfig, DSparkDraft),
     "eagle3": (Eagle3Config, Eagle3Draft),
     "hydra": (HydraConfig, HydraDraft),
     "medusa": (MedusaConfig, MedusaDraft),
+    "mtp": (MTPConfig, MTPDraft),
 }
 FAMILIES = ("lm", *HEADS)
+OWN = "mtp"
+"""In place of a folder: the MTP layer of the target's own checkpoint."""
 
 
 def load_drafter(path: str | Path, target: PreTrainedModel, dtype: Precision = "auto") -> Drafter:
@@ -44,17 +51,27 @@ def load_drafter(path: str | Path, target: PreTrainedModel, dtype: Precision = "
     folder = str(model_folder(path))
     if dtype == "auto":
         dtype = cast(Precision, str(target.dtype).removeprefix("torch."))
-    if family_of(folder) in HEADS:
-        check_target(folder, describe_loaded(target))
-        head = load_head(folder, ends_of(target))
+    if folder == OWN or family_of(folder) in HEADS:
+        head = load_own(target) if folder == OWN else load_head(folder, ends_of(target), describe_loaded(target))
+        head.source = describe_loaded(target).path if folder == OWN else folder
         return head.to(target.device, getattr(torch, dtype)).requires_grad_(False).eval()
     source = ModelConfig(path=folder, device=str(target.device))
     check_same_tokens(describe_loaded(target), describe_model(source, role="draft"))
     return cast(Drafter, LMDraft(load_model(replace(source, dtype=dtype), role="draft")).eval())
 
 
-def load_head(folder: str | Path, ends: Ends) -> HeadDraft:
-    """The head saved in `folder`, in the precision it was saved in, on the CPU."""
+def load_own(target: PreTrainedModel) -> HeadDraft:
+    """The target's own MTP layer, applied to its own output; InputError where the checkpoint has none."""
+    config, weights = own_mtp(describe_loaded(target), depth=1)
+    head = MTPDraft(config, ends_of(target))
+    head.load_state_dict(weights)
+    return head
+
+
+def load_head(folder: str | Path, ends: Ends, target: ModelDescription) -> HeadDraft:
+    """The head saved in `folder`, in the precision it was saved in, on the CPU; InputError where it is another
+    target's."""
+    check_target(folder, target)
     config = read_head_config(folder)
     vocab = None if config.draft_vocab_size is None else torch.zeros(config.draft_vocab_size, dtype=torch.long)
     head = HEADS[config.family][1](config, ends, vocab)

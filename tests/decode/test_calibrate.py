@@ -54,7 +54,7 @@ def test_the_profile_is_the_rank_of_the_targets_token_on_its_own_text(temperatur
     model = tiny_llama(VOCAB, dtype=torch.float64)
     draft = near(model)
     request = replace(REQUEST, sampling=Sampling(temperature), seed=4)
-    profile = acceptance_profile(model, draft, request, 3)
+    (profile,) = acceptance_profile(model, draft, request, [3])
     plain, counts, positions = checks.Loop(model, None, request), [0, 0, 0], 0
     for row, text in enumerate(plain.run()[0]):
         logits = draft.model(torch.tensor([text])).logits[0]
@@ -74,10 +74,10 @@ def test_the_profile_is_the_rank_of_the_targets_token_on_its_own_text(temperatur
 )  # fmt: skip
 def test_profiles_add_up_to_at_most_one_under_every_rule(verifier: str, replacement: bool) -> None:
     model = tiny_llama(VOCAB)
-    request = replace(REQUEST, verifier=verifier, replacement=replacement, max_new_tokens=60)
-    profile = acceptance_profile(model, LMDraft(model), request, 4)
-    assert profile[0] > 0.9  # a draft that is the target
-    assert sum(profile) <= 1
+    request = replace(REQUEST, verifier=verifier, replacement=replacement, max_new_tokens=40)
+    for row in acceptance_profile(model, LMDraft(model), request, [4, 2]):
+        assert row[0] > 0.9  # a draft that is the target
+        assert sum(row) <= 1
 
 
 def test_a_drafter_that_drafts_no_trees_is_refused() -> None:
@@ -138,7 +138,7 @@ def known(profile: list[float], per_node: float, per_level: float) -> PairCalibr
     """A machine on which a target's pass costs 1 and `per_node` for each further node, a draft's level `per_level`."""
     target = {n: 1 + per_node * (n - 1) for n in (1, 32)}
     level = {2: per_level, 16: per_level}
-    return PairCalibration(profile, RoundCosts(target, {1: per_level, 8: 8 * per_level}, level, level))
+    return PairCalibration([profile], RoundCosts(target, {1: per_level, 8: 8 * per_level}, level, level))
 
 
 @pytest.mark.parametrize(
@@ -166,12 +166,12 @@ def test_the_best_static_plan_fits_the_machine(
         k_ary([2, 2, 2]),
     ]
     for rival in rivals:
-        rate = expected_tokens(rival.parents, profile) / calibration.costs.seconds(rival)
+        rate = expected_tokens(rival.parents, [profile]) / calibration.costs.seconds(rival)
         assert speedup >= rate * calibration.costs.t_target[1] - 1e-12
 
 
 def test_plans_keep_to_the_nodes_they_are_given() -> None:
-    assert max(plan.num_nodes for plan in static_plans([0.6, 0.2], 5)) == 6
+    assert max(plan.num_nodes for plan in static_plans([[0.6, 0.2]], 5)) == 6
 
 
 def test_nominees_are_of_every_kind_that_the_rule_takes() -> None:
@@ -179,7 +179,7 @@ def test_nominees_are_of_every_kind_that_the_rule_takes() -> None:
     shapes = nominees(calibration, REQUEST)
     assert [isinstance(shape, Dynamic) for shape in shapes] == [False, False, True, True]
     assert [isinstance(shape, Static) and shape.is_chain for shape in shapes] == [True, False, False, False]
-    only_chains = nominees(replace(calibration, profile=[0.6]), replace(REQUEST, verifier="block"))
+    only_chains = nominees(replace(calibration, profile=[[0.6]]), replace(REQUEST, verifier="block"))
     assert [isinstance(shape, Static) and shape.is_chain for shape in only_chains] == [True]
 
 

@@ -1,0 +1,211 @@
+"""DSpark (arXiv 2607.05147): a block of tokens in one pass over the target's hidden states, corrected by the token
+before each of them, with the chance that each is accepted. Without the correction it is DFlash (arXiv 2602.06036).
+
+B slots draft B tokens: slot k of a block whose anchor is token a drafts token a + k + 1, so slot 0, which holds the
+anchor, is trained as well. Published DFlash drafts of its authors are laid out otherwise: their slot k stands for token
+a + k, slot 0 drafts nothing, and a block of B drafts B - 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from decode.drafters.base import Batch, Step
+from decode.drafters.dspark_blocks import BlockLayer, Blocks
+from decode.drafters.heads import HeadConfig, HeadDraft, Slots
+from decode.drafters.layers import Extend
+from decode.drafters.levels import Levels
+from decode.ends import Ends
+from decode.taps import FINAL
+
+MOST_TAPS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSparkConfig(HeadConfig):
+    """Shape of a DSpark head; `depth` is the block size B."""
+
+    family: str = "dspark"
+    layers: int
+    """Decoder layers."""
+    markov_rank: int
+    """Rank of the bias that the token before gives to the next one; 0 is DFlash."""
+    confidence: bool
+    """Predict each token's chance of acceptance."""
+    anchors: int
+    """Blocks trained per row."""
+    temperatures: tuple[float, ...] = ()
+    """Of the predicted chances, by slot, fitted after training (train/confidence.py); () is 1 everywhere."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "temperatures", tuple(self.temperatures))  # a list where it comes from JSON
+
+
+def default_taps(num_layers: int) -> tuple[int, ...]:
+    """Outputs of layers round(1 + i (L - 4) / (m - 1)), i = 0 ... m - 1, counted from 0: m = 5 of a target with L >= 8
+    layers, else as many as differ. As indices of hidden states they are one higher."""
+    count = min(MOST_TAPS, num_layers - 3)
+    if count < 2:
+        return (min(2, num_layers - 1) or FINAL,)
+    return tuple(2 + round(i * (num_layers - 4) / (count - 1)) for i in range(count))
+
+
+class DSparkDraft(HeadDraft):
+    """The cache holds the keys and values that each layer makes of the target's hidden states; the block's own lie
+    behind them for one round."""
+
+    config: DSparkConfig
+
+    def __init__(self, config: DSparkConfig, ends: Ends, vocab: Tensor | None = None) -> None:
+        super().__init__(config, ends, vocab)
+        width, eps, rank = config.hidden_size, config.rms_norm_eps, config.markov_rank
+        self.most_tokens, self.num_cached = config.depth, config.layers
+        self.fc = nn.Linear(len(config.taps) * width, width, bias=False)
+        self.hidden_norm = nn.RMSNorm(width, eps)
+        # a module rather than a bare parameter: engines gather sharded weights when modules are called
+        self.mask = nn.Embedding(1, width)
+        nn.init.normal_(self.mask.weight, std=0.02)
+        self.layers = nn.ModuleList(BlockLayer(config) for _ in range(config.layers))
+        self.norm = nn.RMSNorm(width, eps)
+        if rank:
+            self.markov_in = nn.Embedding(config.vocab_size, rank)
+            self.markov_out = nn.Linear(rank, config.draft_vocab_size or config.vocab_size, bias=False)
+            nn.init.zeros_(self.markov_out.weight)  # training starts from DFlash
+        if config.confidence:
+            self.confidence_head = nn.Linear(width + rank, 1)
+
+    # both faces
+
+    @property
+    def blocks(self) -> list[BlockLayer]:
+        """The layers, by the type they have here."""
+        return cast(list[BlockLayer], list(self.layers))
+
+    def context(self, features: Tensor) -> Tensor:
+        """features (B, T, n, d) -> (B, T, d), from which every layer makes keys and values."""
+        return self.hidden_norm(self.fc(features.to(self.dtype).flatten(2)))
+
+    def states(self, anchors: Tensor, positions: Tensor, extends: list[Extend]) -> Tensor:
+        """anchors (B, M) tokens, positions (B, M * S) -> (B, M * S, d) final states of all slots of their blocks."""
+        first = self.embed(anchors)[:, :, None]
+        rest = self.mask(anchors.new_zeros(*anchors.shape, self.config.depth - 1))
+        x = torch.cat([first, rest.to(first.dtype)], 2).flatten(1, 2)
+        for layer, extend in zip(self.layers, extends, strict=True):
+            x = layer(x, positions, extend)
+        return self.norm(x)
+
+    def paired(self, states: Tensor, before: Tensor) -> Tensor:
+        """states (..., d) beside what is known of the tokens before (...): (..., d + rank)."""
+        return torch.cat([states, self.markov_in(before)], -1) if self.config.markov_rank else states
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """hidden (..., d + rank) as `paired` makes it -> logits (..., V_draft)."""
+        states, before = hidden.split([self.config.hidden_size, self.config.markov_rank], -1)
+        return self.biased(self.unbiased(states), before)
+
+    def unbiased(self, states: Tensor) -> Tensor:
+        """states (..., d) -> (..., V_draft), whatever the token before."""
+        return super().head(states)
+
+    def biased(self, logits: Tensor, before: Tensor) -> Tensor:
+        """logits (..., V_draft) with the bias of what is known of the tokens before (..., rank)."""
+        return logits + self.markov_out(before).to(logits.device) if self.config.markov_rank else logits
+
+    # training face
+
+    def unroll(self, batch: Batch) -> Iterator[Step]:
+        """A step for each slot of the blocks at `anchors` tokens of a row: drawn anew in every training step, evenly
+        spaced otherwise."""
+        assert batch.features is not None
+        blocks = Blocks.of(batch, self.config.anchors, self.config.depth, at_random=self.training)
+        context, visible = self.context(batch.features), blocks.visible
+        extends = [_behind(*layer.self_attn.keys_values(context, batch.positions), visible) for layer in self.blocks]
+        states = self.states(blocks.tokens[..., 0], blocks.positions, extends).unflatten(1, (-1, self.config.depth))
+        for slot in range(self.config.depth):
+            hidden = self.paired(states[:, :, slot], blocks.tokens[..., slot])
+            confidence = self.confidence_head(hidden)[..., 0] if self.config.confidence else None
+            rows, valid = blocks.rows[..., slot], blocks.valid[..., slot]
+            yield Step(hidden, self.head, rows, valid, self.vocab, confidence)
+
+    # decoding face
+
+    def num_slots(self, num_read: int) -> int:
+        """The block, whatever of it becomes a tree."""
+        return self.config.depth
+
+    def read(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
+        """As `HeadDraft` says; the tokens themselves are known by the features of the slots after."""
+        context = self.context(features)
+        for layer, extend in zip(self.blocks, extends, strict=True):
+            extend(*layer.self_attn.keys_values(context, positions))
+
+    def levels(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Levels:
+        """As `HeadDraft` says."""
+        return BlockLevels(self, slots, read, ends, features)
+
+
+@dataclass
+class BlockLevels:
+    """One round: a pass over the block, then only biases. A node's logits are those of its depth's slot, with the bias
+    of its own token."""
+
+    draft: DSparkDraft
+    slots: Slots
+    read: Tensor
+    ends: Tensor
+    features: Tensor
+    states: Tensor = field(init=False)
+    """(B, S, d) of the block."""
+    unbiased: Tensor = field(init=False)
+    """(B, S, V_draft)."""
+    last: Tensor = field(init=False)
+    """(B, W) tokens of the nodes whose logits were made last."""
+
+    def root(self) -> Tensor:
+        """As `Levels` says."""
+        draft, width, pending = self.draft, self.read.shape[1], self.read[:, -1:]
+        positions, extends = self.slots.straight(self.ends - 1 - width, width, draft.num_cached)
+        draft.read(self.read, self.features, positions, extends)
+        positions, extends = self.slots.block(self.ends - 1, draft.config.depth, draft.num_cached)
+        self.states = draft.states(pending, positions, extends)
+        self.unbiased = draft.unbiased(self.states)
+        return self._logits(pending, 0)[:, 0]
+
+    def follow(self, tokens: Tensor, depth: int) -> Tensor:
+        """As `Levels` says."""
+        return self._logits(tokens, depth)[:, 0]
+
+    def level(self, tokens: Tensor, depth: int, visible: Tensor, owners: Tensor) -> Tensor:
+        """As `Levels` says."""
+        return self._logits(tokens, depth)
+
+    def chance(self, depth: int) -> Tensor | None:
+        """As `Foreseeing` says: sigmoid(c / temperature)."""
+        draft = self.draft
+        if not draft.config.confidence:
+            return None
+        logits = draft.confidence_head(draft.paired(self.states[:, depth], self.last[:, 0]))[:, 0]
+        temperatures = draft.config.temperatures
+        return (logits.float() / (temperatures[depth] if temperatures else 1.0)).sigmoid()
+
+    def _logits(self, tokens: Tensor, depth: int) -> Tensor:  # (B, W) -> (B, W, V)
+        self.last = tokens
+        logits = self.unbiased[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)
+        if self.draft.config.markov_rank:
+            logits = self.draft.biased(logits, self.draft.markov_in(tokens))
+        return self.draft.widened(logits)
+
+
+def _behind(keys: Tensor, values: Tensor, visible: Tensor) -> Extend:
+    """Blocks that come after these keys and values of the context."""
+    return lambda more_keys, more_values: (
+        torch.cat([keys, more_keys], 2),
+        torch.cat([values, more_values], 2),
+        visible,
+    )

@@ -1,0 +1,82 @@
+"""Random heads on random targets, of every family that there is."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from decode.drafters.base import Batch
+from decode.drafters.heads import HeadDraft
+from decode.drafters.load import HEADS
+from decode.ends import ends_of
+from decode.taps import FINAL, Taps
+
+DEPTH = 4
+TAPS: dict[str, tuple[int, ...]] = {"eagle3": (2, 3, 4), "dspark": (1, 2, 4)}
+"""Of families that read several layers; the others read the final state alone."""
+OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "hydra-prefix": ("hydra", {"prefix_attention": True}),
+    "dflash": ("dspark", {"markov_rank": 0, "confidence": False}),
+}
+VARIANTS = {family: (family, {}) for family in HEADS} | {k: v for k, v in OPTIONS.items() if v[0] in HEADS}
+
+
+def random_head(name: str, model: PreTrainedModel, seed: int = 0, vocab: Tensor | None = None) -> HeadDraft:
+    """A head of the target's width with wide random weights, so that its laws are far from uniform; families start
+    some of their weights at zero."""
+    family, options = VARIANTS[name]
+    config_class, module = HEADS[family]
+    text = model.config.get_text_config()
+    known = {field.name for field in dataclasses.fields(config_class)}
+    options = {
+        "family": family,
+        "markov_rank": 4,
+        "layers": 2,
+        "mlp_layers": 1,
+        "anchors": 64,
+        "confidence": True,
+    } | options
+    config = config_class(
+        hidden_size=text.hidden_size,
+        vocab_size=text.vocab_size,
+        taps=TAPS.get(family, (FINAL,)),
+        depth=DEPTH,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
+        mlp_width=2 * text.hidden_size,
+        rms_norm_eps=1e-6,
+        rope={"rope_type": "default", "rope_theta": 10000.0},
+        max_positions=256,
+        draft_vocab_size=None if vocab is None else len(vocab),
+        **{name: value for name, value in options.items() if name in known},
+    )
+    torch.manual_seed(seed)
+    head = module(config, ends_of(model), vocab).to(model.dtype)
+    for weight in head.parameters():
+        if weight.dim() > 1:
+            weight.data.normal_(0, 0.3)
+    return head.requires_grad_(False).eval()
+
+
+def batch_of(model: PreTrainedModel, head: HeadDraft, texts: list[list[int]]) -> Batch:
+    """A row for each text, padded, every token to be learned."""
+    length = max(map(len, texts))
+    ids = torch.zeros(len(texts), length, dtype=torch.long)
+    document = torch.full_like(ids, -1)
+    for row, text in enumerate(texts):
+        ids[row, : len(text)] = torch.tensor(text)
+        document[row, : len(text)] = 0
+    return Batch(ids, torch.arange(length).expand_as(ids), document, document >= 0, features_of(model, head, ids))
+
+
+def features_of(model: PreTrainedModel, head: HeadDraft, ids: Tensor) -> Tensor:
+    """(B, T, n, d) of rows of one document each."""
+    taps = Taps(model, head.taps)
+    with torch.no_grad(), taps:
+        model(ids, use_cache=False)
+    return taps.stacked()

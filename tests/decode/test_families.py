@@ -1,0 +1,189 @@
+"""What every family of heads promises: what it is trained as is what it drafts as, and no output changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from decode import generate
+from decode.drafters.base import Batch, Context, Step
+from decode.drafters.heads import HeadDraft
+from decode.loop import Loop, Request
+from decode.runner import CAPTURE_AFTER
+from decode.sampling import Sampling
+from decode.shapes import Dynamic, Shape, chain, k_ary
+from decode.tree import Tree
+from tests.decode.heads import DEPTH, VARIANTS, batch_of, features_of, random_head
+from tests.tiny import tiny_llama
+
+RAGGED = [[5, 9, 2, 7], [1, 8], [4, 4, 6, 3, 2]]
+SHAPES: dict[str, Shape] = {"chain": chain(DEPTH), "tree": k_ary([3, 2, 1]), "dynamic": Dynamic(DEPTH, 3, 9)}
+every_family = pytest.mark.parametrize("name", VARIANTS)
+
+
+@pytest.fixture(scope="module")
+def target() -> PreTrainedModel:
+    return tiny_llama(num_layers=6, dtype=torch.float64).requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a head drafted for one row behind its committed tokens."""
+
+    text: list[int]
+    drafted: list[int]
+    log_q: Tensor
+    """(k, V) of each drafted token."""
+    round_index: int
+
+
+def proposals(model: PreTrainedModel, head: HeadDraft, request: Request) -> list[Proposal]:
+    """Of all rounds and rows of a run with chains that are sampled from q."""
+    found: list[Proposal] = []
+    propose = head.propose
+
+    def noted(context: Context) -> Tree:
+        tree = propose(context)
+        if tree.log_q is not None:
+            for row, length in enumerate(context.lengths):
+                text = context.ids[row, :length].tolist()
+                found.append(Proposal(text, tree.tokens[row, 1:].tolist(), tree.log_q[row], context.round_index))
+        return tree
+
+    head.propose = noted  # type: ignore[method-assign]
+    Loop(model, head, request).run()
+    head.propose = propose  # type: ignore[method-assign]
+    return found
+
+
+def check_parity(model: PreTrainedModel, head: HeadDraft, found: list[Proposal]) -> None:
+    """Each proposal's laws are those of a training batch whose rows are the texts with what was drafted."""
+    whole = [one for one in found if len(one.drafted) == DEPTH]
+    batch = batch_of(model, head, [one.text + one.drafted for one in whole])
+    length = batch.ids.shape[1]
+    for depth, step in enumerate(head.unroll(batch)):
+        for row, one in enumerate(whole):
+            slot = slot_of(step, row * length + len(one.text) - 1 + depth, row)
+            law = logits_of(head, step, row, slot).softmax(-1)
+            torch.testing.assert_close(law, one.log_q[depth].exp(), rtol=1e-6, atol=1e-12)
+
+
+def slot_of(step: Step, target_row: int, row: int) -> int:
+    (found,) = ((step.target_rows[row] == target_row) & step.valid[row]).nonzero()
+    return int(found)
+
+
+def logits_of(head: HeadDraft, step: Step, row: int, slot: int) -> Tensor:
+    drafted = step.head(step.hidden[row, slot])
+    if step.vocab is None:
+        return drafted
+    return torch.full((head.config.vocab_size,), -torch.inf, dtype=drafted.dtype).index_copy(0, step.vocab, drafted)
+
+
+@every_family
+@pytest.mark.parametrize("reduced", [False, True])
+def test_it_drafts_what_it_is_trained_as(target: PreTrainedModel, name: str, reduced: bool) -> None:
+    """At every position and depth, in ragged batches and after partial acceptance: unroll's law is propose's."""
+    vocab = torch.arange(0, 64, 2) if reduced else None
+    head = random_head(name, target, vocab=vocab)
+    request = Request(RAGGED, 20, shape=chain(DEPTH), verifier="rejection")
+    found = proposals(target, head, request)
+    assert len({one.round_index for one in found if len(one.drafted) == DEPTH}) > 6
+    check_parity(target, head, found)
+
+
+@every_family
+def test_a_packed_document_is_unrolled_as_if_it_stood_alone(target: PreTrainedModel, name: str) -> None:
+    head = random_head(name, target)
+    texts = [[5, 9, 2, 7, 11, 30, 2], [4, 4, 6, 3, 2, 60, 21, 8, 17]]
+    alone = batch_of(target, head, texts)
+    packed = packed_batch(target, head, texts)
+    length, start = alone.ids.shape[1], len(texts[0])
+    for apart, together in zip(head.unroll(alone), head.unroll(packed), strict=True):
+        rows = apart.target_rows[1][apart.valid[1]] - length
+        assert len(rows)
+        for row in rows.tolist():
+            want = logits_of(head, apart, 1, slot_of(apart, length + row, 1))
+            have = logits_of(head, together, 0, slot_of(together, start + row, 0))
+            torch.testing.assert_close(have, want)
+
+
+def packed_batch(model: PreTrainedModel, head: HeadDraft, texts: list[list[int]]) -> Batch:
+    """The texts one after another in one row, with padding behind."""
+    padding = [0] * 3
+    ids = torch.tensor([[token for text in texts for token in text] + padding])
+    positions = torch.tensor([[place for text in texts for place in range(len(text))] + padding])
+    document = torch.tensor([[number for number, text in enumerate(texts) for _ in text] + [-1] * 3])
+    parts = [features_of(model, head, torch.tensor([text])) for text in (*texts, padding)]
+    return Batch(ids, positions, document, document >= 0, torch.cat(parts, 1))
+
+
+@every_family
+def test_steps_are_judged_by_the_rows_before_the_tokens_they_draft(target: PreTrainedModel, name: str) -> None:
+    """Valid slots alone: of the same document, to be learned, and step s of a slot one row behind step s - 1."""
+    head = random_head(name, target)
+    batch = packed_batch(target, head, [[5, 9, 2, 7, 11, 30, 2], [4, 4, 6, 3, 2, 60, 21, 8, 17]])
+    batch = replace(batch, loss_mask=batch.loss_mask & (torch.arange(batch.ids.shape[1]) != 10))
+    steps = list(head.unroll(batch))
+    assert len(steps) == DEPTH
+    for number, step in enumerate(steps):
+        token = step.target_rows[step.valid] + 1
+        assert batch.loss_mask.flatten()[token].all()
+        assert (batch.document.flatten()[token] == batch.document.flatten()[token - 1 - number]).all()
+        both = step.valid & steps[0].valid
+        assert (step.target_rows[both] == steps[0].target_rows[both] + number).all()
+    assert steps[0].valid.any()
+
+
+@every_family
+@pytest.mark.parametrize("shape", SHAPES)
+def test_output_is_that_of_plain_decoding(target: PreTrainedModel, name: str, shape: str) -> None:
+    head = random_head(name, target)
+    for temperature in (0.0, 1.0):
+        request = Request(RAGGED, 24, Sampling(temperature), shape=SHAPES[shape])
+        plain, _ = Loop(target, None, request).run()
+        drafted, stats = Loop(target, head, request).run()
+        assert drafted == plain
+        assert any(one.drafted for one in stats.rounds)
+
+
+@every_family
+def test_waiting_requests_take_rows_over(target: PreTrainedModel, name: str) -> None:
+    """Two rows for five requests, twice: what a row held before, or a call before, is never seen."""
+    head = random_head(name, target)
+    prompts = [[place + 1] * (2 + place % 4) for place in range(5)]
+    request = Request(prompts, 12, shape=chain(DEPTH), batch_size=2)
+    plain, _ = Loop(target, None, request).run()
+    assert Loop(target, head, request).run()[0] == plain
+    check_parity(target, head, proposals(target, head, replace(request, verifier="rejection")))
+
+
+@every_family
+def test_rounds_are_captured_and_draft_the_same(
+    target: PreTrainedModel, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request(RAGGED, 60, shape=chain(DEPTH), verifier="rejection")
+    head = random_head(name, target)
+    captured = proposals(target, head, request)
+    assert head.runner.replayed
+    monkeypatch.setattr("decode.runner.CAPTURE_AFTER", 10**9)
+    plain = proposals(target, random_head(name, target), request)
+    assert len(plain) > 3 * CAPTURE_AFTER
+    for one, other in zip(captured, plain, strict=True):
+        assert one.drafted == other.drafted
+        torch.testing.assert_close(one.log_q, other.log_q)
+
+
+@every_family
+def test_prompts_of_one_token_and_penalties(target: PreTrainedModel, name: str) -> None:
+    head = random_head(name, target)
+    ids = torch.tensor([[3], [9]])
+    settings = {"max_new_tokens": 16, "eos_token_id": (), "repetition_penalty": 1.3, "banned_words": [5]}
+    plain = generate(target, None, ids, **settings)  # type: ignore[arg-type]
+    drafted = generate(target, head, ids, **settings)  # type: ignore[arg-type]
+    assert torch.equal(plain.sequences, drafted.sequences)
+    assert any(one.drafted for one in drafted.stats.rounds)
