@@ -1,0 +1,70 @@
+"""A head of any family, trained on one text that its target wrote until it knows that text by heart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from decode import generate
+from decode.drafters.base import Batch
+from decode.drafters.heads import HeadDraft
+from decode.ends import ends_of
+from decode.models import describe_model
+from distill.config import ObjectiveConfig
+from tests.train.toy import head_config, model_config
+from train.family_head import head_build, head_shape
+from train.live import LiveTarget
+from train.loss import DraftLoss
+from train.sums import Sums
+
+PROMPT = torch.tensor([[5, 17, 250, 33, 90, 120]])
+NEW_TOKENS = 24
+
+
+@dataclass(frozen=True)
+class Overfitted:
+    """What came of it."""
+
+    target: PreTrainedModel
+    head: HeadDraft
+    text: Tensor
+    """(1, T) the prompt and the target's greedy continuation of it."""
+    loss: float
+    """Cross-entropy of a token at the end, in nats."""
+
+
+def overfit(target_folder: Path, family: str, steps: int = 400) -> Overfitted:
+    """Train on the text's own tokens until their loss falls below 0.05, but for no longer than `steps`.
+
+    Cross-entropy, since not every family can copy a whole law: Medusa's last layer adds silu(x) > -0.28 to its input.
+    """
+    target = AutoModelForCausalLM.from_pretrained(target_folder)
+    cfg = head_config(Path("out"), target_folder, family, data={"name": "python_stdlib"})
+    shape = head_shape(cfg, describe_model(model_config(target_folder)), None)
+    torch.manual_seed(0)
+    head = head_build(cfg.draft, shape, ends_of(target)).module
+    assert isinstance(head, HeadDraft)
+    text = generate(target, None, PROMPT, max_new_tokens=NEW_TOKENS, eos_token_id=(), temperature=0.0).sequences
+    batch = LiveTarget(target, head.taps)(one_document(text))
+    module = DraftLoss(head, ObjectiveConfig(name="cross_entropy", chunk_rows=64), None)
+    optimizer, value = torch.optim.AdamW(module.parameters(), lr=1e-2, weight_decay=0.0), 0.0
+    for _ in range(steps):
+        loss, values = module(batch)
+        value = Sums.from_tensor(values).means()["loss"] or 0.0
+        if value < 0.05:
+            break
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+    return Overfitted(target, head.requires_grad_(False).eval(), text, value)
+
+
+def one_document(text: Tensor) -> Batch:  # (1, T)
+    """All of whose tokens are learned."""
+    positions = torch.arange(text.shape[1])[None]
+    return Batch(text, positions, torch.zeros_like(text), torch.ones_like(text, dtype=torch.bool))
