@@ -29,6 +29,11 @@ from tests.tiny import tiny_llama
 
 VOCAB = 64
 REQUEST = Request([[5, 9, 2, 7], [1, 8], [4, 4, 6, 3, 2]], 30, Sampling(), seed=3)
+SHAPES: dict[str, Shape] = {
+    "k_ary": k_ary([2, 2, 1]),
+    "static": Static((-1, 0, 0, 0, 2, 2, 3, 4, 6, 6)),
+    "dynamic": Dynamic(DEPTH, 3, 12),
+}
 every_kind = pytest.mark.parametrize("kind", ["medusa", "hydra", "hydra-prefix"])
 
 
@@ -100,11 +105,9 @@ def test_no_more_tokens_are_drafted_than_there_are_heads(kind: str, target: PreT
 
 
 @every_kind
-@pytest.mark.parametrize(
-    "shape", [k_ary([2, 2, 1]), Static((-1, 0, 0, 0, 2, 2, 3, 4, 6, 6)), Dynamic(DEPTH, 3, 12)], ids=["k_ary", "static", "dynamic"]
-)  # fmt: skip
+@pytest.mark.parametrize("shape", SHAPES)
 def test_children_in_a_tree_are_the_best_after_their_own_path(
-    kind: str, shape: Shape, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+    kind: str, shape: str, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the training face over the committed text and the path; ragged rows, captured rounds among them."""
     draft, seen = random_head(kind, target), []
@@ -116,7 +119,7 @@ def test_children_in_a_tree_are_the_best_after_their_own_path(
         return tree
 
     monkeypatch.setattr(draft, "propose", noted)
-    Loop(target, draft, replace(REQUEST, shape=shape, sampling=Sampling(0))).run()
+    Loop(target, draft, replace(REQUEST, shape=SHAPES[shape], sampling=Sampling(0))).run()
     for texts, tree in (*seen[:2], *seen[CAPTURE_AFTER + 1 : CAPTURE_AFTER + 3]):
         for text, tokens, parents in zip(texts, tree.tokens.tolist(), tree.parents_of_rows(), strict=True):
             depths = tree_depths(tuple(parents))
@@ -133,9 +136,7 @@ def test_children_in_a_tree_are_the_best_after_their_own_path(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_profile_is_measured_head_by_head(
-    temperature: float, target: PreTrainedModel, fitted: HeadDraft
-) -> None:  # fmt: skip
+def test_the_profile_is_measured_head_by_head(temperature: float, target: PreTrainedModel, fitted: HeadDraft) -> None:
     """Against the training face on the text of plain decoding, with the very noise: a head counts where those before
     it were right."""
     widths = [4, 3, 2, 2, 2]
