@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+from decode.drafters.dspark import default_taps as dspark_taps
 from decode.drafters.eagle3 import default_taps as eagle3_taps
 from decode.drafters.heads import HeadConfig, HeadDraft
 from decode.drafters.load import HEADS, check_target, family_of, load_head, model_folder, read_head_config
@@ -123,7 +124,7 @@ def default_taps(family: str, num_layers: int, path: str) -> tuple[int, ...]:
     return taps
 
 
-DEFAULT_TAPS = {"eagle3": eagle3_taps}
+DEFAULT_TAPS = {"dspark": dspark_taps, "eagle3": eagle3_taps}
 
 
 def _sizes(draft: DraftConfig, target: ModelDescription, text: PretrainedConfig) -> dict[str, Any]:

@@ -48,10 +48,12 @@ class Machine:
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """(loss sum, sums as a tensor) of a batch from the CPU."""
+        return self.module(self.completed(batch))
+
+    def completed(self, batch: Batch) -> Batch:
+        """A batch from the CPU on the device, with what a live target makes of it."""
         batch = batch.to(self.accelerator.device)
-        if self.live is not None:
-            batch = self.live(batch)
-        return self.module(batch)
+        return batch if self.live is None else self.live(batch)
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,11 @@ class Loop:
         reduced = self.accelerator.reduce(sums, "sum")
         assert isinstance(reduced, Tensor)
         return Sums.from_tensor(reduced)
+
+    def validation_batches(self) -> Iterator[Batch]:
+        """This rank's part of what `evaluate` sees, with p and hidden states."""
+        for rows in self._validation_rows():
+            yield self.machine.completed(self.validation.batch(rows, self.reader.head))
 
     def _validation_rows(self) -> Iterator[list[int]]:
         """This rank's rows, in batches; every rank has as many batches, filled up with empty rows."""

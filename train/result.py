@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
+from decode.drafters.base import Batch
+from decode.drafters.dspark import DSparkDraft
 from decode.ends import Ends
 from decode.house.progress import get_logger
 from decode.house.run_folder import RunFolder, write_json
 from train.checkpoint import TrainState
+from train.confidence import calibrated
 from train.config import TrainConfig
 from train.export import Export
 from train.families import FAMILIES
@@ -28,11 +33,20 @@ logger = get_logger("train")
 
 
 def keep_result(
-    cfg: TrainConfig, inputs: Inputs, folder: RunFolder, state: TrainState, book: Book, ends: Ends | None
+    cfg: TrainConfig,
+    inputs: Inputs,
+    folder: RunFolder,
+    state: TrainState,
+    book: Book,
+    ends: Ends | None,
+    validation: Iterable[Batch],
 ) -> None:
-    """Export the best weights to `model/`, hand the report to the tracker, and finish the run; rank 0 only."""
-    measured = facts(inputs, state)
+    """Export the best weights to `model/`, hand the report to the tracker, and finish the run; rank 0 only.
+
+    `validation` are batches that a draft's confidence is calibrated on, where it has any.
+    """
     built = kept_draft(cfg, inputs, book, state, ends)
+    measured = facts(inputs, state) | calibrate(built.module, validation, cfg)
     FAMILIES[cfg.draft.family].export(built, folder.path / "model", _export(cfg, inputs, measured))
     write_json(folder.file("result.json"), measured)
     book.tracker.finish([folder.path / "model" / "README.md", folder.file("result.json")], measured)
@@ -51,6 +65,14 @@ def kept_draft(cfg: TrainConfig, inputs: Inputs, book: Book, state: TrainState, 
     _, unexpected = module.load_state_dict(weights, strict=False)  # tied weights are stored under one of their names
     assert not unexpected, unexpected
     return built
+
+
+def calibrate(draft: nn.Module, validation: Iterable[Batch], cfg: TrainConfig) -> dict[str, float]:
+    """Give a draft that predicts its acceptance its temperatures; what was measured of them."""
+    if not isinstance(draft, DSparkDraft) or not draft.config.confidence:
+        return {}
+    draft.config, measured = calibrated(draft.to(draft.device), validation, cfg.objective.chunk_rows)
+    return measured
 
 
 def facts(inputs: Inputs, state: TrainState) -> dict[str, Any]:

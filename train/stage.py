@@ -73,9 +73,10 @@ def _train(cfg: TrainConfig, inputs: Inputs, folder: RunFolder, start_from: Path
     log = MetricsLog(folder.file("metrics.jsonl"), state.log_position) if accelerator.is_main_process else None
     tracker = build_tracker(cfg, folder.path, _run_id(folder.path), accelerator.is_main_process)
     book = Book(checkpoints, log, tracker)
-    state = Loop(cfg, machine, reader, inputs.validation, book, state).run()
+    loop = Loop(cfg, machine, reader, inputs.validation, book, state)
+    state = loop.run()
     if accelerator.is_main_process:
-        keep_result(cfg, inputs, folder, state, book, machine.ends)
+        keep_result(cfg, inputs, folder, state, book, machine.ends, loop.validation_batches())
     accelerator.wait_for_everyone()
     accelerator.end_training()
 

@@ -76,7 +76,7 @@ class Blocks:
         input, and all slots of its own block."""
         num_blocks, size = self.tokens.shape[1:]
         order = torch.arange(self.document.shape[1], device=self.anchors.device)
-        same = self.document == self.document.gather(1, self.anchors)[..., None]  # (B, M, T)
+        same = self.document[:, None] == self.document.gather(1, self.anchors)[..., None]  # (B, M, T)
         context = (same & (order < self.anchors[..., None])).repeat_interleave(size, 1)
         block = torch.arange(num_blocks, device=order.device).repeat_interleave(size)
         own = block[:, None] == block

@@ -1,0 +1,129 @@
+"""Temperatures of predicted acceptance: they undo what makes it wrong, and never make it worse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from decode.drafters.base import Batch
+from decode.drafters.dspark import DSparkConfig, DSparkDraft
+from decode.drafters.load import load_drafter
+from decode.ends import ends_of
+from tests.tiny import tiny_llama
+from tests.train.toy import data_settings, head_config, save_target, write_corpus
+from train import confidence
+from train.confidence import calibrated, error, expected_calibration_error, fitted, predictions
+from train.live import LiveTarget
+
+
+def rounds(count: int, scales: list[float]) -> tuple[Tensor, Tensor]:
+    """(logits, chances) of a draft whose logits are `scales` times what they ought to be."""
+    true = torch.randn(count, len(scales), generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1
+    return true * torch.tensor(scales), true.sigmoid()
+
+
+def test_the_error_is_what_the_bins_are_off_by() -> None:
+    predicted = torch.tensor([[0.05, 0.05, 0.75, 0.72], [0.5, 0.5, 0.5, 0.5]])
+    actual = torch.tensor([0.0, 0.3, 0.7, 0.9])
+    have = expected_calibration_error(predicted, actual)
+    torch.testing.assert_close(have, torch.tensor([(0.2 + 0.13) / 4, abs(2.0 - 1.9) / 4]))
+
+
+def test_each_slot_gets_the_temperature_that_it_errs_by() -> None:
+    scales = [3.0, 0.5, 1.0, 2.0]
+    temperatures = fitted(*rounds(4000, scales))
+    assert temperatures == pytest.approx(scales, rel=0.15)
+
+
+def test_products_are_calibrated_better_than_before() -> None:
+    logits, alphas = rounds(4000, [3.0, 2.0, 4.0])
+    scaled = logits[2000:] / torch.tensor(fitted(logits[:2000], alphas[:2000]))
+    assert error(scaled, alphas[2000:]) < 0.3 * error(logits[2000:], alphas[2000:])
+
+
+def test_a_calibrated_draft_stays_as_it_is() -> None:
+    logits, alphas = rounds(4000, [1.0, 1.0])
+    assert fitted(logits, alphas) == pytest.approx([1.0, 1.0], rel=0.08)
+
+
+def test_later_slots_make_up_for_earlier_ones() -> None:
+    """What is calibrated is the product: a first slot that no temperature helps (all at 0, half of them meant) leaves
+    the second one to settle it."""
+    alphas = torch.full((500, 2), 0.9, dtype=torch.float64)
+    logits = torch.tensor([0.0, 1.0], dtype=torch.float64).expand(500, 2)
+    first, second = fitted(logits, alphas)
+    assert first == 1.0
+    assert second == 0.125
+
+
+def tiny() -> tuple[DSparkDraft, LiveTarget]:
+    target = tiny_llama(num_layers=3).requires_grad_(False)
+    config = DSparkConfig(
+        hidden_size=32, vocab_size=64, taps=(1, 2), depth=3, heads=2, kv_heads=2, head_dim=16, mlp_width=32,
+        rms_norm_eps=1e-6, rope={"rope_type": "default", "rope_theta": 1e4}, max_positions=64, layers=1, markov_rank=4,
+        confidence=True, anchors=64, temperatures=(9.0, 9.0, 9.0),
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return DSparkDraft(config, ends_of(target)), LiveTarget(target, config.taps)
+
+
+def text(rows: int) -> Batch:
+    ids = torch.randint(0, 64, (rows, 40), generator=torch.Generator().manual_seed(1))
+    zeros = torch.zeros_like(ids)
+    return Batch(ids, torch.arange(40).expand(rows, -1), zeros, zeros == 0)
+
+
+def test_a_draft_is_calibrated_on_rounds_with_p() -> None:
+    """Temperatures of an earlier training count for nothing; the rounds are those of evenly spaced anchors."""
+    draft, live = tiny()
+    batches = [live(text(3)), live(text(2))]
+    logits, alphas = predictions(draft.eval(), batches, chunk_rows=64)
+    assert logits.shape == alphas.shape == (5 * 37, 3)
+    config, measured = calibrated(draft.train(), batches)
+    assert not draft.training
+    assert measured["confidence_ece"] < measured["confidence_ece_raw"]
+    assert len(config.temperatures) == 3
+    assert 9.0 not in config.temperatures
+    half = len(logits) // 2
+    assert measured["confidence_ece_raw"] == pytest.approx(error(logits[half:], alphas[half:]))
+
+
+def test_too_few_rounds_and_text_without_p_calibrate_nothing() -> None:
+    draft, live = tiny()
+    for batches in ([live(text(1))], []):
+        config, measured = calibrated(draft, batches)
+        assert config.temperatures == ()
+        assert measured == {}
+
+
+def test_temperatures_that_help_only_where_they_were_fitted_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, alphas = rounds(200, [1.0, 1.0, 1.0])
+    monkeypatch.setattr(confidence, "predictions", lambda *_: (logits, alphas))
+    monkeypatch.setattr(confidence, "fitted", lambda *_: [8.0, 8.0, 8.0])
+    config, measured = calibrated(tiny()[0], [])
+    assert config.temperatures == ()
+    assert measured["confidence_ece"] == measured["confidence_ece_raw"]
+
+
+def test_a_run_exports_what_it_calibrated(tmp_path: Path) -> None:
+    """From `python -m train` to the loaded draft, with the errors beside the other measurements."""
+    from train.stage import run
+
+    target = save_target(tmp_path / "target")
+    data: dict[str, Any] = {"data": data_settings(write_corpus(tmp_path / "corpus"))}
+    run(head_config(tmp_path / "run", target, "dspark", **data))
+    measured = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert measured["confidence_ece"] <= measured["confidence_ece_raw"]
+    saved = json.loads((tmp_path / "run" / "model" / "draftsmith.json").read_text())["measured"]
+    assert saved["confidence_ece"] == measured["confidence_ece"]
+    from transformers import AutoModelForCausalLM
+
+    draft = load_drafter(tmp_path / "run", AutoModelForCausalLM.from_pretrained(target))
+    assert isinstance(draft, DSparkDraft)
+    assert len(draft.config.temperatures) in (0, 3)
+    assert (len(draft.config.temperatures) == 3) == (measured["confidence_ece"] < measured["confidence_ece_raw"])
