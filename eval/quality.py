@@ -13,7 +13,7 @@ from decode.house.progress import get_logger
 from decode.models import load_tokenizer
 from decode.penalties import penalties
 from decode.sampling import Sampling
-from decode.settings import generate_settings
+from decode.settings import generate_settings, penalty_settings
 from eval.config import TOKEN_FOR_TOKEN, EvalConfig
 from eval.losslessness import Check, check, margin_from
 from eval.prompts import Prompt, next_turn
@@ -53,9 +53,7 @@ def settings_at(cfg: EvalConfig, temperature: float) -> dict[str, Any]:
 def processors_of(cfg: EvalConfig, model: PreTrainedModel) -> LogitsProcessorList | None:
     """The configured penalties, biases and bans; None where all are at rest."""
     tokenizer = load_tokenizer(cfg.target) if _names_texts(cfg) else None
-    names = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "banned_words")
-    vocab_size = model.config.get_text_config().vocab_size
-    found = penalties(vocab_size, tokenizer, **{name: getattr(cfg.decode, name) for name in names})
+    found = penalties(model.config.get_text_config().vocab_size, tokenizer, **penalty_settings(cfg.decode))
     return LogitsProcessorList(found) if found else None
 
 
