@@ -18,11 +18,6 @@ TOKEN_FOR_TOKEN = ("coupled", "greedy")
 SUITES = ("decoders", "families")
 """Suites that are measured by a module of their own; any other name is a report's."""
 
-_TRAINS_ITS_OWN = (
-    "drafts={}: suite=families trains the drafts that it compares, families.arms; leave drafts out, or measure them "
-    "with a report (suite=NAME)"
-)
-
 
 @dataclass
 class PromptsConfig:
@@ -232,7 +227,6 @@ class EvalConfig:
         folder = "report" if self.face in SUITES else self.face
         self.output_dir = self.output_dir or f"runs/{self.suite}/{folder}"
         require(self.target.path is not None, "target.path is not set; name a transformers folder or hub id")
-        require(self.face != "families" or not self.drafts, _TRAINS_ITS_OWN.format(self.drafts))
         is_given = bool(self.drafts) or self.face == "families"
         require(is_given, "drafts is empty; name at least one, e.g. '+drafts.distilled=runs/x/draft/model'")
         require(bool(self.temperatures), "temperatures is empty; a report needs at least one, e.g. temperatures=[1.0]")

@@ -60,7 +60,7 @@ class Race:
     def choose(self, point: Point) -> dict[str, Any]:
         """The fastest of timing.choose_k for every arm, on validation prompts."""
         arms = {
-            name: {str(k): self._arm(f"{name}, k={k}", name, k, point.temperature) for k in self._lengths()}
+            name: {str(k): self._arm(f"{name}, k={k}", name, k, point.temperature) for k in self._lengths(name)}
             for name in self.drafters
         }
         return try_settings(self.cfg, point, arms, self.screening[: point.batch_size * self._screened()])
@@ -122,8 +122,11 @@ class Race:
         temperature = where.temperature
         return replace(self.cfg.decode, temperature=temperature, verifier=verifier, num_draft_tokens=k, tree="chain")
 
-    def _lengths(self) -> list[int]:
-        return self.cfg.timing.choose_k or [self.cfg.decode.num_draft_tokens]
+    def _lengths(self, name: str) -> list[int]:
+        """Without those beyond the draft's longest, which would be cut to it."""
+        wanted = self.cfg.timing.choose_k or [self.cfg.decode.num_draft_tokens]
+        most = getattr(self.drafters[name], "most_tokens", None)
+        return wanted if most is None else [k for k in wanted if k <= most] or [most]
 
     def _screened(self) -> int:
         return self.cfg.families.screening_batches

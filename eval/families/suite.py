@@ -68,6 +68,11 @@ def prepare(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> None:
 
 
 def _check(cfg: EvalConfig) -> None:
+    if cfg.drafts:
+        raise ConfigError(
+            f"drafts={cfg.drafts}: suite=families trains the drafts that it compares, families.arms; leave drafts out, "
+            "or measure them with a report (suite=NAME)"
+        )
     if cfg.prompts.file is not None:
         raise ConfigError(
             f"prompts.file={cfg.prompts.file}: suite=families continues held-out text of `data`, which its drafts were "
