@@ -30,28 +30,28 @@ class DraftLoss(nn.Module):
         """(differentiable loss (), everything else as `Sums.tensor`).
 
         The loss is the credit-weighted mean over slots times the batch's learned tokens, so that batches add up and are
-        divided by all learned tokens, however many slots a family makes of a token.
+        divided by all learned tokens, however many slots a family makes of a token. What is reported is the weighted
+        sum and its weights, whose ratio does not depend on how rows are split into batches.
         """
         steps = list(self.draft.unroll(batch))  # type: ignore[operator]
         scores = [chunked(step, batch, self.objective, self.config.chunk_rows) for step in steps]
         learned = int(batch.next_token_rows().sum())
-        mean, weight = self._mean_loss(scores)
+        weighted, weights = self._weighted_loss(scores)
         confidence, predicted = confidence_loss(steps, scores)
+        mean = weighted / max(weights, torch.finfo(weighted.dtype).tiny)
         total = learned * (mean + self.config.confidence_weight * confidence / max(1, predicted))
-        counted = learned if weight > 0 else 0
-        sums = self._sums(batch, scores, learned * float(mean.detach()), counted)
+        sums = self._sums(batch, scores, float(weighted.detach()), weights)
         sums += Sums(confidence_loss=float(confidence.detach()), confidence_count=predicted)
         return total, sums.tensor(total.device)
 
-    def _mean_loss(self, scores: list[Scores]) -> tuple[Tensor, float]:
-        if self.config.credit == "none":
+    def _weighted_loss(self, scores: list[Scores]) -> tuple[Tensor, float]:
+        if self.config.credit == "none":  # all slots, also those that no whole window holds
             total = torch.stack([score.loss.sum() for score in scores]).sum()
-            weight = torch.stack([score.learned.sum() for score in scores]).sum()
-        else:
-            total, weight = credited(rounds_of(scores, self.window), self.config)
-        return total / weight.clamp_min(torch.finfo(total.dtype).tiny), float(weight)
+            return total, float(sum(score.learned.sum() for score in scores))
+        total, weights = credited(rounds_of(scores, self.window), self.config)
+        return total, float(weights)
 
-    def _sums(self, batch: Batch, scores: list[Scores], loss: float, count: int) -> Sums:
+    def _sums(self, batch: Batch, scores: list[Scores], loss: float, count: float) -> Sums:
         tokens = float((batch.document >= 0).sum())
         if batch.target is None:
             return Sums(loss, count, tokens=tokens)

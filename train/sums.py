@@ -13,8 +13,9 @@ class Sums:
     """What a stretch of training or a validation adds up to."""
 
     loss: float = 0.0
-    """Sum of the objective over `loss_count` tokens."""
+    """Sum of the objective over slots, weighted by credit."""
     loss_count: float = 0.0
+    """Sum of the weights: the number of slots where credit is none."""
     alpha: float = 0.0
     """Sum of sum_v min(p, q) over `alpha_count` drafted slots; none where no p is known."""
     alpha_count: float = 0.0

@@ -25,3 +25,10 @@ def records(tmp_path_factory: pytest.TempPathFactory, target: Path, corpus: Path
 @pytest.fixture(scope="session")
 def full_records(tmp_path_factory: pytest.TempPathFactory, target: Path, corpus: Path) -> Path:
     return write_records(tmp_path_factory.mktemp("records") / "dense", target, corpus, ["full", "last_hidden"])
+
+
+@pytest.fixture(scope="session")
+def feature_records(tmp_path_factory: pytest.TempPathFactory, target: Path, corpus: Path) -> Path:
+    """All of p, and the hidden states that the heads of these tests read."""
+    folder = tmp_path_factory.mktemp("records") / "features"
+    return write_records(folder, target, corpus, ["full"], features={"layers": [0, 1, -1]})

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.train.toy import ROOT, command, metrics, tiny_config, tiny_settings
+from tests.train.toy import ROOT, command, head_config, head_settings, metrics, tiny_config, tiny_settings
 from train.stage import run
 
 RANKS = 2
@@ -42,6 +42,20 @@ def test_two_ranks_train_as_one_would(tmp_path: Path, target: Path, records: Pat
             assert ours[name] == pytest.approx(theirs[name], rel=1e-4), (engine, name)
     _check_shares(tmp_path / "two", engine)
     _check_same_weights(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("engine", ["ddp", "deepspeed_zero2", "deepspeed_zero3"])
+def test_two_ranks_train_a_head_as_one_would(tmp_path: Path, target: Path, feature_records: Path, engine: str) -> None:
+    """To tolerance: each rank takes the mean over its own slots, of which the ends of documents have fewer."""
+    source: dict[str, Any] = {"records": str(feature_records), "objective": {"credit": "decay"}, "head": {"vocab": 250}}
+    run(head_config(tmp_path / "one", target, **source, batch_size=2))
+    changes: dict[str, Any] = source | {"engine": {"name": engine}, "batch_size": 1}
+    launch(command(head_settings(tmp_path / "two", target, **changes), LAUNCHER, "tests.train.probe"))
+    for ours, theirs in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
+        for name in ("loss", "alpha", "tau"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-2), (engine, name)
+    _check_shares(tmp_path / "two", engine)
 
 
 @pytest.mark.engines

@@ -18,16 +18,9 @@ from decode.drafters.load import HEADS
 from decode.house.errors import UserError
 from decode.house.run_folder import sha256_file
 from tests.tiny import tiny_tokenizer
-from tests.train.toy import data_settings, head_config, metrics, save_target, tiny_config, write_records
+from tests.train.toy import data_settings, head_config, metrics, save_target, tiny_config
 from train import stage
 from train.stage import run
-
-
-@pytest.fixture(scope="module")
-def feature_records(tmp_path_factory: pytest.TempPathFactory, target: Path, corpus: Path) -> Path:
-    """p and the hidden states that every head of these tests reads."""
-    folder = tmp_path_factory.mktemp("records") / "features"
-    return write_records(folder, target, corpus, ["full"], features={"layers": [0, 1, -1]})
 
 
 @pytest.mark.parametrize("family", HEADS)

@@ -87,6 +87,7 @@ def tiny_config(output_dir: Path, target: Path | None, **changes: Any) -> TrainC
     return build(TrainConfig, tiny_settings(output_dir, target, **changes))
 
 
+OPTIONS = {"engine": ("name", "single"), "draft": ("family", "lm")}
 HEADS: dict[str, dict[str, Any]] = {
     "medusa": {"head": {"depth": 3}},
     "hydra": {"head": {"depth": 3}},
@@ -137,9 +138,10 @@ def _flat(settings: dict[str, Any], where: str = "") -> list[tuple[str, Any]]:
     pairs = []
     for key, value in settings.items():
         name = f"{where}{key}"
-        if name == "engine":  # a group: its name is the option
-            pairs += [("engine", value.get("name", "single"))]
-            value = {field: entry for field, entry in value.items() if field != "name"}
+        if name in OPTIONS:  # a group: one of its fields is the option
+            field, usual = OPTIONS[name]
+            pairs += [(name, value.get(field, usual))]
+            value = {key: entry for key, entry in value.items() if key != field}
         pairs += _flat(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
     return pairs
 
