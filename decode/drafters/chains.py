@@ -7,54 +7,68 @@ step by step and 3.4 ms as one capture (2 cores).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from decode.budget import Budget
 from decode.drafters.base import Context
-from decode.drafters.levels import Levels, Processed, Round
+from decode.drafters.levels import Foreseeing, Levels, Processed, Round
 from decode.noise import Stream
 from decode.sampling import Sampling, warp
 from decode.tree import Drawn, Tree, chain_parents
 
 
 def propose_chain(drafting: Round, context: Context) -> Tree:
-    """k tokens from the warped q, with the verdict's own noise where the rule shares it."""
-    if context.history is not None or context.budget is not None:
-        return _propose_steps(Processed(drafting.steps(), context), context)
+    """k tokens from the warped q, with the verdict's own noise where the rule shares it.
+
+    Where the draft predicts what becomes of its tokens, they are drafted as one unit under a budget as well, and cut
+    afterwards: by predictions that know the tokens before alone, one after another, as if the rest had not been drawn.
+    """
+    budget = context.budget
+    if context.history is not None or not (budget is None or drafting.foresees):
+        return _propose_steps(Processed(drafting.steps(), context), context, drafting.foresees)
     k = context.num_draft_tokens
     noise = draft_noise(context)
     sampling, temperature = context.sampling.apart(context.ids.device)
     draws = (temperature,) if noise is None else (temperature, noise)
 
     def make() -> ChainPass:
-        return ChainPass(drafting.unit(), k, sampling, context.drawn, len(draws))
+        return ChainPass(drafting.unit(), k, sampling, context.drawn, len(draws), budget is not None)
 
     def moved() -> tuple[Tensor, ...]:
         return (*draws, *drafting.moved())
 
-    key = ("chain", k, sampling, context.drawn, noise is None, *drafting.key)
-    tokens, log_q = drafting.runner.run(key, make, (*draws, *drafting.inputs), moved)
-    proposed = torch.cat([pending_tokens(context), tokens], 1)
-    return Tree(proposed, chain_parents(k + 1), context.drawn, log_q if context.drawn == "iid" else None)
+    key = ("chain", k, sampling, context.drawn, noise is None, budget is not None, *drafting.key)
+    tokens, log_q, *chances = drafting.runner.run(key, make, (*draws, *drafting.inputs), moved)
+    if budget is not None:
+        k = _taken(budget, chances[0].T)
+    proposed = torch.cat([pending_tokens(context), tokens[:, :k]], 1)
+    return Tree(proposed, chain_parents(k + 1), context.drawn, log_q[:, : k + 1] if context.drawn == "iid" else None)
 
 
-def _propose_steps(levels: Processed, context: Context) -> Tree:
+def _taken(budget: Budget, chances: Tensor) -> int:  # (k, B)
+    """How many of k drafted tokens the budget takes; chances[i] is asked for only where all before it were taken."""
+    rows = chances.tolist()
+    return next((i for i, row in enumerate(rows) if not budget.takes(row, i)), len(rows))
+
+
+def _propose_steps(levels: Processed, context: Context, foresees: bool) -> Tree:
     """The same tokens pass by pass, with processors that look at the prefix, to where the budget does not go on: by
     what the draft predicts of the next token where it does, else by the probability that it gave to the last one."""
-    noise = draft_noise(context)
+    noise, budget = draft_noise(context), context.budget
     tokens, laws = [pending_tokens(context)], []
     for step in range(context.num_draft_tokens):
         logits = levels.root() if step == 0 else levels.follow(tokens[-1], step)
-        chance = None if context.budget is None else levels.chance(step)
-        if context.budget is not None and chance is not None and not context.budget.takes(chance, step):
+        if budget is not None and foresees and not budget.takes(levels.chance(step), step):
             break
         token, law = draw(warp(logits, context.sampling), None if noise is None else noise[:, step], context.drawn)
         tokens.append(token)
         laws.append(law)
-        if context.budget is not None and chance is None:
+        if budget is not None and not foresees:
             confidence = law.log_softmax(-1).gather(1, token)[:, 0].exp()
-            if not context.budget.goes_on(confidence, step + 1):
+            if not budget.goes_on(confidence, step + 1):
                 break
     log_q = torch.stack([*laws, laws[-1]], 1) if context.drawn == "iid" else None
     return Tree(torch.cat(tokens, 1), chain_parents(len(tokens)), context.drawn, log_q)
@@ -62,27 +76,34 @@ def _propose_steps(levels: Processed, context: Context) -> Tree:
 
 class ChainPass(nn.Module):
     """(B, k) draft tokens and (B, k + 1, V) log q, whose last row repeats the one before it (node k has no children);
-    log q is empty where children are drawn in any way."""
+    log q is empty where children are drawn in any way. Where the draft `foresees`, also (B, k) predicted chances."""
 
-    def __init__(self, unit: Callable[..., Levels], k: int, sampling: Sampling, drawn: Drawn, num_draws: int) -> None:
+    def __init__(
+        self, unit: Callable[..., Levels], k: int, sampling: Sampling, drawn: Drawn, num_draws: int, foresees: bool
+    ) -> None:
         super().__init__()
         self.unit, self.k, self.sampling, self.num_draws = unit, k, sampling, num_draws
         self.drawn: Drawn = drawn
+        self.foresees = foresees
 
-    def forward(self, *given: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         """temperature (1,), noise (B, k, V) unless the draws are argmaxes, then the inputs of the unit."""
         temperature, *rest = given[: self.num_draws]
         levels = self.unit(*given[self.num_draws :])
         tokens: list[Tensor] = []
         laws: list[Tensor] = []
+        chances: list[Tensor] = []
         for step in range(self.k):
             logits = levels.root() if step == 0 else levels.follow(tokens[-1], step)
+            if self.foresees:
+                chances.append(cast(Foreseeing, levels).chance(step))
             scores = warp(logits, self.sampling, temperature)
             token, law = draw(scores, rest[0][:, step] if rest else None, self.drawn)
             tokens.append(token)
             laws.append(law)
         none = laws[-1].new_zeros(0)
-        return torch.cat(tokens, 1), torch.stack([*laws, laws[-1]], 1) if self.drawn == "iid" else none
+        log_q = torch.stack([*laws, laws[-1]], 1) if self.drawn == "iid" else none
+        return (torch.cat(tokens, 1), log_q, *([torch.stack(chances, 1)] if self.foresees else []))
 
 
 def pending_tokens(context: Context) -> Tensor:  # (B, 1)

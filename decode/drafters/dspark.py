@@ -65,7 +65,7 @@ class DSparkDraft(HeadDraft):
     def __init__(self, config: DSparkConfig, ends: Ends, vocab: Tensor | None = None) -> None:
         super().__init__(config, ends, vocab)
         width, eps, rank = config.hidden_size, config.rms_norm_eps, config.markov_rank
-        self.most_tokens, self.num_cached = config.depth, config.layers
+        self.most_tokens, self.num_cached, self.foresees = config.depth, config.layers, config.confidence
         self.fc = nn.Linear(len(config.taps) * width, width, bias=False)
         self.hidden_norm = nn.RMSNorm(width, eps)
         # a module rather than a bare parameter: engines gather sharded weights when modules are called
@@ -185,11 +185,9 @@ class BlockLevels:
         """As `Levels` says."""
         return self._logits(tokens, depth)
 
-    def chance(self, depth: int) -> Tensor | None:
+    def chance(self, depth: int) -> Tensor:
         """As `Foreseeing` says: sigmoid(c / temperature)."""
         draft = self.draft
-        if not draft.config.confidence:
-            return None
         logits = draft.confidence_head(draft.paired(self.states[:, depth], self.last[:, 0]))[:, 0]
         temperatures = draft.config.temperatures
         return (logits.float() / (temperatures[depth] if temperatures else 1.0)).sigmoid()

@@ -72,6 +72,8 @@ class HeadDraft(nn.Module, ABC):
     """Longest path that can be drafted; None is any."""
     num_cached: int = 0
     """Layers that keep keys and values of the slots."""
+    foresees: bool = False
+    """Predicts what becomes of its tokens (`levels.Foreseeing`)."""
     vocab: Tensor | None
 
     def __init__(self, config: HeadConfig, ends: Ends, vocab: Tensor | None = None) -> None:
@@ -275,6 +277,11 @@ class HeadRound:
     def runner(self) -> Runner:
         """As `Round` says."""
         return self.draft.runner
+
+    @property
+    def foresees(self) -> bool:
+        """As `Round` says."""
+        return self.draft.foresees
 
     @property
     def _reach(self) -> int:

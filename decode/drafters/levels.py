@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -36,14 +36,13 @@ class Levels(Protocol):
         ...
 
 
-@runtime_checkable
-class Foreseeing(Protocol):
-    """Levels of a family that predicts what becomes of its drafts."""
+class Foreseeing(Levels, Protocol):
+    """Levels of a draft that predicts what becomes of its tokens."""
 
-    def chance(self, depth: int) -> Tensor | None:
+    def chance(self, depth: int) -> Tensor:
         """(B,) the predicted chance that the token drawn from the logits of this depth, which were the last ones made
         and those of a single node, will be accepted if those before it are. It hangs on the tokens before, never on
-        the one to be drawn: a chain may be cut by it. None where this draft predicts none."""
+        the one to be drawn: a chain may be cut by it."""
         ...
 
 
@@ -53,6 +52,11 @@ class Round(Protocol):
     @property
     def runner(self) -> Runner:
         """What runs and captures the unit."""
+        ...
+
+    @property
+    def foresees(self) -> bool:
+        """Whether its levels are `Foreseeing`."""
         ...
 
     @property
@@ -92,9 +96,9 @@ class Processed:
         logits = self.levels.root()[:, None]
         return self.context.processed(logits, logits.new_zeros(len(logits), 1, 0, dtype=torch.long))[:, 0]
 
-    def chance(self, depth: int) -> Tensor | None:
+    def chance(self, depth: int) -> Tensor:
         """As `Foreseeing` says."""
-        return self.levels.chance(depth) if isinstance(self.levels, Foreseeing) else None
+        return cast(Foreseeing, self.levels).chance(depth)
 
     def follow(self, tokens: Tensor, depth: int) -> Tensor:
         """As `Levels` says."""

@@ -156,6 +156,7 @@ class LMRound:
     runner: CachedModel
     context: Context
     width: int
+    foresees: bool = False
 
     @property
     def _ends(self) -> Tensor:  # (B, 1)

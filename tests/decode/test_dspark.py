@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 from decode.budget import Budget
 from decode.drafters import chains
@@ -253,7 +253,7 @@ def stopped_at(levels: Any, script: tuple[int, ...], vocab_size: int, monkeypatc
     noise = Noise(0, [0], vocab_size, torch.device("cpu"))
     ids, shape = torch.zeros(1, 8, dtype=torch.long), chain(len(script))
     context = Context(ids, [2], Sampling(), noise, shape, "iid", False, None, 0, budget=ready(Budget(4, True)))
-    return chains._propose_steps(Processed(levels, context), context).num_nodes - 1
+    return chains._propose_steps(Processed(levels, context), context, foresees=True).num_nodes - 1
 
 
 class Whims:
@@ -305,12 +305,12 @@ def test_predictions_are_those_that_were_trained(monkeypatch: pytest.MonkeyPatch
     draft = draft_of(model, temperatures=temperatures)
     seen = proposals(draft, monkeypatch)
 
-    def takes(self: Budget, chance: Tensor, drafted: int) -> bool:
-        asked.append((drafted, chance))
-        return not drafted or float(chance.sum()) * 1e6 % 1 < 0.7
+    def takes(self: Budget, chance: list[float], drafted: int) -> bool:
+        asked.append((drafted, torch.tensor(chance)))
+        return not drafted or sum(chance) * 1e4 % 1 < 0.7
 
     monkeypatch.setattr(Budget, "takes", takes)
-    monkeypatch.setattr(Budget, "next_shape", lambda self, shape, left: shape.cut(left - 1))
+    monkeypatch.setattr(Budget, "next_shape", lambda self, shape, left: shape)
     settings = {"max_new_tokens": 16, "num_draft_tokens": 4, "adaptive": True, "confidence": True}
     checks.check_pathwise_equality(model, draft, 3, **settings)
     assert {tree.num_nodes for _, tree in seen} == {2, 3, 4, 5}
@@ -326,6 +326,31 @@ def test_predictions_are_those_that_were_trained(monkeypatch: pytest.MonkeyPatch
                     assert step.confidence is not None
                     want = (step.confidence[0, at] / temperatures[slot]).sigmoid()
                     torch.testing.assert_close(given[slot][row], want.float(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("verifier", ["coupled", "rejection"])
+def test_a_block_cut_afterwards_is_one_that_was_stopped(verifier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without processors all tokens are drafted as one captured unit and cut by their predictions; with one, which
+    changes nothing here, they are drafted until a prediction stops them."""
+
+    def takes(self: Budget, chance: Any, drafted: int) -> bool:
+        row = chance.tolist() if isinstance(chance, Tensor) else chance
+        return not drafted or sum(row) * 1e4 % 1 < 0.7
+
+    monkeypatch.setattr(Budget, "takes", takes)
+    monkeypatch.setattr(Budget, "next_shape", lambda self, shape, left: shape)
+    monkeypatch.setattr("decode.runner.CAPTURE_AFTER", 2)
+    model, runs = target(), []
+    idle = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.0)])
+    for processors in (None, idle):
+        draft = draft_of(model)
+        seen = proposals(draft, monkeypatch)
+        request = Request(PROMPTS, 16, shape=chain(4), verifier=verifier, adaptive=True, confidence=True)
+        out, _ = Loop(model, draft, dataclasses.replace(request, processors=processors)).run()
+        runs.append((out, [tree.tokens.tolist() for _, tree in seen]))
+        assert bool(draft.runner._passes) == (processors is None)
+    assert runs[0] == runs[1]
+    assert len({len(tree[0]) for tree in runs[0][1]}) >= 3
 
 
 def test_a_draft_that_foresees_failure_does_not_pay_for_the_token() -> None:
