@@ -6,7 +6,6 @@ step by step and 3.4 ms as one capture (2 cores).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from decode.budget import Budget
 from decode.drafters.base import Context
-from decode.drafters.levels import Foreseeing, Levels, Processed, Round
+from decode.drafters.levels import Foreseeing, Processed, Round, Unit
 from decode.noise import Stream
 from decode.sampling import Sampling, warp
 from decode.tree import Drawn, Tree, chain_parents
@@ -78,9 +77,7 @@ class ChainPass(nn.Module):
     """(B, k) draft tokens and (B, k + 1, V) log q, whose last row repeats the one before it (node k has no children);
     log q is empty where children are drawn in any way. Where the draft `foresees`, also (B, k) predicted chances."""
 
-    def __init__(
-        self, unit: Callable[..., Levels], k: int, sampling: Sampling, drawn: Drawn, num_draws: int, foresees: bool
-    ) -> None:
+    def __init__(self, unit: Unit, k: int, sampling: Sampling, drawn: Drawn, num_draws: int, foresees: bool) -> None:
         super().__init__()
         self.unit, self.k, self.sampling, self.num_draws = unit, k, sampling, num_draws
         self.drawn: Drawn = drawn

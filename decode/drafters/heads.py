@@ -10,9 +10,10 @@ hidden states in the next round's first pass, so nothing has to be moved.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from decode.cache import SlotCache
 from decode.drafters.base import Batch, Context, Step
 from decode.drafters.chains import pending_tokens, propose_chain
 from decode.drafters.layers import Extend, Rotary
-from decode.drafters.levels import Levels
+from decode.drafters.levels import Levels, Unit
 from decode.drafters.trees import propose_tree
 from decode.ends import Ends
 from decode.packed import Packing
@@ -315,10 +316,10 @@ class HeadRound:
         read, ends, features = self.inputs
         return read, (ends + 1).clamp(max=self._visible - self._reach), features
 
-    def unit(self) -> Callable[..., Levels]:
+    def unit(self) -> Unit:
         """As `Round` says."""
         draft, slots = self.draft, Slots(self.runner.cache, self._visible, self.runner.device)
-        return lambda read, ends, features: draft.levels(slots, read, ends, features)
+        return Unit(partial(draft.levels, slots), draft, draft.ends.head.model)
 
     def steps(self) -> Levels:
         """As `Round` says; not captured."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from decode.drafters.base import Context
 from decode.runner import Runner
@@ -73,13 +73,29 @@ class Round(Protocol):
         """Inputs of the same unit a slot later (see `decode.capture`)."""
         ...
 
-    def unit(self) -> Callable[..., Levels]:
+    def unit(self) -> Unit:
         """inputs -> levels, holding on to nothing of this round."""
         ...
 
     def steps(self) -> Levels:
         """The same passes one by one."""
         ...
+
+
+class Unit(nn.Module):
+    """The passes of a round, and the modules that they run.
+
+    A trace looks for weights in what it traces, and writes down the others as constants, which it cannot do with packed
+    ones: a unit that did not say what it runs was never captured on a CPU.
+    """
+
+    def __init__(self, levels: Callable[..., Levels], *modules: nn.Module) -> None:
+        super().__init__()
+        self.levels, self.modules_run = levels, nn.ModuleList(modules)
+
+    def forward(self, *inputs: Tensor) -> Levels:
+        """Those of the round with these inputs."""
+        return self.levels(*inputs)
 
 
 @dataclass(frozen=True)

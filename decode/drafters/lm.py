@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from decode.drafters.base import Batch, Context, Step
 from decode.drafters.chains import pending_tokens, propose_chain
-from decode.drafters.levels import Levels
+from decode.drafters.levels import Levels, Unit
 from decode.drafters.trees import propose_tree
 from decode.head import head_of
 from decode.house.progress import get_logger
@@ -190,10 +190,10 @@ class LMRound:
         read, ends = self.inputs
         return read, (ends + 1).clamp(max=self._visible - self._reach)
 
-    def unit(self) -> Callable[..., Levels]:
+    def unit(self) -> Unit:
         """As `Round` says."""
         node_pass = self.runner.node_pass(self._visible)
-        return lambda read, ends: LMUnit(node_pass, read, ends)
+        return Unit(lambda read, ends: LMUnit(node_pass, read, ends), node_pass)
 
     def steps(self) -> Levels:
         """As `Round` says: each pass is captured by itself."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from decode.drafters.base import Context
 from decode.drafters.chains import pending_tokens
-from decode.drafters.levels import Levels, Processed, Round
+from decode.drafters.levels import Levels, Processed, Round, Unit
 from decode.noise import Stream
 from decode.sampling import Sampling, warp
 from decode.shapes import Dynamic, Shape, Static
@@ -107,7 +107,7 @@ def _grow(levels: Levels, draws: Draws, pending: Tensor, shape: Shape) -> tuple[
 class TreePass(nn.Module):
     """A whole tree as one unit: tokens (B, N) and, where rows have trees of their own, parents (B, N)."""
 
-    def __init__(self, unit: Callable[..., Levels], shape: Shape, sampling: Sampling, num_given: int) -> None:
+    def __init__(self, unit: Unit, shape: Shape, sampling: Sampling, num_given: int) -> None:
         super().__init__()
         self.unit, self.shape, self.sampling, self.num_given = unit, shape, sampling, num_given
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -11,8 +12,10 @@ from decode import generate
 from decode.drafters.base import Batch
 from decode.drafters.lm import LMDraft
 from decode.runner import CAPTURE_AFTER
+from decode.shapes import chain, k_ary
 from decode.target import CachedModel
 from tests.decode.checks import ragged_prompts
+from tests.decode.heads import VARIANTS, random_head
 from tests.tiny import MODELS, tiny_llama
 
 
@@ -39,6 +42,22 @@ def test_a_perfect_draft_is_accepted_while_its_passes_are_being_captured(batch: 
     out = generate(model, LMDraft(model), ids, mask, max_new_tokens=50, num_draft_tokens=4, eos_token_id=())
     assert out.stats.tau == 5.0
     assert out.stats.acceptance_by_position == [1.0] * 4
+
+
+@pytest.mark.parametrize("name", ["lm", *VARIANTS])
+def test_drafts_over_packed_weights_are_captured(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """In the precision that is packed on a CPU: a capture that did not know the packed layers fell back without
+    changing any result."""
+    model = tiny_llama(num_layers=6).requires_grad_(False)
+    draft = LMDraft(tiny_llama(seed=1)) if name == "lm" else random_head(name, model)
+    logging.getLogger("draftsmith").propagate = True
+    ids, _ = ragged_prompts(1)
+    for shape in (chain(3), k_ary([2, 1])):
+        generate(model, draft, ids, max_new_tokens=3 * CAPTURE_AFTER, tree=shape, eos_token_id=())
+    assert "uncaptured" not in caplog.text
+    passes = draft.runner._passes.values()
+    assert len(passes) >= 2
+    assert all(isinstance(one, torch.jit.ScriptModule) for one in passes)
 
 
 def test_a_model_that_cannot_be_captured_is_run_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
