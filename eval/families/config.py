@@ -26,7 +26,7 @@ class FamiliesConfig:
     """Finished record folder whose texts are trained on; its target is read again where an arm wants features."""
     folder: str = "runs/families"
     """Folder of the records with features (records_CODE) and of the trainings (ARM-tokens-SEED, ARM-time-SEED)."""
-    tokens: int = 150_000
+    tokens: int = 60_000
     """Training tokens of every arm in the comparison at equal tokens."""
     seconds: float = 20.0
     """Training time of every arm in the comparison at equal time, validation and export not counted."""
@@ -36,6 +36,8 @@ class FamiliesConfig:
     """How recorded hidden states are coded: all arms train from the first, `feature_arm` from the others too."""
     feature_arm: str | None = None
     """The arm that is trained from every code; None compares no codes."""
+    feature_seeds: list[int] = field(default_factory=lambda: [0, 1])
+    """Those of `seeds` with which it is; the first code's trainings are there anyway."""
     shapes: dict[str, dict[str, Any]] = field(default_factory=lambda: {"chain": {}, "tree": {"tree": "3x2x1"}})
     """Name -> what it changes in `decode`; tau and losslessness are measured with each at equal tokens, with the first
     elsewhere."""
@@ -76,9 +78,14 @@ class FamiliesConfig:
     def _check_lists(self) -> None:
         for name in ("seeds", "feature_codes", "shapes", "batch_sizes", "batches_timed"):
             require(bool(getattr(self, name)), f"families.{name} is empty; name at least one")
-        for name in ("seeds", "feature_codes", "batch_sizes"):
+        for name in ("seeds", "feature_codes", "feature_seeds", "batch_sizes"):
             values = getattr(self, name)
             require(len(set(values)) == len(values), f"families.{name}={values} repeats one; name each once")
+        require(
+            self.feature_arm is None or (bool(self.feature_seeds) and set(self.feature_seeds) <= set(self.seeds)),
+            f"families.feature_seeds={self.feature_seeds} must be some of families.seeds={self.seeds}: codes are "
+            "compared seed by seed with the first one",
+        )
         sizes, counts = self.batch_sizes, self.batches_timed
         require(
             len(sizes) == len(counts),

@@ -59,6 +59,21 @@ def record_folders(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> dict[str
     return {code: str(Path(cfg.families.folder) / f"records_{code}") for code in wanted}
 
 
+def check_layers(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> None:
+    """Raise InputError where a finished folder lacks a layer that an arm has come to want."""
+    folders = record_folders(cfg, wanted)
+    for code, layers in wanted.items():
+        if is_finished(Path(folders[code])):
+            features = RecordFolder.open(folders[code], checksums=False).layout.features
+            there = [] if features is None else features.layers
+            if missing := sorted(set(layers) - set(there)):
+                raise InputError(
+                    f"{folders[code]} holds the hidden states {sorted(there)}, and families.arms read {layers}: "
+                    f"{missing} are missing. Delete the folder, which is then written again, or use another "
+                    "families.folder"
+                )
+
+
 def record_features(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> dict[str, str]:
     """Write the folders that are not there yet, and name them by code."""
     folders = record_folders(cfg, wanted)
@@ -87,5 +102,4 @@ def rescoring(cfg: EvalConfig, code: str, layers: list[int], output_dir: str) ->
 def feature_bytes(folder: str, num_taps: int) -> float:
     """Bytes on disk that `num_taps` of a folder's layers take, per token; 0 without features."""
     layout = RecordFolder.open(folder, checksums=False).layout
-    features = getattr(layout, "features", None)
-    return 0.0 if features is None else layout.feature_bytes_per_token * num_taps / len(features.layers)
+    return 0.0 if layout.features is None else layout.feature_bytes_per_token * num_taps / len(layout.features.layers)

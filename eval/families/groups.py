@@ -14,7 +14,7 @@ from eval.rows import described
 from eval.statistics import Estimate, bootstrap_crossed, finite, ratio_of_ratios, ratio_of_sums
 
 Kept = Mapping[Training, dict[str, Any]]
-"""Training -> what is kept of it: `pace` and `measured` (see Judge.measure)."""
+"""Training -> what is kept of it: its own fields, `pace` and `measured` (see Judge.measure)."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from eval.families.trainings import Training, trainings
 from eval.formatting import count
 from eval.plan import seconds_per_token
 
-_TOKENS_PER_S = 6000.0
+_TOKENS_PER_S = 2000.0
 """Training tokens per second of a small draft on 2 cores, as an order of magnitude."""
 _START_S = 4.0
 """Seconds that a training costs besides: opening records, one validation, export."""

@@ -109,20 +109,24 @@ def _codes(cfg: EvalConfig, groups: Mapping[Group, Any], run: Measured) -> list[
     coded = [group for group in groups if group.is_coded]
     if not coded or arm is None:
         return []
-    plain = Group(arm, "tokens", first)
-    shape = next(iter(cfg.families.shapes))
+    plain, shape = Group(arm, "tokens", first), next(iter(cfg.families.shapes))
+    same = {group: _seeded(groups[group], cfg.families.feature_seeds) for group in (plain, *coded)}
     return [
         {
             "arm": arm,
             "code": group.code,
             "temperature": temperature,
             "feature_bytes_per_token": _facts(run, group)["feature_bytes_per_token"],
-            **described("tau_ratio", tau_ratio(ours, measured(groups[plain], temperature, shape), cfg.seed)),
+            **described("tau_ratio", tau_ratio(ours, measured(same[plain], temperature, shape), cfg.seed)),
         }
-        for group in (plain, *coded)
+        for group in same
         for temperature in cfg.temperatures
-        if (ours := measured(groups[group], temperature, shape))
+        if (ours := measured(same[group], temperature, shape))
     ]
+
+
+def _seeded(entries: Sequence[dict[str, Any]], seeds: Sequence[int]) -> list[dict[str, Any]]:
+    return [one for one in entries if one["seed"] in seeds]
 
 
 def _prompts(cfg: EvalConfig, run: Measured) -> dict[str, Any]:

@@ -19,7 +19,14 @@ from eval.families.arms import ArmFacts, describe_arms
 from eval.families.budgets import pace_of
 from eval.families.child import in_child
 from eval.families.config import shape_settings
-from eval.families.data import check_quickstart, check_records, layers_wanted, record_features, record_folders
+from eval.families.data import (
+    check_layers,
+    check_quickstart,
+    check_records,
+    layers_wanted,
+    record_features,
+    record_folders,
+)
 from eval.families.plan import plan_lines
 from eval.families.quality import Judge
 from eval.families.results import Measured, make_results
@@ -44,6 +51,7 @@ def run(cfg: EvalConfig) -> None:
     records = check_records(cfg, target)
     facts = describe_arms(cfg, target)
     wanted = layers_wanted(cfg, facts)
+    check_layers(cfg, wanted)
     reported, screening = _prompts(cfg, target)
     lines = plan_lines(cfg, target, facts, wanted, records)
     if cfg.plan:

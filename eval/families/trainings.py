@@ -54,9 +54,10 @@ def trainings(cfg: EvalConfig) -> list[Training]:
     families, code = cfg.families, cfg.families.feature_codes[0]
     pairs = [(arm, seed) for seed in families.seeds for arm in families.arms]
     codes = families.feature_codes[1:] if families.feature_arm is not None else []
+    coded = [(one, seed) for one in codes for seed in families.feature_seeds]
     return [
         *(Training(arm, "tokens", code, seed) for arm, seed in pairs),
-        *(Training(str(families.feature_arm), "tokens", one, seed, True) for one in codes for seed in families.seeds),
+        *(Training(str(families.feature_arm), "tokens", one, seed, True) for one, seed in coded),
         *(Training(arm, "time", code, seed) for arm, seed in pairs),
     ]
 

@@ -139,13 +139,13 @@ def test_a_training_without_metrics_has_no_pace(tmp_path):
 
 
 def test_every_arm_and_seed_is_trained_at_both_budgets_and_one_from_every_code(folder):
-    codes = {"feature_codes": ["bf16", "int8"], "feature_arm": "lm"}
+    codes = {"feature_codes": ["bf16", "int8"], "feature_arm": "lm", "feature_seeds": [1]}
     every = trainings.trainings(config(folder, families=codes))
     names = [one.name for one in every]
-    assert len(set(names)) == len(names) == 2 * 2 * 2 + 2
+    assert len(set(names)) == len(names) == 2 * 2 * 2 + 1
     assert names[:4] == ["lm-tokens-0", "wide-tokens-0", "lm-tokens-1", "wide-tokens-1"]
-    assert names[4:6] == ["lm-tokens-int8-0", "lm-tokens-int8-1"]
-    assert all(one.budget == "time" for one in every[6:])  # their steps follow from the others
+    assert names[4] == "lm-tokens-int8-1"
+    assert all(one.budget == "time" for one in every[5:])  # their steps follow from the others
 
 
 def test_steps_of_an_equal_time_run_follow_from_the_pace_of_its_twin(folder, tmp_path):
@@ -377,6 +377,7 @@ def test_plan_prints_and_writes_nothing(folder, tmp_path, capsys):
         ({"arms": {"a/b": LM}}, "parts of folder names"),
         ({"feature_arm": "eagle9"}, "eagle9 is none of families.arms"),
         ({"seeds": []}, "seeds is empty"),
+        ({"feature_arm": "lm", "feature_seeds": [7]}, "must be some of families.seeds"),
         ({"seeds": [1, 1]}, "repeats one"),
         ({"seconds": 0}, "train for some time"),
         ({"batch_sizes": [1, 2], "batches_timed": [1]}, "go by pairs"),
@@ -432,11 +433,30 @@ def test_a_child_hands_over_what_it_finds_and_what_it_raises():
 
 
 @pytest.mark.slow
-def test_real_trainings_from_start_to_page(folder, tmp_path):
-    changes = {"arms": {"lm": LM}, "seeds": [0]}
+def test_real_trainings_from_records_to_page(folder, tmp_path):
+    head = ["draft=eagle3", "draft.head.taps=[0,1,-1]", "draft.head.depth=2", "lr=1e-3"]
+    changes = {"arms": {"lm": LM, "eagle3": head}, "seeds": [0], "feature_seeds": [0]}
+    changes |= {"feature_codes": ["bf16", "int8", "pca"], "feature_arm": "eagle3"}
     stage.run(config(folder, tmp_path, families=changes))
-    found = json.loads((tmp_path / "families/report/results.json").read_text())
-    assert [one["budget"] for one in found["trainings"]] == ["tokens", "time"]
+    place = tmp_path / "families"
+    found = json.loads((place / "report/results.json").read_text())
+    trained = {(one["arm"], one["budget"], one["code"]): one for one in found["trainings"]}
+    assert len(trained) == 6
+    assert trained["eagle3", "tokens", "bf16"]["feature_bytes_per_token"] == 3 * 32 * 2
+    assert trained["lm", "tokens", "bf16"]["feature_bytes_per_token"] == 0
+    assert all(one["tokens"] == pytest.approx(200, rel=0.3) for one in trained.values() if one["budget"] == "tokens")
     assert all(row["mismatches"] == 0 for row in found["quality"])
-    assert found["trainings"][0]["tokens"] == pytest.approx(200, rel=0.3)
-    assert (tmp_path / "families/report/summary.md").is_file()
+    assert [one["code"] for one in found["codes"]] == ["bf16", "int8", "pca"]
+    assert found["codes"][0]["tau_ratio"] == 1
+    sizes = [one["feature_bytes_per_token"] for one in found["codes"]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert "Codes of hidden states" in (place / "report/summary.md").read_text()
+
+
+def test_records_that_lack_a_layer_are_named_before_anything_is_trained(folder, tmp_path, trainer):
+    features = {"layers": [0, -1]}
+    write_records(tmp_path / "families/records_bf16", folder / "target", folder / "corpus", features=features)
+    arms = {"low": ["draft=medusa", "draft.head.taps=[0]"], "high": ["draft=medusa", "draft.head.taps=[1]"]}
+    with pytest.raises(InputError, match=r"read \[0, 1\]: \[1\] are missing. Delete the folder"):
+        stage.run(config(folder, tmp_path, families={"arms": arms}))
+    assert not trainer.asked
