@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.train.toy import data_settings, head_config, metrics
+import pytest
+
+from tests.train.test_engines import LAUNCHER, launch
+from tests.train.toy import command, data_settings, head_config, head_settings, metrics
 from train.stage import run
 
 
@@ -23,3 +26,16 @@ def test_resumed_training_draws_the_anchors_that_uninterrupted_training_draws(
     assert losses == [line["loss"] for line in rest] == [line["loss"] for line in seldom]
     whole, rest = ((tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "rest"))
     assert whole == rest
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("engine", ["ddp", "deepspeed_zero3"])
+def test_two_ranks_train_blocks_as_one_would(tmp_path: Path, target: Path, feature_records: Path, engine: str) -> None:
+    """Every weight is used through its module, so that sharded ones are gathered; with an anchor at every token."""
+    source: dict[str, Any] = {"records": str(feature_records), "head": {"vocab": 250}}
+    run(head_config(tmp_path / "one", target, "dspark", **source, batch_size=2))
+    changes: dict[str, Any] = source | {"engine": {"name": engine}, "batch_size": 1}
+    launch(command(head_settings(tmp_path / "two", target, "dspark", **changes), LAUNCHER, "tests.train.probe"))
+    for ours, theirs in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
+        for name in ("loss", "alpha", "tau", "confidence_loss"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-2), (engine, name)
