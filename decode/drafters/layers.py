@@ -80,6 +80,14 @@ class Rotary(nn.Module):
         )  # fmt: skip
         self.table = LlamaRotaryEmbedding(config)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rotary:
+        """Moved with the draft, never cast: frequencies in bfloat16 are off by whole turns some thousand tokens on."""
+        exact = dict(self.table.named_buffers())
+        super()._apply(fn, recurse)
+        for name, buffer in exact.items():
+            setattr(self.table, name, buffer.to(getattr(self.table, name).device))
+        return self
+
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """x (B, heads, T, d_head) turned to positions (B, T): halves are rotated against each other (neox)."""
         cos, sin = self.table(x, positions)
