@@ -122,6 +122,21 @@ def test_documents_of_a_packed_row_do_not_know_each_other() -> None:
             torch.testing.assert_close(logits_after(draft, packed, start + place), alone, rtol=0, atol=1e-9)
 
 
+def test_a_block_sees_hidden_states_before_its_anchor_alone() -> None:
+    """Those of the anchor and of later tokens are not there when it is drafted; other blocks never are."""
+    model = target()
+    draft, batch = draft_of(model, confidence=False), batch_of(model, [5, 9, 2, 7, 1, 3, 3, 8])
+    assert batch.features is not None
+    before, alone = logits_after(draft, batch, 3), draft_of(model, confidence=False, anchors=1)
+    for place, changes in ((3, False), (7, False), (2, True)):
+        features = batch.features.clone()
+        features[:, place] += 1
+        after = logits_after(draft, dataclasses.replace(batch, features=features), 3)
+        assert torch.equal(before, after) != changes
+    only = dataclasses.replace(batch, loss_mask=torch.arange(8)[None] > 3)
+    torch.testing.assert_close(logits_after(alone, only, 3), before, rtol=0, atol=1e-9)
+
+
 def test_a_slot_counts_as_far_as_its_block_is_to_be_learned() -> None:
     """Blocks are cut by the end of the document, of the row, and by tokens that are not to be learned."""
     model = target()
