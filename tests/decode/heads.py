@@ -16,8 +16,9 @@ from decode.ends import ends_of
 from decode.taps import FINAL, Taps
 
 DEPTH = 4
-TAPS: dict[str, tuple[int, ...]] = {"eagle3": (2, 3, 4), "dspark": (1, 2, 4)}
-"""Of families that read several layers; the others read the final state alone."""
+TAPS: dict[str, tuple[int, ...]] = {"eagle3": (0, 1, 4), "dspark": (0, 1, 4)}
+"""Of families that read several layers, the last one being the final state of a shallow target; the others read that
+alone."""
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "hydra-prefix": ("hydra", {"prefix_attention": True}),
     "dflash": ("dspark", {"markov_rank": 0, "confidence": False}),
@@ -43,7 +44,7 @@ def random_head(name: str, model: PreTrainedModel, seed: int = 0, vocab: Tensor 
     config = config_class(
         hidden_size=text.hidden_size,
         vocab_size=text.vocab_size,
-        taps=TAPS.get(family, (FINAL,)),
+        taps=tuple(tap if tap < text.num_hidden_layers else FINAL for tap in TAPS.get(family, (FINAL,))),
         depth=DEPTH,
         heads=4,
         kv_heads=2,

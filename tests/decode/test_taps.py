@@ -1,0 +1,82 @@
+"""A target's hidden states and its two ends, as heads see them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+
+from decode.config import ModelConfig
+from decode.ends import ends_of, load_ends
+from decode.house.errors import InputError
+from decode.taps import FINAL, HEAD_TARGETS, Taps, check_taps
+from decode.target import CachedModel
+from tests.tiny import MODELS, tiny_llama
+
+HEADS_DRAFT_FOR = [name for name, make in MODELS.items() if make().config.model_type in HEAD_TARGETS]
+
+
+def test_every_type_that_is_named_is_tested() -> None:
+    assert {MODELS[name]().config.model_type for name in HEADS_DRAFT_FOR} == set(HEAD_TARGETS)
+
+
+@pytest.mark.parametrize("name", HEADS_DRAFT_FOR)
+def test_taps_are_the_hidden_states_that_transformers_returns(name: str) -> None:
+    model = MODELS[name]()
+    ids = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(0))
+    taps = Taps(model, (0, 1, FINAL))
+    with torch.no_grad(), taps:
+        out = model(ids, output_hidden_states=True)
+    assert torch.equal(taps.stacked(), torch.stack([out.hidden_states[tap] for tap in taps.layers], 2))
+
+
+@pytest.mark.parametrize("name", HEADS_DRAFT_FOR)
+def test_passes_keep_them_slot_by_slot(name: str) -> None:
+    """Ragged rows read as a prompt, then a tree whose second child stands: what is kept is what a whole pass gives."""
+    model = MODELS[name]()
+    runner = CachedModel(model, 2, 64, taps=(1, FINAL))
+    rows = [[5, 9, 2, 7], [1, 8]]
+    ids = torch.tensor([row + [0] * (8 - len(row)) for row in rows])
+    with torch.inference_mode():
+        runner.prefill(ids, [0, 0], [3, 1])
+        tokens = torch.tensor([[7, 3, 4, 6], [8, 3, 4, 6]])
+        above = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]).bool()[None]
+        runner.forward(tokens, [3, 1], torch.tensor([[0, 1, 1, 2]]), above)
+        runner.commit([3, 1], torch.tensor([[0, 2, 3], [0, 2, 3]]), is_chain=False)
+    assert runner.features is not None
+    for row, text in enumerate([[5, 9, 2, 7, 4, 6], [1, 8, 4, 6]]):
+        taps = Taps(model, (1, FINAL))
+        with torch.no_grad(), taps:
+            model(torch.tensor([text]))
+        torch.testing.assert_close(runner.features[row, : len(text)], taps.stacked()[0])
+
+
+def test_other_targets_and_other_layers_are_refused() -> None:
+    with pytest.raises(InputError, match="llama, qwen3, mistral, gemma3_text"):
+        check_taps(GPT2Config(), (FINAL,), "x")
+    for wrong in ([2], [0, 0], [-2], []):
+        with pytest.raises(InputError, match="which has 2 layers"):
+            check_taps(LlamaConfig(num_hidden_layers=2), wrong, "x")
+
+
+@pytest.mark.parametrize("name", HEADS_DRAFT_FOR)
+def test_ends_are_read_without_the_layers_between(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    model.save_pretrained(tmp_path)
+    ends, whole = load_ends(ModelConfig(path=str(tmp_path), device="cpu")), ends_of(model)
+    ids, hidden = torch.tensor([[1, 5]]), torch.randn(1, 2, model.config.hidden_size, dtype=model.dtype)
+    torch.testing.assert_close(
+        ends.embed(ids), whole.embed(ids), rtol=1e-7, atol=0
+    )  # Gemma's scale is a rounded buffer
+    assert torch.equal(ends.head(hidden), whole.head(hidden))
+    assert not [key for key in ends.head.model.state_dict() if "layers." in key]
+
+
+def test_ends_of_a_tied_head_are_one_matrix(tmp_path: Path) -> None:
+    model = tiny_llama(tie_word_embeddings=True)
+    model.save_pretrained(tmp_path)
+    loaded = load_ends(ModelConfig(path=str(tmp_path), device="cpu")).head.model
+    assert loaded.get_input_embeddings().weight is loaded.get_output_embeddings().weight  # type: ignore[union-attr]
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).config.num_hidden_layers == 2
