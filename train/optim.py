@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 from transformers import PreTrainedModel
 
+from decode.drafters.heads import HeadDraft
 from train.config import TrainConfig
 
 
@@ -56,8 +57,11 @@ class Schedule:
 
 
 def _embedding_weights(module: nn.Module) -> set[int]:
-    """Identities of the token tables: input embeddings and output heads."""
+    """Identities of the token tables: input embeddings, output heads, and what a head adds to its target's logits."""
     tables = [child for child in module.modules() if isinstance(child, nn.Embedding)]
     models = [child for child in module.modules() if isinstance(child, PreTrainedModel)]
     heads = [head for head in (model.get_output_embeddings() for model in models) if head is not None]
+    configs = [child.config for child in module.modules() if isinstance(child, HeadDraft)]
+    sizes = {config.draft_vocab_size or config.vocab_size for config in configs}
+    heads += [child for child in module.modules() if isinstance(child, nn.Linear) and child.out_features in sizes]
     return {id(weight) for table in (*tables, *heads) for weight in table.parameters()}

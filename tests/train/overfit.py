@@ -26,15 +26,32 @@ NEW_TOKENS = 24
 
 
 @dataclass(frozen=True)
-class Overfitted:
-    """What came of it."""
+class BuiltHead:
+    """A head between the ends of its target."""
 
     target: PreTrainedModel
     head: HeadDraft
+
+
+@dataclass(frozen=True)
+class Overfitted(BuiltHead):
+    """What came of it."""
+
     text: Tensor
     """(1, T) the prompt and the target's greedy continuation of it."""
     loss: float
     """Cross-entropy of a token at the end, in nats."""
+
+
+def built_head(target_folder: Path, family: str) -> BuiltHead:
+    """As training builds it, with random weights."""
+    target = AutoModelForCausalLM.from_pretrained(target_folder)
+    cfg = head_config(Path("out"), target_folder, family, data={"name": "python_stdlib"})
+    shape = head_shape(cfg, describe_model(model_config(target_folder)), None)
+    torch.manual_seed(0)
+    head = head_build(cfg.draft, shape, ends_of(target)).module
+    assert isinstance(head, HeadDraft)
+    return BuiltHead(target, head)
 
 
 def overfit(target_folder: Path, family: str, steps: int = 400) -> Overfitted:
@@ -42,12 +59,8 @@ def overfit(target_folder: Path, family: str, steps: int = 400) -> Overfitted:
 
     Cross-entropy, since not every family can copy a whole law: Medusa's last layer adds silu(x) > -0.28 to its input.
     """
-    target = AutoModelForCausalLM.from_pretrained(target_folder)
-    cfg = head_config(Path("out"), target_folder, family, data={"name": "python_stdlib"})
-    shape = head_shape(cfg, describe_model(model_config(target_folder)), None)
-    torch.manual_seed(0)
-    head = head_build(cfg.draft, shape, ends_of(target)).module
-    assert isinstance(head, HeadDraft)
+    built = built_head(target_folder, family)
+    target, head = built.target, built.head
     text = generate(target, None, PROMPT, max_new_tokens=NEW_TOKENS, eos_token_id=(), temperature=0.0).sequences
     batch = LiveTarget(target, head.taps)(one_document(text))
     module = DraftLoss(head, ObjectiveConfig(name="cross_entropy", chunk_rows=64), None)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from decode import generate, load_drafter
@@ -17,10 +18,18 @@ from decode.drafters.heads import HeadDraft
 from decode.drafters.load import HEADS
 from decode.house.errors import UserError
 from decode.house.run_folder import sha256_file
+from distill.config import ObjectiveConfig
 from tests.tiny import tiny_tokenizer
+from tests.train.overfit import built_head, one_document
 from tests.train.toy import data_settings, head_config, metrics, save_target, tiny_config
 from train import stage
+from train.live import LiveTarget
+from train.loss import DraftLoss
+from train.optim import build_optimizers
 from train.stage import run
+from train.sums import Sums
+
+TEXT = {"name": "python_stdlib"}
 
 
 @pytest.mark.parametrize("family", HEADS)
@@ -48,6 +57,25 @@ def test_recorded_hidden_states_train_as_live_ones(
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-2)  # bfloat16 states, float16 laws
         assert ours["alpha"] == pytest.approx(theirs["alpha"], rel=1e-2)
         assert ours["tau"] == pytest.approx(theirs["tau"], rel=2e-2)
+
+
+@pytest.mark.parametrize("family", HEADS)
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])  # the second as under ZeRO
+def test_half_precision_stays_close(target: Path, family: str, weights: torch.dtype) -> None:
+    known = built_head(target, family)
+    batch = LiveTarget(known.target, known.head.taps)(one_document(torch.arange(20, 44)[None]))
+    module = DraftLoss(known.head, ObjectiveConfig(credit="decay"), None)
+    exact = Sums.from_tensor(module(batch)[1]).means()
+    module.to(weights)
+    assert batch.features is not None
+    batch = replace(batch, features=batch.features.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, values = module(batch)
+    loss.backward()
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in module.parameters())
+    mixed = Sums.from_tensor(values).means()
+    for name in ("loss", "alpha", "tau"):
+        assert mixed[name] == pytest.approx(exact[name], rel=5e-2), name
 
 
 def test_the_targets_ends_are_never_kept(tmp_path: Path, target: Path, corpus: Path) -> None:
@@ -132,6 +160,36 @@ def test_a_saved_head_is_continued(tmp_path: Path, target: Path, corpus: Path) -
     first, second = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("first", "second"))
     for name, weight in first.items():
         assert torch.allclose(weight.float(), second[name].float(), atol=1e-6), name
+
+
+@pytest.mark.parametrize("vocab", [None, 100])
+def test_training_starts_from_the_targets_own_layer(
+    tmp_path: Path, target: Path, corpus: Path, vocab: int | None
+) -> None:
+    """Under the names that Qwen's checkpoints use, beside the target's own weights."""
+    own, folder = built_head(target, "mtp").head.state_dict(), shutil.copytree(target, tmp_path / "target")
+    weights = load_file(folder / "model.safetensors") | {f"mtp.{name}": weight for name, weight in own.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    text: dict[str, Any] = {"data": data_settings(corpus), "steps": 2, "lr": 1e-9}
+    run(head_config(tmp_path / "out", folder, "mtp", **text, head={"init_own": True, "vocab": vocab}))
+    kept = load_file(tmp_path / "out" / "model" / "model.safetensors")
+    assert kept.keys() - {"vocab"} == own.keys()
+    assert all(torch.allclose(kept[name], weight, atol=1e-6) for name, weight in own.items())
+    assert ("vocab" in kept) == (vocab is not None)
+
+
+def test_muon_takes_the_layers_matrices_alone(tmp_path: Path, target: Path, corpus: Path) -> None:
+    """Tables of tokens (DSpark's bias) map no hidden state to another."""
+    run(head_config(tmp_path / "out", target, "dspark", data=data_settings(corpus), optimizer="muon", steps=2))
+    module = DraftLoss(built_head(target, "dspark").head, ObjectiveConfig(), None)
+    muon, adamw = build_optimizers(module, head_config(tmp_path, target, "dspark", data=TEXT, optimizer="muon"))
+    names = {id(weight): name.removeprefix("draft.") for name, weight in module.named_parameters()}
+    by_muon, by_adamw = (
+        {names[id(weight)] for group in one.param_groups for weight in group["params"]} for one in (muon, adamw)
+    )
+    assert {"markov_in.weight", "markov_out.weight", "mask.weight"} <= by_adamw
+    assert {"fc.weight", "layers.0.mlp.up_proj.weight"} <= by_muon
+    assert len(by_muon) + len(by_adamw) == len(names)
 
 
 @pytest.fixture
