@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 from decode.house.compose import compose
@@ -30,10 +31,8 @@ def train_config(cfg: EvalConfig, arm: str, **settings: Any) -> TrainConfig:
 
     ConfigError names the arm where its overrides are refused.
     """
-    overrides = [*cfg.families.training, *cfg.families.arms[arm]]
     try:
-        container = compose("train", TrainConfig, ["output_dir=unset", *overrides])
-        assert container is not None, "no option of Hydra's own is among the overrides"
+        container = _composed((*cfg.families.training, *cfg.families.arms[arm]))
         steps = settings.get("steps", container["steps"])
         # validated, and so exported, at the end alone: a comparison at equal budgets keeps the last weights
         once = {name: steps for name in ("validate_every", "checkpoint_every")}
@@ -41,6 +40,13 @@ def train_config(cfg: EvalConfig, arm: str, **settings: Any) -> TrainConfig:
         return build(TrainConfig, {**container, **decided})
     except ConfigError as error:
         raise ConfigError(f"families.arms.{arm}: {error}") from error
+
+
+@lru_cache(maxsize=64)
+def _composed(overrides: tuple[str, ...]) -> dict[str, Any]:
+    container = compose("train", TrainConfig, ["output_dir=unset", *overrides])
+    assert container is not None, "options of Hydra's own are no overrides"
+    return container
 
 
 def facts_of(cfg: EvalConfig, arm: str, target: ModelDescription) -> ArmFacts:

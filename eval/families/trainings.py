@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Literal
 
 from decode.house.progress import get_logger, progress
-from decode.house.run_folder import is_finished
+from decode.house.run_folder import check_same_run, is_finished
 from distill.records import RecordFolder
 from eval.config import EvalConfig
 from eval.families.arms import train_config
 from eval.families.budgets import pace_of, steps_for_tokens, tokens_per_step
 from train import stage
+from train.config import TrainConfig
 
 Budget = Literal["tokens", "time"]
 log = get_logger("eval")
@@ -72,22 +73,26 @@ def steps_of(cfg: EvalConfig, one: Training, per_step: float) -> int:
 
 def train_all(cfg: EvalConfig, records: Mapping[str, str]) -> None:
     """Run every training that is not finished, one after another; `records` is the folder by code of features."""
-    every = trainings(cfg)
-    missing = [one for one in every if not is_finished(one.folder(cfg))]
-    if not missing:
-        return
     source = RecordFolder.open(cfg.families.records, checksums=False)
-    per_step = {arm: tokens_per_step(train_config(cfg, arm), source) for arm in {one.arm for one in missing}}
-    began = time.perf_counter()
-    with progress(len(every), "trainings", "training", initial=len(every) - len(missing)) as bar:
-        for one in missing:
-            train_one(cfg, one, records[one.code], steps_of(cfg, one, per_step[one.arm]))
+    per_step = {arm: tokens_per_step(train_config(cfg, arm), source) for arm in cfg.families.arms}
+    every, began = trainings(cfg), time.perf_counter()
+    with progress(len(every), "trainings", "training") as bar:
+        for one in every:
+            steps = steps_of(cfg, one, per_step[one.arm])
+            own = {"records": records[one.code], "seed": one.seed, "output_dir": str(one.folder(cfg))}
+            train_one(train_config(cfg, one.arm, steps=steps, **own))
             bar.update(1, done=one.name)
-    log.info("%d trainings in %.0f s", len(missing), time.perf_counter() - began)
+    log.info("trainings: %.0f s", time.perf_counter() - began)
 
 
-def train_one(cfg: EvalConfig, one: Training, records: str, steps: int) -> None:
-    """One training by the trainer's own stage. Its checkpoints go when it is finished: nothing resumes from them."""
-    folder = one.folder(cfg)
-    stage.run(train_config(cfg, one.arm, records=records, steps=steps, seed=one.seed, output_dir=str(folder)))
+def train_one(train: TrainConfig) -> None:
+    """One training by the trainer's own stage, unless it is finished; ConfigError where that was another one.
+
+    Its checkpoints go when it is finished: nothing resumes from them.
+    """
+    folder = Path(train.output_dir)
+    if is_finished(folder):
+        check_same_run(folder, "train", train)
+        return
+    stage.run(train)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)

@@ -9,7 +9,7 @@ import pytest
 
 from decode.house.config import build
 from decode.house.errors import ConfigError, InputError, RunError
-from decode.house.run_folder import write_json
+from decode.house.run_folder import open_run
 from eval import cli, stage
 from eval.config import EvalConfig
 from eval.families import suite, trainings
@@ -78,12 +78,12 @@ class FakeTrainer:
         if len(self.asked) == self.alive:
             raise KeyboardInterrupt
         self.asked.append(cfg)
-        folder = Path(cfg.output_dir)
+        run, folder = open_run(cfg.output_dir, "train", cfg, "auto"), Path(cfg.output_dir)
         save_tiny_target(folder / "model", seed=1 + cfg.seed, hidden_size=cfg.draft.width, num_layers=1)
         line = {"kind": "train", "step": cfg.steps, "tokens": 40 * cfg.steps, "tokens_per_s": 100.0}
         (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
         (folder / "checkpoints").mkdir()
-        write_json(folder / "manifest.json", {})
+        run.finish({})
 
     @property
     def names(self) -> list[str]:
@@ -190,6 +190,15 @@ def test_trainings_differ_in_what_they_compare_alone(folder, tmp_path, trainer, 
     assert time.steps == round(0.5 / 0.4)  # 40 tokens a step at 100 a second
     assert tokens.validate_every == tokens.steps
     assert not (tmp_path / "families/lm-tokens-1/checkpoints").exists()
+
+
+def test_a_finished_training_of_another_configuration_is_not_taken_for_this_one(folder, tmp_path, trainer, monkeypatch):
+    monkeypatch.setattr(suite, "_judge", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        stage.run(config(folder, tmp_path, families={"seeds": [1]}))
+    other = config(folder, tmp_path, families={"seeds": [1], "tokens": 400})
+    with pytest.raises(ConfigError, match=r"lm-tokens-1 holds a run of another configuration \(.*steps: 4 there"):
+        suite.prepare(other, {})
 
 
 @pytest.fixture(scope="module")
