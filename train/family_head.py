@@ -169,7 +169,7 @@ def _saved(draft: DraftConfig, target: ModelDescription) -> HeadShape:
         asked = getattr(settings, name)
         require(
             asked in (saved, getattr(default, name)),
-            f"draft.head.{name}={asked}, and the head {draft.init_from} has {saved}, which stays as it is. Leave "
-            f"draft.head.{name} out, or train a new head without draft.init_from",
+            f"draft.head.{name}={asked}, and the head {draft.init_from} has {saved}, which stays as it is. Set "
+            f"draft.head.{name}={saved}, or train a new head without draft.init_from",
         )
     return HeadShape(config, target, folder)
