@@ -159,7 +159,9 @@ def test_steps_of_an_equal_time_run_follow_from_the_pace_of_its_twin(folder, tmp
 
 
 def test_a_killed_suite_goes_on_with_what_is_missing(folder, tmp_path, trainer, monkeypatch):
-    cfg = config(folder, tmp_path, families={"arms": {"lm": LM}, "shapes": {"chain": {}}, "seeds": [0]})
+    few = {"prompts": 1, "tokens": 3, "other_prompts": 1, "other_tokens": 3}
+    changes = {"arms": {"lm": LM}, "shapes": {"chain": {}}, "seeds": [0]}
+    cfg = config(folder, tmp_path, families=changes, lossless=few)
     trainer.alive = 1
     with pytest.raises(KeyboardInterrupt):
         stage.run(cfg)
