@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from decode.house.errors import RunError
 from decode.taps import Taps
 from distill.shards import Record
 
@@ -24,9 +25,18 @@ class Pass:
     """(B, T, n, d) hidden states of the n layers asked for, None for none."""
 
     def states(self) -> list[Tensor]:
-        """(L, n, d) of each record."""
+        """(L, n, d) of each record; RunError where one is not finite: a code would carry it to all others."""
         assert self.tapped is not None
-        return [self.tapped[row, : len(record.ids)] for row, record in enumerate(self.records)]
+        found = [self.tapped[row, : len(record.ids)] for row, record in enumerate(self.records)]
+        finite = [bool(state.isfinite().all()) for state in found]
+        broken = [record.meta["document"] for record, good in zip(self.records, finite, strict=True) if not good]
+        if broken:
+            raise RunError(
+                f"the target's hidden states are not finite in the texts of {', '.join(broken[:5])}, so nothing can be "
+                "learned from them. Give the target in a wider precision (target.dtype=float32), or leave those "
+                "documents out"
+            )
+        return found
 
 
 class Passes:

@@ -46,7 +46,8 @@ def _learned_ids(source: SequenceSource) -> Iterator[np.ndarray]:
             sequence = source.folder.read(int(source.indices[index]), (), ())
         else:
             sequence = source[index]
-        yield sequence.ids[sequence.loss_mask]
+        length = source.lengths[index]  # records are cut to the length that is trained on
+        yield sequence.ids[:length][sequence.loss_mask[:length]]
 
 
 def places(ids: Tensor, vocab: Tensor) -> tuple[Tensor, Tensor]:  # (...), (V_d,) -> (...) int64, (...) bool

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from decode import load_drafter
 from decode.config import ModelConfig
 from decode.drafters.describe import describe_draft
-from decode.drafters.load import PROVENANCE
+from decode.drafters.saved_head import PROVENANCE
 from decode.house.errors import InputError
 from decode.house.run_folder import read_json
 from decode.models import ModelDescription, describe_model, load_model

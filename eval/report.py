@@ -113,6 +113,13 @@ def command() -> str:
     return " ".join(["python -m eval", *sys.argv[1:]])
 
 
+def suite_entry(cfg: EvalConfig, seconds: float) -> dict[str, Any]:
+    """How the results of a suite begin: what they are, and where, by which command and in how many seconds they were
+    measured."""
+    facts = {**environment(), "git": git_state(), "command": command(), "seed": cfg.seed, "report_seconds": seconds}
+    return {"schema": SCHEMA, "suite": cfg.suite, "face": cfg.face, "environment": facts}
+
+
 def target_entry(target: ModelDescription, dtype: str) -> dict[str, Any]:
     """The target as results.json names it."""
     return {

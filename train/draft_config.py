@@ -28,6 +28,17 @@ class AdapterConfig:
         require(self.rank == 0 or bool(self.targets), "targets is empty, so adapters would be put nowhere; name layers")
 
 
+OWNERS = {
+    "mlp_layers": ("medusa", "hydra"),
+    "prefix_attention": ("hydra",),
+    "markov_rank": ("dspark",),
+    "confidence": ("dspark",),
+    "anchors": ("dspark",),
+    "init_own": ("mtp",),
+}
+"""Settings of a head that some families alone heed."""
+
+
 @dataclass
 class HeadSettings:
     """What heads have over a draft model: they read the target's hidden states (every family but lm)."""
@@ -125,12 +136,18 @@ class DraftConfig:
             "as wide as that. Leave draft.width out",
         )
         require(self.lora.rank == 0, f"lora.rank={self.lora.rank} is for family lm; {self.family} is trained whole")
-        owners = {"prefix_attention": "hydra", "init_own": "mtp"}
-        for name, owner in owners.items():
+        default = HeadSettings()
+        for name, owners in OWNERS.items():
+            value = getattr(self.head, name)
             require(
-                not getattr(self.head, name) or self.family == owner,
-                f"head.{name}=true is for draft={owner}, and draft.family={self.family}. Leave it out",
+                value == getattr(default, name) or self.family in owners,
+                f"head.{name}={value} is for draft={' and '.join(owners)}, and draft.family={self.family} would not "
+                "heed it. Leave it out",
             )
+        require(
+            self.layers == 1 or self.family == "dspark",
+            f"layers={self.layers}, and draft.family={self.family} is of one layer; leave draft.layers out",
+        )
         require(
             not self.head.init_own or self.init_from is None,
             f"head.init_own=true starts from the target's own layers, and init_from={self.init_from} from a saved "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decode.drafters.load import HEADS
+from decode.drafters.saved_head import HEADS
 from train.family import Family
 from train.family_head import head_build, head_export, head_shape
 from train.family_lm import lm_build, lm_export, lm_shape

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from decode.drafters.dspark import default_taps as dspark_taps
 from decode.drafters.eagle3 import default_taps as eagle3_taps
 from decode.drafters.heads import HeadConfig, HeadDraft
-from decode.drafters.load import HEADS, check_target, family_of, load_head, model_folder, read_head_config
+from decode.drafters.load import family_of, model_folder
 from decode.drafters.own_mtp import own_mtp
+from decode.drafters.saved_head import HEADS, expected, load_head, read_head
 from decode.ends import Ends
 from decode.house.config import require
 from decode.house.errors import InputError
@@ -53,11 +54,7 @@ class HeadShape:
     @property
     def num_parameters(self) -> int:
         """As `Shape` says; the target's ends are not among them."""
-        size = self.config.draft_vocab_size
-        with torch.device("meta"):
-            vocab = None if size is None else torch.zeros(size, dtype=torch.long)
-            head = HEADS[self.config.family][1](self.config, cast(Ends, None), vocab)
-        return sum(weight.numel() for weight in head.parameters())
+        return sum(prod(shape) for name, shape in expected(self.config).items() if name != "vocab")
 
     @property
     def wants_vocab(self) -> int | None:
@@ -78,6 +75,12 @@ def head_shape(
     that is another one's; ConfigError where the family's own choice of hidden states does not fit the target.
     """
     assert target is not None, "checked by TrainConfig"
+    require(
+        cfg.sequence_length >= cfg.draft.head.depth + 2,
+        f"sequence_length={cfg.sequence_length} has no room for a token, the one after it and the "
+        f"draft.head.depth={cfg.draft.head.depth} drafted ones: the last ones would never be trained. Use a longer "
+        "sequence_length, or a smaller depth",
+    )
     text = target.config.get_text_config()
     check_taps(text, (FINAL,), target.path)
     draft = cfg.draft
@@ -86,12 +89,17 @@ def head_shape(
     taps = tuple(draft.head.taps) if draft.head.taps else default_taps(draft.family, target.num_layers, target.path)
     check_taps(text, taps, target.path)
     if draft.head.init_own:
+        sizes = {name: getattr(draft, name) for name in ("heads", "kv_heads", "mlp_width", "max_positions")}
+        given = {name: value for name, value in sizes.items() if value is not None}
+        require(not given, f"draft.head.init_own=true takes the target's own layer as it is; leave {given} out")
         config, weights = own_mtp(target, draft.head.depth)
         return HeadShape(replace(config, draft_vocab_size=draft.head.vocab), target, own=weights)
     kind = HEADS[draft.family][0]
     given = (
         vars(draft.head) | _sizes(draft, target, text) | {"family": draft.family, "layers": draft.layers, "taps": taps}
     )
+    if cfg.objective.confidence_weight == 0:  # what was never trained must not cut drafts
+        given["confidence"] = False
     return HeadShape(kind(**{field.name: given[field.name] for field in fields(kind) if field.name in given}), target)
 
 
@@ -161,15 +169,22 @@ def _saved(draft: DraftConfig, target: ModelDescription) -> HeadShape:
         family == draft.family,
         f"draft.init_from={draft.init_from} is of family {family}, and draft.family={draft.family}; use draft={family}",
     )
-    check_target(folder, target)
-    config = read_head_config(folder)
-    settings, default = draft.head, HeadSettings()
-    for name in ("depth", "taps", "vocab"):
-        saved = {"vocab": config.draft_vocab_size, "taps": list(config.taps)}.get(name, config.depth)
-        asked = getattr(settings, name)
+    config = read_head(folder, target)
+    asked, default = _asked(draft), _asked(DraftConfig(family=draft.family))
+    saved = vars(config) | {"taps": list(config.taps), "vocab": config.draft_vocab_size}
+    for name in asked.keys() & saved.keys():
         require(
-            asked in (saved, getattr(default, name)),
-            f"draft.head.{name}={asked}, and the head {draft.init_from} has {saved}, which stays as it is. Set "
-            f"draft.head.{name}={saved}, or train a new head without draft.init_from",
+            asked[name] in (saved[name], default[name]),
+            f"draft.{_where(name)}={asked[name]}, and the head {draft.init_from} has {saved[name]}, which stays as it "
+            f"is. Set draft.{_where(name)}={saved[name]}, or train a new head without draft.init_from",
         )
     return HeadShape(config, target, folder)
+
+
+def _asked(draft: DraftConfig) -> dict[str, Any]:
+    """The settings of a head's shape by their names in its configuration."""
+    return vars(draft.head) | {name: getattr(draft, name) for name in ("layers", "heads", "kv_heads", "mlp_width")}
+
+
+def _where(name: str) -> str:
+    return f"head.{name}" if name in vars(HeadSettings()) else name

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from safetensors import safe_open
-
 from decode.config import ModelConfig
-from decode.drafters.load import HEADS, OWN, WEIGHTS, check_target, family_of, model_folder, read_head_config
+from decode.drafters.load import OWN, family_of, model_folder
 from decode.drafters.own_mtp import own_mtp
-from decode.house.errors import InputError
+from decode.drafters.saved_head import HEADS, expected, read_head
 from decode.models import ModelDescription, check_same_tokens, describe_model, files_fingerprint
 
 
@@ -39,18 +37,9 @@ def describe_draft(path: str, target: ModelDescription, role: str = "draft") -> 
         return DraftDescription(target.path, config.family, target.fingerprint, config.max_positions, size)
     family = family_of(folder)
     if family in HEADS:
-        return _head(folder, family, target, role)
+        config = read_head(folder, target)
+        size = sum(map(prod, expected(config).values()))
+        return DraftDescription(folder, family, files_fingerprint(Path(folder)), config.max_positions, size)
     found = describe_model(ModelConfig(path=folder), role)
     check_same_tokens(target, found)
     return DraftDescription(found.path, family, found.fingerprint, found.max_positions, found.num_parameters)
-
-
-def _head(folder: str, family: str, target: ModelDescription, role: str) -> DraftDescription:
-    missing = [name for name in ("config.json", WEIGHTS) if not (Path(folder) / name).is_file()]
-    if missing:
-        raise InputError(f"{role}.path={folder} lacks {' and '.join(missing)}, so it is no whole head; copy it again")
-    check_target(folder, target)
-    config = read_head_config(folder)
-    with safe_open(str(Path(folder) / WEIGHTS), "np") as tensors:
-        size = sum(prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
-    return DraftDescription(folder, family, files_fingerprint(Path(folder)), config.max_positions, size)

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from decode.drafters.base import Batch, Step
 from decode.drafters.dspark_blocks import BlockLayer, Blocks
-from decode.drafters.heads import HeadConfig, HeadDraft, Slots
+from decode.drafters.heads import HeadConfig, HeadDraft
 from decode.drafters.layers import Extend
 from decode.drafters.levels import Levels
+from decode.drafters.slots import Slots
 from decode.ends import Ends
 from decode.taps import FINAL
 

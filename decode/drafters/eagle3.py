@@ -46,7 +46,7 @@ class Eagle3Draft(RecursiveDraft):
 
     def fuse(self, features: Tensor) -> Tensor:
         """As `RecursiveDraft` says."""
-        return self.fc(features.flatten(2))
+        return self.fc(features.flatten(2).to(self.dtype))
 
     def advance(self, state: Tensor, tokens: Tensor, positions: Tensor, extend: Extend) -> Tensor:
         """As `RecursiveDraft` says."""

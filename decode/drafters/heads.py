@@ -24,6 +24,7 @@ from decode.drafters.base import Batch, Context, Step
 from decode.drafters.chains import pending_tokens, propose_chain
 from decode.drafters.layers import Extend, Rotary
 from decode.drafters.levels import Levels, Unit
+from decode.drafters.slots import Slots, into
 from decode.drafters.trees import propose_tree
 from decode.ends import Ends
 from decode.packed import Packing
@@ -84,7 +85,7 @@ class HeadDraft(nn.Module, ABC):
         self.config, self.ends = config, ends
         self.taps = config.taps
         self.register_buffer("vocab", vocab)
-        self._rows: tuple[int, Tensor] | None = None  # of the output head, for a reduced vocabulary
+        self._rows: tuple[tuple[object, ...], Tensor] | None = None  # of the output head, for a reduced vocabulary
         self._runner: Runner | None = None
         self._known: list[int] = []  # per row: slots that are true and in the cache
 
@@ -125,9 +126,14 @@ class HeadDraft(nn.Module, ABC):
         return every.index_copy(-1, self.vocab, drafted)
 
     def _head_rows(self, vocab: Tensor) -> Tensor:
-        weight = self.ends.head.weight
-        if self._rows is None or self._rows[0] != weight.data_ptr():
-            self._rows = (weight.data_ptr(), weight.detach()[vocab])
+        """The target's rows of the draft's tokens, taken once. A unit that is being captured finds them taken: the
+        matrix is packed there, and has no rows."""
+        if self._rows is None or not torch.jit.is_tracing():
+            weight = self.ends.head.weight
+            state = (weight.data_ptr(), weight._version, weight.dtype, weight.device)
+            if self._rows is None or self._rows[0] != state:
+                with torch.inference_mode(mode=False), torch.no_grad():  # training may use them after decoding has
+                    self._rows = (state, weight[vocab.to(weight.device)])
         return self._rows[1]
 
     # decoding face
@@ -191,7 +197,7 @@ class HeadDraft(nn.Module, ABC):
                 context.ids[index, start + 1 : end + 1],
                 context.features[index, start:end],
                 positions,
-                [_into(cache, layer, visible) for layer in range(self.num_cached)],
+                [into(cache, layer, visible) for layer in range(self.num_cached)],
             )
         self._known = behind
 
@@ -228,42 +234,6 @@ class HeadPacking:
             for one in self.both:
                 stack.enter_context(one.in_place())
             yield
-
-
-class Slots:
-    """Where the nodes of a round lie in a head's cache, and what they see."""
-
-    def __init__(self, cache: SlotCache, visible: int, device: torch.device) -> None:
-        self.cache, self.slots = cache, torch.arange(visible, device=device)
-
-    def straight(self, first: Tensor, width: int, num_layers: int) -> tuple[Tensor, list[Extend]]:
-        """Positions (B, W) of W slots from first (B, 1) on, each of which sees all before it, and the caches."""
-        own = first + self.slots[:width]
-        return own, self._extends(own, self.slots <= own[..., None], num_layers)
-
-    def block(self, first: Tensor, width: int, num_layers: int) -> tuple[Tensor, list[Extend]]:
-        """The same where the W slots see each other, later ones too."""
-        own = first + self.slots[:width]
-        visible = (self.slots < first + width)[:, None].expand(-1, width, -1)
-        return own, self._extends(own, visible, num_layers)
-
-    def nodes(self, first: Tensor, visible: Tensor, num_layers: int) -> list[Extend]:
-        """The caches for the last W of M nodes from slot first (B, 1) on, which see the slots before it and, among the
-        nodes, those that visible (1 or B, W, M) marks."""
-        batch, (width, num_nodes) = len(first), visible.shape[1:]
-        nodes = first + self.slots[:num_nodes]
-        before = (self.slots < first)[:, None].expand(batch, width, -1)
-        index = nodes[:, None].expand(batch, width, num_nodes)
-        seen = before.scatter(2, index, visible.expand(batch, -1, -1))
-        return self._extends(nodes[:, num_nodes - width :], seen, num_layers)
-
-    def _extends(self, own: Tensor, visible: Tensor, num_layers: int) -> list[Extend]:
-        self.cache.place(own, len(self.slots))
-        return [_into(self.cache, layer, visible) for layer in range(num_layers)]
-
-
-def _into(cache: SlotCache, layer: int, visible: Tensor) -> Extend:
-    return lambda keys, values: (*cache.slot_layers[layer].update(keys, values), visible)
 
 
 @dataclass(frozen=True)

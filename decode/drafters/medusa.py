@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from decode.drafters.base import Batch, Step
-from decode.drafters.heads import HeadConfig, HeadDraft, Slots
+from decode.drafters.heads import HeadConfig, HeadDraft
 from decode.drafters.labels import judged
 from decode.drafters.layers import Extend
 from decode.drafters.levels import Levels
+from decode.drafters.slots import Slots
 from decode.ends import Ends
 from decode.house.config import require
 

@@ -12,6 +12,8 @@ from decode.drafters.heads import HeadConfig
 from decode.drafters.layers import MLP, Attention, Extend
 from decode.drafters.recursive import RecursiveDraft
 from decode.ends import Ends
+from decode.house.config import require
+from decode.taps import FINAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,14 @@ class MTPConfig(HeadConfig):
     """Queries and keys are normalised, as in Qwen3."""
     attention_bias: bool = False
     """Queries, keys and values have biases, as in Qwen2."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.taps == (FINAL,),
+            f"mtp starts from the final hidden state of its target, where taps={list(self.taps)} are asked for; leave "
+            "draft.head.taps out",
+        )
 
 
 class MTPDraft(RecursiveDraft):
@@ -52,7 +62,7 @@ class MTPDraft(RecursiveDraft):
 
     def fuse(self, features: Tensor) -> Tensor:
         """As `RecursiveDraft` says."""
-        return features[:, :, 0]
+        return features[:, :, 0].to(self.dtype)
 
     def advance(self, state: Tensor, tokens: Tensor, positions: Tensor, extend: Extend) -> Tensor:
         """As `RecursiveDraft` says."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from decode.drafters.mtp import MTPConfig
+from decode.drafters.mtp import MTPConfig, MTPDraft
+from decode.ends import Ends
 from decode.house.errors import InputError
 from decode.models import ModelDescription
 from decode.taps import FINAL, check_taps
@@ -41,7 +43,20 @@ def own_mtp(target: ModelDescription, depth: int) -> tuple[MTPConfig, dict[str, 
     weights = {_our_name(name): tensor for name, tensor in found.items()}
     if any(name.startswith(HIDDEN_FIRST) for name in found):
         weights["eh_proj.weight"] = torch.cat(weights["eh_proj.weight"].chunk(2, 1)[::-1], 1)
-    return mtp_config(target, depth, "self_attn.q_norm.weight" in weights, "self_attn.q_proj.bias" in weights), weights
+    config = mtp_config(target, depth, "self_attn.q_norm.weight" in weights, "self_attn.q_proj.bias" in weights)
+    with torch.device("meta"):
+        wanted = MTPDraft(config, cast(Ends, None)).state_dict()
+    wrong = sorted(name for name in {*wanted, *weights} if _shape(wanted, name) != _shape(weights, name))
+    if wrong:
+        raise InputError(
+            f"the MTP layer in {target.path} is not a dense attention layer like the target's own: "
+            f"{', '.join(wrong[:6])} are missing, foreign or of another shape. Train one with draft=mtp"
+        )
+    return config, weights
+
+
+def _shape(weights: dict[str, Tensor], name: str) -> torch.Size | None:
+    return weights[name].shape if name in weights else None
 
 
 def mtp_config(target: ModelDescription, depth: int, qk_norm: bool, attention_bias: bool) -> MTPConfig:

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from decode.drafters.base import Batch, Step
-from decode.drafters.heads import HeadDraft, Slots
+from decode.drafters.heads import HeadDraft
 from decode.drafters.labels import judged, shifted
 from decode.drafters.layers import Extend
 from decode.drafters.levels import Levels
+from decode.drafters.slots import Slots
 from decode.masks import packed_visibility
 
 
@@ -46,7 +47,7 @@ class RecursiveDraft(HeadDraft):
         """`depth` steps of T slots: step s of slot t drafts token t + 2 + s, judged by row t + 1 + s."""
         assert batch.features is not None
         unrolled = Unrolled(batch.document)
-        state = self.fuse(batch.features.to(self.dtype))
+        state = self.fuse(batch.features)
         for step in range(self.config.depth):
             tokens = shifted(batch.ids, 1 + step)
             state = self.advance(state, tokens, batch.positions + step, unrolled.extend)

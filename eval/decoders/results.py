@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from decode.house.environment import environment, git_state
 from decode.models import ModelDescription
 from eval.config import EvalConfig
 from eval.decoders.arms import our_name
@@ -14,7 +13,7 @@ from eval.decoders.choosing import OURS
 from eval.decoders.goals import reached
 from eval.pairs import ratio, tokens_per_s
 from eval.peers import NAME as ASSISTED
-from eval.report import DEFINITIONS, SCHEMA, command, target_entry
+from eval.report import DEFINITIONS, suite_entry, target_entry
 from eval.rows import described
 from eval.speed import AUTOREGRESSIVE, TRANSFORMERS
 
@@ -45,16 +44,7 @@ def make_results(
 ) -> dict[str, Any]:
     """The content of results.json."""
     results = {
-        "schema": SCHEMA,
-        "suite": cfg.suite,
-        "face": cfg.face,
-        "environment": {
-            **environment(),
-            "git": git_state(),
-            "command": command(),
-            "seed": cfg.seed,
-            "report_seconds": sum(one["seconds"] for one in [*cells, *choices]),
-        },
+        **suite_entry(cfg, sum(one["seconds"] for one in [*cells, *choices])),
         "target": target_entry(target, dtype),
         "drafts": dict([next(iter(cfg.drafts.items()))]),
         "prompts": _prompts(cfg, cells),

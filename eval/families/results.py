@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from decode.house.environment import environment, git_state
 from decode.models import ModelDescription
 from eval.config import EvalConfig
 from eval.families.arms import ArmFacts
@@ -14,7 +13,7 @@ from eval.families.data import feature_bytes
 from eval.families.groups import Group, Kept, grouped, measured, quality_row, tau_ratio, training_row
 from eval.families.recommend import recommend
 from eval.pairs import faster, ratio, tokens_per_s
-from eval.report import DEFINITIONS, SCHEMA, command, target_entry
+from eval.report import DEFINITIONS, suite_entry, target_entry
 from eval.rows import described
 from eval.speed import AUTOREGRESSIVE, TRANSFORMERS
 
@@ -23,7 +22,8 @@ _SHARED += ("realised", "losslessness", "dtype_flips", "repeated_4gram_share")
 _OWN = {
     "equal tokens": "Every arm reads as many training tokens; what that takes of time is its own affair.",
     "equal time": "Every arm trains for as long, validation and export not counted: its steps are set by the pace of "
-    "its training at equal tokens, and the seconds that it took then are reported.",
+    "its training at equal tokens, and the seconds that it took then are reported. The target's pass that makes the "
+    "hidden states of heads is not in it: once for all arms, its seconds stand beside the codes.",
     "training": "One loop, one optimizer, the same texts in the same order; the learning rate is the arm's own. The "
     "last weights are kept.",
     "tau": "Tokens emitted per target pass, the correction or bonus token included, pooled over all passes, prompts "
@@ -32,7 +32,7 @@ _OWN = {
     "draft cost": "Drafting one proposal of the chosen length, timed alone.",
     "draft length": "Chosen for every arm, batch size and temperature on prompts of the validation split, which are "
     "never reported: the fastest median.",
-    "timed drafts": "Those of the first seed at equal tokens.",
+    "timed drafts": "Those of the first seed at equal tokens: intervals of speeds are over prompts, not trainings.",
     "features": "Hidden states of the target that an arm reads; bytes on disk per training token.",
 }
 
@@ -55,16 +55,7 @@ def make_results(cfg: EvalConfig, run: Measured) -> dict[str, Any]:
     """The content of results.json."""
     groups = grouped(run.kept)
     results = {
-        "schema": SCHEMA,
-        "suite": cfg.suite,
-        "face": cfg.face,
-        "environment": {
-            **environment(),
-            "git": git_state(),
-            "command": command(),
-            "seed": cfg.seed,
-            "report_seconds": run.seconds,
-        },
+        **suite_entry(cfg, run.seconds),
         "target": target_entry(run.target, run.cells[0]["dtype"]),
         "arms": {arm: {"overrides": cfg.families.arms[arm], **asdict(one)} for arm, one in run.facts.items()},
         "budgets": {"tokens": cfg.families.tokens, "seconds": cfg.families.seconds, "seeds": cfg.families.seeds},

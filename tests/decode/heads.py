@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from decode.drafters.base import Batch
 from decode.drafters.heads import HeadDraft
-from decode.drafters.load import HEADS
+from decode.drafters.saved_head import HEADS
 from decode.ends import ends_of
 from decode.taps import FINAL, Taps
 

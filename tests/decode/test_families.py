@@ -145,7 +145,9 @@ def test_steps_are_judged_by_the_rows_before_the_tokens_they_draft(target: PreTr
 
 
 @every_family
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", ["chain", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tree", "dynamic"))]
+)
 def test_output_is_that_of_plain_decoding(target: PreTrainedModel, name: str, shape: str) -> None:
     head = random_head(name, target)
     for temperature in (0.0, 1.0):
@@ -156,6 +158,7 @@ def test_output_is_that_of_plain_decoding(target: PreTrainedModel, name: str, sh
         assert any(one.drafted for one in stats.rounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["qwen3", "mistral", "gemma3"])
 @pytest.mark.parametrize("name", ["eagle3", "dspark"])
 def test_targets_of_every_type_are_drafted_for(architecture: str, name: str) -> None:
@@ -167,6 +170,7 @@ def test_targets_of_every_type_are_drafted_for(architecture: str, name: str) -> 
     check_parity(model, head, proposals(model, head, replace(request, shape=chain(DEPTH), verifier="rejection")))
 
 
+@pytest.mark.slow
 @every_family
 def test_waiting_requests_take_rows_over(target: PreTrainedModel, name: str) -> None:
     """Two rows for five requests, twice: what a row held before, or a call before, is never seen."""
@@ -178,6 +182,7 @@ def test_waiting_requests_take_rows_over(target: PreTrainedModel, name: str) -> 
     check_parity(target, head, proposals(target, head, replace(request, verifier="rejection")))
 
 
+@pytest.mark.slow
 @every_family
 def test_rounds_are_captured_and_draft_the_same(
     target: PreTrainedModel, name: str, monkeypatch: pytest.MonkeyPatch
@@ -202,3 +207,26 @@ def test_prompts_of_one_token_and_penalties(target: PreTrainedModel, name: str) 
     drafted = generate(target, head, ids, **settings)  # type: ignore[arg-type]
     assert torch.equal(plain.sequences, drafted.sequences)
     assert any(one.drafted for one in drafted.stats.rounds)
+
+
+@every_family
+@pytest.mark.parametrize("reduced", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_head_may_be_of_another_precision_than_its_target(name: str, reduced: bool) -> None:
+    """float32 states into bfloat16 weights, and trained on afterwards with what decoding left behind."""
+    model = tiny_llama(num_layers=6).requires_grad_(False)
+    head = random_head(name, model, vocab=torch.arange(0, 64, 2) if reduced else None).bfloat16()
+    request = Request(RAGGED, 8, shape=chain(2))
+    assert Loop(model, head, request).run()[0] == Loop(model, None, request).run()[0]
+    head.requires_grad_(True)
+    for step in head.unroll(batch_of(model, head, [[5, 9, 2, 7, 11, 30]])):
+        step.head(step.hidden).float().sum().backward(retain_graph=True)
+
+
+def test_rows_of_a_reduced_vocabulary_follow_the_targets_head() -> None:
+    model = tiny_llama(num_layers=6).requires_grad_(False)
+    vocab = torch.arange(0, 64, 2)
+    head, hidden = random_head("eagle3", model, vocab=vocab), torch.randn(3, 32)
+    before = head.head(hidden)
+    model.lm_head.weight.mul_(2)
+    torch.testing.assert_close(head.head(hidden), 2 * before)
+    torch.testing.assert_close(head.head(hidden), model.lm_head(hidden)[:, vocab])

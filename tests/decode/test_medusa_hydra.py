@@ -14,7 +14,7 @@ from decode import auto_tree, calibrate
 from decode.auto_tree import resolve
 from decode.drafters.base import Context
 from decode.drafters.heads import HeadDraft
-from decode.drafters.load import HEADS
+from decode.drafters.saved_head import HEADS
 from decode.ends import ends_of
 from decode.house.errors import ConfigError
 from decode.loop import Loop, Request

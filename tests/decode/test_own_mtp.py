@@ -126,6 +126,14 @@ def _transformers_name(name: str) -> str:
     return name if name.startswith(("enorm", "hnorm", "eh_proj")) else f"mtp_block.{name}"
 
 
+@pytest.mark.parametrize("missing", ["mlp.up_proj.weight", "enorm.weight"])
+def test_a_layer_of_another_make_is_refused(tmp_path: Path, missing: str) -> None:
+    model = qwen3()
+    weights = {name: one for name, one in weights_of(model).items() if name != missing}
+    with pytest.raises(InputError, match=missing.replace(".", r"\.")):
+        load_own(saved(tmp_path, model, weights, QWEN))
+
+
 def test_a_target_without_one_is_refused(tmp_path: Path) -> None:
     tiny_llama().save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from decode import generate, load_drafter
 from decode.drafters.heads import HeadDraft
-from decode.drafters.load import HEADS
+from decode.drafters.saved_head import HEADS
 from decode.house.errors import UserError
 from decode.house.run_folder import sha256_file
 from distill.config import ObjectiveConfig
@@ -45,7 +45,9 @@ def test_a_head_learns_and_drafts(tmp_path: Path, target: Path, corpus: Path, fa
     assert drafted.stats.tau > 1
 
 
-@pytest.mark.parametrize("family", HEADS)
+@pytest.mark.parametrize(
+    "family", ["eagle3", *(pytest.param(f, marks=pytest.mark.slow) for f in HEADS if f != "eagle3")]
+)
 def test_recorded_hidden_states_train_as_live_ones(
     tmp_path: Path, target: Path, feature_records: Path, family: str
 ) -> None:
@@ -240,6 +242,14 @@ def test_draft_vocabularies_of_impossible_size(refuse, target: Path, size: int, 
     refuse(target, message, head={"vocab": size})
 
 
+def test_a_round_that_no_sequence_holds(refuse, target: Path) -> None:
+    refuse(target, "has no room for a token", head={"depth": 31})
+
+
+def test_one_state_families_read_one_state(refuse, target: Path) -> None:
+    refuse(target, "starts from the final hidden state", family="mtp", head={"taps": [0, 1]})
+
+
 def test_a_saved_head_that_is_another_one(refuse, tmp_path: Path, target: Path, corpus: Path) -> None:
     folder = tmp_path / "saved"
     shutil.copytree(target, folder)
@@ -254,6 +264,9 @@ def test_a_saved_head_that_is_another_one(refuse, tmp_path: Path, target: Path, 
         ({"lora": {"rank": 4}}, "trained whole"),
         ({"head": {"prefix_attention": True}}, "is for draft=hydra"),
         ({"head": {"init_own": True}}, "is for draft=mtp"),
+        ({"head": {"markov_rank": 4}}, "is for draft=dspark"),
+        ({"head": {"mlp_layers": 2}}, "is for draft=medusa and hydra"),
+        ({"layers": 2}, "of one layer"),
         ({"head": {"depth": 0}}, "head.depth=0"),
         ({"head": {"taps": [1, 1]}}, "different hidden states"),
     ],

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from decode import generate
-from decode.drafters.load import HEADS
+from decode.drafters.saved_head import HEADS
 from tests.tiny import save_tiny_target
 from tests.train.overfit import NEW_TOKENS, PROMPT, overfit
 

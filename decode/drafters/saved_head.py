@@ -1,0 +1,132 @@
+"""The folder of a head: config.json, model.safetensors and draftsmith.json, checked whole before anything is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+
+from decode.drafters.dspark import DSparkConfig, DSparkDraft
+from decode.drafters.eagle3 import Eagle3Config, Eagle3Draft
+from decode.drafters.heads import HeadConfig, HeadDraft
+from decode.drafters.hydra import HydraConfig, HydraDraft
+from decode.drafters.medusa import MedusaConfig, MedusaDraft
+from decode.drafters.mtp import MTPConfig, MTPDraft
+from decode.ends import Ends
+from decode.house.errors import InputError
+from decode.house.run_folder import read_json
+from decode.models import ModelDescription
+from decode.stopping import eos_ids
+from decode.taps import check_taps
+
+PROVENANCE = "draftsmith.json"
+WEIGHTS = "model.safetensors"
+HEADS: dict[str, tuple[type[HeadConfig], type[HeadDraft]]] = {
+    "dspark": (DSparkConfig, DSparkDraft),
+    "eagle3": (Eagle3Config, Eagle3Draft),
+    "hydra": (HydraConfig, HydraDraft),
+    "medusa": (MedusaConfig, MedusaDraft),
+    "mtp": (MTPConfig, MTPDraft),
+}
+Shapes = dict[str, tuple[int, ...]]
+
+
+def load_head(folder: str | Path, ends: Ends, target: ModelDescription) -> HeadDraft:
+    """The head saved in `folder`, in the precision it was saved in, on the CPU; InputError as `read_head` raises, and
+    where its draft vocabulary has no end of text."""
+    config = read_head(folder, target)
+    vocab = None if config.draft_vocab_size is None else torch.zeros(config.draft_vocab_size, dtype=torch.long)
+    head = HEADS[config.family][1](config, ends, vocab)
+    weights = load_file(Path(folder) / WEIGHTS)
+    head.to(next(weight.dtype for weight in weights.values() if weight.is_floating_point()))
+    head.load_state_dict(weights)
+    _check_vocabulary(folder, head)
+    return head
+
+
+def read_head(folder: str | Path, target: ModelDescription) -> HeadConfig:
+    """The configuration of a whole head of this target; InputError for anything that is missing, damaged, of another
+    version or of another target."""
+    missing = [name for name in ("config.json", WEIGHTS, PROVENANCE) if not (Path(folder) / name).is_file()]
+    if missing:
+        raise InputError(f"the head {folder} lacks {' and '.join(missing)}, so it is not whole; copy its folder again")
+    written = read_json(Path(folder) / PROVENANCE)
+    _check_target(folder, written.get("target") or {}, target)
+    config = _config(folder, written.get("family"))
+    check_taps(target.config.get_text_config(), config.taps, target.path)
+    check_fits(expected(config), shapes_of(folder), f"the head {folder}")
+    return config
+
+
+def expected(config: HeadConfig) -> Shapes:
+    """Names and shapes of a head's tensors; nothing is allocated."""
+    size = config.draft_vocab_size
+    with torch.device("meta"):
+        vocab = None if size is None else torch.zeros(size, dtype=torch.long)
+        head = HEADS[config.family][1](config, cast(Ends, None), vocab)
+    return {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+
+
+def shapes_of(folder: str | Path) -> Shapes:
+    """Those of the saved weights; InputError where the file is damaged."""
+    try:
+        with safe_open(str(Path(folder) / WEIGHTS), "np") as tensors:
+            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise InputError(f"the weights of the head {folder} are damaged: {error}. Copy its folder again") from error
+
+
+def check_fits(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], who: str) -> None:
+    """InputError unless both name the same tensors of the same shapes."""
+    wrong = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
+    if wrong:
+        shown = ", ".join(f"{name} {found.get(name, 'missing')} for {wanted.get(name, 'none')}" for name in wrong[:4])
+        raise InputError(
+            f"{who} does not hold the weights that its configuration calls for: {shown}"
+            f"{f' and {len(wrong) - 4} more' if len(wrong) > 4 else ''}. Copy it again, or train it anew"
+        )
+
+
+def _config(folder: str | Path, family: object) -> HeadConfig:
+    fields: dict[str, Any] = read_json(Path(folder) / "config.json")
+    if fields.get("family") != family or family not in HEADS:
+        raise InputError(
+            f"{folder}/config.json says family={fields.get('family')!r} and {PROVENANCE} {family!r}; a head is one of "
+            f"{', '.join(HEADS)}. One of the files was edited; copy the folder again"
+        )
+    known = HEADS[str(family)][0]
+    wrong = set(fields) ^ {field.name for field in dataclasses.fields(known)}
+    if wrong:
+        raise InputError(
+            f"{folder}/config.json and this version's {family} heads do not share the fields "
+            f"{', '.join(sorted(wrong))}; train the head with this version, or load it with the one that wrote it"
+        )
+    if not isinstance(fields["depth"], int) or fields["depth"] < 1:
+        raise InputError(f"{folder}/config.json says depth={fields['depth']}; a head drafts at least 1 token")
+    return known(**fields)
+
+
+def _check_target(folder: str | Path, trained: dict[str, Any], target: ModelDescription) -> None:
+    if trained.get("fingerprint") != target.fingerprint:
+        raise InputError(
+            f"the head {folder} was trained on the hidden states of {trained.get('path')} with fingerprint "
+            f"{trained.get('fingerprint')}, and {target.path} has {target.fingerprint}: it would draft from states "
+            "that mean something else. Give the target that it knows, or train one for this target: python -m train"
+        )
+
+
+def _check_vocabulary(folder: str | Path, head: HeadDraft) -> None:
+    """A draft that can never say EOS drafts past every end."""
+    ends = eos_ids(head.ends.head.model)
+    missing = [] if head.vocab is None else sorted(ends - set(head.vocab.tolist()))
+    if missing:
+        raise InputError(
+            f"the draft vocabulary of {folder} ({head.config.draft_vocab_size} of {head.config.vocab_size} tokens) "
+            f"lacks the end of text {missing}, so it would draft past every end. Train it with draft.head.vocab=N, "
+            "which always keeps EOS and the special tokens"
+        )
