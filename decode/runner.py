@@ -112,11 +112,12 @@ def weights_state(model: nn.Module) -> int:
     Writes that bypass torch's version counter (`.data`, inference mode) show in a sample of the values on a CPU, where
     packed weights are copies.
     """
-    tensors = (_tensor_state(one) for one in (*model.parameters(), *model.buffers()))
+    tensors = (tensor_state(one) for one in (*model.parameters(), *model.buffers()))
     return hash((*tensors, *(_module_state(module) for module in model.modules())))
 
 
-def _tensor_state(tensor: Tensor) -> tuple[object, ...]:
+def tensor_state(tensor: Tensor) -> tuple[object, ...]:
+    """Changes when the tensor is replaced, moved or written to."""
     version = 0 if tensor.is_inference() else tensor._version
     if tensor.device.type != "cpu" or not tensor.is_floating_point():
         return tensor.data_ptr(), tensor.dtype, version

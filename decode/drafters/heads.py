@@ -27,10 +27,13 @@ from decode.drafters.levels import Levels, Unit
 from decode.drafters.slots import Slots, into
 from decode.drafters.trees import propose_tree
 from decode.ends import Ends
+from decode.house.progress import get_logger
 from decode.packed import Packing
-from decode.runner import Runner, Runners, chunks, rounded
+from decode.runner import Runner, Runners, chunks, rounded, tensor_state
 from decode.shapes import Static
 from decode.tree import Tree
+
+log = get_logger("decode")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +91,7 @@ class HeadDraft(nn.Module, ABC):
         self._rows: tuple[tuple[object, ...], Tensor] | None = None  # of the output head, for a reduced vocabulary
         self._runner: Runner | None = None
         self._known: list[int] = []  # per row: slots that are true and in the cache
+        self._warned = False
 
     # training face
 
@@ -130,7 +134,7 @@ class HeadDraft(nn.Module, ABC):
         matrix is packed there, and has no rows."""
         if self._rows is None or not torch.jit.is_tracing():
             weight = self.ends.head.weight
-            state = (weight.data_ptr(), weight._version, weight.dtype, weight.device)
+            state = tensor_state(weight)
             if self._rows is None or self._rows[0] != state:
                 with torch.inference_mode(mode=False), torch.no_grad():  # training may use them after decoding has
                     self._rows = (state, weight[vocab.to(weight.device)])
@@ -153,6 +157,12 @@ class HeadDraft(nn.Module, ABC):
 
     def start(self, context: Context, capacity: int) -> None:
         """Read the prompts; captures are kept from one call to the next."""
+        if self.most_tokens is not None and context.shape.depth > self.most_tokens and not self._warned:
+            self._warned = True
+            log.warning(
+                "the draft drafts %d tokens a round, and %d are asked for: the rest is left out",
+                self.most_tokens, context.shape.depth,
+            )  # fmt: skip
         self._runner = self._runner_for(len(context.lengths), capacity)
         self._known = [0] * len(context.lengths)
         self._catch_up(context, [length - 2 for length in context.lengths])
