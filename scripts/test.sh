@@ -19,5 +19,5 @@ step "format" 10 ruff format --check
 step "types" 90 pyright
 step "tests: default" 180 pytest -q
 step "tests: slow" 900 pytest -q -m "slow and not engines and not exhaustive and not gpu and not network"
-step "tests: engines" 600 pytest -q -m "engines and not exhaustive and not gpu and not network"
+step "tests: engines" 600 pytest -q -n 0 -m "engines and not exhaustive and not gpu and not network"
 show_times

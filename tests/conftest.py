@@ -2,6 +2,7 @@
 
 import os
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers, tiny matrices: more threads would wait for each other
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("WANDB_MODE", "offline")

@@ -132,7 +132,7 @@ class HeadDraft(nn.Module, ABC):
     def _head_rows(self, vocab: Tensor) -> Tensor:
         """The target's rows of the draft's tokens, taken once. A unit that is being captured finds them taken: the
         matrix is packed there, and has no rows."""
-        if self._rows is None or not torch.jit.is_tracing():
+        if self._rows is None or torch._C._get_tracing_state() is None:
             weight = self.ends.head.weight
             state = tensor_state(weight)
             if self._rows is None or self._rows[0] != state:

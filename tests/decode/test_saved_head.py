@@ -60,6 +60,10 @@ def truncated(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
 
 
+def emptied(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+
+
 def without_a_tensor(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     del weights["fc.weight"]
@@ -70,7 +74,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "lacks model.safetensors"),
     "half of the weights": (truncated, "damaged"),
     "a tensor less": (without_a_tensor, "fc.weight missing"),
-    "an empty configuration": (lambda folder: (folder / "config.json").write_text("{}") and None, "family=None"),
+    "an empty configuration": (emptied, "family=None"),
     "another family": (edited("config.json", family="zzz"), "family='zzz'"),
     "a field too many": (edited("config.json", more=1), "do not share the fields more"),
     "another width": (edited("config.json", mlp_width=48), "mlp.up_proj.weight"),
