@@ -23,7 +23,7 @@ from decode.cache import SlotCache
 from decode.drafters.base import Batch, Context, Step
 from decode.drafters.chains import pending_tokens, propose_chain
 from decode.drafters.layers import Extend, Rotary
-from decode.drafters.levels import Levels, Unit
+from decode.drafters.levels import Levels, Unit, visible_slots
 from decode.drafters.slots import Slots, into
 from decode.drafters.trees import propose_tree
 from decode.ends import Ends
@@ -270,10 +270,7 @@ class HeadRound:
 
     @property
     def _visible(self) -> int:
-        end = max(self.context.lengths) + self._reach
-        visible = self.runner.visible(end)
-        assert end <= visible, (self.context.lengths, self.context.shape, visible)
-        return visible
+        return visible_slots(self.runner, self.context, self._reach)
 
     @property
     def key(self) -> tuple[object, ...]:

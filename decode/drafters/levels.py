@@ -131,3 +131,11 @@ class Processed:
         path = (~visible).long().sort(dim=-1, stable=True).indices[..., :depth].expand(*tokens.shape, depth)
         above = torch.cat(self.tokens, 1)[:, None].expand(-1, tokens.shape[1], -1)
         return self.context.processed(logits, above.gather(2, path))
+
+
+def visible_slots(runner: Runner, context: Context, reach: int) -> int:
+    """Slots that the passes of a round look at which writes `reach` slots behind the longest row."""
+    end = max(context.lengths) + reach
+    visible = runner.visible(end)
+    assert end <= visible, (context.lengths, context.shape, visible)  # else the last nodes would not see themselves
+    return visible

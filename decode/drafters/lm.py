@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from decode.drafters.base import Batch, Context, Step
 from decode.drafters.chains import pending_tokens, propose_chain
-from decode.drafters.levels import Levels, Unit
+from decode.drafters.levels import Levels, Unit, visible_slots
 from decode.drafters.trees import propose_tree
 from decode.head import head_of
 from decode.house.progress import get_logger
@@ -169,10 +169,7 @@ class LMRound:
 
     @property
     def _visible(self) -> int:
-        end = max(self.context.lengths) + self._reach
-        visible = self.runner.visible(end)
-        assert end <= visible, (self.context.lengths, self.context.shape, visible)
-        return visible
+        return visible_slots(self.runner, self.context, self._reach)
 
     @property
     def key(self) -> tuple[object, ...]:

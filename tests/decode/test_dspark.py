@@ -286,7 +286,7 @@ class Whims:
         return self.root()
 
     def level(self, tokens: Tensor, depth: int, visible: Tensor, owners: Tensor) -> Tensor:
-        raise NotImplementedError
+        raise AssertionError("a chain is followed, not grown level by level")
 
     def chance(self, depth: int) -> Tensor:
         seen = self.script[depth] if self.peeking else self.sums[-1] + depth
