@@ -42,22 +42,31 @@ class SlotCache(Cache):
         """The layers, by the type they have here."""
         return cast(list[SlotLayer], self.layers)
 
-    def stack(self) -> None:
-        """Lay layers of equal shape and place into one buffer (2 * layers, B, heads, capacity, d_head), so that a
-        commit is one gather; called when the layers have their buffers, and before anything is in them."""
+    def allocate(self) -> None:
+        """Give the layers, which a first pass over one slot has told their shapes, all their slots: layers of equal
+        shape and place in one buffer (n, B, heads, capacity, d_head), so that a commit is one gather.
+
+        Zeros rather than empty memory, because a masked NaN still poisons a sum (0 * NaN).
+        """
         alike = defaultdict(list)
         for layer in self.slot_layers:
-            assert layer.keys is not None
-            assert layer.values is not None
-            for name, stored in (("keys", layer.keys), ("values", layer.values)):
-                alike[stored.shape, stored.dtype, stored.device].append((layer, name))
+            for name in ("keys", "values"):
+                shown = getattr(layer, name)
+                if shown is not None:
+                    alike[shown.shape, shown.dtype, shown.device].append((layer, name))
         for (shape, dtype, device), places in alike.items():
-            stack = torch.zeros(len(places), *shape, dtype=dtype, device=device)
+            rows, heads, _, size = shape
+            stack = torch.zeros(len(places), rows, heads, self.capacity, size, dtype=dtype, device=device)
             for part, (layer, name) in zip(stack, places, strict=True):
                 setattr(layer, name, part)
             self._stacks.append(stack)
         if self.states is not None:
             self._stacks.append(self.states)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of keys, values and hidden states."""
+        return sum(stack.nbytes for stack in self._stacks)
 
     def keep(self, states: list[Tensor]) -> None:
         """Hidden states of the pass that was just made, n of (B, T, d), into the slots of its tokens."""
@@ -98,7 +107,7 @@ class SlotCache(Cache):
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer of a SlotCache: two buffers (B, heads, capacity, d_head), made at the first update."""
+    """One layer of a SlotCache: two buffers (B, heads, capacity, d_head), of a single slot until `allocate`."""
 
     is_sliding = False
     is_croppable = False
@@ -109,13 +118,12 @@ class SlotLayer(CacheLayerMixin):
         self.cache = cache
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate; zeros rather than empty memory, because a masked NaN still poisons a sum (0 * NaN)."""
-        self.keys = self._buffer(key_states)
-        self.values = self._buffer(value_states)
+        """Note shapes, types and places: the cache is by far the largest thing here, and is allocated once."""
+        self.keys, self.values = self._slot(key_states), self._slot(value_states)
         self.is_initialized = True
 
-    def _buffer(self, states: Tensor) -> Tensor:
-        shape = (self.cache.num_rows, states.shape[1], self.cache.capacity, states.shape[3])
+    def _slot(self, states: Tensor) -> Tensor:
+        shape = (self.cache.num_rows, states.shape[1], 1, states.shape[3])
         return torch.zeros(shape, dtype=states.dtype, device=states.device)
 
     def update(

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from decode.drafters.base import Context, Drafter
 from decode.estimates import monotone
 from decode.house.errors import ConfigError
+from decode.kept_runners import Lease
 from decode.loop import Request
 from decode.noise import Noise
 from decode.round_costs import RoundCosts
@@ -61,10 +62,12 @@ def measure(
     alike."""
     capacity = context + max(num_tokens)
     in_a_row = max(1, max(num_tokens) - 1)
-    target = _warmed(model, drafter, context, capacity, batch_size)
+    lease = Lease()
+    target = _warmed(model, drafter, context, capacity, batch_size, lease)
     arms: dict[int, Callable[[], object]] = {n: _pass(target, n, context, batch_size) for n in num_tokens}
     if drafter is not None:
-        wanted = _context(target, Request([], 1, Sampling(temperature=0)), context, capacity, batch_size)
+        drafter = lease.own(drafter)
+        wanted = _context(target, Request([], 1, Sampling(temperature=0)), context, capacity, batch_size, lease)
         drafter.start(wanted, capacity)
         arms[0] = _proposal(drafter, Request([], 1, wanted.sampling), wanted, chain(in_a_row))
     seconds = interleaved(arms, repeats, target.device)
@@ -83,9 +86,11 @@ def measure_rounds(
     plans |= {("grown", width): k_ary([width, 1, 1]) for width in WIDTHS}
     plans = {name: plan for name, plan in plans.items() if takes(request, plan)}
     capacity = context + max(NODES) + max(plan.num_nodes for plan in plans.values())
-    target = _warmed(model, drafter, context, capacity, batch_size)
+    lease = Lease()
+    target = _warmed(model, drafter, context, capacity, batch_size, lease)
     arms = {("target", n): _pass(target, n, context, batch_size) for n in NODES}
-    wanted = _context(target, request, context, capacity, batch_size)
+    drafter = lease.own(drafter)
+    wanted = _context(target, request, context, capacity, batch_size, lease)
     drafter.start(wanted, capacity)
     arms |= {name: _proposal(drafter, request, wanted, plan) for name, plan in plans.items()}
     seconds = interleaved(arms, REPEATS, target.device, LIMIT_S)
@@ -114,14 +119,17 @@ def takes(request: Request, shape: Shape) -> bool:
     return True
 
 
-def _context(target: CachedModel, request: Request, context: int, capacity: int, batch_size: int) -> Context:
+def _context(
+    target: CachedModel, request: Request, context: int, capacity: int, batch_size: int, lease: Lease
+) -> Context:
     """Rows of `context` tokens whose round is proposed again and again."""
     ids = torch.ones(batch_size, capacity, dtype=torch.long, device=target.device)
     noise = Noise(request.seed, list(range(batch_size)), target.config.vocab_size, target.device)
     shared = VERIFIERS[request.verifier].shares_noise
     lengths = [max(1, context)] * batch_size
     return Context(
-        ids, lengths, request.sampling, noise, chain(1), "arbitrary", shared, None, 0, features=target.features
+        ids, lengths, request.sampling, noise, chain(1), "arbitrary", shared, None, 0,
+        features=target.features, lease=lease,
     )  # fmt: skip
 
 
@@ -159,9 +167,9 @@ def interleaved(
 
 
 def _warmed(
-    model: PreTrainedModel, drafter: Drafter | None, context: int, capacity: int, batch_size: int
+    model: PreTrainedModel, drafter: Drafter | None, context: int, capacity: int, batch_size: int, lease: Lease
 ) -> CachedModel:
-    runner = runner_for(model, batch_size, capacity, taps=drafter.taps if drafter is not None else ())
+    runner = runner_for(model, batch_size, capacity, lease, taps=drafter.taps if drafter is not None else ())
     if context:
         ids = torch.ones(batch_size, context, dtype=torch.long, device=runner.device)
         runner.prefill(ids, [0] * batch_size, [context] * batch_size)

@@ -18,10 +18,12 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from decode.budget import Budget
 from decode.drafters.base import Context, Drafter
 from decode.house.errors import ConfigError, InputError
+from decode.kept_runners import Lease
 from decode.models import device_of, longest_context
 from decode.noise import Noise
 from decode.processors import History
 from decode.rows import Progress, Rows
+from decode.runner import PASSES
 from decode.sampling import Sampling, warp
 from decode.shapes import Shape, chain
 from decode.stats import Round, Stats
@@ -82,7 +84,8 @@ class Loop:
     """One generation call: requests from prompt to end, `batch_size` of them at a time."""
 
     def __init__(self, model: PreTrainedModel, drafter: Drafter | None, request: Request) -> None:
-        self.request, self.drafter = request, drafter
+        self.request, self.lease = request, Lease()
+        self.drafter = drafter if drafter is None else self.lease.own(drafter)
         self.verifier = VERIFIERS[request.verifier]
         self.verifier.check(request.sampling, request.lossy)
         self.drawn: Drawn = self.verifier.drawn(request.shape, request.replacement)
@@ -94,7 +97,8 @@ class Loop:
         capacity = max(lengths) + request.max_new_tokens + in_round
         requests = [Progress(len(x), list(x), len(x) + request.max_new_tokens) for x in request.prompts]
         self.rows = Rows(requests, request.batch_size or len(requests), capacity, device_of(model))
-        self.runner = runner_for(model, self.rows.size, capacity, taps=drafter.taps if drafter is not None else ())
+        taps = drafter.taps if drafter is not None else ()
+        self.runner = runner_for(model, self.rows.size, capacity, self.lease, taps=taps)
         vocab_size = model.config.get_text_config().vocab_size
         keys = [self._key(index) for index in self.rows.seated]
         self.noise = Noise(request.seed, keys, vocab_size, self.runner.device, request.audit)
@@ -106,17 +110,17 @@ class Loop:
     @torch.inference_mode()
     def run(self, observer: Observer | None = None) -> tuple[list[list[int]], Stats]:
         """All requests' tokens, prompts included, and what the call counted."""
-        with self.stats.phase("prefill"):
-            self._prefill(range(self.rows.size))
+        try:
+            self._start()
+            while self.rows.running:
+                for event in self.step():
+                    if observer is not None:
+                        observer(event)
+                self._refill()
             if self.drafter is not None:
-                self.drafter.start(self._context(self.request.shape, None), self.rows.capacity)
-        while self.rows.running:
-            for event in self.step():
-                if observer is not None:
-                    observer(event)
-            self._refill()
-        if self.drafter is not None:
-            self.drafter.reset(list(range(self.rows.size)))
+                self.drafter.reset(list(range(self.rows.size)))
+        finally:
+            self.lease.end()
         self.stats.finish([one.reason or "" for one in self.rows.requests], self.runner.device)
         return [one.tokens for one in self.rows.requests], self.stats
 
@@ -143,6 +147,13 @@ class Loop:
             self.budget.learn(rounds, took if self.runner.replayed else None, running)
         self.round_index += 1
         return events
+
+    def _start(self) -> None:
+        with self.stats.phase("prefill"):
+            self._prefill(range(self.rows.size))
+            if self.drafter is not None:
+                with PASSES:
+                    self.drafter.start(self._context(self.request.shape, None), self.rows.capacity)
 
     def _prefill(self, rows: Iterable[int]) -> None:
         """Read the prompts up to pending; strict ones one by one, since who comes along depends on the draft."""
@@ -197,12 +208,14 @@ class Loop:
             self.round_index,
             self._history(),
             self.runner.features,
+            self.lease,
             self.budget if self.request.confidence else None,
         )
 
     def _propose(self, shape: Shape, gumbel: Tensor | None) -> Tree:
         if self.drafter is not None and shape.depth:
-            return self.drafter.propose(self._context(shape, gumbel))
+            with PASSES:
+                return self.drafter.propose(self._context(shape, gumbel))
         ends = torch.tensor(self.rows.lengths, device=self.runner.device)[:, None]
         return Tree(self.rows.ids.gather(1, ends - 1), (-1,))
 

@@ -8,14 +8,23 @@ linear layers; models above `MOST_BYTES` keep their own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 MOST_BYTES = 4 << 30
 ROWS = 8  # the layout is chosen for about this many rows; measured equally fast for 1, 7 and 16
+
+
+class Packed(Protocol):
+    """Weights in the layout of a CPU's kernels, of one model or of several that run together."""
+
+    def in_place(self) -> AbstractContextManager[None]:
+        """Inside the block, modules run on them."""
+        ...
 
 
 @cache

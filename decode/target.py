@@ -7,7 +7,6 @@ row; they see the row's committed tokens and their own ancestors. Short passes a
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +14,12 @@ from transformers import PreTrainedModel
 
 from decode.attention import grouped, pays
 from decode.cache import SlotCache
-from decode.capture import Packed
 from decode.house.errors import InputError
+from decode.kept_runners import Lease, Runners
 from decode.masks import layer_masks
 from decode.models import device_of, longest_context, refuse_unsupported
-from decode.packed import Packing
-from decode.runner import Runner, Runners, chunks, rounded
+from decode.packed import Packed, Packing
+from decode.runner import PASSES, Runner, chunks, rounded
 from decode.taps import Taps
 
 
@@ -105,12 +104,17 @@ class CachedModel(Runner):
         cache = SlotCache(self.config.num_hidden_layers, batch_size, rounded(capacity))
         super().__init__(cache, device_of(model), packing if packing is not None else Packing(model))
         self._taps = Taps(model, taps) if taps else None
-        with torch.inference_mode(mode=False), torch.no_grad():
+        with PASSES, torch.inference_mode(mode=False), torch.no_grad():
             self._slots = torch.arange(self.cache.capacity, device=self.device)
             self._held = torch.zeros(batch_size, self.cache.capacity, dtype=torch.long, device=self.device)
             first = torch.zeros(batch_size, 1, dtype=torch.long, device=self.device)
-            self.node_pass(1)(first, first, first, first[..., None] == 0)  # allocates the layers
-            self.cache.stack()
+            self.node_pass(1)(first, first, first, first[..., None] == 0)  # tells the layers' shapes
+            self.cache.allocate()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its cache, the positions beside it, and its captures."""
+        return super().num_bytes + self._held.nbytes + self._slots.nbytes
 
     @property
     def features(self) -> Tensor | None:
@@ -121,7 +125,8 @@ class CachedModel(Runner):
         """Read ids[b, begin[b]:end[b]] of each row; ids (B, T) left-aligned. What lies behind the end of a row that is
         read beside a longer one is written too, and never seen."""
         for rows, start, stop in chunks(begin, end):
-            self._read(ids, rows, start, stop)
+            with PASSES:
+                self._read(ids, rows, start, stop)
 
     def _read(self, ids: Tensor, rows: list[int], start: int, end: int) -> None:
         index = None if len(rows) == ids.shape[0] else torch.tensor(rows, device=self.device)
@@ -154,7 +159,7 @@ class CachedModel(Runner):
         inputs = (tokens, begin, depths.expand(batch, -1), above.expand(batch, -1, -1))
 
         def moved() -> tuple[Tensor, ...]:
-            return tokens, (begin + 1).clamp(max=visible - num_nodes), *inputs[2:]
+            return self.other(tokens), (begin + 1).clamp(max=visible - num_nodes), *inputs[2:]
 
         return self.run((width, num_nodes, visible), lambda: self.node_pass(visible), inputs, moved)[0]
 
@@ -170,12 +175,16 @@ class CachedModel(Runner):
         begin = torch.tensor(starts, device=self.device)[:, None]
 
         def moved() -> tuple[Tensor, ...]:
-            return tokens, (begin + 1).clamp(max=visible - width)
+            return self.other(tokens), (begin + 1).clamp(max=visible - width)
 
         def make() -> StraightPass:
             return StraightPass(self.node_pass(visible))
 
         return self.run(("straight", width, visible), make, (tokens, begin), moved, strict)[0]
+
+    def other(self, tokens: Tensor) -> Tensor:
+        """Other tokens everywhere, by which a capture is compared with its pass: experts are chosen by the token."""
+        return (tokens + 1) % self.config.vocab_size
 
     def node_pass(self, visible: int) -> NodePass:
         """The pass over the first `visible` slots, not captured."""
@@ -189,16 +198,20 @@ class CachedModel(Runner):
 
 
 def runner_for(
-    model: PreTrainedModel, batch_size: int, capacity: int, role: str = "target", taps: tuple[int, ...] = ()
+    model: PreTrainedModel,
+    batch_size: int,
+    capacity: int,
+    lease: Lease,
+    role: str = "target",
+    taps: tuple[int, ...] = (),
 ) -> CachedModel:
     """The cached model for this many rows of this many tokens, kept with its captures from one call to the next.
 
-    `role` keeps the caches of a model apart that drafts for itself. One call at a time: two threads must not decode
-    with the same model object.
+    `role` keeps the caches of a model apart that drafts for itself; `lease` is the call that alone may use it.
     """
     runners = Runners.of(model, lambda: Packing(model))
     key = (role, batch_size, rounded(capacity), taps)
-    return cast(CachedModel, runners.get(key, lambda packing: CachedModel(model, batch_size, capacity, packing, taps)))
+    return runners.get(key, lambda packing: CachedModel(model, batch_size, capacity, packing, taps), lease)
 
 
 def _refuse_foreign_attention(name: str | None) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
+
+from decode.kept_runners import Lease
 
 if TYPE_CHECKING:
     from decode.budget import Budget
@@ -98,6 +100,8 @@ class Context:
     features: Tensor | None = None
     """(B, capacity, n, d) the target's hidden states at `taps` of every committed token but pending; None without
     taps."""
+    lease: Lease = field(default_factory=Lease)
+    """The call: what caches a drafter takes for it are its own until it ends."""
     budget: Budget | None = None
     """Whether to go on is asked after every token of a chain; None where the length is settled beforehand."""
 

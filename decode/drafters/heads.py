@@ -28,8 +28,9 @@ from decode.drafters.slots import Slots, into
 from decode.drafters.trees import propose_tree
 from decode.ends import Ends
 from decode.house.progress import get_logger
+from decode.kept_runners import Lease, Runners
 from decode.packed import Packing
-from decode.runner import Runner, Runners, chunks, rounded, tensor_state
+from decode.runner import Runner, chunks, rounded
 from decode.shapes import Static
 from decode.tree import Tree
 
@@ -90,6 +91,7 @@ class HeadDraft(nn.Module, ABC):
         self.register_buffer("vocab", vocab)
         self._rows: tuple[tuple[object, ...], Tensor] | None = None  # of the output head, for a reduced vocabulary
         self._runner: Runner | None = None
+        self._runners: Runners | None = None
         self._known: list[int] = []  # per row: slots that are true and in the cache
         self._warned = False
 
@@ -134,7 +136,7 @@ class HeadDraft(nn.Module, ABC):
         matrix is packed there, and has no rows."""
         if self._rows is None or torch._C._get_tracing_state() is None:
             weight = self.ends.head.weight
-            state = tensor_state(weight)
+            state = (weight.data_ptr(), weight.dtype, 0 if weight.is_inference() else weight._version)
             if self._rows is None or self._rows[0] != state:
                 with torch.inference_mode(mode=False), torch.no_grad():  # training may use them after decoding has
                     self._rows = (state, weight[vocab.to(weight.device)])
@@ -163,7 +165,7 @@ class HeadDraft(nn.Module, ABC):
                 "the draft drafts %d tokens a round, and %d are asked for: the rest is left out",
                 self.most_tokens, context.shape.depth,
             )  # fmt: skip
-        self._runner = self._runner_for(len(context.lengths), capacity)
+        self._runner = self._runner_for(len(context.lengths), capacity, context.lease)
         self._known = [0] * len(context.lengths)
         self._catch_up(context, [length - 2 for length in context.lengths])
 
@@ -211,14 +213,16 @@ class HeadDraft(nn.Module, ABC):
             )
         self._known = behind
 
-    def _runner_for(self, batch_size: int, capacity: int) -> Runner:
+    def _runner_for(self, batch_size: int, capacity: int, lease: Lease) -> Runner:
         target = self.ends.head.model
 
         def make(packing: Any) -> Runner:
             return Runner(self._cache(batch_size, capacity), self.device, packing)
 
         runners = Runners.of(self, lambda: HeadPacking(self), target)
-        return runners.get((batch_size, rounded(capacity)), make)
+        if self._runners is not runners:  # the target's weights may have changed without a trace but in their values
+            self._rows, self._runners = None, runners
+        return runners.get((batch_size, rounded(capacity)), make, lease)
 
     def _cache(self, batch_size: int, capacity: int) -> SlotCache:
         cache = SlotCache(max(1, self.num_cached), batch_size, rounded(capacity + self.num_slots(0) + 1))
@@ -227,6 +231,7 @@ class HeadDraft(nn.Module, ABC):
             for layer in cache.slot_layers[: self.num_cached]:
                 none = torch.zeros(shape, dtype=self.dtype, device=self.device)
                 layer.lazy_initialization(none, none)
+            cache.allocate()
         return cache
 
 
@@ -291,7 +296,8 @@ class HeadRound:
     def moved(self) -> tuple[Tensor, ...]:
         """As `Round` says."""
         read, ends, features = self.inputs
-        return read, (ends + 1).clamp(max=self._visible - self._reach), features
+        others = (read + 1) % self.draft.config.vocab_size
+        return others, (ends + 1).clamp(max=self._visible - self._reach), features.flip(-1)
 
     def unit(self) -> Unit:
         """As `Round` says."""

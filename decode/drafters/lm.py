@@ -87,7 +87,7 @@ class LMDraft(nn.Module):
 
     def start(self, context: Context, capacity: int) -> None:
         """Read the prompts but for their last two tokens; captures are kept from one call to the next."""
-        self._runner = runner_for(self.model, len(context.lengths), capacity, "draft")
+        self._runner = runner_for(self.model, len(context.lengths), capacity, context.lease, "draft")
         self._known, self._ahead = [0] * len(context.lengths), [0] * len(context.lengths)
         self._catch_up(context.ids, [length - 2 for length in context.lengths])
         self._last_length = longest_context(self.model.config) or capacity
@@ -185,7 +185,7 @@ class LMRound:
     def moved(self) -> tuple[Tensor, ...]:
         """As `Round` says."""
         read, ends = self.inputs
-        return read, (ends + 1).clamp(max=self._visible - self._reach)
+        return self.runner.other(read), (ends + 1).clamp(max=self._visible - self._reach)
 
     def unit(self) -> Unit:
         """As `Round` says."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from decode import generate
+from decode.cpu_trace import Trace
 from decode.drafters.base import Batch
 from decode.drafters.lm import LMDraft
 from decode.runner import CAPTURE_AFTER
@@ -31,7 +32,7 @@ def test_captured_logits_are_those_of_the_model(name: str) -> None:
             have = runner.chain(ids[:, start : start + width], [start, start])
             torch.testing.assert_close(have, want[:, start : start + width], rtol=0, atol=1e-10)
     assert len(runner._passes) == 2
-    assert all(isinstance(one, torch.jit.ScriptModule) for one in runner._passes.values())
+    assert all(isinstance(one, Trace) for one in runner._passes.values())
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -58,14 +59,14 @@ def test_drafts_over_packed_weights_are_captured(name: str, reduced: bool, caplo
     assert "uncaptured" not in caplog.text
     passes = draft.runner._passes.values()
     assert len(passes) >= 2
-    assert all(isinstance(one, torch.jit.ScriptModule) for one in passes)
+    assert all(isinstance(one, Trace) for one in passes)
 
 
 def test_a_model_that_cannot_be_captured_is_run_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise RuntimeError("data-dependent control flow")
 
-    monkeypatch.setattr(torch.jit, "trace", refuse)
+    monkeypatch.setattr("decode.capture.Trace", refuse)
     model = MODELS["llama"]()
     ids, _ = ragged_prompts(1)
     out = generate(model, LMDraft(model), ids, max_new_tokens=50, eos_token_id=())

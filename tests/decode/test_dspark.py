@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 from decode.budget import Budget
+from decode.cpu_trace import Trace
 from decode.drafters import chains
 from decode.drafters.base import Batch, Context
 from decode.drafters.dspark import DSparkConfig, DSparkDraft, default_taps
@@ -108,7 +109,7 @@ def test_training_and_serving_see_the_same_logits(rank: int, monkeypatch: pytest
             want = logits_after(draft, batch, len(ids) - 1).log_softmax(-1)
             torch.testing.assert_close(tree.log_q[row, : len(want)], want, rtol=0, atol=1e-9)
     assert {0, 1} <= accepted
-    assert any(isinstance(one, torch.jit.ScriptModule) for one in draft.runner._passes.values())
+    assert any(isinstance(one, Trace) for one in draft.runner._passes.values())
 
 
 def test_documents_of_a_packed_row_do_not_know_each_other() -> None:
@@ -201,7 +202,7 @@ def test_captured_rounds_are_those_that_run_step_by_step(shape: Shape, monkeypat
         draft = draft_of(model)
         seen = proposals(draft, monkeypatch)
         runs.append((Loop(model, draft, request).run()[0], [tree.tokens.tolist() for _, tree in seen]))
-        captured = [isinstance(one, torch.jit.ScriptModule) for one in draft.runner._passes.values()]
+        captured = [isinstance(one, Trace) for one in draft.runner._passes.values()]
         assert all(captured)
         assert bool(captured) == (uses == 1)
     assert runs[0] == runs[1]

@@ -1,0 +1,173 @@
+"""Runners between calls: who holds one, which are given up, what they cost, and that giving up frees."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
+
+from decode import generate
+from decode.drafters.base import Drafter
+from decode.drafters.lm import LMDraft
+from decode.kept_runners import Lease
+from decode.loop import Event
+from decode.runner import CAPTURE_AFTER
+from decode.target import CachedModel, runner_for
+from tests.decode.heads import random_head
+from tests.tiny import tiny_llama
+
+SETTINGS: dict[str, Any] = {"max_new_tokens": 16, "num_draft_tokens": 3, "eos_token_id": ()}
+PROMPTS = [torch.tensor([[5 + row, 9, 2 * row + 1]]) for row in range(4)]
+
+
+def draft_lm(model: PreTrainedModel) -> Drafter:
+    return LMDraft(tiny_llama(num_layers=1, seed=3, dtype=torch.float64))
+
+
+def eagle3(model: PreTrainedModel) -> Drafter:
+    return random_head("eagle3", model)
+
+
+DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter | None]] = {
+    "none": lambda model: None,
+    "lm": draft_lm,
+    "eagle3": eagle3,
+}
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_calls_of_several_threads_do_not_meet(name: str) -> None:
+    model = tiny_llama(num_layers=6 if name == "eagle3" else 2, dtype=torch.float64).requires_grad_(False)
+    drafter = DRAFTERS[name](model)
+
+    def text(ids: Tensor) -> Tensor:
+        return generate(model, drafter, ids, **SETTINGS).sequences
+
+    with ThreadPoolExecutor(3) as pool:
+        together = list(pool.map(text, PROMPTS))
+    alone = [generate(model, None, ids, **SETTINGS).sequences for ids in PROMPTS]
+    assert all(torch.equal(have, want) for have, want in zip(together, alone, strict=True))
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_call_inside_an_observer_does_not_meet_the_one_it_is_in(name: str) -> None:
+    model = tiny_llama(num_layers=6 if name == "eagle3" else 2, dtype=torch.float64).requires_grad_(False)
+    drafter, inner = DRAFTERS[name](model), []
+
+    def observe(event: Event) -> None:
+        if len(inner) < 2:
+            inner.append(generate(model, drafter, PROMPTS[1], **SETTINGS).sequences)
+
+    outer = generate(model, drafter, PROMPTS[0], observer=observe, **SETTINGS).sequences
+    want = [generate(model, None, ids, **SETTINGS).sequences for ids in PROMPTS[:2]]
+    assert torch.equal(outer, want[0])
+    assert torch.equal(inner[0], want[1])
+    assert torch.equal(inner[1], want[1])
+
+
+def test_a_runner_is_taken_again_when_its_call_has_ended_or_is_gone() -> None:
+    model, first, second = tiny_llama(), Lease(), Lease()
+    taken = runner_for(model, 1, 64, first)
+    assert runner_for(model, 1, 64, second) is not taken
+    first.end()
+    assert runner_for(model, 1, 64, Lease()) is taken
+    gc.collect()  # that lease is gone: a call that failed
+    assert runner_for(model, 1, 64, Lease()) is taken
+
+
+def test_a_drafter_in_use_is_copied_without_its_weights() -> None:
+    drafter, first, second = draft_lm(tiny_llama()), Lease(), Lease()
+    assert first.own(drafter) is drafter
+    other = second.own(drafter)
+    assert other is not drafter
+    assert other.model is drafter.model  # type: ignore[attr-defined]
+    first.end()
+    assert Lease().own(drafter) is drafter
+
+
+def test_the_oldest_runners_are_given_up_beyond_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_llama()
+    first, second = (runner_for(model, batch, 64, Lease()) for batch in (1, 2))
+    monkeypatch.setattr("decode.kept_runners.CPU_BYTES", first.num_bytes + second.num_bytes)
+    assert runner_for(model, 1, 64, Lease()) is first
+    runner_for(model, 1, 600, Lease())  # larger than the second, which is the oldest
+    assert runner_for(model, 2, 64, Lease()) is not second
+    monkeypatch.setattr("decode.kept_runners.CPU_BYTES", 0)
+    newest = runner_for(model, 3, 64, Lease())
+    assert runner_for(model, 3, 64, Lease()) is newest  # of whatever size
+
+
+def test_where_memory_ends_idle_runners_are_given_up_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, attempts = tiny_llama(), []
+    idle = runner_for(model, 1, 64, Lease())
+    real = CachedModel.__init__
+
+    def full_at_first(self: CachedModel, *args: Any) -> None:
+        attempts.append(args)
+        if len(attempts) == 1:
+            raise torch.OutOfMemoryError("out of memory")
+        real(self, *args)
+
+    monkeypatch.setattr(CachedModel, "__init__", full_at_first)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    runner_for(model, 2, 64, Lease())
+    assert len(attempts) == 2
+    assert runner_for(model, 1, 64, Lease()) is not idle
+
+
+class Allocated(TorchDispatchMode):
+    """Bytes that new tensors take, whether they are kept or not."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten.zeros.default, torch.ops.aten.empty.memory_format):
+            self.num_bytes += made.nbytes
+        return made
+
+
+def test_the_cache_of_an_8b_target_is_allocated_once() -> None:
+    """Batch 32 of 4k tokens, 144 KB a token: 19 GB, and 39 GB when layers were stacked after they had been made."""
+    config = Qwen3Config(
+        vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=128,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16)
+    cached = 32 * 4096 * 36 * 2 * 8 * 128 * 2
+    with Allocated() as allocated:
+        runner = CachedModel(model, 32, 4096)
+    assert runner.cache.num_bytes == cached
+    assert cached < runner.num_bytes < 1.001 * cached  # a position for each slot beside it
+    assert allocated.num_bytes < 1.01 * cached
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def test_a_runner_that_is_given_up_frees_its_cache_and_its_captures() -> None:
+    """Traces of `torch.jit.trace` are never freed, and held the cache of every runner: 64 MB each here."""
+    model, tokens = tiny_llama().requires_grad_(False), torch.zeros(1, 1, dtype=torch.long)
+
+    def use() -> None:
+        runner = CachedModel(model, 1, 1 << 17)
+        for _ in range(CAPTURE_AFTER + 1):
+            runner.chain(tokens, [3])
+        assert runner.replayed
+
+    with torch.inference_mode():
+        use()
+        before = resident_bytes()
+        for _ in range(4):
+            use()
+    assert resident_bytes() - before < 100e6
