@@ -71,7 +71,9 @@ def test_weights_carry_no_gradient() -> None:
     config = ObjectiveConfig(credit="dpace")
     total, weight = credited(Rounds(loss, ALPHA, WHOLE, WHOLE), config)
     (gradient,) = torch.autograd.grad(total, loss)
-    assert torch.allclose(gradient, dpace(rounds(), 1.0))
+    first, second = 0.95 * 0.75 * 0.7, 0.6 * 1.0 * 0.8  # the last token counts if all three are accepted
+    assert gradient[:, 2].tolist() == pytest.approx([first, second])
+    assert gradient[:, 0].tolist() == pytest.approx([0.95 + 0.95 * 0.75 + first, 0.6 + 0.6 + second])
     assert not weight.requires_grad
 
 
@@ -93,6 +95,32 @@ def test_e2e_tv_of_a_cut_round_is_that_of_the_shorter_one() -> None:
     tv = torch.tensor([[0.1, 0.5, 0.0]])
     total, weight = credited(Rounds(tv, 1 - tv, valid, valid), ObjectiveConfig(name="tv", credit="e2e_tv"))
     assert float(total / weight) == pytest.approx(1 - (0.9 + 0.45) / 2)
+
+
+def test_sums_are_in_the_precision_of_the_loss() -> None:
+    """Weights are made as bool or float32."""
+    loss = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+    whole = torch.ones(1, 2, dtype=torch.bool)
+    for config in (ObjectiveConfig(credit="dpace"), ObjectiveConfig(name="tv", credit="e2e_tv")):
+        total, weight = credited(Rounds(loss, torch.ones(1, 2), whole, whole), config)
+        assert total.dtype == weight.dtype == torch.float64
+
+
+def test_e2e_tv_ends_a_round_at_a_slot_that_is_missing() -> None:
+    """What stands behind the hole is drafted by nobody: neither its loss nor its weight counts."""
+    valid = torch.tensor([[True, False, True], [True, True, True]])
+    tv = torch.tensor([[0.1, 0.0, 0.2], [0.3, 0.0, 0.5]])
+    total, weight = credited(Rounds(tv, 1 - tv, valid, valid), ObjectiveConfig(name="tv", credit="e2e_tv"))
+    assert float(weight) == 1 + 3
+    assert float(total) == pytest.approx(0.1 + 0.3 + 0.3 + (1 - 0.7 * 0.5))
+
+
+def test_tokens_behind_a_missing_slot_earn_nothing_for_those_before_it() -> None:
+    """alpha of a slot without a record is 0 in training; here it is 1, so that only `valid` can tell."""
+    valid = torch.tensor([[True, False, True]])
+    given = Rounds(torch.ones(1, 3), torch.tensor([[0.5, 1.0, 1.0]]), valid, valid)
+    assert dpace(given, 1.0).tolist() == [[0.75, 0.0, 0.0]]
+    assert first_failure(given, 1.0)[0, [0, 2]].tolist() == [1.0, 0.0]
 
 
 def test_e2e_tv_asks_for_tv() -> None:

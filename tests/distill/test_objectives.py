@@ -1,5 +1,7 @@
 """Objectives against formulas written out by hand, and the chunked evaluation against the plain one."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,7 +9,7 @@ from torch import Tensor
 from decode.drafters.base import Batch, Step
 from decode.house.errors import ConfigError
 from distill.config import ObjectiveConfig
-from distill.distribution import Dense, FullRows, HiddenRows, Sparse, SparseRows
+from distill.distribution import Dense, FullRows, Sparse, SparseRows
 from distill.losses import acceptance, forward_kl, tv
 from distill.objectives import OBJECTIVES, build_objective, chunked
 
@@ -78,6 +80,18 @@ def test_sparse_tv_gradient_is_that_of_the_acceptance_estimate(laws: tuple[Tenso
     full = torch.zeros(R, V, dtype=torch.float64).scatter_add_(-1, ids, w)
     assert logits.grad is not None
     assert torch.allclose(logits.grad, -(full - q * w.sum(-1, keepdim=True)), atol=1e-12)
+
+
+def test_sparse_losses_are_those_of_each_row() -> None:
+    """p keeps 0.5 of token 0 and 0.2 of token 2; q is 1/4 everywhere in the first row, and p itself in the second."""
+    p = torch.tensor([[0.5, 0.2], [0.5, 0.2]])
+    law = Sparse(torch.tensor([[0, 2], [0, 2]]), p.log(), p)
+    log_q = torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.5, 0.1, 0.2, 0.2]]).log()
+    nothing = torch.zeros(2, dtype=torch.long)
+    kl = 0.5 * math.log(2) + 0.2 * math.log(0.8)
+    assert forward_kl(log_q, law, nothing).tolist() == pytest.approx([kl, 0.0], abs=1e-6)
+    assert acceptance(log_q, law).tolist() == pytest.approx([0.25 + 0.2, 0.7], abs=1e-6)
+    assert tv(log_q, law, nothing).tolist() == pytest.approx([0.55, 0.3], abs=1e-6)
 
 
 def test_zero_probabilities_give_no_nan() -> None:
@@ -154,7 +168,32 @@ def test_text_alone_gives_cross_entropy_and_no_acceptance() -> None:
     batch.target = None
     scores = chunked(step, batch, OBJECTIVES["cross_entropy"], 4)
     assert scores.alpha is None
-    assert float(scores.loss.detach().sum()) > 0
+    q = step.head(step.hidden).detach().softmax(-1)
+    for row, column in step.valid.nonzero().tolist():
+        said = -math.log(q[row, column, batch.ids[row, column + 1]])
+        assert float(scores.loss[row, column].detach()) == pytest.approx(said, abs=1e-5)
+
+
+def test_losses_are_made_in_float32_from_what_a_head_in_bfloat16_gives() -> None:
+    """log q in bfloat16 has errors of a per cent of p."""
+    step, batch, weight = make_step()
+    step.head = lambda hidden: (hidden @ weight.T).bfloat16()
+    found = chunked(step, batch, OBJECTIVES["cross_entropy"], 4).loss.detach()
+    logits = (step.hidden @ weight.T).bfloat16().double().detach()
+    for row, column in step.valid.nonzero().tolist():
+        said = -float(logits[row, column].log_softmax(-1)[batch.ids[row, column + 1]])
+        assert float(found[row, column]) == pytest.approx(said, abs=1e-5)
+
+
+def test_logits_of_the_last_chunk_stay_and_those_of_the_others_are_made_again() -> None:
+    step, batch, _ = make_step()  # 18 slots: chunks of 6 end with the slots, and three calls serve them
+    step.valid = torch.ones_like(step.valid).index_fill(1, torch.tensor([5]), False)
+    head, seen = step.head, []
+    step.head = lambda hidden: seen.append(len(hidden)) or head(hidden)
+    loss = chunked(step, batch, OBJECTIVES["forward_kl"], 6).loss.sum()
+    assert seen == [6, 6, 3]
+    loss.backward()
+    assert sorted(seen[3:]) == [6, 6]
 
 
 def test_a_slot_without_a_record_is_not_valid() -> None:
@@ -179,15 +218,3 @@ def test_an_objective_says_what_it_lacks(name: str, sparse: bool | None, told: s
     batch.target = SparseRows(ids, one.log(), one, torch.arange(18)) if sparse else None
     with pytest.raises(ConfigError, match=told):
         chunked(step, batch, OBJECTIVES[name], 4)
-
-
-def test_hidden_rows_give_p_through_the_head() -> None:
-    hidden, weight = torch.randn(3, 4), torch.randn(V, 4)
-    source = HiddenRows(hidden, lambda h: h @ weight.T, torch.tensor([2, -1, 0, 1]), temperature=0.5)
-    law = source.chunk(torch.tensor([0, 2]))
-    assert isinstance(law, Dense)
-    expected = ((hidden[[2, 0]] @ weight.T) / 0.5).log_softmax(-1)
-    assert torch.allclose(law.log_p, expected)
-    assert source.has(torch.arange(4)).tolist() == [True, False, True, True]
-    with pytest.raises(AssertionError, match="without a record"):
-        source.chunk(torch.tensor([1]))

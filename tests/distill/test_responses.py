@@ -1,0 +1,153 @@
+"""Responses: what the target writes under its sampling settings, and which of it is learned."""
+
+import json
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from distill.config import DataConfig, DistillConfig, PromptConfig, ResponseSampling
+from distill.prompts import Prompt
+from distill.responses import Response, Writer, target_sampler
+from tests.tiny import tiny_llama, tiny_tokenizer
+
+MODEL = tiny_llama()
+PROMPTS = [[5, 9, 1], [7, 3, 20, 11, 30, 2]]
+CHAT = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+ASKED = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "gone"},
+    {"role": "user", "content": "Go on"},
+]
+
+
+class Scripted:
+    """Answers every prompt with its own tokens, and keeps what it was asked."""
+
+    def __init__(self, answer: list[int]) -> None:
+        self.answer, self.asked = answer, []
+
+    def __call__(self, prompts: list[list[int]], rows: list[int], seed: int) -> list[Response]:
+        self.asked.append((prompts, rows, seed))
+        return [Response(self.answer, "eos") for _ in prompts]
+
+
+def chat_tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = CHAT
+    return tokenizer
+
+
+def writer(prompts: list[Prompt], sampler: Scripted | None, positions: int = 1000, **fields: object) -> Writer:
+    base = {"prompts": PromptConfig(tokens=3), "sampling": ResponseSampling(max_new_tokens=4)}
+    return Writer(DistillConfig(**base | fields), chat_tokenizer(), sampler, positions, prompts)  # type: ignore[arg-type]
+
+
+def greedy(prompt: list[int], tokens: int) -> list[int]:
+    ids = list(prompt)
+    for _ in range(tokens):
+        ids.append(int(MODEL(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def test_a_response_does_not_depend_on_the_others_of_its_batch() -> None:
+    sample = target_sampler(MODEL, ResponseSampling(max_new_tokens=5), batch_size=2)
+    together = sample(PROMPTS, [4, 9], 3)
+    assert together == [sample([PROMPTS[0]], [4], 3)[0], sample([PROMPTS[1]], [9], 3)[0]]
+    assert [len(response.ids) for response in together] == [5, 5]
+    assert [response.finish_reason for response in together] == ["length", "length"]
+
+
+def test_rows_and_seeds_have_noise_of_their_own() -> None:
+    sample = target_sampler(MODEL, ResponseSampling(max_new_tokens=8), batch_size=3)
+    first, second, third = sample([PROMPTS[0]] * 3, [0, 1, 2], 3)
+    assert len({tuple(one.ids) for one in (first, second, third, sample([PROMPTS[0]], [0], 4)[0])}) == 4
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}])
+def test_every_sampling_setting_reaches_the_decoder(settings: dict[str, float]) -> None:
+    """At its end each of them leaves the likeliest token alone."""
+    sample = target_sampler(MODEL, ResponseSampling(max_new_tokens=4, **settings), batch_size=2)  # type: ignore[arg-type]
+    assert [one.ids for one in sample(PROMPTS, [0, 1], 0)] == [greedy(prompt, 4) for prompt in PROMPTS]
+
+
+def test_later_turns_and_other_runs_are_sampled_with_seeds_of_their_own() -> None:
+    seeds = []
+    for seed in (0, 1):
+        sampler = Scripted([40])
+        writer([Prompt(7, "d", "train", messages=ASKED)], sampler, seed=seed).write(0, 1)
+        assert [rows for _, rows, _ in sampler.asked] == [[7], [7]]
+        seeds += [asked for _, _, asked in sampler.asked]
+    assert len(set(seeds)) == 4
+
+
+def test_a_later_turn_is_asked_with_the_words_of_the_target() -> None:
+    tokenizer = chat_tokenizer()
+    said = tokenizer("so it is<eos>")["input_ids"]
+    sampler = Scripted(said)  # type: ignore[arg-type]
+    first, second = writer([Prompt(0, "d", "train", messages=ASKED)], sampler).write(0, 1)
+    texts = [str(tokenizer.decode(prompts[0])) for prompts, _, _ in sampler.asked]
+    assert texts == ["[user]Hi[assistant]", "[user]Hi[assistant]so it is[user]Go on[assistant]"]
+    assert str(tokenizer.decode(first.ids)) == "[user]Hi[assistant]so it is<eos>"
+    assert [one.meta["turn"] for one in (first, second)] == [0, 1]
+    for one, (prompts, _, _) in zip((first, second), sampler.asked, strict=True):
+        learned = [False] * len(prompts[0]) + [True] * len(said)
+        assert one.loss_mask.tolist() == learned  # data.learn_prompt, which is true here, is for plain text
+        assert one.meta["prompt_end"] == len(prompts[0])
+
+
+@pytest.mark.parametrize(("learn_prompt", "first"), [(True, 1), (False, 3)])
+def test_the_prompt_of_plain_text_is_learned_if_asked(learn_prompt: bool, first: int) -> None:
+    data = DataConfig(learn_prompt=learn_prompt)
+    prompt = Prompt(0, "d", "train", ids=[5, 6, 7])
+    (record,) = writer([prompt], Scripted([40, 41]), data=data).write(0, 1)
+    assert record.ids.tolist() == [5, 6, 7, 40, 41]
+    assert record.loss_mask.tolist() == [place >= first for place in range(5)]
+    whole = Prompt(0, "d", "train", ids=[5, 6, 7, 8, 9])
+    (record,) = writer([whole], None, data=data, responses="corpus").write(0, 1)
+    assert record.loss_mask.tolist() == [place >= first for place in range(5)]
+    assert record.meta["prompt_end"] == 3
+
+
+def test_a_turn_is_written_if_its_response_just_fits() -> None:
+    prompt = Prompt(0, "d", "train", messages=ASKED)
+    sampler = Scripted([40, 41, 42, 43])
+    writer([prompt], sampler).write(0, 1)
+    first, second = (len(prompts[0]) for prompts, _, _ in sampler.asked)
+    for positions, written, dropped in (
+        (second + 4, 2, 0),
+        (second + 3, 1, 1),
+        (first + 4, 1, 1),
+        (first + 3, 0, 2),
+    ):
+        one = writer([prompt], Scripted([40, 41, 42, 43]), positions)
+        assert len(one.write(0, 1)) == written
+        assert one.dropped_turns == dropped
+
+
+def test_text_of_the_corpus_is_cut_to_the_context() -> None:
+    tokenizer = chat_tokenizer()
+    messages = ASKED[:2]
+    answer = len(tokenizer("[user]Hi[assistant]")["input_ids"])  # type: ignore[arg-type]
+    for positions, learned in ((1000, len(tokenizer("gone")["input_ids"])), (answer + 1, 1), (answer, 0)):  # type: ignore[arg-type]
+        one = writer([Prompt(0, "d", "train", messages=messages)], None, positions, responses="corpus")
+        records = one.write(0, 1)
+        assert [(int(found.loss_mask.sum()), found.meta["prompt_end"]) for found in records] == (
+            [(learned, answer)] if learned else []
+        )
+        assert one.dropped_turns == (0 if learned else 1)
+    plain = Prompt(0, "d", "train", ids=[1, 2, 3, 4, 5])
+    (record,) = writer([plain], None, 4, responses="corpus").write(0, 1)
+    assert record.ids.tolist() == [1, 2, 3, 4]
+
+
+def test_records_are_in_the_order_of_prompts_and_turns() -> None:
+    """They are sampled by length, turn by turn."""
+    long = [{"role": "user", "content": json.dumps(ASKED)}]
+    prompts = [Prompt(0, "d", "train", messages=long), Prompt(1, "e", "train", messages=ASKED)]
+    records = writer(prompts, Scripted([40])).write(0, 2)
+    assert [(one.meta["prompt"], one.meta["turn"]) for one in records] == [(0, 0), (1, 0), (1, 1)]
+    assert [one.meta["document"] for one in records] == ["d", "e", "e"]
