@@ -100,13 +100,16 @@ def _conversation(document: Document, corpus: Corpus) -> _Window:
 
 
 def _cut(ids: list[int], document: str, config: DistillConfig) -> Iterator[list[int]]:
-    """Windows of a document, one at a random place of each equal part of it; a short document is one window."""
-    length = config.prompts.tokens + (config.sampling.max_new_tokens if config.responses == "corpus" else 0)
+    """Windows of a document, one at a random place of each equal part of it; a short document is one window, unless
+    nothing in it would be learned."""
+    is_whole = config.responses == "corpus"
+    length = config.prompts.tokens + (config.sampling.max_new_tokens if is_whole else 0)
+    unlearned = (1 if config.data.learn_prompt else config.prompts.tokens) if is_whole else 0
     parts = max(1, min(config.prompts.per_document, len(ids) // length))
     room = (len(ids) - length + 1) / parts
     for part in range(parts):
         place = unit_hash("window", config.seed, document, part)
         start = max(0, int((part + place) * room))
         window = ids[start : start + length]
-        if len(window) > (config.responses == "corpus"):
+        if len(window) > unlearned:
             yield window

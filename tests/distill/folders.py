@@ -1,0 +1,41 @@
+"""Record folders written by hand: no target, five tokens, and log p of a row is what a test says it is."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from distill.features import FeatureLayout
+from distill.records import RecordFolder
+from distill.shards import Record, shard_bytes, summary
+from distill.stores import Layout
+
+V, WIDTH = 5, 2
+FULL = Layout(["full"], V, WIDTH, "float32", head=2, tail=1, topk=2)
+WITH_STATES = Layout(["full"], V, WIDTH, "float32", 2, 1, 2, FeatureLayout([3, 0], WIDTH, "bf16", 0))
+
+
+def record(prompt: int, ids: Sequence[int], learned: Sequence[int], layout: Layout = FULL, **meta: object) -> Record:
+    """`learned` places are learned; row r of p is prompt + r / 8 everywhere, and the states of place t of layer n are
+    the bits prompt * 100 + t and the layer's number."""
+    mask = np.isin(np.arange(len(ids)), learned)
+    rows = np.repeat(prompt + np.arange(len(learned))[:, None] / 8, V, 1).astype(np.float16)
+    own = {"document": f"d{prompt}", "split": "train", "turn": 0, "prompt_end": 1, "finish_reason": "length"}
+    found = Record(np.array(ids), mask, own | {"prompt": prompt} | meta, {"full.log_p": rows})
+    for layer in layout.features.layers if layout.features else ():
+        bits = np.stack([prompt * 100 + np.arange(len(ids)), np.full(len(ids), layer)], -1)
+        found.features[f"features.{layer}.bits"] = bits.astype(np.int16)
+    return found
+
+
+def folder_of(path: Path, shards: Sequence[Sequence[Record]], layout: Layout = FULL) -> RecordFolder:
+    """These shards, opened."""
+    known = []
+    for number, records in enumerate(shards):
+        content = shard_bytes(records, layout)
+        (path / f"{number}.safetensors").write_bytes(content)
+        known.append({"file": f"{number}.safetensors", **summary(content, records)})
+    counts = {name: sum(shard[name] for shard in known) for name in ("tokens", "learned_tokens")}
+    manifest = {"layout": asdict(layout), "shards": known, "seed": 7, "counts": counts}
+    return RecordFolder(path, manifest)
