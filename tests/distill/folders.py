@@ -1,4 +1,4 @@
-"""Record folders written by hand: no target, five tokens, and log p of a row is what a test says it is."""
+"""Record folders written by hand: no target, five tokens, and rows of p and states that tell where they come from."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,10 +17,11 @@ WITH_STATES = Layout(["full"], V, WIDTH, "float32", 2, 1, 2, FeatureLayout([3, 0
 
 
 def record(prompt: int, ids: Sequence[int], learned: Sequence[int], layout: Layout = FULL, **meta: object) -> Record:
-    """`learned` places are learned; row r of p is prompt + r / 8 everywhere, and the states of place t of layer n are
-    the bits prompt * 100 + t and the layer's number."""
+    """`learned` places are learned; row r of p is all on token prompt + r, and the states of place t of layer n have
+    the bits prompt * 100 + t and n."""
     mask = np.isin(np.arange(len(ids)), learned)
-    rows = np.repeat(prompt + np.arange(len(learned))[:, None] / 8, V, 1).astype(np.float16)
+    sure = prompt + np.arange(len(learned))[:, None]
+    rows = np.where(np.arange(V) == sure, 0.0, -20.0).astype(np.float16)
     own = {"document": f"d{prompt}", "split": "train", "turn": 0, "prompt_end": 1, "finish_reason": "length"}
     found = Record(np.array(ids), mask, own | {"prompt": prompt} | meta, {"full.log_p": rows})
     for layer in layout.features.layers if layout.features else ():

@@ -1,11 +1,12 @@
 """Chat templates: the mask marks what the assistant said, whatever the template, or the run stops."""
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from decode.house.errors import InputError
 from distill.chat import encode_chat, encode_prompt
-from tests.tiny import tiny_tokenizer
+from tests.tiny import starting_tokenizer, tiny_tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<eos>\n{% endfor %}"
@@ -62,6 +63,47 @@ def learned(template: str, messages: list[dict[str, str]]) -> str:
 )
 def test_the_mask_holds_the_assistant_s_words_and_turn_ends(template: str, expected: str) -> None:
     assert learned(template, MESSAGES) == expected
+
+
+def merging(*pairs: tuple[str, str]) -> PreTrainedTokenizerFast:
+    """One token a byte, and one for each of these pairs, wherever they meet."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {piece: number for number, piece in enumerate([*alphabet, *map("".join, pairs)])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=list(pairs)))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+@pytest.mark.parametrize("end", [".", ""])
+def test_a_token_on_the_edge_of_a_turn_is_learned(end: str) -> None:
+    """The tokens "]H" and ".\n" hold the turn's first letter, and its last one or the mark that ends it."""
+    tokenizer = merging(("]", "H"), (".", "Ċ"))
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}MARK\n{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    ).replace("MARK", "" if end else ".")
+    messages = [{"role": role, "content": f"Hello{end}"} for role in ("user", "assistant", "user", "assistant")]
+    ids, mask = encode_chat(tokenizer, messages)
+    said = "[assistant]Hello.\n"
+    assert tokenizer.decode(ids) == f"[user]Hello.\n{said}" * 2
+    unlearned = len("[user]Hello.\n") - 2 + len("[assistant")
+    assert mask == ([False] * unlearned + [True] * len(("]H", *"ello", ".\n"))) * 2
+
+
+def test_the_first_token_is_not_learned_for_nothing_predicts_it() -> None:
+    template = "{% for m in messages %}{% generation %}{{ m.content }}<eos>{% endgeneration %}{% endfor %}"
+    ids, mask = encode_chat(tokenizer_with(template), [{"role": "assistant", "content": "Hello"}])
+    assert mask == [False] + [True] * (len(ids) - 1)
+
+
+def test_a_template_s_own_start_token_stands_once() -> None:
+    tokenizer = starting_tokenizer()
+    tokenizer.chat_template = "<bos>" + CHATML
+    ids, mask = encode_chat(tokenizer, MESSAGES)
+    assert ids.count(tokenizer.bos_token_id) == 1
+    assert len(mask) == len(ids)
+    assert encode_prompt(tokenizer, MESSAGES[:2]).count(tokenizer.bos_token_id) == 1
 
 
 def test_a_prompt_ends_where_the_assistant_begins() -> None:

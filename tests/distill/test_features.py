@@ -2,15 +2,19 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load
 from torch import Tensor
 
 from decode.house.errors import InputError
-from distill.calibration import LONG, code_bytes
+from distill.calibration import LONG, calibrate, code_bytes
 from distill.config import FeatureCodeName, FeatureConfig
-from distill.features import CODES, LEVELS, FeatureCode, FeatureLayout
+from distill.features import CODES, FeatureCode, FeatureLayout, grid_of, off_grid, on_grid
+from distill.passes import Passes
+from distill.shards import Record
+from tests.tiny import tiny_llama
 
 LAYERS, WIDTH = [2, 0, -1], 24
 CPU = torch.device("cpu")
@@ -66,7 +70,7 @@ def test_int8_errs_by_half_a_step_of_the_channel() -> None:
         assert (stretch == 1).all() == is_seen
         assert stretch.max() < 2
     spread = seen.amax(0) - seen.amin(0)
-    torch.testing.assert_close(code.fitted["step"], spread / (2 * LEVELS))  # of each channel, its offset set aside
+    torch.testing.assert_close(code.fitted["step"], spread / 254)  # of each channel, its offset set aside
 
 
 def test_a_token_beyond_all_others_costs_them_nothing_and_is_kept() -> None:
@@ -112,3 +116,61 @@ def test_bytes_a_token(code: FeatureCodeName, size: int) -> None:
 def test_too_few_tokens_for_the_components_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="have 9 tokens, and 12 components were asked for"):
         fitted("pca", states_of(1, tokens=9))
+
+
+def test_a_row_within_the_grid_is_rounded_and_one_beyond_it_stretched() -> None:
+    middle, step = torch.tensor([0.0, 10.0, 0.0]), torch.tensor([1.0, 0.5, 2.0])
+    rows = torch.tensor([[127.0, 10.2, -3.2], [-254.0, 12.0, 3.6]])
+    codes, stretch = on_grid(rows, middle, step)
+    assert codes.tolist() == [[127, 0, -2], [-127, 2, 1]]
+    assert stretch.tolist() == [1.0, 2.0]
+    assert (codes.dtype, stretch.dtype) == (torch.int8, torch.float16)
+    assert off_grid(codes, stretch, middle, step).tolist() == [[127.0, 10.0, -4.0], [-254.0, 12.0, 4.0]]
+
+
+def test_a_grid_reaches_from_the_least_to_the_most_and_is_never_too_fine() -> None:
+    """127 steps to each side; the third channel hardly moved, and gets a hundredth of the median step."""
+    grid = grid_of(torch.tensor([-127.0, 0.0, 7.0]), torch.tensor([127.0, 508.0, 7.0]))
+    assert grid["middle"].tolist() == [0.0, 254.0, 7.0]
+    assert grid["step"].tolist() == pytest.approx([1.0, 2.0, 0.01])
+
+
+def test_an_error_is_weighed_against_the_deviation_from_the_mean() -> None:
+    """257 is no number of bfloat16: 256 is kept, off by 1 where the token deviates by 2 from the mean."""
+    layout = FeatureLayout([0, 4], 2, "bf16", 0)
+    code = CODES["bf16"](layout, {"mean": torch.tensor([[255.0, 3.0], [0.0, 0.0]])})
+    states = torch.tensor([[[257.0, 3.0], [3.0, 4.0]]])
+    assert code.squared_errors(states, code.encode(states)).tolist() == [[1 / 4, 0.0]]
+
+
+ORDINARY = torch.tensor([[3.0, 4.0], [3.0, -4.0], [-3.0, 4.0], [-3.0, -4.0]])
+
+
+@pytest.mark.parametrize(("length", "reach"), [(17.5, 17.5), (22.5, 4.0)])
+def test_a_channel_reaches_as_far_as_ordinary_tokens_do(length: float, reach: float) -> None:
+    """All but one token are 5 long; 3.5 times that is ordinary, 4.5 times is not."""
+    states = torch.cat([ORDINARY, ORDINARY, torch.tensor([[0.0, length]])])[:, None]
+    code = load(code_bytes(FeatureLayout([0], 2, "int8", 0), states, CPU))
+    assert code["step"][0].tolist() == pytest.approx([6 / 254, (4 + reach) / 254])
+    assert code["middle"][0].tolist() == pytest.approx([0.0, (reach - 4) / 2])
+    assert code["mean"][0].tolist() == pytest.approx([0.0, 17.5 / 9 if reach == length else 0.0])
+
+
+def test_layers_count_alike_however_long_their_states_are() -> None:
+    """The spread is that of ordinary tokens: sqrt((4 * 9 + 4 * 16) / 8) = sqrt(12.5), and ten times that."""
+    layer = torch.cat([ORDINARY, torch.tensor([[300.0, 400.0]])])
+    code = load(code_bytes(FeatureLayout([0, 1], 2, "pca", 1), torch.stack([layer, 10 * layer + 7], 1), CPU))
+    assert code["spread"].tolist() == pytest.approx([12.5**0.5, 10 * 12.5**0.5])
+    torch.testing.assert_close(code["mean"], torch.tensor([[0.0, 0.0], [7.0, 7.0]]))
+
+
+def test_a_code_is_fitted_to_no_more_tokens_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of 6 tokens each: the first two begin among the first 10 tokens, the third does not."""
+    monkeypatch.setattr("distill.calibration.MOST_TOKENS", 10)
+    layout, target = FeatureLayout([0], 32, "int8", 0), tiny_llama()
+    texts = [Record(np.arange(6) + 6 * n, np.ones(6, dtype=bool), {"document": str(n)}) for n in range(3)]
+    fits = [load(calibrate(layout, texts[:count], Passes(target, [0], 2)))["mean"][0] for count in (1, 2, 3)]
+    assert torch.equal(fits[1], fits[2])
+    embeddings = target.get_input_embeddings().weight.detach()
+    torch.testing.assert_close(fits[0], embeddings[:6].mean(0))
+    torch.testing.assert_close(fits[1], embeddings[:10].mean(0))

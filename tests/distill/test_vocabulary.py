@@ -1,17 +1,24 @@
 """Reduced draft vocabularies: losses and acceptance against their definitions over all tokens."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from decode.drafters.base import Batch, Step
 from decode.house.errors import ConfigError
 from distill.distribution import Dense, FullRows, Sparse, SparseRows
 from distill.losses import acceptance
 from distill.objectives import OBJECTIVES, Scores, chunked
-from distill.sequences import TextSequences, TrainSequence
+from distill.sequences import TextSequences, TrainSequence, record_sequences
 from distill.vocabulary import frequent_tokens, likeliest, places, renormalised, restricted
+from tests.distill.folders import folder_of, record
+from tests.tiny import tiny_tokenizer
+from train.inputs import special_tokens
 
 V, VOCAB = 7, torch.tensor([0, 2, 3, 6])
 ROWS = torch.arange(12)
@@ -32,6 +39,22 @@ def test_frequent_tokens_are_counted_where_they_are_learned() -> None:
 
 def test_special_tokens_are_always_in() -> None:
     assert frequent_tokens(source([5, 3, 3, 4]), 3, 8, always=(7, 6, 7)).tolist() == [3, 6, 7]
+
+
+def test_what_lies_behind_the_length_that_is_trained_on_is_not_counted(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, [[record(0, [0, 1, 1, 2, 2, 2], [1, 2, 3, 4, 5]), record(1, [4, 4, 4, 4], [3])]])
+    assert frequent_tokens(record_sequences(folder, "train", 3), 1, 5).tolist() == [1]
+    assert frequent_tokens(record_sequences(folder, "train", 9), 1, 5).tolist() == [2]
+
+
+def test_every_end_of_text_is_among_the_special_tokens(tmp_path: Path) -> None:
+    """Chat models end a turn and a text by tokens of their own, which only the generation config lists."""
+    GenerationConfig(eos_token_id=[41, 42, 900]).save_pretrained(tmp_path)
+    target = SimpleNamespace(path=str(tmp_path), source=SimpleNamespace(revision=None), vocab_size=300)
+    tokenizer = tiny_tokenizer()
+    assert special_tokens(target, tokenizer) == {41, 42, tokenizer.eos_token_id, tokenizer.pad_token_id}  # type: ignore[arg-type]
+    GenerationConfig(eos_token_id=43).save_pretrained(tmp_path)
+    assert special_tokens(target, tokenizer) == {43, tokenizer.eos_token_id, tokenizer.pad_token_id}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("size", "told"), [(9, "9 is more than the 8 tokens"), (1, "no room for the 2 special")])
@@ -140,4 +163,6 @@ def test_places() -> None:
     at, inside = places(torch.tensor([[0, 1], [6, 5]]), VOCAB)
     assert at.tolist() == [[0, 0], [3, 0]]
     assert inside.tolist() == [[True, False], [True, False]]
-    assert isinstance(restricted(Dense(torch.zeros(1, V)), VOCAB), Dense)
+    law = restricted(Dense(torch.arange(V)[None] / -8), VOCAB)
+    assert isinstance(law, Dense)
+    assert law.log_p.tolist() == [[0, -2 / 8, -3 / 8, -6 / 8]]  # not renormalised
