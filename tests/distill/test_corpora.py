@@ -49,7 +49,7 @@ def test_a_document_keeps_its_split_whatever_else_is_read(tmp_path: Path) -> Non
         assert one == {d.id for d in load_corpus(reversed_config).documents(split)}
 
 
-def test_the_line_between_splits_is_where_it_always_was(tmp_path: Path) -> None:
+def test_the_line_between_splits_is_where_it_always_was() -> None:
     """By the first 8 bytes of the SHA-256 of "split", a separator and the text, as a share of 2 ** 64: documents 2
     (0.056), 7 (0.087), 11 (0.149) and 10 (0.174) lie below 0.2, and 9 (0.217), 4 (0.241), 8 (0.265) and 1 (0.278)
     below 0.4. Another line would test on what older drafts were trained on."""

@@ -1,7 +1,5 @@
 """Codes of hidden states: what comes back, how far it is off, and what it costs."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -113,19 +111,20 @@ def test_bytes_a_token(code: FeatureCodeName, size: int) -> None:
     assert layout.bytes_per_token == size
 
 
-def test_too_few_tokens_for_the_components_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="have 9 tokens, and 12 components were asked for"):
-        fitted("pca", states_of(1, tokens=9))
+def test_too_few_tokens_for_the_components_are_refused() -> None:
+    with pytest.raises(InputError, match="have 12 tokens, and 12 components were asked for"):
+        fitted("pca", states_of(1, tokens=12))
+    assert fitted("pca", states_of(1, tokens=13)).fitted["basis"].shape == (12, 72)
 
 
 def test_a_row_within_the_grid_is_rounded_and_one_beyond_it_stretched() -> None:
     middle, step = torch.tensor([0.0, 10.0, 0.0]), torch.tensor([1.0, 0.5, 2.0])
-    rows = torch.tensor([[127.0, 10.2, -3.2], [-254.0, 12.0, 3.6]])
+    rows = torch.tensor([[100.0, 10.2, -3.2], [-254.0, 12.0, 3.6]])
     codes, stretch = on_grid(rows, middle, step)
-    assert codes.tolist() == [[127, 0, -2], [-127, 2, 1]]
+    assert codes.tolist() == [[100, 0, -2], [-127, 2, 1]]
     assert stretch.tolist() == [1.0, 2.0]
     assert (codes.dtype, stretch.dtype) == (torch.int8, torch.float16)
-    assert off_grid(codes, stretch, middle, step).tolist() == [[127.0, 10.0, -4.0], [-254.0, 12.0, 4.0]]
+    assert off_grid(codes, stretch, middle, step).tolist() == [[100.0, 10.0, -4.0], [-254.0, 12.0, 4.0]]
 
 
 def test_a_grid_reaches_from_the_least_to_the_most_and_is_never_too_fine() -> None:

@@ -61,6 +61,15 @@ def test_a_response_does_not_depend_on_the_others_of_its_batch() -> None:
     assert [response.finish_reason for response in together] == ["length", "length"]
 
 
+def test_a_response_ends_with_its_end_token_and_holds_no_padding() -> None:
+    model = tiny_llama()
+    first, second = (greedy(prompt, 4) for prompt in PROMPTS)
+    assert first[1] not in (first[0], *second)
+    model.generation_config.eos_token_id = first[1]
+    sample = target_sampler(model, ResponseSampling(temperature=0.0, max_new_tokens=4), batch_size=2)
+    assert sample(PROMPTS, [0, 1], 0) == [Response(first[:2], "eos"), Response(second, "length")]
+
+
 def test_rows_and_seeds_have_noise_of_their_own() -> None:
     sample = target_sampler(MODEL, ResponseSampling(max_new_tokens=8), batch_size=3)
     first, second, third = sample([PROMPTS[0]] * 3, [0, 1, 2], 3)

@@ -116,15 +116,25 @@ def test_codes_survive_packing(columns: int, seed: int) -> None:
     assert (sparse.unpack_codes(sparse.pack_codes(codes))[:, :columns] == codes).all()
 
 
-@pytest.mark.parametrize("vocab_size", [100, 65536, 65537, 151_936])
-def test_ids_survive_packing(vocab_size: int) -> None:
+@pytest.mark.parametrize(("vocab_size", "width"), [(100, 2), (65_536, 2), (65_537, 3), (151_936, 3)])
+def test_ids_survive_packing(vocab_size: int, width: int) -> None:
     ids = np.array([[0, 1, vocab_size - 1], [vocab_size // 2, 255, 99]])
     packed = sparse.pack_ids(ids, vocab_size)
     assert (sparse.unpack_ids(packed) == ids).all()
-    assert packed.nbytes == ids.size * sparse.id_width(vocab_size)
+    assert packed.nbytes == ids.size * width
 
 
-@pytest.mark.parametrize(("vocab_size", "limit"), [(4096, 48), (151_936, 64)])
-def test_head_and_tail_take_at_most_64_bytes_a_token(vocab_size: int, limit: int) -> None:
+@pytest.mark.parametrize(("vocab_size", "size"), [(4096, 48), (151_936, 61)])
+def test_head_and_tail_take_at_most_64_bytes_a_token(vocab_size: int, size: int) -> None:
+    """The token's id and mask, twelve ids of 2 or 3 bytes, and 13 codes of a byte and a half each."""
     layout = Layout(["head_tail"], vocab_size, 512, "bfloat16", head=8, tail=4, topk=64)
-    assert layout.bytes_per_token <= limit
+    assert layout.bytes_per_token == size
+
+
+def test_the_codes_of_log_p_are_those_of_every_folder_written_so_far() -> None:
+    """102 to the nat, rounded; the last code stands for everything below exp(-40)."""
+    log_p = torch.tensor([0.0, -1.0, -0.0146, -0.0148, -40.0, -50.0, -torch.inf])
+    assert sparse.code(log_p).tolist() == [0, 102, 1, 2, 4080, 4095, 4095]
+    packed = sparse.pack_codes(np.array([[0xABC, 0x123, 0x00F]]))
+    assert packed.tolist() == [[0xAB, 0xC1, 0x23, 0x00, 0xF0, 0x00]]
+    assert sparse.pack_ids(np.array([[0x0BCDEF]]), 1 << 20).tolist() == [[[0xEF, 0xCD, 0x0B]]]
