@@ -50,7 +50,7 @@ def decode(record: SparseRecord, head: int, tail: int) -> tuple[Tensor, Tensor, 
     log_p = codes[:, : head + tail] / -float(CODES_PER_NAT)
     weight = log_p.exp()
     if tail:
-        mass = _probability(codes[:, head + tail])
+        mass = (codes[:, head + tail] / -float(CODES_PER_NAT)).exp()
         weight[:, head:] = mass.unsqueeze(-1) / tail
     return ids, log_p, weight.masked_fill(codes[:, : head + tail] == ABSENT, 0.0)
 
@@ -59,7 +59,7 @@ def draw_tail(log_p: Tensor, head_ids: Tensor, uniforms: Tensor) -> tuple[Tensor
     """M draws from p outside the head by inverting its cumulative sum: ids (R, M) and the tail's mass (R,)."""
     reached = log_p.exp().scatter_(-1, head_ids, 0.0).cumsum(-1)
     mass = reached[:, -1].contiguous()
-    below = torch.nextafter(mass, torch.zeros_like(mass)).clamp_min(0.0)  # a rounded-up product must not pass the end
+    below = torch.nextafter(mass, torch.zeros_like(mass))  # a rounded-up product must not pass the end
     wanted = torch.minimum((uniforms * mass.unsqueeze(-1).double()).to(mass.dtype), below.unsqueeze(-1))
     ids = torch.searchsorted(reached, wanted, right=True)  # right: an entry of mass 0 is never the first one past
     return ids.clamp_max(log_p.shape[-1] - 1), mass
@@ -68,10 +68,6 @@ def draw_tail(log_p: Tensor, head_ids: Tensor, uniforms: Tensor) -> tuple[Tensor
 def code(log_p: Tensor) -> Tensor:
     """The 12-bit code of log p, to 0.5 % of p; ABSENT below exp(-40)."""
     return (log_p * -CODES_PER_NAT).round().clamp(0, ABSENT).to(torch.int32)
-
-
-def _probability(codes: Tensor) -> Tensor:
-    return (codes / -float(CODES_PER_NAT)).exp().masked_fill(codes == ABSENT, 0.0)
 
 
 def pack_codes(codes: np.ndarray) -> np.ndarray:  # (R, C) -> (R, 3 * ceil(C / 2)) uint8

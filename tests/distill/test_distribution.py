@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from distill.distribution import Dense, FullRows, HiddenRows, SparseRows
+from distill.distribution import Dense, FullRows, HiddenRows, Sparse, SparseRows
 
 INDEX = torch.tensor([2, -1, 0, 1])
 
@@ -19,6 +19,20 @@ def test_hidden_rows_give_p_through_the_head() -> None:
     assert source.has(torch.arange(4)).tolist() == [True, False, True, True]
     with pytest.raises(AssertionError, match="without a record"):
         source.chunk(torch.tensor([1]))
+
+
+def test_p_is_taken_at_temperature_1_unless_another_is_asked_for() -> None:
+    logits = torch.tensor([[0.5, 0.25, 0.25]]).log()
+    law = HiddenRows(logits, lambda h: h, torch.tensor([0])).chunk(torch.tensor([0]))
+    assert isinstance(law, Dense)
+    assert law.log_p.exp().tolist() == [pytest.approx([0.5, 0.25, 0.25])]
+
+
+def test_a_law_of_all_tokens_serves_objectives_that_need_it() -> None:
+    """reverse_kl and jsd are refused by this alone."""
+    assert FullRows.is_dense
+    assert HiddenRows.is_dense
+    assert not SparseRows.is_dense
 
 
 def test_the_target_s_head_is_not_trained_through_its_law() -> None:
@@ -59,7 +73,10 @@ def test_full_rows_sum_to_1_again_after_half_precision() -> None:
 def test_sparse_rows_are_found_where_they_are_stored() -> None:
     ids, p = torch.tensor([[1, 2], [3, 4], [5, 6]]), torch.tensor([[0.6, 0.1], [0.7, 0.2], [0.8, 0.1]])
     law = SparseRows(ids, p.log(), 2 * p, INDEX).chunk(torch.tensor([3, 0]))
+    assert isinstance(law, Sparse)
     assert law.ids.tolist() == [[3, 4], [5, 6]]
     assert torch.equal(law.log_p, p[[1, 2]].log())
     assert torch.equal(law.weight, 2 * p[[1, 2]])
-    assert not len(SparseRows(ids, p.log(), p, INDEX).chunk(torch.tensor([], dtype=torch.long)).ids)
+    nothing = SparseRows(ids, p.log(), p, INDEX).chunk(torch.tensor([], dtype=torch.long))
+    assert isinstance(nothing, Sparse)
+    assert nothing.ids.shape == (0, 2)

@@ -170,6 +170,6 @@ def test_a_code_is_fitted_to_no_more_tokens_than_memory_holds(monkeypatch: pytes
     texts = [Record(np.arange(6) + 6 * n, np.ones(6, dtype=bool), {"document": str(n)}) for n in range(3)]
     fits = [load(calibrate(layout, texts[:count], Passes(target, [0], 2)))["mean"][0] for count in (1, 2, 3)]
     assert torch.equal(fits[1], fits[2])
-    embeddings = target.get_input_embeddings().weight.detach()
+    embeddings = target.model.embed_tokens.weight.detach()
     torch.testing.assert_close(fits[0], embeddings[:6].mean(0))
     torch.testing.assert_close(fits[1], embeddings[:10].mean(0))
