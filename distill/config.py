@@ -37,7 +37,7 @@ class DataConfig:
     messages_field: str = "messages"
     """Row field that holds chat messages; a row that has it is read as chat, even where it has text too."""
     id_field: str | None = None
-    """Row field that names the document and so decides its split; None is file and row number."""
+    """Row field that names the document; None is file and row number."""
     validation_share: float = 0.03
     """Share of documents that choose the checkpoint."""
     heldout_share: float = 0.05

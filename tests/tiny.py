@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -22,7 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
-BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
+EOS, PAD = "<eos>", "<pad>"
 
 
 def tiny_llama(
@@ -115,15 +114,6 @@ def tiny_tokenizer(vocab_size: int = 300) -> PreTrainedTokenizerFast:
     text = Path(__file__).read_text(encoding="utf-8")
     tokenizer.train_from_iterator([text], trainer=trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD)
-
-
-def starting_tokenizer() -> PreTrainedTokenizerFast:
-    """`tiny_tokenizer` with a beginning-of-sequence token that it puts before every text, as Llama's does."""
-    tokenizer = tiny_tokenizer()
-    tokenizer.add_special_tokens({"bos_token": BOS})
-    start = (BOS, tokenizer.bos_token_id)
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{BOS} $A", special_tokens=[start])
-    return tokenizer
 
 
 def save_tiny_target(folder: Path | str, vocab_size: int = 300, seed: int = 0, **overrides: object) -> Path:

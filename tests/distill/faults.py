@@ -252,6 +252,9 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
         ("distill.responses:Writer._record", "prompt.messages is None and ", ""),
         ("distill.responses:_Conversation.said", "skip_special_tokens=True", "skip_special_tokens=False"),
     ],
+    test_corpora.test_max_documents_stops_before_the_split: [
+        ("distill.corpora.base:Corpus.documents", "self.config.max_documents", "None"),
+    ],
     test_corpora.test_the_line_between_splits_is_where_it_always_was: [
         ("distill.corpora.base:split_of", '"split", text.strip()', '"splits", text.strip()'),
         ("distill.corpora.base:split_of", "text.strip()", "text"),

@@ -6,7 +6,8 @@ from transformers import PreTrainedTokenizerFast
 
 from decode.house.errors import InputError
 from distill.chat import encode_chat, encode_prompt
-from tests.tiny import starting_tokenizer, tiny_tokenizer
+from tests.distill.starting import starting_tokenizer
+from tests.tiny import tiny_tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<eos>\n{% endfor %}"

@@ -10,7 +10,8 @@ from distill.config import DataConfig, DistillConfig, PromptConfig, ResponseSamp
 from distill.corpora import Corpus, Document, Split, load_corpus
 from distill.prompts import Prompt, collect_prompts, digest, turns
 from distill.tokenizer import start_ids, train_bpe
-from tests.tiny import starting_tokenizer, tiny_tokenizer
+from tests.distill.starting import starting_tokenizer
+from tests.tiny import tiny_tokenizer
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "heldout")
 

@@ -12,7 +12,8 @@ from distill.corpora import Corpus, load_corpus
 from distill.distribution import Dense
 from distill.sequences import record_sequences, text_sequences
 from tests.distill.folders import WITH_STATES, folder_of, record
-from tests.tiny import starting_tokenizer, tiny_tokenizer
+from tests.distill.starting import starting_tokenizer
+from tests.tiny import tiny_tokenizer
 
 
 def corpus_of(folder: Path, rows: list[dict]) -> Corpus:
