@@ -232,9 +232,9 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
     ],
     test_responses.test_a_response_does_not_depend_on_the_others_of_its_batch: [
         ("distill.responses:target_sampler", "rows=rows,", ""),
-        ("distill.responses:_left_padded", "[0] * (width - len(prompt)) + [1]", "[1] * (width - len(prompt)) + [1]"),
     ],
     test_responses.test_a_response_ends_with_its_end_token_and_holds_no_padding: [
+        ("distill.responses:_left_padded", "[0] * (width - len(prompt)) + [1]", "[1] * (width - len(prompt)) + [1]"),
         ("distill.responses:target_sampler", "width + int(length) - len(prompt)", "width + int(length)"),
     ],
     partial(test_responses.test_every_sampling_setting_reaches_the_decoder, {"min_p": 1.0}): [
