@@ -28,16 +28,19 @@ def grouped_attention(
     scaling: float | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """query (B, H, T, d), key and value (B, H_kv, S, d), mask (B, 1, T, S) bool -> (B, T, H, d).
+    """query (B, H, T, d), key and value (B, H_kv, S, d), mask (B, 1 or H, T, S), bool or added -> (B, T, H, d).
 
     Softmax in float32 or wider, as eager attention has it.
     """
     batch, heads, width, size = query.shape
     kv_heads, slots = key.shape[1:3]
     grouped = (query * (size**-0.5 if scaling is None else scaling)).reshape(batch, kv_heads, -1, size)
-    scores = (grouped @ key.transpose(2, 3)).view(batch, kv_heads, -1, width, slots)
+    scores = (grouped @ key.transpose(2, 3)).view(batch, heads, width, slots)
     scores = scores if scores.dtype == torch.float64 else scores.float()
-    scores = scores.masked_fill(~attention_mask[:, :, None], torch.finfo(scores.dtype).min)
+    if attention_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    else:  # a model's own biases, as Doge makes them
+        scores = scores + attention_mask
     weights = scores.softmax(-1).to(value.dtype).view(batch, kv_heads, -1, slots)
     return (weights @ value).view(batch, heads, width, -1).transpose(1, 2).contiguous(), None
 
@@ -46,7 +49,13 @@ ALL_ATTENTION_FUNCTIONS.register(NAME, grouped_attention)
 
 
 def pays(model: PreTrainedModel, batch_size: int) -> bool:
-    """Whether short passes of this model are faster so: batches on a CPU, and groups of query heads anywhere."""
+    """Whether short passes of this model are faster so: batches on a CPU, and groups of query heads anywhere.
+
+    Only of models that leave attention to transformers' interface: Falcon looks for the name "sdpa" itself, and under
+    any other adds the boolean mask to its scores, as 1 and 0.
+    """
+    if not model._supports_attention_backend:
+        return False
     config = model.config.get_text_config()
     heads = getattr(config, "num_attention_heads", 1)
     is_grouped = (getattr(config, "num_key_value_heads", None) or heads) < heads

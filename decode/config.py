@@ -32,8 +32,8 @@ class ModelConfig:
     """torch device; auto is CUDA where there is one, else the CPU."""
     device_map: str | None = None
     """accelerate's device map ("auto" spreads a model that one card cannot hold)."""
-    attn_implementation: Literal["sdpa", "eager"] = "sdpa"
-    """Attention kernel; flash attention takes no masks and is refused."""
+    attn_implementation: Literal["auto", "sdpa", "eager"] = "auto"
+    """Attention kernel: auto is sdpa where the model has it; flash attention takes no masks and is refused."""
     trust_remote_code: bool = False
     """Run code that a hub repository ships; off unless asked for."""
 

@@ -4,10 +4,12 @@ read."""
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -28,7 +30,7 @@ from decode.house.errors import InputError
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-OWN_MASKS = ("bloom", "gpt_neo")  # attention that counts columns of the cache, not positions
+OWN_MASKS = ("bloom", "gpt_neo", "mpt")  # attention that counts columns of the cache, not positions
 QUICKLY_READ = 1 << 30  # bytes: weights that are there before a progress bar is of use
 EDGE_BYTES = (
     1 << 20
@@ -134,6 +136,7 @@ def describe_model(source: ModelConfig, role: str = "target") -> ModelDescriptio
             f"{error}"
         ) from error
     refuse_unsupported(config, source.path, role)
+    attention_of(config, source.attn_implementation)
     resolve_device(source.device)
     return ModelDescription(source, config)
 
@@ -150,7 +153,7 @@ def load_model(source: ModelConfig, role: str = "target") -> PreTrainedModel:
             revision=source.revision,
             dtype="auto" if source.dtype == "auto" else getattr(torch, source.dtype),
             device_map=source.device_map,
-            attn_implementation=source.attn_implementation,
+            attn_implementation=attention_of(description.config, source.attn_implementation),
             trust_remote_code=source.trust_remote_code,
         )
     except SafetensorError as error:
@@ -158,6 +161,18 @@ def load_model(source: ModelConfig, role: str = "target") -> PreTrainedModel:
     if source.device_map is None:
         model.to(resolve_device(source.device))  # type: ignore[arg-type]
     return model.eval().requires_grad_(False)
+
+
+def attention_of(config: PretrainedConfig, asked: str = "auto") -> str:
+    """The attention kernel, "sdpa" or "eager"; raises InputError where the model does not have the one asked for."""
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    has_sdpa = getattr(model_class, "_supports_sdpa", False)
+    if asked == "sdpa" and not has_sdpa:
+        raise InputError(
+            f"attn_implementation=sdpa, and {config.model_type} models compute attention that sdpa "
+            "does not have (sinks or soft caps, say); use attn_implementation=auto, which takes eager for them"
+        )
+    return ("sdpa" if has_sdpa else "eager") if asked == "auto" else asked
 
 
 def longest_context(config: PretrainedConfig) -> int | None:
@@ -254,6 +269,7 @@ def refuse_unsupported(config: PretrainedConfig, path: str, role: str = "target"
             "after a "
             "rejected draft token; use a model whose layers are all attention"
         )
+    _refuse_without_cache(model_class, config, path, role)
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     if "mrope_section" in rope:
         raise InputError(
@@ -265,6 +281,22 @@ def refuse_unsupported(config: PretrainedConfig, path: str, role: str = "target"
             f"{role}.path={path} is a {config.model_type} model (unusual layers: {sorted(kinds) or 'none'}), which "
             "makes its own masks or position biases: rejected tokens and other rows would be seen. Use a model with "
             "full or sliding-window attention"
+        )
+
+
+def _refuse_without_cache(model_class: Any, config: PretrainedConfig, path: str, role: str) -> None:
+    lacks = {"past_key_values", "position_ids"} - set(inspect.signature(model_class.forward).parameters)
+    if lacks:
+        raise InputError(
+            f"{role}.path={path} is a {config.model_type} model, whose passes take no "
+            f"{' and no '.join(sorted(lacks))}: "
+            "tokens of a tree could not be read behind the ones before them. Use a model that keeps keys and values "
+            "by position"
+        )
+    if getattr(config, "is_decoder", None) is False:
+        raise InputError(
+            f"{role}.path={path} is a {config.model_type} model with is_decoder=False, in which tokens see the ones "
+            "after them, so it predicts no next token. Use a model that was trained as a decoder (is_decoder=True)"
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from decode.drafters.base import Batch, Context, Step
 from decode.drafters.chains import pending_tokens, propose_chain
@@ -17,7 +17,7 @@ from decode.drafters.trees import propose_tree
 from decode.head import head_of
 from decode.house.progress import get_logger
 from decode.masks import layer_masks, packed_visibility
-from decode.models import longest_context
+from decode.models import attention_of, longest_context
 from decode.shapes import Static
 from decode.target import CachedModel, NodePass, runner_for
 from decode.tree import Tree
@@ -44,12 +44,13 @@ class LMDraft(nn.Module):
     @classmethod
     def from_config(cls, config: PretrainedConfig) -> LMDraft:
         """Random weights, drawn from torch's global generator."""
-        return cls(AutoModelForCausalLM.from_config(config, attn_implementation="sdpa"))
+        return cls(AutoModelForCausalLM.from_config(config, attn_implementation=attention_of(config)))
 
     @classmethod
     def from_pretrained(cls, path: str | Path, dtype: torch.dtype | str = "auto") -> LMDraft:
         """A transformers folder or hub id."""
-        return cls(AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa"))
+        attention = attention_of(AutoConfig.from_pretrained(path))
+        return cls(AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention))
 
     @property
     def source(self) -> str:
