@@ -11,12 +11,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from decode.custom_generate import speculative
     from decode.drafters.load import load_drafter
-    from decode.hf import generate, speculative
+    from decode.hf import generate
 
 __all__ = ["generate", "load_drafter", "speculative"]
 
-_HOME = {"generate": "decode.hf", "speculative": "decode.hf", "load_drafter": "decode.drafters.load"}
+_HOME = {"generate": "decode.hf", "speculative": "decode.custom_generate", "load_drafter": "decode.drafters.load"}
 
 
 def __getattr__(name: str) -> Any:

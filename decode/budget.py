@@ -28,8 +28,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from decode.estimates import FORGET, PRIOR_WEIGHT, Acceptance, Calibration, Clock
 from decode.shapes import Shape
 from decode.stats import Round
@@ -44,15 +42,15 @@ REFRESH = 32  # rounds after which t(0) is measured again where it decides
 
 
 class Budget:
-    """The draft lengths of one call, rows pooled; `depth` is the deepest round ever wanted. `by_confidence`: a round
-    that drafts at all may go that deep, and ends where `goes_on` says."""
+    """The draft lengths of one call, rows pooled; `depth` is the deepest round that is wanted and that the draft can
+    draft. `by_confidence`: a round that drafts at all may go that deep, and ends where `goes_on` says."""
 
     def __init__(self, depth: int, by_confidence: bool = False) -> None:
         self.by_confidence = by_confidence
         self.acceptance, self.clock, self.calibration = Acceptance(depth), Clock(), Calibration()
         self.depth = 0
         """Levels of the round that runs."""
-        self._first = (depth + 1) // 2
+        self._deepest, self._first = depth, (depth + 1) // 2
         self._confidences: list[list[float]] = []
         self._unpriced: list[tuple[int, float]] = []
         self._fallen, self._wait, self._gap, self._since_plain = False, 0, 0, 0
@@ -60,22 +58,22 @@ class Budget:
 
     def next_shape(self, shape: Shape, left: int) -> Shape:
         """The coming round's cut of `shape`; plain where no row can emit more than `left` = 1 token."""
-        self.depth = self._choose(shape.depth if left > 1 else 0)
+        self.depth = self._choose(min(shape.depth, self._deepest) if left > 1 else 0)
         self._confidences = []
         return shape.cut(self.depth)
 
-    def goes_on(self, confidence: Tensor | Sequence[float], drafted: int) -> bool:
-        """Whether to draft one more after `drafted` tokens: `confidence` (B,) is the draft's own probability of the
-        last one, which is in the tree by now and stays there."""
-        self._confidences = [*self._confidences[: drafted - 1], _listed(confidence)]
+    def goes_on(self, confidence: Sequence[float], drafted: int) -> bool:
+        """Whether to draft one more after `drafted` tokens: `confidence` (rows that have not ended,) is the draft's own
+        probability of the last one, which is in the tree by now and stays there."""
+        self._confidences = [*self._confidences[: drafted - 1], list(confidence)]
         if drafted >= self.depth or not self.clock.is_ready:
             return drafted < self.depth
         return self._pays(drafted, self.acceptance.estimates()[drafted])
 
-    def takes(self, chance: Tensor | Sequence[float], drafted: int) -> bool:
-        """Whether to draw one more token after `drafted` ones: `chance` (B,) is what the draft predicts of it, from
-        tokens that are in the tree by now. The first one always is: its pass has been paid for."""
-        self._confidences = [*self._confidences[:drafted], _listed(chance)]
+    def takes(self, chance: Sequence[float], drafted: int) -> bool:
+        """Whether to draw one more token after `drafted` ones: `chance` (rows that have not ended,) is what the draft
+        predicts of it, from tokens in the tree by now. The first one always is: its pass has been paid for."""
+        self._confidences = [*self._confidences[:drafted], list(chance)]
         taken = not drafted or not self.clock.is_ready or self._pays(drafted)
         self._confidences = self._confidences[: drafted + taken]
         return taken
@@ -88,13 +86,15 @@ class Budget:
         seconds = self.clock.seconds(drafted + 1)
         return gain * self._seconds >= self._emitted * (seconds[drafted + 1] - seconds[drafted])
 
-    def learn(self, rounds: Sequence[Round], seconds: float | None, rows: Sequence[int] | None = None) -> None:
-        """What became of the round: each unfinished row's share, and the host's seconds; None where passes were not
-        yet captured, which says nothing of later rounds. `rows` are the rounds' rows of the batch, all by default."""
+    def learn(self, rounds: Sequence[Round], seconds: float | None, drafted: int | None = None) -> None:
+        """What became of the round: each unfinished row's share, the host's seconds (None where passes were not yet
+        captured, which says nothing of later rounds), and the levels that were `drafted`: a draft may give fewer than
+        it is asked for; None where it does not."""
+        if drafted is not None:
+            self.depth = drafted
         if self._confidences:
             self.depth = len(self._confidences)
-            drafted = list(zip(*self._confidences, strict=True))
-            self.calibration.learn(rounds, drafted if rows is None else [drafted[row] for row in rows])
+            self.calibration.learn(rounds, list(zip(*self._confidences, strict=True)))
         if seconds is not None:
             self.clock.learn(self.depth, seconds)
         if self.depth:
@@ -146,7 +146,3 @@ class Budget:
         self._spell = self._lost = 0.0
         self._fallen = True
         self.acceptance.keep(min(1.0, PRIOR_WEIGHT / max(self.acceptance.tried[0], PRIOR_WEIGHT)))
-
-
-def _listed(values: Tensor | Sequence[float]) -> list[float]:
-    return values.tolist() if isinstance(values, Tensor) else list(values)

@@ -60,19 +60,22 @@ def measure(
 ) -> Costs:
     """Time t_target(n) for each n of `num_tokens`, and t_draft, interleaved so that drift of the machine hits all
     alike."""
-    capacity = context + max(num_tokens)
-    in_a_row = max(1, max(num_tokens) - 1)
+    capacity = max(1, context) + max(num_tokens)
+    in_a_row = chain(max(1, max(num_tokens) - 1))
     lease = Lease()
     target = _warmed(model, drafter, context, capacity, batch_size, lease)
     arms: dict[int, Callable[[], object]] = {n: _pass(target, n, context, batch_size) for n in num_tokens}
+    drafted = 1
     if drafter is not None:
         drafter = lease.own(drafter)
         wanted = _context(target, Request([], 1, Sampling(temperature=0)), context, capacity, batch_size, lease)
         drafter.start(wanted, capacity)
-        arms[0] = _proposal(drafter, Request([], 1, wanted.sampling), wanted, chain(in_a_row))
+        propose = _proposal(drafter, Request([], 1, wanted.sampling), wanted, in_a_row)
+        arms[0] = propose
+        drafted = max(1, propose().max_depth)  # a head drafts as many as it has, whatever it is asked for
     seconds = interleaved(arms, repeats, target.device)
     medians = {n: statistics.median(times) for n, times in seconds.items()}
-    draft = medians.pop(0) / in_a_row if drafter is not None else 0.0
+    draft = medians.pop(0) / drafted if drafter is not None else 0.0
     return Costs(context, batch_size, draft, medians)
 
 
@@ -92,7 +95,9 @@ def measure_rounds(
     drafter = lease.own(drafter)
     wanted = _context(target, request, context, capacity, batch_size, lease)
     drafter.start(wanted, capacity)
-    arms |= {name: _proposal(drafter, request, wanted, plan) for name, plan in plans.items()}
+    proposals = {name: _proposal(drafter, request, wanted, plan) for name, plan in plans.items()}
+    depths = {name: propose().max_depth for name, propose in proposals.items()}  # less than asked for, of some heads
+    arms |= proposals
     seconds = interleaved(arms, REPEATS, target.device, LIMIT_S)
     median = {name: statistics.median(times) for name, times in seconds.items()}
 
@@ -100,8 +105,10 @@ def measure_rounds(
         return {size: one for (name, size), one in median.items() if name == kind}
 
     root, grown = table("root"), table("grown")
-    level = {width: max(0.0, (grown[width] - root[width]) / 2) for width in root}  # two levels deeper
-    return RoundCosts(*map(_never_falling, (table("target"), table("chain"), root, level)))
+    deeper = {width: max(1, depths["grown", width] - depths["root", width]) for width in root}
+    level = {width: max(0.0, (grown[width] - root[width]) / deeper[width]) for width in root}
+    chains = {depths["chain", k]: seconds for k, seconds in table("chain").items()}
+    return RoundCosts(*map(_never_falling, (table("target"), chains, root, level)))
 
 
 def _never_falling(table: dict[int, float]) -> dict[int, float]:
@@ -133,7 +140,7 @@ def _context(
     )  # fmt: skip
 
 
-def _proposal(drafter: Drafter, request: Request, wanted: Context, plan: Shape) -> Callable[[], object]:
+def _proposal(drafter: Drafter, request: Request, wanted: Context, plan: Shape) -> Callable[[], Tree]:
     """The draft's part of a round, the noise that it shares with the verdict included."""
     drawn = VERIFIERS[request.verifier].drawn(plan, request.replacement)
     positions = [list(range(length, length + plan.depth + 1)) for length in wanted.lengths]

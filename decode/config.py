@@ -6,9 +6,11 @@ import itertools
 import math
 import operator
 import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from decode.arguments import real
 from decode.house.config import require
 
 LEAST_TEMPERATURE = 1e-4  # logits of 30 divided by it are float32 numbers with steps of 0.03
@@ -83,13 +85,10 @@ class SamplingConfig:
     """Tokens to generate per prompt."""
 
     def __post_init__(self) -> None:
-        check_temperature(self.temperature, "decode.temperature=")
-        require(self.top_k >= 0, f"decode.top_k={self.top_k} is negative; use 0 to keep every token")
-        require(0 < self.top_p <= 1, f"decode.top_p={self.top_p} is outside (0, 1]; use 1 to keep every token")
-        require(0 <= self.min_p <= 1, f"decode.min_p={self.min_p} is outside [0, 1]; use 0 to keep every token")
+        check_sampling(self.temperature, self.top_k, self.top_p, self.min_p, "decode.")
         check_tree(self.tree, self.num_draft_tokens, self.tree_nodes, "decode.")
         require(self.max_new_tokens >= 1, f"decode.max_new_tokens={self.max_new_tokens}; ask for at least 1 token")
-        _check_penalties(self)
+        check_penalties(**{name: getattr(self, name) for name in PENALTIES}, where="decode.")
         greedy = self.verifier == "greedy"
         require(
             not greedy or self.temperature == 0,
@@ -164,14 +163,43 @@ def check_temperature(temperature: float, name: str) -> None:
     )
 
 
-def _check_penalties(config: SamplingConfig) -> None:
-    penalty = config.repetition_penalty
-    require(penalty > 0, f"decode.repetition_penalty={penalty} is no number above 0; use 1 to penalise nothing")
-    for name in ("presence_penalty", "frequency_penalty"):
-        value = getattr(config, name)
-        require(-2 <= value <= 2, f"decode.{name}={value} is outside [-2, 2]; use 0 to penalise nothing")
-    for name in ("logit_bias", "banned_words"):
-        require("" not in getattr(config, name), f"decode.{name} holds an empty text, which no token spells")
+def check_sampling(temperature: float, top_k: int, top_p: float, min_p: float, where: str = "") -> None:
+    """Raise ConfigError for values out of range; `where` stands before the names in messages."""
+    check_temperature(temperature, f"{where}temperature=")
+    require(top_k >= 0, f"{where}top_k={top_k} is negative; use 0 to keep every token")
+    require(0 < top_p <= 1, f"{where}top_p={top_p} is outside (0, 1]; use 1 to keep every token")
+    require(0 <= min_p <= 1, f"{where}min_p={min_p} is outside [0, 1]; use 0 to keep every token")
+
+
+def check_penalties(
+    repetition_penalty: float,
+    presence_penalty: float,
+    frequency_penalty: float,
+    logit_bias: Mapping[int | str, float] | None,
+    banned_words: Sequence[int | str],
+    where: str = "",
+) -> None:
+    """Raise ConfigError for values that no score can be changed by: nan wins every comparison of scores, and inf leaves
+    nothing to compare. `where` stands before the names in messages."""
+    require(
+        0 < real(repetition_penalty, f"{where}repetition_penalty") < math.inf,
+        f"{where}repetition_penalty={repetition_penalty} is no finite number above 0; use 1 to penalise nothing",
+    )
+    for name, value in (("presence_penalty", presence_penalty), ("frequency_penalty", frequency_penalty)):
+        in_range = -2 <= real(value, f"{where}{name}") <= 2
+        require(in_range, f"{where}{name}={value} is outside [-2, 2]; use 0 to penalise nothing")
+    bias = {} if logit_bias is None else logit_bias
+    require(isinstance(bias, Mapping), f"{where}logit_bias={bias!r} maps no tokens to numbers; give {{13: -2.0}}, say")
+    for key, value in bias.items():
+        require(
+            math.isfinite(real(value, f"{where}logit_bias[{key!r}]")),
+            f"{where}logit_bias[{key!r}]={value} is not finite, and a score that becomes nan or inf beats or loses to "
+            "all others whatever the model says. Give a finite number, and banned_words for what must not come",
+        )
+    is_list = isinstance(banned_words, Collection) and not isinstance(banned_words, str | bytes)
+    require(is_list, f"{where}banned_words={banned_words!r} is no list; give token ids and texts in one")
+    for name, values in (("logit_bias", bias), ("banned_words", banned_words)):
+        require("" not in list(values), f"{where}{name} holds an empty text, which no token spells")
 
 
 @dataclass

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from decode.budget import Budget
-from decode.drafters.base import Context, Drafter
+from decode.drafters.base import Context, Drafter, drafted_depth
 from decode.house.errors import ConfigError, InputError
 from decode.kept_runners import Lease
 from decode.models import device_of, longest_context
@@ -103,8 +103,9 @@ class Loop:
         keys = [self._key(index) for index in self.rows.seated]
         self.noise = Noise(request.seed, keys, vocab_size, self.runner.device, request.audit)
         self.stats = Stats(request.shape.depth if drafter is not None else 0)
-        adapts = request.adaptive and drafter is not None
-        self.budget = Budget(request.shape.depth, request.confidence) if adapts else None
+        self.budget = None
+        if request.adaptive and drafter is not None:
+            self.budget = Budget(drafted_depth(drafter, request.shape), request.confidence)
         self.round_index = 0
 
     @torch.inference_mode()
@@ -126,7 +127,7 @@ class Loop:
 
     def step(self) -> list[Event]:
         """One round of every row that is not finished."""
-        began, running = time.perf_counter(), self.rows.running
+        began = time.perf_counter()
         shape = self._shape()
         gumbel = self._gumbel(shape.depth)
         with self.stats.phase("draft"):
@@ -144,7 +145,7 @@ class Loop:
         if self.budget is not None:
             took = time.perf_counter() - began
             rounds = self.stats.rounds[-len(events) :]
-            self.budget.learn(rounds, took if self.runner.replayed else None, running)
+            self.budget.learn(rounds, took if self.runner.replayed else None, tree.max_depth)
         self.round_index += 1
         return events
 
@@ -210,6 +211,7 @@ class Loop:
             self.runner.features,
             self.lease,
             self.budget if self.request.confidence else None,
+            self.rows.running,
         )
 
     def _propose(self, shape: Shape, gumbel: Tensor | None) -> Tree:

@@ -17,6 +17,8 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
+from decode.arguments import whole
+from decode.config import check_penalties
 from decode.house.errors import ConfigError
 
 
@@ -48,13 +50,14 @@ def penalties(
     """The processors that these settings ask for; none where all are at rest.
 
     A text stands for the tokens it is written with, at the start of a line and after a space; a bias falls on its last
-    token once the others stand. Other spellings in smaller tokens are not found. Raises ConfigError for texts without a
-    tokenizer, token ids outside the vocabulary, and bans that leave no token.
+    token once the others stand. Other spellings in smaller tokens are not found. Raises ConfigError for numbers that
+    are not finite, texts without a tokenizer or that no token spells, token ids outside the vocabulary, tokens with two
+    biases, and bans that leave no token.
     """
+    check_penalties(repetition_penalty, presence_penalty, frequency_penalty, logit_bias, banned_words)
     found: list[LogitsProcessor] = []
     if logit_bias:
-        pairs = [(x, bias) for key, bias in logit_bias.items() for x in _spellings(key, tokenizer, vocab_size)]
-        found.append(SequenceBiasLogitsProcessor([[list(x), float(bias)] for x, bias in pairs]))
+        found.append(SequenceBiasLogitsProcessor(_biases(logit_bias, tokenizer, vocab_size)))
     if repetition_penalty != 1:
         found.append(RepetitionPenaltyLogitsProcessor(float(repetition_penalty)))
     if presence_penalty or frequency_penalty:
@@ -66,9 +69,26 @@ def penalties(
     return found
 
 
+def _biases(
+    logit_bias: Mapping[int | str, float], tokenizer: PreTrainedTokenizerBase | None, vocab_size: int
+) -> list[list[list[int] | float]]:
+    """Token sequences with their biases, as transformers takes them."""
+    found: dict[tuple[int, ...], float] = {}
+    for key, bias in logit_bias.items():
+        for spelling in _spellings(key, tokenizer, vocab_size):
+            if found.setdefault(spelling, float(bias)) != bias:
+                raise ConfigError(
+                    f"logit_bias gives token(s) {list(spelling)} the biases {found[spelling]} and {float(bias)}, the "
+                    f"second one by {key!r}: only one of them would count. A text stands for itself and for itself "
+                    "after a space; name each once"
+                )
+    return [[list(spelling), bias] for spelling, bias in found.items()]
+
+
 def _spellings(key: int | str, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> list[tuple[int, ...]]:
     """Token sequences of a text, or the one token that an id names."""
-    if isinstance(key, int):
+    if not isinstance(key, str):
+        key = whole(key, "a token of logit_bias or banned_words")
         if not 0 <= key < vocab_size:
             raise ConfigError(
                 f"logit_bias or banned_words names token {key}, but the target knows 0 to {vocab_size - 1}. Write a "
@@ -79,6 +99,11 @@ def _spellings(key: int | str, tokenizer: PreTrainedTokenizerBase | None, vocab_
         raise ConfigError(f"logit_bias or banned_words names the text {key!r}, which needs tokenizer=; none was given")
     texts = (key, key if key[:1].isspace() else " " + key)
     spelled = {tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts}  # type: ignore[arg-type]
+    if not any(spelled):
+        raise ConfigError(
+            f"logit_bias or banned_words names the text {key!r}, of which the tokenizer makes no token, so it could "
+            "neither be banned nor biased; leave it out, or name token ids"
+        )
     return sorted(one for one in spelled if one)
 
 

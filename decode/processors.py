@@ -6,14 +6,33 @@ nodes of one depth, of all rows that are equally long.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
+from transformers.generation.logits_process import (
+    ClassifierFreeGuidanceLogitsProcessor,
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
 
+from decode.house.config import require
 from decode.tree import Tree
+
+BOUND_TO_CALLS = (
+    ClassifierFreeGuidanceLogitsProcessor,
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+"""Of transformers: they carry something on from call to call, or hold a row for each row of the batch."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +81,54 @@ class History:
             prompts = torch.tensor([self.prompt_lengths[row] for row in chosen], device=logits.device)
             prompts = prompts.repeat_interleave(width)
             scores = out[slots].flatten(0, 1)
-            done = self.processors(prefixes, scores, prompt_lengths=prompts)  # type: ignore[arg-type]
-            out[slots] = done.view(len(slots), width, -1)
+            done = processed(self.processors, prefixes, scores, prompts)
+            out[slots] = done.to(out.dtype).view(len(slots), width, -1)
         return out
+
+
+def check_processors(processors: Any, num_requests: int) -> list[Any]:
+    """The processors as a list; raises ConfigError for what is none, and for those of transformers that are no
+    functions of the prefix."""
+    found = [] if processors is None else list(processors) if isinstance(processors, Iterable) else [processors]
+    for one in found:
+        require(callable(one), f"logits_processor holds {one!r}, which cannot be called; give transformers' processors")
+        bound = isinstance(one, BOUND_TO_CALLS)
+        bound = bound or (isinstance(one, PrefixConstrainedLogitsProcessor) and num_requests > 1)
+        require(
+            not bound,
+            f"logits processor {name_of(one)} goes by the row of the batch, or by what it was asked before, and here "
+            f"its rows are drafted tokens of {num_requests} request(s), some of them asked about twice. Use one that "
+            "looks at the tokens of a row alone, or transformers' own generate",
+        )
+    return found
+
+
+def processed(processors: Iterable[Any], prefixes: Tensor, scores: Tensor, prompt_lengths: Tensor) -> Tensor:
+    """scores (n, V) of prefixes (n, length) after all processors; raises ConfigError where one returns something that
+    is not scores of these rows."""
+    for one in processors:
+        done = LogitsProcessorList([one])(prefixes, scores, prompt_lengths=prompt_lengths)  # type: ignore[arg-type]
+        _check_answer(one, done, scores)
+        scores = done
+    return scores
+
+
+def name_of(processor: Any) -> str:
+    """For messages: its class, or the function that it is."""
+    return getattr(processor, "__name__", type(processor).__name__)
+
+
+def _check_answer(processor: Any, done: Any, scores: Tensor) -> None:
+    want = (tuple(scores.shape), scores.dtype, scores.device)
+    have = (tuple(done.shape), done.dtype, done.device) if isinstance(done, Tensor) else type(done).__name__
+    require(
+        isinstance(done, Tensor)
+        and done.shape == scores.shape
+        and done.is_floating_point()
+        and done.device == scores.device,
+        f"logits processor {name_of(processor)} was given scores {want} and returned {have}; it must return scores of "
+        "the same shape, of floating point, on the same device",
+    )
 
 
 def path_to(parents: Sequence[int], node: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from decode.config import check_tree
+from decode.config import TREES, check_tree
 from decode.house.config import require
 from decode.tree import chain_parents, tree_depths
 
@@ -140,6 +140,7 @@ def parse(tree: str | Shape | None, num_draft_tokens: int, tree_nodes: int) -> S
     if tree is None or tree == "chain":
         return chain(num_draft_tokens)
     if not isinstance(tree, str):
+        require(hasattr(tree, "num_read"), f"tree={tree!r} is no tree; use {', '.join(TREES)}, 3x2x1 and the like")
         return tree
     if tree == "dynamic":
         return Dynamic(num_draft_tokens, min(tree_nodes, BEAM), 1 + tree_nodes)

@@ -126,10 +126,12 @@ def _decode(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase, ids: list[
     drafter = None if config.draft.path is None else load_drafter(config.draft.path, model, config.draft.dtype)
     painter = Painter(tokenizer, sys.stdout, config.color)
     painter.prompt(ids)
+    prompt = torch.tensor([ids], device=model.device)
     output = generate(
         model,
         drafter,
-        torch.tensor([ids], device=model.device),
+        prompt,
+        torch.ones_like(prompt),  # a pad token that stands in the text is text
         **generate_settings(config.decode),
         stop_strings=config.stop_strings,
         tokenizer=tokenizer,

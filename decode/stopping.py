@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from decode.arguments import wholes
+from decode.house.config import require
 from decode.house.errors import ConfigError
 
 
@@ -35,11 +37,26 @@ class StopStrings:
         return any(string in text for string in self.strings)
 
 
-def eos_ids(model: PreTrainedModel, given: int | Sequence[int] | None = None) -> frozenset[int]:
-    """The end-of-text tokens: those given, None being the model's own."""
-    if given is None:
-        config = model.generation_config
-        given = config.eos_token_id if config is not None else None
-    if given is None:
-        return frozenset()
-    return frozenset([given] if isinstance(given, int) else given)
+def own_eos_ids(config: GenerationConfig | None, vocab_size: int) -> list[int]:
+    """A model's own end-of-text tokens. Some of a model whose vocabulary was cut may lie outside it; they never come,
+    and are left out."""
+    return [token for token in _named(config) if 0 <= token < vocab_size]
+
+
+def eos_ids(given: Any, config: GenerationConfig | None, vocab_size: int) -> list[int]:
+    """The end-of-text tokens: those given, None being the model's own. Raises ConfigError for a given one that is no
+    token of the model, and where of its own ones none is."""
+    named = _named(config) if given is None else wholes(given, "eos_token_id")
+    known = [token for token in named if 0 <= token < vocab_size]
+    whose = "the model's own generation_config.eos_token_id" if given is None else "eos_token_id"
+    require(
+        known == named or (given is None and bool(known)),
+        f"{whose}={named} names tokens outside the vocabulary, which is 0 to {vocab_size - 1}: no text would ever end "
+        "there. Give the tokens that end a text in eos_token_id=, or () for none",
+    )
+    return known
+
+
+def _named(config: GenerationConfig | None) -> list[int]:
+    own = None if config is None else config.eos_token_id
+    return [] if own is None else wholes(own, "generation_config.eos_token_id")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from decode.config import ModelConfig, check_temperature
+from decode.config import ModelConfig, check_sampling
 from decode.house.config import require
 
 CorpusName = Literal["python_stdlib", "text", "jsonl", "parquet", "dataset", "hub"]
@@ -102,10 +102,7 @@ class ResponseSampling:
     """Longest response in tokens."""
 
     def __post_init__(self) -> None:
-        check_temperature(self.temperature, "sampling.temperature=")
-        require(self.top_k >= 0, f"sampling.top_k={self.top_k} is negative; use 0 to keep every token")
-        require(0 < self.top_p <= 1, f"sampling.top_p={self.top_p} is outside (0, 1]; use 1 to keep every token")
-        require(0 <= self.min_p <= 1, f"sampling.min_p={self.min_p} is outside [0, 1]; use 0 to keep every token")
+        check_sampling(self.temperature, self.top_k, self.top_p, self.min_p, "sampling.")
         require(self.max_new_tokens >= 1, f"sampling.max_new_tokens={self.max_new_tokens}; ask for at least 1 token")
 
 

@@ -12,6 +12,8 @@ from transformers import PreTrainedModel
 from decode.acceptance import predicted_speedup
 from decode.calibrate import Costs, measure
 from decode.config import SamplingConfig
+from decode.drafters.base import drafted_depth
+from decode.shapes import chain
 
 
 def is_plain_chain(settings: SamplingConfig) -> bool:
@@ -57,7 +59,7 @@ class CostMeter:
     def sample(self) -> None:
         """One piece: every drafter's passes, `repeats` forwards of each, interleaved."""
         for name, lengths in self.draft_lengths.items():
-            sizes = [1, *(k + 1 for k in lengths)]
+            sizes = [1, *(self._drafted(name, k) + 1 for k in lengths)]
             piece = measure(self.model, self.drafters[name], self.context, sizes, self.batch_size, self.repeats)
             self._pieces.setdefault(name, []).append(piece)
 
@@ -69,8 +71,12 @@ class CostMeter:
             for size, seconds in piece.t_target.items():
                 by_size.setdefault(size, []).append(seconds)
         target = {size: median(seconds) for size, seconds in by_size.items()}
-        return {
-            (name, k): ComponentTimes(k, target[1], target[k + 1], median(one.t_draft for one in self._pieces[name]))
-            for name, lengths in self.draft_lengths.items()
-            for k in lengths
-        }
+        found = {}
+        for name, k in ((name, k) for name, lengths in self.draft_lengths.items() for k in lengths):
+            drafted, t_draft = self._drafted(name, k), median(one.t_draft for one in self._pieces[name])
+            found[name, k] = ComponentTimes(drafted, target[1], target[drafted + 1], t_draft)
+        return found
+
+    def _drafted(self, name: str, k: int) -> int:
+        """Tokens of a round that is asked for k."""
+        return drafted_depth(self.drafters[name], chain(k))

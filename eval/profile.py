@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from decode import generate
 from decode.calibrate import measure
-from decode.drafters.base import Drafter
+from decode.drafters.base import Drafter, drafted_depth
 from decode.house.environment import environment, git_state
 from decode.house.progress import get_logger, progress
 from decode.house.run_folder import open_run, write_json
@@ -154,6 +154,8 @@ def floor(
     context = sum(map(len, group)) // len(group) + cfg.profile.max_new_tokens // 2
     decode = cfg.decode
     shape = parse(decode.tree, decode.num_draft_tokens, decode.tree_nodes) if drafter is not None else None
+    if drafter is not None and shape is not None:
+        shape = shape.cut(drafted_depth(drafter, shape))
     nodes = shape.num_nodes if shape is not None else 1
     costs = measure(model, drafter, context, [nodes], len(group), COST_REPEATS)
     found = {"target": 1e3 * costs.t_target[nodes]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from decode.sampling import Sampling
     from decode.shapes import Shape
     from decode.tree import Drawn, Tree
+
+Value = TypeVar("Value")
 
 
 @dataclass
@@ -104,6 +106,12 @@ class Context:
     """The call: what caches a drafter takes for it are its own until it ends."""
     budget: Budget | None = None
     """Whether to go on is asked after every token of a chain; None where the length is settled beforehand."""
+    running: list[int] | None = None
+    """Rows whose request has not ended; None is all. The others are drafted for as well, and decide nothing."""
+
+    def of_running(self, values: list[Value]) -> list[Value]:
+        """Those of the rows that have not ended, out of one for each row."""
+        return values if self.running is None else [values[row] for row in self.running]
 
     def processed(self, logits: Tensor, paths: Tensor) -> Tensor:
         """logits (B, W, V) of W nodes of one depth as the target's would be processed there; paths (B, W, D) are the
@@ -134,3 +142,9 @@ class Drafter(Protocol):
 
     def reset(self, rows: list[int]) -> None:
         """Forget these rows."""
+
+
+def drafted_depth(drafter: Drafter, shape: Shape) -> int:
+    """Levels of `shape` that the drafter drafts: a head has as many as it was trained with (`most_tokens`)."""
+    most: int | None = getattr(drafter, "most_tokens", None)
+    return shape.depth if most is None else min(shape.depth, most)

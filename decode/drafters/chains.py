@@ -42,15 +42,14 @@ def propose_chain(drafting: Round, context: Context) -> Tree:
     key = ("chain", k, sampling, context.drawn, noise is None, budget is not None, *drafting.key)
     tokens, log_q, *chances = drafting.runner.run(key, make, (*draws, *drafting.inputs), moved)
     if budget is not None:
-        k = _taken(budget, chances[0].T)
+        k = _taken(budget, [context.of_running(row) for row in chances[0].T.tolist()])
     proposed = torch.cat([pending_tokens(context), tokens[:, :k]], 1)
     return Tree(proposed, chain_parents(k + 1), context.drawn, log_q[:, : k + 1] if context.drawn == "iid" else None)
 
 
-def _taken(budget: Budget, chances: Tensor) -> int:  # (k, B)
+def _taken(budget: Budget, chances: list[list[float]]) -> int:  # (k, rows)
     """How many of k drafted tokens the budget takes; chances[i] is asked for only where all before it were taken."""
-    rows = chances.tolist()
-    return next((i for i, row in enumerate(rows) if not budget.takes(row, i)), len(rows))
+    return next((i for i, row in enumerate(chances) if not budget.takes(row, i)), len(chances))
 
 
 def _propose_steps(levels: Processed, context: Context, foresees: bool) -> Tree:
@@ -60,14 +59,14 @@ def _propose_steps(levels: Processed, context: Context, foresees: bool) -> Tree:
     tokens, laws = [pending_tokens(context)], []
     for step in range(context.num_draft_tokens):
         logits = levels.root() if step == 0 else levels.follow(tokens[-1], step)
-        if budget is not None and foresees and not budget.takes(levels.chance(step), step):
+        if budget is not None and foresees and not budget.takes(context.of_running(levels.chance(step).tolist()), step):
             break
         token, law = draw(warp(logits, context.sampling), None if noise is None else noise[:, step], context.drawn)
         tokens.append(token)
         laws.append(law)
         if budget is not None and not foresees:
             confidence = law.log_softmax(-1).gather(1, token)[:, 0].exp()
-            if not budget.goes_on(confidence, step + 1):
+            if not budget.goes_on(context.of_running(confidence.tolist()), step + 1):
                 break
     log_q = torch.stack([*laws, laws[-1]], 1) if context.drawn == "iid" else None
     return Tree(torch.cat(tokens, 1), chain_parents(len(tokens)), context.drawn, log_q)

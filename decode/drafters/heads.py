@@ -177,13 +177,12 @@ class HeadDraft(nn.Module, ABC):
 
     def propose(self, context: Context) -> Tree:
         """A chain or a tree, drawn as the verifier wants it; nothing while a row is a single token, after which the
-        target has not been asked yet."""
+        target has not been asked yet (a new one: those that have ended are longer)."""
         if self.most_tokens is not None:
             context = replace(context, shape=context.shape.cut(self.most_tokens))
-        # as many tokens as a verdict can have accepted, always, so that one capture serves
-        width = min(context.shape.depth + 1, min(context.lengths) - 1)
-        if not width:
+        if min(context.lengths) < 2:
             return Tree(pending_tokens(context), (-1,))
+        width = context.shape.depth + 1  # as many tokens as a verdict can have accepted, so that one capture serves
         self._catch_up(context, [length - 1 - width for length in context.lengths])
         self._known = [length - 1 for length in context.lengths]
         is_chain = isinstance(context.shape, Static) and context.shape.is_chain
@@ -285,11 +284,12 @@ class HeadRound:
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """The last committed tokens (B, width), the number of all (B, 1), and the features (B, width, n, d) of the
-        tokens before each of them."""
+        tokens before each of them. A row that has fewer gives its second token several times, which `Slots.straight`
+        puts into its first slot."""
         context, device = self.context, self.context.ids.device
         assert context.features is not None
         ends = torch.tensor(context.lengths, device=device)[:, None]
-        places = ends - torch.arange(self.width, 0, -1, device=device)
+        places = (ends - torch.arange(self.width, 0, -1, device=device)).clamp(min=1)
         rows = torch.arange(len(ends), device=device)[:, None]
         return context.ids.gather(1, places), ends, context.features[rows, places - 1]
 

@@ -108,24 +108,24 @@ class LMDraft(nn.Module):
 
     def propose(self, context: Context) -> Tree:
         """A chain or a tree, drawn as the verifier wants it; nothing where every row is past the draft's context."""
-        if min(context.lengths) >= self._last_length:
+        if min(context.of_running(context.lengths)) >= self._last_length:
             return Tree(pending_tokens(context), (-1,))
         self._count_accepted(context)
         is_chain = isinstance(context.shape, Static) and context.shape.is_chain
         if is_chain and context.drawn != "swor":  # a sampled tree that was cut to a chain keeps its law
-            # two tokens where there are: after a round that accepted everything the last draft token is still unread,
-            # and reading a token again writes the same keys and values
-            width = min(2, *context.lengths)
-            self._catch_up(context.ids, [length - width for length in context.lengths])
-            tree = propose_chain(LMRound(self.runner, context, width), context)
+            # after a round that accepted everything the last draft token is still unread, and reading a token again
+            # writes the same keys and values
+            tree = propose_chain(self._round_of(context, 2), context)
             self._ahead = [tree.num_nodes - 2] * len(context.lengths)  # the last draft token is not read
         else:
             # as many tokens as a verdict can have accepted, always, so that one capture serves
-            width = min(context.shape.depth + 1, *context.lengths)
-            self._catch_up(context.ids, [length - width for length in context.lengths])
-            tree = propose_tree(LMRound(self.runner, context, width), context)
+            tree = propose_tree(self._round_of(context, context.shape.depth + 1), context)
         self._known, self._round = list(context.lengths), context.round_index
         return tree
+
+    def _round_of(self, context: Context, width: int) -> LMRound:
+        self._catch_up(context.ids, [length - width for length in context.lengths])
+        return LMRound(self.runner, context, width)
 
     def _count_accepted(self, context: Context) -> None:
         """Draft tokens read in the round just before count as read where they were accepted; after rounds without
@@ -151,7 +151,9 @@ class LMDraft(nn.Module):
 class LMRound:
     """One round of a draft LM whose cache holds all but the last `width` committed tokens.
 
-    The first pass reads those. Nodes lie behind the committed tokens, pending among them, until the verdict.
+    The first pass reads those, and of a row that has fewer all of them and whatever stands behind: the keys and values
+    of that lie where nodes will be, and nobody sees them. So the pass is as wide whatever rows there are, ended ones
+    among them. Nodes lie behind the committed tokens, pending among them, until the verdict.
     """
 
     runner: CachedModel
@@ -179,9 +181,10 @@ class LMRound:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The last committed tokens (B, width), and their number (B, 1)."""
+        """The tokens of the first pass (B, width), and the number of committed ones (B, 1)."""
         ends = self._ends
-        return self.context.ids.gather(1, ends - torch.arange(self.width, 0, -1, device=ends.device)), ends
+        places = first_read(ends, self.width) + torch.arange(self.width, device=ends.device)
+        return self.context.ids.gather(1, places), ends
 
     def moved(self) -> tuple[Tensor, ...]:
         """As `Round` says."""
@@ -195,7 +198,7 @@ class LMRound:
 
     def steps(self) -> Levels:
         """As `Round` says: each pass is captured by itself."""
-        return LMSteps(self.runner, self.context.lengths, self.inputs[0])
+        return LMSteps(self.runner, self.context.lengths, *self.inputs)
 
 
 @dataclass(frozen=True)
@@ -208,7 +211,8 @@ class LMUnit:
 
     def root(self) -> Tensor:
         """As `Levels` says."""
-        return self.node_pass.chain(self.read, self.ends - self.read.shape[1])[0][:, -1]
+        begin = first_read(self.ends, self.read.shape[1])
+        return at_pending(self.node_pass.chain(self.read, begin)[0], begin, self.ends)
 
     def follow(self, tokens: Tensor, depth: int) -> Tensor:
         """As `Levels` says."""
@@ -227,10 +231,13 @@ class LMSteps:
     runner: CachedModel
     lengths: list[int]
     read: Tensor
+    ends: Tensor
 
     def root(self) -> Tensor:
         """As `Levels` says."""
-        return self.runner.chain(self.read, [length - self.read.shape[1] for length in self.lengths])[:, -1]
+        width = self.read.shape[1]
+        logits = self.runner.chain(self.read, [max(0, length - width) for length in self.lengths])
+        return at_pending(logits, first_read(self.ends, width), self.ends)
 
     def follow(self, tokens: Tensor, depth: int) -> Tensor:
         """As `Levels` says."""
@@ -240,3 +247,14 @@ class LMSteps:
         """As `Levels` says."""
         depths = torch.full((1, tokens.shape[1]), depth - 1, device=tokens.device)
         return self.runner.forward(tokens, self.lengths, depths, visible)
+
+
+def first_read(ends: Tensor, width: int) -> Tensor:  # (B, 1) -> (B, 1)
+    """Where the first pass of a round begins, of rows with `ends` committed tokens."""
+    return (ends - width).clamp(min=0)
+
+
+def at_pending(logits: Tensor, begin: Tensor, ends: Tensor) -> Tensor:  # (B, W, V), (B, 1), (B, 1) -> (B, V)
+    """Of a first pass from `begin` on, what is at the last committed token."""
+    rows = torch.arange(len(logits), device=logits.device)
+    return logits[rows, (ends - 1 - begin)[:, 0]]

@@ -21,7 +21,7 @@ from decode.ends import Ends
 from decode.house.errors import InputError
 from decode.house.run_folder import read_json
 from decode.models import ModelDescription
-from decode.stopping import eos_ids
+from decode.stopping import own_eos_ids
 from decode.taps import check_taps
 
 PROVENANCE = "draftsmith.json"
@@ -122,8 +122,9 @@ def _check_target(folder: str | Path, trained: dict[str, Any], target: ModelDesc
 
 def _check_vocabulary(folder: str | Path, head: HeadDraft) -> None:
     """A draft that can never say EOS drafts past every end."""
-    ends = eos_ids(head.ends.head.model)
-    missing = [] if head.vocab is None else sorted(ends - set(head.vocab.tolist()))
+    target = head.ends.head.model
+    ends = own_eos_ids(target.generation_config, head.config.vocab_size)
+    missing = [] if head.vocab is None else sorted(set(ends) - set(head.vocab.tolist()))
     if missing:
         raise InputError(
             f"the draft vocabulary of {folder} ({head.config.draft_vocab_size} of {head.config.vocab_size} tokens) "
