@@ -84,8 +84,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_would_be_read_as_something_else_is_refused(model: Any, name: str) -> None:
     settings, words = REFUSED[name]
     ids, mask = ragged_prompts(2)
+    call: dict[str, Any] = {"max_new_tokens": 2} | settings
     with pytest.raises(ConfigError, match=words):
-        generate(model, None, ids, mask, **({"max_new_tokens": 2} | settings))
+        generate(model, None, ids, mask, **call)
 
 
 def test_numbers_of_other_libraries_mean_what_they_say(model: Any) -> None:

@@ -26,6 +26,7 @@ from decode.shapes import Dynamic, Shape, Static, chain, k_ary
 from decode.stage import run
 from tests.decode import checks
 from tests.decode.drafters import Oracle
+from tests.decode.heads import random_head
 from tests.decode.test_tree_decoding import near
 from tests.tiny import save_tiny_target, tiny_llama
 
@@ -310,3 +311,47 @@ def test_strict_passes_take_no_tree_that_is_yet_to_be_chosen() -> None:
 def test_without_a_draft_there_is_nothing_to_choose() -> None:
     shape: Shape = resolve("auto", 16, tiny_llama(VOCAB), None, REQUEST)
     assert shape == chain(0)
+
+
+# heads that draft fewer tokens than they are asked for
+
+
+def ticking(monkeypatch: pytest.MonkeyPatch, seconds: float = 1.0) -> None:
+    """A clock on which a pass of the target or the draft takes nothing, and a drafted token `seconds`."""
+    now = [0.0]
+    monkeypatch.setattr(calibrate.time, "perf_counter", lambda: now[0])
+    real = calibrate._proposal
+
+    def proposal(drafter, request, wanted, plan):  # noqa: ANN001, ANN202
+        propose = real(drafter, request, wanted, plan)
+
+        def timed():  # noqa: ANN202
+            tree = propose()
+            now[0] += seconds * tree.max_depth
+            return tree
+
+        return timed
+
+    monkeypatch.setattr(calibrate, "_proposal", proposal)
+
+
+def test_a_draft_token_costs_what_it_costs_whatever_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_llama(num_layers=6).requires_grad_(False)
+    ticking(monkeypatch)
+    for draft in (random_head("medusa", model), LMDraft(tiny_llama(num_layers=1))):
+        assert calibrate.measure(model, draft, 20, [1, 9], repeats=2).t_draft == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("depth", "chains"), [(2, {1: 1.0, 2: 2.0}), (4, {1: 1.0, 3: 3.0, 4: 4.0})])
+def test_costs_of_rounds_are_those_of_what_was_drafted(
+    depth: int, chains: dict[int, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_llama(num_layers=6).requires_grad_(False)
+    head = random_head("medusa", model)
+    head.most_tokens = depth
+    ticking(monkeypatch)
+    monkeypatch.setattr(calibrate, "CHAINS", (1, 3, 8))
+    costs = calibrate.measure_rounds(model, head, REQUEST, context=20, batch_size=1)
+    assert costs.t_chain == pytest.approx(chains)
+    assert set(costs.t_root.values()) == {1.0}
+    assert set(costs.t_level.values()) == {1.0}
