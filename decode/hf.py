@@ -93,8 +93,9 @@ def generate(
     `adaptive` drafts what pays, at most that, and with `confidence` looks at the draft's inside a round, too
     (`decode.budget`). Penalties, biases by token id or text, and banned words (`decode.penalties`) come before
     `logits_processor`, temperature and filters.
-    `logits_processor` must be functions of each row of ids and scores: they are asked about drafted tokens as well, and
-    in any order. `audit` asks them three times to find those that are not, and keeps a ledger of random numbers.
+    `logits_processor` must be functions of each row of ids and scores: they are asked about drafted tokens as well, in
+    any order, so that one which counts its calls would make the text depend on the draft. `audit` asks them three times
+    to find those, and checks that no random number is read twice.
     `lossy` permits verifier="typical", which changes the target's law; stats.distance is the measured TV distance.
     Raises ConfigError and InputError.
     """
