@@ -21,6 +21,7 @@ from decode.house.config import require
 from decode.house.errors import ConfigError
 from decode.inputs import check_ids, prompts_of
 from decode.loop import Event, Loop, Observer, Request
+from decode.models import refuse_unsupported
 from decode.penalties import penalties
 from decode.processors import check_processors
 from decode.sampling import Sampling
@@ -137,6 +138,7 @@ def generate(
 
 
 def _check_models(model: PreTrainedModel, drafter: Drafter | None, vocab_size: int) -> None:
+    refuse_unsupported(model.config, model.config.name_or_path or "")
     for name, module in (("the target", model), ("the draft", drafter)):
         drops = isinstance(module, nn.Module) and any(
             one.training and (getattr(one, "attention_dropout", 0) or (isinstance(one, nn.Dropout) and one.p))
