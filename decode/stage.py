@@ -52,13 +52,12 @@ def run(config: DecodeConfig) -> None:
         if config.draft.path is not None and config.decode.tree in CALIBRATED:
             log.info("plan: tree=%s: %s", config.decode.tree, _planned_tree(config, target))
         return
-    folder = None if config.output_dir is None else open_run(config.output_dir, "decode", config, config.resume)
-    if folder is not None and folder.is_finished:
-        log.info("already finished: %s", folder.path)
+    if config.output_dir is None:
+        _decode(config, tokenizer, ids)
         return
-    output = _decode(config, tokenizer, ids)
-    if folder is not None:
-        _keep(folder, output, tokenizer, len(ids))
+    with open_run(config.output_dir, "decode", config, config.resume) as folder:
+        if not folder.is_finished:
+            _keep(folder, _decode(config, tokenizer, ids), tokenizer, len(ids))
 
 
 def _planned_tree(config: DecodeConfig, target: ModelDescription) -> str:

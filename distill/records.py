@@ -13,11 +13,11 @@ import numpy as np
 
 from decode.house.errors import InputError
 from decode.house.progress import get_logger
-from decode.house.run_folder import RunFolder, read_json, sha256_file, write_json
+from decode.house.run_folder import RunFolder, read_json, sha256_file, write_atomically, write_json
 from decode.models import ModelDescription
 from distill.calibration import CODE_FILE, load_code
 from distill.features import FeatureCode
-from distill.shards import SPLITS, Record, Shard, shard_bytes, summary, write_atomically
+from distill.shards import SPLITS, Record, Shard, shard_bytes, summary
 from distill.stores import Layout
 
 RECORDS_VERSION = 2
@@ -86,7 +86,7 @@ class RecordWriter:
             "feature_errors": self._feature_errors(shards),
             "shards": shards,
         }
-        for leftover in (self.run.path / "shards").glob(".*.tmp"):
+        for leftover in [*self.run.path.glob(".*.tmp"), *self.run.path.glob("shards/.*.tmp")]:
             leftover.unlink()
         self.run.finish(manifest)
         return manifest

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -75,16 +74,6 @@ def summary(content: bytes, records: Sequence[Record]) -> dict[str, Any]:
         "finish_reasons": dict(sorted(Counter(record.meta["finish_reason"] for record in records).items())),
         "feature_errors": np.concatenate(errors).sum(0, dtype=np.float64).tolist() if errors else [],
     }
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write `content` so that `path` appears once all of it is on the disk; a killed writer leaves a hidden file."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 class Shard:

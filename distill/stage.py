@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +14,15 @@ from transformers import PreTrainedModel
 
 from decode.house.errors import InputError
 from decode.house.progress import get_logger, progress
-from decode.house.run_folder import RunFolder, free_disk_check, open_run, read_json, write_json
+from decode.house.run_folder import (
+    RunFolder,
+    check_run,
+    free_disk_check,
+    open_run,
+    read_json,
+    write_atomically,
+    write_json,
+)
 from decode.models import ModelDescription, describe_model, load_model
 from decode.taps import check_taps
 from distill.calibration import CODE_FILE, calibrate, load_code
@@ -25,7 +32,6 @@ from distill.passes import Passes
 from distill.plan import Plan
 from distill.records import RecordWriter
 from distill.score import Scorer
-from distill.shards import write_atomically
 from distill.show import write_lines
 from distill.texts import Texts, open_texts
 
@@ -39,12 +45,10 @@ def run(config: DistillConfig) -> None:
     target = describe_model(config.target)
     if config.records.features.layers:
         check_taps(target.config, config.records.features.layers, target.path)
+    if not config.plan and check_run(config.output_dir, "distill", config, config.resume):
+        return
     # without cpu=True every rank on a machine without an accelerator believes that it is alone, and writes every shard
     ranks = PartialState(cpu=not torch.accelerator.is_available(), timeout=SLOWEST_RANK)
-    folder = None if config.plan or not Path(config.output_dir).exists() else _open(config, ranks)
-    if folder is not None and folder.is_finished:
-        log.info("%s is already finished", folder.path)
-        return
     texts = open_texts(config, target)
     plan = texts.plan()
     if ranks.is_main_process:
@@ -52,18 +56,14 @@ def run(config: DistillConfig) -> None:
     if config.plan:
         return
     free_disk_check(config.output_dir, plan.bytes_on_disk)
-    folder = folder or _open(config, ranks)
-    _check_same_texts(folder, texts, ranks)
-    records = _write_shards(config, plan, texts, folder, ranks)
-    ranks.wait_for_everyone()
-    if ranks.is_main_process:
-        _finish(config, plan, target, texts, records)
-
-
-def _open(config: DistillConfig, ranks: PartialState) -> RunFolder:
-    folder = open_run(config.output_dir, "distill", config, config.resume, ranks.is_main_process)
-    ranks.wait_for_everyone()  # the others write into the folder, which has to be rank 0's to start
-    return folder
+    with open_run(config.output_dir, "distill", config, config.resume, ranks.is_main_process) as folder:
+        if folder.is_finished:
+            return
+        _check_same_texts(folder, texts, ranks)
+        records = _write_shards(config, plan, texts, folder, ranks)
+        ranks.wait_for_everyone()
+        if ranks.is_main_process:
+            _finish(config, plan, target, texts, records)
 
 
 def _check_same_texts(folder: RunFolder, texts: Texts, ranks: PartialState) -> None:

@@ -43,9 +43,9 @@ def run(cfg: EvalConfig) -> None:
     if cfg.plan:
         sys.stdout.write("\n".join(_plan(cfg, parts, prompts)) + "\n")
         return
-    folder = open_run(cfg.output_dir, "eval", cfg, cfg.resume)
-    if not folder.is_finished:
-        _certify(cfg, folder, target, parts, prompts)
+    with open_run(cfg.output_dir, "eval", cfg, cfg.resume) as folder:
+        if not folder.is_finished:
+            _certify(cfg, folder, target, parts, prompts)
     found = read_json(folder.file("certificate.json"))
     log.info("certificate: %s", folder.file("certificate.md"))
     if found["failures"]:

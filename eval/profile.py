@@ -65,28 +65,27 @@ def run(cfg: EvalConfig) -> None:
         tokens = (TURNS + 2) * len(prompts) * cfg.profile.max_new_tokens
         sys.stdout.write(f"two arms, {len(prompts)} prompts, {tokens:,} tokens each, operators in one call of each\n")
         return
-    folder = open_run(cfg.output_dir, "eval", cfg, cfg.resume)
-    if folder.is_finished:
-        log.info("%s is already finished", folder.path)
-        return
-    model, drafters = load(cfg, cfg.target)
-    found = {
-        "schema": SCHEMA,
-        "environment": {**environment(), "git": git_state(), "command": command(), "seed": cfg.seed},
-        "target": {"path": target.path, "num_parameters": target.num_parameters, "dtype": str(model.dtype)[6:]},
-        "drafts": dict(cfg.drafts),
-        "decode": asdict(cfg.decode),
-        "temperature": cfg.temperatures[0],
-        "batch_size": cfg.timing.batch_size,
-        "prompts": len(prompts),
-        "new_tokens": cfg.profile.max_new_tokens,
-        "arms": _arms(cfg, model, next(iter(drafters.values())), prompts),
-    }
-    write_json(folder.file("profile.json"), found)
-    folder.file("profile.md").write_text(render_markdown(found), encoding="utf-8")
-    folder.file("profile.html").write_text(render_page(found), encoding="utf-8")
-    folder.finish({"arms": len(found["arms"])})
-    log.info("profile: %s", folder.file("profile.html"))
+    with open_run(cfg.output_dir, "eval", cfg, cfg.resume) as folder:
+        if folder.is_finished:
+            return
+        model, drafters = load(cfg, cfg.target)
+        found = {
+            "schema": SCHEMA,
+            "environment": {**environment(), "git": git_state(), "command": command(), "seed": cfg.seed},
+            "target": {"path": target.path, "num_parameters": target.num_parameters, "dtype": str(model.dtype)[6:]},
+            "drafts": dict(cfg.drafts),
+            "decode": asdict(cfg.decode),
+            "temperature": cfg.temperatures[0],
+            "batch_size": cfg.timing.batch_size,
+            "prompts": len(prompts),
+            "new_tokens": cfg.profile.max_new_tokens,
+            "arms": _arms(cfg, model, next(iter(drafters.values())), prompts),
+        }
+        write_json(folder.file("profile.json"), found)
+        folder.file("profile.md").write_text(render_markdown(found), encoding="utf-8")
+        folder.file("profile.html").write_text(render_page(found), encoding="utf-8")
+        folder.finish({"arms": len(found["arms"])})
+        log.info("profile: %s", folder.file("profile.html"))
 
 
 def _arms(cfg: EvalConfig, model: PreTrainedModel, drafter: Drafter, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:

@@ -40,19 +40,18 @@ def run(cfg: EvalConfig) -> None:
     if cfg.plan:
         sys.stdout.write("\n".join(make_plan(cfg, target, prompts).lines()) + "\n")
         return
-    folder = open_run(cfg.output_dir, "eval", cfg, cfg.resume)
-    if folder.is_finished:
-        log.info("%s is already finished", folder.path)
-        return
-    for line in make_plan(cfg, target, prompts).lines():
-        log.info(line)
-    began = time.perf_counter()
-    cfg, choice = with_chosen_length(cfg, chosen_on)
-    prompts, quality, curve = _quality(cfg, prompts, limit)
-    timed, dtype = _speed(cfg, prompts)
-    seconds = time.perf_counter() - began
-    measured = Measured(prompts, quality, curve, timed, target, families, dtype, seconds, choice)
-    _write(cfg, folder, make_results(cfg, measured))
+    with open_run(cfg.output_dir, "eval", cfg, cfg.resume) as folder:
+        if folder.is_finished:
+            return
+        for line in make_plan(cfg, target, prompts).lines():
+            log.info(line)
+        began = time.perf_counter()
+        cfg, choice = with_chosen_length(cfg, chosen_on)
+        prompts, quality, curve = _quality(cfg, prompts, limit)
+        timed, dtype = _speed(cfg, prompts)
+        seconds = time.perf_counter() - began
+        measured = Measured(prompts, quality, curve, timed, target, families, dtype, seconds, choice)
+        _write(cfg, folder, make_results(cfg, measured))
 
 
 def _quality(

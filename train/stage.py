@@ -18,7 +18,7 @@ from decode.ends import Ends, ends_of, load_ends
 from decode.head import OutputHead, head_of
 from decode.house.errors import ConfigError
 from decode.house.progress import get_logger, is_main_process
-from decode.house.run_folder import RunFolder, free_disk_check, open_run, read_json
+from decode.house.run_folder import RunFolder, check_run, free_disk_check, open_run, read_json
 from decode.models import load_model
 from train.batches import StepReader
 from train.checkpoint import Checkpoints, TrainState, adopt, find_checkpoint, read_state
@@ -43,11 +43,9 @@ def run(cfg: TrainConfig) -> None:
     """Train what `cfg` says into `cfg.output_dir`; raises UserError before any weight is loaded, RunError later."""
     check_launcher(cfg.engine)
     check_tracker(cfg)
-    folder = None if cfg.plan or _is_new(cfg.output_dir) else open_run(cfg.output_dir, "train", cfg, cfg.resume)
-    if folder is not None and folder.is_finished:
-        logger.info("%s is already finished", folder.path)
+    if not cfg.plan and check_run(cfg.output_dir, "train", cfg, cfg.resume):
         return
-    start_from = None if cfg.plan else _resume_point(cfg)
+    _check_resume(cfg)
     inputs = open_inputs(cfg)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     rows_per_step = check_enough(cfg, inputs, world_size)
@@ -57,12 +55,14 @@ def run(cfg: TrainConfig) -> None:
     if cfg.plan:
         return
     free_disk_check(cfg.output_dir, plan.disk_bytes)
-    folder = folder or open_run(cfg.output_dir, "train", cfg, cfg.resume)
-    _train(cfg, inputs, folder, start_from, rows_per_step)
-
-
-def _train(cfg: TrainConfig, inputs: Inputs, folder: RunFolder, start_from: Path | None, rows_per_step: int) -> None:
     accelerator = build_accelerator(cfg)
+    with open_run(cfg.output_dir, "train", cfg, cfg.resume, accelerator.is_main_process) as folder:
+        if not folder.is_finished:
+            _train(cfg, inputs, accelerator, folder, rows_per_step)
+
+
+def _train(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator, folder: RunFolder, rows_per_step: int) -> None:
+    start_from = _resume_point(cfg)  # now that no other process can add or remove a checkpoint
     if accelerator.is_main_process and cfg.tokenizer.train_entries is not None:
         keep_tokenizer(inputs, tokenizer_folder(cfg))
     machine, head = build_machine(cfg, inputs, accelerator)
@@ -141,13 +141,14 @@ def _resume_point(cfg: TrainConfig) -> Path | None:
         return None
     if cfg.resume == "auto":
         return Checkpoints(Path(cfg.output_dir) / "checkpoints", cfg.keep_checkpoints).newest()
-    checkpoint = find_checkpoint(Path(cfg.resume))
-    _check_same_state(cfg, checkpoint)
-    return checkpoint
+    return find_checkpoint(Path(cfg.resume))
 
 
-def _check_same_state(cfg: TrainConfig, checkpoint: Path) -> None:
+def _check_resume(cfg: TrainConfig) -> None:
     """A checkpoint of another run must at least hold the same weights and optimizer state, sharded the same way."""
+    if cfg.plan or cfg.resume in ("never", "auto"):
+        return
+    checkpoint = find_checkpoint(Path(cfg.resume))
     theirs = read_json(checkpoint.parent.parent / "run.json")["config"]
     ours = asdict(cfg)
     for where in (("draft",), ("optimizer",), ("engine", "name"), ("target", "path")):
@@ -159,11 +160,6 @@ def _check_same_state(cfg: TrainConfig, checkpoint: Path) -> None:
                 f"resume={cfg.resume} was made with {'.'.join(where)}={there}, and this run has {here}: its weights "
                 "and optimizer state would not fit. Give the same value, or start with draft.init_from instead"
             )
-
-
-def _is_new(output_dir: str) -> bool:
-    path = Path(output_dir)
-    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
 
 
 def _run_id(folder: Path) -> str:

@@ -8,21 +8,24 @@ from typing import Any, NoReturn
 from decode.house.compose import compose, wants_sweep
 from decode.house.config import build
 from decode.house.errors import RunError, UserError
+from decode.house.output import is_unread, quiet_when_unread
 from decode.house.progress import is_main_process
 from decode.house.sweep import run_sweep
 
 
 def stage_main(stage: str, config: str, run: str) -> NoReturn:
-    """Run one stage from `sys.argv`, then exit: 0 done, 1 RunError, 2 UserError, 130 interrupted.
+    """Run one stage from `sys.argv`, then exit: 0 done, 1 RunError, 2 UserError, 130 interrupted, 141 output unread.
 
     `config` ("module:Class") is imported to check the configuration, `run` ("module:function") only after that, so that
     a bad configuration fails before torch is imported. `--multirun` runs one subprocess per combination of values.
     """
-    try:
-        sys.exit(_run(stage, config, run))
-    except KeyboardInterrupt:
-        sys.stderr.write(f"\ndraftsmith {stage}: interrupted\n")
-        sys.exit(130)
+    with quiet_when_unread():
+        try:
+            code = _run(stage, config, run)
+        except KeyboardInterrupt:
+            sys.stderr.write(f"\ndraftsmith {stage}: interrupted\n")
+            code = 130
+    sys.exit(code)
 
 
 def _run(stage: str, config: str, run: str) -> int:
@@ -50,6 +53,8 @@ def _run_stage(stage: str, run: str, config: Any) -> int:
         _say(stage, f"error{rank}", error)
         return 2
     except (RunError, OSError) as error:  # OSError: a disk that is full, a file that went away
+        if isinstance(error, BrokenPipeError) and is_unread():
+            raise
         _say(stage, f"failed{rank}", error)
         return 1
     return 0

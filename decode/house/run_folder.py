@@ -6,15 +6,20 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from decode.house.environment import environment, git_state, package_versions
-from decode.house.errors import ConfigError, InputError
-from decode.house.progress import is_main_process
+from decode.house.errors import ConfigError, InputError, UserError
+from decode.house.progress import get_logger, is_main_process
+from decode.house.run_lock import LOCK_FILE, check_unlocked, run_lock
 
 RUN_SCHEMA = 1
+log = get_logger("run")
 _NOT_COMPARED = ("resume", "plan", "output_dir")
 
 
@@ -25,7 +30,6 @@ class RunFolder:
     path: Path
     stage: str
     is_finished: bool = False
-    resume_from: Path | None = None  # set where `resume` is a path: the checkpoint or run folder to start from
     is_main: bool = True
 
     def file(self, name: str) -> Path:
@@ -41,26 +45,40 @@ class RunFolder:
             write_json(self.path / "manifest.json", {**head, **result})
 
 
-def open_run(output_dir: str, stage: str, config: Any, resume: str = "never", is_main: bool | None = None) -> RunFolder:
-    """The run folder at `output_dir` for the dataclass `config`; nothing that exists is overwritten.
+def check_run(output_dir: str, stage: str, config: Any, resume: str = "never") -> bool:
+    """Whether the run at `output_dir` is finished already; raises whatever `open_run` would. Writes nothing: what is
+    checked after this, and fails, leaves no folder behind."""
+    path = Path(output_dir)
+    if not (_continues(path, resume) and is_finished(path)):
+        check_unlocked(path)
+    return _check_state(path, stage, config, resume)
+
+
+@contextmanager
+def open_run(
+    output_dir: str, stage: str, config: Any, resume: str = "never", is_main: bool | None = None
+) -> Iterator[RunFolder]:
+    """The run folder at `output_dir` for the dataclass `config`, held for this process alone until the block ends;
+    nothing that exists is overwritten.
 
     resume="never": the folder must be new or empty. "auto": continue an unfinished run of an equal config, and report a
     finished one by `is_finished`. A path: start from that checkpoint, in a new folder or in the one that holds it.
-    Raises ConfigError with the remedy otherwise. Only rank 0 (`is_main`, from the RANK variable by default) writes.
+    Raises ConfigError with the remedy otherwise, or where another process is in the folder. Only rank 0 (`is_main`,
+    from the RANK variable by default) locks and writes; all ranks of a process group come here together, and learn of
+    a refusal.
     """
     is_main = is_main_process() if is_main is None else is_main
-    path, source = Path(output_dir), _resume_source(resume)
-    continues = resume == "auto" or (source is not None and path.resolve() in source.resolve().parents)
-    folder = RunFolder(path, stage, continues and is_finished(path), source, is_main)
-    if not is_main:
-        return folder
-    if _is_empty(path):
-        _start(path, stage, config)
-    elif continues and (path / "run.json").exists():
-        check_same_run(path, stage, config)
-    else:
-        raise ConfigError(_refusal(path, continues))
-    return folder
+    path, outcome = Path(output_dir), None
+    with ExitStack() as held:
+        if is_main:
+            try:
+                outcome = _enter(held, path, stage, config, resume)
+            except UserError as error:
+                outcome = error
+        outcome = _from_main(outcome)
+        if isinstance(outcome, UserError):
+            raise outcome
+        yield RunFolder(path, stage, bool(outcome), is_main)
 
 
 def is_finished(path: Path) -> bool:
@@ -90,14 +108,22 @@ def check_same_run(path: Path, stage: str, config: Any) -> None:
 
 def write_json(path: Path | str, content: Any) -> None:
     """Write `content` so that `path` holds either all of it or what it held before, even after a power cut."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=2, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    write_atomically(Path(path), (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write `content` so that `path` appears once all of it is on the disk; a killed writer leaves a hidden file."""
+    # process ids are no names: in containers that share a disk they are often the same
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:  # a full disk would not get emptier by what is left
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def read_json(path: Path | str) -> Any:
@@ -128,12 +154,58 @@ def free_disk_check(path: Path | str, bytes_needed: int) -> None:
         )
 
 
-def _resume_source(resume: str) -> Path | None:
+def _enter(held: ExitStack, path: Path, stage: str, config: Any, resume: str) -> bool:
+    """Rank 0's part of `open_run`: lock the folder until `held` is closed, and start it; True if it is finished."""
+    if check_run(str(path), stage, config, resume):
+        return True
+    with _written(path):
+        path.mkdir(parents=True, exist_ok=True)
+        held.enter_context(run_lock(path))
+    is_done = _check_state(path, stage, config, resume)  # again: another process may have been there in between
+    if not (path / "run.json").exists():
+        _start(path, stage, config)
+    return is_done
+
+
+def _check_state(path: Path, stage: str, config: Any, resume: str) -> bool:
+    """Whether the run in `path` is finished; ConfigError where it is neither new nor to be continued."""
+    continues = _continues(path, resume)
+    if not _is_empty(path):
+        if not (continues and (path / "run.json").exists()):
+            raise ConfigError(_refusal(path, continues))
+        check_same_run(path, stage, config)
+    is_done = continues and is_finished(path)
+    if is_done:
+        log.info("%s is already finished", path)
+    return is_done
+
+
+def _from_main(outcome: Any) -> Any:
+    """What rank 0 says: a rank that goes on alone would wait for it until the launcher's patience ends."""
+    from torch import distributed  # here, so that importing this module costs nothing
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return outcome
+    shared = [outcome]
+    distributed.broadcast_object_list(shared, src=0)
+    return shared[0]
+
+
+def _continues(path: Path, resume: str) -> bool:
+    """Whether what `path` holds may be gone on with."""
     if resume in ("never", "auto"):
-        return None
+        return resume == "auto"
     if not Path(resume).exists():
         raise ConfigError(f"resume = {resume!r} is neither never nor auto nor an existing path.")
-    return Path(resume)
+    return path.resolve() in Path(resume).resolve().parents
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot write the run folder {str(path)!r}: {error}. Use another output_dir.") from error
 
 
 def _start(path: Path, stage: str, config: Any) -> None:
@@ -148,11 +220,8 @@ def _start(path: Path, stage: str, config: Any) -> None:
         "seed": getattr(config, "seed", None),
         "started": _now(),
     }
-    try:
-        path.mkdir(parents=True, exist_ok=True)
+    with _written(path):
         write_json(path / "run.json", run)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot write the run folder {str(path)!r}: {error}. Use another output_dir.") from error
 
 
 def _is_empty(path: Path) -> bool:
@@ -163,7 +232,7 @@ def _is_empty(path: Path) -> bool:
         return True
     except (OSError, ValueError) as error:
         raise ConfigError(f"output_dir = {str(path)!r} is no folder that can be used: {error}.") from error
-    return all(name.startswith(".run.json.") for name in names)
+    return all(name.startswith(".run.json.") or name == LOCK_FILE for name in names)
 
 
 def _refusal(path: Path, continues: bool) -> str:

@@ -43,20 +43,19 @@ def run(cfg: EvalConfig) -> None:
     if cfg.plan:
         sys.stdout.write("\n".join(plan_lines(cfg, target)) + "\n")
         return
-    folder = open_run(cfg.output_dir, "eval", cfg, cfg.resume)
-    if folder.is_finished:
-        log.info("%s is already finished", folder.path)
-        return
-    for line in plan_lines(cfg, target):
-        log.info(line)
-    results = Results(folder)
-    if any(True for _ in results.missing(cells(cfg))):
-        with _stock(cfg, folder, texts, next(iter(families.values()))) as stock:
-            _measure(stock, results, texts)
-    every = [results.cell(cell) or {} for cell in cells(cfg)]
-    chosen = [results.choice(point) or {} for point in points(cfg)]
-    dtype = every[0]["rows"][0]["dtype"]
-    _write(folder, make_results(cfg, target, dtype, every, chosen))
+    with open_run(cfg.output_dir, "eval", cfg, cfg.resume) as folder:
+        if folder.is_finished:
+            return
+        for line in plan_lines(cfg, target):
+            log.info(line)
+        results = Results(folder)
+        if any(True for _ in results.missing(cells(cfg))):
+            with _stock(cfg, folder, texts, next(iter(families.values()))) as stock:
+                _measure(stock, results, texts)
+        every = [results.cell(cell) or {} for cell in cells(cfg)]
+        chosen = [results.choice(point) or {} for point in points(cfg)]
+        dtype = every[0]["rows"][0]["dtype"]
+        _write(folder, make_results(cfg, target, dtype, every, chosen))
 
 
 def _check(cfg: EvalConfig) -> None:

@@ -57,17 +57,16 @@ def run(cfg: EvalConfig) -> None:
     if cfg.plan:
         sys.stdout.write("\n".join(lines) + "\n")
         return
-    folder = open_run(cfg.output_dir, "eval", cfg, cfg.resume)
-    if folder.is_finished:
-        log.info("%s is already finished", folder.path)
-        return
-    for line in lines:
-        log.info(line)
-    in_child(prepare, cfg, wanted)
-    results = Results(folder)
-    _judge(cfg, results, reported[: cfg.lossless.prompts])
-    _race(cfg, results, facts, reported, screening)
-    _write(folder, make_results(cfg, _measured(cfg, target, facts, wanted, results)))
+    with open_run(cfg.output_dir, "eval", cfg, cfg.resume) as folder:
+        if folder.is_finished:
+            return
+        for line in lines:
+            log.info(line)
+        in_child(prepare, cfg, wanted)
+        results = Results(folder)
+        _judge(cfg, results, reported[: cfg.lossless.prompts])
+        _race(cfg, results, facts, reported, screening)
+        _write(folder, make_results(cfg, _measured(cfg, target, facts, wanted, results)))
 
 
 def prepare(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> None:

@@ -78,12 +78,12 @@ class FakeTrainer:
         if len(self.asked) == self.alive:
             raise KeyboardInterrupt
         self.asked.append(cfg)
-        run, folder = open_run(cfg.output_dir, "train", cfg, "auto"), Path(cfg.output_dir)
-        save_tiny_target(folder / "model", seed=1 + cfg.seed, hidden_size=cfg.draft.width, num_layers=1)
-        line = {"kind": "train", "step": cfg.steps, "tokens": 40 * cfg.steps, "tokens_per_s": 100.0}
-        (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-        (folder / "checkpoints").mkdir()
-        run.finish({})
+        with open_run(cfg.output_dir, "train", cfg, "auto") as run:
+            save_tiny_target(run.path / "model", seed=1 + cfg.seed, hidden_size=cfg.draft.width, num_layers=1)
+            line = {"kind": "train", "step": cfg.steps, "tokens": 40 * cfg.steps, "tokens_per_s": 100.0}
+            run.file("metrics.jsonl").write_text(json.dumps(line) + "\n")
+            (run.path / "checkpoints").mkdir()
+            run.finish({})
 
     @property
     def names(self) -> list[str]:

@@ -3,11 +3,13 @@
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from decode.house.errors import ConfigError, InputError
-from decode.house.run_folder import free_disk_check, open_run, read_json, sha256_file, write_json
+from decode.house.run_folder import RunFolder, check_run, free_disk_check, read_json, sha256_file, write_json
+from decode.house.run_folder import open_run as hold_run
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,12 @@ class Config:
     seed: int = 7
     sizes: tuple[int, ...] = (1, 2)
     nested: dict = field(default_factory=lambda: {"lr": 0.1})
+
+
+def open_run(*arguments: Any, **named: Any) -> RunFolder:
+    """The folder as a process finds it, which ends before the next one opens it."""
+    with hold_run(*arguments, **named) as folder:
+        return folder
 
 
 def test_a_new_run_says_how_it_was_made(tmp_path: Path) -> None:
@@ -60,6 +68,7 @@ def test_a_changed_configuration_is_refused_with_both_values(tmp_path: Path) -> 
 
 def test_what_a_killed_start_left_behind_does_not_block(tmp_path: Path) -> None:
     (tmp_path / ".run.json.123.tmp").write_text("{")
+    (tmp_path / "run.lock").touch()
     assert open_run(str(tmp_path), "train", Config(), "auto").path == tmp_path
 
 
@@ -69,10 +78,25 @@ def test_resume_from_a_path(tmp_path: Path) -> None:
     checkpoint = tmp_path / "old" / "checkpoints" / "step-3"
     checkpoint.mkdir(parents=True)
     folder = open_run(str(tmp_path / "run"), "train", Config(), str(checkpoint))
-    assert folder.resume_from == checkpoint
+    with pytest.raises(ConfigError, match="nothing is overwritten"):
+        open_run(str(folder.path), "train", Config(), str(checkpoint))
     inside = folder.path / "checkpoints" / "step-1"
     inside.mkdir(parents=True)
-    assert open_run(str(folder.path), "train", Config(), str(inside)).resume_from == inside
+    assert not open_run(str(folder.path), "train", Config(), str(inside)).is_finished
+
+
+def test_a_run_is_looked_at_before_it_is_opened_and_nothing_is_written(tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    assert not check_run(run, "train", Config())
+    assert not (tmp_path / "run").exists()
+    with hold_run(run, "train", Config()) as folder:
+        with pytest.raises(ConfigError, match="in use by process"):
+            check_run(run, "train", Config(), "auto")
+        folder.finish({})
+        assert check_run(run, "train", Config(), "auto")  # it is known how that ends
+    assert sorted(path.name for path in folder.path.iterdir()) == ["manifest.json", "run.json"]
+    with pytest.raises(ConfigError, match="a finished run"):
+        check_run(run, "train", Config())
 
 
 def test_only_the_main_process_writes(tmp_path: Path) -> None:
@@ -93,6 +117,7 @@ def test_json_is_replaced_whole_and_read_with_clear_errors(tmp_path: Path) -> No
     write_json(path, {"ü": [1, 2]})
     with pytest.raises(TypeError):
         write_json(path, {"bad": object()})
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
     assert read_json(path) == {"ü": [1, 2]}
     with pytest.raises(InputError, match=r"missing\.json"):
         read_json(tmp_path / "missing.json")
@@ -102,6 +127,16 @@ def test_json_is_replaced_whole_and_read_with_clear_errors(tmp_path: Path) -> No
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match=r"a\.json"):
         read_json(path)
+
+
+def test_writers_with_one_process_id_do_not_share_a_temporary_file(tmp_path: Path, monkeypatch) -> None:
+    """Two containers on one disk: both are process 1, and one would rename the file that the other still writes."""
+    names = []
+    monkeypatch.setattr("os.getpid", lambda: 1)
+    monkeypatch.setattr("os.fsync", lambda _: names.append(next(tmp_path.glob(".*.tmp")).name))
+    for content in (1, 2):
+        write_json(tmp_path / "a.json", content)
+    assert len(set(names)) == 2
 
 
 def test_checksum_and_disk_check(tmp_path: Path) -> None:

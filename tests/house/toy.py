@@ -39,7 +39,7 @@ _FILES = {
             plan: bool = False
             seed: int = 0
             steps: int = 10
-            outcome: Literal["done", "input_error", "run_error", "interrupted"] = "done"
+            outcome: Literal["done", "input_error", "run_error", "broken_pipe", "interrupted"] = "done"
             optim: Optim = field(default_factory=Optim)
             extra: Optim | None = None
     """,
@@ -52,13 +52,14 @@ _FILES = {
                 raise InputError("no such file")
             if config.outcome == "run_error":
                 raise RunError("loss is NaN")
+            if config.outcome == "broken_pipe":
+                raise BrokenPipeError("the worker is gone")
             if config.outcome == "interrupted":
                 raise KeyboardInterrupt
-            folder = open_run(config.output_dir, "toystage", config, config.resume)
-            if folder.is_finished:
-                return
-            write_json(folder.file("seen.json"), {"steps": config.steps, "lr": config.optim.lr})
-            folder.finish({})
+            with open_run(config.output_dir, "toystage", config, config.resume) as folder:
+                if not folder.is_finished:
+                    write_json(folder.file("seen.json"), {"steps": config.steps, "lr": config.optim.lr})
+                    folder.finish({})
     """,
     "toystage/__main__.py": """
         import sys
