@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from distill import records, responses, shards, stage
+from distill import records, responses, stage
 from distill.shards import Record
 from distill.stage import run
 from tests.distill.runs import kept, tiny_config
 
 PLACES = {
-    "shard": (shards.os, "fsync"),  # the shard's bytes are written, its name is not there yet
+    "shard": (os, "fsync"),  # the shard's bytes are written, its name is not there yet
     "note": (records, "write_json"),  # the shard is there, its checksum is not
     "response": (responses, "generate"),
     "code": (stage, "write_atomically"),  # the code of hidden states is fitted, its file is not there yet
