@@ -50,11 +50,11 @@ def test_streamed_text_may_be_cut_short(tmp_path: Path, monkeypatch, capfd) -> N
     assert [path.name for path in out.iterdir()] == ["run.json"]  # given back, and not finished
 
 
-def run_toy(folder: Path, *arguments: str, **streams: int) -> subprocess.CompletedProcess[bytes]:
+def run_toy(folder: Path, argument: str, stdout: int, stderr: int) -> subprocess.CompletedProcess[bytes]:
     write_toy_stage(folder)
     environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
-    command = [sys.executable, "-m", "toystage", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, check=False, **streams)
+    command = [sys.executable, "-m", "toystage", argument]
+    return subprocess.run(command, cwd=folder, env=environment, check=False, stdout=stdout, stderr=stderr)
 
 
 def test_the_interpreter_has_nothing_to_add_at_its_end(tmp_path: Path) -> None:

@@ -30,6 +30,10 @@ with run_lock(Path(sys.argv[1])):
     if "fork" in sys.argv and not os.fork():
         sys.stdout.close()
         time.sleep(60)
+    if "unwind" in sys.argv:
+        if not os.fork():
+            sys.exit()
+        assert os.wait()[1] == 0
     print(os.getpid(), flush=True)
     sys.stdin.read()
 """
@@ -78,7 +82,7 @@ def test_the_second_process_is_told_of_the_first_and_has_its_turn_after_it(tmp_p
 
 
 def test_a_killed_process_leaves_no_lock_not_even_by_a_process_that_it_forked(tmp_path: Path) -> None:
-    with held(tmp_path, "fork") as first:
+    with held(tmp_path, "fork", "long" * 500) as first:
         first.kill()
         first.wait()
         assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == first.pid
@@ -86,6 +90,11 @@ def test_a_killed_process_leaves_no_lock_not_even_by_a_process_that_it_forked(tm
         with run_lock(tmp_path):
             assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
     assert not (tmp_path / LOCK_FILE).exists()
+
+
+def test_a_forked_process_that_ends_leaves_the_lock_to_its_parent(tmp_path: Path) -> None:
+    with held(tmp_path, "unwind") as first:
+        assert f"process {first.pid} on" in refused(tmp_path)
 
 
 def test_the_lock_of_another_machine_stays_until_a_person_removes_it(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from torch import distributed, multiprocessing
+from torch import distributed
+from torch.multiprocessing.spawn import spawn
 
 from decode.house.errors import ConfigError
 from decode.house.run_folder import open_run, write_json
@@ -38,7 +39,7 @@ def rank_of_two(rank: int, folder: str) -> None:
 
 def start(folder: Path) -> list:
     (folder / "meeting").unlink(missing_ok=True)
-    multiprocessing.spawn(rank_of_two, args=(str(folder),), nprocs=2)
+    spawn(rank_of_two, args=(str(folder),), nprocs=2)
     return [json.loads((folder / f"said_{rank}.json").read_text()) for rank in range(2)]
 
 
