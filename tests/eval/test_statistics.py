@@ -4,10 +4,14 @@ import numpy as np
 import pytest
 
 from eval.statistics import (
+    Estimate,
     bootstrap,
+    bootstrap_crossed,
+    finite,
     inter_arrivals,
     median_of_ratios,
     quantiles,
+    ratio_of_ratios,
     ratio_of_sums,
     repeated_4grams,
     share,
@@ -27,6 +31,49 @@ def test_bootstrap_quantiles_follow_the_binomial_law():
     estimate = bootstrap(values, ratio_of_sums, seed=1, resamples=40_000)
     # The number of ones among 10 draws is Binomial(10, 1/2): P(<=1) = 0.0107, P(<=2) = 0.0547, and the mirror above.
     assert estimate.ci95 == pytest.approx((0.2, 0.8))
+
+
+def test_the_interval_leaves_two_and_a_half_per_cent_on_either_side():
+    # Ones among 8 draws of 4 ones in 8: P(0) = 0.0039, P(<=1) = 0.0352. Among 6 of 3 in 6: P(0) = 0.0156. So a 90%
+    # interval of the first would begin at 2/8, and a 98% interval of the second at 0.
+    for half, end in ((4, 1 / 8), (3, 1 / 6)):
+        values = np.array([[1.0, 1.0]] * half + [[0.0, 1.0]] * half)
+        assert bootstrap(values, ratio_of_sums, 0, resamples=40_000).ci95 == pytest.approx((end, 1 - end))
+
+
+def test_every_resample_draws_as_many_prompts_as_there_are_and_each_draw_is_new():
+    seen = []
+
+    def noting(columns):
+        seen.append(columns[..., 0])
+        return ratio_of_sums(columns)
+
+    bootstrap(np.stack([np.arange(2000.0), np.ones(2000)], 1), noting, 0, resamples=2500)
+    *drawn, whole = seen
+    assert (whole == np.arange(2000)).all()
+    assert [part.shape for part in drawn] == [(1000, 2000), (1000, 2000), (500, 2000)]
+    assert len({tuple(row[:9]) for part in drawn for row in part}) == 2500
+    assert 0.62 < len(np.unique(drawn[0][0])) / 2000 < 0.65  # 1 - 1/e of the prompts: they are put back
+
+
+def test_trainings_and_prompts_are_each_resampled_and_prompts_are_shared_by_the_trainings():
+    ones = np.ones((3, 3))
+    of_prompts, of_trainings = np.stack([ones * [0, 1, 1], ones], -1), np.stack([ones * [[0], [1], [1]], ones], -1)
+    for columns in (of_prompts, of_trainings):
+        # All three draws fall on the zero in 1 of 27 resamples, more than 2.5% and less than 5%; drawn anew for every
+        # training it would be 1 of 19,683.
+        assert bootstrap_crossed(columns, ratio_of_sums, 0, resamples=3_000) == Estimate(pytest.approx(2 / 3), (0, 1))
+
+
+def test_one_training_or_one_prompt_still_has_the_others_interval():
+    columns = np.array([[[0.0, 1.0], [1.0, 1.0]]])
+    assert bootstrap_crossed(columns, ratio_of_sums, 0).ci95 == (0.0, 1.0)
+    assert bootstrap_crossed(columns.swapaxes(0, 1), ratio_of_sums, 0).ci95 == (0.0, 1.0)
+    assert bootstrap_crossed(columns[:, :1], ratio_of_sums, 0) == Estimate(0.0, None)
+
+
+def test_a_ratio_of_ratios_is_of_the_first_two_sums_over_the_other_two():
+    assert ratio_of_ratios(np.array([[[6.0, 1.0, 1.0, 3.0], [2.0, 3.0, 3.0, 5.0]]])) == pytest.approx([2 / 0.5])
 
 
 def test_bootstrap_of_equal_prompts_has_no_width():
@@ -79,6 +126,14 @@ def test_a_burst_is_one_arrival():
 def test_quantiles_of_nothing_are_none():
     assert quantiles([]) == {"p50": None, "p95": None}
     assert quantiles([1.0, 3.0])["p50"] == 2.0
+
+
+def test_quantiles_are_interpolated_between_what_was_observed():
+    assert quantiles([float(i) for i in reversed(range(22))]) == {"p50": 10.5, "p95": pytest.approx(19.95)}
+
+
+def test_what_json_cannot_hold_is_none():
+    assert [finite(value) for value in (1.5, 0.0, float("nan"), float("inf"), None)] == [1.5, 0.0, None, None, None]
 
 
 def test_repeated_4grams_are_counted_from_their_second_occurrence():

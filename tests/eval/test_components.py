@@ -1,0 +1,61 @@
+"""Component times: what is timed, how pieces become medians, and what they predict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from decode.calibrate import Costs
+from decode.config import SamplingConfig
+from eval import components
+from eval.components import ComponentTimes, CostMeter, is_plain_chain
+
+
+def metered(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[tuple[str, int], ComponentTimes], list[tuple[Any, ...]]]:
+    """Component times of three pieces in which everything takes other seconds, and what was asked for in them."""
+    calls: list[tuple[Any, ...]] = []
+    pieces = {
+        "one": [(0.1, {1: 1.0, 3: 2.0}), (0.3, {1: 3.0, 3: 4.0}), (0.8, {1: 9.0, 3: 9.0})],
+        "two": [(0.5, {1: 5.0, 2: 6.0, 3: 8.0}), (0.6, {1: 6.0, 2: 7.0, 3: 3.0}), (0.9, {1: 2.0, 2: 9.5, 3: 5.0})],
+    }
+
+    def measure(model: Any, drafter: str, context: int, sizes: list[int], batch_size: int, repeats: int) -> Costs:
+        calls.append((model, drafter, context, sizes, batch_size, repeats))
+        t_draft, t_target = pieces[drafter].pop(0)
+        return Costs(context, batch_size, t_draft, t_target)
+
+    monkeypatch.setattr(components, "measure", measure)
+    target: Any = "target"
+    lengths = {"one": [2], "two": [1, 2]}
+    meter = CostMeter(target, {name: name for name in lengths}, lengths, context=77, batch_size=4, repeats=9)
+    for _ in range(3):
+        meter.sample()
+    return meter.result(), calls
+
+
+def test_medians_of_the_drafts_are_their_own_and_of_the_target_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Over one token the target took 1, 3, 9, 5, 6 and 2 seconds; over two 6, 7 and 9.5; over three 2, 4, 9, 8, 3 and 5.
+    assert metered(monkeypatch)[0] == {
+        ("one", 2): ComponentTimes(2, t_target_1=4.0, t_target_k1=4.5, t_draft=0.3),
+        ("two", 1): ComponentTimes(1, t_target_1=4.0, t_target_k1=7.0, t_draft=0.6),
+        ("two", 2): ComponentTimes(2, t_target_1=4.0, t_target_k1=4.5, t_draft=0.6),
+    }
+
+
+def test_a_step_and_every_verification_are_timed_at_the_runs_context_and_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = ("target", "one", 77, [1, 3], 4, 9), ("target", "two", 77, [1, 2, 3], 4, 9)
+    assert metered(monkeypatch)[1] == [one, two] * 3
+
+
+def test_the_promise_is_tau_steps_for_k_draft_tokens_and_one_verification() -> None:
+    times = ComponentTimes(num_draft_tokens=4, t_target_1=10.0, t_target_k1=11.0, t_draft=1.0)
+    assert times.speedup(3.0) == 30 / 15
+    assert times.as_dict() == {"t_target_1_s": 10.0, "t_target_k1_s": 11.0, "t_draft_s": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_predicted"), [({}, True), ({"adaptive": True}, False), ({"tree": "2x1"}, False)]
+)
+def test_only_chains_of_one_length_are_predicted(settings: dict[str, Any], is_predicted: bool) -> None:
+    assert is_plain_chain(SamplingConfig(**settings)) == is_predicted

@@ -1,0 +1,205 @@
+"""No prompt comes from the training split; settings are chosen on validation text and judged on held-out text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from decode.config import SamplingConfig
+from distill.corpora import load_corpus
+from distill.corpora.base import Split
+from eval.cells import Cell, Point
+from eval.config import EvalConfig
+from eval.decoders import choosing, measuring
+from eval.decoders.arms import Stock
+from eval.decoders.engines import Engines
+from eval.decoders.texts import TextPrompts, load_texts
+from eval.draft_length import choice_prompts
+from eval.families import speed as families_speed
+from eval.families import suite as families_suite
+from eval.families.speed import Race
+from eval.measure import Samples
+from eval.prompts import Prompt, PromptSets, as_many_as, load_prompts
+from tests.eval.samples import FakeArm, config, prompts
+from tests.tiny import tiny_tokenizer
+
+SHARES = {"heldout_share": 0.4, "validation_share": 0.3}
+
+
+def corpus(folder: Path, **changes: Any) -> EvalConfig:
+    """Twenty sources with docstrings, about a third of them in each split."""
+    for number in range(20):
+        story = f"Module {number} says what it does, and then says it again in other words."
+        (folder / f"m{number}.py").write_text(f'"""{story}"""\n\n\ndef f{number}(x):\n    return x + {number}\n')
+    values = {"data": {"name": "text", "path": str(folder), **SHARES}, "prompts": {"tokens": 8}}
+    values |= {"timing": {"prompts": 2, "screening_prompts": 2, "choose_k": [1, 2]}, "lossless": SMALL}
+    return config(**{**values, **changes})
+
+
+SMALL = {"prompts": 3, "tokens": 4, "other_prompts": 1, "other_tokens": 1}
+
+
+def documents(cfg: EvalConfig, split: Split) -> set[str]:
+    return {document.id for document in load_corpus(cfg.data).documents(split)}
+
+
+def origins(some: Sequence[Prompt]) -> set[str]:
+    assert some
+    return {prompt.document for prompt in some}
+
+
+def test_a_reports_prompts_are_held_out_and_those_of_settings_are_others(tmp_path: Path) -> None:
+    cfg = corpus(tmp_path)
+    sets = load_prompts(cfg, tiny_tokenizer(), 256)
+    assert (len(sets.reported), len(sets.timed), len(sets.screening)) == (3, 2, 2)
+    assert origins([*sets.reported, *sets.screening]) <= documents(cfg, "heldout")
+    assert not origins(sets.reported) & origins(sets.screening)
+
+
+def test_questions_that_settings_are_chosen_on_are_not_reported(tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_text("\n".join(f'{{"turns": ["question {i}"]}}' for i in range(9)))
+    cfg = config(prompts={"file": str(file)}, timing={"prompts": 2, "screening_prompts": 2}, lossless=SMALL)
+    sets = load_prompts(cfg, tiny_tokenizer(), 256)
+    assert (len(sets.reported), len(sets.timed), len(sets.screening)) == (3, 2, 2)
+    assert not {prompt.id for prompt in sets.reported} & {prompt.id for prompt in sets.screening}
+
+
+def test_a_certificates_prompts_are_held_out(tmp_path: Path) -> None:
+    cfg = corpus(tmp_path)
+    assert origins(as_many_as(cfg, tiny_tokenizer(), 50)) == documents(cfg, "heldout")
+
+
+def test_the_draft_length_is_chosen_on_validation_text(tmp_path: Path) -> None:
+    cfg = corpus(tmp_path)
+    found = choice_prompts(cfg, tiny_tokenizer(), PromptSets([], 0, []))
+    assert len(found.prompts) == 2
+    assert origins(found.prompts) <= documents(cfg, "validation")
+
+
+@pytest.mark.parametrize("kind", ["code", "prose"])
+def test_the_suite_of_decoders_reports_held_out_text_and_chooses_on_validation_text(tmp_path: Path, kind: str) -> None:
+    sizes = {"batch_sizes": [1, 2], "batches_timed": [3, 1], "screening_batches": 1, "texts": [kind]}
+    cfg = corpus(tmp_path, decoders=sizes)
+    found = load_texts(cfg, tiny_tokenizer(), 256)[kind]
+    assert (len(found.reported), len(found.screening)) == (3, 2)
+    assert origins(found.reported) <= documents(cfg, "heldout")
+    assert origins(found.screening) <= documents(cfg, "validation")
+
+
+def test_the_suite_of_families_reports_held_out_text_and_chooses_on_validation_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = corpus(tmp_path, families={"batch_sizes": [1, 2], "batches_timed": [5, 1], "screening_batches": 1})
+    monkeypatch.setattr(families_suite, "load_tokenizer", lambda _: tiny_tokenizer())
+    target: Any = SimpleNamespace(max_positions=512)
+    reported, screening = families_suite._prompts(cfg, target)
+    assert (len(reported), len(screening)) == (5, 2)
+    assert origins(reported) <= documents(cfg, "heldout")
+    assert origins(screening) <= documents(cfg, "validation")
+
+
+class NoMeter:
+    """Component times that nobody asks for."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def sample(self) -> None:
+        pass
+
+    def result(self) -> Any:
+        return dict.fromkeys((("d", 1), ("d", 2)))
+
+
+REPORTED, SCREENING = prompts(9, "reported"), prompts(9, "screening", tokens=5)
+TEXTS = {
+    "code": TextPrompts(REPORTED, SCREENING),
+    "prose": TextPrompts(prompts(9, tokens=6), prompts(9, tokens=7)),
+}
+
+
+def ids(some: Sequence[Prompt]) -> set[tuple[int, ...]]:
+    return {prompt.ids for prompt in some}
+
+
+def stock() -> Stock:
+    sizes = {"batch_sizes": [1, 2], "batches_timed": [5, 3], "screening_batches": 2}
+    sizes |= {"arms": {"a": {"num_draft_tokens": 1}, "b": {"tree": "2x1"}, "c": {"num_draft_tokens": 2}}}
+    cfg = config(decoders=sizes, timing={"rounds": 1, "screening_tokens": 6}, decode={"max_new_tokens": 8})
+    model: Any = SimpleNamespace(dtype="torch.bfloat16")
+    return Stock(cfg, model, object(), "lm", Engines(), 64)
+
+
+def test_a_cell_of_decoders_times_its_own_reported_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    arm, seen = FakeArm("x"), {}
+    monkeypatch.setattr(measuring, "arms_of", lambda *_: [arm])
+    monkeypatch.setattr(measuring, "_meter", NoMeter)
+
+    def row(_: object, cell: Cell, settings: SamplingConfig, samples: Samples, *rest: Any) -> dict[str, Any]:
+        seen[settings.tree, settings.num_draft_tokens] = (cell, samples)
+        return {}
+
+    monkeypatch.setattr(measuring, "make_row", row)
+    monkeypatch.setattr(measuring, "_costs", lambda *_: None)
+    cell = Cell(2, 1.0, "code")
+    found = measuring.measure(stock(), cell, {"best": {"ours": "b"}, "best_chain": "a"}, TEXTS, {})
+    assert arm.asked == ids(REPORTED[:6])  # three batches of two
+    assert found["prompts"] == 6
+    assert found["mean_tokens"] == 4
+    assert list(seen) == [("2x1", 4), ("chain", 1)]
+
+
+def test_settings_of_decoders_are_chosen_on_the_screening_prompts_of_both_texts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arms = {name: FakeArm(name, pace) for name, pace in {"a": 0.3, "b": 0.1, "c": 0.2}.items()}
+    monkeypatch.setattr(choosing, "candidates", lambda *_: {"ours": arms})
+    found = choosing.choose(stock(), Point(2, 1.0), TEXTS)
+    assert (found["best"], found["best_chain"]) == ({"ours": "b"}, "c")  # b is a tree
+    assert found["tokens_per_s"]["ours"] == pytest.approx({"a": 2 / 0.6, "b": 10.0, "c": 5.0})
+    for arm in arms.values():
+        assert arm.asked == ids(SCREENING[:4]) | ids(TEXTS["prose"].screening[:4])
+        assert {call[2] for call in arm.calls} == {6}
+
+
+def race(monkeypatch: pytest.MonkeyPatch) -> tuple[Race, dict[str, FakeArm]]:
+    """Two lengths of one draft, of which 2 is the faster."""
+    arms: dict[str, FakeArm] = {}
+
+    def arm(name: str, *_: Any) -> FakeArm:
+        return arms.setdefault(name, FakeArm(name, 0.1 if name.endswith("k=2") else 0.3))
+
+    monkeypatch.setattr(families_speed, "OurArm", arm)
+    monkeypatch.setattr(families_speed, "TransformersArm", arm)
+    monkeypatch.setattr(families_speed, "CostMeter", NoMeter)
+    monkeypatch.setattr(families_speed, "make_row", lambda subject, *_: {"setting": subject.setting})
+    sizes = {"batch_sizes": [2], "batches_timed": [3], "screening_batches": 2}
+    timing = {"rounds": 1, "screening_tokens": 6, "choose_k": [1, 2]}
+    cfg = config(families=sizes, timing=timing, decode={"max_new_tokens": 8})
+    model: Any = SimpleNamespace(dtype="torch.bfloat16")
+    facts: Any = {"d": SimpleNamespace(family="lm")}
+    return Race(cfg, model, {"d": object()}, facts, REPORTED, SCREENING), arms
+
+
+def test_draft_lengths_of_families_are_chosen_on_screening_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject, arms = race(monkeypatch)
+    assert subject.choose(Point(2, 1.0))["best"] == {"d": "2"}
+    assert set(arms) == {"d, k=1", "d, k=2"}
+    assert all(arm.asked == ids(SCREENING[:4]) for arm in arms.values())
+
+
+def test_families_are_timed_on_reported_prompts_at_the_length_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject, arms = race(monkeypatch)
+    found = subject.measure(Cell(2, 1.0, "text"), {"best": {"d": "2"}})
+    assert found["prompts"] == 6
+    assert found["rows"] == [{"setting": "k=2"}]
+    assert set(arms) == {"own autoregressive loop", "transformers generate", "d"}
+    for arm in arms.values():
+        *warm, first, second, third = [set(call[0]) for call in arm.calls]
+        assert warm == [ids(SCREENING[:2])] * 2
+        assert first | second | third == ids(REPORTED[:6])
