@@ -156,3 +156,9 @@ def test_a_plan_writes_nothing(folder, capsys):
     stage.run(config(folder, plan=True, output_dir=str(folder / "planned")))
     assert "3 prompts" in capsys.readouterr().out
     assert not (folder / "planned").exists()
+
+
+def test_a_round_is_in_milliseconds_and_reading_the_prompt_is_no_part_of_it():
+    phases = {"prefill": 5.0, "draft": 1.0, "target": 2.0, "verify": 0.5, "commit": 0.5}
+    call = profile.Call(Stats(1, seconds=phases, arrival_s=[6.0, 7.0, 8.0, 9.0]), seconds=11.0)
+    assert call.ms_per_round() == {"draft": 250.0, "target": 500.0, "verify": 125.0, "commit": 125.0, "other": 500.0}
