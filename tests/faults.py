@@ -44,6 +44,11 @@ class Fault:
             patch.setattr(function, "__code__", _code(function, self.old, self.new))
 
 
+def noticed_by(test: Callable[..., object], *faults: tuple[str, str, str]) -> list[Fault]:
+    """The faults (where, old, new) that this one test must notice."""
+    return [Fault(*fault, test) for fault in faults]
+
+
 def check_caught(fault: Fault, request: pytest.FixtureRequest, patch: pytest.MonkeyPatch) -> None:
     """Fail unless the fault's test does. Fixtures are made before the fault is put in, so that it cannot outlast it."""
     parameters = inspect.signature(fault.caught_by).parameters.values()

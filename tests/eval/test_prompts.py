@@ -103,6 +103,13 @@ def test_screening_prompts_are_never_reported_and_prefixes_mix_categories(tmp_pa
     assert [p.category for p in sets.timed] in (["a", "b"], ["b", "a"])
 
 
+def test_a_limit_takes_questions_from_the_whole_file(tmp_path):
+    entries = [{"question_id": i, "turns": [f"question {i}"]} for i in range(12)]
+    cfg = config(prompts={"file": str(write(tmp_path / "q.jsonl", *entries)), "limit": 4})
+    sets = load_prompts(cfg, tiny_tokenizer(), 256)
+    assert [prompt.id for prompt in [*sets.screening, *sets.reported]] == ["0", "3", "6", "9"]
+
+
 def test_too_few_questions_are_refused(tmp_path):
     cfg = config(prompts={"file": str(write(tmp_path / "q.jsonl", MT_BENCH))})
     with pytest.raises(ConfigError, match="leaves none to report"):

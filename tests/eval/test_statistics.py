@@ -41,19 +41,22 @@ def test_the_interval_leaves_two_and_a_half_per_cent_on_either_side():
         assert bootstrap(values, ratio_of_sums, 0, resamples=40_000).ci95 == pytest.approx((end, 1 - end))
 
 
-def test_every_resample_draws_as_many_prompts_as_there_are_and_each_draw_is_new():
+def test_every_resample_draws_as_many_prompts_as_there_are_and_each_draw_is_new(monkeypatch):
+    monkeypatch.setattr("eval.statistics._CHUNK_ELEMENTS", 100 * 20 * 2)
     seen = []
 
     def noting(columns):
         seen.append(columns[..., 0])
         return ratio_of_sums(columns)
 
-    bootstrap(np.stack([np.arange(2000.0), np.ones(2000)], 1), noting, 0, resamples=2500)
+    bootstrap(np.stack([np.arange(20.0), np.ones(20)], 1), noting, 0, resamples=250)
     *drawn, whole = seen
-    assert (whole == np.arange(2000)).all()
-    assert [part.shape for part in drawn] == [(1000, 2000), (1000, 2000), (500, 2000)]
-    assert len({tuple(row[:9]) for part in drawn for row in part}) == 2500
-    assert 0.62 < len(np.unique(drawn[0][0])) / 2000 < 0.65  # 1 - 1/e of the prompts: they are put back
+    assert (whole == np.arange(20)).all()
+    assert [part.shape for part in drawn] == [(100, 20), (100, 20), (50, 20)]
+    rows = [tuple(row) for part in drawn for row in part]
+    assert len(set(rows)) == 250
+    found = np.mean([len(set(row)) / 20 for row in rows])
+    assert found == pytest.approx(1 - 0.95**20, abs=0.01)  # they are put back: about 64% of the prompts are in one
 
 
 def test_trainings_and_prompts_are_each_resampled_and_prompts_are_shared_by_the_trainings():
@@ -62,7 +65,7 @@ def test_trainings_and_prompts_are_each_resampled_and_prompts_are_shared_by_the_
     for columns in (of_prompts, of_trainings):
         # All three draws fall on the zero in 1 of 27 resamples, more than 2.5% and less than 5%; drawn anew for every
         # training it would be 1 of 19,683.
-        assert bootstrap_crossed(columns, ratio_of_sums, 0, resamples=3_000) == Estimate(pytest.approx(2 / 3), (0, 1))
+        assert bootstrap_crossed(columns, ratio_of_sums, 0, resamples=2_000) == Estimate(pytest.approx(2 / 3), (0, 1))
 
 
 def test_one_training_or_one_prompt_still_has_the_others_interval():
@@ -139,6 +142,7 @@ def test_what_json_cannot_hold_is_none():
 def test_repeated_4grams_are_counted_from_their_second_occurrence():
     assert repeated_4grams([1, 2, 3, 4, 5, 6]) == (0, 3)
     assert repeated_4grams([1, 2, 3, 4, 1, 2, 3, 4]) == (1, 5)
+    assert repeated_4grams([1, 2, 3, 4, 1, 2, 3, 5]) == (0, 5)  # three in a row are no repetition
     assert repeated_4grams([7] * 10) == (6, 7)
     assert repeated_4grams([1, 2, 3]) == (0, 0)
 

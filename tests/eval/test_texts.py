@@ -42,6 +42,16 @@ def test_a_job_gets_its_own_noise_and_length_whatever_it_is_batched_with(monkeyp
     assert together[2] != generator(model, None, SETTINGS, 4, 3, "x")(jobs)[2]
 
 
+def test_a_text_ends_with_its_end_token_and_padding_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decode.runner.CAPTURE_AFTER", 10**9)
+    model, jobs = tiny_llama(seed=0, num_layers=1), [Job(0, tuple(SHORT), 6), Job(1, tuple(LONG), 6)]
+    free = generator(model, None, SETTINGS, 3, 2, "x")(jobs)
+    end = next(token for token in free[0].new[1:] if token not in free[1].new)
+    ended, whole = generator(model, None, {**SETTINGS, "eos_token_id": [end]}, 3, 2, "x")(jobs)
+    assert ended.new == free[0].new[: free[0].new.index(end) + 1]
+    assert whole == free[1]
+
+
 def test_a_text_knows_what_was_read_and_what_was_written() -> None:
     assert Text(0, (1, 2), (3,)).ids == (1, 2, 3)
 

@@ -1,0 +1,8 @@
+"""Faults of measuring that a programmer might make: ratios upside down, other prompts, other units, other averages."""
+
+from __future__ import annotations
+
+from tests.eval.faults import figures, prompts, quality, rows, times
+from tests.faults import Fault
+
+FAULTS: list[Fault] = [one for part in (figures, rows, times, prompts, quality) for one in part.FAULTS]

@@ -1,0 +1,138 @@
+"""Rows of reports, and ratios of what results.json keeps."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.eval import test_decoders, test_pairs, test_rows
+from tests.faults import Fault, noticed_by
+
+A_ROW = test_rows.test_every_figure_of_a_row_is_that_worked_out_by_hand
+A_CELLS_ROW = test_rows.test_a_row_of_a_cell_holds_the_same_figures
+
+FAULTS: list[Fault] = [
+    *noticed_by(
+        test_rows.test_a_speedup_is_the_others_time_over_ours,
+        (
+            "eval.rows:speed_ratio",
+            "seconds_per_token(samples[other]), seconds_per_token(samples[ours])",
+            "seconds_per_token(samples[ours]), seconds_per_token(samples[other])",
+        ),
+    ),
+    *noticed_by(
+        test_rows.test_a_whole_calls_speedup_counts_the_reading_of_the_prompt,
+        ("eval.rows:call_ratio", "call_seconds_per_token(samples[ours])", "seconds_per_token(samples[ours])"),
+    ),
+    *noticed_by(
+        test_rows.test_a_category_is_judged_by_its_own_prompts_alone,
+        ("eval.rows:_paired", "[list(groups)]", ""),
+        ("eval.rows:_speed", "baseline(timed.samples, groups)", "AUTOREGRESSIVE"),
+    ),
+    *noticed_by(
+        test_rows.test_a_ratio_is_of_the_prompts_that_both_have_times_for,
+        ("eval.rows:_paired", "np.isfinite(columns).all(1)", "np.isfinite(columns).any(1)"),
+    ),
+    *noticed_by(
+        test_rows.test_the_speed_of_an_arm_is_the_median_prompts,
+        ("eval.rows:tokens_per_s", "nanmedian", "nanmean"),
+        ("eval.rows:tokens_per_s", "1 / seconds_per_token(samples)", "seconds_per_token(samples)"),
+    ),
+    *noticed_by(
+        partial(test_rows.test_the_baseline_is_the_faster_way_without_a_draft, alone=0.2, theirs=0.3),
+        ("eval.rows:baseline", "max(", "min("),
+        ("eval.rows:baseline", "max((AUTOREGRESSIVE, TRANSFORMERS)", "max((TRANSFORMERS,)"),
+    ),
+    *noticed_by(
+        test_rows.test_tau_counts_the_bonus_token_and_is_pooled_over_rounds,
+        ("eval.rows:acceptance", "r.emitted", "r.accepted"),
+        (
+            "eval.rows:pooled_tau",
+            "sum(one.emitted for one in rounds) / len(rounds)",
+            "float(np.mean([np.mean([one.emitted for s in group for one in s.rounds]) for group in samples]))",
+        ),
+    ),
+    *noticed_by(
+        test_rows.test_the_interval_of_tau_resamples_prompts_not_rounds,
+        (
+            "eval.rows:acceptance",
+            "[[one for sample in group for one in sample.rounds] for group in samples]",
+            "[[one] for group in samples for sample in group for one in sample.rounds]",
+        ),
+    ),
+    *noticed_by(
+        A_ROW,
+        ("eval.rows:_alpha", "scope.texts, scope.units", "scope.texts"),
+        ("eval.rows:_speed", "speedup.value / predicted", "predicted / speedup.value"),
+        ("eval.rows:latency", "sample.first_s", "sample.seconds"),
+        ("eval.rows:latency", "float(np.median(", "1e3 * float(np.median("),
+        ("eval.rows:_checked", "for text in texts if text in checks", "for text in checks"),
+        ("eval.rows:make_row", "max(sample.peak", "sum(sample.peak"),
+    ),
+    *noticed_by(
+        test_rows.test_latency_is_in_seconds_and_gaps_lie_within_a_call,
+        (
+            "eval.rows:latency",
+            "[gap for sample in each for gap in inter_arrivals(sample.arrivals)]",
+            "inter_arrivals([at for sample in each for at in sample.arrivals])",
+        ),
+    ),
+    *noticed_by(
+        test_rows.test_flips_are_counted_against_our_own_loop,
+        ("eval.rows:dtype_flips", "samples[AUTOREGRESSIVE]", "samples[TRANSFORMERS]"),
+    ),
+    *noticed_by(
+        A_CELLS_ROW,
+        (
+            "eval.cell_rows:_speed",
+            "speed_ratio(samples, arm, base, groups, seed)",
+            "speed_ratio(samples, base, arm, groups, seed)",
+        ),
+        ("eval.cell_rows:_speed", "speedup.value / predicted", "speedup.value * predicted"),
+    ),
+    *noticed_by(
+        test_pairs.test_a_ratio_is_the_others_time_over_ours_by_the_median_of_all_pairs,
+        ("eval.pairs:ratio", "np.stack([theirs, mine], axis=1)", "np.stack([mine, theirs], axis=1)"),
+    ),
+    *noticed_by(
+        test_pairs.test_a_speed_is_the_median_over_all_batches,
+        ("eval.pairs:seconds", "np.nan if value is None", "0.0 if value is None"),
+        ("eval.pairs:tokens_per_s", "nanmedian(each)", "nanmean(each)"),
+    ),
+    *noticed_by(
+        test_pairs.test_the_faster_of_several_has_most_tokens_per_second,
+        ("eval.pairs:faster", "max(speeds", "min(speeds"),
+    ),
+    *noticed_by(
+        test_pairs.test_kept_times_are_seconds_per_token_with_and_without_the_prompt,
+        ("eval.cells:arm_times", "_numbers(call_seconds_per_token", "_numbers(seconds_per_token"),
+    ),
+    *noticed_by(
+        test_pairs.test_every_arm_of_a_cell_is_held_against_the_three_that_are_asked_about,
+        (
+            "eval.decoders.results:_cell",
+            'ratio([cell], one["arm"], other, seed)',
+            'ratio([cell], other, one["arm"], seed)',
+        ),
+    ),
+    *noticed_by(
+        test_pairs.test_peers_are_held_against_our_best_setting,
+        ("eval.decoders.results:_ours_over", "ratio([cell], ours, peer, seed)", "ratio([cell], peer, ours, seed)"),
+    ),
+    *noticed_by(
+        test_pairs.test_families_are_held_against_the_faster_way_without_a_draft,
+        ("eval.families.results:_cell", "(AUTOREGRESSIVE, TRANSFORMERS)", "(TRANSFORMERS,)"),
+    ),
+    *noticed_by(
+        test_decoders.test_goals_follow_from_the_cells,
+        ("eval.decoders.goals:_realised_entry", "min(rows", "max(rows"),
+        ("eval.decoders.goals:_outcome", "value >= wanted", "value > 1"),
+    ),
+    *noticed_by(
+        test_pairs.test_a_curve_is_of_one_kind_of_line,
+        ("eval.curves:series", 'line.get("kind") == kind', "kind"),
+    ),
+    *noticed_by(
+        test_pairs.test_metrics_are_looked_for_in_the_drafts_folder_and_then_in_its_runs,
+        ("eval.curves:training_curves", "(Path(path), Path(path).parent)", "(Path(path).parent, Path(path))"),
+    ),
+]

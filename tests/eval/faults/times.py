@@ -1,0 +1,104 @@
+"""What is timed, when, and what of it is counted."""
+
+from __future__ import annotations
+
+from tests.eval import test_components, test_measure, test_padding, test_profile, test_speed, test_texts
+from tests.faults import Fault, noticed_by
+
+FAULTS: list[Fault] = [
+    *noticed_by(
+        test_components.test_medians_of_the_drafts_are_their_own_and_of_the_target_are_shared,
+        ("eval.components:CostMeter.result", "target[k + 1]", "target[1]"),
+        ("eval.components:CostMeter.result", "median(seconds)", "min(seconds)"),
+        ("eval.components:CostMeter.result", "median(one.t_draft", "min(one.t_draft"),
+    ),
+    *noticed_by(
+        test_components.test_a_step_and_every_verification_are_timed_at_the_runs_context_and_batch,
+        ("eval.components:CostMeter.sample", "[1, *(k + 1 for k in lengths)]", "[1, *lengths]"),
+        ("eval.components:CostMeter.sample", "self.batch_size", "1"),
+    ),
+    *noticed_by(
+        test_components.test_the_promise_is_tau_steps_for_k_draft_tokens_and_one_verification,
+        (
+            "eval.components:ComponentTimes.speedup",
+            "self.t_target_1, self.t_draft, self.t_target_k1",
+            "self.t_target_1, self.t_target_k1, self.t_draft",
+        ),
+    ),
+    *noticed_by(
+        test_speed.test_noise_is_new_in_every_round_and_that_of_the_prompt_in_every_arm,
+        ("eval.measure:interleave", "seed + turn", "seed"),
+    ),
+    *noticed_by(
+        test_measure.test_every_round_gives_every_prompt_to_every_arm_before_the_next_prompt,
+        ("eval.measure:interleave", "for arm in order(arms, seed, turn, number)", "for arm in arms"),
+    ),
+    *noticed_by(
+        test_measure.test_figures_are_totals_over_rounds_and_leave_out_the_first_arrival,
+        ("eval.measure:seconds_per_token", "sample.decode_s", "sample.seconds"),
+        ("eval.measure:seconds_per_token", "sample.decode_tokens", "sample.tokens"),
+        (
+            "eval.measure:call_seconds_per_token",
+            "sum(s.seconds for s in group) / sum(s.tokens for s in group)",
+            "np.mean([s.seconds / s.tokens for s in group])",
+        ),
+    ),
+    *noticed_by(
+        test_speed.test_warming_up_fills_the_batch_with_different_prompts_and_keeps_nothing,
+        ("eval.measure:warm_up", "prompts[i % len(prompts)]", "prompts[0]"),
+    ),
+    *noticed_by(
+        test_speed.test_the_fastest_is_the_one_of_most_tokens_per_second,
+        ("eval.measure:fastest", "max(speeds", "min(speeds"),
+    ),
+    *noticed_by(
+        test_texts.test_our_arm_counts_what_every_row_was_given_up_to_its_end,
+        ("eval.arms:OurArm.run", "int(length) - len(prompt)", "out.sequences.shape[1] - ids.shape[1]"),
+        ("eval.arms:OurArm.run", "out.stats.rounds[: len(prompts)]", "out.stats.rounds[:1]"),
+    ),
+    *noticed_by(
+        test_texts.test_transformers_padding_after_the_end_is_no_token,
+        ("eval.arms:emitted", "return ids[: ends[0] + 1] if ends else ids", "return ids"),
+        ("eval.arms:run_transformers", "arrivals[0], first_tokens", "arrivals[-1], first_tokens"),
+    ),
+    *noticed_by(
+        test_texts.test_transformers_samples_other_text_for_other_rows_and_seeds,
+        ("eval.arms:TransformersArm.run", "seed + rows[0]", "seed"),
+    ),
+    *noticed_by(
+        test_speed.test_the_mean_context_lies_half_way_through_the_continuation,
+        ("eval.speed:mean_context", "max_new_tokens / 2", "max_new_tokens"),
+    ),
+    *noticed_by(
+        test_speed.test_a_setting_that_never_came_to_a_second_arrival_is_the_slowest,
+        ("eval.speed:_median_or_inf", "np.median(known)", "np.min(known)"),
+    ),
+    *noticed_by(
+        test_speed.test_the_peer_is_timed_at_the_setting_that_was_fastest_on_other_prompts,
+        ("eval.speed:_measure_at", "best = min(screened", "best = max(screened"),
+        (
+            "eval.speed:_measure_at",
+            "screen_peer(cfg, model, first, prompts.screening, temperature)",
+            "screen_peer(cfg, model, first, prompts.timed, temperature)",
+        ),
+    ),
+    *noticed_by(
+        test_speed.test_component_times_are_those_at_the_timed_prompts_mean_context,
+        (
+            "eval.speed:_measure_at",
+            "_meter(cfg, model, drafters, prompts.timed, temperature)",
+            "_meter(cfg, model, drafters, prompts.screening, temperature)",
+        ),
+    ),
+    *noticed_by(
+        test_padding.test_the_speed_is_the_median_of_the_rounds_after_the_first,
+        ("eval.padding:measure_padding", "if turn and speed is not None", "if speed is not None"),
+        ("eval.padding:measure_padding", "median(each)", "max(each)"),
+        ("eval.padding:_tokens_per_s", "stats.arrival_s[-1] - stats.arrival_s[0]", "stats.arrival_s[-1]"),
+        ("eval.padding:_tokens_per_s", "stats.rounds[: len(prompts)]", "stats.rounds[:1]"),
+    ),
+    *noticed_by(
+        test_profile.test_a_round_is_in_milliseconds_and_reading_the_prompt_is_no_part_of_it,
+        ("eval.profile:Call.ms_per_round", "1e3 * seconds", "seconds"),
+    ),
+]
