@@ -68,9 +68,9 @@ class FakeArm:
         self.name, self.pace = name, pace
         self.calls: list[tuple[list[tuple[int, ...]], list[int], int, int]] = []
 
-    def run(self, asked: Sequence[Sequence[int]], rows: Sequence[int], max_new_tokens: int, seed: int) -> Sample:
-        self.calls.append(([tuple(ids) for ids in asked], list(rows), max_new_tokens, seed))
-        return sample([[1] * max_new_tokens for _ in asked], self.pace, rounds=[NONE] * max_new_tokens)
+    def run(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], max_new_tokens: int, seed: int) -> Sample:
+        self.calls.append(([tuple(ids) for ids in prompts], list(rows), max_new_tokens, seed))
+        return sample([[1] * max_new_tokens for _ in prompts], self.pace, rounds=[NONE] * max_new_tokens)
 
     @property
     def asked(self) -> set[tuple[int, ...]]:

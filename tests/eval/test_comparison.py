@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -45,9 +45,8 @@ def compared(monkeypatch: pytest.MonkeyPatch, folder: Path, part: Part) -> Count
     monkeypatch.setattr(comparison, "scores_at", scores_at)
     monkeypatch.setattr(comparison, "processors_of", lambda *_: None)
     sizes = {"prompts": 12, "tokens": 5, "other_prompts": 1, "other_tokens": 1, "batch_size": 2}
-    state, model = State.open(folder / "progress.json", [part]), torch.nn.Identity()
-    given: Any = (config(lossless=sizes, seed=7), model, model)
-    compare(*given, prompts(2), part, state, float("inf"))
+    state, model = State.open(folder / "progress.json", [part]), cast(Any, object())
+    compare(config(lossless=sizes, seed=7), model, model, prompts(2), part, state, float("inf"))
     return State.open(folder / "progress.json", [part]).parts[part.name]  # as a run that goes on would find it
 
 

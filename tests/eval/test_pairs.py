@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from eval.speed import AUTOREGRESSIVE, TRANSFORMERS
 from tests.eval.samples import at_paces, sample
 
 
-def cell(**paces: list[float | None]) -> dict[str, Any]:
-    return {"arms": [{"arm": name, "seconds_per_token": values} for name, values in paces.items()]}
+def cell(**paces: Sequence[float | None]) -> dict[str, Any]:
+    return {"arms": [{"arm": name, "seconds_per_token": list(values)} for name, values in paces.items()]}
 
 
 FIRST = cell(ours=[0.1, 0.1, None], other=[0.2, 0.3, 0.4])

@@ -89,6 +89,7 @@ def test_every_figure_of_a_row_is_that_worked_out_by_hand() -> None:
     alpha = {"alpha": 2.25 / 4, "alpha_ci95": [0.25, 2 / 3], "alpha_tokens": 4}
     checked = {"mismatches": 1, "near_ties": 1, "tokens_checked": 15}
     check_fields(row_of(), {**identity, **place, **alpha, **checked, **MEASURED})
+    assert isinstance(row_of()["alpha_tokens"], int)
 
 
 def test_a_row_of_a_cell_holds_the_same_figures() -> None:
@@ -134,6 +135,18 @@ def test_prompts_of_a_batch_are_counted_once_however_many_rounds_answer_them() -
     assert (row["prompts"], row["tokens"], row["dtype_tokens_compared"]) == (2, 3 * 17, 3 * 17)
 
 
+def test_a_prompt_that_came_at_once_has_no_speedup() -> None:
+    at_once = {name: [[sample([[1]], rounds=[NONE])]] for name in (ARM, AUTOREGRESSIVE, TRANSFORMERS)}
+    whole = Scope("code", [0], [0])
+    row = make_row(
+        config(), "d", "lm", "float32", 1.0, Quality(ALPHAS, None), Timed(at_once, TIMED.costs, None, {}), whole
+    )
+    for name in ("tokens_per_s", "baseline_tokens_per_s", "speedup", "speedup_ci95", "realised"):
+        assert row[name] is None, name
+    assert (row["whole_call_speedup"], row["whole_call_speedup_ci95"]) == (1.0, None)  # one prompt has no interval
+    assert row["predicted_speedup"] == pytest.approx(0.4 / 0.6)
+
+
 def test_a_speedup_is_the_others_time_over_ours() -> None:
     samples = {"ours": at_paces(0.1, 0.1, 0.1), "other": at_paces(0.2, 0.3, 0.7)}
     found = speed_ratio(samples, "ours", "other", range(3), 0)
@@ -152,7 +165,7 @@ def test_a_whole_calls_speedup_counts_the_reading_of_the_prompt() -> None:
 def test_a_ratio_is_of_the_prompts_that_both_have_times_for() -> None:
     nothing_after = [sample([[1]])]
     samples = {"ours": [*at_paces(0.1), nothing_after, *at_paces(0.2)], "other": [*at_paces(0.2, 0.9), nothing_after]}
-    assert speed_ratio(samples, "ours", "other", range(3), 0) == Estimate(pytest.approx(2.0), None)
+    assert speed_ratio(samples, "ours", "other", range(3), 0) == Estimate(0.2 / 0.1, None)
     assert speed_ratio(samples, "ours", "other", [1, 2], 0) is None
     assert tokens_per_s(samples["ours"], range(3)) == pytest.approx((10 + 5) / 2)
     assert tokens_per_s(samples["ours"], [1]) is None
@@ -174,7 +187,7 @@ def test_the_baseline_is_the_faster_way_without_a_draft(alone: float, theirs: fl
 
 
 def test_an_arm_without_times_is_no_baseline() -> None:
-    samples = {AUTOREGRESSIVE: [[sample([[1]])]], TRANSFORMERS: at_paces(0.3)}
+    samples = {AUTOREGRESSIVE: [[sample([[1]])]], TRANSFORMERS: at_paces(2.0)}
     assert baseline(samples, [0]) == TRANSFORMERS
 
 
