@@ -65,6 +65,7 @@ FAULTS: list[Fault] = [
         ("eval.rows:_speed", "speedup.value / predicted", "predicted / speedup.value"),
         ("eval.rows:latency", "sample.first_s", "sample.seconds"),
         ("eval.rows:latency", "float(np.median(", "1e3 * float(np.median("),
+        ("eval.rows:latency", "np.median(", "np.mean("),
         ("eval.rows:_checked", "for text in texts if text in checks", "for text in checks"),
         ("eval.rows:make_row", "max(sample.peak", "sum(sample.peak"),
     ),

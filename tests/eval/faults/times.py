@@ -10,6 +10,7 @@ FAULTS: list[Fault] = [
         test_components.test_medians_of_the_drafts_are_their_own_and_of_the_target_are_shared,
         ("eval.components:CostMeter.result", "target[k + 1]", "target[1]"),
         ("eval.components:CostMeter.result", "median(seconds)", "min(seconds)"),
+        ("eval.components:CostMeter.result", "median(seconds)", "sum(seconds) / len(seconds)"),
         ("eval.components:CostMeter.result", "median(one.t_draft", "min(one.t_draft"),
     ),
     *noticed_by(
@@ -94,6 +95,7 @@ FAULTS: list[Fault] = [
         test_padding.test_the_speed_is_the_median_of_the_rounds_after_the_first,
         ("eval.padding:measure_padding", "if turn and speed is not None", "if speed is not None"),
         ("eval.padding:measure_padding", "median(each)", "max(each)"),
+        ("eval.padding:measure_padding", "median(each)", "sum(each) / len(each)"),
         ("eval.padding:_tokens_per_s", "stats.arrival_s[-1] - stats.arrival_s[0]", "stats.arrival_s[-1]"),
         ("eval.padding:_tokens_per_s", "stats.rounds[: len(prompts)]", "stats.rounds[:1]"),
     ),
