@@ -44,6 +44,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, folder: Path, part: Part) -> Count
     monkeypatch.setattr(comparison, "continue_batch", continue_batch)
     monkeypatch.setattr(comparison, "scores_at", scores_at)
     monkeypatch.setattr(comparison, "processors_of", lambda *_: None)
+    monkeypatch.setattr(comparison, "check_uncached", lambda *_: [], raising=False)
     sizes = {"prompts": 12, "tokens": 5, "other_prompts": 1, "other_tokens": 1, "batch_size": 2}
     state, model = State.open(folder / "progress.json", [part]), cast(Any, object())
     compare(config(lossless=sizes, seed=7), model, model, prompts(2), part, state, float("inf"))
@@ -102,7 +103,8 @@ def test_most_tokens_are_greedy_ones_in_the_wide_precision_which_alone_is_judged
 
 
 def test_a_mismatch_fails_and_a_listed_divergence_does_only_with_strict() -> None:
-    row = {"tokens": 1000, "dtype": "float32", "temperature": 1.0, "mismatches": 2, "divergences": [{}, {}, {}]}
+    row: dict[str, Any] = {"tokens": 1000, "dtype": "float32", "temperature": 1.0, "mismatches": 2}
+    row |= {"divergences": [{}, {}, {}], "uncached_mismatches": 0}
     assert failures([row], strict=False) == ["2 mismatches in 1,000 tokens (float32, T=1)"]
     assert failures([{**row, "mismatches": 0}], strict=False) == []
     assert len(failures([{**row, "mismatches": 0}], strict=True)) == 1

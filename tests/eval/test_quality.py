@@ -46,6 +46,7 @@ def replace_models(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     monkeypatch.setattr(quality, "measure_alpha", measure_alpha)
     monkeypatch.setattr(quality, "processors_of", lambda *_: None)
     monkeypatch.setattr(quality, "margin_from", lambda *_: lambda *_: 1.0)
+    monkeypatch.setattr(quality, "_uncached", lambda *_: None, raising=False)
     return asked
 
 

@@ -46,6 +46,7 @@ def arms_made_up(monkeypatch: pytest.MonkeyPatch) -> Arms:
     for name in ("OurArm", "TransformersArm", "AssistedArm"):
         monkeypatch.setattr(speed, name, made)
     monkeypatch.setattr(draft_length, "OurArm", made)
+    monkeypatch.setattr(speed, "_uncached", lambda *_: {}, raising=False)
 
     def measure(_: object, drafter: object, context: int, sizes: list[int], batch_size: int, repeats: int) -> Costs:
         return Costs(context, batch_size, 0.1, {size: float(context) for size in sizes})

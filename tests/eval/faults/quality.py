@@ -5,8 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from decode.sampling import Sampling
+from eval.losslessness import Check
 from tests.eval import (
     test_comparison,
+    test_divergences,
     test_families,
     test_family_figures,
     test_quality,
@@ -77,6 +79,18 @@ FAULTS: list[Fault] = [
         ("eval.quality:sampling_at", "cfg.decode.top_k, cfg.decode.top_p", "cfg.decode.top_k, 1.0"),
     ),
     *noticed_by(
+        partial(
+            test_divergences.test_a_near_tie_lies_within_a_ten_thousandth_of_the_best_score,
+            gap=0.00011,
+            expected=Check(mismatches=1),
+        ),
+        ("eval.losslessness:judge", "gap <= MARGIN", "gap <= 10 * MARGIN"),
+    ),
+    *noticed_by(
+        test_divergences.test_a_divergence_at_the_last_token_leaves_nothing_to_go_on_with,
+        ("eval.losslessness:divergences", "start + at + 1 < len(text.new)", "start + at < len(text.new)"),
+    ),
+    *noticed_by(
         test_comparison.test_every_divergence_is_a_near_tie_or_a_mismatch,
         ("eval.comparison:_entry", "max((scores.max() - scores[token])", "min((scores.max() - scores[token])"),
         (
@@ -91,7 +105,7 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_comparison.test_the_rate_is_divergences_per_token_compared,
-        ("eval.certificate:_row", '/ counts["tokens"]', '/ counts["sequences"]'),
+        ("eval.certificate:_row", 'len(counts["divergences"])', 'counts["mismatches"]'),
     ),
     *noticed_by(
         test_comparison.test_most_tokens_are_greedy_ones_in_the_wide_precision_which_alone_is_judged,
