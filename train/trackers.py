@@ -36,9 +36,8 @@ class WandbTracker:
 
     def __init__(self, cfg: TrainConfig, folder: Path, fingerprint: str) -> None:
         """`fingerprint` names the run, so that a resumed training continues the same W&B run."""
-        os.environ.setdefault("WANDB_DIR", str(folder.absolute()))
-        os.environ.setdefault("WANDB_DATA_DIR", str(folder.absolute() / "wandb"))
-        os.environ.setdefault("WANDB_CACHE_DIR", str(folder.absolute() / "wandb" / "cache"))
+        self._places = _places(folder.absolute())
+        os.environ.update(self._places)
         import wandb
         from wandb.errors import CommError, UsageError
 
@@ -55,6 +54,7 @@ class WandbTracker:
                 settings=wandb.Settings(silent=True),
             )
         except (UsageError, CommError) as error:
+            self._forget_places()
             raise RunError(
                 f"tracker=wandb tracker.mode={cfg.tracker.mode} could not start: {error}. Use tracker.mode=offline and "
                 "`wandb sync` the run folder later, or tracker=jsonl"
@@ -66,13 +66,34 @@ class WandbTracker:
         self.run.log({f"{record['kind']}/{key}": value for key, value in numbers.items()}, step=record["step"])
 
     def finish(self, report: list[Path], summary: dict[str, Any]) -> None:
-        """The report becomes an artifact of type `report`."""
+        """The report becomes an artifact of type `report`.
+
+        W&B's own process hears of a run's end without an answer, and on a busy machine closes the run's file seconds
+        later; teardown waits for that process to end.
+        """
         artifact = self.wandb.Artifact(f"report-{self.run.id}", type="report", metadata=summary)
         for file in report:
             artifact.add_file(str(file))
         self.run.log_artifact(artifact)
         self.run.summary.update(summary)
         self.run.finish()
+        self.wandb.teardown()
+        self._forget_places()
+
+    def _forget_places(self) -> None:
+        """Else the next run of this process would write into this one's folder."""
+        for name in self._places:
+            os.environ.pop(name, None)
+
+
+def _places(folder: Path) -> dict[str, str]:
+    """Where W&B writes, as environment variables, for what a user has not set otherwise."""
+    places = {
+        "WANDB_DIR": folder,
+        "WANDB_DATA_DIR": folder / "wandb",
+        "WANDB_CACHE_DIR": folder / "wandb" / "cache",
+    }
+    return {name: str(place) for name, place in places.items() if name not in os.environ}
 
 
 def build_tracker(cfg: TrainConfig, folder: Path, fingerprint: str, is_main: bool) -> Tracker:
