@@ -23,6 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from decode import generate
 from decode.house.environment import environment, git_state
 from decode.house.errors import InputError, UserError
+from decode.house.markdown import code, plain
 from decode.house.progress import get_logger
 from decode.house.run_folder import write_json
 from decode.models import resolve_device
@@ -173,14 +174,15 @@ def render(found: dict[str, Any]) -> str:
         f"the mean context); the device copies {found['copy_bytes_per_s'] / 1e9:.0f} GB/s, read and written together. "
         "The bound is one over the other."
     )
+    device = environment_["cuda_device"] or environment_["cpu"]
     parts = [
-        f"# Autoregressive decoding against memory bandwidth: {environment_['cuda_device'] or environment_['cpu']}",
+        f"# Autoregressive decoding against memory bandwidth: {plain(device)}",
         f"Our autoregressive loop on a randomly initialised Llama of the {shape['name']} shape "
         f"({shape['num_parameters'] / 1e9:.2f}B parameters, {found['dtype']}), batch 1, "
         f"{found['prompt_tokens']} prompt tokens and {found['new_tokens']} new ones.",
         markdown_table(Table("Share", columns, rows, note), heading=None),
-        f"{hardware(environment_)}; torch {environment_['packages']['torch']}, transformers "
-        f"{environment_['packages']['transformers']}; `{environment_['command']}`",
+        f"{plain(hardware(environment_))}; torch {environment_['packages']['torch']}, transformers "
+        f"{environment_['packages']['transformers']}; {code(environment_['command'])}",
     ]
     return "\n\n".join(parts) + "\n"
 

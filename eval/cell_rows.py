@@ -21,6 +21,7 @@ from eval.rows import (
     repetition,
     speed_ratio,
     tokens_per_s,
+    uncached_flips,
 )
 
 
@@ -75,7 +76,11 @@ def make_row(
         "mismatches": None,
         "near_ties": None,
         "tokens_checked": 0,
+        "uncached_mismatches": None,
+        "uncached_near_ties": None,
+        "uncached_tokens_checked": 0,
         **dtype_flips(samples, arm, groups, settings.verifier),
+        **uncached_flips(None, groups),
         "repeated_4gram_share": repetition(samples[arm]),
         "energy_j_per_token": None,
         "energy_reason": ENERGY_REASON,

@@ -2,7 +2,8 @@
 
 Speculative decoding is compared with autoregressive decoding in the same runtime, batched: many greedy tokens in fp32,
 where every divergence must be a near-tie; then the target's own precision, whose divergences are listed; and every
-temperature above 0, where the coupled rule promises equal tokens too.
+temperature above 0, where the coupled rule promises equal tokens too. The autoregressive text is held against a plain
+forward of the model without a cache as well: both loops run the same passes, and could be wrong alike.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from eval.inputs import check_models, load, shared_context
 from eval.padding import measure_padding
 from eval.prompts import Prompt, as_many_as, check_lengths
 from eval.report import command
+from eval.statistics import share
 
 SCHEMA = 1
 log = get_logger("eval")
@@ -150,13 +152,17 @@ def _identity(model: ModelDescription | DraftDescription) -> dict[str, Any]:
 
 def _row(part: Part, state: State) -> dict[str, Any]:
     counts = asdict(state.parts[part.name])
-    chunks = counts.pop("chunks")
-    rate = len(counts["divergences"]) / counts["tokens"] if chunks else None
-    return {**asdict(part), "wanted_tokens": part.tokens, **counts, "divergences_per_token": rate}
+    counts.pop("chunks")
+    rates = {
+        "divergences_per_token": share(len(counts["divergences"]), counts["tokens"]),
+        "uncached_flips_per_token": share(counts["uncached_flips"], counts["uncached_tokens_checked"]),
+    }
+    return {**asdict(part), "wanted_tokens": part.tokens, **counts, **rates}
 
 
 def failures(rows: Sequence[dict[str, Any]], strict: bool) -> list[str]:
-    """What contradicts the promise: mismatches in fp32; with strict, any divergence in any precision."""
+    """What contradicts the promise: mismatches in fp32, with the other loop or with an uncached forward; with strict,
+    any divergence of the loops in any precision."""
     found = []
     for row in rows:
         where = f"{row['tokens']:,} tokens ({row['dtype']}, T={row['temperature']:g})"
@@ -164,4 +170,8 @@ def failures(rows: Sequence[dict[str, Any]], strict: bool) -> list[str]:
             found.append(f"{count(row['mismatches'], 'mismatch', 'es')} in {where}")
         elif strict and row["divergences"]:
             found.append(f"{count(len(row['divergences']), 'divergence')} in {where}, although decode.strict=true")
+        if row["uncached_mismatches"]:
+            tokens = f"{row['uncached_tokens_checked']:,} tokens ({row['dtype']}, T={row['temperature']:g})"
+            wrong = count(row["uncached_mismatches"], "mismatch", "es")
+            found.append(f"{wrong} of the autoregressive text with an uncached forward in {tokens}")
     return found

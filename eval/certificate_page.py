@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from decode.house.markdown import facts, plain
 from eval.formatting import count, hardware, number
 from eval.summary import markdown_table
 from eval.tables import Table
@@ -25,23 +26,28 @@ def render_certificate(found: dict[str, Any]) -> str:
         "A divergence is the first token where both texts differ; comparison then goes on from the target's own "
         "prefix, so one hides nothing behind it. In float32 it is a near-tie when both tokens lie within 1e-4 of the "
         "best score (log p, plus the noise at temperatures above 0), else a mismatch.",
+        "Uncached: the target's texts held, token by token, against one plain forward of the model over each of them, "
+        "without our cache, masks or passes, which both loops share. A token that this forward would not choose is a "
+        "flip; in float32 it is a mismatch or a near-tie by the same rule.",
         _padding(found),
         *_listed(found),
         "## On what",
-        "\n".join(f"- {name}: {text}" for name, text in _facts(found).items()),
+        facts(_facts(found)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _verdict(found: dict[str, Any]) -> str:
     if found["failures"]:
-        return f"**NOT lossless: {'; '.join(found['failures'])}.**"
+        return f"**NOT lossless: {plain('; '.join(found['failures']))}.**"
     judged = [row for row in found["parts"] if row["is_judged"]]
     tokens = sum(row["tokens"] for row in judged)
     if not judged:
         return "**Nothing was judged: no part ran in float32 or wider. Set lossless.dtype=float32.**"
     near_ties = sum(row["near_ties"] for row in judged)
     words = f"**No mismatch in {tokens:,} tokens ({judged[0]['dtype']}), {count(near_ties, 'near-tie')}.**"
+    uncached = sum(row["uncached_tokens_checked"] for row in judged)
+    words += f" An uncached forward would have written the same in {uncached:,}."
     rest = [row for row in found["parts"] if not row["is_judged"]]
     if rest:
         found_there, tokens = sum(len(row["divergences"]) for row in rest), sum(row["tokens"] for row in rest)
@@ -72,13 +78,17 @@ def _counts(found: dict[str, Any]) -> Table:
         "near-ties",
         "divergences",
         "per 10,000 tokens",
+        "uncached: mismatches",
+        "near-ties",
+        "flips",
+        "in tokens",
+        "per 10,000 tokens",
     )
     return Table("Counts", columns, [_cells(row) for row in found["parts"]])
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
     judged = row["is_judged"]
-    rate = row["divergences_per_token"]
     return [
         row["dtype"],
         f"{row['temperature']:g}",
@@ -88,8 +98,17 @@ def _cells(row: dict[str, Any]) -> list[str]:
         number(row["mismatches"] if judged else None, 0),
         number(row["near_ties"] if judged else None, 0),
         f"{len(row['divergences']):,}",
-        number(None if rate is None else 1e4 * rate, 2),
+        _per_10_000(row["divergences_per_token"]),
+        number(row["uncached_mismatches"] if judged else None, 0),
+        number(row["uncached_near_ties"] if judged else None, 0),
+        f"{row['uncached_flips']:,}",
+        f"{row['uncached_tokens_checked']:,}",
+        _per_10_000(row["uncached_flips_per_token"]),
     ]
+
+
+def _per_10_000(rate: float | None) -> str:
+    return number(None if rate is None else 1e4 * rate)
 
 
 def _padding(found: dict[str, Any]) -> str:

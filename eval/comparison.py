@@ -14,10 +14,11 @@ from decode.drafters.base import Drafter
 from decode.house.progress import progress
 from decode.house.run_folder import read_json, write_json
 from eval.config import EvalConfig
-from eval.losslessness import MARGIN, Divergence, divergences, scores_at
+from eval.losslessness import MARGIN, Check, Divergence, divergences, scores_at
 from eval.prompts import Prompt
 from eval.quality import can_resume, processors_of, sampling_at, settings_at
 from eval.texts import Job, Text, batches, continue_batch
+from eval.uncached import check_uncached
 
 OPENING = (
     16  # tokens that the target samples before a prompt is used again: greedy text from the prompt is known by then
@@ -33,7 +34,7 @@ class Part:
     tokens: int
     """Reference tokens to compare."""
     is_judged: bool
-    """Divergences are mismatches or near-ties (fp32 and wider); in the target's own precision they are listed."""
+    """Divergences are mismatches or near-ties (fp32 and wider); in a narrower precision they are listed."""
 
     @property
     def name(self) -> str:
@@ -51,6 +52,11 @@ class Counts:
     mismatches: int = 0
     near_ties: int = 0
     divergences: list[dict[str, Any]] = field(default_factory=list)
+    uncached_mismatches: int = 0
+    uncached_near_ties: int = 0
+    uncached_flips: int = 0
+    """Both together; in a narrower precision they are not told apart."""
+    uncached_tokens_checked: int = 0
     seconds: float = 0.0
 
 
@@ -134,6 +140,20 @@ def _compare_chunk(
     counts.chunks += 1
     counts.sequences += len(reference)
     counts.tokens += sum(len(text.new) for text in reference)
+    _count_uncached(cfg, model, part, reference, counts)
+
+
+def _count_uncached(
+    cfg: EvalConfig, model: PreTrainedModel, part: Part, reference: Sequence[Text], counts: Counts
+) -> None:
+    """The same texts against a forward that shares neither cache nor masks with both loops."""
+    sampling, processors = sampling_at(cfg, part.temperature), processors_of(cfg, model)
+    total = sum(check_uncached(model, reference, sampling, cfg.seed, processors), Check())
+    if part.is_judged:
+        counts.uncached_mismatches += total.mismatches
+        counts.uncached_near_ties += total.near_ties
+    counts.uncached_flips += total.mismatches + total.near_ties
+    counts.uncached_tokens_checked += total.tokens
 
 
 def _jobs(cfg: EvalConfig, model: PreTrainedModel, prompts: Sequence[Prompt], chunk: int) -> list[Job]:

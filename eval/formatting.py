@@ -45,6 +45,14 @@ def losslessness(row: dict[str, Any]) -> str:
     return f"{mismatches}, {near_ties} in {row['tokens_checked']:,} tokens"
 
 
+def uncached(row: dict[str, Any]) -> str | None:
+    """The same against an uncached forward; None where it was not made, as in results of before there was one."""
+    if row.get("uncached_mismatches") is None:
+        return None
+    named = ("mismatches", "near_ties", "tokens_checked")
+    return losslessness({name: row[f"uncached_{name}"] for name in named})
+
+
 def count(number: int, word: str, ending: str = "s") -> str:
     """1 word, 2 words."""
     return f"{number:,} {word}{'' if number == 1 else ending}"

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from eval.curves import Curves
-from eval.formatting import best_peer, headline_row, losslessness, number, share, with_interval
+from eval.formatting import best_peer, headline_row, losslessness, number, share, uncached, with_interval
 from eval.plots import acceptance_plot, draft_length_plot, temperature_plot, training_plot
 from eval.summary import headline, method_facts
 from eval.tables import Table, tables
@@ -105,6 +105,7 @@ def _cards(results: dict[str, Any]) -> str:
             number(row["mismatches"], 0),
             losslessness(row) if row["mismatches"] is not None else "not counted with this verifier",
         ),
+        *_uncached_card(row),
     ]
     return '<div class="cards">' + "".join(_card(*card) for card in cards) + "</div>"
 
@@ -125,6 +126,15 @@ def _peer_card(results: dict[str, Any], row: dict[str, Any]) -> list[tuple[str, 
     tried = [one for one in results["peers"] if not one["best"] and one["temperature"] == row["temperature"]]
     text = f"{_interval(peer['ratio_ci95'])}; at its best of {len(tried)} settings"
     return [("over transformers assisted", number(peer["ratio_ours_over_peer"], 2, "×"), text)]
+
+
+def _uncached_card(row: dict[str, Any]) -> list[tuple[str, str, str]]:
+    text = uncached(row)
+    if text is None:
+        return []
+    return [
+        ("mismatches, uncached", number(row["uncached_mismatches"], 0), f"{text}, against a forward without a cache")
+    ]
 
 
 def _card(name: str, value: str, detail: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from decode.house import markdown
 from eval.formatting import hardware, number
 from eval.operators import CLASSES
 from eval.page import document, facts_list, figure, html_table
@@ -22,7 +23,7 @@ _SHADES = (*COLORS[:4], GREY)
 def render_markdown(found: dict[str, Any]) -> str:
     """Both tables and how they were measured."""
     parts = ["# Profile", *(markdown_table(table, heading="##") for table in tables(found)), "## How it was measured"]
-    parts.append("\n".join(f"- {name}: {text}" for name, text in facts(found).items()))
+    parts.append(markdown.facts(facts(found)))
     return "\n\n".join(parts) + "\n"
 
 
@@ -61,7 +62,7 @@ def _phase_table(found: dict[str, Any]) -> Table:
     ]
     columns = ("arm", *LEVELS, "round", "bare passes", "tokens a round", "tokens/s", "prefill a call")
     note = (
-        "Milliseconds, medians over calls. `other` is what no phase holds: Python between the phases, set-up, output. "
+        "Milliseconds, medians over calls. Other is what no phase holds: Python between the phases, set-up, output. "
         "Bare passes are the floor: the round's draft and target passes timed alone."
     )
     return Table("A round by phase", columns, rows, note)

@@ -19,6 +19,7 @@ from eval.losslessness import Check, check, margin_from
 from eval.prompts import Prompt, next_turn
 from eval.teacher_forced import Alphas, measure_alpha
 from eval.texts import Generate, Text, generator, jobs_for
+from eval.uncached import check_uncached, is_judged
 
 log = get_logger("eval")
 
@@ -30,6 +31,8 @@ class Quality:
     alphas: Alphas
     checks: dict[int, Check] | None
     """By prompt; None where the verifier promises equality in law only."""
+    uncached: dict[int, Check] | None
+    """By prompt, the target's own text against an uncached forward; None in a precision that flips near-ties."""
 
 
 def sampling_at(cfg: EvalConfig, temperature: float) -> Sampling:
@@ -93,11 +96,12 @@ def measure_quality(
     for number, temperature in enumerate(cfg.temperatures):
         reference = write_alone(cfg, target, temperature, prompts, is_first=number == 0)
         alphas = measure_alpha(target, drafters, reference, sampling_at(cfg, temperature))
+        uncached = _uncached(cfg, target, temperature, reference)
         for name, drafter in drafters.items():
             is_first = number == 0 and name == next(iter(drafters))
             compared = reference if is_first else _shorter(cfg, reference)
             checks = _check(cfg, target, drafter, temperature, compared, f"{name} against it")
-            found[temperature, name] = Quality(alphas[name], checks)
+            found[temperature, name] = Quality(alphas[name], checks, uncached)
     return found
 
 
@@ -124,6 +128,17 @@ def _check(
     speculate = generator(target, drafter, settings_at(cfg, temperature), cfg.seed, cfg.lossless.batch_size, label)
     margin = margin_from(target, sampling_at(cfg, temperature), cfg.seed, processors_of(cfg, target))
     counts = check(reference, speculate, margin, can_resume(cfg))
+    return {text.row: count for text, count in zip(reference, counts, strict=True)}
+
+
+def _uncached(
+    cfg: EvalConfig, target: PreTrainedModel, temperature: float, reference: Sequence[Text]
+) -> dict[int, Check] | None:
+    if not is_judged(target.dtype):
+        log.info("texts are not held against an uncached forward: %s flips near-ties", target.dtype)
+        return None
+    sampling, processors = sampling_at(cfg, temperature), processors_of(cfg, target)
+    counts = check_uncached(target, reference, sampling, cfg.seed, processors)
     return {text.row: count for text, count in zip(reference, counts, strict=True)}
 
 

@@ -54,6 +54,14 @@ DEFINITIONS = {
     "dtype_flips": "Sequences of the timed run, in its own precision, that left our autoregressive loop's text of the "
     "same noise, out of dtype_tokens_compared tokens up to there: how often rounding in that precision decides a "
     "near-tie.",
+    "uncached_mismatches": "Tokens of the target's own autoregressive text that one plain forward of the model over "
+    "that text would not choose: without our cache, masks, batches or captured passes, which both of our loops share, "
+    "and which losslessness therefore cannot test. Each token is judged on the text before it as it stands, with the "
+    "same noise, penalties and filters: a mismatch lies more than 1e-4 below the best score, a closer one is counted "
+    "in uncached_near_ties, out of uncached_tokens_checked. None where lossless.dtype is narrower than float32.",
+    "uncached_dtype_flips": "The same for the draft's texts in the timed run, in its own precision, out of "
+    "uncached_dtype_tokens: mismatches and near-ties together, since rounding in bf16 flips both. None under rules "
+    "that draw noise of their own, whose tokens no single forward determines.",
     "repeated_4gram_share": "Share of 4-token runs in the output that occurred earlier in the same output. A model "
     "that repeats itself is easy to draft for, so a high share flatters every speed figure of that row.",
     "peak_memory_bytes": "Peak of the CUDA allocator in the row's calls; on a CPU that of the whole process "

@@ -103,7 +103,9 @@ def make_row(
         **_speed(cfg, timed, draft, k, scope.groups, samples),
         **latency(samples),
         **_checked(quality.checks, scope.texts),
+        **_uncached(quality.uncached, scope.texts),
         **dtype_flips(timed.samples, arm_name(draft, k), scope.groups, verifier_at(cfg, temperature)),
+        **uncached_flips(timed.uncached.get(draft), scope.groups),
         "repeated_4gram_share": repetition(samples),
         "energy_j_per_token": None,
         "energy_reason": ENERGY_REASON,
@@ -178,6 +180,19 @@ def _checked(checks: Mapping[int, Check] | None, texts: Sequence[int]) -> dict[s
         return {"mismatches": None, "near_ties": None, "tokens_checked": 0}
     total = sum((checks[text] for text in texts if text in checks), Check())
     return {"mismatches": total.mismatches, "near_ties": total.near_ties, "tokens_checked": total.tokens}
+
+
+def _uncached(checks: Mapping[int, Check] | None, texts: Sequence[int]) -> dict[str, Any]:
+    return {f"uncached_{name}": value for name, value in _checked(checks, texts).items()}
+
+
+def uncached_flips(checks: Sequence[Check] | None, groups: Sequence[int]) -> dict[str, Any]:
+    """Tokens of the timed texts that an uncached forward would not choose, by prompt group; None where none was
+    made."""
+    if checks is None:
+        return {"uncached_dtype_flips": None, "uncached_dtype_tokens": 0}
+    total = sum((checks[group] for group in groups), Check())
+    return {"uncached_dtype_flips": total.mismatches + total.near_ties, "uncached_dtype_tokens": total.tokens}
 
 
 def dtype_flips(samples: Samples, arm: str, groups: Sequence[int], verifier: str) -> dict[str, Any]:

@@ -13,11 +13,13 @@ from decode.drafters.lm import LMDraft
 from decode.house.progress import get_logger
 from eval.arms import Arm, OurArm, TransformersArm
 from eval.components import ComponentTimes, CostMeter
-from eval.config import EvalConfig
+from eval.config import TOKEN_FOR_TOKEN, EvalConfig
+from eval.losslessness import Check
 from eval.measure import Samples, interleave, seconds_per_token, warm_up
 from eval.peers import NAME, AssistedArm, Setting, settings
 from eval.prompts import Prompt, PromptSets
-from eval.quality import sampling_at, settings_at
+from eval.quality import sampling_at, settings_at, verifier_at
+from eval.uncached import check_samples
 
 AUTOREGRESSIVE = "own autoregressive loop"
 TRANSFORMERS = "transformers generate"
@@ -35,6 +37,9 @@ class Timed:
     """The peer's best setting; None where the peer cannot run."""
     screened: dict[Setting, float]
     """Seconds per token of every setting on the screening prompts."""
+    uncached: dict[str, list[Check]]
+    """Draft -> by prompt group, its timed texts against an uncached forward; empty under rules that draw noise of
+    their own."""
 
 
 def arm_name(draft: str, k: int) -> str:
@@ -131,7 +136,26 @@ def _measure_at(
         f"timing at T={temperature:g}",
         between_rounds=meter.sample,
     )
-    return Timed(samples, meter.result(), best, screened)
+    uncached = _uncached(cfg, model, drafters, prompts.timed, samples, temperature)
+    return Timed(samples, meter.result(), best, screened, uncached)
+
+
+def _uncached(
+    cfg: EvalConfig,
+    model: PreTrainedModel,
+    drafters: Mapping[str, Any],
+    prompts: Sequence[Prompt],
+    samples: Samples,
+    temperature: float,
+) -> dict[str, list[Check]]:
+    """After the timed run, in its own precision: rounding flips near-ties, a fault of our passes far more."""
+    if verifier_at(cfg, temperature) not in TOKEN_FOR_TOKEN:
+        return {}
+    sampling, k = sampling_at(cfg, temperature), cfg.decode.num_draft_tokens
+    return {
+        draft: check_samples(model, prompts, samples[arm_name(draft, k)], cfg.timing.batch_size, sampling, cfg.seed)
+        for draft in drafters
+    }
 
 
 def _meter(

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
-from eval.formatting import best_peer, hardware, headline_row, losslessness, number, share, with_interval
+from decode.house.markdown import bullets, code, definitions, facts, plain, table
+from eval.formatting import best_peer, hardware, headline_row, losslessness, number, share, uncached, with_interval
 from eval.tables import Table, main_table, tables
 
 
 def render_summary(results: dict[str, Any]) -> str:
     """Headline sentences, every table, the definitions, and how it was measured."""
     parts = [
-        f"# Report: {results['suite']}",
+        f"# Report: {plain(results['suite'])}",
         *headline(results),
-        *(markdown_table(table, heading="##") for table in tables(results)),
+        *(markdown_table(one, heading="##") for one in tables(results)),
         "## How it was measured",
-        method(results),
+        facts(method_facts(results)),
         "## Definitions",
-        bullets(f"**{name}**: {text}" for name, text in results["definitions"].items()),
+        definitions(results["definitions"]),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -26,9 +26,9 @@ def render_summary(results: dict[str, Any]) -> str:
 def render_block(results: dict[str, Any]) -> str:
     """The short form for README.md: headline, main table, machine and command."""
     environment = results["environment"]
-    table = markdown_table(main_table(results), heading=None)
-    source = f"{hardware(environment)}; seed {environment['seed']}; `{environment['command']}`"
-    return "\n\n".join([*headline(results), table, source])
+    figures = markdown_table(main_table(results), heading=None)
+    source = f"{plain(hardware(environment))}; seed {environment['seed']}; {code(environment['command'])}"
+    return "\n\n".join([*headline(results), figures, source])
 
 
 def headline(results: dict[str, Any]) -> list[str]:
@@ -40,7 +40,7 @@ def headline(results: dict[str, Any]) -> list[str]:
             "so none is a headline."
         ]
     lines = [
-        f"At T={row['temperature']:g}, batch {row['batch_size']}, `{row['draft']}` makes the target "
+        f"At T={row['temperature']:g}, batch {row['batch_size']}, {code(row['draft'])} makes the target "
         f"**{with_interval(row['speedup'], row['speedup_ci95'])} times as fast** as without a draft "
         f"({number(row['tokens_per_s'], 0)} against {number(row['baseline_tokens_per_s'], 0)} tokens/s, "
         f"{row['baseline']}): "
@@ -49,6 +49,9 @@ def headline(results: dict[str, Any]) -> list[str]:
         f"{share(row['realised'])} of the speedup that its component times predict.",
         f"The output is the target's own: {losslessness(row)}.",
     ]
+    alone = uncached(row)
+    if alone is not None:
+        lines.append(f"Its text held against a plain forward of the model, without a cache: {alone}.")
     peer = best_peer(results, row["temperature"])
     if peer is not None:
         ratio = with_interval(peer["ratio_ours_over_peer"], peer["ratio_ci95"])
@@ -56,11 +59,6 @@ def headline(results: dict[str, Any]) -> list[str]:
             f"It is {ratio} times as fast as {peer['name']} generation with the same draft at its best setting."
         )
     return [bullets(lines)]
-
-
-def method(results: dict[str, Any]) -> str:
-    """Machine, models, prompts, seed and command."""
-    return bullets(f"{name}: {text}" for name, text in method_facts(results).items())
 
 
 def method_facts(results: dict[str, Any]) -> dict[str, str]:
@@ -94,11 +92,6 @@ def setup_facts(results: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def bullets(lines: Iterable[str]) -> str:
-    """A Markdown list."""
-    return "\n".join(f"- {line}" for line in lines)
-
-
 def _length(choice: dict[str, Any] | None) -> dict[str, str]:
     """How the draft length was chosen, where the report chose it."""
     if choice is None:
@@ -110,12 +103,8 @@ def _length(choice: dict[str, Any] | None) -> dict[str, str]:
     }
 
 
-def markdown_table(table: Table, heading: str | None) -> str:
-    """A Markdown table, with its title as a heading where one is wanted."""
-    lines = [_line(table.columns), _line(["---"] * len(table.columns)), *(_line(row) for row in table.rows)]
-    body = "\n".join(lines) if table.rows else ""
-    return "\n\n".join(part for part in (f"{heading} {table.title}" if heading else "", body, table.note) if part)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def markdown_table(one: Table, heading: str | None) -> str:
+    """A Markdown table with its note, and its title as a heading where one is wanted."""
+    title = f"{heading} {plain(one.title)}" if heading else ""
+    body = table(one.columns, one.rows) if one.rows else ""
+    return "\n\n".join(part for part in (title, body, plain(one.note)) if part)

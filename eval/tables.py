@@ -71,6 +71,31 @@ def exactness_table(results: dict[str, Any]) -> Table:
     return Table("Exactness and latency", columns, cells, f"Energy: {rows[0]['energy_reason']}." if rows else "")
 
 
+def uncached_table(results: dict[str, Any]) -> Table | None:
+    """The target's own text, and the timed one, against a forward without a cache, where there was one."""
+    rows = [row for row in results["rows"] if row["category"] is None and "uncached_mismatches" in row]
+    if not rows:
+        return None
+    cells = [
+        [
+            f"{row['temperature']:g}",
+            row["draft"],
+            number(row["uncached_mismatches"], 0),
+            number(row["uncached_near_ties"], 0),
+            f"{row['uncached_tokens_checked']:,}",
+            _rate(row["uncached_dtype_flips"], row["uncached_dtype_tokens"], row["dtype"]),
+        ]
+        for row in sorted(rows, key=lambda row: row["temperature"] == 0)
+    ]
+    columns = ("T", "draft", "mismatches", "near-ties", "in tokens", "flips when timed")
+    note = "What both of our loops get wrong alike shows here: this forward has neither cache nor masks of ours."
+    return Table("Against an uncached forward", columns, cells, note)
+
+
+def _rate(flips: int | None, tokens: int, dtype: str) -> str:
+    return number(None) if flips is None else f"{flips:,} in {tokens:,} ({100 * flips / max(tokens, 1):.2f}%, {dtype})"
+
+
 def _flips(row: dict[str, Any]) -> str:
     if row["dtype_flips"] is None:
         return number(None)
@@ -186,6 +211,7 @@ def tables(results: dict[str, Any]) -> list[Table]:
         main_table(results),
         peer_table(results),
         exactness_table(results),
+        uncached_table(results),
         category_table(results),
         draft_length_table(results),
         temperature_table(results),

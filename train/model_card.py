@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from typing import Any
 
+import yaml
+
+from decode.house.markdown import code, fenced, plain, table
 from train.config import TrainConfig
 
 
@@ -20,12 +25,16 @@ def _head(cfg: TrainConfig) -> list[str]:
         return [*tags, "---", "", "# Language model", "", "A small causal language model trained from scratch on text."]
     kind = f"{cfg.draft.family} head" if cfg.draft.is_head else "draft model"
     article = "An" if kind[0] in "aeiou" else "A"
-    about = f"{article} {kind} for `{cfg.target.path}`: it proposes tokens, and that target, verifying them, writes as "
-    about += "before."
+    about = f"{article} {kind} for {code(cfg.target.path)}: it proposes tokens, and that target, verifying them, "
+    about += "writes as before."
     if cfg.draft.is_head:
         about += " It reads that target's hidden states and works between its embedding and output head, which are "
         about += "not in this folder; another target's would mean something else."
-    return [*tags, f"base_model: {cfg.target.path}", "---", "", f"# {kind[0].upper()}{kind[1:]}", "", about]
+    return [*tags, _yaml({"base_model": cfg.target.path}), "---", "", f"# {kind[0].upper()}{kind[1:]}", "", about]
+
+
+def _yaml(fields: dict[str, str]) -> str:
+    return yaml.safe_dump(fields, allow_unicode=True, width=10**6).strip()
 
 
 def _measured(cfg: TrainConfig, facts: dict[str, Any], k: int) -> list[str]:
@@ -38,14 +47,14 @@ def _measured(cfg: TrainConfig, facts: dict[str, Any], k: int) -> list[str]:
             f"tokens per target pass with {k} draft tokens, bonus token included",
         ),
     ]
-    table = [f"| {name} | {value:.4f} | {what} |" for name, value, what in rows if value is not None]
+    cells = [(name, f"{value:.4f}", what) for name, value, what in rows if value is not None]
     kept = f"kept: step {facts['step']} ({facts['rule']})."
     head = f"Teacher-forced on {facts['validation_tokens']} validation tokens; {kept}"
-    return ["## Measured", "", head, "", "| quantity | value | |", "|---|---|---|", *table]
+    return ["## Measured", "", plain(head), "", table(("quantity", "value", ""), cells)]
 
 
 def _origin(cfg: TrainConfig, facts: dict[str, Any]) -> list[str]:
-    source = f"records `{cfg.records}`" if cfg.records else f"text `{cfg.data.name if cfg.data else ''}`"
+    source = f"records {code(cfg.records)}" if cfg.records else f"text {code(cfg.data.name if cfg.data else '')}"
     p = "" if cfg.target.path is None else f", p from {'the live target' if cfg.target_source == 'live' else 'records'}"
     return [
         "## Training",
@@ -59,26 +68,25 @@ def _origin(cfg: TrainConfig, facts: dict[str, Any]) -> list[str]:
 
 def _launch(cfg: TrainConfig, k: int) -> list[str]:
     if cfg.target.path is None:
-        return ["## Use", "", "```python", 'AutoModelForCausalLM.from_pretrained("THIS_FOLDER")', "```"]
-    target = cfg.target.path
+        return ["## Use", "", fenced("python", ['AutoModelForCausalLM.from_pretrained("THIS_FOLDER")'])]
     ours = [
-        "## Use",
-        "",
-        "```python",
         "# draftsmith",
-        f'target = AutoModelForCausalLM.from_pretrained("{target}")',
+        f"target = AutoModelForCausalLM.from_pretrained({json.dumps(cfg.target.path, ensure_ascii=False)})",
         'drafter = load_drafter("THIS_FOLDER", target=target)',
         f"generate(target, drafter, input_ids, num_draft_tokens={k})",
     ]
     if cfg.draft.is_head:
-        return [*ours, "```"]
-    return [
-        *ours,
+        return ["## Use", "", fenced("python", ours)]
+    theirs = [
         "# transformers",
         'target.generate(input_ids, assistant_model=AutoModelForCausalLM.from_pretrained("THIS_FOLDER"))',
-        "```",
-        "",
-        "```bash",
+    ]
+    return ["## Use", "", fenced("python", [*ours, *theirs]), "", fenced("bash", _engines(cfg.target.path, k))]
+
+
+def _engines(target: str, k: int) -> list[str]:
+    target = shlex.quote(target)
+    return [
         "# vLLM",
         f"vllm serve {target} --speculative-config "
         f'\'{{"method":"draft_model","model":"THIS_FOLDER","num_speculative_tokens":{k}}}\'',
@@ -86,5 +94,4 @@ def _launch(cfg: TrainConfig, k: int) -> list[str]:
         f"python -m sglang.launch_server --model-path {target} --speculative-algorithm STANDALONE "
         f"--speculative-draft-model-path THIS_FOLDER --speculative-num-steps {k} --speculative-eagle-topk 1 "
         f"--speculative-num-draft-tokens {k + 1}",
-        "```",
     ]

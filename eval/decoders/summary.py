@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+from decode.house.markdown import bullets, definitions, facts, plain
 from eval.decoders.tables import best_settings, reading, tables
-from eval.summary import bullets, markdown_table, setup_facts
+from eval.summary import markdown_table, setup_facts
 
 
 def render_summary(results: dict[str, Any]) -> str:
     """The best settings, every table, the method, the definitions, and the plain reading at the end."""
     parts = [
-        f"# Decoders compared: {results['suite']}",
-        f"The fastest exact setting, chosen on validation prompts: {best_settings(results)}.",
+        f"# Decoders compared: {plain(results['suite'])}",
+        f"The fastest exact setting, chosen on validation prompts: {plain(best_settings(results))}.",
         *(markdown_table(table, heading="##") for table in tables(results)),
         "## How it was measured",
-        bullets(f"{name}: {text}" for name, text in method_facts(results).items()),
+        facts(method_facts(results)),
         "## Definitions",
-        bullets(f"**{name}**: {text}" for name, text in results["definitions"].items()),
+        definitions(results["definitions"]),
         "## A plain reading",
-        bullets(reading(results)),
+        bullets(plain(line) for line in reading(results)),
     ]
     return "\n\n".join(parts) + "\n"
 

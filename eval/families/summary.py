@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from decode.house.markdown import bullets, definitions, facts, plain
 from eval.families.recommend import sentence
 from eval.families.tables import tables
 from eval.formatting import count
-from eval.summary import bullets, markdown_table, setup_facts
+from eval.summary import markdown_table, setup_facts
 
 
 def render_summary(results: dict[str, Any]) -> str:
     """The recommendation, every table, how it was measured, and the definitions."""
     parts = [
-        f"# Draft families compared: {results['suite']}",
+        f"# Draft families compared: {plain(results['suite'])}",
         "## Which draft",
-        bullets(sentence(advice) for advice in results["recommendation"]),
-        losslessness(results),
+        bullets(plain(sentence(advice)) for advice in results["recommendation"]),
+        plain(losslessness(results)),
         *(markdown_table(table, heading="##") for table in tables(results)),
         "## How it was measured",
-        bullets(f"{name}: {text}" for name, text in method_facts(results).items()),
+        facts(method_facts(results)),
         "## Definitions",
-        bullets(f"**{name}**: {text}" for name, text in results["definitions"].items()),
+        definitions(results["definitions"]),
     ]
     return "\n\n".join(parts) + "\n"
 

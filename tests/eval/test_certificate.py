@@ -15,6 +15,7 @@ from eval.config import EvalConfig
 from eval.prompts import as_many_as
 from eval.texts import continue_batch
 from tests.commands import built
+from tests.eval.test_uncached import off_by_one
 from tests.tiny import save_tiny_target
 
 TOKENS, OTHER = 150, 60
@@ -68,6 +69,9 @@ def test_every_part_is_compared_in_full_and_the_decoder_passes(issued):
     assert parts["float32", 0.0]["tokens"] >= TOKENS
     assert all(part["tokens"] >= OTHER for part in parts.values())
     assert all(part["mismatches"] == 0 for part in parts.values())
+    assert all(part["uncached_mismatches"] == 0 for part in parts.values())
+    assert all(part["uncached_tokens_checked"] == part["tokens"] for part in parts.values())
+    assert parts["bfloat16", 1.0]["uncached_flips_per_token"] < 0.1  # rounding
     assert [part["is_judged"] for part in parts.values()] == [True, True, False, False]
     assert read(issued)["failures"] == []
 
@@ -153,14 +157,33 @@ def test_a_decoder_that_changes_the_text_fails_with_exit_code_1(models, tmp_path
         stage.run(replace(cfg, resume="auto"))
 
 
+def test_a_fault_that_both_loops_share_fails_too(models, tmp_path, monkeypatch):
+    off_by_one(monkeypatch)
+    sizes = {"enabled": True, "tokens": 30, "other_tokens": 30}
+    with pytest.raises(RunError, match=r"not lossless: \d+ mismatches of the autoregressive text with an uncached"):
+        stage.run(config(models, tmp_path / "c", temperatures=[1.0], certificate=sizes))
+    wide, own = read(tmp_path / "c")["parts"][1::2]
+    assert (wide["mismatches"], len(wide["divergences"])) == (0, 0)  # both loops are wrong alike
+    assert wide["uncached_mismatches"] + wide["uncached_near_ties"] == wide["uncached_flips"] > 0
+    assert own["uncached_mismatches"] == 0  # bfloat16 is not judged: its rate tells
+    assert own["uncached_flips_per_token"] == own["uncached_flips"] / own["tokens"] > 0.1
+    assert "NOT lossless" in (tmp_path / "c" / "certificate.md").read_text()
+
+
 def test_divergences_in_the_targets_own_precision_are_listed_and_no_failure_unless_strict():
     judged = {"tokens": 10, "dtype": "float32", "temperature": 0.0, "mismatches": 0, "divergences": []}
-    listed = {"tokens": 10, "dtype": "bfloat16", "temperature": 0.0, "mismatches": 0, "divergences": [{}]}
+    judged |= {"uncached_mismatches": 0, "uncached_tokens_checked": 10}
+    listed = {**judged, "dtype": "bfloat16", "divergences": [{}]}
     assert certificate.failures([judged, listed], strict=False) == []
     assert certificate.failures([judged, listed], strict=True) == [
         "1 divergence in 10 tokens (bfloat16, T=0), although decode.strict=true"
     ]
-    assert certificate.failures([{**judged, "mismatches": 2}], strict=False)
+    assert certificate.failures([{**judged, "mismatches": 2}], strict=False) == [
+        "2 mismatches in 10 tokens (float32, T=0)"
+    ]
+    assert certificate.failures([{**judged, "uncached_mismatches": 1}], strict=False) == [
+        "1 mismatch of the autoregressive text with an uncached forward in 10 tokens (float32, T=0)"
+    ]
 
 
 def test_strict_has_no_divergence_in_bf16_and_states_its_cost(models, tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from eval.prompts import Question, first_turn
 from eval.publish import END, START, publish
 from eval.summary import render_summary
 from eval.texts import Text
+from tests.eval.test_uncached import off_by_one
 from tests.tiny import save_tiny_target, tiny_tokenizer
 
 ROW_KEYS = {
@@ -25,6 +26,8 @@ ROW_KEYS = {
     *("prompts", "tokens", "alpha", "alpha_ci95", "tau", "tau_ci95", "acceptance_by_position", "tokens_per_s"),
     *("baseline_tokens_per_s", "speedup", "speedup_ci95", "predicted_speedup", "realised", "ttft_s", "itl_s"),
     *("mismatches", "near_ties", "tokens_checked", "repeated_4gram_share", "energy_j_per_token", "energy_reason"),
+    *("uncached_mismatches", "uncached_near_ties", "uncached_tokens_checked"),
+    *("uncached_dtype_flips", "uncached_dtype_tokens"),
     "peak_memory_bytes",
 }
 GOOD = {"output_dir": "x", "target": {"path": "t"}, "drafts": {"d": "d"}}
@@ -95,6 +98,8 @@ def test_schema(results):
     assert set(results["rows"][0]["itl_s"]) == {"p50", "p95"}
     for key in ("alpha", "tau", "speedup", "predicted_speedup", "realised", "itl_s", "ttft_s", "repeated_4gram_share"):
         assert key in results["definitions"], f"{key} is explained"
+    for key in ("uncached_mismatches", "uncached_dtype_flips"):
+        assert key in results["definitions"], f"{key} is explained"
 
 
 def test_rows_cover_drafts_temperatures_and_categories(results):
@@ -124,6 +129,37 @@ def test_losslessness_is_counted_per_row(results):
         row for row in results["rows"] if row["category"] and row["draft"] == "distilled" and row["temperature"] == 1
     ]
     assert sum(row["tokens_checked"] for row in parts) == first["tokens_checked"]
+
+
+def test_every_text_is_held_against_an_uncached_forward(results):
+    every = [row for row in results["rows"] if row["category"] is None]
+    for row in every:  # this run is timed in float32, too
+        assert (row["uncached_mismatches"], row["uncached_near_ties"], row["uncached_dtype_flips"]) == (0, 0, 0)
+        assert row["uncached_dtype_tokens"] == row["tokens"]
+    assert every[0]["uncached_tokens_checked"] == every[0]["tokens_checked"]  # all that the target wrote there
+    own = [row for row in results["rows"] if row["draft"] == "undistilled"]
+    for name in ("uncached_tokens_checked", "uncached_dtype_tokens"):
+        whole = sum(row[name] for row in own if row["category"] is None)
+        assert sum(row[name] for row in own) == 2 * whole > 0  # those of the categories are the same ones again
+
+
+@pytest.mark.slow
+def test_a_fault_that_both_loops_share_is_told_by_the_report(folder, tmp_path, monkeypatch):
+    off_by_one(monkeypatch)
+    few = {"prompts": 2, "tokens": 12, "other_prompts": 1, "other_tokens": 6}
+    timing = {"prompts": 2, "rounds": 1, "sweep": [], "screening_prompts": 1, "cost_repeats": 1}
+    changes = {"temperatures": [1.0], "curve_temperatures": [], "peers": {"num_assistant_tokens": []}}
+    cfg = {**values(folder), **changes, "lossless": few, "timing": timing, "output_dir": str(tmp_path / "report")}
+    stage.run(build(EvalConfig, cfg))
+    found = json.loads((tmp_path / "report/results.json").read_text())
+    for row in found["rows"]:
+        assert (row["mismatches"], row["dtype_flips"]) == (0, 0)  # both loops are wrong alike
+        assert row["uncached_dtype_flips"] > 0
+    first = found["rows"][0]
+    assert first["uncached_mismatches"] > 0
+    words = f"{first['uncached_mismatches']} mismatches, {first['uncached_near_ties']} near-ties in "
+    assert words in (tmp_path / "report/summary.md").read_text()
+    assert words in (tmp_path / "report/index.html").read_text()
 
 
 def test_the_baseline_is_the_faster_one(results):

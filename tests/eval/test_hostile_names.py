@@ -1,0 +1,152 @@
+"""Names, paths and categories that hold markup stay names: every writer of Markdown and both pages."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from decode.house.compose import CONF
+from decode.house.config import build
+from eval import bandwidth, certificate_page, profile_page
+from eval.decoders import page as decoders_page
+from eval.decoders import summary as decoders
+from eval.families import summary as families
+from eval.page import render_page
+from eval.publish import PAGES
+from eval.summary import render_block, render_summary
+from tests.eval.test_report import Page
+from tests.train.toy import tiny_settings
+from train.config import TrainConfig
+from train.model_card import model_card
+
+HOSTILE = "<script>alert(1)</script> a|b\nc `d` *e* [f](http://g) <!-- results:end -->"
+SHOWN = r"&lt;script&gt;alert(1)&lt;/script&gt; a\|b c \`d\` \*e\* [f]\(http://g) &lt;!-- results:end --&gt;"
+DECODERS_NAMES = ("distilled", "chain4", "ours, chain4", "code", "prose")
+RESULTS = CONF.parent / "docs/results"
+
+
+def of_suite(name: str, *names: str) -> dict:
+    """A published suite; `names`, its suite and its target, with markup in them wherever they stand."""
+    text = (RESULTS / f"{name}.json").read_text()
+    target = json.loads(text)["target"]["path"]
+    for one in (name, target, *names):
+        text = text.replace(json.dumps(one), json.dumps(f"{one}{HOSTILE}"))
+    return json.loads(text)
+
+
+def report() -> dict:
+    results = of_suite("quickstart", "distilled", "runs/quickstart/draft/model", "held-out split of python_stdlib")
+    results["rows"].append(results["rows"][0] | {"category": HOSTILE})
+    results["peers_left_out"] = HOSTILE
+    results["environment"]["command"] += HOSTILE
+    return results
+
+
+ENVIRONMENT = {"packages": {}, "python": "3", "cpu": HOSTILE, "cores": 2, "threads": 1, "seed": 0, "command": HOSTILE}
+ENVIRONMENT |= {"git": {"revision": "r"}, "cuda_device": None}
+MODEL = {"path": HOSTILE, "num_parameters": 10, "fingerprint": "f", "dtype": "float32"}
+
+
+def certificate() -> dict:
+    divergence = {"prompt": HOSTILE, "position": 3, "target_token": 1, "speculative_token": 2, "top2_margin": 0.5}
+    part = {"dtype": "float32", "temperature": 0.0, "is_judged": True, "tokens": 9, "wanted_tokens": 9, "sequences": 1}
+    part |= {"mismatches": 0, "near_ties": 0, "divergences": [divergence], "divergences_per_token": 0.1}
+    part |= {"uncached_mismatches": 0, "uncached_near_ties": 0, "uncached_flips": 0, "uncached_tokens_checked": 9}
+    part |= {"uncached_flips_per_token": 0.0}
+    prompts = {"prompts": 1, "source": HOSTILE, "new_tokens": 9, "batch_size": 1}
+    found = {"failures": [], "parts": [part], "prompts": prompts, "padding": None, "environment": ENVIRONMENT}
+    return found | {"target": MODEL, "draft": MODEL | {"name": HOSTILE}, "decode": {"strict": False, "banned": HOSTILE}}
+
+
+def profile() -> dict:
+    level = dict.fromkeys(profile_page.LEVELS, 1.0)
+    arm = {"name": HOSTILE, "ms_per_round": level, "floor_ms_per_round": level, "operators_ms_per_round": {}}
+    arm |= {"tokens_per_round": 1.0, "tokens_per_s": 1.0, "prefill_ms_per_call": 1.0}
+    found = {"arms": [arm], "environment": ENVIRONMENT, "target": MODEL, "drafts": {HOSTILE: HOSTILE}, "prompts": 1}
+    return found | {"new_tokens": 1, "batch_size": 1, "temperature": 1.0}
+
+
+def bandwidth_found() -> dict:
+    row = {"temperature": 1.0, "tokens_per_s": 1.0, "bound": 2.0, "share": 0.5}
+    environment = ENVIRONMENT | {"packages": {"torch": "2", "transformers": "5"}}
+    found = {"rows": [row], "environment": environment, "shape": {"name": "toy", "num_parameters": 10}, "dtype": "d"}
+    return found | {"goal_share": 0.7, "bytes_per_token": 1, "copy_bytes_per_s": 2, "prompt_tokens": 1, "new_tokens": 1}
+
+
+def card() -> str:
+    cfg = build(TrainConfig, tiny_settings(Path("out"), None, records=HOSTILE) | {"target": {"path": HOSTILE}})
+    facts = {"loss": 1.0, "alpha": 0.5, "tau": 2.0, "step": 1, "rule": "the best", "validation_tokens": 1, "tokens": 1}
+    return model_card(cfg, {**facts, "num_parameters": 10}, 3)
+
+
+MARKDOWN = {
+    "report": lambda: render_summary(report()),
+    "readme": lambda: render_block(report()),
+    "decoders": lambda: decoders.render_summary(of_suite("decoders", *DECODERS_NAMES)),
+    "families": lambda: families.render_summary(of_suite("families", "lm", "bf16", "chain", "tree")),
+    "certificate": lambda: certificate_page.render_certificate(certificate()),
+    "profile": lambda: profile_page.render_markdown(profile()),
+    "bandwidth": lambda: bandwidth.render(bandwidth_found()),
+    "card": card,
+}
+
+
+@pytest.mark.parametrize("writer", MARKDOWN)
+def test_no_markdown_holds_markup_from_a_name(writer):
+    text = outside_of_code(MARKDOWN[writer]())
+    for markup in ("<script", "<!-- results", "](http", " *e", " `d"):
+        assert markup not in text
+    assert SHOWN in text
+
+
+@pytest.mark.parametrize("writer", MARKDOWN)
+def test_no_name_breaks_a_table_or_a_line(writer):
+    text = outside_of_code(MARKDOWN[writer]())
+    tables = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
+    assert tables or writer == "card"
+    for table in tables:
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(widths) == 1, table
+    assert not re.search(r"^c \\?`d", text, flags=re.MULTILINE), "a name begins a line of its own"
+
+
+def outside_of_code(text: str) -> str:
+    return re.sub(r"^(`{3,}|---\n)\w*\n?.*?^\1", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_a_card_stays_yaml_and_code():
+    text = card()
+    _, head, body = text.split("---\n", 2)
+    assert yaml.safe_load(head)["base_model"] == HOSTILE
+    (python, shell) = re.findall(r"^(?:`{3,})(?:python|bash)\n(.*?)^`{3,}$", body, flags=re.MULTILINE | re.DOTALL)
+    compile(python, "card", "exec")
+    assert json.dumps(HOSTILE) in python
+    assert HOSTILE in shlex.split(shell, comments=True)
+
+
+@pytest.mark.parametrize(
+    ("render", "results"),
+    [
+        (lambda found: render_page(found, {}), report),
+        (
+            decoders_page.render_page,
+            lambda: of_suite("decoders", *DECODERS_NAMES),
+        ),
+        (profile_page.render_page, profile),
+    ],
+)
+def test_no_page_holds_an_element_from_a_name(render, results):
+    page = Page()
+    page.feed(render(results()))
+    assert "script" not in page.tags
+
+
+@pytest.mark.parametrize("name", ["quickstart", "decoders", "families"])
+def test_published_results_are_read_and_rendered_as_they_stand(name):
+    """Fields that came later are missing in them."""
+    results = json.loads((RESULTS / f"{name}.json").read_text())
+    page = PAGES.get(results.get("face", "report"), render_summary)(results)
+    assert page == (RESULTS / f"{name}.md").read_text()
