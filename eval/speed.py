@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ class Timed:
     """The peer's best setting; None where the peer cannot run."""
     screened: dict[Setting, float]
     """Seconds per token of every setting on the screening prompts."""
-    uncached: dict[str, list[Check]]
+    uncached: dict[str, list[Check]] = field(default_factory=dict)
     """Draft -> by prompt group, its timed texts against an uncached forward; empty under rules that draw noise of
     their own."""
 

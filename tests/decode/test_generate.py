@@ -165,7 +165,10 @@ def test_statistics_count_what_was_emitted(pair) -> None:
     _, out = both_ways(model, "oracle", 3, max_new_tokens=23, num_draft_tokens=4)
     stats = out.stats
     assert stats.num_tokens == 3 * 23
-    assert stats.tau == stats.num_tokens / len(stats.rounds)
+    for row in range(3):  # the oracle is right for 0, 1, ... 4 tokens in turn; the last round is cut
+        assert [one.emitted for one in stats.rounds if one.row == row] == [1, 2, 3, 4, 5, 1, 2, 3, 2]
+    assert stats.tau == pytest.approx(23 / 9)
+    assert stats.acceptance_by_position == pytest.approx([7 / 9, 5 / 7, 2 / 4, 1 / 2])
     assert all(one.emitted <= one.accepted + 1 for one in stats.rounds)
     assert len(stats.arrival_s) == max(sum(one.row == row for one in stats.rounds) for row in range(3))
     assert 0 < stats.ttft_s <= stats.total_s

@@ -166,7 +166,7 @@ def test_a_fault_that_both_loops_share_fails_too(models, tmp_path, monkeypatch):
     assert (wide["mismatches"], len(wide["divergences"])) == (0, 0)  # both loops are wrong alike
     assert wide["uncached_mismatches"] + wide["uncached_near_ties"] == wide["uncached_flips"] > 0
     assert own["uncached_mismatches"] == 0  # bfloat16 is not judged: its rate tells
-    assert own["uncached_flips_per_token"] == own["uncached_flips"] / own["tokens"] > 0.1
+    assert own["uncached_flips_per_token"] > 0.1
     assert "NOT lossless" in (tmp_path / "c" / "certificate.md").read_text()
 
 

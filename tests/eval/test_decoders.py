@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from decode.house.compose import CONF
@@ -78,7 +79,7 @@ def values(folder: Path) -> dict:
 
 def make_models(folder: Path) -> None:
     save_tiny_target(folder / "target", seed=0)
-    save_tiny_target(folder / "draft", seed=1, num_layers=1)
+    save_tiny_target(folder / "draft", seed=0, initializer_range=0.29)  # accepts some
     write_sources(folder / "sources")
 
 
@@ -123,17 +124,22 @@ def test_rows_have_the_reports_schema(results):
         row["dtype_flips"] == 0 for row in chain
     )  # float32: our chain writes what the autoregressive loop writes
     trees = [row for row in results["rows"] if row["setting"] == "tree"]
-    assert all(row["realised"] is None and row["tree"] == "2x1" and row["tau"] >= 1 for row in trees)
+    assert all(row["realised"] is None and row["tree"] == "2x1" for row in trees)
+    taus = {name: [row["tau"] for row in results["rows"] if row["setting"] == name] for name in ("chain2", "tree")}
+    assert 1.2 < np.mean(taus["chain2"]) < np.mean(taus["tree"]) <= 3  # two levels, and a second first choice
     assert {row["verifier"] for row in results["rows"]} == {"coupled", "rejection", "block", "greedy"}
 
 
 @pytest.mark.slow
 def test_ratios_are_over_the_three_that_are_asked_about(results):
     cell = results["cells"][0]
-    arm = next(one for one in cell["arms"] if one["arm"] == "transformers generate")
-    assert arm["over_transformers"] == 1.0
-    assert arm["over_autoregressive"] > 0
-    assert len(arm["over_assisted_ci95"]) == 2
+    times = {one["arm"]: np.array(one["seconds_per_token"]) for one in cell["arms"]}
+    (ours,) = [one for one in cell["arms"] if one["arm"] == "ours, chain2"]
+    others = ("transformers generate", "own autoregressive loop", "transformers assisted")
+    for name, other in zip(("transformers", "autoregressive", "assisted"), others, strict=True):
+        ratios = times[other] / times["ours, chain2"]
+        assert ours[f"over_{name}"] == pytest.approx(np.median(ratios))  # how many times as fast, not as slow
+        assert ours[f"over_{name}_ci95"] == pytest.approx([ratios.min(), ratios.max()])  # of two batches
     peers = [peer for peer in results["peers"] if peer["batch_size"] == 1 and peer["temperature"] == 1]
     assert {peer["name"] for peer in peers} == TRANSFORMERS_ARMS
     assert all(peer["ratio_ours_over_peer"] > 0 for peer in peers)
@@ -175,7 +181,6 @@ def test_the_page_and_the_summary_say_it_plainly(results):
     for part in ("A plain reading", "Batch 2", "Settings tried", "rejection2", "wanted 1.10"):
         assert part in page
         assert part in summary
-    assert summary.rstrip().endswith("." if results["goals"] else "")
 
 
 @pytest.mark.slow

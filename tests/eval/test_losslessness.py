@@ -106,13 +106,19 @@ def _flipping(speculate, row, at, token):
     return run
 
 
-def test_an_almost_equal_pair_of_logits_is_a_near_tie():
-    model = tiny_llama(seed=0)
+@pytest.mark.parametrize(("gap", "expected"), [(0.25 * MARGIN, Check(0, 1, 1)), (8 * MARGIN, Check(1, 0, 1))])
+def test_an_almost_equal_pair_of_logits_is_a_near_tie(gap, expected):
+    model, ids = tiny_llama(seed=0), (1, 2, 3)
     with torch.no_grad():
-        model.lm_head.weight[9] = model.lm_head.weight[4]  # tokens 4 and 9 tie exactly, everywhere
-    text = Text(0, (1, 2, 3), (4,))
-    margin = margin_from(model, Sampling(0.0), 0)
-    assert margin(text, 0, 9) == margin(text, 0, 4)
+        hidden = model.model(torch.tensor([ids])).last_hidden_state[0, -1]
+        best = int(model.lm_head(hidden).argmax())
+        other = (best + 5) % 64
+        model.lm_head.weight[other] = model.lm_head.weight[best] - gap * hidden / hidden.square().sum()
+    text, margin = Text(0, ids, (best,)), margin_from(model, Sampling(0.0), 0)
+    assert margin(text, 0, best) == 0
+    assert margin(text, 0, other) == pytest.approx(gap, rel=0.1)
+    assert margin(text, 0, (best + 6) % 64) > 100 * MARGIN
+    assert check([text], lambda jobs: [Text(0, ids, (other,))], margin) == [expected]
 
 
 def test_margins_are_those_of_the_penalised_scores():

@@ -8,7 +8,7 @@ from decode import generate
 from decode.drafters.lm import LMDraft
 from decode.sampling import Sampling
 from eval.arms import OurArm, Sample, TransformersArm, emitted, generation_config, run_transformers
-from eval.components import CostMeter
+from eval.components import ComponentTimes, CostMeter
 from eval.config import PeersConfig
 from eval.measure import call_seconds_per_token, interleave, order, seconds_per_token, warm_up
 from eval.peers import AssistedArm, Setting, settings, using
@@ -146,16 +146,22 @@ def test_settings_are_the_whole_grid():
     assert len({one.label for one in settings(PeersConfig())}) == 6
 
 
-def test_component_times_predict_from_their_formula():
+def test_component_times_predict_a_speedup():
+    assert (
+        ComponentTimes(3, t_target_1=10.0, t_target_k1=12.0, t_draft=1.0).speedup(3.0) == 2.0
+    )  # 3 x 10 / (3 x 1 + 12)
+
+
+def test_component_times_are_measured_by_drafter_and_length():
     model, draft = tiny_llama(seed=0), LMDraft(tiny_llama(seed=1, num_layers=1))
     meter = CostMeter(model, {"d": draft}, {"d": [1, 3]}, context=16, batch_size=1, repeats=2)
     meter.sample()
     meter.sample()
     costs = meter.result()
     assert set(costs) == {("d", 1), ("d", 3)}
-    one = costs["d", 3]
-    assert one.t_target_1 == costs["d", 1].t_target_1
-    assert one.speedup(2.0) == pytest.approx(2.0 * one.t_target_1 / (3 * one.t_draft + one.t_target_k1))
+    assert (costs["d", 1].num_draft_tokens, costs["d", 3].num_draft_tokens) == (1, 3)
+    assert costs["d", 3].t_target_1 == costs["d", 1].t_target_1
+    assert costs["d", 3].t_target_k1 != costs["d", 1].t_target_k1  # passes over 4 and over 2 tokens
 
 
 def test_our_arm_gives_the_text_of_generate():

@@ -40,9 +40,10 @@ def test_a_head_learns_and_drafts(tmp_path: Path, target: Path, corpus: Path, fa
     assert lines[-1]["alpha"] > lines[0]["alpha"]
     model, ids = AutoModelForCausalLM.from_pretrained(target), torch.arange(10, 18)[None]
     drafter = load_drafter(tmp_path / "out", target=model)
-    drafted = generate(model, drafter, ids, max_new_tokens=12, num_draft_tokens=3)
-    assert torch.equal(drafted.sequences, generate(model, None, ids, max_new_tokens=12).sequences)
-    assert drafted.stats.tau > 1
+    settings: dict[str, Any] = {"max_new_tokens": 96, "eos_token_id": ()}
+    drafted = generate(model, drafter, ids, num_draft_tokens=3, **settings)
+    assert torch.equal(drafted.sequences, generate(model, None, ids, **settings).sequences)
+    assert drafted.stats.tau > 1.7  # 2.04 to 2.40 by family; 1.0 where the draft's noise is another token's
 
 
 @pytest.mark.parametrize(
@@ -150,8 +151,15 @@ def test_a_reduced_vocabulary_holds_the_frequent_tokens_and_every_end(
     assert isinstance(drafter, HeadDraft)
     logits = drafter.logits(torch.randn(1, 32))
     assert torch.equal(logits.isfinite().nonzero()[:, 1], vocab)
-    drafted = generate(model, drafter, torch.arange(10, 18)[None], max_new_tokens=12)
-    assert drafted.stats.tau >= 1
+    ids, settings = torch.arange(10, 18)[None], {"max_new_tokens": 96, "eos_token_id": ()}
+    drafted = generate(model, drafter, ids, **settings)  # type: ignore[arg-type]
+    assert torch.equal(drafted.sequences, generate(model, None, ids, **settings).sequences)  # type: ignore[arg-type]
+    new, accepted = drafted.sequences[0, ids.shape[1] :].tolist(), []
+    for one in drafted.stats.rounds:
+        accepted += new[: one.accepted]
+        new = new[one.emitted :]
+    assert len(accepted) > 3
+    assert set(accepted) <= set(vocab.tolist())
 
 
 def test_a_saved_head_is_continued(tmp_path: Path, target: Path, corpus: Path) -> None:
