@@ -20,6 +20,7 @@ _STYLE = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.size": 11,
+    "text.parse_math": False,  # a name with two dollar signs is no formula
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#9ca3af",

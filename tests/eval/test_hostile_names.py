@@ -22,8 +22,8 @@ from tests.train.toy import tiny_settings
 from train.config import TrainConfig
 from train.model_card import model_card
 
-HOSTILE = "<script>alert(1)</script> a|b\nc `d` *e* [f](http://g) <!-- results:end -->"
-SHOWN = r"&lt;script&gt;alert(1)&lt;/script&gt; a\|b c \`d\` \*e\* [f]\(http://g) &lt;!-- results:end --&gt;"
+HOSTILE = "<script>alert(1)</script> a|b\nc `d` *e* [f](http://g) <!-- results:end --> $\\x$"
+SHOWN = r"&lt;script&gt;alert(1)&lt;/script&gt; a\|b c \`d\` \*e\* [f]\(http://g) &lt;!-- results:end --&gt; $\\x$"
 DECODERS_NAMES = ("distilled", "chain4", "ours, chain4", "code", "prose")
 RESULTS = CONF.parent / "docs/results"
 

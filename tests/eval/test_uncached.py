@@ -9,9 +9,12 @@ from decode.penalties import penalties
 from decode.sampling import Sampling
 from decode.target import NodePass
 from eval import uncached
+from eval.arms import OurArm
 from eval.losslessness import MARGIN, Check, check, margin_from
+from eval.measure import interleave
+from eval.prompts import Prompt
 from eval.texts import Job, Text, generator
-from eval.uncached import check_uncached
+from eval.uncached import check_samples, check_uncached
 from tests.tiny import tiny_llama
 
 SEED, NEW = 7, 12
@@ -141,6 +144,18 @@ def test_logits_are_held_for_a_few_positions_at_a_time(monkeypatch, positions):
     assert check_uncached(model, wrong, sampling, SEED) == at_once
     assert max(widths) == positions
     assert sum(widths) == len(JOBS) * NEW
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_timed_texts_are_judged_with_the_noise_they_were_timed_with(size):
+    model, sampling = tiny_llama(seed=0), Sampling(1.0)
+    arm = OurArm("alone", model, None, arguments(sampling))
+    prompts = [Prompt(f"p{i}", None, tuple(range(5 + i, 9 + i))) for i in range(4)]
+    samples = interleave([arm], prompts, 6, 2, SEED, size, "timing")["alone"]
+    found = check_samples(model, prompts, samples, size, sampling, SEED)
+    assert found == [Check(0, 0, 2 * 6 * size)] * (4 // size)
+    for other in (samples[1:] + samples[:1], [rounds[::-1] for rounds in samples]):  # rows, seeds
+        assert sum(check_samples(model, prompts, other, size, sampling, SEED), Check()).mismatches > 6
 
 
 def test_a_text_without_new_tokens_counts_nothing():
