@@ -1,0 +1,276 @@
+"""What one step does to the weights, however it is split; what is logged, validated and kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from decode.drafters.base import Batch
+from decode.house.errors import RunError
+from tests.train.clock import Clock
+from tests.train.small_loop import (
+    LENGTHS,
+    one_text_a_row,
+    small_config,
+    small_draft,
+    small_loop,
+    small_ranks,
+    small_target,
+    together,
+    weights_of,
+)
+from train.checkpoint import Checkpoints, TrainState, read_state
+from train.loop import Loop
+from train.loss import DraftLoss
+from train.sums import Sums
+
+UNEVEN = [0, 1, 2, 3]
+"""Rows of 12, 2, 7 and 3 tokens, of which 11, 1, 6 and 2 are learned."""
+
+
+def stepped(loop: Loop, micro_steps: list[list[int]]) -> Loop:
+    """After one step over these rows."""
+    loop.take_step(0, [one_text_a_row().batch(rows) for rows in micro_steps])
+    return loop
+
+
+def whole_gradient(rows: list[int]) -> Tensor:
+    """Of the mean over all learned tokens of these rows, from one batch and without a loop."""
+    module = small_draft()
+    batch = small_target()(one_text_a_row().batch(rows))
+    loss, values = module(batch)
+    (loss / Sums.from_tensor(values).loss_count).backward()
+    return torch.cat([weight.grad.flatten() for weight in module.parameters() if weight.grad is not None])
+
+
+@pytest.mark.parametrize("micro_steps", [[[0, 1, 2, 3]], [[0, 1], [2, 3]], [[0], [1], [2], [3]]])
+def test_accumulated_gradients_are_those_of_one_large_batch(tmp_path: Path, micro_steps: list[list[int]]) -> None:
+    """Tokens count alike, wherever they lie: a mean of the micro-steps' means would weigh the short ones more."""
+    size = {"gradient_accumulation": len(micro_steps), "batch_size": 4 // len(micro_steps)}
+    loop = small_loop(small_config(tmp_path / "out", **size))
+    before = weights_of(loop)
+    stepped(loop, micro_steps)
+    gradient = whole_gradient(UNEVEN)
+    torch.testing.assert_close(before - weights_of(loop), gradient, rtol=1e-9, atol=1e-12)
+    assert loop.grad_norm == pytest.approx(float(gradient.norm()), rel=1e-9)
+    assert loop.state.since_log.loss_count == 11 + 1 + 6 + 2
+    assert loop.state.tokens == loop.meter.tokens == 12 + 2 + 7 + 3
+
+
+def test_a_second_step_starts_from_no_gradient(tmp_path: Path) -> None:
+    loop = small_loop(small_config(tmp_path / "out", lr=1e-12))
+    norms = []
+    for _ in range(2):
+        norms.append(stepped(loop, [[0]]).grad_norm)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
+
+
+def test_ranks_together_take_the_step_of_one(tmp_path: Path) -> None:
+    """Two ranks with 11 + 6 and 1 + 2 learned tokens."""
+    loops = small_ranks(tmp_path, batch_size=2)
+    before = weights_of(loops[0])
+    together(loops, lambda loop: stepped(loop, [[[0, 2], [1, 3]][loop.accelerator.process_index]]))
+    gradient = whole_gradient(UNEVEN)
+    for loop in loops:
+        torch.testing.assert_close(before - weights_of(loop), gradient, rtol=1e-9, atol=1e-12)
+        assert loop.state.since_log.loss_count == 20
+        assert loop.state.tokens == loop.meter.tokens == 24
+
+
+def test_a_gradient_is_clipped_to_the_norm_asked_for_and_logged_as_it_was(tmp_path: Path) -> None:
+    loop = small_loop(small_config(tmp_path / "out", clip=0.01))
+    before = weights_of(loop)
+    stepped(loop, [UNEVEN])
+    assert float((weights_of(loop) - before).norm()) == pytest.approx(0.01, rel=1e-4)
+    assert loop.grad_norm == pytest.approx(float(whole_gradient(UNEVEN).norm()))
+
+
+def test_a_gradient_that_is_not_finite_moves_no_weight(tmp_path: Path) -> None:
+    module = small_draft()
+    loop = small_loop(small_config(tmp_path / "out"), module)
+    next(iter(module.parameters())).register_hook(lambda gradient: gradient * float("nan"))
+    before = weights_of(loop)
+    with pytest.raises(RunError, match="gradient is not finite at step 1, in the batch of these documents: doc"):
+        stepped(loop, [[0]])
+    assert torch.equal(weights_of(loop), before)
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_stops_them_all(tmp_path: Path) -> None:
+    """And the documents are named that this rank has read."""
+    loops = small_ranks(tmp_path)
+    for weight in loops[1].machine.module.parameters():
+        weight.data.fill_(float("nan"))
+    before = weights_of(loops[0])
+
+    def run(loop: Loop) -> str:
+        rows = loop.reader.rows_of(3, loop.accelerator.process_index)
+        with pytest.raises(RunError) as error:
+            loop.take_step(3, [one_text_a_row().batch(rows[0])])
+        return str(error.value)
+
+    row = loops[0].reader.order.rows_of_step(3)[1]
+    for message in together(loops, run):
+        assert f"loss is not finite at step 4, in the batch of these documents: doc{row}. " in message
+    assert torch.equal(weights_of(loops[0]), before)
+
+
+class Watched(DraftLoss):
+    """Notes in which mode each batch was seen, and of how many tokens it was."""
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """As `DraftLoss` says."""
+        self.seen.append((self.training, int((batch.document >= 0).sum())))
+        return super().forward(batch)
+
+
+def watched() -> Watched:
+    module = small_draft()
+    module.__class__ = Watched
+    module.seen = []  # type: ignore[assignment]
+    return module  # type: ignore[return-value]
+
+
+def test_a_validation_is_over_all_of_its_rows_and_in_eval_mode(tmp_path: Path) -> None:
+    """Three rows at a time of 8, the last two of 9 being empty; as one batch of all of them would be."""
+    module = watched()
+    loop = small_loop(small_config(tmp_path / "out", batch_size=3, validation_rows=64), module)
+    sums = loop.evaluate()
+    assert [training for training, _ in module.seen] == [False] * 3
+    assert module.training
+    assert sums.tokens == sum(LENGTHS)
+    with torch.no_grad():
+        whole = DraftLoss.forward(module, small_target()(one_text_a_row().batch(range(8))))[1]
+    torch.testing.assert_close(sums.tensor(), whole, rtol=1e-6, atol=1e-6)
+    assert len(list(loop.validation_batches())) == 3
+    assert all(batch.target is not None for batch in loop.validation_batches())
+
+
+def test_a_validation_reads_as_many_rows_as_asked_for_and_always_the_same(tmp_path: Path) -> None:
+    module = watched()
+    for seed, step in ((0, 0), (1, 5)):
+        cfg = small_config(tmp_path / "out", validation_rows=3, seed=seed)
+        small_loop(cfg, module, state=TrainState(step=step)).evaluate()
+    tokens = [count for _, count in module.seen]
+    assert len(tokens) == 6
+    assert tokens[:3] == tokens[3:]
+
+
+def test_ranks_share_a_validation_and_agree_on_it(tmp_path: Path) -> None:
+    """Eight rows over two ranks with three rows at a time: four are empty."""
+    alone = small_loop(small_config(tmp_path / "alone", validation_rows=64)).evaluate()
+    loops = small_ranks(tmp_path, watched, batch_size=3, validation_rows=64)
+    ours, theirs = together(loops, Loop.evaluate)
+    assert ours == theirs
+    torch.testing.assert_close(ours.tensor(), alone.tensor(), rtol=1e-6, atol=1e-6)
+    seen, others = (sum(count for _, count in loop.machine.module.seen) for loop in loops)  # type: ignore[union-attr]
+    assert seen + others == sum(LENGTHS)
+    assert 0 < seen < sum(LENGTHS)
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a checkpoint there is only what Checkpoints writes itself, which is all that these tests look at."""
+    monkeypatch.setattr("accelerate.Accelerator.save_state", lambda self, folder: None)
+
+
+def lines(loop: Loop, kind: str) -> list[dict[str, Any]]:
+    path = Path(loop.cfg.output_dir) / "metrics.jsonl"
+    return [line for line in map(json.loads, path.read_text().splitlines()) if line["kind"] == kind]
+
+
+def test_a_log_line_is_the_mean_of_its_own_steps(tmp_path: Path, quiet: None) -> None:
+    """Weights that all but stand still; four steps of two texts, two steps a line."""
+    loop = small_loop(small_config(tmp_path / "out", lr=1e-12, batch_size=2, steps=4, log_every=2, validate_every=4))
+    order = loop.reader.order
+    loop.run()
+    read = [order.rows_of_step(step) for step in range(4)]
+    for line, rows in zip(lines(loop, "train"), (read[0] + read[1], read[2] + read[3]), strict=True):
+        with torch.no_grad():
+            values = small_draft()(small_target()(one_text_a_row().batch(rows)))[1]
+        means = Sums.from_tensor(values).means()
+        assert [line[name] for name in ("loss", "alpha", "tau")] == pytest.approx(
+            [means[name] for name in ("loss", "alpha", "tau")], rel=1e-6
+        )
+    assert [line["tokens"] for line in lines(loop, "train")] == [
+        sum(LENGTHS[row] for step in read[:until] for row in step) for until in (2, 4)
+    ]
+
+
+def test_a_run_goes_on_at_its_own_step(tmp_path: Path, quiet: None) -> None:
+    """Two of four steps done: those left read their own rows, at their own rates: 1 + cos 90 and 1 + cos 135 halves,
+    after one step of warm-up."""
+    cfg = small_config(tmp_path / "out", steps=5, log_every=1, validate_every=5, lr=0.5)
+    loop = small_loop(cfg, state=TrainState(step=3, tokens=100))
+    rows = [loop.reader.order.rows_of_step(step) for step in (3, 4)]
+    assert loop.run().step == 5
+    seen = lines(loop, "train")
+    assert [line["step"] for line in seen] == [4, 5]
+    assert [line["lr"] for line in seen] == pytest.approx([0.25, 0.25 * (1 - 0.5**0.5)])
+    first = 100 + LENGTHS[rows[0][0]]
+    assert [line["tokens"] for line in seen] == [first, first + LENGTHS[rows[1][0]]]
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, taus: list[float]) -> None:
+    """Validations of these estimates, whose losses fall all the while."""
+    values = iter(
+        [Sums(loss=9.0 - n, loss_count=1.0, tau=tau, tau_count=1.0, tokens=1.0) for n, tau in enumerate(taus)]
+    )
+    monkeypatch.setattr(Loop, "evaluate", lambda self: next(values))
+
+
+def test_the_first_of_equally_good_weights_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: None
+) -> None:
+    """And every checkpoint names the best weights up to its own step."""
+    scripted(monkeypatch, [1.5, 2.5, 2.5, 2.0])
+    cfg = small_config(tmp_path / "out", steps=4, validate_every=1, checkpoint_every=1, lr=1e-12)
+    loop = small_loop(cfg)
+    loop.book.checkpoints.keep = 9
+    state = loop.run()
+    assert (state.best_step, state.best_score) == (2, 2.5)
+    assert state.best == Sums(loss=8.0, loss_count=1.0, tau=2.5, tau_count=1.0, tokens=1.0)
+    assert [line["best_step"] for line in lines(loop, "validation")] == [1, 2, 2, 2]
+    folder = tmp_path / "out" / "checkpoints"
+    assert [read_state(folder / f"step_0000000{step}")["best_step"] for step in (1, 2, 3, 4)] == [1, 2, 2, 2]
+
+
+def test_a_resumed_run_keeps_weights_that_are_better_than_all_it_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: None
+) -> None:
+    scripted(monkeypatch, [2.0, 2.4])
+    cfg = small_config(tmp_path / "out", steps=4, validate_every=1, checkpoint_every=4, lr=1e-12)
+    loop = small_loop(cfg, state=TrainState(step=2, best_step=1, best_score=2.5))
+    state = loop.run()
+    assert (state.best_step, state.best_score) == (1, 2.5)
+    assert not list((tmp_path / "out" / "checkpoints").glob("best_*"))
+
+
+def test_validations_and_checkpoints_do_not_slow_the_meter_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step takes a second, each of those ten."""
+    clock, account = Clock(), Loop._account
+
+    def step(loop: Loop, number: int, sums: Tensor) -> None:
+        clock.now += 1.0
+        account(loop, number, sums)
+
+    def slow(*_: Any) -> Sums:
+        clock.now += 10.0
+        return Sums(loss=1.0, loss_count=1.0, tokens=1.0)
+
+    monkeypatch.setattr("train.meter.time", clock)
+    monkeypatch.setattr(Loop, "_account", step)
+    monkeypatch.setattr(Loop, "evaluate", slow)
+    monkeypatch.setattr(Checkpoints, "save", slow)
+    cfg = small_config(tmp_path / "out", steps=2, log_every=2, validate_every=1, checkpoint_every=1, lr=1e-12)
+    loop = small_loop(cfg)
+    rows = loop.reader.order.rows_of_step(0) + loop.reader.order.rows_of_step(1)
+    loop.run()
+    (line,) = lines(loop, "train")
+    assert line["tokens_per_s"] == pytest.approx(sum(LENGTHS[row] for row in rows) / 2)
