@@ -1,14 +1,18 @@
 """Which weights which optimizer moves, and the learning rate as a function of the step."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 from torch.optim import AdamW, Muon
 
 from decode.drafters.lm import LMDraft
 from distill.config import ObjectiveConfig
 from tests.tiny import tiny_llama
 from tests.train.toy import tiny_config
+from train.config import TrainConfig
 from train.loss import DraftLoss
 from train.optim import Schedule, build_optimizers
 
@@ -35,14 +39,95 @@ def test_muon_moves_the_matrices_of_the_layers_only(tied: bool) -> None:
     assert moved == len(list(module.parameters()))
 
 
-def test_the_rate_rises_then_falls_on_a_cosine() -> None:
-    cfg = tiny_config(Path("out"), Path("target"), records="r", steps=100, warmup=0.1, final_lr=0.1, lr=2.0)
-    optimizers = build_optimizers(DraftLoss(LMDraft(tiny_llama()), ObjectiveConfig(), 2), cfg)
+class Odd(nn.Module):
+    """A table, a matrix and vectors; 1 everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.linear, self.norm = nn.Embedding(3, 2), nn.Linear(2, 2), nn.LayerNorm(2)
+        for weight in self.parameters():
+            nn.init.ones_(weight)
+
+
+def config(**changes: Any) -> TrainConfig:
+    return tiny_config(Path("out"), Path("target"), **{"records": "r"} | changes)
+
+
+@pytest.mark.parametrize(("optimizer", "kept_of_matrix"), [("adamw", 1 - 0.1 * 0.5), ("muon", 1 - 0.4 * 0.5)])
+def test_weight_decay_shrinks_matrices_and_nothing_else(optimizer: str, kept_of_matrix: float) -> None:
+    """By its rate times the decay, where there is no gradient: neither norms nor biases."""
+    module = Odd()
+    for weight in module.parameters():
+        weight.grad = torch.zeros_like(weight)
+    for one in build_optimizers(module, config(optimizer=optimizer, lr=0.1, muon_lr=0.4, weight_decay=0.5)):
+        one.step()
+    left = {name: sorted(set(weight.flatten().tolist())) for name, weight in module.named_parameters()}
+    wanted = dict.fromkeys(["linear.bias", "norm.weight", "norm.bias"], 1.0)
+    wanted |= {"table.weight": 1 - 0.1 * 0.5, "linear.weight": kept_of_matrix}
+    assert left == {name: [pytest.approx(value)] for name, value in wanted.items()}
+
+
+def test_adamw_averages_as_its_betas_say() -> None:
+    """Gradients 1 and 3 with betas 0.5 and 0.25: first 1/1, then (0.25 + 1.5) / 0.75 over the root of
+    (0.1875 + 6.75) / 0.9375."""
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(module.weight)
+    (adamw,) = build_optimizers(module, config(lr=0.1, betas=[0.5, 0.25]))
+    for gradient in (1.0, 3.0):
+        module.weight.grad = torch.full((1, 1), gradient)
+        adamw.step()
+    assert float(module.weight.detach()) == pytest.approx(-0.1 * (1 + (1.75 / 0.75) / 7.4**0.5))
+
+
+def test_muons_updates_are_of_adamws_size() -> None:
+    """A root mean square of 0.2 of its rate, whatever the matrix's shape."""
+    for rows, columns in ((128, 128), (128, 16)):
+        module = nn.Linear(columns, rows, bias=False)
+        nn.init.zeros_(module.weight)
+        muon, _ = build_optimizers(nn.ModuleList([module, nn.LayerNorm(2)]), config(optimizer="muon", muon_lr=0.5))
+        module.weight.grad = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+        muon.step()
+        assert float(module.weight.detach().square().mean().sqrt()) == pytest.approx(0.2 * 0.5, rel=0.2)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_frozen_weights_are_nobodys(optimizer: str) -> None:
+    module = Odd()
+    module.table.requires_grad_(False)
+    module.norm.requires_grad_(False)
+    held = set()
+    for one in build_optimizers(module, config(optimizer=optimizer)):
+        held |= names_of(one, module)
+    assert held == {"linear.weight", "linear.bias"}
+
+
+def rates(**changes: Any) -> list[float]:
+    """Of AdamW at every step."""
+    cfg = config(**changes)
+    optimizers = build_optimizers(nn.Linear(1, 1), cfg)
     schedule = Schedule(optimizers, cfg)
-    rates = [schedule.apply(optimizers, step) for step in range(100)]
-    assert rates[0] == pytest.approx(0.2)
-    assert max(rates) == rates[9] == 2.0
-    assert rates[10:] == sorted(rates[10:], reverse=True)
-    assert rates[55] == pytest.approx(2.0 * 0.55)
-    assert rates[-1] == pytest.approx(0.2, rel=1e-2)
-    assert optimizers[0].param_groups[0]["lr"] == rates[-1]
+    return [schedule.apply(optimizers, step) for step in range(cfg.steps)]
+
+
+def test_the_rate_of_every_step_by_hand() -> None:
+    """Two steps of warm-up, then eight of a cosine from 1 towards 0.1: at 0, 45, 90 and 157.5 degrees."""
+    found = rates(lr=1.0, steps=10, warmup=0.2, final_lr=0.1)
+    assert found[:3] == pytest.approx([0.5, 1.0, 1.0])
+    assert [found[4], found[6], found[9]] == pytest.approx([0.868198, 0.55, 0.134254], rel=1e-5)
+
+
+def test_a_run_without_warmup_begins_at_the_peak() -> None:
+    assert rates(lr=0.3, steps=1, warmup=0.0) == [0.3]
+    assert rates(lr=0.3, steps=4, warmup=1.0) == pytest.approx([0.075, 0.15, 0.225, 0.3])
+    accumulated = rates(lr=0.3, steps=4, warmup=0.5, gradient_accumulation=8)
+    assert accumulated[:2] == pytest.approx([0.15, 0.3])  # micro-steps are no steps
+
+
+def test_each_optimizer_follows_its_own_peak() -> None:
+    cfg = config(optimizer="muon", lr=0.1, muon_lr=0.4, steps=4, warmup=0.5)
+    optimizers = build_optimizers(Odd(), cfg)
+    schedule = Schedule(optimizers, cfg)
+    for step, factor in ((1, 1.0), (0, 0.5)):  # nothing is left of the step before
+        assert schedule.apply(optimizers, step) == pytest.approx(0.4 * factor)
+        have = [[group["lr"] for group in one.param_groups] for one in optimizers]
+        assert have == [[pytest.approx(0.4 * factor)], [pytest.approx(0.1 * factor)] * 2]
