@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import random
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+from torch import nn
+from torch.optim import AdamW
 
-from decode.house.errors import InputError
-from train.checkpoint import Checkpoints, TrainState, find_checkpoint, read_state, without_aliases
+from decode.house.errors import ConfigError, InputError
+from train.checkpoint import Checkpoints, TrainState, adopt, find_checkpoint, read_state, without_aliases
 from train.log import MetricsLog
 from train.sums import Sums
 
@@ -20,7 +29,7 @@ class OneProcess:
     num_processes = 1
 
     def __init__(self, fails: bool = False) -> None:
-        self.fails = fails
+        self.fails, self.loaded = fails, []
 
     def wait_for_everyone(self) -> None:
         """One process waits for nobody."""
@@ -30,10 +39,17 @@ class OneProcess:
         if self.fails:
             raise OSError("no space left on device")
 
+    def load_state(self, folder: str) -> None:
+        self.loaded.append(folder)
+
 
 def save(checkpoints: Checkpoints, step: int, best: int, fails: bool = False) -> None:
     state = TrainState(step=step, best_step=best, since_log=Sums(loss=0.1 + 0.2))
     checkpoints.save(OneProcess(fails), state)  # type: ignore[arg-type]
+
+
+def save_best(checkpoints: Checkpoints, step: int) -> None:
+    checkpoints.save_best(OneProcess(), step, {"w": torch.full((1,), float(step))})  # type: ignore[arg-type]
 
 
 def test_a_write_that_fails_leaves_the_checkpoint_before_it(tmp_path: Path) -> None:
@@ -50,7 +66,7 @@ def test_old_checkpoints_go_but_never_weights_that_a_kept_one_names(tmp_path: Pa
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step, best in ((1, 1), (2, 1), (3, 3), (4, 3)):
         if step == best:
-            checkpoints.save_best(OneProcess(), step, {"w": torch.ones(1)})  # type: ignore[arg-type]
+            save_best(checkpoints, step)
         save(checkpoints, step, best)
         kept = sorted(path.name for path in tmp_path.iterdir())
         if step == 3:
@@ -58,12 +74,120 @@ def test_old_checkpoints_go_but_never_weights_that_a_kept_one_names(tmp_path: Pa
     assert kept == ["best_00000003", "step_00000003", "step_00000004"]
 
 
+STATE = TrainState(
+    step=7,
+    tokens=123,
+    best_step=5,
+    best_score=0.1 + 0.2,
+    best=Sums(1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0),
+    since_log=Sums(loss=0.1 + 0.7, loss_count=3.0),
+    log_position=99,
+)
+
+
 def test_state_survives_to_the_last_bit(tmp_path: Path) -> None:
+    """All of it: a best score that is forgotten lets worse weights replace the kept ones."""
     checkpoints = Checkpoints(tmp_path, keep=1)
-    save(checkpoints, 7, 7)
-    content = read_state(tmp_path / "step_00000007")
-    del content["world_size"]
-    assert TrainState.from_dict(content).since_log.loss == 0.1 + 0.2
+    checkpoints.save(OneProcess(), STATE)  # type: ignore[arg-type]
+    assert checkpoints.restore(OneProcess(), tmp_path / "step_00000007") == STATE  # type: ignore[arg-type]
+
+
+def test_weights_moments_and_random_numbers_come_back(tmp_path: Path) -> None:
+    """What a step draws and makes of the weights, after a checkpoint and after its restoration, are the same."""
+    model = nn.Linear(2, 2)
+    accelerator = Accelerator(cpu=True)
+    model, optimizer = accelerator.prepare(model, AdamW(model.parameters(), lr=0.1))
+
+    def step() -> list[float]:
+        drawn = [torch.rand(2), torch.from_numpy(np.random.rand(2)), torch.tensor([random.random()])]  # noqa: NPY002
+        accelerator.backward(model(drawn[0]).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+        return torch.cat([*drawn, *(weight.detach().flatten() for weight in model.parameters())]).tolist()
+
+    step()
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(accelerator, STATE)
+    first, second = step(), step()
+    checkpoints.restore(accelerator, tmp_path / "step_00000007")
+    assert [step(), step()] == [first, second]
+
+
+def test_another_number_of_processes_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(OneProcess(), STATE)  # type: ignore[arg-type]
+    two = OneProcess()
+    two.num_processes = 2
+    with pytest.raises(ConfigError, match="was made by 1 processes, and now there are 2"):
+        checkpoints.restore(two, tmp_path / "step_00000007")  # type: ignore[arg-type]
+    assert two.loaded == []
+
+
+def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
+    Checkpoints(tmp_path, keep=1).save(OneProcess(), STATE)  # type: ignore[arg-type]
+    file = tmp_path / "step_00000007" / "state.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"schema": 99}))
+    with pytest.raises(InputError, match="has schema 99, and this version reads 1"):
+        read_state(tmp_path / "step_00000007")
+
+
+def test_what_was_written_after_a_step_is_forgotten(tmp_path: Path) -> None:
+    """Also best weights: the resumed run writes its own under the same name."""
+    checkpoints = Checkpoints(tmp_path, keep=9)
+    for step in (1, 2, 3):
+        save_best(checkpoints, step)
+        save(checkpoints, step, step)
+    (tmp_path / ".step_00000004.tmp").mkdir()
+    checkpoints.forget_after(2)
+    kept = {f"{kind}_0000000{step}" for kind in ("best", "step") for step in (1, 2)}
+    assert {path.name for path in tmp_path.iterdir()} == kept
+    save_best(checkpoints, 3)
+
+
+@pytest.mark.parametrize("best", [1, None])
+def test_a_checkpoint_is_adopted_with_its_best_weights_and_its_part_of_the_log(
+    tmp_path: Path, best: int | None
+) -> None:
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    ours.mkdir()
+    checkpoints = Checkpoints(theirs / "checkpoints", keep=9)
+    save_best(checkpoints, 1)
+    save_best(checkpoints, 2)
+    state = TrainState(step=2, best_step=best, log_position=7)
+    checkpoints.save(OneProcess(), state)  # type: ignore[arg-type]
+    (theirs / "metrics.jsonl").write_text("line 1\nline 2\n")
+    adopted = adopt(theirs / "checkpoints" / "step_00000002", ours)
+    assert adopted == ours / "checkpoints" / "step_00000002"
+    names = {path.name for path in (ours / "checkpoints").iterdir()}
+    assert names == {"step_00000002"} | ({"best_00000001"} if best else set())
+    assert read_state(adopted) == read_state(theirs / "checkpoints" / "step_00000002")
+    assert (ours / "metrics.jsonl").read_text() == "line 1\n"
+    assert checkpoints.newest() == theirs / "checkpoints" / "step_00000002"
+
+
+def test_a_checkpoint_gets_its_name_once_all_of_it_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file before the folder is renamed, and the name itself after."""
+    done: list[str] = []
+    names: dict[int, str] = {}
+    opened, rename = os.open, Path.rename
+
+    def watch(path: Any, flags: int) -> int:
+        handle = opened(path, flags)
+        names[handle] = Path(path).name
+        return handle
+
+    def renamed(path: Path, to: Path) -> Path:
+        done.append(f"{path.name} -> {Path(to).name}")
+        return rename(path, to)
+
+    monkeypatch.setattr("train.checkpoint.os.open", watch)
+    monkeypatch.setattr("train.checkpoint.os.fsync", lambda handle: done.append(names.get(handle, "")))
+    monkeypatch.setattr(Path, "rename", renamed)
+    folder = tmp_path / "checkpoints"
+    save(Checkpoints(folder, keep=1), 1, 1)
+    last = done.index(".step_00000001.tmp -> step_00000001")
+    assert {"model.safetensors", "state.json"} <= set(done[:last])
+    assert done[last + 1 :] == ["checkpoints"]
 
 
 def test_a_path_means_a_checkpoint_or_the_newest_of_a_run(tmp_path: Path) -> None:
@@ -80,6 +204,15 @@ def test_tied_weights_are_stored_once() -> None:
     table = torch.ones(3, 2)
     kept = without_aliases({"embedding": table, "head": table, "other": torch.ones(3, 2), "view": table[:2]})
     assert list(kept) == ["embedding", "other", "view"]
+
+
+def test_weights_are_kept_as_they_are(tmp_path: Path) -> None:
+    """A transposed view in its own order, whole numbers as whole numbers, and free of the graph they came from."""
+    table = torch.arange(6.0).view(3, 2).requires_grad_()
+    Checkpoints(tmp_path, 1).save_best(OneProcess(), 3, {"turned": table.T, "ids": torch.arange(2)})  # type: ignore
+    kept = load_file(Checkpoints(tmp_path, 1).best_weights(3))
+    assert kept["turned"].tolist() == [[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]]
+    assert kept["ids"].dtype == torch.int64
 
 
 def test_the_log_is_cut_back_to_its_checkpoint(tmp_path: Path) -> None:
