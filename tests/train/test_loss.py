@@ -1,5 +1,6 @@
 """What the loss module adds up, for families that unroll once and for those that unroll several steps."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,10 +12,11 @@ from decode.acceptance import overlap
 from decode.drafters.base import Batch, Step
 from decode.drafters.lm import LMDraft
 from distill.config import ObjectiveConfig
-from distill.distribution import Dense
+from distill.distribution import Dense, FullRows
+from distill.objectives import Scores
 from tests.tiny import tiny_llama
 from train.live import LiveTarget
-from train.loss import DraftLoss
+from train.loss import DraftLoss, confidence_loss
 from train.sums import Sums
 
 
@@ -149,6 +151,120 @@ def test_predicted_acceptance_is_fitted_to_the_true_one() -> None:
     assert isinstance(module.draft, Confident)
     assert module.draft.logit.grad is not None
     assert float(module.draft.logit.grad) == pytest.approx(22 * float(chance - alpha.mean()), rel=1e-3)
+
+
+class Table(nn.Module):
+    """Drafts every token from the same q, of which `logits` are the logs."""
+
+    def __init__(self, q: list[float], vocab: list[int] | None = None) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.tensor(q).log())
+        self.vocab = None if vocab is None else torch.tensor(vocab)
+
+    def unroll(self, batch: Batch) -> Iterator[Step]:
+        """One step."""
+        rows = torch.arange(batch.ids.numel()).view_as(batch.ids)
+        hidden, valid = torch.zeros(*batch.ids.shape, 1), batch.next_token_rows()
+        yield Step(hidden, lambda states: self.logits.expand(len(states), -1), rows, valid, self.vocab)
+
+
+def one_row(p: list[list[float]], unknown: int | None = None) -> Batch:
+    """Texts of 3 and 4 tokens and one place of padding; `p` in turn are the laws of the rows. The first text's second
+    token is a prompt's; of one row p is not recorded where `unknown` says which."""
+    document = torch.tensor([[0, 0, 0, 1, 1, 1, 1, -1]])
+    learned = torch.tensor([[False, False, True, False, True, True, True, False]])
+    stored = torch.arange(8) % len(p)
+    if unknown is not None:
+        stored[unknown] = -1
+    return Batch(
+        torch.zeros_like(document), document, document, learned, target=FullRows(torch.tensor(p).log(), stored)
+    )
+
+
+def sums_and_gradient(module: DraftLoss, batch: Batch) -> tuple[float, Sums, list[float]]:
+    loss, values = module(batch)
+    loss.backward()
+    assert isinstance(module.draft, Table)
+    assert module.draft.logits.grad is not None
+    return float(loss.detach()), Sums.from_tensor(values), module.draft.logits.grad.tolist()
+
+
+def test_a_row_by_hand() -> None:
+    """p = (3/4, 1/4) and q = (1/2, 1/2): KL is 3/4 log 3/2 + 1/4 log 1/2, alpha 3/4, and a round of two tokens gives
+    1 + 3/4 + 9/16. Four tokens are learned, of which three in a row begin two rounds."""
+    loss, sums, gradient = sums_and_gradient(
+        DraftLoss(Table([0.5, 0.5]), ObjectiveConfig(chunk_rows=3), 2), one_row([[0.75, 0.25]])
+    )
+    kl = 0.130812
+    assert loss == pytest.approx(4 * kl, rel=1e-5)
+    have = (sums.loss, sums.loss_count, sums.alpha, sums.alpha_count, sums.tau, sums.tau_count, sums.tokens)
+    assert have == pytest.approx((4 * kl, 4, 4 * 0.75, 4, 2 * 2.3125, 2, 7), rel=1e-5)
+    assert gradient == pytest.approx([4 * (0.5 - 0.75), 4 * (0.5 - 0.25)])
+
+
+def test_a_token_whose_p_is_not_recorded_ends_the_rounds_around_it() -> None:
+    """The middle one of three: no round of two is left. The loss is that of the three others, for four."""
+    loss, sums, _ = sums_and_gradient(
+        DraftLoss(Table([0.5, 0.5]), ObjectiveConfig(), 2), one_row([[0.75, 0.25]], unknown=4)
+    )
+    assert (sums.loss_count, sums.alpha_count, sums.tau_count, sums.tau) == (3, 3, 0, 0.0)
+    assert loss == pytest.approx(4 * 0.130812, rel=1e-5)
+
+
+def test_rounds_weigh_a_draft_models_windows_by_credit() -> None:
+    """Two windows of two tokens whose second counts half; the token that lies in no window counts nothing."""
+    loss, sums, _ = sums_and_gradient(
+        DraftLoss(Table([0.5, 0.5]), ObjectiveConfig(credit="decay", decay=0.5), 2), one_row([[0.75, 0.25], [0.5, 0.5]])
+    )
+    # rows 3, 4, 5 have p = (1/2, 1/2), (3/4, 1/4), (1/2, 1/2), and so the windows (0, kl) and (kl, 0)
+    assert (sums.loss, sums.loss_count) == pytest.approx((1.5 * 0.130812, 3.0), rel=1e-5)
+    assert loss == pytest.approx(4 * 0.5 * 0.130812, rel=1e-5)
+
+
+def test_what_a_reduced_vocabulary_hides_counts_in_acceptance_alone() -> None:
+    """Tokens 0 and 2 of three: the loss knows p given these; where token 1 is likeliest nothing is learned, and its
+    share of p is never accepted."""
+    p = [[0.5, 0.25, 0.25], [0.2, 0.6, 0.2]]
+    module = DraftLoss(Table([0.5, 0.5], vocab=[0, 2]), ObjectiveConfig(), 2)
+    _, sums, _ = sums_and_gradient(module, one_row(p))
+    kl = 2 / 3 * math.log(4 / 3) + 1 / 3 * math.log(2 / 3)
+    # learned rows 1, 3, 4, 5, of which row 4 alone has the first p: alpha 0.5 + 0.25, else 0.2 + 0.2
+    assert (sums.loss, sums.loss_count) == pytest.approx((kl, 1.0), rel=1e-5)
+    assert (sums.alpha, sums.alpha_count) == pytest.approx((0.75 + 3 * 0.4, 4.0), rel=1e-5)
+    assert (sums.tau, sums.tau_count) == pytest.approx((2 + 0.4 + 0.4 * 0.75 + 0.75 + 0.75 * 0.4, 2.0), rel=1e-5)
+
+
+def test_padding_alone_is_no_loss_and_no_gradient() -> None:
+    """A rank whose rows have run out."""
+    batch = one_row([[0.75, 0.25]])
+    batch.document.fill_(-1)
+    batch.loss_mask.fill_(False)
+    for credit in ("none", "dpace"):
+        module = DraftLoss(Table([0.5, 0.5]), ObjectiveConfig(credit=credit), 2)  # type: ignore[arg-type]
+        loss, sums, gradient = sums_and_gradient(module, batch)
+        assert (loss, gradient) == (0.0, [0.0, 0.0])
+        assert sums == Sums()
+
+
+def test_chances_that_were_estimated_above_one_are_one() -> None:
+    """As sparse records may give them. With logit 2 and chances 1 and 0: log(1 + exp -2) and log(1 + exp 2); the third
+    slot counts for nothing."""
+    valid = torch.tensor([[True, True, False]])
+    alpha, logits = torch.tensor([[1.5, -0.25, 0.5]]), torch.full((1, 3), 2.0, requires_grad=True)
+    step = Step(torch.zeros(1, 3, 1), nn.Identity(), torch.zeros(1, 3, dtype=torch.long), valid, confidence=logits)
+    total, count = confidence_loss([step], [Scores(torch.zeros(1, 3), alpha, valid, valid)])
+    assert (float(total.detach()), count) == (pytest.approx(0.126928 + 2.126928, rel=1e-5), 2)
+    total.backward()
+    assert logits.grad is not None
+    assert logits.grad.tolist() == [pytest.approx([-0.119203, 0.880797, 0.0], rel=1e-5)]
+
+
+def test_confidence_that_nothing_can_be_compared_with_is_not_trained() -> None:
+    batch = packed_batch()
+    plain = DraftLoss(TwoSteps(), ObjectiveConfig(name="cross_entropy"), None)(batch)
+    confident = DraftLoss(Confident(0.3), ObjectiveConfig(name="cross_entropy"), None)(batch)
+    assert float(confident[0].detach()) == float(plain[0].detach())
+    assert Sums.from_tensor(confident[1]).confidence_count == 0
 
 
 def test_mixed_precision_of_the_draft_leaves_p_alone() -> None:
