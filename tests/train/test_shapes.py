@@ -1,0 +1,197 @@
+"""The draft that a configuration means, field by field, on a target none of whose sizes is a default."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
+
+from decode.config import ModelConfig
+from decode.drafters.dspark import DSparkConfig
+from decode.house.errors import ConfigError
+from decode.models import ModelDescription, describe_model
+from tests.tiny import tiny_llama, tiny_tokenizer
+from tests.train.overfit import built_head
+from tests.train.toy import head_config, model_config, tiny_config
+from train.draft_config import DraftConfig
+from train.export import Export
+from train.family import Built
+from train.family_head import HeadShape, head_build, head_export, head_shape
+from train.family_lm import LMShape, lm_build, lm_shape
+
+TEXT = {"name": "python_stdlib"}
+PADDED = 320  # rows of the target's output head; its tokenizer knows 300 tokens
+ROPE = {"rope_type": "default", "rope_theta": 5e5}
+LLAMA = LlamaConfig(
+    vocab_size=PADDED, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=8, max_position_embeddings=96, rms_norm_eps=1e-3, rope_parameters=ROPE,
+    attention_bias=True, bos_token_id=3, eos_token_id=[4, 5], pad_token_id=7,
+)  # fmt: skip
+
+
+def described(config: PretrainedConfig = LLAMA) -> ModelDescription:
+    return ModelDescription(ModelConfig(path="there"), config)
+
+
+def lm(target: ModelDescription | None = None, **draft: Any) -> LMShape:
+    cfg = tiny_config(Path("out"), Path("there"), records="r", draft=draft)
+    return lm_shape(cfg, target or described(), tiny_tokenizer())
+
+
+def test_a_draft_model_speaks_every_row_of_the_targets_head() -> None:
+    """The padded ones too: engines compare the two numbers. And it ends its texts as the target does."""
+    config = lm().config
+    assert (config.vocab_size, config.bos_token_id, config.eos_token_id, config.pad_token_id) == (PADDED, 3, [4, 5], 7)
+    assert config.rope_parameters == ROPE
+    assert config.max_position_embeddings == 96
+
+
+def test_a_draft_model_has_the_sizes_asked_for() -> None:
+    asked = {"width": 48, "heads": 4, "kv_heads": 2, "layers": 3, "max_positions": 50, "tie_embeddings": False}
+    config = lm(**asked).config
+    assert (config.hidden_size, config.head_dim, config.num_hidden_layers) == (48, 12, 3)
+    assert (config.num_attention_heads, config.num_key_value_heads) == (4, 2)
+    assert config.intermediate_size == 128  # 8/3 of 48, as a multiple of 64
+    assert config.max_position_embeddings == 50
+    assert config.tie_word_embeddings is False
+    assert lm(width=48, heads=4).config.num_key_value_heads == 4
+    assert lm(width=48, heads=4, mlp_width=72).config.intermediate_size == 72
+
+
+def test_without_a_target_the_tokenizer_says_which_tokens_there_are() -> None:
+    cfg = tiny_config(
+        Path("out"), None, data=TEXT, tokenizer={"train_entries": 300}, objective={"name": "cross_entropy"}
+    )
+    config = lm_shape(cfg, None, tiny_tokenizer(300)).config
+    assert (config.vocab_size, config.eos_token_id, config.pad_token_id) == (300, 0, 1)
+    assert config.max_position_embeddings == cfg.sequence_length
+
+
+def test_weights_are_counted_with_the_tied_ones_once() -> None:
+    """Table 320 x 16; a layer of 4 * 16 * 16 and 3 * 16 * 64; three norms."""
+    layer, norms = 4 * 16 * 16 + 3 * 16 * 64, 3 * 16
+    assert lm().num_parameters == PADDED * 16 + layer + norms
+    assert lm(tie_embeddings=False).num_parameters == 2 * PADDED * 16 + layer + norms
+
+
+def test_a_pretrained_draft_is_trained_in_full_precision(tmp_path: Path) -> None:
+    """Steps smaller than bfloat16 can tell from 0 would be lost."""
+    tiny_llama(16, 8, num_layers=1).bfloat16().save_pretrained(tmp_path)
+    built = lm_build(DraftConfig(init_from=str(tmp_path)), LMShape(LLAMA, str(tmp_path)))
+    assert {weight.dtype for weight in built.module.parameters()} == {torch.float32}
+
+
+def head(family: str = "eagle3", target: ModelDescription | None = None, **changes: Any) -> HeadShape:
+    return head_shape(
+        head_config(Path("out"), Path("there"), family, data=TEXT, **changes), target or described(), None
+    )
+
+
+SHARED = {
+    "vocab_size": PADDED, "hidden_size": 24, "mlp_width": 40, "heads": 4, "kv_heads": 2, "head_dim": 8,
+    "rms_norm_eps": 1e-3, "rope": ROPE, "max_positions": 96, "depth": 3, "draft_vocab_size": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["eagle3", "mtp", "dspark", "hydra", "medusa"])
+def test_a_head_is_made_like_its_target(family: str) -> None:
+    config = asdict(head(family).config)
+    assert {name: config[name] for name in SHARED} == SHARED
+    assert config["family"] == family
+    assert config["taps"] == {"eagle3": (0, 1, -1), "dspark": (0, 1)}.get(family, (-1,))
+
+
+def test_a_head_has_the_sizes_asked_for() -> None:
+    asked = {"heads": 6, "kv_heads": 3, "mlp_width": 56, "max_positions": 33}
+    config = asdict(head(draft=asked, head={"depth": 5, "vocab": 11}).config)
+    assert {name: config[name] for name in asked} == asked
+    assert (config["depth"], config["draft_vocab_size"]) == (5, 11)
+    with pytest.raises(ConfigError, match="draft.heads=3 is no multiple of draft.kv_heads=2"):
+        head(draft={"heads": 3})
+
+
+@pytest.mark.parametrize(("model_type", "has_norms"), [("llama", False), ("qwen3", True)])
+def test_a_head_norms_queries_where_its_target_does(model_type: str, has_norms: bool) -> None:
+    """And has biases where it has them."""
+    own = {
+        "vocab_size": 8,
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 2,
+    }
+    kind = {"llama": LlamaConfig, "qwen3": Qwen3Config}[model_type]
+    config = head("mtp", described(kind(**own, attention_bias=has_norms))).config
+    fields = asdict(config)
+    assert (fields["qk_norm"], fields["attention_bias"]) == (has_norms, has_norms)
+
+
+def test_a_head_size_that_the_target_does_not_name_is_its_share_of_the_width() -> None:
+    config = LlamaConfig(vocab_size=8, hidden_size=24, num_attention_heads=4, num_hidden_layers=2)
+    config.head_dim = None  # type: ignore[assignment]
+    assert head(target=described(config)).config.head_dim == 6
+
+
+def test_confidence_that_is_not_trained_is_not_there() -> None:
+    """It would cut drafts by chances that mean nothing."""
+    for weight, wanted in ((0.0, False), (0.5, True)):
+        config = head("dspark", objective={"confidence_weight": weight}).config
+        assert isinstance(config, DSparkConfig)
+        assert config.confidence is wanted
+
+
+def test_weights_of_a_head_are_counted_without_the_targets_ends_and_without_ids(tmp_path: Path, target: Path) -> None:
+    cfg = head_config(Path("out"), target, data=TEXT, head={"vocab": 40})
+    shape = head_shape(cfg, describe_model(model_config(target)), None)
+    assert shape.wants_vocab == 40
+    shape = shape.with_vocab(torch.arange(40))
+    built = head_build(cfg.draft, shape, built_head(target, "eagle3").head.ends).module
+    assert shape.num_parameters == sum(weight.numel() for weight in built.parameters())
+    assert built.vocab is not None
+    assert built.vocab.tolist() == list(range(40))
+
+
+def saved_head(folder: Path, target: Path) -> Path:
+    """One that was exported in half precision, with a draft vocabulary of 40 tokens."""
+    cfg = head_config(Path("out"), target, data=TEXT, head={"vocab": 40})
+    known = describe_model(model_config(target))
+    shape = head_shape(cfg, known, None).with_vocab(torch.arange(40))
+    provenance = {"target": {"path": str(target), "fingerprint": known.fingerprint}}
+    export = Export(str(target), None, torch.bfloat16, 3, "card", provenance)
+    head_export(Built(head_build(cfg.draft, shape, built_head(target, "eagle3").head.ends).module), folder, export)
+    return folder
+
+
+def test_a_saved_head_goes_on_in_full_precision_with_the_tokens_it_has(tmp_path: Path, target: Path) -> None:
+    folder = saved_head(tmp_path / "saved", target)
+    cfg = head_config(Path("out"), target, data=TEXT, draft={"init_from": str(folder)})
+    shape = head_shape(cfg, describe_model(model_config(target)), None)
+    assert shape.wants_vocab is None
+    assert shape.config.draft_vocab_size == 40
+    built = head_build(cfg.draft, shape, built_head(target, "eagle3").head.ends).module
+    assert {weight.dtype for weight in built.parameters()} == {torch.float32}
+    assert built.vocab is not None
+    assert built.vocab.tolist() == list(range(40))
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"draft": {"heads": 1}}, "draft.heads=1, and the head .* has 2"),
+        ({"head": {"depth": 2}}, "draft.head.depth=2, and the head .* has 3"),
+        ({"head": {"taps": [0, 1]}}, r"draft.head.taps=\[0, 1\], and the head .* has \[0, 1, -1\]"),
+        ({"head": {"vocab": 50}}, "draft.head.vocab=50, and the head .* has 40"),
+    ],
+)
+def test_a_saved_head_of_another_shape_than_asked_for(
+    tmp_path: Path, target: Path, asked: dict[str, Any], message: str
+) -> None:
+    folder = saved_head(tmp_path / "saved", target)
+    draft = asked.get("draft", {}) | {"init_from": str(folder)}
+    cfg = head_config(Path("out"), target, data=TEXT, draft=draft, head=asked.get("head", {}))
+    with pytest.raises(ConfigError, match=message):
+        head_shape(cfg, describe_model(model_config(target)), None)
