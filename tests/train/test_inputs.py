@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import GenerationConfig
 
 from decode.house.errors import UserError
-from tests.train.toy import data_settings, save_target, tiny_config
+from decode.models import describe_model
+from distill.corpora import load_corpus
+from tests.tiny import tiny_tokenizer
+from tests.train.toy import data_settings, head_config, model_config, save_target, text_data, tiny_config
 from train import stage
+from train.family_head import HeadShape
+from train.inputs import Inputs, _choose_store, check_enough, open_inputs, special_tokens
+from train.plan import Plan
+
+SPLITS = ("train", "validation", "heldout")
 
 
 @pytest.fixture
@@ -95,3 +106,118 @@ def test_an_unfinished_run_of_another_configuration(tmp_path: Path, target: Path
     (tmp_path / "out" / "manifest.json").unlink()
     with pytest.raises(UserError, match="lr: 0.01 there, 0.5 now"):
         stage.run(tiny_config(tmp_path / "out", target, records=str(records), lr=0.5, resume="auto"))
+
+
+def texts_of(source: Any) -> set[str]:
+    return {source[index].document for index in range(len(source))}
+
+
+def test_what_is_validated_on_is_not_trained_on(corpus: Path, target: Path) -> None:
+    """A draft that knows its validation by heart would be kept for it."""
+    cfg = tiny_config(Path("out"), target, data=data_settings(corpus), target_source="live")
+    found = open_inputs(cfg)
+    splits = {split: {one.id for one in load_corpus(text_data(corpus)).documents(split)} for split in SPLITS}
+    assert texts_of(found.train.source) == splits["train"]
+    assert texts_of(found.validation.source) == splits["validation"]
+    assert not splits["train"] & splits["validation"]
+
+
+def test_recorded_hidden_states_come_with_their_rows(target: Path, feature_records: Path) -> None:
+    """Those that the draft reads, in its order; a live target makes them itself."""
+    given: dict[str, Any] = {"records": str(feature_records), "head": {"taps": [0, -1]}}
+    found = open_inputs(head_config(Path("out"), target, **given))
+    assert found.train.taps == found.validation.taps == (0, -1)
+    assert open_inputs(head_config(Path("out"), target, **given, target_source="live")).train.taps == ()
+
+
+def test_a_draft_vocabulary_is_counted_on_the_training_texts(target: Path, corpus: Path) -> None:
+    """Two special tokens, and the thirty that are learned most often; the validation's texts would say others."""
+    found = open_inputs(head_config(Path("out"), target, data=data_settings(corpus), head={"vocab": 32}))
+    often = {}
+    for split, packed in (("train", found.train), ("validation", found.validation)):
+        sequences = (packed.source[index] for index in range(len(packed.source)))
+        counts = Counter(token for one in sequences for token in one.ids[1:].tolist() if token > 1)
+        often[split] = [0, 1, *sorted(sorted(counts), key=lambda token: -counts[token])[:30]]
+    assert isinstance(found.shape, HeadShape)
+    assert found.shape.vocab is not None
+    assert found.shape.vocab.tolist() == sorted(often["train"]) != sorted(often["validation"])
+
+
+def test_a_tokenizer_is_trained_on_the_training_texts(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def train(texts: Any, entries: int) -> Any:
+        seen.extend(texts)
+        return tiny_tokenizer(entries)
+
+    monkeypatch.setattr("train.inputs.train_bpe", train)
+    own: dict[str, Any] = {"tokenizer": {"train_entries": 300}, "objective": {"name": "cross_entropy"}}
+    open_inputs(tiny_config(Path("out"), None, data=data_settings(corpus), **own))
+    assert seen == [one.text for one in load_corpus(text_data(corpus)).documents("train")]
+
+
+def test_a_step_is_of_the_rows_of_all_ranks_and_micro_steps(target: Path, corpus: Path) -> None:
+    given: dict[str, Any] = {"data": data_settings(corpus), "target_source": "live"}
+    cfg = tiny_config(Path("out"), target, **given, batch_size=2, gradient_accumulation=3)
+    found = open_inputs(cfg)
+    assert check_enough(cfg, found, world_size=2) == 12
+    too_many = len(found.train.rows) // 6 + 1
+    with pytest.raises(UserError, match=f"one step takes {6 * too_many} .*x {too_many} processes"):
+        check_enough(cfg, found, world_size=too_many)
+    assert check_enough(cfg, found, world_size=too_many - 1) == 6 * (too_many - 1)
+
+
+def test_a_sequence_may_fill_the_context(target: Path, corpus: Path) -> None:
+    """256 tokens of 256; one more is refused above."""
+    given: dict[str, Any] = {"data": data_settings(corpus), "target_source": "live"}
+    assert open_inputs(tiny_config(Path("out"), target, **given, sequence_length=256)).train.length == 256
+
+
+@pytest.mark.parametrize(
+    ("objective", "stores", "chosen"),
+    [
+        ("reverse_kl", ["head_tail", "last_hidden"], "last_hidden"),
+        ("forward_kl", ["head_tail", "last_hidden"], "head_tail"),
+        ("cross_entropy", ["head_tail"], "head_tail"),
+    ],
+)
+def test_an_objective_reads_the_store_that_is_enough_for_it(objective: str, stores: list[str], chosen: str) -> None:
+    cfg = tiny_config(Path("out"), Path("target"), records="r", objective={"name": objective})
+    records: Any = SimpleNamespace(layout=SimpleNamespace(store=stores))
+    assert _choose_store(cfg, records) == chosen
+
+
+def test_every_end_of_text_is_always_in_a_draft_vocabulary(tmp_path: Path, target: Path) -> None:
+    """Those of the generation config, with the tokenizer's special tokens (0 and 1), but no id that is no row."""
+    folder = shutil.copytree(target, tmp_path / "target")
+    GenerationConfig(eos_token_id=[7, 9, 300]).save_pretrained(folder)
+    known = describe_model(model_config(folder))
+    assert special_tokens(known, tiny_tokenizer()) == {0, 1, 7, 9}
+    GenerationConfig(eos_token_id=7).save_pretrained(folder)
+    assert special_tokens(known, tiny_tokenizer()) == {0, 1, 7}
+    (folder / "generation_config.json").unlink()
+    assert special_tokens(known, tiny_tokenizer()) == {0, 1}
+
+
+def test_how_many_tokens_a_round_has() -> None:
+    """What a head unrolls, and for a draft model what was asked for."""
+    for depth, tokens, along_rows in ((3, 3, None), (None, 5, 5)):
+        shape: Any = SimpleNamespace(depth=depth)
+        nothing: Any = None
+        found = Inputs(nothing, nothing, shape, nothing, nothing, None, None, window=5)
+        assert (found.num_draft_tokens, found.window_along_rows) == (tokens, along_rows)
+
+
+def test_a_plan_is_worked_out_of_what_a_step_reads(target: Path, corpus: Path) -> None:
+    """5 steps of 4 rows; a checkpoint holds a weight and its two averages, 12 bytes."""
+    given: dict[str, Any] = {"data": data_settings(corpus), "target_source": "live", "keep_checkpoints": 2}
+    cfg = tiny_config(Path("out"), target, **given, steps=5)
+    found = open_inputs(cfg)
+    plan = Plan.of(cfg, found, rows_per_step=4)
+    rows, tokens = len(found.train.rows), sum(found.train.source.lengths)
+    weights = 300 * 16 + 4 * 16 * 16 + 3 * 16 * 64 + 3 * 16
+    assert (plan.steps, plan.draft_parameters, plan.checkpoint_bytes) == (5, weights, 12 * weights)
+    assert plan.epochs == pytest.approx(20 / rows)
+    assert plan.tokens == pytest.approx(20 * tokens / rows, abs=1)
+    assert plan.disk_bytes == 3 * 12 * weights + 3 * 4 * weights
+    assert plan.lines()[0].startswith("5 steps, ")
