@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from decode import load_drafter
+from decode import generate, load_drafter
+from decode.drafters.saved_head import HEADS
 from decode.house.run_folder import sha256_file
+from tests.tiny import tiny_llama
+from tests.train.overfit import built_head
 from tests.train.toy import tiny_config
-from train.export import TOKENIZER_FILES
+from train.export import TOKENIZER_FILES, Export, copy_tokenizer, export_head, export_lm
 from train.stage import run
 
 
@@ -100,13 +105,25 @@ def test_it_assists_transformers_without_changing_greedy_output(
     assert draft.generation_config.num_assistant_tokens_schedule == "constant"
 
 
-def test_our_own_decoder_loads_it(models: tuple[PreTrainedModel, PreTrainedModel], exported: Path) -> None:
-    load_drafter(exported, target=models[0])
+def test_our_own_decoder_drafts_what_the_exported_model_writes(
+    models: tuple[PreTrainedModel, PreTrainedModel], exported: Path
+) -> None:
+    """Each round accepts as many tokens as the export's own greedy text agrees with the target's."""
+    (target, draft), k = models, 3
+    drafter, ids = load_drafter(exported, target=target), torch.arange(10, 18)[None]
+    out = generate(target, drafter, ids, max_new_tokens=12, temperature=0.0, eos_token_id=(), num_draft_tokens=k)
+    written = generate(target, None, ids, max_new_tokens=12 + k, temperature=0.0, eos_token_id=()).sequences
+    assert torch.equal(out.sequences, written[:, : ids.shape[1] + 12])
+    length, accepted = ids.shape[1], []
+    for _ in out.stats.rounds:
+        own = generate(draft, None, written[:, :length], max_new_tokens=k, temperature=0.0, eos_token_id=()).sequences
+        accepted.append(int((own == written[:, : length + k])[0, length:].cumprod(0).sum()))
+        length += accepted[-1] + 1
+    assert [one.accepted for one in out.stats.rounds][:-1] == accepted[:-1]  # the last round may be cut
+    assert 0 < sum(accepted) < k * len(accepted)
 
 
 def test_a_chat_template_and_every_other_tokenizer_file_travel(tmp_path: Path, target: Path, records: Path) -> None:
-    from train.export import copy_tokenizer
-
     source, copy = tmp_path / "source", tmp_path / "copy"
     source.mkdir()
     copy.mkdir()
@@ -119,8 +136,61 @@ def test_a_chat_template_and_every_other_tokenizer_file_travel(tmp_path: Path, t
     }
 
 
-def test_half_precision_export_keeps_the_argmax(tmp_path: Path, target: Path, records: Path) -> None:
-    run(tiny_config(tmp_path / "out", target, records=str(records), export_dtype="bfloat16"))
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model", dtype="auto")
-    assert model.dtype == torch.bfloat16
-    assert len(AutoTokenizer.from_pretrained(tmp_path / "out" / "model")) == model.config.vocab_size
+def exports(folder: Path, dtype: torch.dtype) -> Export:
+    """Seven draft tokens, of a target without a tokenizer."""
+    (folder / "source").mkdir()
+    return Export(str(folder / "source"), None, dtype, 7, "a card", {"measured": 1})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_and_config_are_in_the_precision_asked_for(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Whatever they were trained in; the tied table once; to the last bit but for the rounding."""
+    rope = {"rope_type": "default", "rope_theta": 5e5}
+    model = tiny_llama(tie_word_embeddings=True, rope_parameters=rope, eos_token_id=[3, 5], pad_token_id=2)
+    export_lm(model, tmp_path / "out", exports(tmp_path, dtype))
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    wanted = {name: weight.to(dtype) for name, weight in model.state_dict().items() if name != "lm_head.weight"}
+    assert weights.keys() == wanted.keys()
+    for name, weight in weights.items():
+        assert weight.dtype == dtype
+        assert torch.equal(weight, wanted[name]), name
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["dtype"] == config["torch_dtype"] == str(dtype).removeprefix("torch.")
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 5e5
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert again.dtype == dtype
+    assert again.get_output_embeddings().weight is again.get_input_embeddings().weight
+
+
+def test_transformers_is_told_how_many_tokens_to_draft_and_to_draft_them_all(tmp_path: Path) -> None:
+    model = tiny_llama(eos_token_id=[3, 5], pad_token_id=2, bos_token_id=1)
+    export_lm(model, tmp_path / "out", exports(tmp_path, torch.float32))
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) | {"transformers_version": ""} == {
+        "num_assistant_tokens": 7,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+        "bos_token_id": 1,
+        "eos_token_id": [3, 5],
+        "pad_token_id": 2,
+        "transformers_version": "",
+    }
+
+
+def test_whole_numbers_stay_whole_and_every_file_is_summed(tmp_path: Path, target: Path) -> None:
+    """A draft vocabulary's ids in half precision would be other tokens."""
+    known = built_head(target, "eagle3")
+    vocab = torch.tensor([0, 1, 257, 299])
+    config = replace(known.head.config, draft_vocab_size=4)
+    head = HEADS["eagle3"][1](config, known.head.ends, vocab)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "left from before").touch()
+    export_head(head, tmp_path / "out", exports(tmp_path, torch.bfloat16))
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    assert weights["vocab"].tolist() == vocab.tolist()
+    assert {weight.dtype for name, weight in weights.items() if name != "vocab"} == {torch.bfloat16}
+    about = json.loads((tmp_path / "out" / "draftsmith.json").read_text())
+    files = {"README.md", "config.json", "model.safetensors"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == files | {"draftsmith.json"}
+    assert about["family"] == "eagle3"
+    assert about["sha256"] == {name: sha256_file(tmp_path / "out" / name) for name in files}
+    assert len(set(about["sha256"].values())) == 3

@@ -1,0 +1,112 @@
+"""What is exported and said at the end is of the kept weights, not of the last ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from decode.drafters.dspark import DSparkConfig, DSparkDraft
+from tests.train.overfit import built_head
+from tests.train.test_checkpoint import OneProcess
+from tests.train.test_shapes import TEXT, lm
+from tests.train.toy import head_config, tiny_config
+from train import result
+from train.checkpoint import Checkpoints, TrainState
+from train.config import TrainConfig
+from train.family_lm import lm_build
+from train.inputs import Inputs
+from train.loss import DraftLoss
+from train.result import _export, calibrate, facts, kept_draft
+from train.sums import Sums
+
+STATE = TrainState(
+    step=9,
+    tokens=5000,
+    best_step=6,
+    best=Sums(loss=6.0, loss_count=3.0, alpha=2.0, alpha_count=4.0, tau=9.0, tau_count=2.0, tokens=70.0),
+    since_log=Sums(loss=1.0, loss_count=1.0, tau=1.0, tau_count=1.0, tokens=8.0),
+)
+
+
+def inputs(**fields: Any) -> Inputs:
+    """With these fields alone."""
+    names = ("target", "tokenizer", "shape", "train", "validation", "store", "data", "window")
+    return Inputs(**{name: fields.get(name) for name in names})  # type: ignore[arg-type]
+
+
+def test_what_is_said_is_of_the_best_validation() -> None:
+    shape = SimpleNamespace(num_parameters=123, depth=None)
+    assert facts(inputs(shape=shape), STATE) == {
+        "step": 6,
+        "rule": "highest held-out tau estimate",
+        "loss": 2.0,
+        "alpha": 0.5,
+        "tau": 4.5,
+        "confidence_loss": None,
+        "validation_tokens": 70,
+        "tokens": 5000,
+        "num_parameters": 123,
+    }
+
+
+def small(**changes: Any) -> TrainConfig:
+    return tiny_config(Path("out"), Path("there"), records="r", **changes)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_draft_that_is_kept_has_the_best_weights(tmp_path: Path, tied: bool) -> None:
+    """Tied ones are in the file once. Weights of a later step lie beside them."""
+    cfg, shape = small(), lm(tie_embeddings=tied)
+    checkpoints, trained = Checkpoints(tmp_path, 2), {}
+    for step in (6, 9):
+        module = DraftLoss(lm_build(cfg.draft, shape).module, cfg.objective, 4)
+        trained[step] = module.state_dict()
+        checkpoints.save_best(OneProcess(), step, trained[step])  # type: ignore[arg-type]
+    book: Any = SimpleNamespace(checkpoints=checkpoints)
+    kept = kept_draft(cfg, inputs(shape=shape, window=4), book, STATE, None)
+    for name, weight in kept.module.state_dict().items():
+        assert torch.equal(weight, trained[6][f"draft.{name}"]), name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_export_is_in_the_precision_asked_for_and_says_what_was_measured(dtype: str) -> None:
+    target = SimpleNamespace(
+        path="hub/name", fingerprint="f", vocab_size=8, token_map_hash="t", chat_template_hash=None
+    )
+    cfg = small(export_dtype=dtype, window=3)
+    cfg.target.revision = "abc"
+    shape = SimpleNamespace(num_parameters=123, depth=2)
+    measured = facts(inputs(shape=shape), STATE)
+    export = _export(cfg, inputs(target=target, shape=shape, window=3, data={"name": "text"}), measured)
+    assert export.dtype == getattr(torch, dtype)
+    assert (export.tokenizer_source, export.tokenizer_revision, export.num_draft_tokens) == ("hub/name", "abc", 2)
+    assert export.provenance["measured"] == measured
+    assert export.provenance["target"] == vars(target)
+    assert export.provenance["data"] == {"name": "text"}
+    assert "| alpha | 0.5000 |" in export.card
+    assert "Teacher-forced on 70 validation tokens; kept: step 6 (highest held-out tau estimate)" in export.card
+    assert "5,000 tokens" in export.card
+
+
+def test_a_draft_takes_the_temperatures_that_were_fitted(monkeypatch: pytest.MonkeyPatch, target: Path) -> None:
+    draft = built_head(target, "dspark").head
+    assert isinstance(draft, DSparkDraft)
+    cfg = head_config(Path("out"), target, "dspark", data=TEXT, objective={"chunk_rows": 17})
+    validation: Any = ["a batch"]
+
+    def calibrated(given: nn.Module, batches: Any, chunk_rows: int) -> tuple[DSparkConfig, dict[str, float]]:
+        assert (given, batches, chunk_rows) == (draft, validation, 17)
+        return replace(draft.config, temperatures=(1.0, 2.0, 3.0)), {"confidence_ece": 0.25}
+
+    monkeypatch.setattr(result, "calibrated", calibrated)
+    assert calibrate(draft, validation, cfg) == {"confidence_ece": 0.25}
+    assert draft.config.temperatures == (1.0, 2.0, 3.0)
+    draft.config = replace(draft.config, confidence=False)
+    assert calibrate(draft, validation, cfg) == {}
+    assert calibrate(nn.Linear(1, 1), validation, cfg) == {}
