@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from decode.drafters.base import Batch
 from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from decode.drafters.load import load_drafter
 from decode.ends import ends_of
+from distill.distribution import SparseRows
 from tests.tiny import tiny_llama
 from tests.train.toy import data_settings, head_config, save_target, write_corpus
 from train import confidence
@@ -108,6 +110,44 @@ def test_temperatures_that_help_only_where_they_were_fitted_are_dropped(monkeypa
     config, measured = calibrated(tiny()[0], [])
     assert config.temperatures == ()
     assert measured["confidence_ece"] == measured["confidence_ece_raw"]
+
+
+def halves(monkeypatch: pytest.MonkeyPatch, first: float, second: float) -> tuple[DSparkConfig, dict[str, float]]:
+    """What is made of one-token rounds whose logits are `first` and `second` times what they ought to be."""
+    true = torch.randn(400, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    scales = torch.tensor([first, second]).repeat_interleave(200)[:, None]
+    monkeypatch.setattr(confidence, "predictions", lambda *_: (true * scales, true.sigmoid()))
+    return calibrated(tiny()[0], [])
+
+
+def test_temperatures_are_judged_by_rounds_that_they_were_not_fitted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second half is right as it is, and would be wrong by what the first one asks for."""
+    config, measured = halves(monkeypatch, 4.0, 1.0)
+    assert config.temperatures == ()
+    assert measured == {"confidence_ece_raw": 0.0, "confidence_ece": 0.0}
+
+
+def test_temperatures_are_fitted_on_rounds_that_they_are_not_judged_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first half asks for 4, which is too little for the second one, and better than nothing."""
+    config, measured = halves(monkeypatch, 4.0, 8.0)
+    assert config.temperatures == (4.0,)
+    assert 0.0 < measured["confidence_ece"] < measured["confidence_ece_raw"]
+    config, measured = halves(monkeypatch, 4.0, 4.0)
+    assert config.temperatures == (4.0,)
+    assert measured["confidence_ece"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_chances_that_sparse_records_estimate_above_one_are_one() -> None:
+    """The only token that was drawn from p stands for three times its share."""
+    draft, live = tiny()
+    batch = live(text(1))
+    rows = batch.ids.numel()
+    one = torch.ones(rows, 1)
+    batch = replace(
+        batch, target=SparseRows(torch.zeros(rows, 1, dtype=torch.long), -20 * one, 3 * one, torch.arange(rows))
+    )
+    alphas = predictions(draft.eval(), [batch], chunk_rows=64)[1]
+    assert (alphas == 1.0).all()
 
 
 def test_a_run_exports_what_it_calibrated(tmp_path: Path) -> None:
