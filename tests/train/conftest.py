@@ -1,9 +1,10 @@
-"""One corpus, target and record folder for all tests of this package; they are only read."""
+"""One corpus, target and record folder for all tests of this package, which are only read; a clock; writes stopped."""
 
 from pathlib import Path
 
 import pytest
 
+from tests.train.clock import Clock
 from tests.train.toy import save_target, write_corpus, write_records
 
 
@@ -32,3 +33,17 @@ def feature_records(tmp_path_factory: pytest.TempPathFactory, target: Path, corp
     """All of p, and the hidden states that the heads of these tests read."""
     folder = tmp_path_factory.mktemp("records") / "features"
     return write_records(folder, target, corpus, ["full"], features={"layers": [0, 1, -1]})
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """What the meter looks at."""
+    clock = Clock()
+    monkeypatch.setattr("train.meter.time", clock)
+    return clock
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a checkpoint there is only what Checkpoints writes itself, which is all that these tests look at."""
+    monkeypatch.setattr("accelerate.Accelerator.save_state", lambda self, folder: None)

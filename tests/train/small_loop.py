@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -62,10 +62,13 @@ def one_text_a_row(lengths: Sequence[int] = LENGTHS) -> PackedSource:
     return PackedSource(sequences(lengths), [(index,) for index in range(len(lengths))], LENGTH)
 
 
-def small_draft(seed: int = 2) -> DraftLoss:
+Kind = TypeVar("Kind", bound=DraftLoss)
+
+
+def small_draft(kind: type[Kind] = DraftLoss) -> Kind:
     """One layer of width 8, in fp64; learns p of a live target."""
-    model = tiny_llama(VOCAB, 8, num_layers=1, seed=seed, dtype=torch.float64)
-    return DraftLoss(LMDraft(model), ObjectiveConfig(chunk_rows=64), window=2).train()
+    model = tiny_llama(VOCAB, 8, num_layers=1, seed=2, dtype=torch.float64)
+    return kind(LMDraft(model), ObjectiveConfig(chunk_rows=64), window=2).train()
 
 
 def small_target() -> LiveTarget:

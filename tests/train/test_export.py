@@ -159,7 +159,7 @@ def test_weights_and_config_are_in_the_precision_asked_for(tmp_path: Path, dtype
     assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 5e5
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
     assert again.dtype == dtype
-    assert again.get_output_embeddings().weight is again.get_input_embeddings().weight
+    assert again.lm_head.weight is again.model.embed_tokens.weight
 
 
 def test_transformers_is_told_how_many_tokens_to_draft_and_to_draft_them_all(tmp_path: Path) -> None:

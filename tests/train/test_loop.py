@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -122,6 +122,8 @@ def test_a_loss_that_is_not_finite_on_one_rank_stops_them_all(tmp_path: Path) ->
 class Watched(DraftLoss):
     """Notes in which mode each batch was seen, and of how many tokens it was."""
 
+    seen: list[tuple[bool, int]]
+
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """As `DraftLoss` says."""
         self.seen.append((self.training, int((batch.document >= 0).sum())))
@@ -129,10 +131,9 @@ class Watched(DraftLoss):
 
 
 def watched() -> Watched:
-    module = small_draft()
-    module.__class__ = Watched
-    module.seen = []  # type: ignore[assignment]
-    return module  # type: ignore[return-value]
+    module = small_draft(Watched)
+    module.seen = []
+    return module
 
 
 def test_a_validation_is_over_all_of_its_rows_and_in_eval_mode(tmp_path: Path) -> None:
@@ -167,15 +168,9 @@ def test_ranks_share_a_validation_and_agree_on_it(tmp_path: Path) -> None:
     ours, theirs = together(loops, Loop.evaluate)
     assert ours == theirs
     torch.testing.assert_close(ours.tensor(), alone.tensor(), rtol=1e-6, atol=1e-6)
-    seen, others = (sum(count for _, count in loop.machine.module.seen) for loop in loops)  # type: ignore[union-attr]
+    seen, others = (sum(count for _, count in cast(Watched, loop.machine.module).seen) for loop in loops)
     assert seen + others == sum(LENGTHS)
     assert 0 < seen < sum(LENGTHS)
-
-
-@pytest.fixture
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a checkpoint there is only what Checkpoints writes itself, which is all that these tests look at."""
-    monkeypatch.setattr("accelerate.Accelerator.save_state", lambda self, folder: None)
 
 
 def lines(loop: Loop, kind: str) -> list[dict[str, Any]]:

@@ -6,13 +6,6 @@ from tests.train.clock import Clock
 from train.meter import Meter
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("train.meter.time", clock)
-    return clock
-
-
 def test_rates_are_of_the_time_since_the_last_reading_and_the_eta_of_all(clock: Clock) -> None:
     """A run of 10 steps that goes on at step 2: 2 steps in 4 s, then 2 more in 2 s with a validation of 3 s between."""
     meter = Meter(steps=10, first_step=2)

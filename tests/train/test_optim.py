@@ -127,7 +127,7 @@ def test_each_optimizer_follows_its_own_peak() -> None:
     cfg = config(optimizer="muon", lr=0.1, muon_lr=0.4, steps=4, warmup=0.5)
     optimizers = build_optimizers(Odd(), cfg)
     schedule = Schedule(optimizers, cfg)
-    for step, factor in ((1, 1.0), (0, 0.5)):  # nothing is left of the step before
+    for step, factor in ((0, 0.5), (1, 1.0)):  # nothing is left of the step before
         assert schedule.apply(optimizers, step) == pytest.approx(0.4 * factor)
         have = [[group["lr"] for group in one.param_groups] for one in optimizers]
         assert have == [[pytest.approx(0.4 * factor)], [pytest.approx(0.1 * factor)] * 2]

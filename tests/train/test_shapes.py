@@ -12,6 +12,7 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
 from decode.config import ModelConfig
 from decode.drafters.dspark import DSparkConfig
+from decode.drafters.heads import HeadDraft
 from decode.house.errors import ConfigError
 from decode.models import ModelDescription, describe_model
 from tests.tiny import tiny_llama, tiny_tokenizer
@@ -150,6 +151,7 @@ def test_weights_of_a_head_are_counted_without_the_targets_ends_and_without_ids(
     assert shape.wants_vocab == 40
     shape = shape.with_vocab(torch.arange(40))
     built = head_build(cfg.draft, shape, built_head(target, "eagle3").head.ends).module
+    assert isinstance(built, HeadDraft)
     assert shape.num_parameters == sum(weight.numel() for weight in built.parameters())
     assert built.vocab is not None
     assert built.vocab.tolist() == list(range(40))
@@ -173,6 +175,7 @@ def test_a_saved_head_goes_on_in_full_precision_with_the_tokens_it_has(tmp_path:
     assert shape.wants_vocab is None
     assert shape.config.draft_vocab_size == 40
     built = head_build(cfg.draft, shape, built_head(target, "eagle3").head.ends).module
+    assert isinstance(built, HeadDraft)
     assert {weight.dtype for weight in built.parameters()} == {torch.float32}
     assert built.vocab is not None
     assert built.vocab.tolist() == list(range(40))

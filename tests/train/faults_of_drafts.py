@@ -1,0 +1,162 @@
+"""What may go wrong with a draft's shape, and with what is kept of it; form as `tests/train/faults.py` says."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.train import test_checkpoint as checkpoint
+from tests.train import test_config as config
+from tests.train import test_export as export
+from tests.train import test_heads as heads
+from tests.train import test_result as result
+from tests.train import test_rope as rope
+from tests.train import test_selection as selection
+from tests.train import test_shapes as shapes
+
+IN_HALF = partial(export.test_weights_and_config_are_in_the_precision_asked_for, dtype=torch.bfloat16)
+OTHER_DEPTH = partial(
+    shapes.test_a_saved_head_of_another_shape_than_asked_for, asked={"head": {"depth": 2}}, message="draft.head.depth=2"
+)
+ROPE_PARTIAL = partial(
+    rope.test_it_is_the_targets_as_far_as_it_fits,
+    theirs={"rope_theta": 5e5, "partial_rotary_factor": 0.5},
+    same_size=True,
+    ours={"rope_theta": 5e5},
+)
+ROPE_SAME_SIZE = partial(
+    rope.test_it_is_the_targets_as_far_as_it_fits, theirs=rope.LONG, same_size=True, ours=rope.LONG
+)
+ROPE_OTHER_SIZE = partial(
+    rope.test_it_is_the_targets_as_far_as_it_fits, theirs=rope.LONG, same_size=False, ours={"rope_theta": 1e6}
+)
+ODD_HEADS = partial(
+    config.test_contradictions_are_named,
+    target=Path("there"),
+    changes={"records": "r", "draft": {"width": 20, "heads": 4}},
+    message="does not divide",
+)
+NO_TAPS = partial(heads.test_settings_of_other_families, draft={"head": {"taps": []}}, message="must name different")
+
+KEEPING: dict[Any, str] = {
+    checkpoint.test_state_survives_to_the_last_bit: """
+        checkpoint:TrainState.from_dict: content | sums => content | sums | {"best_score": None}
+        checkpoint:TrainState.from_dict: Sums(**content[name]) => Sums()
+    """,
+    checkpoint.test_weights_moments_and_random_numbers_come_back: """
+        checkpoint:Checkpoints.restore: (str(checkpoint)) => (str(checkpoint)), __import__('torch').manual_seed(0)
+    """,
+    checkpoint.test_another_number_of_processes_is_refused_before_anything_is_loaded: """
+        checkpoint:Checkpoints.restore: != accelerator.num_processes => == 0
+    """,
+    checkpoint.test_a_checkpoint_of_another_version_is_refused: """
+        checkpoint:read_state: schema != SCHEMA => schema is None
+    """,
+    checkpoint.test_what_was_written_after_a_step_is_forgotten: """
+        checkpoint:Checkpoints.forget_after: ("step", "best") => ("step",)
+        checkpoint:Checkpoints.forget_after: number > step => number >= step
+    """,
+    partial(checkpoint.test_a_checkpoint_is_adopted_with_its_best_weights_and_its_part_of_the_log, best=1): """
+        checkpoint:adopt: log[: content["log_position"]] => log
+    """,
+    checkpoint.test_old_checkpoints_go_but_never_weights_that_a_kept_one_names: """
+        checkpoint:Checkpoints._drop_old: ["best_step"] for => ["step"] for
+    """,
+    checkpoint.test_a_checkpoint_gets_its_name_once_all_of_it_is_on_disk: """
+        checkpoint:Checkpoints._commit: _sync(file) => pass
+    """,
+    checkpoint.test_tied_weights_are_stored_once: """
+        checkpoint:without_aliases: (tensor.data_ptr(), tensor.shape) => (name, tensor.shape)
+    """,
+    checkpoint.test_weights_are_kept_as_they_are: """
+        checkpoint:without_aliases: .cpu().contiguous() => .cpu()
+    """,
+    selection.test_the_lower_loss_decides_where_none_is: """
+        selection:score: -means["loss"] => means["loss"]
+    """,
+    selection.test_tau_decides_where_p_is_known: """
+        selection:score: return means["tau"] => return means["alpha"]
+        selection:score: return means["tau"] => return validation.tau
+    """,
+    partial(result.test_the_draft_that_is_kept_has_the_best_weights, tied=True): """
+        result:kept_draft: best_weights(state.best_step) => best_weights(state.step)
+    """,
+    result.test_what_is_said_is_of_the_best_validation: """
+        result:facts: int(state.best.tokens) => state.tokens
+        result:facts: state.best.means() => state.since_log.means()
+    """,
+    result.test_a_draft_takes_the_temperatures_that_were_fitted: """
+        result:calibrate: draft.config, measured => _, measured
+    """,
+    partial(result.test_an_export_is_in_the_precision_asked_for_and_says_what_was_measured, dtype="float32"): """
+        result:_export: getattr(torch, cfg.export_dtype) => torch.bfloat16
+        result:_export: cfg.target.revision => None
+    """,
+    IN_HALF: """
+        export:_save_weights: one.to(dtype) if => one if
+        export:_save_weights: without_aliases(module.state_dict()) => module.state_dict()
+        export:engine_config: str(dtype) => str(model.dtype)
+    """,
+    export.test_whole_numbers_stay_whole_and_every_file_is_summed: """
+        export:_save_weights: one.to(dtype) if one.is_floating_point() else one => one.to(dtype)
+    """,
+    export.test_transformers_is_told_how_many_tokens_to_draft_and_to_draft_them_all: """
+        export:generation_config: assistant_confidence_threshold=0.0 => assistant_confidence_threshold=0.4
+        export:generation_config: num_assistant_tokens=num_draft_tokens => num_assistant_tokens=5
+    """,
+}
+
+
+SHAPES: dict[Any, str] = {
+    shapes.test_a_draft_model_speaks_every_row_of_the_targets_head: """
+        family_lm:lm_shape: _target_tokens(target) if => _target_tokens(target) | {"vocab_size": len(tokenizer)} if
+        family_lm:lm_shape: rope_of(target) => rope_of(None)
+    """,
+    shapes.test_a_draft_model_has_the_sizes_asked_for: """
+        family_lm:lm_shape: draft.tie_embeddings => True
+        family_lm:lm_shape: draft.kv_heads or heads => heads
+    """,
+    shapes.test_a_pretrained_draft_is_trained_in_full_precision: """
+        family_lm:lm_build: torch.float32 => "auto"
+    """,
+    partial(shapes.test_a_head_is_made_like_its_target, family="eagle3"): """
+        family_head:_sizes: rope_of(target, same_head_dim=True) => rope_of(None)
+        family_head:_sizes: getattr(text, "head_dim", None) or => None or
+    """,
+    partial(shapes.test_a_head_is_made_like_its_target, family="mtp"): """
+        family_head:_sizes: getattr(text, "rms_norm_eps", 1e-6) => 1e-6
+    """,
+    partial(shapes.test_a_head_norms_queries_where_its_target_does, model_type="qwen3", has_norms=True): """
+        family_head:_sizes: in ("qwen3", "gemma3_text") => in ("gemma3_text",)
+    """,
+    shapes.test_confidence_that_is_not_trained_is_not_there: """
+        family_head:head_shape: given["confidence"] = False => pass
+    """,
+    shapes.test_weights_of_a_head_are_counted_without_the_targets_ends_and_without_ids: """
+        family_head:HeadShape.num_parameters: if name != "vocab" => if True
+    """,
+    shapes.test_a_saved_head_goes_on_in_full_precision_with_the_tokens_it_has: """
+        family_head:head_build: shape.target).float() => shape.target)
+    """,
+    OTHER_DEPTH: """
+        family_head:_saved: (saved[name], default[name]) => (asked[name],)
+    """,
+    ROPE_PARTIAL: """
+        rope:rope_of: rope.pop("partial_rotary_factor", None) => pass
+    """,
+    ROPE_SAME_SIZE: """
+        rope:rope_of: if same_head_dim or => if
+    """,
+    ROPE_OTHER_SIZE: """
+        rope:rope_of: rope.get("rope_theta", 10000.0)} => 10000.0}
+    """,
+    ODD_HEADS: """
+        draft_config:DraftConfig._check_lm: width % (2 * heads) => width % heads
+    """,
+    NO_TAPS: """
+        draft_config:HeadSettings.__post_init__: 0 < len(taps) == => len(taps) ==
+    """,
+}

@@ -1,0 +1,234 @@
+"""What may go wrong in a step: reading, its numbers, the optimizers, the loop; form as `tests/train/faults.py` says."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from tests.train import test_batches as batches
+from tests.train import test_confidence as confidence
+from tests.train import test_inputs as inputs
+from tests.train import test_live as live
+from tests.train import test_loop as loop
+from tests.train import test_loss as loss
+from tests.train import test_meter as meter
+from tests.train import test_optim as optim
+from tests.train import test_packing as packing
+from tests.train import test_sums as sums
+
+ACCUMULATED = partial(loop.test_accumulated_gradients_are_those_of_one_large_batch, micro_steps=[[0], [1], [2], [3]])
+DECAYED, DECAYED_BY_MUON = (
+    partial(optim.test_weight_decay_shrinks_matrices_and_nothing_else, optimizer=name, kept_of_matrix=kept)
+    for name, kept in (("adamw", 0.95), ("muon", 0.8))
+)
+DENSE_CHOSEN = partial(
+    inputs.test_an_objective_reads_the_store_that_is_enough_for_it,
+    objective="reverse_kl",
+    stores=["head_tail", "last_hidden"],
+    chosen="last_hidden",
+)
+TAPS_IN_ORDER = partial(live.test_hidden_states_come_in_the_order_of_the_taps, taps=(0, 1, -1))
+
+LOOP: dict[Any, str] = {
+    ACCUMULATED: """
+        loop:Loop.take_step: num_processes * self.cfg.gradient_accumulation => num_processes
+        loop:Loop.take_step: / max(1, total_learned) => / max(1, int(batches[0].loss_mask.sum()))
+        loop:Loop.take_step: sums = sums + values => sums = values
+    """,
+    loop.test_ranks_together_take_the_step_of_one: """
+        loop:Loop.take_step: accelerator.num_processes * => 1 *
+        loop:Loop.take_step: int(accelerator.reduce(learned, "sum")) => int(learned)
+        loop:Loop._account: Sums.from_tensor(reduced[: len(sums)]) => Sums.from_tensor(sums)
+    """,
+    loop.test_a_loss_that_is_not_finite_on_one_rank_stops_them_all: """
+        loop:Loop._account: float(not torch.isfinite(sums[0])) => 0.0
+    """,
+    loop.test_a_gradient_is_clipped_to_the_norm_asked_for_and_logged_as_it_was: """
+        loop:Loop._move_weights: self.cfg.clip => math.inf
+    """,
+    loop.test_a_gradient_that_is_not_finite_moves_no_weight: """
+        loop:Loop._move_weights: not math.isfinite(self.grad_norm) => False
+    """,
+    loop.test_a_second_step_starts_from_no_gradient: """
+        loop:Loop._move_weights: optimizer.zero_grad() => pass
+    """,
+    loop.test_a_validation_is_over_all_of_its_rows_and_in_eval_mode: """
+        loop:Loop.evaluate: self.machine.module.eval() => pass
+        loop:Loop.evaluate: self.machine.module.train() => pass
+        loop:Loop.evaluate: sums = sums + self.machine => sums = self.machine
+    """,
+    loop.test_ranks_share_a_validation_and_agree_on_it: """
+        loop:Loop.evaluate: self.accelerator.reduce(sums, "sum") => sums
+        loop:Loop._validation_rows: -count % (ranks * size) => -count % size
+    """,
+    loop.test_a_validation_reads_as_many_rows_as_asked_for_and_always_the_same: """
+        loop:Loop._validation_rows: seed=0 => seed=self.cfg.seed
+    """,
+    loop.test_a_log_line_is_the_mean_of_its_own_steps: """
+        loop:Loop._log_training: self.state.since_log = Sums() => pass
+    """,
+    loop.test_a_run_goes_on_at_its_own_step: """
+        loop:Loop.run: start=first => start=0
+    """,
+    loop.test_the_first_of_equally_good_weights_is_kept: """
+        loop:Loop._validate: score > self.state.best_score => score >= self.state.best_score
+        loop:Loop._validate: = self.state.step, score, sums => = self.state.step, score, self.state.since_log
+    """,
+    loop.test_a_resumed_run_keeps_weights_that_are_better_than_all_it_finds: """
+        loop:Loop._validate: self.state.best_score is None or => self.state.best.loss_count == 0 or
+    """,
+    loop.test_validations_and_checkpoints_do_not_slow_the_meter_down: """
+        loop:Loop._validate: with self.meter.pause(): => if True:
+    """,
+}
+
+
+READING: dict[Any, str] = {
+    batches.test_a_batch_token_by_token: """
+        batches:PackedSource.batch: torch.arange(len(sequence.ids)) => torch.arange(start, span.stop)
+        batches:PackedSource.batch: document[b, span] = place => document[b, span] = 0
+        batches:PackedSource.batch: (sequence, b, start) => (sequence, b, 0)
+        batches:PackedSource.batch: torch.as_tensor(sequence.loss_mask, dtype=torch.bool) => True
+        batches:PackedSource.num_tokens: sum(self.source.lengths) => len(self.rows) * self.length
+    """,
+    batches.test_packing_is_drawn_from_the_seed: """
+        batches:PackedSource.of: length, seed) => length, 0)
+    """,
+    batches.test_a_rank_reads_its_own_micro_steps: """
+        batches:StepReader._read: self.split[0] => 0
+        batches:StepReader.steps: self._read, step + 1 => self._read, step
+    """,
+    batches.test_a_rank_can_name_the_documents_of_another: """
+        batches:StepReader.documents_of: self.rows_of(step, rank) => self.rows_of(step, self.split[0])
+    """,
+    batches.test_waiting_adds_up: """
+        batches:StepReader.steps: self.wait_s += => self.wait_s =
+    """,
+    packing.test_every_epoch_has_an_order_of_its_own: """
+        packing:_epoch_order: (seed, 1, epoch) => (seed, 1)
+    """,
+    packing.test_steps_follow_each_other_through_the_epochs: """
+        packing:Order.rows_of_step: step * self.rows_per_step => step
+    """,
+    packing.test_the_longest_go_first_and_each_where_it_leaves_least: """
+        packing:pack: -lengths[index] => lengths[index]
+        packing:_best_fit: bisect_left => bisect_right
+    """,
+    packing.test_equally_long_texts_are_mixed: """
+        packing:pack: shuffled.tolist() => range(len(lengths))
+    """,
+    packing.test_one_ranks_share_is_a_run_of_rows: """
+        packing:share: (micro_step * world_size + rank) => (rank * world_size + micro_step)
+    """,
+    inputs.test_what_is_validated_on_is_not_trained_on: """
+        inputs:open_inputs: ("train", "validation") => ("train", "train")
+    """,
+    inputs.test_a_draft_vocabulary_is_counted_on_the_training_texts: """
+        inputs:open_inputs: frequent_tokens(sources[0] => frequent_tokens(sources[-1]
+    """,
+    inputs.test_a_tokenizer_is_trained_on_the_training_texts: """
+        inputs:_tokenizer: documents("train") => documents("validation")
+    """,
+    inputs.test_a_step_is_of_the_rows_of_all_ranks_and_micro_steps: """
+        inputs:check_enough: gradient_accumulation * world_size => gradient_accumulation
+    """,
+    inputs.test_a_sequence_may_fill_the_context: """
+        inputs:_check_draft: cfg.sequence_length <= limit => cfg.sequence_length < limit
+    """,
+    DENSE_CHOSEN: """
+        inputs:_choose_store: dense[0] if objective.needs == "dense" and dense else names[0] => names[0]
+    """,
+    inputs.test_every_end_of_text_is_always_in_a_draft_vocabulary: """
+        inputs:special_tokens: (*ends, *tokenizer.all_special_ids) => tokenizer.all_special_ids
+    """,
+    inputs.test_how_many_tokens_a_round_has: """
+        inputs:Inputs.num_draft_tokens: self.shape.depth or self.window => self.window
+    """,
+    inputs.test_a_plan_is_worked_out_of_what_a_step_reads: """
+        plan:Plan.of: inputs.train.num_tokens / len(inputs.train.rows) => cfg.sequence_length
+    """,
+    live.test_rows_hold_p_of_the_token_after_them_whatever_lies_before_their_text: """
+        live:LiveTarget.__call__: torch.arange(len(hidden) => torch.arange(1, len(hidden) + 1
+    """,
+    TAPS_IN_ORDER: """
+        live:LiveTarget.__call__: Taps(self.reader.model, self.taps) => Taps(self.reader.model, sorted(self.taps))
+    """,
+}
+
+
+NUMBERS: dict[Any, str] = {
+    loss.test_a_row_by_hand: """
+        loss:DraftLoss._sums: float((batch.document >= 0).sum()) => float(batch.document.numel())
+        loss:DraftLoss.forward: total = learned * => total = 1 *
+        loss:DraftLoss._sums: expected_tau(rounds) * len(rounds) if => expected_tau(rounds) if
+    """,
+    loss.test_what_a_reduced_vocabulary_hides_counts_in_acceptance_alone: """
+        loss:DraftLoss._sums: score.valid.sum() => score.learned.sum()
+        loss:DraftLoss._weighted_loss: score.learned.sum() => score.valid.sum()
+    """,
+    loss.test_chances_that_were_estimated_above_one_are_one: """
+        loss:confidence_loss: .clamp(0.0, 1.0) => .clamp(0.0)
+    """,
+    loss.test_padding_alone_is_no_loss_and_no_gradient: """
+        loss:DraftLoss.forward: max(weights, torch.finfo(weighted.dtype).tiny) => weights
+    """,
+    sums.test_counts_travel_exactly_however_large: """
+        sums:Sums.tensor: torch.float64 => torch.float32
+    """,
+    sums.test_each_sum_is_divided_by_its_own_count: """
+        sums:Sums.means: (self.tau, self.tau_count) => (self.tau, self.alpha_count)
+    """,
+    sums.test_what_was_never_counted_has_no_mean: """
+        sums:Sums.means: if count else None => if count else 0.0
+    """,
+    meter.test_rates_are_of_the_time_since_the_last_reading_and_the_eta_of_all: """
+        meter:Meter.pause: self.since += => self.started +=
+        meter:Meter.read: step - self.first_step => step
+        meter:Meter.read: (wait_s - self.wait_s) => wait_s
+    """,
+    confidence.test_temperatures_are_judged_by_rounds_that_they_were_not_fitted_on: """
+        confidence:calibrated: (logits[half:] / scale, alphas[half:]) => (logits[:half] / scale, alphas[:half])
+    """,
+    confidence.test_temperatures_are_fitted_on_rounds_that_they_are_not_judged_by: """
+        confidence:calibrated: fitted(logits[:half], alphas[:half]) => fitted(logits, alphas)
+    """,
+    confidence.test_chances_that_sparse_records_estimate_above_one_are_one: """
+        confidence:predictions: .clamp(0.0, 1.0) => .clamp(0.0)
+    """,
+    confidence.test_later_slots_make_up_for_earlier_ones: """
+        confidence:fitted: stood = products[best] => pass
+        confidence:NEAR_ONE: 1e-5 => 0.0
+    """,
+}
+
+
+OPTIMIZERS: dict[Any, str] = {
+    DECAYED: """
+        optim:build_optimizers: "weight_decay": 0.0 => "weight_decay": cfg.weight_decay
+        optim:build_optimizers: matrices, "weight_decay": cfg.weight_decay => matrices, "weight_decay": 0.0
+    """,
+    DECAYED_BY_MUON: """
+        optim:build_optimizers: lr=cfg.muon_lr => lr=cfg.lr
+        optim:build_optimizers: muon_lr, weight_decay=cfg.weight_decay => muon_lr
+    """,
+    optim.test_adamw_averages_as_its_betas_say: """
+        optim:build_optimizers: lr=cfg.lr, betas=cfg.betas => lr=cfg.lr
+    """,
+    optim.test_muons_updates_are_of_adamws_size: """
+        optim:build_optimizers: adjust_lr_fn="match_rms_adamw" => adjust_lr_fn=None
+    """,
+    partial(optim.test_frozen_weights_are_nobodys, optimizer="adamw"): """
+        optim:build_optimizers: if weight.requires_grad => if True
+    """,
+    optim.test_the_rate_of_every_step_by_hand: """
+        optim:Schedule.factor: (step + 1) / self.warmup_steps => step / self.warmup_steps
+        optim:Schedule.factor: (step - self.warmup_steps) / => step /
+    """,
+    optim.test_a_run_without_warmup_begins_at_the_peak: """
+        optim:Schedule.__init__: cfg.warmup * cfg.steps => cfg.warmup * cfg.steps * cfg.gradient_accumulation
+    """,
+    optim.test_each_optimizer_follows_its_own_peak: """
+        optim:Schedule.__init__: group["lr"] for => cfg.lr for
+        optim:Schedule.apply: peak * factor => group["lr"] * factor
+    """,
+}
