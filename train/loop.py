@@ -94,6 +94,7 @@ class Loop:
     def run(self) -> TrainState:
         """Train to the end; RunError at a loss or gradient that is not finite, the last checkpoint being kept."""
         first = self.state.step
+        self.machine.module.train()  # pretrained weights come in eval mode
         with progress(self.cfg.steps, "steps", "train", initial=first) as bar:
             for step, batches in enumerate(self.reader.steps(first, self.cfg.steps), start=first):
                 self.take_step(step, batches)
@@ -179,11 +180,8 @@ class Loop:
     def _validate(self) -> None:
         with self.meter.pause():
             sums = self.evaluate()
-        means, score = sums.means(), selection.score(sums)
-        if self.state.best_score is None or score > self.state.best_score:
-            self.state.best_step, self.state.best_score, self.state.best = self.state.step, score, sums
-            weights = cast(dict[str, Tensor], self.accelerator.get_state_dict(self.machine.module))
-            self.book.checkpoints.save_best(self.accelerator, self.state.step, weights)
+            self._keep_if_best(sums)
+        means = sums.means()
         self.book.record(
             {
                 "kind": "validation",
@@ -195,6 +193,13 @@ class Loop:
         )
         shown = ", ".join(f"{name} {value:.4f}" for name, value in means.items() if value is not None)
         logger.info("step %d: held-out %s; best is step %d", self.state.step, shown, self.state.best_step)
+
+    def _keep_if_best(self, sums: Sums) -> None:
+        score = selection.score(sums)
+        if self.state.best_score is None or score > self.state.best_score:
+            self.state.best_step, self.state.best_score, self.state.best = self.state.step, score, sums
+            weights = cast(dict[str, Tensor], self.accelerator.get_state_dict(self.machine.module))
+            self.book.checkpoints.save_best(self.accelerator, self.state.step, weights)
 
     @torch.no_grad()
     def evaluate(self) -> Sums:

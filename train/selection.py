@@ -6,16 +6,19 @@ Loss and acceptance part ways: an EAGLE-3 run peaked in accepted length at epoch
 
 from __future__ import annotations
 
+import math
+
 from train.sums import Sums
 
 
 def score(validation: Sums) -> float:
-    """Larger is better: the tau estimate where p is known, else minus the loss."""
+    """Larger is better: the tau estimate where p is known, else minus the loss; -inf where that is no number."""
     means = validation.means()
-    if means["tau"] is not None:
-        return means["tau"]
-    assert means["loss"] is not None, "a validation without a single token"
-    return -means["loss"]
+    value = means["tau"]
+    if value is None:
+        assert means["loss"] is not None, "a validation without a single token"
+        value = -means["loss"]
+    return -math.inf if math.isnan(value) else value  # nothing is larger than NaN: kept once, it would stay
 
 
 def rule(validation: Sums) -> str:

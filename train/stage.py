@@ -140,8 +140,15 @@ def _resume_point(cfg: TrainConfig) -> Path | None:
     if cfg.resume == "never":
         return None
     if cfg.resume == "auto":
-        return Checkpoints(Path(cfg.output_dir) / "checkpoints", cfg.keep_checkpoints).newest()
+        return Checkpoints(Path(cfg.output_dir) / "checkpoints", cfg.keep_checkpoints).newest() or _not_adopted(cfg)
     return find_checkpoint(Path(cfg.resume))
+
+
+def _not_adopted(cfg: TrainConfig) -> Path | None:
+    """The checkpoint of another run that this one was to start from, where it was stopped before it had copied it."""
+    run = Path(cfg.output_dir) / "run.json"
+    resume = read_json(run)["config"]["resume"] if run.is_file() else "never"
+    return None if resume in ("never", "auto") else find_checkpoint(Path(resume))
 
 
 def _check_resume(cfg: TrainConfig) -> None:

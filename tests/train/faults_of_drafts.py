@@ -78,8 +78,8 @@ KEEPING: dict[Any, str] = {
         selection:score: -means["loss"] => means["loss"]
     """,
     selection.test_tau_decides_where_p_is_known: """
-        selection:score: return means["tau"] => return means["alpha"]
-        selection:score: return means["tau"] => return validation.tau
+        selection:score: value = means["tau"] => value = means["alpha"]
+        selection:score: value = means["tau"] => value = validation.tau or None
     """,
     partial(result.test_the_draft_that_is_kept_has_the_best_weights, tied=True): """
         result:kept_draft: best_weights(state.best_step) => best_weights(state.step)

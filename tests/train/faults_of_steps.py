@@ -57,6 +57,9 @@ LOOP: dict[Any, str] = {
         loop:Loop.evaluate: self.machine.module.train() => pass
         loop:Loop.evaluate: sums = sums + self.machine => sums = self.machine
     """,
+    loop.test_weights_that_came_in_eval_mode_are_trained_in_training_mode: """
+        loop:Loop.run: self.machine.module.train() => pass
+    """,
     loop.test_ranks_share_a_validation_and_agree_on_it: """
         loop:Loop.evaluate: self.accelerator.reduce(sums, "sum") => sums
         loop:Loop._validation_rows: -count % (ranks * size) => -count % size
@@ -71,11 +74,11 @@ LOOP: dict[Any, str] = {
         loop:Loop.run: start=first => start=0
     """,
     loop.test_the_first_of_equally_good_weights_is_kept: """
-        loop:Loop._validate: score > self.state.best_score => score >= self.state.best_score
-        loop:Loop._validate: = self.state.step, score, sums => = self.state.step, score, self.state.since_log
+        loop:Loop._keep_if_best: score > self.state.best_score => score >= self.state.best_score
+        loop:Loop._keep_if_best: = self.state.step, score, sums => = self.state.step, score, self.state.since_log
     """,
     loop.test_a_resumed_run_keeps_weights_that_are_better_than_all_it_finds: """
-        loop:Loop._validate: self.state.best_score is None or => self.state.best.loss_count == 0 or
+        loop:Loop._keep_if_best: self.state.best_score is None or => self.state.best.loss_count == 0 or
     """,
     loop.test_validations_and_checkpoints_do_not_slow_the_meter_down: """
         loop:Loop._validate: with self.meter.pause(): => if True:

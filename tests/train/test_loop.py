@@ -151,6 +151,15 @@ def test_a_validation_is_over_all_of_its_rows_and_in_eval_mode(tmp_path: Path) -
     assert all(batch.target is not None for batch in loop.validation_batches())
 
 
+def test_weights_that_came_in_eval_mode_are_trained_in_training_mode(tmp_path: Path, quiet: None) -> None:
+    """As pretrained ones do. Without their dropout up to the first validation and with it afterwards, a resumed run
+    would be another one."""
+    module = watched()
+    module.eval()
+    small_loop(small_config(tmp_path / "out", steps=2, validate_every=2, validation_rows=1, lr=1e-12), module).run()
+    assert [training for training, _ in module.seen] == [True, True, False]
+
+
 def test_a_validation_reads_as_many_rows_as_asked_for_and_always_the_same(tmp_path: Path) -> None:
     module = watched()
     for seed, step in ((0, 0), (1, 5)):
@@ -248,7 +257,7 @@ def test_a_resumed_run_keeps_weights_that_are_better_than_all_it_finds(
 def test_validations_and_checkpoints_do_not_slow_the_meter_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step takes a second, each of those ten."""
+    """A step takes a second, each of those ten, and so does keeping the best weights."""
     clock, account = Clock(), Loop._account
 
     def step(loop: Loop, number: int, sums: Tensor) -> None:
@@ -263,6 +272,7 @@ def test_validations_and_checkpoints_do_not_slow_the_meter_down(
     monkeypatch.setattr(Loop, "_account", step)
     monkeypatch.setattr(Loop, "evaluate", slow)
     monkeypatch.setattr(Checkpoints, "save", slow)
+    monkeypatch.setattr(Checkpoints, "save_best", slow)
     cfg = small_config(tmp_path / "out", steps=2, log_every=2, validate_every=1, checkpoint_every=1, lr=1e-12)
     loop = small_loop(cfg)
     rows = loop.reader.order.rows_of_step(0) + loop.reader.order.rows_of_step(1)

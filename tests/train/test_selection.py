@@ -1,5 +1,7 @@
 """Larger is better, whatever is compared."""
 
+import math
+
 from train.selection import rule, score
 from train.sums import Sums
 
@@ -16,3 +18,10 @@ def test_tau_decides_where_p_is_known() -> None:
 def test_the_lower_loss_decides_where_none_is() -> None:
     assert score(Sums(loss=4.0, loss_count=4.0)) > score(Sums(loss=3.0, loss_count=2.0))
     assert rule(Sums(loss=4.0, loss_count=4.0)) == "lowest held-out loss"
+
+
+def test_what_is_no_number_is_worse_than_every_number() -> None:
+    """Nothing is larger than NaN: kept once, it would stay."""
+    nan, worst = float("nan"), Sums(loss=1e30, loss_count=1.0)
+    for broken in (Sums(loss=nan, loss_count=1.0), Sums(loss=1.0, loss_count=1.0, tau=nan, tau_count=1.0)):
+        assert score(broken) == -math.inf < score(worst)

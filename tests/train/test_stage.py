@@ -174,6 +174,28 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path, target: Path, recor
     assert (tmp_path / "out" / "manifest.json").stat().st_mtime_ns == written
 
 
+def test_a_run_that_was_killed_before_it_took_over_its_checkpoint_still_starts_from_it(
+    tmp_path: Path, target: Path, records: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder holds no checkpoint yet, but says which one it is to start from."""
+    changes: dict[str, Any] = {"records": str(records), "steps": 2, "log_every": 1}
+    run(tiny_config(tmp_path / "first", target, **changes))
+    changes |= {"steps": 3, "lr": 1e-3}
+    source = tmp_path / "first" / "checkpoints" / "step_00000002"
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("train.stage.adopt", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(tiny_config(tmp_path / "second", target, **changes, resume=str(source)))
+    run(tiny_config(tmp_path / "second", target, **changes, resume="auto"))
+    first, second = (metrics(tmp_path / folder, "train") for folder in ("first", "second"))
+    assert [line["loss"] for line in second[:2]] == [line["loss"] for line in first]
+    assert [line["step"] for line in second] == [1, 2, 3]
+
+
 def test_a_checkpoint_can_be_continued_in_another_folder(tmp_path: Path, target: Path, records: Path) -> None:
     changes: dict[str, Any] = {"records": str(records), "keep_checkpoints": 9}
     run(tiny_config(tmp_path / "whole", target, **changes))
