@@ -48,7 +48,9 @@ def test_sums_are_those_of_the_plain_formulas() -> None:
 def test_text_alone_has_no_acceptance() -> None:
     batch = packed_batch()
     module = DraftLoss(LMDraft(tiny_llama()), ObjectiveConfig(name="cross_entropy"), window=2)
-    means = Sums.from_tensor(module(batch)[1]).means()
+    sums = Sums.from_tensor(module(batch)[1])
+    means = sums.means()
+    assert (sums.loss_count, sums.tokens) == (11, 14)
     assert means["loss"] is not None
     assert means["alpha"] is None
     assert means["tau"] is None
@@ -202,6 +204,12 @@ def test_a_row_by_hand() -> None:
     assert gradient == pytest.approx([4 * (0.5 - 0.75), 4 * (0.5 - 0.25)])
 
 
+def test_a_head_of_one_token_has_rounds_of_one() -> None:
+    """Four of them, of 1 + 3/4 tokens; no window is laid over its steps."""
+    _, sums, _ = sums_and_gradient(DraftLoss(Table([0.5, 0.5]), ObjectiveConfig(), None), one_row([[0.75, 0.25]]))
+    assert (sums.tau, sums.tau_count) == (4 * 1.75, 4)
+
+
 def test_a_token_whose_p_is_not_recorded_ends_the_rounds_around_it() -> None:
     """The middle one of three: no round of two is left. The loss is that of the three others, for four."""
     loss, sums, _ = sums_and_gradient(
@@ -257,6 +265,19 @@ def test_chances_that_were_estimated_above_one_are_one() -> None:
     total.backward()
     assert logits.grad is not None
     assert logits.grad.tolist() == [pytest.approx([-0.119203, 0.880797, 0.0], rel=1e-5)]
+
+
+def test_the_confidence_of_a_single_token_counts_whole() -> None:
+    """It predicts 1/2, which costs log 2 whatever comes."""
+    batch = one_row([[0.75, 0.25]])
+    batch.loss_mask[0, 3:] = False
+    confident = Table([0.5, 0.5])
+    steps = confident.unroll
+    confident.unroll = lambda batch: (replace(one, confidence=torch.zeros(1, 8)) for one in steps(batch))
+    losses = [
+        DraftLoss(confident, ObjectiveConfig(confidence_weight=weight), 2)(batch)[0].item() for weight in (0.0, 1.0)
+    ]
+    assert losses[1] - losses[0] == pytest.approx(math.log(2))
 
 
 def test_confidence_that_nothing_can_be_compared_with_is_not_trained() -> None:

@@ -1,5 +1,8 @@
 """Sums and counts are added and divided once."""
 
+import json
+from dataclasses import asdict
+
 import torch
 
 from train.sums import Sums
@@ -13,6 +16,7 @@ def test_each_sum_is_divided_by_its_own_count() -> None:
 
 def test_what_was_never_counted_has_no_mean() -> None:
     """Rather than 0, which would be a loss to be proud of."""
+    assert Sums().tensor().tolist() == [0.0] * 9
     assert Sums(tokens=5.0).means() == {"loss": None, "alpha": None, "tau": None, "confidence_loss": None}
 
 
@@ -26,6 +30,8 @@ def test_the_mean_of_two_parts_is_over_all_that_they_counted() -> None:
 def test_counts_travel_exactly_however_large() -> None:
     """A run reads more tokens than float32 can count."""
     many = Sums(tokens=2.0**24 + 1)
-    assert Sums.from_tensor(many.tensor()) == many
+    again = Sums.from_tensor(many.tensor())
+    assert again == many
+    assert json.loads(json.dumps(asdict(again))) == asdict(many)  # as a checkpoint keeps them
     assert ONE.tensor().tolist() == [6.0, 3.0, 2.0, 4.0, 9.0, 2.0, 10.0, 1.5, 6.0]
     assert ONE.tensor(torch.device("meta")).device.type == "meta"
