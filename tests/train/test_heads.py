@@ -202,6 +202,17 @@ def test_muon_takes_the_layers_matrices_alone(tmp_path: Path, target: Path, corp
     assert len(by_muon) + len(by_adamw) == len(names)
 
 
+@pytest.mark.parametrize("vocab", [None, 40])
+def test_muon_leaves_tables_of_a_reduced_vocabulary_alone(target: Path, vocab: int | None) -> None:
+    known = built_head(target, "dspark").head
+    ids = None if vocab is None else torch.arange(vocab)
+    head = HEADS["dspark"][1](replace(known.config, draft_vocab_size=vocab), known.ends, ids)
+    muon, _ = build_optimizers(head, head_config(Path("out"), target, "dspark", data=TEXT, optimizer="muon"))
+    moved = {id(weight) for group in muon.param_groups for weight in group["params"]}
+    tables = {name for name, weight in head.named_parameters() if weight.ndim == 2 and id(weight) not in moved}
+    assert {name.split(".")[0] for name in tables} == {"markov_in", "markov_out", "mask"}
+
+
 @pytest.fixture
 def refuse(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs a head that must be refused with this message, before any weight is loaded."""
