@@ -38,6 +38,8 @@ class ModelConfig:
     """Attention kernel: auto is sdpa where the model has it; flash attention takes no masks and is refused."""
     trust_remote_code: bool = False
     """Run code that a hub repository ships; off unless asked for."""
+    allow_missing: bool = False
+    """Load weights that are not those that config.json calls for: what is missing is random, what is left over lost."""
 
 
 @dataclass

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging as hf_logging
+from transformers import PreTrainedModel
 
 from decode.config import ModelConfig
 from decode.head import OutputHead
-from decode.models import describe_model, resolve_device
+from decode.models import describe_model, read_weights, resolve_device
+from decode.weights import check_report, quiet
 
 
 @dataclass(frozen=True)
@@ -38,14 +37,8 @@ def load_ends(source: ModelConfig) -> Ends:
     description = describe_model(source)
     fields = {"num_hidden_layers": 0, "layer_types": []}
     fields = {name: value for name, value in fields.items() if hasattr(description.config, name)}
-    verbosity = hf_logging.get_verbosity()
-    hf_logging.set_verbosity_error()  # else it lists every weight of the layers that are left out on purpose
-    model = AutoModelForCausalLM.from_pretrained(
-        description.path,
-        config=type(description.config)(**description.config.to_dict() | fields),
-        revision=source.revision,
-        dtype="auto" if source.dtype == "auto" else getattr(torch, source.dtype),
-        trust_remote_code=source.trust_remote_code,
-    )
-    hf_logging.set_verbosity(verbosity)
+    config = type(description.config)(**description.config.to_dict() | fields)
+    with quiet():  # else it lists every weight of the layers that are left out on purpose
+        model, report = read_weights(replace(source, device_map=None), config, role="target")
+    check_report(report | {"unexpected_keys": ()}, source, role="target")
     return ends_of(model.to(resolve_device(source.device)).eval().requires_grad_(False))  # type: ignore[arg-type]

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -27,6 +26,9 @@ from transformers.utils import logging as hf_logging
 
 from decode.config import ModelConfig
 from decode.house.errors import InputError
+from decode.house.run_folder import read_json
+from decode.weight_files import DAMAGED, damaged
+from decode.weights import check_headers, check_report, no_model
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
@@ -120,7 +122,8 @@ def files_fingerprint(folder: Path) -> str:
 
 
 def describe_model(source: ModelConfig, role: str = "target") -> ModelDescription:
-    """Read config.json of `source`; raises InputError where there is no model that this decoder can treat exactly."""
+    """Read config.json of `source`, and of a folder the headers of its weights; raises InputError where there is no
+    model that this decoder can treat exactly, or other weights than config.json calls for."""
     if source.path is None:
         raise InputError(f"{role}.path is not set, so there is no {role} model to load; give a folder or a hub id")
     folder = Path(source.path)
@@ -130,6 +133,9 @@ def describe_model(source: ModelConfig, role: str = "target") -> ModelDescriptio
         config = AutoConfig.from_pretrained(
             source.path, revision=source.revision, trust_remote_code=source.trust_remote_code
         )
+    except (TypeError, ZeroDivisionError) as error:  # sizes that its own class divides by
+        fields = read_json(folder / "config.json") if folder.is_dir() else {}
+        raise InputError(no_model(f"{role}.path={source.path}", fields, error)) from error
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise InputError(
             f"{role}.path={source.path} is neither a model folder here nor a hub repository that can be reached: "
@@ -138,29 +144,51 @@ def describe_model(source: ModelConfig, role: str = "target") -> ModelDescriptio
     refuse_unsupported(config, source.path, role)
     attention_of(config, source.attn_implementation)
     resolve_device(source.device)
+    if folder.is_dir():
+        check_headers(source, config, role)
     return ModelDescription(source, config)
 
 
 def load_model(source: ModelConfig, role: str = "target") -> PreTrainedModel:
-    """The model in eval mode with frozen weights, on its device; checked first as by `describe_model`."""
+    """The model in eval mode with frozen weights, on its device; checked first as by `describe_model`, and by
+    transformers' own report of what it loaded."""
     description = describe_model(source, role)
     if description.weight_bytes < QUICKLY_READ:
         hf_logging.disable_progress_bar()
+    model, report = read_weights(source, description.config, role)
+    check_report(report, source, role)
+    if source.device_map is None:
+        model.to(resolve_device(source.device))  # type: ignore[arg-type]
+    return model.eval().requires_grad_(False)
+
+
+def read_weights(source: ModelConfig, config: PretrainedConfig, role: str) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A model of `config` with the weights of `source`, and transformers' report of what was missing, unexpected or of
+    another shape, for `decode.weights.check_report`; InputError where files are missing or damaged."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            description.path,
-            config=description.config,
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source.path,
+            config=config,
             revision=source.revision,
             dtype="auto" if source.dtype == "auto" else getattr(torch, source.dtype),
             device_map=source.device_map,
             attn_implementation=attention_of(description.config, source.attn_implementation),
             trust_remote_code=source.trust_remote_code,
+            ignore_mismatched_sizes=True,  # they are in the report, which names the two shapes
+            output_loading_info=True,
         )
-    except SafetensorError as error:
-        raise InputError(f"the weights of {role}.path={source.path} are damaged: {error}. Fetch them again") from error
-    if source.device_map is None:
-        model.to(resolve_device(source.device))  # type: ignore[arg-type]
-    return model.eval().requires_grad_(False)
+    except DAMAGED as error:
+        raise InputError(damaged(f"{role}.path={source.path}", error)) from error
+    except RuntimeError as error:
+        if "conversion of the weights" not in str(error):
+            raise
+        raise InputError(
+            f"the weights of {role}.path={source.path} are not those that its config.json calls for: transformers "
+            "merges some of them, and the report above names those that it could not. Copy the folder again"
+        ) from error
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise InputError(with_adapter(source.path, role))
+    return model, report
 
 
 def attention_of(config: PretrainedConfig, asked: str = "auto") -> str:
@@ -251,8 +279,17 @@ def _check_folder(folder: Path, role: str) -> None:
         raise InputError(
             f"{role}.path={folder} holds no config.json, so it is not a model folder in transformers format"
         )
-    if not _weight_files(folder):
-        raise InputError(f"{role}.path={folder} holds a config.json but no weights ({', '.join(WEIGHT_FILES)})")
+    if (folder / "adapter_config.json").is_file():
+        raise InputError(with_adapter(folder, role))
+
+
+def with_adapter(path: object, role: str) -> str:
+    """What to say of a checkpoint with an adapter in it."""
+    return (
+        f"{role}.path={path} holds an adapter (adapter_config.json) beside the weights: whether it counts depends on "
+        "the packages installed, so the same folder is two models. Merge it (peft's merge_and_unload) and save the "
+        "result, or take adapter_config.json away"
+    )
 
 
 def refuse_unsupported(config: PretrainedConfig, path: str, role: str = "target") -> None:

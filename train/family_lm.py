@@ -63,7 +63,7 @@ def lm_build(draft: DraftConfig, shape: LMShape, ends: Ends | None = None) -> Bu
     """From torch's global generator or pretrained, with adapters where asked for; it has ends of its own."""
     if shape.source is None:
         return Built(LMDraft.from_config(shape.config))
-    module = LMDraft.from_pretrained(shape.source, torch.float32)
+    module = LMDraft.from_pretrained(shape.source, "float32", draft.revision, role="draft.init_from")
     if draft.lora.rank == 0:
         return Built(module)
     from peft import LoraConfig, get_peft_model

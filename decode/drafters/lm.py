@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from decode.config import ModelConfig, Precision
 from decode.drafters.base import Batch, Context, Step
 from decode.drafters.chains import pending_tokens, propose_chain
 from decode.drafters.levels import Levels, Unit, visible_slots
@@ -17,7 +18,7 @@ from decode.drafters.trees import propose_tree
 from decode.head import head_of
 from decode.house.progress import get_logger
 from decode.masks import layer_masks, packed_visibility
-from decode.models import attention_of, longest_context
+from decode.models import attention_of, load_model, longest_context
 from decode.shapes import Static
 from decode.target import CachedModel, NodePass, runner_for
 from decode.tree import Tree
@@ -47,10 +48,13 @@ class LMDraft(nn.Module):
         return cls(AutoModelForCausalLM.from_config(config, attn_implementation=attention_of(config)))
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, dtype: torch.dtype | str = "auto") -> LMDraft:
-        """A transformers folder or hub id."""
-        attention = attention_of(AutoConfig.from_pretrained(path))
-        return cls(AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention))
+    def from_pretrained(
+        cls, path: str | Path, dtype: Precision = "auto", revision: str | None = None, role: str = "draft"
+    ) -> LMDraft:
+        """A transformers folder or hub id, on the CPU, to be trained; raises InputError as `decode.models.load_model`
+        does, which speaks of `role`."""
+        source = ModelConfig(path=str(path), revision=revision, dtype=dtype, device="cpu")
+        return cls(load_model(source, role).requires_grad_(True))
 
     @property
     def source(self) -> str:
