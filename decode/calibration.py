@@ -15,7 +15,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from decode.drafters.base import Drafter
-from decode.drafters.describe import describe_draft
 from decode.drafters.heads import HeadDraft
 from decode.drafters.lm import LMDraft
 from decode.drafters.load import describe_loaded
@@ -23,6 +22,7 @@ from decode.house.environment import environment
 from decode.house.progress import get_logger
 from decode.house.run_folder import read_json, write_json
 from decode.loop import Request
+from decode.models import files_fingerprint
 from decode.round_costs import RoundCosts
 from decode.shapes import Dynamic, Shape, Static
 
@@ -91,8 +91,15 @@ def pair_key(model: PreTrainedModel, drafter: Drafter, request: Request, batch_s
     if not isinstance(drafter, LMDraft | HeadDraft):
         return key_of(target, {"fingerprint": f"object {id(drafter)}"}, request, batch_size)
     source = drafter.source
-    draft = loaded_key(drafter, source, lambda: describe_draft(source, describe_loaded(model)).fingerprint)
+    draft = loaded_key(drafter, source, lambda: _draft_fingerprint(drafter))
     return key_of(target, draft, request, batch_size)
+
+
+def _draft_fingerprint(drafter: LMDraft | HeadDraft) -> str:
+    """Of its files, whether or not it was trained for the target that it serves."""
+    if isinstance(drafter, HeadDraft):
+        return files_fingerprint(Path(drafter.source))
+    return describe_loaded(drafter.model).fingerprint
 
 
 def loaded_key(model: PreTrainedModel | LMDraft | HeadDraft, source: str | None, fingerprint: Callable[[], str]) -> Key:

@@ -25,6 +25,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as hf_logging
 
 from decode.config import ModelConfig
+from decode.fingerprint import weights_fingerprint
 from decode.house.errors import InputError
 from decode.house.run_folder import read_json
 from decode.weight_files import DAMAGED, damaged
@@ -45,6 +46,8 @@ class ModelDescription:
 
     source: ModelConfig
     config: PretrainedConfig
+    model: PreTrainedModel | None = None
+    """The model itself, where it is in memory already."""
 
     @property
     def path(self) -> str:
@@ -93,6 +96,11 @@ class ModelDescription:
         if not Path(self.path).is_dir():
             return f"hub:{self.path}@{commit or self.source.revision or 'main'}"
         return files_fingerprint(Path(self.path))
+
+    @cached_property
+    def weights_fingerprint(self) -> str | None:
+        """As `decode.fingerprint` says; None where it is not in memory."""
+        return None if self.model is None else weights_fingerprint(self.model)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -255,13 +263,7 @@ def chat_template_hash(tokenizer: PreTrainedTokenizerBase) -> str | None:
 def check_same_tokens(target: ModelDescription, draft: ModelDescription) -> None:
     """Raise InputError unless both models speak of the same tokens; without draft tokenizer files only sizes are
     compared."""
-    if target.vocab_size != draft.vocab_size:
-        raise InputError(
-            f"draft {draft.path} has {draft.vocab_size} vocabulary entries, target {target.path} has "
-            f"{target.vocab_size}: "
-            "acceptance compares full distributions, so both must be over the same tokens. "
-            "Use a draft with the target's tokenizer and padded vocabulary size, or train one with `python -m train`"
-        )
+    check_same_size(target, draft)
     ours, theirs = draft.token_map_hash, target.token_map_hash
     if ours is not None and theirs is not None and ours != theirs:
         raise InputError(
@@ -269,6 +271,17 @@ def check_same_tokens(target: ModelDescription, draft: ModelDescription) -> None
             f"{ours[:12]} in "
             f"{draft.path}, {theirs[:12]} in {target.path}; the same id would mean different text. "
             "Use a draft trained on the target's own tokenizer"
+        )
+
+
+def check_same_size(target: ModelDescription, draft: ModelDescription) -> None:
+    """Raise InputError unless both vocabularies have as many entries."""
+    if target.vocab_size != draft.vocab_size:
+        raise InputError(
+            f"draft {draft.path} has {draft.vocab_size} vocabulary entries, target {target.path} has "
+            f"{target.vocab_size}: "
+            "acceptance compares full distributions, so both must be over the same tokens. "
+            "Use a draft with the target's tokenizer and padded vocabulary size, or train one with `python -m train`"
         )
 
 

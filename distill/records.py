@@ -33,9 +33,9 @@ IDENTITIES = {
 log = get_logger("records")
 
 
-def identity_of(target: ModelDescription) -> dict[str, Any]:
-    """What of a target its records are bound to."""
-    return {"path": target.path} | {name: getattr(target, name) for name in IDENTITIES}
+def identity_of(target: ModelDescription, weights: str | None = None) -> dict[str, Any]:
+    """What of a target its records are bound to, and the fingerprint of its weights in memory, where it is known."""
+    return {"path": target.path, **{name: getattr(target, name) for name in IDENTITIES}, "weights": weights}
 
 
 class RecordWriter:
@@ -71,12 +71,15 @@ class RecordWriter:
         write_json(note, known)
         return known
 
-    def finish(self, num_shards: int, target: ModelDescription, provenance: dict[str, Any]) -> dict[str, Any]:
-        """Merge the shards of all ranks into the manifest; rank 0 only, once all shards are there."""
+    def finish(
+        self, num_shards: int, target: ModelDescription, weights: str | None, provenance: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Merge the shards of all ranks into the manifest; rank 0 only, once all shards are there. `weights` is the
+        fingerprint of those that made them (`decode.fingerprint`)."""
         shards = [read_json(self._files(index)[1]) for index in range(num_shards)]
         manifest = {
             "records_version": RECORDS_VERSION,
-            "target": identity_of(target),
+            "target": identity_of(target, weights),
             "layout": asdict(self.layout),
             **provenance,
             "counts": {name: sum(shard[name] for shard in shards) for name in COUNTS},

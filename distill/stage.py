@@ -12,6 +12,7 @@ import torch
 from accelerate import PartialState
 from transformers import PreTrainedModel
 
+from decode.fingerprint import weights_fingerprint
 from decode.house.errors import InputError
 from decode.house.progress import get_logger, progress
 from decode.house.run_folder import (
@@ -37,6 +38,8 @@ from distill.texts import Texts, open_texts
 
 SLOWEST_RANK = timedelta(days=7)  # the first rank to finish waits for the last one this long
 
+TARGET_FILE = "target.json"  # which weights the records are made from
+
 log = get_logger("distill")
 
 
@@ -60,7 +63,8 @@ def run(config: DistillConfig) -> None:
         if folder.is_finished:
             return
         _check_same_texts(folder, texts, ranks)
-        records = _write_shards(config, plan, texts, folder, ranks)
+        _check_same_target(folder, target)
+        records = _write_shards(config, plan, target, texts, folder, ranks)
         ranks.wait_for_everyone()
         if ranks.is_main_process:
             _finish(config, plan, target, texts, records)
@@ -80,11 +84,27 @@ def _check_same_texts(folder: RunFolder, texts: Texts, ranks: PartialState) -> N
         write_json(note, {"sha256": now, "prompts": texts.num_prompts})
 
 
+def _check_same_target(folder: RunFolder, target: ModelDescription) -> None:
+    """The same of the target: files that were replaced under its path would make the other half of the records."""
+    note = folder.file(TARGET_FILE)
+    before = read_json(note)["fingerprint"] if note.is_file() else target.fingerprint
+    if before != target.fingerprint:
+        raise InputError(
+            f"target.path={target.path} had fingerprint {before} when the run in {folder.path} started, and now has "
+            f"{target.fingerprint}: records of two targets would be mixed. Use another output_dir"
+        )
+
+
 def _write_shards(
-    config: DistillConfig, plan: Plan, texts: Texts, folder: RunFolder, ranks: PartialState
+    config: DistillConfig,
+    plan: Plan,
+    target: ModelDescription,
+    texts: Texts,
+    folder: RunFolder,
+    ranks: PartialState,
 ) -> RecordWriter:
     """Write this rank's shards: every n-th of them, less those that a killed run has left."""
-    model = cache(lambda: _load(config))
+    model = cache(lambda: _load(config, target, folder, ranks))
     code = _feature_code(config, plan, texts, model, folder, ranks)
     records = RecordWriter(folder, plan.layout)
     mine = {
@@ -109,9 +129,14 @@ def _write_shards(
     return records
 
 
-def _load(config: DistillConfig) -> PreTrainedModel:
+def _load(config: DistillConfig, target: ModelDescription, folder: RunFolder, ranks: PartialState) -> PreTrainedModel:
+    """The target; rank 0, which writes the first shard and so always loads it, notes which it is."""
     log.info("loading %s", config.target.path)
-    return load_model(config.target)
+    model = load_model(config.target)
+    if ranks.is_main_process:
+        note = {"fingerprint": target.fingerprint, "weights": weights_fingerprint(model)}
+        write_json(folder.file(TARGET_FILE), note)
+    return model
 
 
 def _feature_code(
@@ -137,7 +162,9 @@ def _feature_code(
 
 def _finish(config: DistillConfig, plan: Plan, target: ModelDescription, texts: Texts, records: RecordWriter) -> None:
     about: dict[str, Any] = {"seed": config.seed, "p": "temperature 1, unwarped", **texts.provenance()}
-    manifest = records.finish(plan.num_shards, target, about)
+    note = records.run.file(TARGET_FILE)  # a run that an earlier version started has none
+    weights = read_json(note)["weights"] if note.is_file() else None
+    manifest = records.finish(plan.num_shards, target, weights, about)
     counts = manifest["counts"]
     log.info(
         "%s: %d records, %d tokens, %d of them with p, %d bytes (%.1f a token)",

@@ -2,12 +2,15 @@
 
 import json
 import random
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.bad_configurations import bad_arguments, good_commands, tiny_training
 from tests.commands import MINIMUM, ROOT, STAGES
@@ -51,6 +54,50 @@ def test_generated_bad_configurations_end_with_a_message(call, stage: str, tmp_p
         assert not (tmp_path / "out").exists(), f"{arguments} left files behind"
     assert (tmp_path / "taken" / "mine.txt").read_text() == "somebody's work"
     assert len(list((tmp_path / "taken").iterdir())) == 1
+
+
+def without_a_tensor(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.0.self_attn.q_proj.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def with_more_layers(folder: Path) -> None:
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(fields | {"num_hidden_layers": 5}))
+
+
+def with_a_program(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nmkdir\n(V" + str(folder / "made").encode() + b"\ntR.")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (without_a_tensor, "missing: model.layers.0.self_attn.q_proj.weight"),
+        (with_more_layers, "num_hidden_layers=5, and the weights have 2"),
+        (with_a_program, "nothing of it was run"),
+    ],
+)
+def test_weights_that_are_not_what_they_should_be_end_with_a_message(
+    call, damage: Callable[[Path], None], words: str, tmp_path: Path, monkeypatch
+) -> None:
+    """Wherever a stage names a model, and before anything is written."""
+    monkeypatch.chdir(tmp_path)
+    good = good_commands(tmp_path)
+    bad = shutil.copytree(tmp_path / "target", tmp_path / "bad")
+    damage(bad)
+    places = {"distill": ["target.path"], "train": ["target.path", "draft.init_from"]}
+    places |= {"decode": ["target.path", "draft.path"], "eval": ["target.path", "drafts.one"]}
+    for stage, key in [(stage, key) for stage, keys in places.items() for key in keys]:
+        own = ["tokenizer.train_entries=null"] if (stage, key) == ("train", "target.path") else []
+        code, shown = call(stage, *good[stage], *own, f"{key}={bad}")
+        assert code == 2, (stage, key, shown)
+        assert words in shown, (stage, key, shown)
+        assert "Traceback" not in shown
+        assert not (tmp_path / "out").exists()
+    assert not (bad / "made").exists()
 
 
 def test_a_plan_says_what_would_run_and_writes_nothing(call, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from decode.drafters.base import Batch
 from decode.drafters.dspark import DSparkDraft
 from decode.ends import Ends
+from decode.fingerprint import weights_fingerprint
 from decode.house.progress import get_logger
 from decode.house.run_folder import RunFolder, write_json
 from train.checkpoint import TrainState
@@ -47,7 +48,8 @@ def keep_result(
     """
     built = kept_draft(cfg, inputs, book, state, ends)
     measured = facts(inputs, state) | calibrate(built.module, validation, cfg)
-    FAMILIES[cfg.draft.family].export(built, folder.path / "model", _export(cfg, inputs, measured))
+    weights = _target_weights(cfg, inputs, ends)
+    FAMILIES[cfg.draft.family].export(built, folder.path / "model", _export(cfg, inputs, measured, weights))
     write_json(folder.file("result.json"), measured)
     book.tracker.finish([folder.path / "model" / "README.md", folder.file("result.json")], measured)
     if book.log is not None:
@@ -87,13 +89,21 @@ def facts(inputs: Inputs, state: TrainState) -> dict[str, Any]:
     }
 
 
-def _export(cfg: TrainConfig, inputs: Inputs, measured: dict[str, Any]) -> Export:
+def _target_weights(cfg: TrainConfig, inputs: Inputs, ends: Ends | None) -> str | None:
+    """Fingerprint of the weights whose hidden states a head learned from: the live target's, or those of its
+    records."""
+    if ends is not None and cfg.target_source == "live":
+        return weights_fingerprint(ends.head.model)
+    return inputs.recorded_weights
+
+
+def _export(cfg: TrainConfig, inputs: Inputs, measured: dict[str, Any], weights: str | None) -> Export:
     provenance: dict[str, Any] = {"config": asdict(cfg), "data": inputs.data, "measured": measured, "target": None}
     source, revision = cfg.tokenizer.path or str(tokenizer_folder(cfg)), None
     if inputs.target is not None:
         source, revision = inputs.target.path, cfg.target.revision
         names = ("path", "fingerprint", "vocab_size", "token_map_hash", "chat_template_hash")
-        provenance["target"] = {name: getattr(inputs.target, name) for name in names}
+        provenance["target"] = {name: getattr(inputs.target, name) for name in names} | {"weights": weights}
     return Export(
         tokenizer_source=source,
         tokenizer_revision=revision,

@@ -17,40 +17,59 @@ from decode.drafters.mtp import MTPDraft
 from decode.drafters.own_mtp import own_mtp
 from decode.drafters.saved_head import HEADS, PROVENANCE, load_head
 from decode.ends import ends_of
+from decode.fingerprint import changed_since_read
 from decode.house.errors import InputError
 from decode.house.run_folder import read_json
-from decode.models import ModelDescription, check_same_tokens, describe_model, load_model
+from decode.models import ModelDescription, check_same_size, check_same_tokens, describe_model, load_model
 
 FAMILIES = ("lm", *HEADS)
 OWN = "mtp"
 """In place of a folder: the MTP layer of the target's own checkpoint."""
 
 
-def load_drafter(path: str | Path, target: PreTrainedModel, dtype: Precision = "auto") -> Drafter:
+def load_drafter(path: str | Path, target: PreTrainedModel, dtype: Precision = "auto", check: bool = True) -> Drafter:
     """The drafter saved in `path`, on the target's device, in `dtype` ("auto": the target's own).
 
     `path` is a draft's folder or that of the run that trained it; a plain transformers folder is an `lm` draft.
-    Raises InputError where vocabularies or tokenizers differ; where a folder holds no tokenizer files, only
-    vocabulary sizes are compared.
+    Raises InputError where vocabularies or tokenizers differ (where a folder holds no tokenizer files, only vocabulary
+    sizes are compared), and where a head was trained on other weights than the target has, in its files or in memory.
+    `check=False` compares sizes alone, also with a target that came from no files.
     """
     folder = str(model_folder(path))
     if dtype == "auto":
         dtype = cast(Precision, str(target.dtype).removeprefix("torch."))
+    known = describe_loaded(target, check)
     if folder == OWN or family_of(folder) in HEADS:
-        head = load_own(target) if folder == OWN else load_head(folder, ends_of(target), describe_loaded(target))
-        head.source = describe_loaded(target).path if folder == OWN else folder
+        head = load_own(target, check) if folder == OWN else load_head(folder, ends_of(target), known, check)
+        head.source = known.path if folder == OWN else folder
         return head.to(target.device, getattr(torch, dtype)).requires_grad_(False).eval()
     source = ModelConfig(path=folder, device=str(target.device))
-    check_same_tokens(describe_loaded(target), describe_model(source, role="draft"))
+    compare = check_same_tokens if check else check_same_size
+    compare(known, describe_model(source, role="draft"))
     return cast(Drafter, LMDraft(load_model(replace(source, dtype=dtype), role="draft")).eval())
 
 
-def load_own(target: PreTrainedModel) -> HeadDraft:
-    """The target's own MTP layer, applied to its own output; InputError where the checkpoint has none."""
-    config, weights = own_mtp(describe_loaded(target), depth=1)
+def load_own(target: PreTrainedModel, check: bool = True) -> HeadDraft:
+    """The target's own MTP layer, applied to its own output; InputError where the checkpoint has none, and, with
+    `check`, where the target in memory has other weights than the checkpoint."""
+    known = describe_loaded(target, check)
+    config, weights = own_mtp(known, depth=1)
+    if check:
+        _check_as_in_files(target, known.path)
     head = MTPDraft(config, ends_of(target))
     head.load_state_dict(weights)
     return head
+
+
+def _check_as_in_files(target: PreTrainedModel, folder: str) -> None:
+    changed = changed_since_read(target, Path(folder))
+    if changed:
+        raise InputError(
+            f"the MTP layer in {folder} was trained with the weights beside it, and {len(changed)} tensors of the "
+            f"target in memory are not those of its files ({', '.join(changed[:3])}): they were changed after they "
+            "were loaded (an adapter merged, more training), and the layer would draft from states that mean something "
+            "else. Load the target anew, train a head for this one, or insist with load_drafter(..., check=False)"
+        )
 
 
 def model_folder(path: str | Path) -> Path | str:
@@ -68,13 +87,14 @@ def family_of(path: str) -> str:
     return family
 
 
-def describe_loaded(model: PreTrainedModel) -> ModelDescription:
-    """The description of a model that is in memory already, found again by the path it came from; InputError where it
-    came from nowhere. What was done to its weights since does not show."""
+def describe_loaded(model: PreTrainedModel, check: bool = True) -> ModelDescription:
+    """The description of a model that is in memory already, found again by the path it came from; InputError, with
+    `check`, where it came from nowhere. What was done to its weights since shows in `weights_fingerprint` alone."""
     path = model.config.name_or_path or model.name_or_path
-    if not path:
+    if check and not path:
         raise InputError(
             "the target was built in memory, so nothing says which files it is, and whether a saved draft fits it "
-            "cannot be checked. Save it, and load it with from_pretrained"
+            "cannot be checked. Save it, and load it with from_pretrained, or insist with load_drafter(..., "
+            "check=False)"
         )
-    return ModelDescription(ModelConfig(path=path), model.config)
+    return ModelDescription(ModelConfig(path=path or "the target in memory"), model.config, model)

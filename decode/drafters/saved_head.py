@@ -18,6 +18,7 @@ from decode.drafters.hydra import HydraConfig, HydraDraft
 from decode.drafters.medusa import MedusaConfig, MedusaDraft
 from decode.drafters.mtp import MTPConfig, MTPDraft
 from decode.ends import Ends
+from decode.fingerprint import comparable
 from decode.house.errors import InputError
 from decode.house.run_folder import read_json
 from decode.models import ModelDescription
@@ -36,10 +37,10 @@ HEADS: dict[str, tuple[type[HeadConfig], type[HeadDraft]]] = {
 Shapes = dict[str, tuple[int, ...]]
 
 
-def load_head(folder: str | Path, ends: Ends, target: ModelDescription) -> HeadDraft:
+def load_head(folder: str | Path, ends: Ends, target: ModelDescription, check: bool = True) -> HeadDraft:
     """The head saved in `folder`, in the precision it was saved in, on the CPU; InputError as `read_head` raises, and
     where its draft vocabulary has no end of text."""
-    config = read_head(folder, target)
+    config = read_head(folder, target, check)
     vocab = None if config.draft_vocab_size is None else torch.zeros(config.draft_vocab_size, dtype=torch.long)
     head = HEADS[config.family][1](config, ends, vocab)
     weights = load_file(Path(folder) / WEIGHTS)
@@ -49,15 +50,17 @@ def load_head(folder: str | Path, ends: Ends, target: ModelDescription) -> HeadD
     return head
 
 
-def read_head(folder: str | Path, target: ModelDescription) -> HeadConfig:
+def read_head(folder: str | Path, target: ModelDescription, check: bool = True) -> HeadConfig:
     """The configuration of a whole head of this target; InputError for anything that is missing, damaged, of another
-    version or of another target."""
+    version or of another target. `check=False`: of any target of the same sizes."""
     missing = [name for name in ("config.json", WEIGHTS, PROVENANCE) if not (Path(folder) / name).is_file()]
     if missing:
         raise InputError(f"the head {folder} lacks {' and '.join(missing)}, so it is not whole; copy its folder again")
     written = read_json(Path(folder) / PROVENANCE)
-    _check_target(folder, written.get("target") or {}, target)
+    if check:
+        _check_target(folder, written.get("target") or {}, target)
     config = _config(folder, written.get("family"))
+    _check_sizes(folder, config, target)
     check_taps(target.config.get_text_config(), config.taps, target.path)
     check_fits(expected(config), shapes_of(folder), f"the head {folder}")
     return config
@@ -118,6 +121,24 @@ def _check_target(folder: str | Path, trained: dict[str, Any], target: ModelDesc
             f"{trained.get('fingerprint')}, and {target.path} has {target.fingerprint}: it would draft from states "
             "that mean something else. Give the target that it knows, or train one for this target: python -m train"
         )
+    ours, theirs = target.weights_fingerprint, trained.get("weights")
+    if comparable(ours, theirs) and ours != theirs:
+        raise InputError(
+            f"the head {folder} was trained on weights with fingerprint {theirs}, and the target in memory has {ours}, "
+            f"although {target.path} is the one it knows: the weights were changed after they were loaded (an adapter "
+            "merged, more training), and the head would draft from states that mean something else. Load the target "
+            "anew, train a head for this one, or insist with load_drafter(..., check=False)"
+        )
+
+
+def _check_sizes(folder: str | Path, config: HeadConfig, target: ModelDescription) -> None:
+    for name in ("hidden_size", "vocab_size"):
+        ours, theirs = getattr(config, name), getattr(target, name)
+        if ours != theirs:
+            raise InputError(
+                f"the head {folder} is made for {name}={ours}, and {target.path} has {theirs}: it can draft nothing "
+                "for it. Train one for this target: python -m train"
+            )
 
 
 def _check_vocabulary(folder: str | Path, head: HeadDraft) -> None:

@@ -12,10 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from decode import load_drafter
+from decode import generate, load_drafter
+from decode.calibration import pair_key
 from decode.drafters.describe import describe_draft
 from decode.drafters.load import describe_loaded
 from decode.house.errors import UserError
+from decode.loop import Request
+from decode.models import files_fingerprint
 from tests.decode.heads import random_head
 from tests.tiny import tiny_llama
 
@@ -35,7 +38,8 @@ def folder(tmp_path: Path, target: PreTrainedModel) -> Path:
     known = describe_loaded(target)
     (tmp_path / "config.json").write_text(json.dumps(asdict(head.config)))
     save_file(head.state_dict(), tmp_path / "model.safetensors")
-    provenance = {"schema": 1, "family": "eagle3", "target": {"path": known.path, "fingerprint": known.fingerprint}}
+    trained_on = {"path": known.path, "fingerprint": known.fingerprint, "weights": known.weights_fingerprint}
+    provenance = {"schema": 1, "family": "eagle3", "target": trained_on}
     (tmp_path / "draftsmith.json").write_text(json.dumps(provenance))
     return tmp_path
 
@@ -82,6 +86,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "hidden states that are not there": (edited("config.json", taps=[0, 1, 40]), "which has 6 layers"),
     "no target": (edited("draftsmith.json", target={}), "another|trained on the hidden states of None"),
     "another target": (edited("draftsmith.json", target={"path": "x", "fingerprint": "y"}), "fingerprint y"),
+    "a narrower target": (edited("config.json", hidden_size=16), "hidden_size=16, and .* has 32"),
 }
 
 
@@ -103,6 +108,66 @@ def test_a_vocabulary_without_an_end_is_refused(folder: Path, target: PreTrained
         load_drafter(folder, target=target)
 
 
-def test_a_target_that_came_from_nowhere_is_refused(folder: Path) -> None:
-    with pytest.raises(UserError, match="built in memory"):
-        load_drafter(folder, target=tiny_llama(num_layers=6))
+def loaded(target: PreTrainedModel, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(target.config.name_or_path, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_the_precision_of_the_target_is_not_another_target(
+    folder: Path, target: PreTrainedModel, dtype: torch.dtype
+) -> None:
+    load_drafter(folder, target=loaded(target, dtype))
+
+
+def test_a_target_whose_weights_were_changed_in_memory_is_refused(folder: Path, target: PreTrainedModel) -> None:
+    """As a merged adapter changes them: the files are those that the head knows."""
+    changed = loaded(target)
+    with torch.no_grad():
+        changed.get_parameter("model.layers.3.self_attn.q_proj.weight").add_(0.01)
+    both = (
+        f"fingerprint {describe_loaded(target).weights_fingerprint}.*has {describe_loaded(changed).weights_fingerprint}"
+    )
+    with pytest.raises(UserError, match=both):
+        load_drafter(folder, target=changed)
+    load_drafter(folder, target=changed, check=False)
+
+
+def test_a_head_that_does_not_know_the_weights_goes_by_the_files(folder: Path, target: PreTrainedModel) -> None:
+    """Heads of earlier versions."""
+    known = describe_loaded(target)
+    edited("draftsmith.json", target={"path": known.path, "fingerprint": known.fingerprint})(folder)
+    load_drafter(folder, target=target)
+
+
+def test_a_target_that_came_from_nowhere_is_refused(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    draft = tmp_path_factory.mktemp("draft")
+    tiny_llama(num_layers=1, seed=3).save_pretrained(draft)
+    target = tiny_llama(num_layers=6, eos_token_id=3)
+    for path in (folder, draft):
+        with pytest.raises(UserError, match="built in memory.*check=False"):
+            load_drafter(path, target=target)
+    with pytest.raises(UserError, match="holds no MTP layer"):
+        load_drafter("mtp", target=target, check=False)
+
+
+def test_who_insists_drafts_for_a_target_that_came_from_nowhere(folder: Path, tmp_path: Path) -> None:
+    tiny_llama(num_layers=1, seed=3).save_pretrained(tmp_path / "lm")
+    target = tiny_llama(num_layers=6, eos_token_id=3)
+    ids = torch.tensor([[5, 6, 7]])
+    plain = generate(target, None, ids, max_new_tokens=4, eos_token_id=())
+    for path in (folder, tmp_path / "lm"):
+        drafter = load_drafter(path, target=target, check=False)
+        drafted = generate(target, drafter, ids, max_new_tokens=4, eos_token_id=(), num_draft_tokens=2)
+        assert torch.equal(plain.sequences, drafted.sequences)
+        assert pair_key(target, drafter, Request([[0]], 1), 1)["draft"]["fingerprint"] == files_fingerprint(Path(path))
+
+
+@pytest.mark.parametrize(("size", "value"), [("hidden_size", 64), ("vocab_size", 80)])
+def test_insisting_does_not_make_sizes_fit(folder: Path, tmp_path: Path, size: str, value: int) -> None:
+    other = tiny_llama(**{"num_layers": 6, "eos_token_id": 3, size: value})  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=f"{size}=.*has {value}"):
+        load_drafter(folder, target=other, check=False)
+    tiny_llama(num_layers=1).save_pretrained(tmp_path / "lm")
+    if size == "vocab_size":
+        with pytest.raises(UserError, match="64 vocabulary entries.*80"):
+            load_drafter(tmp_path / "lm", target=other, check=False)

@@ -23,7 +23,7 @@ from decode.models import describe_model, load_model
 from tests.decode import test_own_mtp as own
 from tests.tiny import MODELS, save_tiny_target, tiny_llama
 
-Damage = Callable[[Path], None]
+Damage = Callable[[Path], object]
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 FILE = "model.safetensors"
 
@@ -88,7 +88,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "a wider MLP": (with_config(intermediate_size=65), r"up_proj\.weight \(64, 32\) for \(65, 32\)"),
     "a file less": (sharded, "part-1.safetensors"),
     "an adapter beside it": (
-        lambda folder: (folder / "adapter_config.json").write_text("{}") and None,
+        lambda folder: (folder / "adapter_config.json").write_text("{}"),
         "adapter_config.json",
     ),
 }
@@ -136,7 +136,7 @@ def test_every_architecture_loads_whole(tmp_path: Path, architecture: str) -> No
 
 def test_experts_that_transformers_merges_are_whole(tmp_path: Path) -> None:
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2}
-    config = MixtralConfig(vocab_size=64, num_hidden_layers=1, num_local_experts=3, **sizes)
+    config = MixtralConfig(vocab_size=64, num_hidden_layers=1, num_local_experts=3, **sizes)  # type: ignore[arg-type]
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     held = load_file(tmp_path / FILE)
     expert = next(name for name in held if ".experts.1." in name)
@@ -154,7 +154,7 @@ def test_what_is_rightly_absent_or_left_over_is_no_fault(tmp_path: Path) -> None
         model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(8), model__layers__0__attn__bias=torch.ones(1)
     )(tmp_path)
     model = load_model(ModelConfig(path=str(tmp_path)))
-    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("layout", own.LAYOUTS)
