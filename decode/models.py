@@ -173,14 +173,15 @@ def load_model(source: ModelConfig, role: str = "target") -> PreTrainedModel:
 def read_weights(source: ModelConfig, config: PretrainedConfig, role: str) -> tuple[PreTrainedModel, dict[str, Any]]:
     """A model of `config` with the weights of `source`, and transformers' report of what was missing, unexpected or of
     another shape, for `decode.weights.check_report`; InputError where files are missing or damaged."""
+    assert source.path is not None
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.path,
             config=config,
             revision=source.revision,
             dtype="auto" if source.dtype == "auto" else getattr(torch, source.dtype),
             device_map=source.device_map,
-            attn_implementation=attention_of(description.config, source.attn_implementation),
+            attn_implementation=attention_of(config, source.attn_implementation),
             trust_remote_code=source.trust_remote_code,
             ignore_mismatched_sizes=True,  # they are in the report, which names the two shapes
             output_loading_info=True,
@@ -194,6 +195,7 @@ def read_weights(source: ModelConfig, config: PretrainedConfig, role: str) -> tu
             f"the weights of {role}.path={source.path} are not those that its config.json calls for: transformers "
             "merges some of them, and the report above names those that it could not. Copy the folder again"
         ) from error
+    model, report = loaded
     if getattr(model, "_hf_peft_config_loaded", False):
         raise InputError(with_adapter(source.path, role))
     return model, report

@@ -127,7 +127,8 @@ def _report(question: _Question) -> Mapping[str, Any] | None:
     tensors = {name: torch.empty(shape, device="meta") for name, shape in question.shapes}
     with quiet(), warnings.catch_warnings(action="ignore"):
         try:
-            return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
+            model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+            return model_class.from_pretrained(
                 None,
                 config=config,
                 state_dict=tensors,

@@ -109,7 +109,7 @@ def test_a_vocabulary_without_an_end_is_refused(folder: Path, target: PreTrained
 
 
 def loaded(target: PreTrainedModel, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(target.config.name_or_path, dtype=dtype)
+    return AutoModelForCausalLM.from_pretrained(target.config.name_or_path, dtype=dtype)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from decode import generate
 from decode.config import ModelConfig
+from decode.fingerprint import weights_fingerprint
 from decode.head import head_of
 from decode.house.errors import ConfigError, InputError
 from decode.house.run_folder import read_json
@@ -43,6 +44,20 @@ def records(folder: Path) -> RecordFolder:
 @pytest.fixture(scope="module")
 def target(folder: Path):  # noqa: ANN201
     return AutoModelForCausalLM.from_pretrained(folder / "target").eval()
+
+
+def test_the_manifest_names_the_weights_that_made_the_records(records: RecordFolder, target) -> None:  # noqa: ANN001
+    assert records.manifest["target"]["weights"] == weights_fingerprint(target)
+
+
+def test_records_of_two_targets_are_not_mixed(tmp_path: Path) -> None:
+    """The files under target.path were replaced while the run lay unfinished."""
+    run(tiny_config(tmp_path))
+    (tmp_path / "records" / "manifest.json").unlink()
+    next((tmp_path / "records" / "shards").glob("*-00001.json")).unlink()
+    save_tiny_target(tmp_path / "target", seed=1)
+    with pytest.raises(InputError, match="records of two targets would be mixed"):
+        run(tiny_config(tmp_path, resume="auto"))
 
 
 def test_a_record_says_where_it_comes_from(records: RecordFolder) -> None:

@@ -59,6 +59,14 @@ def test_recorded_hidden_states_train_as_live_ones(
     for ours, theirs in zip(stored, live, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-2)  # bfloat16 states, float16 laws
         assert ours["alpha"] == pytest.approx(theirs["alpha"], rel=1e-2)
+    model = AutoModelForCausalLM.from_pretrained(target)
+    for name in ("stored", "live"):  # records say which weights made them
+        load_drafter(tmp_path / name, target=model)
+    with torch.no_grad():
+        model.get_parameter("model.layers.0.self_attn.q_proj.weight").mul_(1.1)
+    for name in ("stored", "live"):
+        with pytest.raises(UserError, match="changed after they were loaded"):
+            load_drafter(tmp_path / name, target=model)
         assert ours["tau"] == pytest.approx(theirs["tau"], rel=2e-2)
 
 

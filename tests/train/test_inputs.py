@@ -10,15 +10,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LlamaForCausalLM
 
+from decode.config import ModelConfig
 from decode.house.errors import UserError
 from decode.models import describe_model
 from distill.corpora import load_corpus
-from tests.tiny import tiny_tokenizer
+from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.train.toy import data_settings, head_config, model_config, save_target, text_data, tiny_config
 from train import stage
+from train.draft_config import DraftConfig
 from train.family_head import HeadShape
+from train.family_lm import LMShape, lm_build
 from train.inputs import Inputs, _choose_store, check_enough, open_inputs, special_tokens
 from train.plan import Plan
 
@@ -221,3 +224,16 @@ def test_a_plan_is_worked_out_of_what_a_step_reads(target: Path, corpus: Path) -
     assert plan.tokens == pytest.approx(20 * tokens / rows, abs=1)
     assert plan.disk_bytes == 3 * 12 * weights + 3 * 4 * weights
     assert plan.lines()[0].startswith("5 steps, ")
+
+
+def test_a_pretrained_draft_is_loaded_in_the_revision_of_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load(source: ModelConfig, role: str) -> LlamaForCausalLM:
+        asked.append((source.path, source.revision, role))
+        return tiny_llama().requires_grad_(False)
+
+    monkeypatch.setattr("decode.drafters.lm.load_model", load)
+    built = lm_build(DraftConfig(init_from="some/draft", revision="v2"), LMShape(tiny_llama().config, "some/draft"))
+    assert asked == [("some/draft", "v2", "draft.init_from")]
+    assert all(weight.requires_grad for weight in built.module.parameters())
