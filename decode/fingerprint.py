@@ -22,7 +22,7 @@ def weights_fingerprint(model: PreTrainedModel) -> str | None:
 
     Values are rounded to bfloat16, as loading rounds them, so that device and precision do not matter (kind PLAIN).
     float16 rounds otherwise and is a kind of its own, and so is every method of quantisation, of which the tensors
-    count that stay in floating point of 16 bits or more. An 8B model takes about 0.1 s.
+    count that stay in floating point of 16 bits or more. 8B parameters on a CPU: 14 ms of one core.
     """
     weights, method = _weights(model), _quantisation(model)
     sampled = {name: one for name, one in weights.items() if _is_sampled(one)}

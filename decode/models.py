@@ -29,7 +29,7 @@ from decode.fingerprint import weights_fingerprint
 from decode.house.errors import InputError
 from decode.house.run_folder import read_json
 from decode.weight_files import DAMAGED, damaged
-from decode.weights import check_headers, check_report, no_model
+from decode.weights import check_headers, check_report, is_quantised, no_model
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
@@ -164,6 +164,8 @@ def load_model(source: ModelConfig, role: str = "target") -> PreTrainedModel:
     if description.weight_bytes < QUICKLY_READ:
         hf_logging.disable_progress_bar()
     model, report = read_weights(source, description.config, role)
+    if is_quantised(description.config):  # scales that only other engines use are left aside on purpose
+        report |= {"unexpected_keys": ()}
     check_report(report, source, role)
     if source.device_map is None:
         model.to(resolve_device(source.device))  # type: ignore[arg-type]

@@ -65,7 +65,7 @@ def check_headers(source: ModelConfig, config: PretrainedConfig, role: str) -> N
     model at all. Transformers loads them on the meta device, so that whatever it converts is judged as it will be; a
     quantised checkpoint, or one that cannot be converted there, is judged by the report once it is loaded."""
     tensors = read_headers(Path(source.path or ""), role)
-    if getattr(config, "quantization_config", None) is not None:
+    if is_quantised(config) or source.allow_missing:
         return
     shapes = tuple(sorted((name, tuple(one.shape)) for name, one in tensors.items()))
     report = _report(_Question(_canonical(config), shapes, config, f"{role}.path={source.path}"))
@@ -87,6 +87,11 @@ def check_report(report: Mapping[str, Any], source: ModelConfig, role: str, size
         "is missing would be random numbers, others at every start, and what is left over belongs to another model. "
         f"Copy the folder again or repair its config.json{insist}"
     )
+
+
+def is_quantised(config: PretrainedConfig) -> bool:
+    """Whether its checkpoint holds packed weights, with scales under names of their own."""
+    return getattr(config, "quantization_config", None) is not None
 
 
 def own_draft_layers(names: Collection[str]) -> tuple[str, ...]:
