@@ -183,7 +183,7 @@ class Program:
 
 def pickled(folder: Path) -> None:
     with (folder / "pytorch_model.bin").open("wb") as file:
-        pickle.dump(Program(folder / "written"), file)
+        pickle.dump(Program(folder / "written"), file, protocol=2)
 
 
 def zipped(folder: Path) -> None:
