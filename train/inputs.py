@@ -41,13 +41,13 @@ class Inputs:
     validation: PackedSource
     store: str | None
     """The store of the records that p is read from; None for text."""
-    recorded_weights: str | None
-    """Fingerprint of the weights that made the records (`decode.fingerprint`); None without records or where older ones
-    do not say it."""
     data: dict[str, Any] | None
     """The corpus and its shares (fields of DataConfig), from the records' manifest or the configuration."""
     window: int
     """Draft tokens per round of a family that drafts any number."""
+    recorded_weights: str | None = None
+    """Fingerprint of the weights that made the records (`decode.fingerprint`); None without records or where older ones
+    do not say it."""
 
     @property
     def window_along_rows(self) -> int | None:
@@ -84,7 +84,7 @@ def open_inputs(cfg: TrainConfig) -> Inputs:
     train, validation = (PackedSource.of(source, cfg.sequence_length, cfg.seed, taps) for source in sources)
     data = records.manifest["config"]["data"] if records is not None else cfg.data and asdict(cfg.data)
     recorded = None if records is None else records.manifest["target"].get("weights")
-    return Inputs(target, tokenizer, shape, train, validation, store, recorded, data, cfg.window)
+    return Inputs(target, tokenizer, shape, train, validation, store, data, cfg.window, recorded)
 
 
 def check_enough(cfg: TrainConfig, inputs: Inputs, world_size: int) -> int:

@@ -83,11 +83,11 @@ def test_an_export_is_in_the_precision_asked_for_and_says_what_was_measured(dtyp
     cfg.target.revision = "abc"
     shape = SimpleNamespace(num_parameters=123, depth=2)
     measured = facts(inputs(shape=shape), STATE)
-    export = _export(cfg, inputs(target=target, shape=shape, window=3, data={"name": "text"}), measured)
+    export = _export(cfg, inputs(target=target, shape=shape, window=3, data={"name": "text"}), measured, "weights")
     assert export.dtype == getattr(torch, dtype)
     assert (export.tokenizer_source, export.tokenizer_revision, export.num_draft_tokens) == ("hub/name", "abc", 2)
     assert export.provenance["measured"] == measured
-    assert export.provenance["target"] == vars(target)
+    assert export.provenance["target"] == vars(target) | {"weights": "weights"}
     assert export.provenance["data"] == {"name": "text"}
     assert "| alpha | 0.5000 |" in export.card
     assert "Teacher-forced on 70 validation tokens; kept: step 6 (highest held-out tau estimate)" in export.card
