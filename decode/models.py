@@ -347,7 +347,8 @@ def _refuse_without_cache(model_class: Any, config: PretrainedConfig, path: str,
             "tokens of a tree could not be read behind the ones before them. Use a model that keeps keys and values "
             "by position"
         )
-    if getattr(config, "is_decoder", None) is False:
+    is_encoder = getattr(config, "is_decoder", None) is False and hasattr(config, "type_vocab_size")
+    if is_encoder:  # as BERT and its kin are; GPT-NeoX says the same of itself, and sees no later tokens
         raise InputError(
             f"{role}.path={path} is a {config.model_type} model with is_decoder=False, in which tokens see the ones "
             "after them, so it predicts no next token. Use a model that was trained as a decoder (is_decoder=True)"

@@ -45,9 +45,17 @@ class PlainRunner:
     def logits(self, prefix: list[int]) -> Tensor:  # (V,)
         return self.model(torch.tensor([prefix])).logits[0, -1]
 
-    def chain(self, tokens: Tensor, starts: object) -> Tensor:  # (B, 1, V) at the last token that is read
-        assert tokens.tolist() == [row[-tokens.shape[1] :] for row in self.rows]  # and the draft knows those before
-        return torch.stack([self.logits(row) for row in self.rows])[:, None]
+    def chain(self, tokens: Tensor, starts: Tensor | list[int]) -> Tensor:  # (B, W, V)
+        """A shorter row is read beside a longer one to the longer one's end: what lies behind its own is not asked."""
+        begins = torch.as_tensor(starts).flatten().tolist()
+        out = torch.zeros(*tokens.shape, VOCAB, dtype=torch.float64)
+        for row, begin, read, made in zip(self.rows, begins, tokens.tolist(), out, strict=True):
+            mine = row[begin : begin + len(read)]
+            assert read[: len(mine)] == mine  # the draft knows those before
+            assert len(row) - begin <= len(read)
+            for at in range(len(mine)):
+                made[at] = self.logits(row[: begin + at + 1])
+        return out
 
     def visible(self, end: int) -> int:
         return end

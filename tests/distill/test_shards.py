@@ -88,7 +88,7 @@ def test_a_manifest_adds_its_shards_up(tmp_path: Path) -> None:
     writer = RecordWriter(RunFolder(tmp_path, "distill"), WITH_STATES)
     sizes = [writer.write(number, records)["bytes"] for number, records in enumerate([[first], [], [second]])]
     target = SimpleNamespace(path="t", **dict.fromkeys(IDENTITIES, 1))
-    manifest = writer.finish(3, target, {"seed": 7})  # type: ignore[arg-type]
+    manifest = writer.finish(3, target, None, {"seed": 7})  # type: ignore[arg-type]
     assert manifest["counts"] == {"bytes": sum(sizes), "records": 2, "tokens": 4, "learned_tokens": 2}
     assert manifest["finish_reasons"] == {"length": 1, "eos": 1}
     assert manifest["feature_errors"] == {"3": pytest.approx(2**0.5), "0": pytest.approx(2.0)}

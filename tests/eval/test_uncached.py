@@ -125,7 +125,7 @@ def test_a_token_that_the_filters_forbid_is_a_mismatch():
 
 def test_penalties_are_those_of_the_run():
     model, sampling = tiny_llama(seed=0), Sampling(1.0)
-    asked = {"repetition_penalty": 1.7, "presence_penalty": 3.0, "logit_bias": {5: 2.0}, "banned_words": [9]}
+    asked = {"repetition_penalty": 1.7, "presence_penalty": 1.9, "logit_bias": {5: 2.0}, "banned_words": [9]}
     texts = written(model, sampling, **asked)
     assert sum(check_uncached(model, texts, sampling, SEED), Check()).mismatches > 0
     processors = LogitsProcessorList(penalties(64, None, **asked))

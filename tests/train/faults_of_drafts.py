@@ -120,7 +120,7 @@ SHAPES: dict[Any, str] = {
         family_lm:lm_shape: draft.kv_heads or heads => heads
     """,
     shapes.test_a_pretrained_draft_is_trained_in_full_precision: """
-        family_lm:lm_build: torch.float32 => "auto"
+        family_lm:lm_build: "float32" => "auto"
     """,
     partial(shapes.test_a_head_is_made_like_its_target, family="eagle3"): """
         family_head:_sizes: rope_of(target, same_head_dim=True) => rope_of(None)

@@ -8,14 +8,14 @@ from tests.faults import Fault, noticed_by
 FAULTS: list[Fault] = [
     *noticed_by(
         test_components.test_medians_of_the_drafts_are_their_own_and_of_the_target_are_shared,
-        ("eval.components:CostMeter.result", "target[k + 1]", "target[1]"),
+        ("eval.components:CostMeter.result", "target[drafted + 1]", "target[1]"),
         ("eval.components:CostMeter.result", "median(seconds)", "min(seconds)"),
         ("eval.components:CostMeter.result", "median(seconds)", "sum(seconds) / len(seconds)"),
         ("eval.components:CostMeter.result", "median(one.t_draft", "min(one.t_draft"),
     ),
     *noticed_by(
         test_components.test_a_step_and_every_verification_are_timed_at_the_runs_context_and_batch,
-        ("eval.components:CostMeter.sample", "[1, *(k + 1 for k in lengths)]", "[1, *lengths]"),
+        ("eval.components:CostMeter.sample", "[1, *(self._drafted(name, k) + 1 for k in lengths)]", "[1, *lengths]"),
         ("eval.components:CostMeter.sample", "self.batch_size", "1"),
     ),
     *noticed_by(
