@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,30 @@ def test_a_write_that_fails_leaves_the_checkpoint_before_it(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000010"]
 
 
+def test_what_a_write_that_failed_left_behind_is_not_taken_along(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    with pytest.raises(OSError, match="no space"):
+        save(checkpoints, 20, 20, fails=True)
+    (tmp_path / ".step_00000020.tmp" / "old").touch()
+    save(checkpoints, 20, 20)
+    assert {path.name for path in (tmp_path / "step_00000020").iterdir()} == {"model.safetensors", "state.json"}
+
+
+def test_ranks_wait_for_the_folder_for_each_others_files_and_for_the_name(tmp_path: Path) -> None:
+    """Who writes before there is a folder fails, and what is written after it was renamed is lost."""
+
+    class Waiting(OneProcess):
+        def wait_for_everyone(self) -> None:
+            seen.append({str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()})
+            assert any(tmp_path.iterdir())
+
+    seen: list[set[str]] = []
+    Checkpoints(tmp_path, keep=1).save(Waiting(), STATE)  # type: ignore[arg-type]
+    files = ("model.safetensors", "state.json")
+    drafts, named = ({f"{folder}/{file}" for file in files} for folder in (".step_00000007.tmp", "step_00000007"))
+    assert seen == [set(), drafts, named]
+
+
 def test_old_checkpoints_go_but_never_weights_that_a_kept_one_names(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step, best in ((1, 1), (2, 1), (3, 3), (4, 3)):
@@ -83,6 +108,37 @@ STATE = TrainState(
     since_log=Sums(loss=0.1 + 0.7, loss_count=3.0),
     log_position=99,
 )
+
+
+def test_a_run_begins_with_nothing() -> None:
+    assert asdict(TrainState()) == {
+        "step": 0,
+        "tokens": 0,
+        "best_step": None,
+        "best_score": None,
+        "best": asdict(Sums()),
+        "since_log": asdict(Sums()),
+        "log_position": 0,
+    }
+
+
+def test_a_removal_that_was_cut_short_is_no_hindrance(tmp_path: Path) -> None:
+    """It leaves half of a folder under a hidden name."""
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    save(checkpoints, 1, 1)
+    (tmp_path / ".step_00000001.tmp").mkdir()
+    (tmp_path / ".step_00000001.tmp" / "half").touch()
+    save(checkpoints, 2, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000002"]
+
+
+def test_folders_of_other_names_are_left_alone(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    (tmp_path / "step_of_mine").mkdir()
+    save(checkpoints, 1, 1)
+    save(checkpoints, 2, 2)
+    assert checkpoints.newest() == tmp_path / "step_00000002"
+    assert {path.name for path in tmp_path.iterdir()} == {"step_of_mine", "step_00000002"}
 
 
 def test_state_survives_to_the_last_bit(tmp_path: Path) -> None:
@@ -148,8 +204,11 @@ def test_what_was_written_after_a_step_is_forgotten(tmp_path: Path) -> None:
 def test_a_checkpoint_is_adopted_with_its_best_weights_and_its_part_of_the_log(
     tmp_path: Path, best: int | None
 ) -> None:
+    """Also by a run that was killed while it did so."""
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
-    ours.mkdir()
+    for cut_short in ("best_00000001", ".step_00000002.tmp") if best else ():
+        (ours / "checkpoints" / cut_short).mkdir(parents=True)
+    ours.mkdir(exist_ok=True)
     checkpoints = Checkpoints(theirs / "checkpoints", keep=9)
     save_best(checkpoints, 1)
     save_best(checkpoints, 2)
@@ -202,7 +261,7 @@ def test_a_path_means_a_checkpoint_or_the_newest_of_a_run(tmp_path: Path) -> Non
 
 def test_tied_weights_are_stored_once() -> None:
     table = torch.ones(3, 2)
-    kept = without_aliases({"embedding": table, "head": table, "other": torch.ones(3, 2), "view": table[:2]})
+    kept = without_aliases({"embedding": table, "head": table.detach(), "other": torch.ones(3, 2), "view": table[:2]})
     assert list(kept) == ["embedding", "other", "view"]
 
 
