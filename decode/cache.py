@@ -63,6 +63,11 @@ class SlotCache(Cache):
         if self.states is not None:
             self._stacks.append(self.states)
 
+    def clear(self) -> None:
+        """Zeros again, for another call: what one left that is no number would reach the next one through the mask."""
+        for stack in self._stacks:
+            stack.zero_()
+
     @property
     def num_bytes(self) -> int:
         """Of keys, values and hidden states."""

@@ -47,8 +47,8 @@ def capture(
         raise Uncapturable(f"the weights lie on several devices ({', '.join(sorted(devices))})")
     with torch.inference_mode(mode=False), torch.no_grad(), _quiet():
         inputs, moved = _copied(inputs), _copied(moved)
-        _refuse_host_reads(module, moved)
         try:
+            _refuse_host_reads(module, moved)
             replay = Graph(module, inputs, pool) if inputs[0].is_cuda else Trace(module, inputs, packing)
             same = all(_close(replay(*at), module(*at)) for at in (moved, inputs))
         except torch.OutOfMemoryError:  # a RuntimeError too, and nothing that the pass is to blame for

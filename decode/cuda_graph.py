@@ -23,7 +23,8 @@ class Graph:
         with torch.cuda.device(inputs[0].device):  # else the current device is recorded, on which nothing happens
             self._warm_up()
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, pool=pool):
+            # of this thread: others must be able to allocate meanwhile
+            with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
                 self.results = module(*inputs)
 
     def _warm_up(self) -> None:

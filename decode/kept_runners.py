@@ -47,7 +47,7 @@ class Lease:
             if not hasattr(one, "__dict__") or self.take(one):
                 return one
             other = copy(one)
-            vars(other).pop("_draftsmith_lease")
+            vars(other).pop("_draftsmith_lease", None)
             self.take(other)
             return other
 
@@ -82,7 +82,9 @@ class Runners:
         """Those of `module`, begun anew when it or one of the `others` in its passes has changed: packed weights are
         copies, which training makes stale."""
         with PASSES:  # a pass hooks the model while it runs
-            state = hash(tuple(weights_state(one) for one in (module, *others)))
+            device = next(module.parameters()).device.type
+            cast_to = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+            state = hash((cast_to, *(weights_state(one) for one in (module, *others))))
             kept = vars(module).get("_draftsmith_runners")
             if kept is None or kept.state != state:
                 kept = vars(module)["_draftsmith_runners"] = cls(state, packing())
@@ -93,17 +95,23 @@ class Runners:
         with PASSES:
             place, runner = self._free(key, lease)
             if runner is None:
-                try:
-                    runner = make(self.packing)
-                except torch.OutOfMemoryError:
-                    self._kept.clear()
-                    torch.cuda.empty_cache()
-                    runner = make(self.packing)
+                runner = self._made(make)
                 runner.told = self.told
                 lease.take(runner)
+            else:
+                runner.cache.clear()
             self._kept[place] = runner
             self._give_up(most_bytes(runner.device))
             return runner  # type: ignore[return-value]
+
+    def _made(self, make: Callable[[Packed], R]) -> R:
+        try:
+            return make(self.packing)
+        except torch.OutOfMemoryError:
+            pass  # the error holds on to what could be allocated, so it has to be gone
+        self._kept.clear()
+        torch.cuda.empty_cache()
+        return make(self.packing)
 
     def _free(self, key: tuple[object, ...], lease: Lease) -> tuple[tuple[object, ...], Runner | None]:
         for number in itertools.count():
@@ -151,5 +159,16 @@ def tensor_state(tensor: Tensor) -> tuple[object, ...]:
 
 
 def _module_state(module: nn.Module) -> tuple[object, ...]:
-    plain = (value for value in vars(module).values() if isinstance(value, bool | int | float | str))
-    return id(module), len(module._forward_hooks), len(module._forward_pre_hooks), *plain
+    settings = tuple((name, _plain(value)) for name, value in vars(module).items() if name[:11] != "_draftsmith")
+    hooks = (*module._forward_hooks, *module._forward_pre_hooks)  # ids of their handles, never used again
+    return id(module), id(vars(module).get("forward")), hooks, settings
+
+
+def _plain(value: object) -> object:
+    """What of an attribute is compared: peft keeps the names of the adapters that are on in a list, and their scales in
+    a dict."""
+    if isinstance(value, list | tuple):
+        return tuple(_plain(one) for one in value)
+    if type(value) is dict:
+        return tuple((key, _plain(one)) for key, one in value.items() if isinstance(key, str))
+    return value if isinstance(value, bool | int | float | str) else None

@@ -65,8 +65,8 @@ class Packing:
     def in_place(self) -> Iterator[None]:
         """The model runs on packed weights inside the block."""
         own = {name: self._model.get_submodule(name) for name in self._layers}
-        self._put(self._layers)
         try:
+            self._put(self._layers)
             yield
         finally:
             self._put(own)

@@ -80,10 +80,22 @@ class Runner:
         try:
             return capture(module, inputs, moved, self.packing, self._pool)
         except Uncapturable as error:
-            if str(error) not in self.told:
-                self.told.add(str(error))
-                log.warning("passes run uncaptured, which is slower: %s", error)
+            self._tell(str(error))
             return module
+        except torch.OutOfMemoryError:
+            pass  # the error holds on to memory
+        torch.cuda.empty_cache()
+        self._tell("memory does not suffice for captures; decode fewer requests at once, or shorter ones")
+        return module
+
+    def _tell(self, why: str) -> None:
+        if why not in self.told:
+            self.told.add(why)
+            log.warning("passes run uncaptured, which is slower: %s", why)
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """A copied or pickled drafter makes its own."""
+        return type(None), ()
 
 
 def chunks(begin: list[int], end: list[int]) -> Iterator[tuple[list[int], int, int]]:

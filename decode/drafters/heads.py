@@ -165,6 +165,7 @@ class HeadDraft(nn.Module, ABC):
                 "the draft drafts %d tokens a round, and %d are asked for: the rest is left out",
                 self.most_tokens, context.shape.depth,
             )  # fmt: skip
+        self._runner = None  # where memory ends, the last call's may be given up
         self._runner = self._runner_for(len(context.lengths), capacity, context.lease)
         self._known = [0] * len(context.lengths)
         self._catch_up(context, [length - 2 for length in context.lengths])
@@ -215,16 +216,18 @@ class HeadDraft(nn.Module, ABC):
     def _runner_for(self, batch_size: int, capacity: int, lease: Lease) -> Runner:
         target = self.ends.head.model
 
+        slots = rounded(capacity + self.num_slots(0) + 1)
+
         def make(packing: Any) -> Runner:
-            return Runner(self._cache(batch_size, capacity), self.device, packing)
+            return Runner(self._cache(batch_size, slots), self.device, packing)
 
         runners = Runners.of(self, lambda: HeadPacking(self), target)
         if self._runners is not runners:  # the target's weights may have changed without a trace but in their values
             self._rows, self._runners = None, runners
-        return runners.get((batch_size, rounded(capacity)), make, lease)
+        return runners.get((batch_size, slots), make, lease)
 
-    def _cache(self, batch_size: int, capacity: int) -> SlotCache:
-        cache = SlotCache(max(1, self.num_cached), batch_size, rounded(capacity + self.num_slots(0) + 1))
+    def _cache(self, batch_size: int, slots: int) -> SlotCache:
+        cache = SlotCache(max(1, self.num_cached), batch_size, slots)
         shape = (batch_size, self.config.kv_heads, 1, self.config.head_dim)
         with torch.inference_mode(mode=False):
             for layer in cache.slot_layers[: self.num_cached]:

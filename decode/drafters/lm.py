@@ -92,6 +92,7 @@ class LMDraft(nn.Module):
 
     def start(self, context: Context, capacity: int) -> None:
         """Read the prompts but for their last two tokens; captures are kept from one call to the next."""
+        self._runner = None  # where memory ends, the last call's may be given up
         self._runner = runner_for(self.model, len(context.lengths), capacity, context.lease, "draft")
         self._known, self._ahead = [0] * len(context.lengths), [0] * len(context.lengths)
         self._catch_up(context.ids, [length - 2 for length in context.lengths])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -171,3 +173,68 @@ def test_a_runner_that_is_given_up_frees_its_cache_and_its_captures() -> None:
         for _ in range(4):
             use()
     assert resident_bytes() - before < 100e6
+
+
+def test_captures_follow_the_adapter_that_is_on() -> None:
+    """peft keeps its name in a list: after a switch, prefill took the new adapter and captures the old one."""
+    from peft import LoraConfig, get_peft_model
+
+    model = tiny_llama(dtype=torch.float64).requires_grad_(False)
+    settings = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    adapted = get_peft_model(model, settings, "one")  # type: ignore[arg-type]
+    adapted.add_adapter("two", settings)
+    adapted.double().eval()
+    texts = []
+    for name in ("one", "two"):
+        adapted.set_adapter(name)
+        adapted.requires_grad_(False)
+        texts.append(generate(model, None, PROMPTS[0], temperature=0, **SETTINGS).sequences)
+        want = model.generate(PROMPTS[0], do_sample=False, max_new_tokens=SETTINGS["max_new_tokens"])  # type: ignore[operator]
+        assert torch.equal(texts[-1], want)
+    assert not torch.equal(*texts)
+
+
+@pytest.mark.parametrize("name", ["dspark", "dflash"])
+def test_a_block_that_is_longer_than_the_draft_fits_whatever_the_call_before_was(name: str) -> None:
+    model = tiny_llama(num_layers=6, max_position_embeddings=512, dtype=torch.float64).requires_grad_(False)
+    head = random_head(name, model)
+    for length in (100, 246):
+        ids = torch.arange(length)[None] % 64
+        generate(model, head, ids, max_new_tokens=8, num_draft_tokens=1, eos_token_id=())
+
+
+def test_what_one_call_leaves_in_the_cache_does_not_reach_the_next() -> None:
+    model = tiny_llama(dtype=torch.float64).requires_grad_(False)
+    want = generate(model, None, PROMPTS[0], **SETTINGS).sequences
+    (runner,) = vars(model)["_draftsmith_runners"]._kept.values()
+    runner.cache.slot_layers[0].values[:, :, 40] = torch.inf
+    assert torch.equal(generate(model, None, PROMPTS[0], **SETTINGS).sequences, want)
+
+
+def test_a_call_inside_autocast_shares_nothing_with_one_outside() -> None:
+    model = tiny_llama().requires_grad_(False)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            generate(model, None, PROMPTS[0], **SETTINGS)
+        generate(model, None, PROMPTS[0], **SETTINGS)
+
+
+def test_a_drafter_that_was_used_can_be_copied() -> None:
+    model, drafter = tiny_llama().requires_grad_(False), LMDraft(tiny_llama(num_layers=1, seed=3))
+    want = generate(model, drafter, PROMPTS[0], **SETTINGS).sequences
+    assert torch.equal(generate(model, deepcopy(drafter), PROMPTS[0], **SETTINGS).sequences, want)
+
+
+def test_captures_are_left_out_where_memory_does_not_suffice(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*args: object) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    logging.getLogger("draftsmith").propagate = True
+    model = tiny_llama(dtype=torch.float64).requires_grad_(False)
+    want = generate(model, None, PROMPTS[0], **SETTINGS).sequences
+    monkeypatch.setattr("decode.capture.Trace", full)
+    fresh = tiny_llama(dtype=torch.float64).requires_grad_(False)
+    assert torch.equal(generate(fresh, None, PROMPTS[0], **SETTINGS).sequences, want)
+    assert caplog.text.count("memory does not suffice for captures") == 1
