@@ -55,7 +55,7 @@ def test_drafts_over_packed_weights_are_captured(name: str, reduced: bool, caplo
     logging.getLogger("draftsmith").propagate = True
     ids, _ = ragged_prompts(1)
     for shape in (chain(3), k_ary([2, 1])):
-        generate(model, draft, ids, max_new_tokens=3 * CAPTURE_AFTER, tree=shape, eos_token_id=())
+        generate(model, draft, ids, max_new_tokens=6 * CAPTURE_AFTER, tree=shape, eos_token_id=())
     assert "uncaptured" not in caplog.text
     passes = draft.runner._passes.values()
     assert len(passes) >= 2

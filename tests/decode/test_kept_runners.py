@@ -238,3 +238,14 @@ def test_captures_are_left_out_where_memory_does_not_suffice(
     fresh = tiny_llama(dtype=torch.float64).requires_grad_(False)
     assert torch.equal(generate(fresh, None, PROMPTS[0], **SETTINGS).sequences, want)
     assert caplog.text.count("memory does not suffice for captures") == 1
+
+
+@pytest.mark.parametrize("name", ["lm", "eagle3"])
+def test_captures_of_a_drafter_are_kept_from_call_to_call(name: str) -> None:
+    model = tiny_llama(num_layers=6, dtype=torch.float64).requires_grad_(False)
+    drafter = DRAFTERS[name](model)
+    runners = []
+    for _ in range(2):
+        generate(model, drafter, PROMPTS[0], **SETTINGS)
+        runners.append(drafter.runner)  # type: ignore[union-attr]
+    assert runners[0] is runners[1]
