@@ -168,7 +168,7 @@ def _plain(value: object) -> object:
     """What of an attribute is compared: peft keeps the names of the adapters that are on in a list, and their scales in
     a dict. Lists of numbers are a drafter's own state, which every call changes."""
     if isinstance(value, list | tuple):
-        return tuple(one for one in value if isinstance(one, str))
+        return tuple(one for one in value if isinstance(one, str)) or None
     if type(value) is dict:
         return tuple((key, one) for key, one in value.items() if isinstance(one, bool | int | float | str))
     return value if isinstance(value, bool | int | float | str) else None
