@@ -126,11 +126,11 @@ def _candidates(drafter: Drafter, request: Request) -> list[int]:
     return widths if takes(request, comb(widths)) else [1] * len(widths)
 
 
-def nominees(calibration: PairCalibration, request: Request) -> list[Shape]:
+def nominees(calibration: PairCalibration, request: Request) -> list[Static | Dynamic]:
     """The best chain, the best static tree and the best dynamic trees, by profile and costs."""
     plans = static_plans(calibration.profile, MOST_NODES)
     kinds = [[plan for plan in plans if plan.is_chain], [plan for plan in plans if not plan.is_chain]]
-    chosen: list[Shape] = [_fastest(kind, calibration, request) for kind in kinds if _taken(kind, request)]
+    chosen: list[Static | Dynamic] = [_fastest(kind, calibration, request) for kind in kinds if _taken(kind, request)]
     dynamic = [Dynamic(depth, BEAM, 1 + nodes) for nodes, depth in DYNAMIC]
     by_cost = sorted(_taken(dynamic, request), key=lambda shape: _dynamic_cost(shape, calibration))
     return chosen + by_cost[:2]
@@ -159,7 +159,7 @@ def _dynamic_cost(shape: Dynamic, calibration: PairCalibration) -> float:
     return calibration.costs.seconds(shape) / expected_tokens(like.parents, calibration.profile)
 
 
-def _try(shape: Shape, model: PreTrainedModel, drafter: Drafter, request: Request) -> Trial:
+def _try(shape: Static | Dynamic, model: PreTrainedModel, drafter: Drafter, request: Request) -> Trial:
     """Decode with it. The first rounds of a shape run uncaptured; the median passes over them."""
     stats = Loop(model, drafter, replace(request, shape=shape)).run()[1]
     bursts = stats.arrival_s

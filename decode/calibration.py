@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
 import torch
+from pydantic import Field, model_validator
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -18,13 +19,15 @@ from decode.drafters.base import Drafter
 from decode.drafters.heads import HeadDraft
 from decode.drafters.lm import LMDraft
 from decode.drafters.load import describe_loaded
+from decode.house.checked_json import Content, JsonFile, Share, read_json, shown
 from decode.house.environment import environment
+from decode.house.errors import InputError
 from decode.house.progress import get_logger
-from decode.house.run_folder import read_json, write_json
+from decode.house.sealed import SEAL, check_seal, sealed
 from decode.loop import Request
 from decode.models import files_fingerprint
 from decode.round_costs import RoundCosts
-from decode.shapes import Dynamic, Shape, Static
+from decode.shapes import Dynamic, Static
 
 log = get_logger("decode")
 
@@ -39,9 +42,9 @@ _fingerprints: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 class Trial:
     """A shape that was decoded with: tokens per pass, and median seconds of a whole round."""
 
-    shape: Shape
-    tau: float
-    round_s: float
+    shape: Static | Dynamic
+    tau: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    round_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
     @property
     def tokens_per_s(self) -> float:
@@ -53,12 +56,43 @@ class Trial:
 class PairCalibration:
     """One entry of the file."""
 
-    profile: list[list[float]]
+    profile: Annotated[list[Annotated[list[Share], Field(min_length=1)]], Field(min_length=1)]
     """P(the b-th candidate of a node at depth d is the one that stands, if the node does); one row for all depths where
     they are alike."""
     costs: RoundCosts
     trials: list[Trial] = field(default_factory=list)
     """What tree=auto tried, plain decoding (a tree of pending alone) first; empty until it was asked for."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What was measured, and of what."""
+
+    key: Key
+    calibration: PairCalibration
+
+
+class Head(Content):
+    """What every version of the file begins with."""
+
+    version: int = Field(alias="schema")
+
+
+class Calibrations(Head):
+    """calibration.json."""
+
+    calibrations: list[Entry]
+
+    @model_validator(mode="after")
+    def _has_plain_decoding(self) -> Calibrations:
+        for known in (one.calibration for one in self.calibrations):
+            if 1 not in known.costs.t_target or (known.trials and known.trials[0].shape.depth):
+                raise ValueError("costs.t_target and trials should begin with plain decoding, which speedups are over")
+        return self
+
+
+HEAD = JsonFile(Head, "a plan would be chosen by costs that nobody measured", "Delete it: it is measured anew.")
+CALIBRATIONS = JsonFile(Calibrations, HEAD.why, HEAD.remedy)
 
 
 def key_of(target: Key, draft: Key, request: Request, batch_size: int) -> Key:
@@ -119,16 +153,16 @@ def folder_beside(drafter: Drafter, key: Key) -> Path | None:
 
 def load_calibration(folder: Path, key: Key) -> PairCalibration | None:
     """The entry of `key` in the folder's file, if there is one; raises InputError for a damaged file."""
-    found = [one for one in _entries(folder) if one["key"] == key]
-    return _from_json(found[0]["calibration"]) if found else None
+    found = [one for one in _entries(folder) if one.key == key]
+    return found[0].calibration if found else None
 
 
 def save_calibration(folder: Path, key: Key, calibration: PairCalibration) -> None:
     """Write or replace the entry; a folder that cannot be written to only warns, since nothing but time is lost."""
-    others = [one for one in _entries(folder) if one["key"] != key]
-    entries = [*others, {"key": key, "calibration": asdict(calibration)}]
+    others = [one for one in _entries(folder) if one.key != key]
+    entries = [asdict(one) for one in (*others, Entry(key, calibration))]
     try:
-        write_json(folder / FILE, {"schema": SCHEMA, "calibrations": entries})
+        CALIBRATIONS.write(folder / FILE, sealed({"schema": SCHEMA, "calibrations": entries}))
     except OSError as error:
         log.warning(
             "the calibration cannot be kept in %s (%s): it will be measured anew by the next process. Make the folder "
@@ -136,17 +170,16 @@ def save_calibration(folder: Path, key: Key, calibration: PairCalibration) -> No
         )  # fmt: skip
 
 
-def _entries(folder: Path) -> list[dict[str, Any]]:
+def _entries(folder: Path) -> list[Entry]:
+    """Those of this schema; InputError for a damaged file, and for two entries of one key."""
     file = folder / FILE
-    content = read_json(file) if file.is_file() else {}
-    return content["calibrations"] if content.get("schema") == SCHEMA else []
-
-
-def _from_json(content: dict[str, Any]) -> PairCalibration:
-    tables = {name: {int(size): seconds for size, seconds in table.items()} for name, table in content["costs"].items()}
-    trials = [Trial(_shape(one["shape"]), one["tau"], one["round_s"]) for one in content["trials"]]
-    return PairCalibration(content["profile"], RoundCosts(**tables), trials)
-
-
-def _shape(content: dict[str, Any]) -> Shape:
-    return Static(tuple(content["parents"])) if "parents" in content else Dynamic(**content)
+    if not file.is_file() or HEAD.read(file).version != SCHEMA:
+        return []
+    content = read_json(file)
+    if SEAL in content:  # the first files of this schema have none
+        check_seal(content, file, HEAD)
+    found = CALIBRATIONS.read(file).calibrations
+    twice = next((one.key for n, one in enumerate(found) if one.key in [before.key for before in found[:n]]), None)
+    if twice is not None:
+        raise InputError(f"{file} holds two calibrations of {shown(twice)}: {HEAD.why}. {HEAD.remedy}")
+    return found

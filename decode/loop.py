@@ -23,7 +23,6 @@ from decode.models import device_of, longest_context
 from decode.noise import Noise
 from decode.processors import History
 from decode.rows import Progress, Rows
-from decode.runner import PASSES
 from decode.sampling import Sampling, warp
 from decode.shapes import Shape, chain
 from decode.stats import Round, Stats
@@ -153,8 +152,7 @@ class Loop:
         with self.stats.phase("prefill"):
             self._prefill(range(self.rows.size))
             if self.drafter is not None:
-                with PASSES:
-                    self.drafter.start(self._context(self.request.shape, None), self.rows.capacity)
+                self.drafter.start(self._context(self.request.shape, None), self.rows.capacity)
 
     def _prefill(self, rows: Iterable[int]) -> None:
         """Read the prompts up to pending; strict ones one by one, since who comes along depends on the draft."""
@@ -216,8 +214,7 @@ class Loop:
 
     def _propose(self, shape: Shape, gumbel: Tensor | None) -> Tree:
         if self.drafter is not None and shape.depth:
-            with PASSES:
-                return self.drafter.propose(self._context(shape, gumbel))
+            return self.drafter.propose(self._context(shape, gumbel))
         ends = torch.tensor(self.rows.lengths, device=self.runner.device)[:, None]
         return Tree(self.rows.ids.gather(1, ends - 1), (-1,))
 

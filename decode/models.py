@@ -26,8 +26,9 @@ from transformers.utils import logging as hf_logging
 
 from decode.config import ModelConfig
 from decode.fingerprint import weights_fingerprint
+from decode.house.checked_json import read_json
 from decode.house.errors import InputError
-from decode.house.run_folder import read_json
+from decode.model_files import check_model_files, check_words
 from decode.weight_files import DAMAGED, damaged
 from decode.weights import check_headers, check_report, is_quantised, no_model
 
@@ -151,6 +152,7 @@ def describe_model(source: ModelConfig, role: str = "target") -> ModelDescriptio
         ) from error
     refuse_unsupported(config, source.path, role)
     attention_of(config, source.attn_implementation)
+    check_words(config, source.path, role)
     resolve_device(source.device)
     if folder.is_dir():
         check_headers(source, config, role)
@@ -248,8 +250,11 @@ def load_tokenizer(source: ModelConfig) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(
             source.path, revision=source.revision, trust_remote_code=source.trust_remote_code
         )
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise InputError(f"no tokenizer can be loaded from {source.path}: {error}") from error
+    except Exception as error:  # noqa: BLE001 - the tokenizers library raises nothing narrower for a damaged file
+        raise InputError(
+            f"no tokenizer can be loaded from {source.path} ({type(error).__name__}: {error}), and text cannot be read "
+            "without one. Copy its tokenizer files again"
+        ) from error
 
 
 def token_map_hash(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -298,6 +303,7 @@ def _check_folder(folder: Path, role: str) -> None:
         )
     if (folder / "adapter_config.json").is_file():
         raise InputError(with_adapter(folder, role))
+    check_model_files(folder, role)
 
 
 def with_adapter(path: object, role: str) -> str:
@@ -360,7 +366,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _canonical_config(folder: Path) -> bytes:
-    fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    fields = read_json(folder / "config.json")
     fields.pop("transformers_version", None)
     return json.dumps(fields, sort_keys=True).encode()
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from decode.shapes import Dynamic, Shape, Static
 from decode.tree import tree_depths
 
-Table = dict[int, float]
+Table = dict[Annotated[int, Field(ge=1, le=1 << 20)], Annotated[float, Field(gt=0, allow_inf_nan=False)]]
 """Seconds by size; what lies between two sizes is on the line that joins them."""
 
 
@@ -16,7 +19,7 @@ Table = dict[int, float]
 class RoundCosts:
     """Median seconds at one context length and batch size."""
 
-    t_target: Table
+    t_target: Annotated[Table, Field(min_length=1)]
     """Target pass by number of nodes: t_target[1] is an autoregressive step."""
     t_chain: Table
     """Drafting a chain, by its length; empty where the rule takes no chains."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
-from decode.config import TREES, check_tree
+from pydantic import Field
+
+from decode.config import MOST_NODES, TREES, check_tree
 from decode.house.config import require
 from decode.tree import chain_parents, tree_depths
 
@@ -41,7 +43,7 @@ class Shape(Protocol):
 class Static:
     """The same tree in every row and round: the j-th child of a node takes the draft's j-th candidate there."""
 
-    parents: tuple[int, ...]
+    parents: Annotated[tuple[int, ...], Field(max_length=MOST_NODES + 1)]
     """Of each node, -1 for node 0; numbered level by level."""
 
     def __post_init__(self) -> None:
@@ -81,9 +83,9 @@ class Static:
 class Dynamic:
     """The `num_nodes` nodes of highest cumulative draft probability, `beam` nodes expanded a level (EAGLE-2)."""
 
-    depth: int
-    beam: int
-    num_nodes: int
+    depth: Annotated[int, Field(ge=1, le=MOST_NODES)]
+    beam: Annotated[int, Field(ge=1, le=MOST_NODES)]
+    num_nodes: Annotated[int, Field(ge=1, le=MOST_NODES + 1)]
 
     @property
     def num_read(self) -> int:

@@ -15,9 +15,10 @@ from decode.config import DecodeConfig, Precision
 from decode.drafters.describe import describe_draft
 from decode.drafters.load import load_drafter
 from decode.hf import Output, generate
+from decode.house.checked_json import write_json
 from decode.house.errors import InputError
 from decode.house.progress import get_logger
-from decode.house.run_folder import RunFolder, open_run, write_json
+from decode.house.run_folder import RunFolder, open_run
 from decode.loop import Request
 from decode.models import (
     ModelDescription,

@@ -9,8 +9,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers.modeling_utils import load_state_dict
 
+from decode.house.checked_json import read_json
 from decode.house.errors import InputError
-from decode.house.run_folder import read_json
 
 NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 """What transformers loads, in its order."""

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
 from decode.house.errors import InputError
 from decode.house.progress import get_logger
 from decode.models import device_of
 from distill.features import CODES, FeatureCode, FeatureLayout, Pca, Tensors, grid_of
+from distill.manifest import REMEDY
 from distill.passes import Passes
+from distill.safetensors_file import open_arrays
 from distill.shards import Record
 
 CODE_FILE = "features.safetensors"
@@ -27,16 +29,16 @@ log = get_logger("distill")
 
 
 def load_code(layout: FeatureLayout, folder: Path) -> FeatureCode:
-    """The code that `folder` holds; InputError where its file is missing."""
+    """The code that `folder` holds; InputError where its file is missing or damaged."""
     if not layout.is_fitted:
         return CODES[layout.code](layout, {})
     file = folder / CODE_FILE
     if not file.is_file():
         raise InputError(
-            f"{file} is missing, and the hidden states in {folder} are coded by the scales in it. Copy the folder "
-            "again from where it was written, or write the records again into another output_dir"
+            f"{file} is missing, and the hidden states in {folder} are coded by the scales in it. {REMEDY}"
         )
-    return CODES[layout.code](layout, load_file(file))
+    tensors = open_arrays(file, layout.fitted_shapes, REMEDY)
+    return CODES[layout.code](layout, {name: torch.from_numpy(tensors.get_tensor(name)) for name in tensors.keys()})
 
 
 def calibrate(layout: FeatureLayout, records: Sequence[Record], passes: Passes) -> bytes:

@@ -6,11 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from decode.house.checked_json import Count, Size
+from decode.taps import FINAL
 from distill.config import FeatureCodeName, FeatureConfig
 
 Shapes = dict[str, tuple[tuple[int, ...], np.dtype]]
@@ -25,11 +29,11 @@ MOST_STRETCH = 65504.0  # the largest float16
 class FeatureLayout:
     """What a record folder keeps of a token's hidden states; part of its manifest."""
 
-    layers: list[int]
+    layers: Annotated[list[Annotated[int, Field(ge=FINAL)]], Field(min_length=1)]
     """Taps of the target, in the order they are laid out."""
-    hidden_size: int
+    hidden_size: Size
     code: FeatureCodeName
-    components: int
+    components: Count
     """Principal components with code=pca; 0 else."""
 
     @classmethod
@@ -55,6 +59,16 @@ class FeatureLayout:
             return {f"features.{name}.bits": ((width,), np.dtype(np.int16)) for name in names}
         codes: Shapes = {f"features.{name}.codes": ((width,), np.dtype(np.int8)) for name in names}
         return codes | {f"features.{name}.stretch": ((), np.dtype(np.float16)) for name in names}
+
+    @property
+    def fitted_shapes(self) -> Shapes:
+        """Shape and dtype of the tensors that a run fits to its first texts."""
+        states, components = (len(self.layers), self.hidden_size), (self.components,)
+        shapes = {"mean": states, "middle": states, "step": states}
+        if self.code == "pca":
+            channels = len(self.layers) * self.hidden_size
+            shapes |= {"spread": states[:1], "basis": (*components, channels), "middle": components, "step": components}
+        return {name: (shape, np.dtype(np.float32)) for name, shape in shapes.items() if self.is_fitted}
 
     @property
     def bytes_per_token(self) -> int:

@@ -11,18 +11,28 @@ from typing import Any
 
 import numpy as np
 
+from decode.house.atomic import write_atomically
+from decode.house.checked_json import file_within, shown
 from decode.house.errors import InputError
 from decode.house.progress import get_logger
-from decode.house.run_folder import RunFolder, read_json, sha256_file, write_atomically, write_json
+from decode.house.run_folder import RUN, RunFolder, sha256_file
 from decode.models import ModelDescription
 from distill.calibration import CODE_FILE, load_code
 from distill.features import FeatureCode
+from distill.manifest import (
+    COUNTS,
+    MANIFEST,
+    RECORDS_VERSION,
+    REMEDY,
+    SHARD,
+    FileSummary,
+    Manifest,
+    RecordedTarget,
+    ShardSummary,
+)
 from distill.shards import SPLITS, Record, Shard, shard_bytes, summary
 from distill.stores import Layout
 
-RECORDS_VERSION = 2
-READABLE_VERSIONS = (1, 2)  # 1 knew no hidden states: its layout names none, and is read as a layout that keeps none
-COUNTS = ("bytes", "records", "tokens", "learned_tokens")
 IDENTITIES = {
     "fingerprint": "the records hold the laws of other weights",
     "vocab_size": "the same row would mean other tokens",
@@ -48,27 +58,32 @@ class RecordWriter:
         if layout.features is not None and layout.features.is_fitted:
             self.code_file = _described(run.file(CODE_FILE))
 
-    def existing(self, index: int) -> dict[str, Any] | None:
+    def existing(self, index: int) -> ShardSummary | None:
         """The summary of a complete shard of an earlier, killed run; None where it is missing or damaged."""
         shard, note = self._files(index)
         if not (shard.is_file() and note.is_file()):
             return None
-        known = read_json(note)
-        if shard.stat().st_size != known["bytes"] or sha256_file(shard) != known["sha256"]:
-            log.warning("%s does not match its checksum; it is written again", shard)
+        try:
+            known = SHARD.read(note)
+            if known.file != f"shards/{shard.name}":
+                raise InputError(f"{note} is the summary of {known.file}")
+            _check_file(self.run.path, known, checksums=True)
+            Shard(shard, self.layout, known).check_tokens()
+        except InputError as error:
+            log.warning("%s is written again: %s", shard, error)
             return None
-        if known.get("code_file") != self.code_file:
+        if known.code_file != self.code_file:
             log.warning("%s was coded by another %s; it is written again", shard, CODE_FILE)
             return None
         return known
 
-    def write(self, index: int, records: Sequence[Record]) -> dict[str, Any]:
+    def write(self, index: int, records: Sequence[Record]) -> ShardSummary:
         """Write shard `index`, then its summary."""
         shard, note = self._files(index)
         content = shard_bytes(records, self.layout)
-        known = {"file": f"shards/{shard.name}", **summary(content, records), "code_file": self.code_file}
+        known = ShardSummary(file=f"shards/{shard.name}", **summary(content, records), code_file=self.code_file)
         write_atomically(shard, content)
-        write_json(note, known)
+        SHARD.write(note, known.model_dump())
         return known
 
     def finish(
@@ -76,30 +91,30 @@ class RecordWriter:
     ) -> dict[str, Any]:
         """Merge the shards of all ranks into the manifest; rank 0 only, once all shards are there. `weights` is the
         fingerprint of those that made them (`decode.fingerprint`)."""
-        shards = [read_json(self._files(index)[1]) for index in range(num_shards)]
+        shards = [SHARD.read(self._files(index)[1]) for index in range(num_shards)]
         manifest = {
             "records_version": RECORDS_VERSION,
             "target": identity_of(target, weights),
             "layout": asdict(self.layout),
             **provenance,
-            "counts": {name: sum(shard[name] for shard in shards) for name in COUNTS},
-            "finish_reasons": dict(sum((Counter(shard["finish_reasons"]) for shard in shards), Counter())),
+            "counts": {name: sum(getattr(shard, name) for shard in shards) for name in COUNTS},
+            "finish_reasons": dict(sum((Counter(shard.finish_reasons) for shard in shards), Counter())),
             "bytes_per_learned_token": self.layout.bytes_per_token,
-            "code_file": self.code_file,
+            "code_file": None if self.code_file is None else self.code_file.model_dump(),
             "feature_errors": self._feature_errors(shards),
-            "shards": shards,
+            "shards": [shard.model_dump() for shard in shards],
         }
         for leftover in [*self.run.path.glob(".*.tmp"), *self.run.path.glob("shards/.*.tmp")]:
             leftover.unlink()
-        self.run.finish(manifest)
+        self.run.finish(manifest, MANIFEST)
         return manifest
 
-    def _feature_errors(self, shards: Sequence[dict[str, Any]]) -> dict[str, float]:
+    def _feature_errors(self, shards: Sequence[ShardSummary]) -> dict[str, float]:
         """Layer -> root mean square, over all tokens, of a token's relative error."""
         if self.layout.features is None:
             return {}
-        tokens = sum(shard["tokens"] for shard in shards)
-        totals = np.sum([shard["feature_errors"] for shard in shards if shard["tokens"]], axis=0)
+        tokens = sum(shard.tokens for shard in shards)
+        totals = np.sum([shard.feature_errors for shard in shards if shard.tokens], axis=0)
         return {
             str(n): float(np.sqrt(total / tokens)) for n, total in zip(self.layout.features.layers, totals, strict=True)
         }
@@ -111,10 +126,10 @@ class RecordWriter:
 class RecordFolder:
     """Records opened for reading, by number across all shards."""
 
-    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+    def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest
-        self.layout = Layout.from_manifest(manifest["layout"])
-        self.shards = [Shard(path / shard["file"], self.layout) for shard in manifest["shards"]]
+        self.layout = manifest.layout
+        self.shards = [Shard(path / shard.file, self.layout, shard) for shard in manifest.shards]
         self._starts = np.cumsum([0, *(len(shard.split) for shard in self.shards)])
         self.lengths = np.concatenate([shard.lengths for shard in self.shards])
         """(records,) tokens of each record."""
@@ -133,11 +148,21 @@ class RecordFolder:
         path = Path(path)
         manifest = _read_manifest(path)
         if target is not None:
-            _check_target(path, manifest["target"], target)
-        code_file = manifest.get("code_file")
-        for known in [*manifest["shards"], *([code_file] if code_file else [])]:
-            _check_file(path / known["file"], known, checksums)
-        return cls(path, manifest)
+            _check_target(path, manifest.target, target)
+        for known in [*manifest.shards, *([manifest.code_file] if manifest.code_file else [])]:
+            _check_file(path, known, checksums)
+        folder = cls(path, manifest)
+        folder.check(checksums)
+        return folder
+
+    def check(self, tokens: bool) -> None:
+        """Raise InputError where the arrays are not those that the manifest speaks of; `tokens` looks at every id."""
+        if (np.diff(self.prompts) < 0).any():
+            raise InputError(f"{self.path}: the prompts of its records do not rise from shard to shard. {REMEDY}")
+        for shard in self.shards if tokens else ():
+            shard.check_tokens()
+        if tokens and self.layout.features is not None:
+            assert self.feature_code is not None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -160,11 +185,11 @@ class RecordFolder:
         """One record, with these of its stores and layers; None is all that it was written with."""
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
         record = self.shards[shard].read(index - int(self._starts[shard]), stores, layers)
-        record.meta["seed"] = self.manifest["seed"]
+        record.meta["seed"] = self.manifest.seed
         return record
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def _read_manifest(path: Path) -> Manifest:
     if not path.is_dir():
         raise InputError(f"{path}: no such record folder; write one with `python -m distill output_dir={path}`")
     if not (path / "manifest.json").is_file():
@@ -172,46 +197,49 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             f"{path} holds no manifest.json, so it is no finished record folder; if its run was killed, finish it by "
             "the same `python -m distill` command with resume=auto"
         )
-    manifest = read_json(path / "manifest.json")
-    if not isinstance(manifest, dict) or manifest.get("stage") != "distill":
-        stage = manifest.get("stage") if isinstance(manifest, dict) else None
-        raise InputError(f"{path} was written by the stage {stage!r}, not by `distill`; give a folder of records")
-    version = manifest.get("records_version")
-    if version not in READABLE_VERSIONS:
-        readable = " and ".join(map(str, READABLE_VERSIONS))
-        raise InputError(
-            f"{path} holds records of version {version}, and this program reads version {readable}; write them again"
-        )
-    missing = [name for name in ("target", "layout", "shards", "seed") if name not in manifest]
-    if missing:
-        raise InputError(f"{path / 'manifest.json'} lacks {', '.join(missing)}; it was edited. Write the records again")
+    manifest = MANIFEST.read(path / "manifest.json")
+    if (path / "run.json").is_file():
+        _check_run(path, manifest)
     return manifest
 
 
-def _check_target(path: Path, recorded: dict[str, Any], target: ModelDescription) -> None:
+def _check_run(path: Path, manifest: Manifest) -> None:
+    """The manifest says of its texts and settings what the run was started with, so that neither file was edited."""
+    started, ended = RUN.read(path / "run.json").config, manifest.config.model_dump()
+    # texts of other records have the corpus of those
+    names = ["records", "batch_size", "seed", *(["data"] if started.get("responses") != "records" else [])]
+    for name in names:
+        if started.get(name) != ended[name]:
+            raise InputError(
+                f"{path / 'manifest.json'} says config.{name}={shown(ended[name])}, and run.json "
+                f"{shown(started.get(name))}: {MANIFEST.why}. {REMEDY}"
+            )
+
+
+def _check_target(path: Path, recorded: RecordedTarget, target: ModelDescription) -> None:
     for name, meaning in IDENTITIES.items():
-        there, here = recorded.get(name), getattr(target, name)
+        there, here = getattr(recorded, name), getattr(target, name)
         if there != here:
             raise InputError(
-                f"{path} was recorded from {recorded.get('path')} with {name} {there}, and target.path={target.path} "
+                f"{path} was recorded from {recorded.path} with {name} {there}, and target.path={target.path} "
                 f"has {here}: {meaning}. Give the target that was recorded, or record this one with `python -m "
                 "distill`"
             )
 
 
-def _described(file: Path) -> dict[str, Any]:
-    return {"file": file.name, "bytes": file.stat().st_size, "sha256": sha256_file(file)}
+def _described(file: Path) -> FileSummary:
+    return FileSummary(file=file.name, bytes=file.stat().st_size, sha256=sha256_file(file))
 
 
-def _check_file(file: Path, known: dict[str, Any], checksums: bool) -> None:
-    remedy = "Copy the folder again from where it was written, or write the records again into another output_dir"
+def _check_file(folder: Path, known: FileSummary, checksums: bool) -> None:
+    file = file_within(folder, known.file, REMEDY)
     if not file.is_file():
-        raise InputError(f"{file} is missing, and its folder's manifest names it. {remedy}")
+        raise InputError(f"{file} is missing, and its folder's manifest names it. {REMEDY}")
     size = file.stat().st_size
-    if size != known["bytes"]:
-        raise InputError(f"{file} has {size} bytes, and the manifest says {known['bytes']}: it was cut short. {remedy}")
-    found = sha256_file(file) if checksums else known["sha256"]
-    if found != known["sha256"]:
+    if size != known.bytes:
+        raise InputError(f"{file} has {size} bytes, and the manifest says {known.bytes}: it was cut short. {REMEDY}")
+    found = sha256_file(file) if checksums else known.sha256
+    if found != known.sha256:
         raise InputError(
-            f"{file} has SHA-256 {found}, and the manifest says {known['sha256']}: its bytes changed. {remedy}"
+            f"{file} has SHA-256 {found}, and the manifest says {known.sha256}: its bytes changed. {REMEDY}"
         )

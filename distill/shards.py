@@ -9,17 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
-from safetensors import safe_open
 from safetensors.numpy import save
 
-from distill.sparse import pack_ids, unpack_ids
+from decode.house.checked_json import JsonFile, Text
+from decode.house.errors import InputError
+from distill.features import Shapes
+from distill.manifest import REMEDY, FinishReason, ShardSummary
+from distill.safetensors_file import open_arrays
+from distill.sparse import id_width, pack_ids, unpack_ids
 from distill.stores import Layout
 
 SPLITS = ("train", "validation")
-FINISH_REASONS = ("length", "eos", "stop", "corpus")
+FINISH_REASONS = get_args(FinishReason)
+DOCUMENTS = JsonFile(list[Text], "a record would be taken for another document's", f"{REMEDY}.")
 COLUMNS = ("prompt", "turn", "prompt_end")
 
 
@@ -76,27 +81,79 @@ def summary(content: bytes, records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
+def array_shapes(layout: Layout, known: ShardSummary) -> Shapes:
+    """Shape and dtype of every array of a shard; the names of its documents are of any length."""
+    wide = () if id_width(layout.vocab_size) == 2 else (3,)
+    tokens, starts, records = (known.tokens,), (known.records + 1,), (known.records,)
+    shapes: Shapes = {
+        "ids": ((*tokens, *wide), np.dtype(np.uint8 if wide else np.uint16)),
+        "loss_mask": (tokens, np.dtype(np.uint8)),
+        "token_start": (starts, np.dtype(np.int64)),
+        "row_start": (starts, np.dtype(np.int64)),
+        "finish_reason": (records, np.dtype(np.uint8)),
+        "split": (records, np.dtype(np.uint8)),
+        "documents": ((-1,), np.dtype(np.uint8)),
+    } | {name: (records, np.dtype(np.int32)) for name in COLUMNS}
+    for store in layout.stores:
+        shapes |= {name: ((known.learned_tokens, *row), dtype) for name, (row, dtype) in store.shapes.items()}
+    coded = layout.features.shapes if layout.features else {}
+    return shapes | {name: ((known.tokens, *row), dtype) for name, (row, dtype) in coded.items()}
+
+
 class Shard:
     """A shard opened for reading; arrays are read from the file slice by slice."""
 
-    def __init__(self, path: Path, layout: Layout) -> None:
-        self.path, self.layout = path, layout
+    def __init__(self, path: Path, layout: Layout, known: ShardSummary) -> None:
+        """Raises InputError where the file's arrays are not of the names, types and sizes that `layout` and `known`
+        call for, or do not fit together."""
+        self.path, self.layout, self.known = path, layout, known
+        self._file = open_arrays(path, array_shapes(layout, known), REMEDY)
         self.token_start = self._file.get_tensor("token_start")
         self.row_start = self._file.get_tensor("row_start")
         self.split = self._file.get_tensor("split")
-
-    @cached_property
-    def _file(self) -> Any:
-        return safe_open(str(self.path), framework="np")
-
-    @cached_property
-    def _columns(self) -> dict[str, np.ndarray]:
-        return {name: self._file.get_tensor(name) for name in (*COLUMNS, "finish_reason")}
+        self._columns = {name: self._file.get_tensor(name) for name in (*COLUMNS, "finish_reason")}
+        self._check_columns()
 
     @cached_property
     def documents(self) -> list[str]:
         """Id of the document of each record."""
-        return json.loads(self._file.get_tensor("documents").tobytes().decode())
+        found = DOCUMENTS.parse(self._file.get_tensor("documents").tobytes(), f"{self.path}: documents")
+        self._require(len(found) == self.known.records, f"{len(found)} names of documents")
+        return found
+
+    def check_tokens(self) -> None:
+        """Raise InputError for ids outside of the vocabulary, and for tokens that are marked as learned where no row of
+        p says so."""
+        ids, mask = unpack_ids(self._file.get_tensor("ids")), self._file.get_tensor("loss_mask").astype(bool)
+        self._require(ids.max(initial=0) < self.layout.vocab_size, f"the token id {ids.max(initial=0)}")
+        learned = np.concatenate([[0], np.cumsum(mask)])
+        self._require((learned[self.token_start] == self.row_start).all(), "learned tokens that have no row of p")
+        first = self.token_start[:-1][self.lengths > 0]
+        self._require(not mask[first].any(), "a first token that is to be learned, which nothing predicts")
+        assert self.documents is not None
+
+    def _check_columns(self) -> None:
+        known, prompt_end = self.known, self._columns["prompt_end"]
+        for starts, total in ((self.token_start, known.tokens), (self.row_start, known.learned_tokens)):
+            self._require(starts[0] == 0 and starts[-1] == total, f"parts from {starts[0]} to {starts[-1]} of {total}")
+            self._require((np.diff(starts) >= 0).all(), "a record that ends before it begins")
+        self._require((self.split < len(SPLITS)).all(), f"splits other than {SPLITS}")
+        self._require((self._columns["finish_reason"] < len(FINISH_REASONS)).all(), f"ends other than {FINISH_REASONS}")
+        ended = Counter(FINISH_REASONS[code] for code in self._columns["finish_reason"])
+        self._require(ended == Counter(known.finish_reasons), f"the finish_reasons {dict(ended)}")
+        self._require(((prompt_end >= 0) & (prompt_end <= self.lengths)).all(), "a prompt longer than its record")
+        self._require((np.diff(self.prompts, prepend=0) >= 0).all(), "prompts that do not rise")
+        self._require((self._columns["turn"] >= 0).all(), "a negative turn")
+        layers = len(self.layout.features.layers) if self.layout.features and known.records else 0
+        self._require(len(known.feature_errors) == layers, f"states of {layers} layers, not {known.feature_errors}")
+
+    def _require(self, holds: bool | np.bool_, found: str) -> None:
+        if not holds:
+            raise InputError(
+                f"{self.path} holds {found}, and its summary says {self.known.records} records, {self.known.tokens} "
+                f"tokens of {self.layout.vocab_size}, {self.known.learned_tokens} of them learned, ended by "
+                f"{self.known.finish_reasons}: other tokens would be learned than were recorded. {REMEDY}"
+            )
 
     @property
     def lengths(self) -> np.ndarray:
@@ -116,11 +173,16 @@ class Shard:
         tokens = slice(int(self.token_start[index]), int(self.token_start[index + 1]))
         rows = slice(int(self.row_start[index]), int(self.row_start[index + 1]))
         names = [name for store in stores for name in self.layout.store_named(store).shapes]
+        payload = {name: self._slice(name, rows) for name in names}
+        for name in names:
+            if name.endswith(".ids"):
+                found = unpack_ids(payload[name]).max(initial=0)
+                self._require(found < self.layout.vocab_size, f"the token id {found} in {name}")
         return Record(
             ids=unpack_ids(self._slice("ids", tokens)),
             loss_mask=self._slice("loss_mask", tokens).astype(bool),
             meta=self._meta(index),
-            payload={name: self._slice(name, rows) for name in names},
+            payload=payload,
             features={name: self._slice(name, tokens) for name in kept},
         )
 

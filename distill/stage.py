@@ -13,17 +13,11 @@ from accelerate import PartialState
 from transformers import PreTrainedModel
 
 from decode.fingerprint import weights_fingerprint
+from decode.house.atomic import write_atomically
+from decode.house.checked_json import Content, Count, JsonFile, Sha256, Text
 from decode.house.errors import InputError
 from decode.house.progress import get_logger, progress
-from decode.house.run_folder import (
-    RunFolder,
-    check_run,
-    free_disk_check,
-    open_run,
-    read_json,
-    write_atomically,
-    write_json,
-)
+from decode.house.run_folder import RunFolder, check_run, free_disk_check, open_run
 from decode.models import ModelDescription, describe_model, load_model
 from decode.taps import check_taps
 from distill.calibration import CODE_FILE, calibrate, load_code
@@ -36,9 +30,31 @@ from distill.score import Scorer
 from distill.show import write_lines
 from distill.texts import Texts, open_texts
 
+
+class PromptsNote(Content):
+    """prompts.json: the texts that a run was started with."""
+
+    sha256: Sha256
+    prompts: Count
+
+
+NOTE = JsonFile(
+    PromptsNote,
+    "a resumed run could mix its records with those of other texts",
+    "Delete the folder, or use another output_dir.",
+)
 SLOWEST_RANK = timedelta(days=7)  # the first rank to finish waits for the last one this long
 
-TARGET_FILE = "target.json"  # which weights the records are made from
+
+class TargetNote(Content):
+    """target.json: which weights the records are made from, by their files and in memory."""
+
+    fingerprint: Text
+    weights: Text | None
+
+
+TARGET_FILE = "target.json"
+TARGET = JsonFile(TargetNote, "records of two targets could be mixed", "Delete the folder, or use another output_dir.")
 
 log = get_logger("distill")
 
@@ -74,20 +90,20 @@ def _check_same_texts(folder: RunFolder, texts: Texts, ranks: PartialState) -> N
     """Bind the folder to these texts, so that a corpus that changed since a run was killed is not mixed into it."""
     note, now = folder.file("prompts.json"), texts.sha256
     if note.is_file():
-        before = read_json(note)["sha256"]
+        before = NOTE.read(note).sha256
         if before != now:
             raise InputError(
                 f"the prompts of {folder.path} had SHA-256 {before}, and now have {now}: {texts.origin} changed since "
                 "that run started, and its records would be mixed. Use another output_dir"
             )
     elif ranks.is_main_process:
-        write_json(note, {"sha256": now, "prompts": texts.num_prompts})
+        NOTE.write(note, {"sha256": now, "prompts": texts.num_prompts})
 
 
 def _check_same_target(folder: RunFolder, target: ModelDescription) -> None:
     """The same of the target: files that were replaced under its path would make the other half of the records."""
     note = folder.file(TARGET_FILE)
-    before = read_json(note)["fingerprint"] if note.is_file() else target.fingerprint
+    before = TARGET.read(note).fingerprint if note.is_file() else target.fingerprint
     if before != target.fingerprint:
         raise InputError(
             f"target.path={target.path} had fingerprint {before} when the run in {folder.path} started, and now has "
@@ -122,7 +138,7 @@ def _write_shards(
         for index in todo:
             part = writer.write(mine[index].start, mine[index].stop)
             scorer.score(part)
-            tokens += records.write(index, part)["learned_tokens"]
+            tokens += records.write(index, part).learned_tokens
             bar.update(len(mine[index]), tokens_per_s=round(tokens / (time.perf_counter() - began)))
     if writer.dropped_turns:
         log.warning("%d turns were left out: they do not fit into the target's context", writer.dropped_turns)
@@ -135,7 +151,7 @@ def _load(config: DistillConfig, target: ModelDescription, folder: RunFolder, ra
     model = load_model(config.target)
     if ranks.is_main_process:
         note = {"fingerprint": target.fingerprint, "weights": weights_fingerprint(model)}
-        write_json(folder.file(TARGET_FILE), note)
+        TARGET.write(folder.file(TARGET_FILE), note)
     return model
 
 
@@ -163,7 +179,7 @@ def _feature_code(
 def _finish(config: DistillConfig, plan: Plan, target: ModelDescription, texts: Texts, records: RecordWriter) -> None:
     about: dict[str, Any] = {"seed": config.seed, "p": "temperature 1, unwarped", **texts.provenance()}
     note = records.run.file(TARGET_FILE)  # a run that an earlier version started has none
-    weights = read_json(note)["weights"] if note.is_file() else None
+    weights = TARGET.read(note).weights if note.is_file() else None
     manifest = records.finish(plan.num_shards, target, weights, about)
     counts = manifest["counts"]
     log.info(

@@ -6,13 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from decode.house.checked_json import Size
 from distill import sparse
+from distill.config import StoreName
 from distill.distribution import FullRows, HiddenRows, SparseRows, TargetDistribution
 from distill.features import FeatureLayout, Shapes
 
@@ -24,22 +27,15 @@ Head = Callable[[Tensor], Tensor]
 class Layout:
     """What a record folder keeps of a token; part of its manifest."""
 
-    store: list[str]
-    vocab_size: int
-    hidden_size: int
-    hidden_dtype: str
-    head: int
-    tail: int
-    topk: int
+    store: Annotated[list[StoreName], Field(min_length=1)]
+    vocab_size: Size
+    hidden_size: Size
+    hidden_dtype: Annotated[str, Field(pattern="^(float32|bfloat16|float16)$")]
+    head: Size
+    tail: Size
+    topk: Size
     features: FeatureLayout | None = None
     """Hidden states of every token; None keeps none, as all folders of version 1."""
-
-    @classmethod
-    def from_manifest(cls, fields: dict[str, Any]) -> Layout:
-        """The layout that a manifest holds."""
-        own = dict(fields)
-        features = own.pop("features", None)
-        return cls(**own, features=None if features is None else FeatureLayout(**features))
 
     @property
     def stores(self) -> list[Store]:

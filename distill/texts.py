@@ -143,12 +143,12 @@ class RecordedTexts:
     def provenance(self) -> dict[str, Any]:
         """That of the texts, which tells held-out documents from others, with where they were taken from."""
         before = self.folder.manifest
-        told = {name: before["config"][name] for name in ("data", "prompts", "sampling")}
+        told = before.config.model_dump(include={"data", "prompts", "sampling"})
         return {
             "config": asdict(self.config) | told,
-            "responses": before["responses"],
-            "sampling": before["sampling"],
-            "prompts_sha256": before["prompts_sha256"],
+            "responses": before.responses,
+            "sampling": before.sampling,
+            "prompts_sha256": before.prompts_sha256,
             "from_records": {"path": str(self.folder.path), "manifest_sha256": self.sha256},
         }
 

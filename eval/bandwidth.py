@@ -21,11 +21,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from decode import generate
+from decode.house.checked_json import write_json
 from decode.house.environment import environment, git_state
 from decode.house.errors import InputError, UserError
 from decode.house.markdown import code, plain
 from decode.house.progress import get_logger
-from decode.house.run_folder import write_json
 from decode.models import resolve_device
 from eval.arms import synchronize
 from eval.formatting import hardware, number, share

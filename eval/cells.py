@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from decode.house.run_folder import RunFolder, read_json, write_json
+from decode.house.run_folder import RunFolder
+from decode.house.sealed import read_sealed, write_sealed
 from eval.measure import Samples, call_seconds_per_token, seconds_per_token
 
 
@@ -75,13 +76,13 @@ class Results:
         return (cell for cell in every if self.cell(cell) is None)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """A file of the folder, or None."""
+        """A file of the folder, or None; InputError where it was changed since."""
         file = self.folder.path / name
-        return read_json(file) if file.is_file() else None
+        return read_sealed(file) if file.is_file() else None
 
     def keep(self, name: str, content: dict[str, Any]) -> None:
         """Write a file of the folder whole or not at all."""
-        write_json(self.folder.file(name), content)
+        write_sealed(self.folder.file(name), content)
 
 
 def arm_times(name: str, samples: Samples) -> dict[str, Any]:

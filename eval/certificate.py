@@ -12,13 +12,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from decode.drafters.describe import DraftDescription, describe_draft
+from decode.house.checked_json import Content, JsonFile, Text
 from decode.house.environment import environment, git_state
 from decode.house.errors import RunError
 from decode.house.progress import get_logger
-from decode.house.run_folder import RunFolder, open_run, read_json, write_json
+from decode.house.run_folder import RunFolder, open_run
 from decode.models import ModelDescription, load_tokenizer
 from eval.certificate_page import render_certificate
 from eval.comparison import Part, State, compare, is_done
@@ -31,6 +34,16 @@ from eval.report import command
 from eval.statistics import share
 
 SCHEMA = 1
+
+
+class Verdict(Content):
+    """certificate.json, as far as it is read back."""
+
+    version: Literal[1] = Field(alias="schema")
+    failures: list[Text]
+
+
+CERTIFICATE = JsonFile(Verdict, "a certificate could be taken for a good one", "Delete the folder and certify again.")
 log = get_logger("eval")
 
 
@@ -48,10 +61,10 @@ def run(cfg: EvalConfig) -> None:
     with open_run(cfg.output_dir, "eval", cfg, cfg.resume) as folder:
         if not folder.is_finished:
             _certify(cfg, folder, target, parts, prompts)
-    found = read_json(folder.file("certificate.json"))
+    found = CERTIFICATE.read(folder.file("certificate.json"))
     log.info("certificate: %s", folder.file("certificate.md"))
-    if found["failures"]:
-        raise RunError(f"not lossless: {'; '.join(found['failures'])}. See {folder.file('certificate.md')}")
+    if found.failures:
+        raise RunError(f"not lossless: {'; '.join(found.failures)}. See {folder.file('certificate.md')}")
 
 
 def own_dtype(cfg: EvalConfig, target: ModelDescription) -> str:
@@ -108,7 +121,7 @@ def _certify(
         if is_last and cfg.decode.strict:
             padding = measure_padding(cfg, model, drafter, prompts)
     found = _certificate(cfg, target, parts, state, len(prompts), padding)
-    write_json(folder.file("certificate.json"), found)
+    CERTIFICATE.write(folder.file("certificate.json"), found)
     folder.file("certificate.md").write_text(render_certificate(found), encoding="utf-8")
     folder.finish({"failures": found["failures"]})
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from decode.drafters.base import Drafter
 from decode.house.progress import progress
-from decode.house.run_folder import read_json, write_json
+from decode.house.sealed import read_sealed, write_sealed
 from eval.config import EvalConfig
 from eval.losslessness import MARGIN, Check, Divergence, divergences, scores_at
 from eval.prompts import Prompt
@@ -70,12 +70,12 @@ class State:
     @classmethod
     def open(cls, path: Path, parts: Sequence[Part]) -> State:
         """What an interrupted run left, or zeros."""
-        saved = read_json(path) if path.exists() else {}
+        saved = read_sealed(path) if path.exists() else {}
         return cls(path, {part.name: Counts(**saved.get(part.name, {})) for part in parts})
 
     def save(self) -> None:
         """Atomically."""
-        write_json(self.path, {name: asdict(counts) for name, counts in self.parts.items()})
+        write_sealed(self.path, {name: asdict(counts) for name, counts in self.parts.items()})
 
     def allowed_s(self, part: Part, parts: Sequence[Part], minutes: float | None) -> float:
         """This part's share of the time that is left, by the tokens it wants; what a part leaves over goes to those

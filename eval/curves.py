@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from decode.house.errors import InputError
+from pydantic import ConfigDict, Field
+
+from decode.house.checked_json import Content, Count, JsonFile, Text
 
 METRICS = "metrics.jsonl"
 
+
+class Line(Content):
+    """An event, with whatever was measured then."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Annotated[float, Field(allow_inf_nan=True)] | int | Text | None]
+
+    kind: Text
+    step: Count
+
+
+LINE = JsonFile(
+    Line,
+    "the curve and the pace of the training would be another's",
+    "The run's log is damaged: copy it again, or train again.",
+)
 Curves = dict[str, list[dict[str, Any]]]
 """draft -> lines of its metrics.jsonl."""
 
@@ -33,12 +50,5 @@ def series(lines: list[dict[str, Any]], kind: str, field: str) -> tuple[list[flo
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl; InputError names a damaged one."""
-    lines = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise InputError(
-                f"{file}:{number}: not JSON ({error}); the run's log is damaged, so no curve is drawn"
-            ) from error
-    return lines
+    lines = enumerate(file.read_bytes().splitlines(), start=1)
+    return [LINE.parse(line, f"{file}:{number}").model_dump() for number, line in lines]

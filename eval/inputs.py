@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,9 +11,8 @@ from transformers import PreTrainedModel
 from decode import load_drafter
 from decode.config import ModelConfig
 from decode.drafters.describe import describe_draft
-from decode.drafters.saved_head import PROVENANCE
+from decode.drafters.provenance import TextOrigin, read_provenance
 from decode.house.errors import InputError
-from decode.house.run_folder import read_json
 from decode.models import ModelDescription, describe_model, load_model
 from distill.config import DataConfig
 from eval.config import EvalConfig
@@ -36,20 +33,21 @@ def check_models(cfg: EvalConfig) -> tuple[ModelDescription, dict[str, str]]:
 def check_held_out(data: DataConfig, name: str, draft: str) -> None:
     """Raise InputError where the draft was trained on the same corpus under other shares: held-out text would be
     seen."""
-    file = Path(draft) / PROVENANCE
-    trained = (read_json(file).get("data") if file.is_file() else None) or {}
-    check_same_shares(data, trained, f"drafts.{name}={draft}")
+    provenance = read_provenance(draft)
+    if provenance is not None and provenance.data is not None:
+        check_same_shares(data, provenance.data, f"drafts.{name}={draft}")
 
 
-def check_same_shares(data: DataConfig, trained: Mapping[str, Any], who: str) -> None:
+def check_same_shares(data: DataConfig, trained: TextOrigin, who: str) -> None:
     """The same for what was trained on, or is to be: the corpus and its shares, as DataConfig names them."""
-    if any(trained.get(key) != getattr(data, key) for key in ("name", "path", "subset")):
+    if any(getattr(trained, key) != getattr(data, key) for key in ("name", "path", "subset")):
         return
     for key in ("heldout_share", "validation_share"):
-        if trained[key] != getattr(data, key):
+        there, here = getattr(trained, key), getattr(data, key)
+        if there != here:
             raise InputError(
-                f"{who} was trained with data.{key}={trained[key]}, and this report draws its prompts "
-                f"with data.{key}={getattr(data, key)}: part of them was trained on. Give data.{key}={trained[key]}"
+                f"{who} was trained with data.{key}={there}, and this report draws its prompts "
+                f"with data.{key}={here}: part of them was trained on. Give data.{key}={there}"
             )
 
 

@@ -14,9 +14,10 @@ from transformers import PreTrainedModel
 from decode import generate
 from decode.calibrate import measure
 from decode.drafters.base import Drafter, drafted_depth
+from decode.house.checked_json import write_json
 from decode.house.environment import environment, git_state
 from decode.house.progress import get_logger, progress
-from decode.house.run_folder import open_run, write_json
+from decode.house.run_folder import open_run
 from decode.models import load_tokenizer
 from decode.shapes import CALIBRATED, parse
 from decode.stats import Stats

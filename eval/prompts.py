@@ -85,7 +85,8 @@ def read_questions(path: str | Path) -> list[Question]:
         raise InputError(f"prompts.file={path} does not exist; name a JSONL file with {_LAYOUT}")
     questions = []
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines would cut at U+2028 in a text
+        # utf-8-sig: editors write a byte-order mark; splitlines would cut at U+2028 in a text
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text ({error}); the file must hold {_LAYOUT}") from error
     for number, line in enumerate(lines, start=1):
@@ -99,7 +100,7 @@ def read_questions(path: str | Path) -> list[Question]:
 def _question(line: str, where: str, number: int) -> Question:
     try:
         entry = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # malformed, a number of 5,000 digits, or lists 1,000 deep
         raise InputError(f"{where}: not JSON ({error}); expected {_LAYOUT}") from error
     if not isinstance(entry, dict):
         raise InputError(f"{where}: a {type(entry).__name__}, not an object; expected {_LAYOUT}")
@@ -108,7 +109,8 @@ def _question(line: str, where: str, number: int) -> Question:
     category = entry.get("category")
     if category is not None and not isinstance(category, str):
         raise InputError(f"{where}: category {category!r} is not text; leave it out or name one")
-    return Question(str(entry.get("question_id", number)), category, tuple(turns), opening)
+    name = checked_text(str(entry.get("question_id", number)), where)
+    return Question(name, None if category is None else checked_text(category, where), tuple(turns), opening)
 
 
 def _turns(entry: dict[str, Any], where: str) -> list[str]:
@@ -119,7 +121,8 @@ def _turns(entry: dict[str, Any], where: str) -> list[str]:
             raise InputError(f"{where}: messages must be objects with role and content")
         if not all(isinstance(message.get(key), str) for message in messages for key in ("role", "content")):
             raise InputError(f"{where}: each message needs role and content as text")
-        turns = [message["content"] for message in messages if message["role"] == "user"]
+        turns = [checked_text(message["content"], where) for message in messages]
+        turns = [turn for turn, message in zip(turns, messages, strict=True) if message["role"] == "user"]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise InputError(f"{where}: turns {_short(turns)} is not a list of non-empty texts; expected {_LAYOUT}")
     if any(_WITHHELD in turn for turn in turns):

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from decode.house.checked_json import read_json, write_json
 from decode.house.errors import InputError, UserError
-from decode.house.run_folder import read_json, write_json
 from eval.decoders import summary as decoders
 from eval.families import summary as families
 from eval.report import SCHEMA
@@ -28,17 +28,25 @@ def publish(source: Path, destination: Path, readme: Path) -> None:
     """Write DESTINATION.json and DESTINATION.md from `source`, and for a report fill the block of `readme`; InputError
     for bad input."""
     results = _checked(read_json(source), source)
-    face = results.get("face", "report")
-    if face == "report":
-        _publish_report(results, destination, readme)
-    else:
-        _write(results, destination, PAGES[face](results))
-
-
-def _publish_report(results: dict[str, Any], destination: Path, readme: Path) -> None:
-    text = fill_block(_read(readme), f"{render_block(results)}\n\n[Full results]({_link(destination, readme)})", readme)
-    _write(results, destination, render_summary(results))
+    try:
+        page, block = _rendered(results)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise InputError(
+            f"{source} lacks what its page shows, or holds it as something else ({type(error).__name__}: {error}): it "
+            "was edited or cut, and what it says was not measured. Write the report again"
+        ) from error
+    if block is None:
+        _write(results, destination, page)
+        return
+    text = fill_block(_read(readme), f"{block}\n\n[Full results]({_link(destination, readme)})", readme)
+    _write(results, destination, page)
     readme.write_text(text, encoding="utf-8")
+
+
+def _rendered(results: dict[str, Any]) -> tuple[str, str | None]:
+    """(page, block of the README); a suite has no block."""
+    face = results.get("face", "report")
+    return (render_summary(results), render_block(results)) if face == "report" else (PAGES[face](results), None)
 
 
 def _write(results: dict[str, Any], destination: Path, page: str) -> None:

@@ -7,8 +7,9 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from decode.house.checked_json import write_json
 from decode.house.progress import get_logger
-from decode.house.run_folder import RunFolder, open_run, write_json
+from decode.house.run_folder import RunFolder, open_run
 from decode.models import load_tokenizer
 from eval.config import EvalConfig
 from eval.curves import training_curves

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field, model_validator
+
+from decode.house.checked_json import Amount, Content, Count, JsonFile, Size, shown
 from decode.house.errors import ConfigError, InputError
-from decode.house.run_folder import read_json, write_json
+from decode.house.sealed import KEPT, SEAL, check_seal, sealed
 from train.sums import Sums
 
 if TYPE_CHECKING:
@@ -39,11 +42,57 @@ class TrainState:
     log_position: int = 0
     """Bytes of metrics.jsonl at this step."""
 
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> TrainState:
-        """The inverse of `asdict`."""
-        sums: dict[str, Any] = {name: Sums(**content[name]) for name in ("best", "since_log")}
-        return cls(**content | sums)
+
+class SavedSums(Content):
+    """`Sums`; checkpoints of before any family predicted its acceptance lack the last two."""
+
+    loss: float
+    loss_count: Amount
+    alpha: Amount
+    alpha_count: Amount
+    tau: Amount
+    tau_count: Amount
+    tokens: Amount
+    confidence_loss: float = 0.0
+    confidence_count: Amount = 0.0
+
+
+class SavedState(Content):
+    """state.json."""
+
+    version: int = Field(alias="schema")
+    world_size: Size
+    step: Count
+    tokens: Count
+    best_step: Count | None
+    best_score: float | None
+    best: SavedSums
+    since_log: SavedSums
+    log_position: Count
+
+    @model_validator(mode="after")
+    def _knows_its_best(self) -> SavedState:
+        if (self.best_step is None) != (self.best_score is None) or (self.best_step or 0) > self.step:
+            raise ValueError(
+                f"best_step={self.best_step} and best_score={self.best_score} do not fit together, or not step="
+                f"{self.step}"
+            )
+        return self
+
+    @property
+    def state(self) -> TrainState:
+        """What training goes on from."""
+        known: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(TrainState)}
+        for name in ("best", "since_log"):
+            known[name] = Sums(**known[name].model_dump())
+        return TrainState(**known)
+
+
+SAVED = JsonFile(
+    SavedState,
+    "training would go on from another step than its weights are of",
+    "Resume from another checkpoint, or start again in another output_dir.",
+)
 
 
 class Checkpoints:
@@ -67,7 +116,8 @@ class Checkpoints:
         draft = self._begin(accelerator, final)
         accelerator.save_state(str(draft))
         if accelerator.is_main_process:
-            write_json(draft / STATE, {"schema": SCHEMA, "world_size": accelerator.num_processes, **asdict(state)})
+            content = {"schema": SCHEMA, "world_size": accelerator.num_processes, **asdict(state)}
+            SAVED.write(draft / STATE, sealed(content))
         self._commit(accelerator, draft, final)
         if accelerator.is_main_process:
             self._drop_old()
@@ -84,15 +134,15 @@ class Checkpoints:
 
     def restore(self, accelerator: Accelerator, checkpoint: Path) -> TrainState:
         """Load a checkpoint into what the accelerator has prepared; every rank calls this."""
-        content = read_state(checkpoint)
-        if content.pop("world_size") != accelerator.num_processes:
+        saved = read_state(checkpoint)
+        if saved.world_size != accelerator.num_processes:
             raise ConfigError(
-                f"{checkpoint} was made by {read_state(checkpoint)['world_size']} processes, and now there are "
+                f"{checkpoint} was made by {saved.world_size} processes, and now there are "
                 f"{accelerator.num_processes}: sharded state and random generators would not fit. Start as many as "
                 "before"
             )
         accelerator.load_state(str(checkpoint))
-        return TrainState.from_dict(content)
+        return saved.state
 
     def forget_after(self, step: int) -> None:
         """Remove what a run wrote after `step`, and what a killed one left half-written; rank 0 only."""
@@ -124,7 +174,7 @@ class Checkpoints:
         steps = self._numbered("step")
         for number in sorted(steps)[: -self.keep]:
             _remove(steps.pop(number))
-        needed = {read_state(path)["best_step"] for path in steps.values()}
+        needed = {read_state(path).best_step for path in steps.values()}
         for number, path in self._numbered("best").items():
             if number not in needed:
                 _remove(path)
@@ -144,26 +194,50 @@ def find_checkpoint(path: Path) -> Path:
     return newest
 
 
-def read_state(checkpoint: Path) -> dict[str, Any]:
-    """The content of state.json; InputError where it was written by another version."""
-    content = read_json(checkpoint / STATE)
-    schema = content.pop("schema", None)
-    if schema != SCHEMA:
+def read_state(checkpoint: Path) -> SavedState:
+    """state.json; InputError where it is damaged, of another version, or another checkpoint's."""
+    content = KEPT.read(checkpoint / STATE)
+    if content.get("schema") != SCHEMA:
         raise InputError(
-            f"{checkpoint} has schema {schema}, and this version reads {SCHEMA}; resume it with the older version"
+            f"{checkpoint} has schema {shown(content.get('schema'))}, and this version reads {SCHEMA}; resume it with "
+            "the older version"
         )
-    return content
+    if SEAL in content:  # the first version wrote none
+        check_seal(content, checkpoint / STATE, SAVED)
+    saved = SAVED.read(checkpoint / STATE)
+    named = re.fullmatch(r"step_(\d+)", checkpoint.name)
+    if named and int(named[1]) != saved.step:
+        raise InputError(
+            f"{checkpoint / STATE}: step is {saved.step}, in {checkpoint.name}: {SAVED.why}. {SAVED.remedy}"
+        )
+    return saved
+
+
+def check_whole(checkpoint: Path) -> None:
+    """Raise InputError unless all that a run reads of a checkpoint is there: state, kept weights, its part of the
+    log."""
+    saved = read_state(checkpoint)
+    log = checkpoint.parent.parent / "metrics.jsonl"
+    best = Checkpoints(checkpoint.parent, 1).best_weights(saved.best_step or 0)
+    for file, wanted in ((log, True), (best, saved.best_step is not None)):
+        if wanted and not file.is_file():
+            raise InputError(f"{file} is missing, and {checkpoint / STATE} names it: {SAVED.why}. {SAVED.remedy}")
+    if log.stat().st_size < saved.log_position:
+        raise InputError(
+            f"{log} has {log.stat().st_size} bytes, and {checkpoint / STATE} was written at byte {saved.log_position}: "
+            f"lines are missing. {SAVED.remedy}"
+        )
 
 
 def adopt(checkpoint: Path, run: Path) -> Path:
     """Copy a checkpoint of another run into `run`, with the weights it keeps and its part of the log."""
-    content = read_state(checkpoint)
+    saved = read_state(checkpoint)
     target = run / "checkpoints" / checkpoint.name
-    best = f"best_{content['best_step'] or 0:08d}"
-    if content["best_step"] is not None:
+    best = f"best_{saved.best_step or 0:08d}"
+    if saved.best_step is not None:
         shutil.copytree(checkpoint.parent / best, target.parent / best, dirs_exist_ok=True)
     log = (checkpoint.parent.parent / "metrics.jsonl").read_bytes()
-    (run / "metrics.jsonl").write_bytes(log[: content["log_position"]])
+    (run / "metrics.jsonl").write_bytes(log[: saved.log_position])
     shutil.copytree(checkpoint, target.with_name(f".{target.name}.tmp"), dirs_exist_ok=True)
     target.with_name(f".{target.name}.tmp").rename(target)
     return target

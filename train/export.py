@@ -17,10 +17,11 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from decode.drafters.heads import HeadDraft
-from decode.house.run_folder import read_json, sha256_file, write_json
+from decode.drafters.provenance import FILE, PROVENANCE, SCHEMA
+from decode.house.checked_json import write_json
+from decode.house.run_folder import sha256_file
 from train.checkpoint import without_aliases
 
-SCHEMA = 1
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -81,7 +82,7 @@ def _whole_folder(folder: Path, family: str, export: Export) -> Iterator[Path]:
     yield draft
     (draft / "README.md").write_text(export.card, encoding="utf-8")
     sums = {path.name: sha256_file(path) for path in sorted(draft.iterdir())}
-    write_json(draft / "draftsmith.json", {"schema": SCHEMA, "family": family, **export.provenance, "sha256": sums})
+    PROVENANCE.write(draft / FILE, {"schema": SCHEMA, "family": family, **export.provenance, "sha256": sums})
     shutil.rmtree(folder, ignore_errors=True)
     draft.rename(folder)
 
@@ -125,8 +126,3 @@ def copy_tokenizer(source: str, revision: str | None, folder: Path) -> None:
             found = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
         if found is not None:
             shutil.copyfile(found, folder / name)
-
-
-def read_provenance(folder: Path) -> dict[str, Any]:
-    """draftsmith.json of an exported folder; InputError where it is missing or malformed."""
-    return read_json(folder / "draftsmith.json")

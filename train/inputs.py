@@ -82,8 +82,8 @@ def open_inputs(cfg: TrainConfig) -> Inputs:
         always = special_tokens(target, tokenizer)
         shape = shape.with_vocab(frequent_tokens(sources[0], shape.wants_vocab, target.vocab_size, always))
     train, validation = (PackedSource.of(source, cfg.sequence_length, cfg.seed, taps) for source in sources)
-    data = records.manifest["config"]["data"] if records is not None else cfg.data and asdict(cfg.data)
-    recorded = None if records is None else records.manifest["target"].get("weights")
+    data = records.manifest.config.data.model_dump() if records is not None else cfg.data and asdict(cfg.data)
+    recorded = None if records is None else records.manifest.target.weights
     return Inputs(target, tokenizer, shape, train, validation, store, data, cfg.window, recorded)
 
 

@@ -14,8 +14,9 @@ from decode.drafters.base import Batch
 from decode.drafters.dspark import DSparkDraft
 from decode.ends import Ends
 from decode.fingerprint import weights_fingerprint
+from decode.house.checked_json import write_json
 from decode.house.progress import get_logger
-from decode.house.run_folder import RunFolder, write_json
+from decode.house.run_folder import RunFolder
 from train.checkpoint import TrainState
 from train.confidence import calibrated
 from train.config import TrainConfig

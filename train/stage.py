@@ -18,10 +18,10 @@ from decode.ends import Ends, ends_of, load_ends
 from decode.head import OutputHead, head_of
 from decode.house.errors import ConfigError
 from decode.house.progress import get_logger, is_main_process
-from decode.house.run_folder import RunFolder, check_run, free_disk_check, open_run, read_json
+from decode.house.run_folder import RUN, RunFolder, check_run, free_disk_check, open_run
 from decode.models import load_model
 from train.batches import StepReader
-from train.checkpoint import Checkpoints, TrainState, adopt, find_checkpoint, read_state
+from train.checkpoint import Checkpoints, TrainState, adopt, check_whole, find_checkpoint, read_state
 from train.config import TrainConfig
 from train.engine import build_accelerator, check_launcher
 from train.families import FAMILIES
@@ -127,7 +127,7 @@ def _restore(accelerator: Accelerator, checkpoints: Checkpoints, folder: Path, s
     if accelerator.is_main_process:
         if folder.resolve() not in start_from.resolve().parents:
             start_from = adopt(start_from, folder)
-        checkpoints.forget_after(read_state(start_from)["step"])
+        checkpoints.forget_after(read_state(start_from).step)
     accelerator.wait_for_everyone()
     start_from = checkpoints.newest()
     assert start_from is not None
@@ -140,14 +140,18 @@ def _resume_point(cfg: TrainConfig) -> Path | None:
     if cfg.resume == "never":
         return None
     if cfg.resume == "auto":
-        return Checkpoints(Path(cfg.output_dir) / "checkpoints", cfg.keep_checkpoints).newest() or _not_adopted(cfg)
-    return find_checkpoint(Path(cfg.resume))
+        newest = Checkpoints(Path(cfg.output_dir) / "checkpoints", cfg.keep_checkpoints).newest() or _not_adopted(cfg)
+    else:
+        newest = find_checkpoint(Path(cfg.resume))
+    if newest is not None:
+        check_whole(newest)
+    return newest
 
 
 def _not_adopted(cfg: TrainConfig) -> Path | None:
     """The checkpoint of another run that this one was to start from, where it was stopped before it had copied it."""
     run = Path(cfg.output_dir) / "run.json"
-    resume = read_json(run)["config"]["resume"] if run.is_file() else "never"
+    resume = RUN.read(run).config["resume"] if run.is_file() else "never"
     return None if resume in ("never", "auto") else find_checkpoint(Path(resume))
 
 
@@ -156,12 +160,12 @@ def _check_resume(cfg: TrainConfig) -> None:
     if cfg.plan or cfg.resume in ("never", "auto"):
         return
     checkpoint = find_checkpoint(Path(cfg.resume))
-    theirs = read_json(checkpoint.parent.parent / "run.json")["config"]
+    theirs = RUN.read(checkpoint.parent.parent / "run.json").config
     ours = asdict(cfg)
     for where in (("draft",), ("optimizer",), ("engine", "name"), ("target", "path")):
         there, here = theirs, ours
         for key in where:
-            there, here = there[key], here[key]
+            there, here = there.get(key, "unset") if isinstance(there, dict) else "unset", here[key]
         if there != here:
             raise ConfigError(
                 f"resume={cfg.resume} was made with {'.'.join(where)}={there}, and this run has {here}: its weights "
@@ -173,7 +177,7 @@ def _run_id(folder: Path) -> str:
     """The same for every part of a run that was interrupted."""
     if not is_main_process():
         return ""
-    started = read_json(folder / "run.json")["started"]
+    started = RUN.read(folder / "run.json").started
     return hashlib.sha256(f"{folder.absolute()} {started}".encode()).hexdigest()[:12]
 
 

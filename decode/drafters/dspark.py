@@ -10,18 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Annotated, cast
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from decode.drafters.base import Batch, Step
 from decode.drafters.dspark_blocks import BlockLayer, Blocks
-from decode.drafters.heads import HeadConfig, HeadDraft
+from decode.drafters.heads import Few, HeadConfig, HeadDraft
 from decode.drafters.layers import Extend
 from decode.drafters.levels import Levels
 from decode.drafters.slots import Slots
 from decode.ends import Ends
+from decode.house.checked_json import Size
+from decode.house.config import require
 from decode.taps import FINAL
 
 MOST_TAPS = 5
@@ -32,20 +35,24 @@ class DSparkConfig(HeadConfig):
     """Shape of a DSpark head; `depth` is the block size B."""
 
     family: str = "dspark"
-    layers: int
+    layers: Few
     """Decoder layers."""
-    markov_rank: int
+    markov_rank: Annotated[int, Field(ge=0, le=1 << 16)]
     """Rank of the bias that the token before gives to the next one; 0 is DFlash."""
     confidence: bool
     """Predict each token's chance of acceptance."""
-    anchors: int
+    anchors: Size
     """Blocks trained per row."""
-    temperatures: tuple[float, ...] = ()
+    temperatures: tuple[Annotated[float, Field(gt=0, le=1e6)], ...] = ()
     """Of the predicted chances, by slot, fitted after training (train/confidence.py); () is 1 everywhere."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "temperatures", tuple(self.temperatures))  # a list where it comes from JSON
+        require(
+            len(self.temperatures) in (0, self.depth),
+            f"{len(self.temperatures)} temperatures={self.temperatures}, and the block has depth={self.depth} slots",
+        )
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:

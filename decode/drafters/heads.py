@@ -14,27 +14,35 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from decode.cache import SlotCache
 from decode.drafters.base import Batch, Context, Step
 from decode.drafters.chains import pending_tokens, propose_chain
-from decode.drafters.layers import Extend, Rotary
+from decode.drafters.layers import Extend, Rope, Rotary
 from decode.drafters.levels import Levels, Unit, visible_slots
 from decode.drafters.slots import Slots, into
 from decode.drafters.trees import propose_tree
 from decode.ends import Ends
+from decode.house.checked_json import Size
+from decode.house.config import require
 from decode.house.progress import get_logger
 from decode.kept_runners import Lease, Runners
 from decode.packed import Packing
-from decode.runner import Runner, chunks, rounded
+from decode.runner import PASSES, Runner, chunks, rounded
 from decode.shapes import Static
 from decode.tree import Tree
 
 log = get_logger("decode")
+
+
+Few = Annotated[int, Field(ge=1, le=1 << 12)]
+"""Layers, heads or tokens of a round; what builds so many modules must not be told a billion."""
+Width = Annotated[int, Field(ge=1, le=1 << 24)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,27 +50,29 @@ class HeadConfig:
     """The shape of a head; families add fields of their own. Saved as config.json."""
 
     family: str
-    hidden_size: int
+    hidden_size: Width
     """d of the target, and of the head."""
-    vocab_size: int
+    vocab_size: Width
     """Tokens V of the target."""
     taps: tuple[int, ...]
     """Hidden states of the target that it drafts from (`decode.taps`)."""
-    depth: int
+    depth: Few
     """Draft tokens that training unrolls: heads K, recursive steps S, or block size."""
-    heads: int
-    kv_heads: int
-    head_dim: int
-    mlp_width: int
-    rms_norm_eps: float
-    rope: dict[str, Any]
+    heads: Few
+    kv_heads: Few
+    head_dim: Width
+    mlp_width: Width
+    rms_norm_eps: Annotated[float, Field(ge=0, lt=1)]
+    rope: Rope
     """transformers' rope_parameters."""
-    max_positions: int
-    draft_vocab_size: int | None = None
+    max_positions: Size
+    draft_vocab_size: Width | None = None
     """Tokens of a reduced draft vocabulary; None is all of them."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "taps", tuple(self.taps))  # a list where it comes from JSON
+        require(self.heads % self.kv_heads == 0, f"heads={self.heads} is no multiple of kv_heads={self.kv_heads}")
+        require(self.head_dim % 2 == 0, f"head_dim={self.head_dim} is odd, and rotary positions turn pairs")
 
     def rotary(self) -> Rotary:
         """Its rotary positions."""
@@ -205,12 +215,13 @@ class HeadDraft(nn.Module, ABC):
             visible = torch.arange(end, device=index.device) <= positions[..., None]
             cache = self.runner.cache
             cache.place(slice(start, end), end, index)
-            self.read(
-                context.ids[index, start + 1 : end + 1],
-                context.features[index, start:end],
-                positions,
-                [into(cache, layer, visible) for layer in range(self.num_cached)],
-            )
+            with PASSES:
+                self.read(
+                    context.ids[index, start + 1 : end + 1],
+                    context.features[index, start:end],
+                    positions,
+                    [into(cache, layer, visible) for layer in range(self.num_cached)],
+                )
         self._known = behind
 
     def _runner_for(self, batch_size: int, capacity: int, lease: Lease) -> Runner:

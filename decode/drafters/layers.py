@@ -4,14 +4,17 @@ faces."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import AfterValidator
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+MOST_BASE = 1e12  # of rotary embeddings: models have 1e4 to 5e6
 Extend = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 """New keys and values (B, H_kv, T, d_head) -> all keys and values (B, H_kv, S, d_head) that the T queries are compared
 with, and which of them each sees: (B or 1, T, S) bool. Training appends them to a list, decoding to a cache."""
@@ -66,6 +69,28 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., width) -> (..., width)."""
         return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def _sound(rope: dict[str, Any]) -> dict[str, Any]:
+    """`rope` where it can be a rotary embedding, else ValueError: a base or factor of 0 would turn by NaN."""
+    kind, base = rope.get("rope_type", "default"), rope.get("rope_theta")
+    if kind not in ("default", *ROPE_INIT_FUNCTIONS):
+        raise ValueError(f"its rope_type should be one of default, {', '.join(sorted(ROPE_INIT_FUNCTIONS))}")
+    if isinstance(base, bool) or not isinstance(base, int | float) or not 1 < base <= MOST_BASE:
+        raise ValueError(f"its rope_theta should be a number above 1 and at most {MOST_BASE:g}")
+    for name, value in rope.items():
+        numbers = value if isinstance(value, list) else [value]
+        if name not in ("rope_type", "type") and not all(
+            isinstance(one, int | float | None) and (one or 0) >= 0 for one in numbers
+        ):
+            raise ValueError(f"its {name} should hold no text, no object and nothing below 0")
+        if name.endswith("factor") and not all(0 < (1 if one is None else one) < MOST_BASE for one in numbers):
+            raise ValueError(f"its {name} should be above 0 and below {MOST_BASE:g}")
+    return rope
+
+
+Rope = Annotated[dict[str, Any], AfterValidator(_sound)]
+"""transformers' rope_parameters."""
 
 
 class Rotary(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from decode.drafters.base import Context
-from decode.runner import Runner
+from decode.runner import PASSES, Runner
 
 
 class Levels(Protocol):
@@ -100,7 +100,8 @@ class Unit(nn.Module):
 
 @dataclass(frozen=True)
 class Processed:
-    """Levels whose logits are processed as the target's scores will be (penalties, bans)."""
+    """Levels whose logits are processed as the target's scores will be (penalties, bans). A processor is asked while
+    no pass runs: it may wait for another thread that decodes."""
 
     levels: Levels
     context: Context
@@ -109,22 +110,26 @@ class Processed:
 
     def root(self) -> Tensor:
         """As `Levels` says."""
-        logits = self.levels.root()[:, None]
+        with PASSES:
+            logits = self.levels.root()[:, None]
         return self.context.processed(logits, logits.new_zeros(len(logits), 1, 0, dtype=torch.long))[:, 0]
 
     def chance(self, depth: int) -> Tensor:
         """As `Foreseeing` says."""
-        return cast(Foreseeing, self.levels).chance(depth)
+        with PASSES:
+            return cast(Foreseeing, self.levels).chance(depth)
 
     def follow(self, tokens: Tensor, depth: int) -> Tensor:
         """As `Levels` says."""
         self.tokens.append(tokens)
-        logits = self.levels.follow(tokens, depth)[:, None]
+        with PASSES:
+            logits = self.levels.follow(tokens, depth)[:, None]
         return self.context.processed(logits, torch.cat(self.tokens, 1)[:, None])[:, 0]
 
     def level(self, tokens: Tensor, depth: int, visible: Tensor, owners: Tensor) -> Tensor:
         """As `Levels` says."""
-        logits = self.levels.level(tokens, depth, visible, owners)
+        with PASSES:
+            logits = self.levels.level(tokens, depth, visible, owners)
         self.tokens.append(tokens)
         if self.context.history is None:
             return logits

@@ -15,11 +15,11 @@ from decode.drafters.heads import HeadDraft
 from decode.drafters.lm import LMDraft
 from decode.drafters.mtp import MTPDraft
 from decode.drafters.own_mtp import own_mtp
-from decode.drafters.saved_head import HEADS, PROVENANCE, load_head
+from decode.drafters.provenance import FILE, read_provenance
+from decode.drafters.saved_head import HEADS, load_head
 from decode.ends import ends_of
 from decode.fingerprint import changed_since_read
 from decode.house.errors import InputError
-from decode.house.run_folder import read_json
 from decode.models import ModelDescription, check_same_size, check_same_tokens, describe_model, load_model
 
 FAMILIES = ("lm", *HEADS)
@@ -80,10 +80,12 @@ def model_folder(path: str | Path) -> Path | str:
 
 def family_of(path: str) -> str:
     """The family that a draft folder names; raises InputError for one that is not known here."""
-    file = Path(path) / PROVENANCE
-    family = read_json(file).get("family", "lm") if file.is_file() else "lm"
+    provenance = read_provenance(path)
+    family = "lm" if provenance is None else provenance.family
     if family not in FAMILIES:
-        raise InputError(f"{file} says family={family!r}; this version knows {', '.join(FAMILIES)}. Update draftsmith")
+        raise InputError(
+            f"{Path(path) / FILE} says family={family!r}; this version knows {', '.join(FAMILIES)}. Update draftsmith"
+        )
     return family
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from decode.drafters.base import Batch, Step
-from decode.drafters.heads import HeadConfig, HeadDraft
+from decode.drafters.heads import Few, HeadConfig, HeadDraft
 from decode.drafters.labels import judged
 from decode.drafters.layers import Extend
 from decode.drafters.levels import Levels
@@ -23,7 +23,7 @@ from decode.house.config import require
 class OneStateConfig(HeadConfig):
     """Shape of heads on one hidden state, each with residual layers of its own."""
 
-    mlp_layers: int = 1
+    mlp_layers: Few = 1
     """Residual layers of each head."""
 
     def __post_init__(self) -> None:

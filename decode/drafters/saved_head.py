@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
@@ -17,16 +18,22 @@ from decode.drafters.heads import HeadConfig, HeadDraft
 from decode.drafters.hydra import HydraConfig, HydraDraft
 from decode.drafters.medusa import MedusaConfig, MedusaDraft
 from decode.drafters.mtp import MTPConfig, MTPDraft
+from decode.drafters.provenance import FILE, TrainedTarget, check_sum, read_provenance
 from decode.ends import Ends
 from decode.fingerprint import comparable
+from decode.house.checked_json import JsonFile
 from decode.house.errors import InputError
-from decode.house.run_folder import read_json
 from decode.models import ModelDescription
 from decode.stopping import own_eos_ids
 from decode.taps import check_taps
 
-PROVENANCE = "draftsmith.json"
 WEIGHTS = "model.safetensors"
+VOCAB = "vocab"
+FIELDS = JsonFile(
+    dict[str, Any],
+    "the head would draft from other states or for other tokens than it was trained for",
+    "Copy its folder again, or train it anew.",
+)
 HEADS: dict[str, tuple[type[HeadConfig], type[HeadDraft]]] = {
     "dspark": (DSparkConfig, DSparkDraft),
     "eagle3": (Eagle3Config, Eagle3Draft),
@@ -41,6 +48,9 @@ def load_head(folder: str | Path, ends: Ends, target: ModelDescription, check: b
     """The head saved in `folder`, in the precision it was saved in, on the CPU; InputError as `read_head` raises, and
     where its draft vocabulary has no end of text."""
     config = read_head(folder, target, check)
+    provenance = read_provenance(folder)
+    assert provenance is not None, "checked by read_head"
+    check_sum(Path(folder) / WEIGHTS, provenance)  # all of it is read in any case
     vocab = None if config.draft_vocab_size is None else torch.zeros(config.draft_vocab_size, dtype=torch.long)
     head = HEADS[config.family][1](config, ends, vocab)
     weights = load_file(Path(folder) / WEIGHTS)
@@ -53,16 +63,19 @@ def load_head(folder: str | Path, ends: Ends, target: ModelDescription, check: b
 def read_head(folder: str | Path, target: ModelDescription, check: bool = True) -> HeadConfig:
     """The configuration of a whole head of this target; InputError for anything that is missing, damaged, of another
     version or of another target. `check=False`: of any target of the same sizes."""
-    missing = [name for name in ("config.json", WEIGHTS, PROVENANCE) if not (Path(folder) / name).is_file()]
+    missing = [name for name in ("config.json", WEIGHTS, FILE) if not (Path(folder) / name).is_file()]
     if missing:
         raise InputError(f"the head {folder} lacks {' and '.join(missing)}, so it is not whole; copy its folder again")
-    written = read_json(Path(folder) / PROVENANCE)
-    if check:
-        _check_target(folder, written.get("target") or {}, target)
-    config = _config(folder, written.get("family"))
+    written = read_provenance(folder)
+    assert written is not None
+    if check and written.target is not None:  # else its family is none of a head, which is refused below
+        _check_target(folder, written.target, target)
+    config = _config(folder, written.family)
     _check_sizes(folder, config, target)
     check_taps(target.config.get_text_config(), config.taps, target.path)
-    check_fits(expected(config), shapes_of(folder), f"the head {folder}")
+    check_fits(_built(folder, config), shapes_of(folder), f"the head {folder}")
+    _check_types(folder)
+    _check_draft_tokens(folder, config)
     return config
 
 
@@ -95,40 +108,21 @@ def check_fits(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[
         )
 
 
-def _config(folder: str | Path, family: object) -> HeadConfig:
-    fields: dict[str, Any] = read_json(Path(folder) / "config.json")
+def _config(folder: str | Path, family: str) -> HeadConfig:
+    fields = FIELDS.read(Path(folder) / "config.json")
     if fields.get("family") != family or family not in HEADS:
         raise InputError(
-            f"{folder}/config.json says family={fields.get('family')!r} and {PROVENANCE} {family!r}; a head is one of "
+            f"{folder}/config.json says family={fields.get('family')!r} and {FILE} {family!r}; a head is one of "
             f"{', '.join(HEADS)}. One of the files was edited; copy the folder again"
         )
-    known = HEADS[str(family)][0]
+    known = HEADS[family][0]
     wrong = set(fields) ^ {field.name for field in dataclasses.fields(known)}
     if wrong:
         raise InputError(
             f"{folder}/config.json and this version's {family} heads do not share the fields "
             f"{', '.join(sorted(wrong))}; train the head with this version, or load it with the one that wrote it"
         )
-    if not isinstance(fields["depth"], int) or fields["depth"] < 1:
-        raise InputError(f"{folder}/config.json says depth={fields['depth']}; a head drafts at least 1 token")
-    return known(**fields)
-
-
-def _check_target(folder: str | Path, trained: dict[str, Any], target: ModelDescription) -> None:
-    if trained.get("fingerprint") != target.fingerprint:
-        raise InputError(
-            f"the head {folder} was trained on the hidden states of {trained.get('path')} with fingerprint "
-            f"{trained.get('fingerprint')}, and {target.path} has {target.fingerprint}: it would draft from states "
-            "that mean something else. Give the target that it knows, or train one for this target: python -m train"
-        )
-    ours, theirs = target.weights_fingerprint, trained.get("weights")
-    if comparable(ours, theirs) and ours != theirs:
-        raise InputError(
-            f"the head {folder} was trained on weights with fingerprint {theirs}, and the target in memory has {ours}, "
-            f"although {target.path} is the one it knows: the weights were changed after they were loaded (an adapter "
-            "merged, more training), and the head would draft from states that mean something else. Load the target "
-            "anew, train a head for this one, or insist with load_drafter(..., check=False)"
-        )
+    return JsonFile(known, FIELDS.why, FIELDS.remedy).read(Path(folder) / "config.json")
 
 
 def _check_sizes(folder: str | Path, config: HeadConfig, target: ModelDescription) -> None:
@@ -136,9 +130,65 @@ def _check_sizes(folder: str | Path, config: HeadConfig, target: ModelDescriptio
         ours, theirs = getattr(config, name), getattr(target, name)
         if ours != theirs:
             raise InputError(
-                f"the head {folder} is made for {name}={ours}, and {target.path} has {theirs}: it can draft nothing "
-                "for it. Train one for this target: python -m train"
+                f"{folder}/config.json says {name}={ours}, and {target.path} has {theirs}: {FIELDS.why}. "
+                f"{FIELDS.remedy}"
             )
+
+
+def _built(folder: str | Path, config: HeadConfig) -> Shapes:
+    try:
+        return expected(config)
+    except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        raise InputError(
+            f"{folder}/config.json describes no {config.family} head that can be built "
+            f"({type(error).__name__}: {error}). {FIELDS.remedy}"
+        ) from error
+
+
+def _check_types(folder: str | Path) -> None:
+    """Whole numbers in place of weights would be converted without a word."""
+    with safe_open(str(Path(folder) / WEIGHTS), "np") as tensors:
+        types = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
+    weights = {kind for name, kind in types.items() if name != VOCAB}
+    if len(weights) > 1 or not weights <= {"F64", "F32", "F16", "BF16"} or types.get(VOCAB, "I64") != "I64":
+        raise InputError(
+            f"the weights of the head {folder} are of the types {', '.join(sorted({*types.values()}))}, where one "
+            f"floating-point type (and I64 for {VOCAB}) is saved: its header is damaged. {FIELDS.remedy}"
+        )
+
+
+def _check_draft_tokens(folder: str | Path, config: HeadConfig) -> None:
+    """The ids of a reduced draft vocabulary: ascending, each once, all of them the target's."""
+    if config.draft_vocab_size is None:
+        return
+    with safe_open(str(Path(folder) / WEIGHTS), "np") as tensors:
+        ids = tensors.get_tensor(VOCAB)
+    outside = ids[(ids < 0) | (ids >= config.vocab_size)]
+    (falls,) = np.nonzero(np.diff(ids) <= 0)
+    if len(outside) or len(falls):
+        pair = "" if not len(falls) else f"{ids[falls[0]]} is followed by {ids[falls[0] + 1]}"
+        raise InputError(
+            f"the draft vocabulary of {folder} should hold ascending ids of the target's {config.vocab_size} tokens, "
+            f"each once, and {f'{outside[0]} is none of them' if len(outside) else pair}: drafted tokens would stand "
+            f"for other ones. {FIELDS.remedy}"
+        )
+
+
+def _check_target(folder: str | Path, trained: TrainedTarget, target: ModelDescription) -> None:
+    if trained.fingerprint != target.fingerprint:
+        raise InputError(
+            f"the head {folder} was trained on the hidden states of {trained.path} with fingerprint "
+            f"{trained.fingerprint}, and {target.path} has {target.fingerprint}: it would draft from states "
+            "that mean something else. Give the target that it knows, or train one for this target: python -m train"
+        )
+    ours, theirs = target.weights_fingerprint, trained.weights
+    if comparable(ours, theirs) and ours != theirs:
+        raise InputError(
+            f"the head {folder} was trained on weights with fingerprint {theirs}, and the target in memory has {ours}, "
+            f"although {target.path} is the one it knows: the weights were changed after they were loaded (an adapter "
+            "merged, more training), and the head would draft from states that mean something else. Load the target "
+            "anew, train a head for this one, or insist with load_drafter(..., check=False)"
+        )
 
 
 def _check_vocabulary(folder: str | Path, head: HeadDraft) -> None:

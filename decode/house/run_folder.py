@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -11,16 +10,40 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
+from pydantic import Field
+
+from decode.house.checked_json import Content, JsonFile, Text, shown
 from decode.house.environment import environment, git_state, package_versions
-from decode.house.errors import ConfigError, InputError, UserError
+from decode.house.errors import ConfigError, UserError
 from decode.house.progress import get_logger, is_main_process
 from decode.house.run_lock import LOCK_FILE, check_unlocked, run_lock
 
 RUN_SCHEMA = 1
 log = get_logger("run")
 _NOT_COMPARED = ("resume", "plan", "output_dir")
+
+
+class RunStart(Content):
+    """run.json, as far as it is read back."""
+
+    version: int = Field(alias="schema")
+    stage: Text
+    config: dict[str, Any]
+    started: Text
+
+
+class RunEnd(Content):
+    """What the manifest.json of every stage begins with."""
+
+    version: int = Field(alias="schema")
+    stage: Text
+    finished: Text
+
+
+_REMEDY = "Copy the folder again from where it was written, or delete it and run the stage again"
+RUN = JsonFile(RunStart, "the run could not be told from one of another configuration", f"{_REMEDY}.")
+MANIFEST = JsonFile(RunEnd, "an unfinished run could be taken for a finished one", f"{_REMEDY}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +61,14 @@ class RunFolder:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def finish(self, result: dict) -> None:
-        """Write `manifest.json` (schema, stage, finished, and `result`), last and atomically; rank 0 only."""
+    def finish(self, result: dict, file: JsonFile | None = None) -> None:
+        """Write `manifest.json` (schema, stage, finished, and `result`), last and atomically; rank 0 only.
+
+        RunError where `file`, by default MANIFEST, could not be read back.
+        """
         if self.is_main:
             head = {"schema": RUN_SCHEMA, "stage": self.stage, "finished": _now()}
-            write_json(self.path / "manifest.json", {**head, **result})
+            (file or MANIFEST).write(self.path / "manifest.json", {**head, **result})
 
 
 def check_run(output_dir: str, stage: str, config: Any, resume: str = "never") -> bool:
@@ -82,59 +108,33 @@ def open_run(
 
 
 def is_finished(path: Path) -> bool:
-    """Whether the run in `path` wrote its manifest, which is the last thing a run writes."""
-    return (path / "manifest.json").exists()
+    """Whether the run in `path` wrote its manifest, which is the last thing a run writes; InputError where that is
+    damaged."""
+    file = path / "manifest.json"
+    if not file.exists():
+        return False
+    MANIFEST.read(file)
+    return True
 
 
 def check_same_run(path: Path, stage: str, config: Any) -> None:
     """Raise ConfigError unless `path` is a run of `stage` with this `config` (resume, plan and output_dir aside)."""
-    run = read_json(path / "run.json")
-    if run.get("schema") != RUN_SCHEMA or run.get("stage") != stage:
+    run = RUN.read(path / "run.json")
+    if run.version != RUN_SCHEMA or run.stage != stage:
         raise ConfigError(
-            f"{path} holds a run of stage {run.get('stage')!r} (schema {run.get('schema')!r}), and this is stage "
-            f"{stage!r} (schema {RUN_SCHEMA}). Use another output_dir."
+            f"{path} holds a run of stage {run.stage!r} (schema {run.version}), and this is stage {stage!r} "
+            f"(schema {RUN_SCHEMA}). Use another output_dir."
         )
-    old, new = _flat(run["config"]), _flat(_comparable(config))
+    old, new = _flat(run.config), _flat(_comparable(config))
     changed = [key for key in sorted(old.keys() | new.keys()) if key.split(".")[0] not in _NOT_COMPARED]
     changed = [key for key in changed if old.get(key, "unset") != new.get(key, "unset")]
     if changed:
         pairs = [(key, old.get(key, "unset"), new.get(key, "unset")) for key in changed[:5]]
-        shown = "; ".join(f"{key}: {there!r} there, {now!r} now" for key, there, now in pairs)
+        told = "; ".join(f"{key}: {shown(there)} there, {shown(now)} now" for key, there, now in pairs)
         raise ConfigError(
-            f"{path} holds a run of another configuration ({shown}). Its files would not be those of this command. "
+            f"{path} holds a run of another configuration ({told}). Its files would not be those of this command. "
             "Use another output_dir, delete the folder, or give the same values."
         )
-
-
-def write_json(path: Path | str, content: Any) -> None:
-    """Write `content` so that `path` holds either all of it or what it held before, even after a power cut."""
-    write_atomically(Path(path), (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write `content` so that `path` appears once all of it is on the disk; a killed writer leaves a hidden file."""
-    # process ids are no names: in containers that share a disk they are often the same
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:  # a full disk would not get emptier by what is left
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def read_json(path: Path | str) -> Any:
-    """The content of a JSON file; InputError names the file where it is missing or malformed."""
-    path = Path(path)
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
-        raise InputError(f"{path} is no valid JSON ({error}); it was cut short or edited. Write it again.") from error
 
 
 def sha256_file(path: Path | str) -> str:
@@ -221,7 +221,7 @@ def _start(path: Path, stage: str, config: Any) -> None:
         "started": _now(),
     }
     with _written(path):
-        write_json(path / "run.json", run)
+        RUN.write(path / "run.json", run)
 
 
 def _is_empty(path: Path) -> bool:
@@ -238,7 +238,7 @@ def _is_empty(path: Path) -> bool:
 def _refusal(path: Path, continues: bool) -> str:
     if continues:
         return f"{path} is not empty and holds no run.json, so it is no run to continue. Use another output_dir."
-    state = "a finished run" if is_finished(path) else "files"
+    state = "a finished run" if (path / "manifest.json").exists() else "files"
     return (
         f"{path} already holds {state}, and nothing is overwritten. Use resume=auto to continue or reuse it, another "
         "output_dir, or delete the folder."

@@ -49,9 +49,9 @@ def row_document(row: Any, where: str, default_id: str, config: DataConfig) -> I
         raise InputError(f"{where}: a JSON object is wanted, and this is {type(row).__name__}")
     if config.id_field is not None and row.get(config.id_field) is None:
         raise InputError(f"{where}: no field data.id_field={config.id_field!r}; its fields are {_names(row)}")
-    identity = default_id if config.id_field is None else str(row[config.id_field])
+    identity = default_id if config.id_field is None else checked_text(str(row[config.id_field]), where)
     category = row.get("category")
-    category = None if category is None else str(category)
+    category = None if category is None else checked_text(str(category), where)
     if row.get(config.messages_field) is not None:
         yield Document(identity, messages=_messages(row[config.messages_field], where), category=category)
         return
@@ -95,7 +95,7 @@ def checked_text(text: str, where: str) -> str:
 
 def _parse(line: bytes, where: str) -> Any:
     try:
-        return json.loads(line.decode("utf-8"))
+        return json.loads(line.decode("utf-8-sig"))  # editors begin a file by a byte-order mark
     except UnicodeDecodeError as error:
         raise InputError(f"{where}: not UTF-8 text ({error.reason}). Convert the file to UTF-8") from error
     except (ValueError, RecursionError) as error:

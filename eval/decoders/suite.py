@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from decode.house.checked_json import write_json
 from decode.house.errors import ConfigError
 from decode.house.progress import get_logger
-from decode.house.run_folder import RunFolder, open_run, write_json
+from decode.house.run_folder import RunFolder, open_run
 from decode.models import load_tokenizer
 from eval.cells import Cell, Results
 from eval.config import EvalConfig

@@ -57,6 +57,11 @@ def pace_of(folder: Path) -> Pace:
     for line in read_metrics(folder / METRICS):
         if line.get("kind") != "train":
             continue
+        if not (tokens <= (line.get("tokens") or -1) and (line.get("tokens_per_s") or 0) > 0):
+            raise InputError(
+                f"{folder / METRICS}: step {line['step']} has tokens={line.get('tokens')} after {tokens}, read at "
+                f"tokens_per_s={line.get('tokens_per_s')}, from which no pace follows; delete {folder}"
+            )
         seconds += (line["tokens"] - tokens) / line["tokens_per_s"]
         tokens, steps = line["tokens"], line["step"]
     if not steps:

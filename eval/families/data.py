@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from decode.house.config import build
 from decode.house.errors import InputError
-from decode.house.run_folder import is_finished, read_json
+from decode.house.run_folder import is_finished
 from decode.models import ModelDescription
 from distill import stage
 from distill.config import DistillConfig
@@ -35,7 +34,7 @@ def check_quickstart(cfg: EvalConfig) -> None:
 def check_records(cfg: EvalConfig, target: ModelDescription) -> RecordFolder:
     """The records, checked against target and held-out share."""
     records = RecordFolder.open(cfg.families.records, target, checksums=False)
-    check_same_shares(cfg.data, records.manifest["config"]["data"], f"families.records={cfg.families.records}")
+    check_same_shares(cfg.data, records.manifest.config.data, f"families.records={cfg.families.records}")
     return records
 
 
@@ -85,16 +84,16 @@ def record_features(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> dict[st
 
 def rescoring(cfg: EvalConfig, code: str, layers: list[int], output_dir: str) -> DistillConfig:
     """The given records' own stores and seed, so that p is what it is there, and features beside them."""
-    written: dict[str, Any] = read_json(Path(cfg.families.records) / "manifest.json")["config"]
+    written = RecordFolder.open(cfg.families.records, checksums=False).manifest.config
     settings = {
         "target": asdict(cfg.target),
         "responses": "records",
         "from_records": cfg.families.records,
-        "records": {**written["records"], "features": {"layers": layers, "code": code}},
+        "records": {**written.records.model_dump(), "features": {"layers": layers, "code": code}},
         "output_dir": output_dir,
         "resume": "auto",
-        "batch_size": written["batch_size"],
-        "seed": written["seed"],
+        "batch_size": written.batch_size,
+        "seed": written.seed,
     }
     return build(DistillConfig, settings)
 

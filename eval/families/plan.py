@@ -40,7 +40,7 @@ def plan_lines(
     layers = "; ".join(f"{code} of layers {list(one)}" for code, one in wanted.items())
     return [
         f"target: {target.path}, {target.num_parameters:,} parameters; records: {families.records}, "
-        f"{records.manifest['counts']['tokens']:,} tokens",
+        f"{records.manifest.counts.tokens:,} tokens",
         f"records with hidden states: {layers or 'none, no arm reads any'}",
         "arms:",
         *(_arm_line(cfg, arm, one) for arm, one in facts.items()),
@@ -75,7 +75,7 @@ def _seconds(
 ) -> float:
     per_token = seconds_per_token(target, cfg.target.device)
     rescored = [code for code in wanted if not is_finished(Path(cfg.families.folder) / f"records_{code}")]
-    reading = len(rescored) * records.manifest["counts"]["tokens"] * per_token / _BATCH_GAIN
+    reading = len(rescored) * records.manifest.counts.tokens * per_token / _BATCH_GAIN
     by_tokens = [one for one in missing if one.budget == "tokens"]
     training = len(by_tokens) * cfg.families.tokens / _TOKENS_PER_S + len(missing) * _START_S
     training += (len(missing) - len(by_tokens)) * cfg.families.seconds

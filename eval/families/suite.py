@@ -9,9 +9,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from decode import load_drafter
+from decode.house.checked_json import write_json
 from decode.house.errors import ConfigError
 from decode.house.progress import get_logger, progress
-from decode.house.run_folder import RunFolder, open_run, write_json
+from decode.house.run_folder import RunFolder, open_run
 from decode.models import ModelDescription, describe_model, load_tokenizer
 from eval.cells import Results
 from eval.config import EvalConfig

@@ -256,7 +256,7 @@ def test_a_folder_that_cannot_be_written_to_only_warns(
     def refuse(path: Path, content: object) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("decode.calibration.write_json", refuse)
+    monkeypatch.setattr("decode.house.checked_json.write_json", refuse)
     logging.getLogger("draftsmith").propagate = True
     model, drafter = loaded(pair)
     save_calibration(pair[1], pair_key(model, drafter, REQUEST, 1), known([0.6], 0.1, 0.1))

@@ -242,7 +242,7 @@ def test_layers_are_spread_over_the_target() -> None:
 
 
 def test_a_configuration_survives_json() -> None:
-    config = dataclasses.replace(draft_of(target()).config, temperatures=(1.0, 1.5))
+    config = dataclasses.replace(draft_of(target()).config, temperatures=(1.0, 1.5, 1.0, 0.5))
     assert DSparkConfig(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
 
 

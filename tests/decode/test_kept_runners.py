@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
+from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList, PreTrainedModel, Qwen3Config
 
 from decode import generate
 from decode.drafters.base import Drafter
@@ -56,6 +56,30 @@ def test_calls_of_several_threads_do_not_meet(name: str) -> None:
         together = list(pool.map(text, PROMPTS))
     alone = [generate(model, None, ids, **SETTINGS).sequences for ids in PROMPTS]
     assert all(torch.equal(have, want) for have, want in zip(together, alone, strict=True))
+
+
+@pytest.mark.parametrize("name", ["lm", "eagle3"])
+def test_a_processor_may_wait_for_another_thread(name: str) -> None:
+    model = tiny_llama(num_layers=6 if name == "eagle3" else 2, dtype=torch.float64).requires_grad_(False)
+    drafter = DRAFTERS[name](model)
+
+    def text(ids: Tensor, *processors: LogitsProcessor) -> Tensor:
+        own = LogitsProcessorList(processors)
+        return generate(model, drafter, ids, logits_processor=own, **SETTINGS).sequences
+
+    with ThreadPoolExecutor(1) as other:
+
+        class Waits(LogitsProcessor):
+            times = 0
+
+            def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+                self.times += 1
+                if self.times in (1, 2, 8):  # the draft's first pass, its second, and a pass of the target
+                    other.submit(text, PROMPTS[1]).result(timeout=60)
+                return scores
+
+        waited = text(PROMPTS[0], Waits())
+    assert torch.equal(waited, text(PROMPTS[0]))
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

@@ -82,7 +82,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "another family": (edited("config.json", family="zzz"), "family='zzz'"),
     "a field too many": (edited("config.json", more=1), "do not share the fields more"),
     "another width": (edited("config.json", mlp_width=48), "mlp.up_proj.weight"),
-    "no draft tokens": (edited("config.json", depth=0), "depth=0"),
+    "no draft tokens": (edited("config.json", depth=0), "depth is 0"),
     "hidden states that are not there": (edited("config.json", taps=[0, 1, 40]), "which has 6 layers"),
     "no target": (edited("draftsmith.json", target={}), "another|trained on the hidden states of None"),
     "another target": (edited("draftsmith.json", target={"path": "x", "fingerprint": "y"}), "fingerprint y"),

@@ -155,10 +155,10 @@ RECORDS: dict[Callable[..., object], list[Change]] = {
     ],
     test_shards.test_a_manifest_adds_its_shards_up: [
         ("distill.records:RecordWriter._feature_errors", "np.sqrt(total / tokens)", "(total / tokens)"),
-        ("distill.records:RecordWriter._feature_errors", 'shard["tokens"] for', 'shard["records"] for'),
+        ("distill.records:RecordWriter._feature_errors", "shard.tokens for", "shard.records for"),
     ],
     test_shards.test_a_shard_of_an_earlier_run_is_kept_if_its_bytes_are_those_of_its_note: [
-        ("distill.records:RecordWriter.existing", ' or sha256_file(shard) != known["sha256"]', ""),
+        ("distill.records:RecordWriter.existing", "checksums=True", "checksums=False"),
     ],
     test_texts.test_recorded_texts_are_found_by_the_numbers_of_their_prompts: [
         ("distill.texts:RecordedTexts.__init__", "int(self.folder.prompts[-1]) + 1", "len(self.folder)"),

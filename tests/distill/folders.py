@@ -1,12 +1,12 @@
 """Record folders written by hand: no target, five tokens, and rows of p and states that tell where they come from."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
 from distill.features import FeatureLayout
+from distill.manifest import Counts, Manifest, ShardSummary
 from distill.records import RecordFolder
 from distill.shards import Record, shard_bytes, summary
 from distill.stores import Layout
@@ -27,6 +27,8 @@ def record(prompt: int, ids: Sequence[int], learned: Sequence[int], layout: Layo
     for layer in layout.features.layers if layout.features else ():
         bits = np.stack([prompt * 100 + np.arange(len(ids)), np.full(len(ids), layer)], -1)
         found.features[f"features.{layer}.bits"] = bits.astype(np.int16)
+    if layout.features:
+        found.feature_errors = np.zeros((len(ids), len(layout.features.layers)), np.float32)
     return found
 
 
@@ -36,7 +38,7 @@ def folder_of(path: Path, shards: Sequence[Sequence[Record]], layout: Layout = F
     for number, records in enumerate(shards):
         content = shard_bytes(records, layout)
         (path / f"{number}.safetensors").write_bytes(content)
-        known.append({"file": f"{number}.safetensors", **summary(content, records)})
-    counts = {name: sum(shard[name] for shard in known) for name in ("tokens", "learned_tokens")}
-    manifest = {"layout": asdict(layout), "shards": known, "seed": 7, "counts": counts}
-    return RecordFolder(path, manifest)
+        known.append(ShardSummary.model_construct(None, file=f"{number}.safetensors", **summary(content, records)))
+    counts = {name: sum(getattr(shard, name) for shard in known) for name in ("tokens", "learned_tokens")}
+    counted = Counts.model_construct(None, **counts)
+    return RecordFolder(path, Manifest.model_construct(layout=layout, shards=known, seed=7, counts=counted))

@@ -7,14 +7,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from decode.house import checked_json
 from distill import records, responses, stage
+from distill.manifest import ShardSummary
 from distill.shards import Record
 from distill.stage import run
 from tests.distill.runs import kept, tiny_config
 
 PLACES = {
     "shard": (os, "fsync"),  # the shard's bytes are written, its name is not there yet
-    "note": (records, "write_json"),  # the shard is there, its checksum is not
+    "note": (checked_json, "write_json"),  # the shard is there, its checksum is not
     "response": (responses, "generate"),
     "code": (stage, "write_atomically"),  # the code of hidden states is fitted, its file is not there yet
     "shard_begins": (records, "shard_bytes"),
@@ -41,7 +43,7 @@ def note_shards(folder: Path) -> None:
     """Let every shard that this process writes leave a line `rank index` in `folder`/written.txt."""
     write = records.RecordWriter.write
 
-    def noted(self: records.RecordWriter, index: int, records: Sequence[Record]) -> dict[str, Any]:
+    def noted(self: records.RecordWriter, index: int, records: Sequence[Record]) -> ShardSummary:
         with (folder / "written.txt").open("a") as file:
             file.write(f"{os.environ.get('RANK', '0')} {index}\n")
         return write(self, index, records)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from decode.house.run_folder import read_json
+from decode.house.checked_json import read_json
 from distill.records import RecordFolder
 from distill.stage import run
 from tests.distill.runs import kept, shard_files, tiny_config
@@ -33,6 +33,8 @@ def test_killed_and_resumed_records_equal_uninterrupted_ones(tmp_path: Path) -> 
         assert start(tmp_path, *where).wait() == -signal.SIGKILL
         with pytest.raises(Exception, match=r"resume=auto|no such record folder"):
             RecordFolder.open(tmp_path / "records")
+    shards = tmp_path / "records/shards"
+    assert {file.stem for file in shards.glob("*.safetensors")} > {file.stem for file in shards.glob("*.json")}
     process = start(tmp_path)
     time.sleep(random.Random(0).uniform(2, 8))  # wherever that is: start, loading, a shard, or after the end
     process.kill()

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from decode.config import ModelConfig
+from decode.house.checked_json import read_json, write_json
 from decode.house.errors import ConfigError, InputError
-from decode.house.run_folder import read_json, write_json
 from distill.calibration import CODE_FILE
 from distill.config import DataConfig, DistillConfig, FeatureCodeName, FeatureConfig, PromptConfig, RecordsConfig
 from distill.records import RecordFolder
@@ -74,7 +74,7 @@ def test_every_token_has_the_states_of_the_target(folder: Path, code: FeatureCod
     assert some is not None
     torch.testing.assert_close(some[0].float(), found[:, [2, 0]], rtol=1e-2, atol=1e-2)
     assert source.features([(sequence, 0, 0)], (1, length), ()) is None
-    told = records.manifest["feature_errors"]
+    told = records.manifest.feature_errors
     assert list(told) == ["0", "1", "-1"]
     assert 0 < max(told.values()) < error
 
@@ -124,6 +124,7 @@ def test_texts_scored_again_equal_those_recorded_at_once(folder: Path, code: Fea
     assert ours["config"]["data"] == theirs["config"]["data"]  # by which other stages know what was held out
     assert ours["responses"] == "target"
     assert ours["from_records"]["path"] == str(folder / "none")
+    assert len(RecordFolder.open(folder / f"again_{code}")) == len(RecordFolder.open(folder / code))
 
 
 def test_scoring_again_can_be_killed_and_plans_first(folder: Path, capsys: pytest.CaptureFixture) -> None:
@@ -218,7 +219,9 @@ def test_what_a_target_cannot_give_is_refused_before_it_is_loaded(
     few = tiny_config(folder, "refused", records=RecordsConfig(features=features), prompts=PromptConfig(6, 1, 1, 1))
     with pytest.raises(ConfigError, match="96 components of the hidden states cannot be fitted to 28 tokens"):
         run(few)
-    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=2, n_positions=64))
+    gpt2 = GPT2LMHeadModel(
+        GPT2Config(vocab_size=300, eos_token_id=None, n_embd=32, n_layer=2, n_head=2, n_positions=64)
+    )
     gpt2.save_pretrained(tmp_path / "target")
     tiny_tokenizer().save_pretrained(tmp_path / "target")
     with pytest.raises(InputError, match="gpt2 model, and heads read hidden states of llama"):

@@ -9,7 +9,7 @@ import torch
 from distill.features import CODES, FeatureLayout
 from distill.score import Scorer
 from distill.shards import Record
-from distill.stores import Layout
+from distill.stores import Layout, StoreName
 from tests.tiny import tiny_llama
 
 V, WIDTH = 64, 32
@@ -18,7 +18,7 @@ MASKS = [[0, 1, 1], [0, 0, 1, 0, 0, 1, 1, 0], [0, 0, 0, 0, 1]]
 TARGET = tiny_llama(V, WIDTH)
 
 
-def layout(*stores: str, features: FeatureLayout | None = None, tail: int = 4) -> Layout:
+def layout(*stores: StoreName, features: FeatureLayout | None = None, tail: int = 4) -> Layout:
     return Layout(list(stores), V, WIDTH, "float32", head=2, tail=tail, topk=5, features=features)
 
 

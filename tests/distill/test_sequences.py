@@ -71,7 +71,7 @@ def test_a_chat_is_cut_with_its_mask(tmp_path: Path) -> None:
 RECORDS = [
     record(0, [4, 3, 2, 1], [1, 2, 3], WITH_STATES),
     record(3, [0, 1, 2, 3, 4], [2, 4], WITH_STATES),
-    record(2, [1, 0], [], WITH_STATES),
+    record(4, [1, 0], [], WITH_STATES),
 ]
 
 
@@ -111,7 +111,7 @@ def test_hidden_states_stand_at_their_tokens(tmp_path: Path) -> None:
     assert states is not None
     bits = states.view(torch.int16)
     assert bits[1, 2:6].tolist() == [[[300 + place, 0], [300 + place, 3]] for place in range(4)]
-    assert bits[0, :2, 1].tolist() == [[200, 3], [201, 3]]
+    assert bits[0, :2, 1].tolist() == [[400, 3], [401, 3]]
     assert not bits[1, :2].any()
     assert not bits[1, 6:].any()
     assert not bits[0, 2:].any()

@@ -13,6 +13,21 @@ from distill.records import IDENTITIES, RecordWriter
 from distill.shards import FINISH_REASONS, Record, shard_bytes, summary
 from tests.distill.folders import FULL, WITH_STATES, folder_of, record
 
+ABOUT = {
+    "seed": 7,
+    "responses": "target",
+    "sampling": {},
+    "prompts_sha256": "0" * 64,
+    "config": {
+        "data": {"name": "jsonl", "path": "rows", "subset": None, "validation_share": 0.1, "heldout_share": 0.1},
+        "prompts": {},
+        "sampling": {},
+        "records": {"store": ["full"], "head": 2, "tail": 1, "topk": 2, "shard_size": 8},
+        "batch_size": 1,
+        "seed": 7,
+    },
+}
+
 
 def three() -> list[Record]:
     return [
@@ -86,9 +101,9 @@ def test_a_manifest_adds_its_shards_up(tmp_path: Path) -> None:
     first, second = record(0, [4, 3, 2], [1, 2], WITH_STATES), record(1, [1], [], WITH_STATES, finish_reason="eos")
     first.feature_errors, second.feature_errors = np.array([[1, 4], [1, 4], [0, 4]]), np.array([[6, 4]])
     writer = RecordWriter(RunFolder(tmp_path, "distill"), WITH_STATES)
-    sizes = [writer.write(number, records)["bytes"] for number, records in enumerate([[first], [], [second]])]
-    target = SimpleNamespace(path="t", **dict.fromkeys(IDENTITIES, 1))
-    manifest = writer.finish(3, target, None, {"seed": 7})  # type: ignore[arg-type]
+    sizes = [writer.write(number, records).bytes for number, records in enumerate([[first], [], [second]])]
+    target = SimpleNamespace(path="t", **dict.fromkeys(IDENTITIES, "0" * 64) | {"vocab_size": 5})
+    manifest = writer.finish(3, target, None, ABOUT)  # type: ignore[arg-type]
     assert manifest["counts"] == {"bytes": sum(sizes), "records": 2, "tokens": 4, "learned_tokens": 2}
     assert manifest["finish_reasons"] == {"length": 1, "eos": 1}
     assert manifest["feature_errors"] == {"3": pytest.approx(2**0.5), "0": pytest.approx(2.0)}
@@ -100,7 +115,7 @@ def test_a_shard_of_an_earlier_run_is_kept_if_its_bytes_are_those_of_its_note(tm
     known = writer.write(0, three())
     assert writer.existing(0) == known
     assert writer.existing(1) is None
-    file = tmp_path / known["file"]
+    file = tmp_path / known.file
     content = file.read_bytes()
     for damaged in (content[:-1], content[:-1] + bytes([content[-1] ^ 1])):
         file.write_bytes(damaged)

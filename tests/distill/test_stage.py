@@ -14,8 +14,8 @@ from decode import generate
 from decode.config import ModelConfig
 from decode.fingerprint import weights_fingerprint
 from decode.head import head_of
+from decode.house.checked_json import read_json
 from decode.house.errors import ConfigError, InputError
-from decode.house.run_folder import read_json
 from decode.models import describe_model
 from distill.config import DataConfig, PromptConfig, RecordsConfig
 from distill.corpora.base import unit_hash
@@ -47,7 +47,7 @@ def target(folder: Path):  # noqa: ANN201
 
 
 def test_the_manifest_names_the_weights_that_made_the_records(records: RecordFolder, target) -> None:  # noqa: ANN001
-    assert records.manifest["target"]["weights"] == weights_fingerprint(target)
+    assert records.manifest.target.weights == weights_fingerprint(target)
 
 
 def test_records_of_two_targets_are_not_mixed(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_record_says_where_it_comes_from(records: RecordFolder) -> None:
     assert record.meta["prompt_end"] == 6
     assert record.meta["finish_reason"] in ("length", "eos")
     assert record.meta["seed"] == 0
-    assert records.manifest["counts"]["tokens"] == records.lengths.sum()
+    assert records.manifest.counts.tokens == records.lengths.sum()
     assert record.loss_mask.tolist() == [False] + [True] * (len(record.ids) - 1)
 
 

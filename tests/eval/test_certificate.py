@@ -9,6 +9,7 @@ import pytest
 
 from decode.house.config import build
 from decode.house.errors import ConfigError, RunError
+from decode.house.sealed import read_sealed
 from decode.models import load_tokenizer
 from eval import certificate, comparison, inputs, stage
 from eval.config import EvalConfig
@@ -113,7 +114,7 @@ def test_a_killed_run_resumes_to_the_same_counts(models, issued, tmp_path, monke
     with pytest.raises(KeyboardInterrupt):
         stage.run(config(models, output))
     assert not (output / "certificate.json").exists()
-    kept = json.loads((output / "progress.json").read_text())
+    kept = read_sealed(output / "progress.json")
     assert sum(part["chunks"] for part in kept.values()) == kill_after
     monkeypatch.setattr(comparison, "_compare_chunk", chunk)
     stage.run(config(models, output, resume="auto"))

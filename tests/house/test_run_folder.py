@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from decode.house.checked_json import read_json, write_json
 from decode.house.errors import ConfigError, InputError
-from decode.house.run_folder import RunFolder, check_run, free_disk_check, read_json, sha256_file, write_json
+from decode.house.run_folder import RunFolder, check_run, free_disk_check, sha256_file
 from decode.house.run_folder import open_run as hold_run
 
 

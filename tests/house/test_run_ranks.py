@@ -11,8 +11,9 @@ import pytest
 from torch import distributed
 from torch.multiprocessing.spawn import spawn
 
+from decode.house.checked_json import write_json
 from decode.house.errors import ConfigError
-from decode.house.run_folder import open_run, write_json
+from decode.house.run_folder import open_run
 from decode.house.run_lock import LOCK_FILE, run_lock
 
 

@@ -45,7 +45,8 @@ _FILES = {
     """,
     "toystage/stage.py": """
         from decode.house.errors import InputError, RunError
-        from decode.house.run_folder import open_run, write_json
+        from decode.house.checked_json import write_json
+        from decode.house.run_folder import open_run
 
         def run(config):
             if config.outcome == "input_error":

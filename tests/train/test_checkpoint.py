@@ -45,7 +45,7 @@ class OneProcess:
 
 
 def save(checkpoints: Checkpoints, step: int, best: int, fails: bool = False) -> None:
-    state = TrainState(step=step, best_step=best, since_log=Sums(loss=0.1 + 0.2))
+    state = TrainState(step=step, best_step=best, best_score=0.5, since_log=Sums(loss=0.1 + 0.2))
     checkpoints.save(OneProcess(fails), state)  # type: ignore[arg-type]
 
 
@@ -212,7 +212,7 @@ def test_a_checkpoint_is_adopted_with_its_best_weights_and_its_part_of_the_log(
     checkpoints = Checkpoints(theirs / "checkpoints", keep=9)
     save_best(checkpoints, 1)
     save_best(checkpoints, 2)
-    state = TrainState(step=2, best_step=best, log_position=7)
+    state = TrainState(step=2, best_step=best, best_score=best and 0.5, log_position=7)
     checkpoints.save(OneProcess(), state)  # type: ignore[arg-type]
     (theirs / "metrics.jsonl").write_text("line 1\nline 2\n")
     adopted = adopt(theirs / "checkpoints" / "step_00000002", ours)

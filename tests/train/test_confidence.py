@@ -113,8 +113,8 @@ def test_temperatures_that_help_only_where_they_were_fitted_are_dropped(monkeypa
 
 
 def halves(monkeypatch: pytest.MonkeyPatch, first: float, second: float) -> tuple[DSparkConfig, dict[str, float]]:
-    """What is made of one-token rounds whose logits are `first` and `second` times what they ought to be."""
-    true = torch.randn(400, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    """What is made of rounds whose logits are `first` and `second` times what they ought to be."""
+    true = torch.randn(400, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     scales = torch.tensor([first, second]).repeat_interleave(200)[:, None]
     monkeypatch.setattr(confidence, "predictions", lambda *_: (true * scales, true.sigmoid()))
     return calibrated(tiny()[0], [])
@@ -130,10 +130,10 @@ def test_temperatures_are_judged_by_rounds_that_they_were_not_fitted_on(monkeypa
 def test_temperatures_are_fitted_on_rounds_that_they_are_not_judged_by(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first half asks for 4, which is too little for the second one, and better than nothing."""
     config, measured = halves(monkeypatch, 4.0, 8.0)
-    assert config.temperatures == (4.0,)
+    assert config.temperatures == (4.0, 4.0, 4.0)
     assert 0.0 < measured["confidence_ece"] < measured["confidence_ece_raw"]
     config, measured = halves(monkeypatch, 4.0, 4.0)
-    assert config.temperatures == (4.0,)
+    assert config.temperatures == (4.0, 4.0, 4.0)
     assert measured["confidence_ece"] == pytest.approx(0.0, abs=1e-12)
 
 

@@ -139,7 +139,8 @@ def test_a_chat_template_and_every_other_tokenizer_file_travel(tmp_path: Path, t
 def exports(folder: Path, dtype: torch.dtype) -> Export:
     """Seven draft tokens, of a target without a tokenizer."""
     (folder / "source").mkdir()
-    return Export(str(folder / "source"), None, dtype, 7, "a card", {"measured": 1})
+    target = {"path": str(folder / "source"), "fingerprint": "f"}
+    return Export(str(folder / "source"), None, dtype, 7, "a card", {"measured": 1, "target": target})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

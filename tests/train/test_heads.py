@@ -253,7 +253,9 @@ def test_text_without_a_target_in_the_process(refuse, target: Path) -> None:
 
 def test_a_target_that_heads_do_not_know(refuse, tmp_path: Path) -> None:
     folder = tmp_path / "gpt2"
-    GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=2)).save_pretrained(folder)
+    GPT2LMHeadModel(GPT2Config(vocab_size=300, eos_token_id=None, n_embd=32, n_layer=2, n_head=2)).save_pretrained(
+        folder
+    )
     tiny_tokenizer().save_pretrained(folder)
     refuse(folder, "gpt2 model, and heads read hidden states of llama, qwen3")
 

