@@ -19,13 +19,13 @@ from decode.drafters.base import Drafter
 from decode.drafters.heads import HeadDraft
 from decode.drafters.lm import LMDraft
 from decode.drafters.load import describe_loaded
+from decode.fingerprint import files_fingerprint
 from decode.house.checked_json import Content, JsonFile, Share, read_json, shown
 from decode.house.environment import environment
 from decode.house.errors import InputError
 from decode.house.progress import get_logger
 from decode.house.sealed import SEAL, check_seal, sealed
 from decode.loop import Request
-from decode.models import files_fingerprint
 from decode.round_costs import RoundCosts
 from decode.shapes import Dynamic, Static
 

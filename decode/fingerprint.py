@@ -1,8 +1,9 @@
-"""What weights a model in memory has: a hash of a sample of every tensor, whose files may say something else by now."""
+"""Which weights a folder holds, and which a model in memory has, whose files may say something else by now."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from functools import lru_cache
 from pathlib import Path
 
@@ -11,10 +12,22 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from decode.house.checked_json import read_json
+from decode.weight_files import weight_files
+
+EDGE_BYTES = 1 << 20  # read at both ends of a weight file: cheap for 100 GB, blind to nothing real
 PLACES = 16  # of a tensor, spread over it
 NEIGHBOURS = 16  # values at each: they lie on one page, which a file that is mapped into memory reads whole
 STRIDE = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio, whose multiples fill an interval evenly
 PLAIN = "bfloat16"
+
+
+def files_fingerprint(folder: Path) -> str:
+    """Hash of config.json and of the edges of each weight file."""
+    digest = hashlib.sha256(_canonical_config(folder))
+    for file in weight_files(folder):
+        digest.update(_edges(file))
+    return digest.hexdigest()
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str | None:
@@ -99,3 +112,18 @@ def _places(size: int, device: torch.device) -> Tensor:
         return torch.arange(size, device=device)
     starts = [(number * STRIDE % 2**64) * (size - NEIGHBOURS) >> 64 for number in range(PLACES)]
     return (torch.tensor(starts)[:, None] + torch.arange(NEIGHBOURS)).flatten().to(device)
+
+
+def _canonical_config(folder: Path) -> bytes:
+    fields = read_json(folder / "config.json")
+    fields.pop("transformers_version", None)
+    return json.dumps(fields, sort_keys=True).encode()
+
+
+def _edges(file: Path) -> bytes:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        first = stream.read(EDGE_BYTES)
+        stream.seek(max(0, size - EDGE_BYTES))
+        last = stream.read()
+    return file.name.encode() + str(size).encode() + hashlib.sha256(first + last).digest()

@@ -25,20 +25,16 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as hf_logging
 
 from decode.config import ModelConfig
-from decode.fingerprint import weights_fingerprint
+from decode.fingerprint import files_fingerprint, weights_fingerprint
 from decode.house.checked_json import read_json
 from decode.house.errors import InputError
 from decode.model_files import check_model_files, check_words
-from decode.weight_files import DAMAGED, damaged
+from decode.weight_files import DAMAGED, damaged, weight_files
 from decode.weights import check_headers, check_report, is_quantised, no_model
 
-WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 OWN_MASKS = ("bloom", "gpt_neo", "mpt")  # attention that counts columns of the cache, not positions
 QUICKLY_READ = 1 << 30  # bytes: weights that are there before a progress bar is of use
-EDGE_BYTES = (
-    1 << 20
-)  # a fingerprint reads this much at both ends of a weight file: cheap for 100 GB, blind to nothing real
 
 
 @dataclass(frozen=True)
@@ -86,7 +82,7 @@ class ModelDescription:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weight files; for a hub id, two bytes a parameter."""
-        files = _weight_files(Path(self.path)) if Path(self.path).is_dir() else []
+        files = weight_files(Path(self.path)) if Path(self.path).is_dir() else []
         return sum(file.stat().st_size for file in files) or 2 * self.num_parameters
 
     @cached_property
@@ -120,14 +116,6 @@ class ModelDescription:
     def chat_template_hash(self) -> str | None:
         """Hash of the chat template; None without one."""
         return None if self.tokenizer is None else chat_template_hash(self.tokenizer)
-
-
-def files_fingerprint(folder: Path) -> str:
-    """Hash of config.json and of the edges of each weight file."""
-    digest = hashlib.sha256(_canonical_config(folder))
-    for file in _weight_files(folder):
-        digest.update(_edges(file))
-    return digest.hexdigest()
 
 
 def describe_model(source: ModelConfig, role: str = "target") -> ModelDescription:
@@ -359,22 +347,3 @@ def _refuse_without_cache(model_class: Any, config: PretrainedConfig, path: str,
             f"{role}.path={path} is a {config.model_type} model with is_decoder=False, in which tokens see the ones "
             "after them, so it predicts no next token. Use a model that was trained as a decoder (is_decoder=True)"
         )
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    return sorted(file for pattern in WEIGHT_FILES for file in folder.glob(pattern))
-
-
-def _canonical_config(folder: Path) -> bytes:
-    fields = read_json(folder / "config.json")
-    fields.pop("transformers_version", None)
-    return json.dumps(fields, sort_keys=True).encode()
-
-
-def _edges(file: Path) -> bytes:
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        first = stream.read(EDGE_BYTES)
-        stream.seek(max(0, size - EDGE_BYTES))
-        last = stream.read()
-    return file.name.encode() + str(size).encode() + hashlib.sha256(first + last).digest()

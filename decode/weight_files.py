@@ -12,6 +12,7 @@ from transformers.modeling_utils import load_state_dict
 from decode.house.checked_json import read_json
 from decode.house.errors import InputError
 
+KINDS = ("*.safetensors", "pytorch_model*.bin")
 NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 """What transformers loads, in its order."""
 DAMAGED = (SafetensorError, pickle.UnpicklingError, EOFError, OSError)
@@ -59,6 +60,11 @@ def checkpoint_files(folder: Path, role: str) -> list[Path]:
             f"that {first.name} names: what they hold would be random numbers. Copy the folder again"
         )
     return files
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Every file of weights, whether transformers reads it or not."""
+    return sorted(file for pattern in KINDS for file in folder.glob(pattern))
 
 
 def damaged(which: str, error: Exception, file: Path | None = None) -> str:

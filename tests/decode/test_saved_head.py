@@ -16,9 +16,9 @@ from decode import generate, load_drafter
 from decode.calibration import pair_key
 from decode.drafters.describe import describe_draft
 from decode.drafters.load import describe_loaded
+from decode.fingerprint import files_fingerprint
 from decode.house.errors import UserError
 from decode.loop import Request
-from decode.models import files_fingerprint
 from tests.decode.heads import random_head
 from tests.tiny import tiny_llama
 
