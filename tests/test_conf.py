@@ -8,6 +8,7 @@ from decode.house.compose import CONF, wants_sweep
 from decode.house.errors import ConfigError
 from decode.house.sweep import plan_sweep
 from tests.commands import MINIMUM, STAGES, built, config_class, groups, shown_commands
+from tests.tiers import by_default
 
 OPTIONS = sorted(str(path.relative_to(CONF).with_suffix("")) for path in CONF.glob("*/*.yaml"))
 COMMANDS = [pytest.param(*command, id=f"{command[0]}-{number}") for number, command in enumerate(shown_commands())]
@@ -25,7 +26,7 @@ def test_no_yaml_stands_outside_the_stages_and_groups() -> None:
     assert len(list(CONF.rglob("*.yaml"))) == len(OPTIONS) + len(STAGES)
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("option", by_default(16, OPTIONS))
 def test_each_option_builds_in_a_stage_that_has_its_group(option: str) -> None:
     group, name = option.split("/")
     refusals = []
@@ -43,6 +44,7 @@ def test_each_option_builds_in_a_stage_that_has_its_group(option: str) -> None:
     pytest.fail("\n".join(refusals) or f"no stage has the group {group}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "stage", "arguments"), COMMANDS)
 def test_a_command_shown_to_the_reader_is_accepted(file: str, stage: str, arguments: list[str]) -> None:
     minimum = MINIMUM[stage] if "..." in arguments else []  # abridged: completed by the least needed

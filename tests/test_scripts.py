@@ -120,6 +120,7 @@ def test_missing_packages_of_the_gpu_machine_are_named(tmp_path: Path) -> None:
     assert "lacks: hydra" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_call_of_the_gpu_benchmark_ends_in_time_and_says_to_go_on(tmp_path: Path) -> None:
     fake = tmp_path / "python"
     fake.write_text('#!/bin/sh\n[ "$1" = -c ] || sleep 60\n')

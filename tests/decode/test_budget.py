@@ -19,6 +19,7 @@ from decode.estimates import Acceptance, Calibration, monotone
 from decode.shapes import Dynamic, Shape, chain, k_ary
 from decode.stats import Round
 from tests.decode import checks, laws
+from tests.tiers import by_default
 from tests.tiny import tiny_llama
 
 
@@ -74,7 +75,7 @@ def best_depth(accept: list[float], seconds: Callable[[int], float]) -> int:
     return max(range(len(expected)), key=lambda depth: expected[depth] / seconds(depth))
 
 
-@pytest.mark.parametrize("step", [0.02, 0.08, 0.2, 0.5])
+@pytest.mark.parametrize("step", by_default(2, [0.08, 0.2, 0.02, 0.5]))
 @pytest.mark.parametrize("alpha", [0.3, 0.6, 0.8, 0.95])
 def test_the_depth_that_pays_best_is_chosen(alpha: float, step: float) -> None:
     """The rate that is reached is that of the best depth, but for what estimating costs where little can be won."""
@@ -103,7 +104,7 @@ def test_exact_figures_give_the_best_depth_exactly(accepts: list[float]) -> None
 
 @pytest.mark.parametrize("shape", [chain(8), chain(1), k_ary([3, 2, 2, 1]), Dynamic(6, 4, 24)], ids=str)
 @pytest.mark.parametrize("alpha", [0.0, 0.05])
-@pytest.mark.parametrize(("step", "base"), [(0.02, 0.05), (0.1, 0.1), (0.2, 0.2), (0.4, 0.3)])
+@pytest.mark.parametrize(("step", "base"), by_default(2, [(0.1, 0.1), (0.2, 0.2), (0.02, 0.05), (0.4, 0.3)]))
 def test_hopeless_text_costs_at_most_five_per_cent(shape: Shape, alpha: float, step: float, base: float) -> None:
     """Probing included, against one second a token, the clock off by up to a tenth."""
     for seed, tokens in itertools.product(range(4), (128, 1000)):
@@ -242,8 +243,8 @@ def test_confidence_gains_where_it_tells_and_a_step_costs_no_more() -> None:
     assert alike < 0.95 * by_length
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("tree", ["chain", "2x2x1", "dynamic"])
+@pytest.mark.parametrize("temperature", by_default(1, [1.0, 0.0]))
+@pytest.mark.parametrize("tree", by_default(1, ["chain", "2x2x1", "dynamic"]))
 def test_adaptive_output_is_that_of_autoregressive_decoding(tree: str, temperature: float) -> None:
     """With the clock of this very machine, whatever it says."""
     settings = {"max_new_tokens": 60, "num_draft_tokens": 4, "tree": tree, "adaptive": True, "temperature": temperature}
@@ -268,7 +269,7 @@ def test_coupled_is_exact_whatever_the_budget_looks_at(kind: str, monkeypatch: p
     assert set(drafted) == {0, 1, 2, 3, 4}
 
 
-@pytest.mark.parametrize("kind", ["oracle", "same", "random"])
+@pytest.mark.parametrize("kind", by_default(1, ["oracle", "same", "random"]))
 def test_coupled_is_exact_wherever_a_round_stops(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopping that looks at the drafted value itself, at all rows together, and at how often it was asked."""
     model, asked = tiny_llama(checks.VOCAB, dtype=torch.float64), []
@@ -285,7 +286,7 @@ def test_coupled_is_exact_wherever_a_round_stops(kind: str, monkeypatch: pytest.
     assert kind == "oracle" or {1, 2, 3} <= set(asked)
 
 
-@pytest.mark.parametrize("verifier", ["coupled", "rejection", "block"])
+@pytest.mark.parametrize("verifier", by_default(1, ["rejection", "coupled", "block"]))
 def test_confidence_is_asked_of_the_real_draft_and_learned(verifier: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, curves = tiny_llama(checks.VOCAB), []
     real = Budget.learn

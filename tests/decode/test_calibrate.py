@@ -28,6 +28,7 @@ from tests.decode import checks
 from tests.decode.drafters import Oracle
 from tests.decode.heads import random_head
 from tests.decode.test_tree_decoding import near
+from tests.tiers import by_default
 from tests.tiny import save_tiny_target, tiny_llama
 
 VOCAB = checks.VOCAB
@@ -71,8 +72,8 @@ def test_the_profile_is_the_rank_of_the_targets_token_on_its_own_text(temperatur
 
 
 @pytest.mark.parametrize(
-    ("verifier", "replacement"), [("rejection", False), ("rejection", True), ("coupled", False)]
-)  # fmt: skip
+    ("verifier", "replacement"), by_default(1, [("rejection", False), ("rejection", True), ("coupled", False)])
+)
 def test_profiles_add_up_to_at_most_one_under_every_rule(verifier: str, replacement: bool) -> None:
     model = tiny_llama(VOCAB)
     request = replace(REQUEST, verifier=verifier, replacement=replacement, max_new_tokens=40)
@@ -205,6 +206,7 @@ def loaded(pair: tuple[Path, Path]):  # noqa: ANN201
     return target, load_drafter(pair[1], target)
 
 
+@pytest.mark.slow
 def test_a_calibration_is_measured_once_and_kept_beside_the_draft(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,10 +17,11 @@ from decode.shapes import chain, k_ary
 from decode.target import CachedModel
 from tests.decode.checks import ragged_prompts
 from tests.decode.heads import VARIANTS, random_head
+from tests.tiers import by_default
 from tests.tiny import MODELS, tiny_llama
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", by_default(3, MODELS))
 def test_captured_logits_are_those_of_the_model(name: str) -> None:
     model = MODELS[name]()
     ids, _ = ragged_prompts(2)
@@ -35,7 +36,7 @@ def test_captured_logits_are_those_of_the_model(name: str) -> None:
     assert all(isinstance(one, Trace) for one in runner._passes.values())
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", by_default(1, [3, 1]))
 def test_a_perfect_draft_is_accepted_while_its_passes_are_being_captured(batch: int) -> None:
     """Checking a capture once overwrote a cached token, and acceptance collapsed in the call that captured."""
     model = MODELS["llama"]()
@@ -45,7 +46,9 @@ def test_a_perfect_draft_is_accepted_while_its_passes_are_being_captured(batch: 
     assert out.stats.acceptance_by_position == [1.0] * 4
 
 
-@pytest.mark.parametrize(("name", "reduced"), [("lm", False), *((name, False) for name in VARIANTS), ("eagle3", True)])
+@pytest.mark.parametrize(
+    ("name", "reduced"), by_default(2, [("lm", False), ("eagle3", True), *((name, False) for name in VARIANTS)])
+)
 def test_drafts_over_packed_weights_are_captured(name: str, reduced: bool, caplog: pytest.LogCaptureFixture) -> None:
     """In the precision that is packed on a CPU: captures that did not know the packed layers, or looked for rows in the
     packed output head, fell back without changing any result."""
@@ -128,6 +131,7 @@ def test_captures_follow_changes_that_torch_does_not_count(change: Callable[[tor
     assert torch.equal(ours.sequences, theirs)
 
 
+@pytest.mark.slow
 def test_one_capture_serves_every_temperature() -> None:
     """A service may be asked for any; each capture of a draft took 20 MB and a second."""
     model, draft = MODELS["llama"](), LMDraft(tiny_llama(num_layers=1, seed=3, dtype=torch.float64))

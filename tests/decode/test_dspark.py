@@ -28,6 +28,7 @@ from decode.stats import Round
 from decode.taps import Taps
 from decode.tree import Tree
 from tests.decode import checks, laws
+from tests.tiers import by_default
 from tests.tiny import tiny_llama
 
 PROMPTS = [[5, 9, 2, 7], [1, 8], [4, 4, 6, 3, 2]]
@@ -90,7 +91,7 @@ def proposals(draft: DSparkDraft, monkeypatch: pytest.MonkeyPatch) -> list[tuple
     return seen
 
 
-@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("rank", by_default(1, [4, 0]))
 def test_training_and_serving_see_the_same_logits(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In ragged rows, rows taken over, and after every number of accepted tokens; captured and not."""
     model = target()
@@ -179,8 +180,8 @@ def test_anchors_are_drawn_from_the_generator_that_checkpoints_keep() -> None:
     assert [anchors(), anchors()] == [one, other]
 
 
-@pytest.mark.parametrize("rank", [0, 4])
-@pytest.mark.parametrize("tree", ["chain", "3x2x1", "dynamic"])
+@pytest.mark.parametrize("rank", by_default(1, [4, 0]))
+@pytest.mark.parametrize("tree", by_default(2, ["chain", "dynamic", "3x2x1"]))
 def test_output_is_that_of_autoregressive_decoding(tree: str, rank: int) -> None:
     """More is asked for than a block holds, and a draft vocabulary lacks half of the tokens."""
     model = target()
@@ -313,6 +314,7 @@ def test_drafting_that_stops_by_predictions_keeps_the_law(in_blocks: bool, monke
     assert laws.distance_from_target(toy, rule(2, peeking=True), 3) > 0.01
 
 
+@pytest.mark.slow
 def test_predictions_are_those_that_were_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """The budget is asked before each token, with the sigmoid of training's logit over the slot's temperature, and
     outputs stay those of autoregressive decoding wherever it stops."""
@@ -344,6 +346,7 @@ def test_predictions_are_those_that_were_trained(monkeypatch: pytest.MonkeyPatch
                     torch.testing.assert_close(given[slot][row], want.float(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verifier", ["coupled", "rejection"])
 def test_a_block_cut_afterwards_is_one_that_was_stopped(verifier: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without processors all tokens are drafted as one captured unit and cut by their predictions; with one, which
@@ -382,7 +385,7 @@ def test_a_draft_that_foresees_failure_does_not_pay_for_the_token() -> None:
     assert budget.depth == 2
 
 
-@pytest.mark.parametrize("verifier", ["coupled", "rejection", "block"])
+@pytest.mark.parametrize("verifier", by_default(1, ["coupled", "rejection", "block"]))
 def test_a_draft_with_confidence_decodes_adaptively(verifier: str) -> None:
     """With the clock of this very machine."""
     model = target()

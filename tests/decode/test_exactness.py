@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tests.decode import checks
+from tests.tiers import by_default
 from tests.tiny import MODELS, tiny_llama
 
 SIMPLE = [
-    checks.check_batches,
     checks.check_block_accepts_more,
     checks.check_delta_law,
     checks.check_drafts_follow_their_law,
@@ -18,17 +18,19 @@ SIMPLE = [
     checks.check_long_context,
     checks.check_more_siblings_than_tokens,
     checks.check_noise_is_read_once,
-    checks.check_perfect_draft,
     checks.check_processors,
-    checks.check_siblings_have_numbers_of_their_own,
     checks.check_sliding_window,
     checks.check_streams_differ,
     checks.check_typical_distance,
     checks.check_zero_probability_never_accepted,
+    # over a second each
+    checks.check_batches,
+    checks.check_perfect_draft,
+    checks.check_siblings_have_numbers_of_their_own,
 ]
 
 
-@pytest.mark.parametrize("check", SIMPLE, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", by_default(13, SIMPLE), ids=lambda check: check.__name__)
 def test_property_holds(check) -> None:  # noqa: ANN001
     check()
 
@@ -43,7 +45,7 @@ def test_delta_rule_is_exact_where_rows_have_trees_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("kind", ["oracle", "tree"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", by_default(1, [1.0, 0.0]))
 def test_every_acceptance_length_rolls_back_right(kind: str, temperature: float) -> None:
     checks.check_oracle(kind, temperature=temperature)
 
@@ -53,7 +55,7 @@ def test_cache_holds_exactly_the_committed_tokens(kind: str) -> None:
     checks.check_cache(kind)
 
 
-@pytest.mark.parametrize("verifier", ["rejection", "block", "coupled"])
+@pytest.mark.parametrize("verifier", by_default(1, ["rejection", "block", "coupled"]))
 def test_tokens_outside_the_support_are_never_emitted(verifier: str) -> None:
     checks.check_filtered_tokens_never_emitted(verifier)
 

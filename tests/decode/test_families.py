@@ -17,6 +17,7 @@ from decode.sampling import Sampling
 from decode.shapes import Dynamic, Shape, chain, k_ary
 from decode.tree import Tree
 from tests.decode.heads import DEPTH, VARIANTS, batch_of, features_of, random_head
+from tests.tiers import by_default
 from tests.tiny import MODELS, tiny_llama
 
 RAGGED = [[5, 9, 2, 7], [1, 8], [4, 4, 6, 3, 2]]
@@ -90,7 +91,7 @@ def logits_of(head: HeadDraft, step: Step, row: int, slot: int) -> Tensor:
 
 
 @every_family
-@pytest.mark.parametrize("reduced", [False, True])
+@pytest.mark.parametrize("reduced", by_default(1, [True, False]))
 def test_it_drafts_what_it_is_trained_as(target: PreTrainedModel, name: str, reduced: bool) -> None:
     """At every position and depth, in ragged batches and after partial acceptance: unroll's law is propose's."""
     vocab = torch.arange(0, 64, 2) if reduced else None
@@ -145,9 +146,7 @@ def test_steps_are_judged_by_the_rows_before_the_tokens_they_draft(target: PreTr
 
 
 @every_family
-@pytest.mark.parametrize(
-    "shape", ["chain", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tree", "dynamic"))]
-)
+@pytest.mark.parametrize("shape", by_default(1, SHAPES))
 def test_output_is_that_of_plain_decoding(target: PreTrainedModel, name: str, shape: str) -> None:
     head = random_head(name, target)
     for temperature in (0.0, 1.0):

@@ -16,6 +16,7 @@ from decode.house.errors import ConfigError, InputError
 from decode.sampling import Sampling, log_probs, warp
 from decode.stats import Round
 from tests.decode.checks import VOCAB, both_ways, check_pathwise_equality, ragged_prompts
+from tests.tiers import by_default
 from tests.tiny import save_tiny_target, tiny_llama, tiny_tokenizer
 
 
@@ -38,7 +39,7 @@ def test_padding_side_does_not_matter_and_prompts_are_unchanged(pair, left: bool
     assert torch.equal(out.sequences[1, ids.shape[1] :], bare.sequences[0, 8:])
 
 
-@pytest.mark.parametrize("kind", ["random", "oracle", "tree"])
+@pytest.mark.parametrize("kind", by_default(1, ["oracle", "random", "tree"]))
 def test_rows_end_at_their_end_token_wherever_it_falls(pair, kind: str) -> None:
     model, draft = pair
     plain, _ = both_ways(model, draft, 4, max_new_tokens=30, seed=2)

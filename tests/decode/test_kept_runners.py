@@ -23,6 +23,7 @@ from decode.loop import Event
 from decode.runner import CAPTURE_AFTER
 from decode.target import CachedModel, runner_for
 from tests.decode.heads import random_head
+from tests.tiers import by_default
 from tests.tiny import tiny_llama
 
 SETTINGS: dict[str, Any] = {"max_new_tokens": 16, "num_draft_tokens": 3, "eos_token_id": ()}
@@ -44,7 +45,7 @@ DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter | None]] = {
 }
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", by_default(2, DRAFTERS))
 def test_calls_of_several_threads_do_not_meet(name: str) -> None:
     model = tiny_llama(num_layers=6 if name == "eagle3" else 2, dtype=torch.float64).requires_grad_(False)
     drafter = DRAFTERS[name](model)
@@ -58,7 +59,7 @@ def test_calls_of_several_threads_do_not_meet(name: str) -> None:
     assert all(torch.equal(have, want) for have, want in zip(together, alone, strict=True))
 
 
-@pytest.mark.parametrize("name", ["lm", "eagle3"])
+@pytest.mark.parametrize("name", by_default(1, ["lm", "eagle3"]))
 def test_a_processor_may_wait_for_another_thread(name: str) -> None:
     model = tiny_llama(num_layers=6 if name == "eagle3" else 2, dtype=torch.float64).requires_grad_(False)
     drafter = DRAFTERS[name](model)
@@ -82,7 +83,7 @@ def test_a_processor_may_wait_for_another_thread(name: str) -> None:
     assert torch.equal(waited, text(PROMPTS[0]))
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", by_default(2, DRAFTERS))
 def test_a_call_inside_an_observer_does_not_meet_the_one_it_is_in(name: str) -> None:
     model = tiny_llama(num_layers=6 if name == "eagle3" else 2, dtype=torch.float64).requires_grad_(False)
     drafter, inner = DRAFTERS[name](model), []

@@ -25,6 +25,7 @@ from decode.sampling import Sampling
 from decode.shapes import Dynamic, Shape, Static, chain, k_ary
 from decode.tree import Tree, tree_depths
 from tests.decode.heads import DEPTH, batch_of, random_head
+from tests.tiers import by_default
 from tests.tiny import tiny_llama
 
 VOCAB = 64
@@ -105,7 +106,7 @@ def test_no_more_tokens_are_drafted_than_there_are_heads(kind: str, target: PreT
 
 
 @every_kind
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", by_default(1, SHAPES))
 def test_children_in_a_tree_are_the_best_after_their_own_path(
     kind: str, shape: str, target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +163,7 @@ def test_the_profile_is_measured_head_by_head(temperature: float, target: PreTra
     assert temperature == 0 or asked[DEPTH - 1] > 10  # it knows the text of temperature 1
 
 
+@pytest.mark.slow
 def test_the_chosen_tree_is_no_deeper_than_there_are_heads(
     target: PreTrainedModel, fitted: HeadDraft, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from decode.penalties import GeneratedTokenPenalty, penalties
 from decode.processors import History
 from decode.tree import Tree
 from tests.decode import checks
+from tests.tiers import by_default
 from tests.tiny import tiny_llama, tiny_tokenizer
 
 VOCAB = checks.VOCAB
@@ -33,7 +34,7 @@ def model() -> Any:
     return tiny_llama(VOCAB, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("kind", ["oracle", "tree", "same", "2x2x1", "dynamic"])
+@pytest.mark.parametrize("kind", by_default(3, ["oracle", "tree", "dynamic", "same", "2x2x1"]))
 @pytest.mark.parametrize("name", SETTINGS)
 def test_speculative_output_is_that_of_autoregressive_decoding(model, name: str, kind: str) -> None:
     tree = kind if kind in ("2x2x1", "dynamic") else None

@@ -10,6 +10,7 @@ from decode.drafters.lm import LMDraft
 from decode.house.errors import ConfigError
 from decode.rows import Progress, Rows
 from tests.decode.checks import VOCAB, ragged_prompts
+from tests.tiers import by_default
 from tests.tiny import tiny_llama
 
 
@@ -26,7 +27,7 @@ def test_waiting_requests_take_the_rows_of_finished_ones_in_order() -> None:
     assert rows.seated == [3, 4]
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3])
+@pytest.mark.parametrize("batch_size", by_default(1, [2, 1, 3]))
 @pytest.mark.parametrize("drafted", [False, True])
 def test_text_does_not_depend_on_how_many_rows_there_are(batch_size: int, drafted: bool) -> None:
     """Requests end at different tokens (each has its own end token), so rows are refilled at different rounds."""

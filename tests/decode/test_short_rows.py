@@ -20,6 +20,7 @@ from decode.shapes import Shape, chain, k_ary
 from decode.stats import Round as Counted
 from decode.tree import Tree
 from tests.decode.heads import VARIANTS, random_head
+from tests.tiers import by_default
 from tests.tiny import tiny_llama
 
 PROMPTS = [[9], [5, 9, 2, 7, 11, 30], [4, 4]]
@@ -65,7 +66,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], object]]:
 
 
 @pytest.mark.parametrize("shape", [chain(3), k_ary([2, 1, 1])], ids=["chain", "tree"])
-@pytest.mark.parametrize("name", ["lm", *VARIANTS])
+@pytest.mark.parametrize("name", by_default(4, ["lm", *VARIANTS]))
 def test_the_first_pass_of_a_round_is_as_wide_whatever_rows_there_are(
     model: PreTrainedModel, name: str, shape: Shape, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from decode.hf import generate
 from decode.house.errors import ConfigError
 from decode.target import CachedModel
 from tests.decode.checks import both_ways
+from tests.tiers import by_default
 from tests.tiny import tiny_llama
 
 VOCAB, NODES = 256, 5
@@ -37,8 +38,8 @@ def test_a_token_has_the_same_logits_at_every_place_of_a_pass(length: int) -> No
         assert torch.equal(logits[length + j], together[:, j]), f"row {j}"
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("temperature", by_default(1, [1.0, 0.0]))
+@pytest.mark.parametrize("batch", by_default(1, [3, 1]))
 def test_strict_speculative_text_is_the_strict_plain_text_in_bf16(temperature: float, batch: int) -> None:
     """Two thousand tokens over the four cases, acceptance from 0 to k in turn, past the first bucket of the cache."""
     settings = {"temperature": temperature, "max_new_tokens": 260, "num_draft_tokens": 4, "strict": True}
@@ -47,6 +48,7 @@ def test_strict_speculative_text_is_the_strict_plain_text_in_bf16(temperature: f
     assert speculative.stats.num_target_passes < plain.stats.num_target_passes
 
 
+@pytest.mark.slow
 def test_strict_holds_when_waiting_requests_take_rows_at_other_times() -> None:
     model, draft = target(), LMDraft(target(num_layers=1))
     ids = torch.randint(0, VOCAB, (5, 12), generator=torch.Generator().manual_seed(2))

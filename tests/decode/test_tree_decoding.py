@@ -20,6 +20,7 @@ from decode.tree import Tree
 from decode.verdict import Question, Verdict, Verifier
 from tests.decode import checks
 from tests.decode.test_trees import SHAPES, PlainRunner
+from tests.tiers import by_default
 from tests.tiny import MODELS, tiny_llama
 
 VOCAB = checks.VOCAB
@@ -36,15 +37,16 @@ def near(model: PreTrainedModel, strength: float = 0.02) -> LMDraft:
     return LMDraft(draft)
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0}, {"top_k": 2}], ids=str)
+@pytest.mark.parametrize("sampling", by_default(1, [{"temperature": 1.0}, {"temperature": 0.0}, {"top_k": 2}]), ids=str)
 @pytest.mark.parametrize("name", ["3x2x1", "sequoia", "dynamic"])
-@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("arch", by_default(1, TARGETS))
 def test_coupled_output_equals_autoregressive_output(arch: str, name: str, sampling: dict[str, float]) -> None:
     model = TARGETS[arch]()
     out = checks.check_pathwise_equality(model, near(model), 3, max_new_tokens=16, tree=SHAPES[name], **sampling)
     assert out.stats.tau > 1.3  # a tree that nobody can accept would be exact too
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("tree", ["3x2x1", "dynamic"])
 def test_trees_by_name_at_batch_size_one(tree: str, temperature: float) -> None:
@@ -54,8 +56,8 @@ def test_trees_by_name_at_batch_size_one(tree: str, temperature: float) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["sequoia", "dynamic"])
-@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("name", by_default(1, ["sequoia", "dynamic"]))
+@pytest.mark.parametrize("arch", by_default(1, TARGETS))
 def test_every_tree_is_the_one_that_plain_passes_grow(arch: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Round after round, so that what earlier trees left in the draft's cache would show; captures included."""
     model = TARGETS[arch]()
@@ -80,10 +82,10 @@ def test_every_tree_is_the_one_that_plain_passes_grow(arch: str, name: str, monk
 
 @pytest.mark.parametrize(
     ("shape", "replacement"),
-    [(SHAPES["sequoia"], False), (SHAPES["sequoia"], True), (SHAPES["dynamic"], False)],
+    by_default(1, [(SHAPES["sequoia"], False), (SHAPES["sequoia"], True), (SHAPES["dynamic"], False)]),
     ids=["without replacement", "with replacement", "dynamic"],
 )
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1, top_k=2), Sampling(0)], ids=str)
+@pytest.mark.parametrize("sampling", by_default(1, [Sampling(1, top_k=2), Sampling(), Sampling(0)]), ids=str)
 def test_rejection_reads_no_number_twice_and_emits_what_the_filter_keeps(
     shape: Shape, replacement: bool, sampling: Sampling
 ) -> None:

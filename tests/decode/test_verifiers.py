@@ -20,6 +20,7 @@ from decode.tree import Drawn, Tree
 from decode.verify import VERIFIERS, Question
 from tests.decode.checks import check_noise_is_read_once, ragged_prompts
 from tests.decode.drafters import Oracle, OracleTree
+from tests.tiers import by_default
 from tests.tiny import save_tiny_target, tiny_llama
 
 TREE, DYNAMIC, LINE = k_ary([3, 2]), Dynamic(3, 4, 9), Static((-1, 0, 1))
@@ -69,12 +70,12 @@ def test_block_verification_refuses_drafts_that_were_not_sampled(kind: type[Orac
         generate(tiny_llama(), kind([[1] * 40], 64), ids, max_new_tokens=8, verifier="block", eos_token_id=())
 
 
-@pytest.mark.parametrize("shape", [chain(3), TREE, DYNAMIC], ids=str)
+@pytest.mark.parametrize("shape", by_default(1, [TREE, chain(3), DYNAMIC]), ids=str)
 def test_rejection_reads_no_number_twice_on_any_shape(shape: Any) -> None:
     check_noise_is_read_once("rejection", shape)
 
 
-@pytest.mark.parametrize("tree", ["chain", "3x2", "dynamic"])
+@pytest.mark.parametrize("tree", by_default(1, ["3x2", "chain", "dynamic"]))
 def test_typical_acceptance_measures_its_distance(tree: str) -> None:
     model, draft = tiny_llama(dtype=torch.float64), LMDraft(tiny_llama(num_layers=1, seed=3, dtype=torch.float64))
     ids, mask = ragged_prompts(2)

@@ -117,6 +117,7 @@ def assert_weights(store: str, found: Sparse, exact: torch.Tensor) -> None:
         assert tail.shape[1] == 0
 
 
+@pytest.mark.slow
 def test_stores_one_by_one_hold_the_same_rows_as_together(folder: Path, records: RecordFolder) -> None:
     for store in ALL_STORES:
         kept = RecordsConfig(store=[store], topk=5, shard_size=4)  # type: ignore[list-item]

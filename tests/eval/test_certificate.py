@@ -100,6 +100,7 @@ def test_prompts_that_are_used_again_get_openings_and_noise_of_their_own(models,
     assert rows > len(prompts)  # more texts were compared than there are prompts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill_after", [1, 4])
 def test_a_killed_run_resumes_to_the_same_counts(models, issued, tmp_path, monkeypatch, kill_after):
     output, chunk, done = tmp_path / "certificate", comparison._compare_chunk, []
@@ -187,6 +188,7 @@ def test_divergences_in_the_targets_own_precision_are_listed_and_no_failure_unle
     ]
 
 
+@pytest.mark.slow
 def test_strict_has_no_divergence_in_bf16_and_states_its_cost(models, tmp_path, monkeypatch):
     monkeypatch.setattr("eval.padding.ROUNDS", 1)
     decode = {"num_draft_tokens": 3, "max_new_tokens": 16, "strict": True}
@@ -198,6 +200,7 @@ def test_strict_has_no_divergence_in_bf16_and_states_its_cost(models, tmp_path, 
     assert "What strict costs" in (tmp_path / "c" / "certificate.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_time_given_is_shared_by_the_parts_and_ends_the_run(models, tmp_path):
     sizes = {"enabled": True, "tokens": 10**6, "other_tokens": 10**6, "minutes": 1e-4}
     stage.run(config(models, tmp_path / "c", certificate=sizes))

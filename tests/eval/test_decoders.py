@@ -84,11 +84,16 @@ def make_models(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def models(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("decoders")
     make_models(folder)
-    stage.run(build(EvalConfig, values(folder)))
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(models) -> Path:
+    stage.run(build(EvalConfig, values(models)))
+    return models
 
 
 @pytest.fixture(scope="module")
@@ -373,8 +378,8 @@ def test_the_name_of_the_suite_brings_its_settings():
     assert (label.face, label.output_dir) == ("report", "runs/anything/report")
 
 
-def test_plan_prints_and_writes_nothing(folder, tmp_path, capsys):
-    stage.run(build(EvalConfig, {**values(folder), "plan": True, "output_dir": str(tmp_path / "planned")}))
+def test_plan_prints_and_writes_nothing(models, tmp_path, capsys):
+    stage.run(build(EvalConfig, {**values(models), "plan": True, "output_dir": str(tmp_path / "planned")}))
     out = capsys.readouterr().out
     for part in (
         "cells: 8",
@@ -414,10 +419,10 @@ def test_bad_values_are_refused(changes, message):
         ({"decode": {"max_new_tokens": 240}}, InputError, "positions"),
     ],
 )
-def test_bad_input_is_refused_before_weights_are_loaded(folder, tmp_path, changes, error, message, monkeypatch):
+def test_bad_input_is_refused_before_weights_are_loaded(models, tmp_path, changes, error, message, monkeypatch):
     monkeypatch.setattr(suite, "load", lambda *_: pytest.fail("weights were loaded"))
     with pytest.raises(error, match=message):
-        stage.run(build(EvalConfig, {**values(folder), **changes, "output_dir": str(tmp_path / "run")}))
+        stage.run(build(EvalConfig, {**values(models), **changes, "output_dir": str(tmp_path / "run")}))
 
 
 @pytest.mark.slow
@@ -436,6 +441,7 @@ def test_transformers_static_cache_is_compiled(folder, tmp_path):
     assert "transformers static, compiled" in arms_of(cell) | set(cell["left_out"])
 
 
+@pytest.mark.slow
 def test_a_compiler_that_fails_leaves_the_arm_out_with_the_reason(folder, tmp_path, monkeypatch):
     class Broken:
         name = "transformers static, compiled"

@@ -38,6 +38,7 @@ def values(folder, **timing) -> dict:
     }
 
 
+@pytest.mark.slow
 def test_the_fastest_length_is_the_reports(folder, monkeypatch):
     monkeypatch.setattr(draft_length, "tokens_per_s", lambda samples, groups: len(samples[0][0].rounds))
     stage.run(build(EvalConfig, values(folder, choose_k=[2, 1])))

@@ -8,6 +8,7 @@ from decode.penalties import penalties
 from decode.sampling import Sampling
 from eval.losslessness import MARGIN, Check, check, first_divergence, flips, margin_from, scores_at
 from eval.texts import Job, Text, generator
+from tests.tiers import by_default
 from tests.tiny import tiny_llama
 
 
@@ -71,7 +72,7 @@ def test_first_divergence():
     assert first_divergence((1, 2, 3), (1, 2)) == 2
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", by_default(1, [1.0, 0.0]))
 def test_the_decoder_passes_and_a_real_flip_is_judged_by_its_margin(temperature):
     model, draft = tiny_llama(seed=0), tiny_llama(seed=1, num_layers=1)
     from decode.drafters.lm import LMDraft

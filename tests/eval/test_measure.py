@@ -84,6 +84,7 @@ def test_our_arm_reports_rounds_and_arrivals():
     assert 0 < sample.first_s < sample.seconds
 
 
+@pytest.mark.slow
 def test_all_arms_agree_when_greedy():
     model, draft = tiny_llama(seed=0), tiny_llama(seed=1, num_layers=1)
     arms = [
@@ -161,6 +162,7 @@ def test_component_times_predict_a_speedup():
     )  # 3 x 10 / (3 x 1 + 12)
 
 
+@pytest.mark.slow
 def test_component_times_are_measured_by_drafter_and_length():
     model, draft = tiny_llama(seed=0), LMDraft(tiny_llama(seed=1, num_layers=1))
     meter = CostMeter(model, {"d": draft}, {"d": [1, 3]}, context=16, batch_size=1, repeats=2)

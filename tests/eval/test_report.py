@@ -222,6 +222,7 @@ def test_each_plot_is_well_formed(results):
         ElementTree.fromstring(plot.replace("<svg", '<svg xmlns:xlink="x"', 1))
 
 
+@pytest.mark.slow
 def test_a_run_too_short_to_time_reports_no_speed_instead_of_failing(folder, tmp_path):
     short = {"decode": {"max_new_tokens": 2, "num_draft_tokens": 2}, "curve_temperatures": []}
     stage.run(build(EvalConfig, {**values(folder), **short, "output_dir": str(tmp_path / "report")}))

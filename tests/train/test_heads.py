@@ -19,6 +19,7 @@ from decode.drafters.saved_head import HEADS
 from decode.house.errors import UserError
 from decode.house.run_folder import sha256_file
 from distill.config import ObjectiveConfig
+from tests.tiers import by_default
 from tests.tiny import tiny_tokenizer
 from tests.train.overfit import built_head, one_document
 from tests.train.toy import data_settings, head_config, metrics, save_target, tiny_config
@@ -32,7 +33,7 @@ from train.sums import Sums
 TEXT = {"name": "python_stdlib"}
 
 
-@pytest.mark.parametrize("family", HEADS)
+@pytest.mark.parametrize("family", by_default(2, HEADS))
 def test_a_head_learns_and_drafts(tmp_path: Path, target: Path, corpus: Path, family: str) -> None:
     run(head_config(tmp_path / "out", target, family, data=data_settings(corpus), steps=8, validate_every=8))
     lines = metrics(tmp_path / "out", "train")

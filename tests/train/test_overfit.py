@@ -8,6 +8,7 @@ import torch
 
 from decode import generate
 from decode.drafters.saved_head import HEADS
+from tests.tiers import by_default
 from tests.tiny import save_tiny_target
 from tests.train.overfit import NEW_TOKENS, PROMPT, overfit
 
@@ -18,7 +19,7 @@ def sharp_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_target(tmp_path_factory.mktemp("sharp") / "model", hidden_size=64)
 
 
-@pytest.mark.parametrize("family", HEADS)
+@pytest.mark.parametrize("family", by_default(1, HEADS))
 def test_a_text_known_by_heart_is_drafted_whole(sharp_target: Path, family: str) -> None:
     known = overfit(sharp_target, family)
     written = known.text[0, PROMPT.shape[1] :].tolist()

@@ -44,6 +44,7 @@ def test_a_live_target_gives_the_p_that_full_records_hold(tmp_path: Path, target
         assert ours["alpha"] == pytest.approx(theirs["alpha"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_recorded_hidden_states_go_through_the_targets_head(tmp_path: Path, target: Path, corpus: Path) -> None:
     records = write_records(tmp_path / "records", target, corpus, ["last_hidden"])
     shared: dict[str, Any] = {"records": str(records), "objective": {"name": "jsd"}, "steps": 2}
@@ -65,6 +66,7 @@ def test_every_objective_trains_on_dense_records(
         assert validated[-1]["alpha"] > validated[0]["alpha"] + 0.01
 
 
+@pytest.mark.slow
 def test_a_target_is_trained_on_text_with_a_tokenizer_of_its_own(tmp_path: Path, corpus: Path) -> None:
     changes: dict[str, Any] = {
         "data": data_settings(corpus),
