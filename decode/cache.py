@@ -9,6 +9,7 @@ keep all slots and are masked by position: more memory than a ring buffer, but a
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -16,26 +17,53 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
+@dataclass
+class Places:
+    """Where the next pass writes, and how far its attention sees. A cache and its layers share it instead of knowing
+    one another: a cycle of them, the largest thing here, would not be freed before Python looks for cycles."""
+
+    num_rows: int
+    capacity: int
+    slots: slice | Tensor = field(default_factory=lambda: slice(0, 0))
+    visible_slots: int = 0
+    rows: Tensor | None = None
+
+    def write(self, stored: Tensor, values: Tensor) -> Tensor:
+        """values (B, heads, T, d) into the slots of stored (B, heads, capacity, d); the visible slots of it."""
+        slots, rows, end = self.slots, self.rows, self.visible_slots
+        if rows is not None:
+            assert isinstance(slots, slice)
+            rows = rows.to(stored.device)  # a spread model keeps its layers on several
+            stored[rows, :, slots] = values
+            return stored[rows, :, :end]
+        if isinstance(slots, slice):
+            stored[:, :, slots] = values
+        elif len(values) == 1:
+            stored.index_copy_(2, slots[0].to(stored.device), values)  # 3 us, where writing by two indices takes 13
+        else:
+            every = torch.arange(values.shape[0], device=stored.device)[:, None]
+            stored[every, :, slots.to(stored.device)] = values.transpose(1, 2)
+        return stored[:, :, :end]
+
+
 class SlotCache(Cache):
     """Keys and values of B rows of `capacity` slots for each layer, written where `place` says."""
 
     def __init__(self, num_layers: int, batch_size: int, capacity: int) -> None:
-        self.num_rows, self.capacity = batch_size, capacity
-        self.slots: slice | Tensor = slice(0, 0)
-        self.visible_slots = 0
-        self.rows: Tensor | None = None
+        self.capacity, self._places = capacity, Places(batch_size, capacity)
         self.states: Tensor | None = None
         """(n, B, 1, capacity, d) hidden states of the tokens in the slots, where a pass is asked to keep them: laid out
         as keys are, because they are written, overwritten and moved with them."""
         self._stacks: list[Tensor] = []
-        super().__init__(layers=[SlotLayer(self) for _ in range(num_layers)])
+        super().__init__(layers=[SlotLayer(self._places) for _ in range(num_layers)])
 
     def place(self, slots: slice | Tensor, visible_slots: int, rows: Tensor | None = None) -> None:
         """The next forward is over `rows` (all by default) and writes its tokens at `slots`, the same ones in every row
         (slice) or each row's own (B, T); attention is given the first `visible_slots` slots, and needs a mask of that
         many columns."""
         assert visible_slots <= self.capacity, (visible_slots, self.capacity)
-        self.slots, self.visible_slots, self.rows = slots, visible_slots, rows
+        places = self._places
+        places.slots, places.visible_slots, places.rows = slots, visible_slots, rows
 
     @property
     def slot_layers(self) -> list[SlotLayer]:
@@ -76,27 +104,10 @@ class SlotCache(Cache):
     def keep(self, states: list[Tensor]) -> None:
         """Hidden states of the pass that was just made, n of (B, T, d), into the slots of its tokens."""
         if self.states is None:
-            shape = (len(states), self.num_rows, 1, self.capacity, states[0].shape[-1])
+            shape = (len(states), self._places.num_rows, 1, self.capacity, states[0].shape[-1])
             self.states = torch.zeros(shape, dtype=states[0].dtype, device=states[0].device)
         for kept, state in zip(self.states, states, strict=True):
-            self.write(kept, state[:, None].to(kept.device))
-
-    def write(self, stored: Tensor, values: Tensor) -> Tensor:
-        """values (B, heads, T, d) into stored (B, heads, capacity, d) where `place` said; the visible slots of it."""
-        slots, rows, end = self.slots, self.rows, self.visible_slots
-        if rows is not None:
-            assert isinstance(slots, slice)
-            rows = rows.to(stored.device)  # a spread model keeps its layers on several
-            stored[rows, :, slots] = values
-            return stored[rows, :, :end]
-        if isinstance(slots, slice):
-            stored[:, :, slots] = values
-        elif len(values) == 1:
-            stored.index_copy_(2, slots[0].to(stored.device), values)  # 3 us, where writing by two indices takes 13
-        else:
-            every = torch.arange(values.shape[0], device=stored.device)[:, None]
-            stored[every, :, slots.to(stored.device)] = values.transpose(1, 2)
-        return stored[:, :, :end]
+            self._places.write(kept, state[:, None].to(kept.device))
 
     def move(self, starts: Tensor, path: Tensor) -> None:
         """Compact: slot starts[b] + i takes what slot starts[b] + path[b, i] holds.
@@ -118,9 +129,9 @@ class SlotLayer(CacheLayerMixin):
     is_croppable = False
     is_compileable = True
 
-    def __init__(self, cache: SlotCache) -> None:
+    def __init__(self, places: Places) -> None:
         super().__init__()
-        self.cache = cache
+        self.places = places
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Note shapes, types and places: the cache is by far the largest thing here, and is allocated once."""
@@ -128,7 +139,7 @@ class SlotLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def _slot(self, states: Tensor) -> Tensor:
-        shape = (self.cache.num_rows, states.shape[1], 1, states.shape[3])
+        shape = (self.places.num_rows, states.shape[1], 1, states.shape[3])
         return torch.zeros(shape, dtype=states.dtype, device=states.device)
 
     def update(
@@ -139,20 +150,20 @@ class SlotLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
-        return self.cache.write(self.keys, key_states), self.cache.write(self.values, value_states)
+        return self.places.write(self.keys, key_states), self.places.write(self.values, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(visible slots, offset): consulted only where a model builds its own mask, which explicit masks prevent."""
-        return self.cache.visible_slots, 0
+        return self.places.visible_slots, 0
 
     def get_seq_length(self) -> int:
         """Slots in sight; consulted only where a model makes its own positions, which explicit ones prevent."""
-        return self.cache.visible_slots
+        return self.places.visible_slots
 
     def get_max_length(self) -> int:
         """Capacity in tokens."""
-        return self.cache.capacity
+        return self.places.capacity
 
     def get_max_cache_shape(self) -> int:
         """Capacity in tokens, under the name that transformers before 5.20 asks for."""
-        return self.cache.capacity
+        return self.places.capacity

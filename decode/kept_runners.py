@@ -155,7 +155,7 @@ def tensor_state(tensor: Tensor) -> tuple[object, ...]:
     if tensor.device.type != "cpu" or not tensor.is_floating_point():
         return tensor.data_ptr(), tensor.dtype, version
     sample = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // SAMPLE)]
-    return tensor.data_ptr(), tensor.dtype, version, float(sample.double().sum())
+    return tensor.data_ptr(), tensor.dtype, version, int(sample.double().sum().view(torch.long))  # nan is not nan
 
 
 def _module_state(module: nn.Module) -> tuple[object, ...]:

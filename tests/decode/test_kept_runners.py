@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -198,6 +199,26 @@ def test_a_runner_that_is_given_up_frees_its_cache_and_its_captures() -> None:
         for _ in range(4):
             use()
     assert resident_bytes() - before < 100e6
+
+
+def test_what_is_given_up_is_freed_at_once() -> None:
+    """Python looks for cycles when there are many objects, and these are few and large."""
+    model = tiny_llama().requires_grad_(False)
+    draft = LMDraft(tiny_llama(seed=1))
+    gc.collect()
+    gc.disable()
+    try:
+        generate(model, draft, PROMPTS[0], **SETTINGS)
+        lease = Lease()
+        runners = [runner_for(one, 1, 64, lease) for one in (model, draft.model)]
+        given_up = [weakref.ref(part) for one in runners for part in (one, one.cache, one.cache.layers[0])]
+        for one in (model, draft.model):
+            vars(one)["_draftsmith_runners"]._kept.clear()
+        draft._runner = None
+        del runners, one
+        assert [part() for part in given_up] == [None] * 6
+    finally:
+        gc.enable()
 
 
 def test_captures_follow_the_adapter_that_is_on() -> None:

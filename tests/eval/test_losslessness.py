@@ -23,6 +23,7 @@ def script(reference, wrong):
             text = texts[job.row]
             start = len(job.prompt) - len(text.prompt)
             assert job.prompt == text.ids[: len(job.prompt)], "comparison goes on from the reference's own prefix"
+            assert job.max_new == len(text.new) - start > 0
             new = list(text.new[start : start + job.max_new])
             for (row, index), token in list(left.items()):
                 if row == job.row and index >= start:
@@ -45,6 +46,19 @@ def test_equal_texts_have_no_divergence():
 def test_injected_wrong_tokens_are_all_found_in_one_row():
     counts = check(REFERENCE, script(REFERENCE, {(0, 2): 99, (0, 7): 98, (1, 9): 97}), margin=lambda *_: 0.5)
     assert counts == [Check(2, 0, 10), Check(1, 0, 10)]
+
+
+def test_every_token_is_compared_to_the_last_one_and_an_empty_text_not_at_all():
+    texts = [*REFERENCE, Text(2, (4,), ())]
+    counts = check(texts, script(texts, {(0, 8): 99, (0, 9): 98}), margin=lambda *_: 0.5)
+    assert counts == [Check(2, 0, 10), Check(0, 0, 10), Check(0, 0, 0)]
+
+
+def test_a_text_that_cannot_be_resumed_is_compared_up_to_its_divergence():
+    counts = check(REFERENCE, script(REFERENCE, {(0, 7): 99}), lambda *_: 0.5, resumes=False)
+    assert counts == [Check(1, 0, 8), Check(0, 0, 10)]
+    late = [Text(0, (1,), (5, 6, 7))]
+    assert check(late, lambda jobs: [Text(0, (1,), (5, 6, 7, 8))], lambda *_: 0.5, resumes=False) == [Check(1, 0, 3)]
 
 
 def test_a_near_tie_is_counted_apart():
