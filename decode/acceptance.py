@@ -1,6 +1,7 @@
 """The quantities every claim is made of, defined once: alpha, tau, acceptance by position, predicted speedup.
 
-p is the target's law of the next token, q the draft's. Training, evaluation and reports all call these functions.
+p is the target's distribution of the next token, q the draft's. Training, evaluation and reports all call these
+functions.
 """
 
 from __future__ import annotations

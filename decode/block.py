@@ -2,9 +2,9 @@
 than one by one.
 
 With r_i = min(1, r_(i-1) p(x_i)/q(x_i)), r_0 = 1, a prefix of i < k tokens is a stop with probability
-h_i = S_i / (S_i + 1 - r_i), S_i = sum_v (r_i p(v) - q(v))+ over the laws after it, and the whole draft with r_k. The
-longest stop wins; after i < k tokens the next is drawn from the normalised (r_i p - q)+. P(at least i stand | x_1..x_i)
-is then r_i, the most that any rule can give.
+h_i = S_i / (S_i + 1 - r_i), S_i = sum_v (r_i p(v) - q(v))+ over the distributions after it, and the whole draft with
+r_k. The longest stop wins; after i < k tokens the next is drawn from the normalised (r_i p - q)+.
+P(at least i stand | x_1..x_i) is then r_i, the most that any rule can give.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def plan(tree: Tree, scores: Tensor) -> Plan:
     left = (before[..., None] * p[:, :-1] - q).clamp(min=0)
     mass = left.sum(-1)  # S_0 ... S_(k-1)
     inner = mass[:, 1:] / (mass[:, 1:] + 1 - reached[:, :-1]).clamp(min=tiny)
-    # nothing is left after the prefix only if the next token stands for sure: any law will do there
+    # nothing is left after the prefix only if the next token stands for sure: any distribution will do there
     residual = torch.where(mass[..., None] > 0, left, p[:, :-1])
     return Plan(torch.cat([inner, reached[:, -1:]], dim=1), torch.cat([residual, p[:, -1:]], dim=1))
 

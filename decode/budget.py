@@ -17,10 +17,11 @@ most PATIENCE + 1 times what the deepest round costs more than a plain one.
 
 Exactness: what is chosen before a round looks at earlier rounds only, and whether to go on inside one at tokens up to
 the last one drafted, which stays in the tree: a stopping time, under which rejection and block verification keep their
-law. (Dropping the last token for its own value does not: the tests show the bias.) Coupled is exact whatever is looked
-at. A draft that predicts its acceptance (DSpark) is asked about a token by what is known before it is drawn: a stopping
-time as well, even though the whole block is drafted as one unit and cut afterwards, and no token is verified that was
-not expected to pay. Its chances pass the same calibration, since they were learned at temperature 1 and of rejection.
+distribution. (Dropping the last token for its own value does not: the tests show the bias.) Coupled is exact whatever
+is looked at. A draft that predicts its acceptance (DSpark) is asked about a token by what is known before it is drawn:
+a stopping time as well, even though the whole block is drafted as one unit and cut afterwards, and no token is verified
+that was not expected to pay. Its chances pass the same calibration, since they were learned at temperature 1 and of
+rejection.
 """
 
 from __future__ import annotations

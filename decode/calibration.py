@@ -96,7 +96,7 @@ CALIBRATIONS = JsonFile(Calibrations, HEAD.why, HEAD.remedy)
 
 
 def key_of(target: Key, draft: Key, request: Request, batch_size: int) -> Key:
-    """Both models (`model_key`), the machine, the rule and the law."""
+    """Both models (`model_key`), the machine, the rule and the distribution."""
     return {
         "target": target,
         "draft": draft,

@@ -55,9 +55,9 @@ class SamplingConfig:
     min_p: float = 0.0
     """Drop tokens below min_p times the likeliest one's probability."""
     verifier: Literal["coupled", "greedy", "rejection", "block", "typical"] = "coupled"
-    """Rule that accepts draft tokens; all but typical are exact in law, coupled also token for token."""
+    """Rule that accepts draft tokens; all but typical are exact in distribution, coupled also token for token."""
     lossy: bool = False
-    """Permit verifier=typical, which changes the target's law; its distance from it is measured and printed."""
+    """Permit verifier=typical, which changes the target's distribution; the distance is measured and printed."""
     num_draft_tokens: int = 4
     """Draft tokens per target pass (k); for trees the depth."""
     tree: str = "chain"
@@ -126,8 +126,8 @@ class SamplingConfig:
         require(
             self.verifier != "typical" or self.lossy,
             "decode.verifier=typical accepts every token that the target finds typical, so the text no longer follows "
-            "the target's law, and decode.lossy=false. Use verifier=coupled, rejection or block, which keep it, or set "
-            "lossy=true to have the distance from the target measured and printed",
+            "the target's distribution, and decode.lossy=false. Use verifier=coupled, rejection or block, which keep "
+            "it, or set lossy=true to have the distance from the target measured and printed",
         )
 
 

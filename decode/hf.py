@@ -84,7 +84,7 @@ def generate(
     Without a mask, pad tokens (`pad_token_id`, None being the model's own) are padding unless they are end tokens too.
 
     With verifier="coupled" the sequences equal those of `drafter=None` with the same seed, for every drafter: exact
-    in law; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. temperature=0 is greedy.
+    in distribution; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. temperature=0 is greedy.
     eos_token_id=None and stop_strings=None are the model's own, () none. `rows` are the requests' own indices, which
     key the noise: a request's text does not depend on the batch it came in. `batch_size` requests are decoded at once,
     the others take the rows of those that end. `strict` gives every target pass the same rows, so that bf16 output too
@@ -97,7 +97,8 @@ def generate(
     `logits_processor` must be functions of each row of ids and scores: they are asked about drafted tokens as well, in
     any order, so that one which counts its calls would make the text depend on the draft. `audit` asks them three times
     to find those, and checks that no random number is read twice.
-    `lossy` permits verifier="typical", which changes the target's law; stats.distance is the measured TV distance.
+    `lossy` permits verifier="typical", which changes the target's distribution; stats.distance is the measured
+    TV distance.
     Raises ConfigError and InputError.
     """
     vocab_size, config = model.config.get_text_config().vocab_size, model.generation_config

@@ -45,7 +45,7 @@ class Request:
     replacement: bool = False
     """Where a rule draws siblings from q: independently, duplicates included, rather than without replacement."""
     lossy: bool = False
-    """Permit a rule that changes the target's law."""
+    """Permit a rule that changes the target's distribution."""
     seed: int = 0
     rows: list[int] | None = None
     """The requests' own indices, which key the noise; 0, 1, ... by default."""

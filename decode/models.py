@@ -207,7 +207,7 @@ def attention_of(config: PretrainedConfig, asked: str = "auto") -> str:
 
 def longest_context(config: PretrainedConfig) -> int | None:
     """Tokens up to which a token's position alone decides its rotation; longrope rotates all of a longer pass anew, so
-    that the law of a token would depend on how many others are read with it. None where nothing limits it."""
+    that the distribution of a token would depend on how many others are read with it. None where nothing limits it."""
     text = config.get_text_config()
     limit = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
     rope = getattr(text, "rope_parameters", None) or {}

@@ -2,8 +2,8 @@
 
 The coupled stream is keyed (seed, row, position) and may be read any number of times: draft and verdict share it by
 rule, and the text does not depend on how requests are batched. Every other stream adds (round, draw) and must never
-be read twice: Sequoia reuses its draft noise in every round, which leaves each token's law exact and the law of two
-tokens wrong by TV 0.54. With `audit=True` a ledger raises on the second reading.
+be read twice: Sequoia reuses its draft noise in every round, which leaves each token's distribution exact and that of
+two tokens wrong by TV 0.54. With `audit=True` a ledger raises on the second reading.
 
 Integers are mixed by SplitMix64 (Steele, Lea and Flood 2014), the same on every device.
 """

@@ -3,10 +3,10 @@ replacement, Jeon et al. 2024 and Chen et al. 2024 without).
 
 At a node the children are tried in order. A child x, drawn from q, is accepted with probability min(1, p(x)/q(x));
 after a refusal p becomes the normalised (p - q)+, and, where children are drawn without replacement, q loses x and is
-normalised again. What is left of p after the last child is the law of the token that ends the round.
+normalised again. What is left of p after the last child is the distribution of the token that ends the round.
 
 Children that were not sampled ("arbitrary") follow the delta rule: accept x with probability p(x), else take x out of
-p. Drawing one token from p and accepting the child that equals it is the same law, and duplicates are merged by it.
+p. Drawing one token from p and accepting the child that equals it gives the same distribution, and merges duplicates.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Plan:
     q_drafted: Tensor
     """(..., R): q of each child, as it was drawn."""
     residual: Tensor
-    """(..., V): law of the token that is emitted when all children are refused; p itself where there are none."""
+    """(..., V): distribution of the token that is emitted when all children are refused; p where there are none."""
 
     @property
     def accept(self) -> Tensor:  # (..., R)
@@ -73,7 +73,7 @@ class Plan:
 
 
 def node_plan(p: Tensor, q: Tensor, drafted: Tensor, present: Tensor, without_replacement: bool) -> Plan:
-    """The rule at nodes with laws p, q (..., V) and children `drafted` (..., R), of which those `present` exist.
+    """The rule at nodes with distributions p, q (..., V) and children `drafted` (..., R), where those `present` exist.
 
     A child outside q's support was never drawn (more children than tokens are asked for where a filter leaves few):
     it is not there.
@@ -92,13 +92,13 @@ def node_plan(p: Tensor, q: Tensor, drafted: Tensor, present: Tensor, without_re
 
 
 def _residual(p: Tensor, q: Tensor) -> Tensor:
-    """(p - q)+; p where nothing is left: a refusal then has probability 0, and p keeps it a law."""
+    """(p - q)+; p where nothing is left: a refusal then has probability 0, and p keeps it a distribution."""
     left = (p - q).clamp(min=0)
     return torch.where(left.sum(-1, keepdim=True) > 0, normalised(left), p)
 
 
 def normalised(mass: Tensor) -> Tensor:  # (..., V) -> (..., V)
-    """The law of this shape; zeros stay zeros."""
+    """The distribution of this shape; zeros stay zeros."""
     return mass / mass.sum(-1, keepdim=True).clamp(min=torch.finfo(mass.dtype).tiny)
 
 
@@ -122,7 +122,7 @@ class Walk:
     accepted: Tensor
     """(B,) int64."""
     residual: Tensor
-    """(B, V): law of the token that ends the round, up to a factor."""
+    """(B, V): distribution of the token that ends the round, up to a factor."""
 
 
 def end(tree: Tree, walked: Walk, question: Question) -> Verdict:
@@ -137,7 +137,7 @@ def walk(tree: Tree, scores: Tensor, u: Tensor) -> Walk:
 
 
 def _walk_chain(tree: Tree, scores: Tensor, u: Tensor) -> Walk:
-    """All nodes at once, by one number of p and q each; the laws themselves only where the walk stops."""
+    """All nodes at once, by one number of p and q each; the distributions themselves only where the walk stops."""
     assert tree.log_q is not None
     inner, drafted, k = scores[:, :-1], tree.tokens[:, 1:, None], tree.num_nodes - 1
     p_drafted = (inner.gather(-1, drafted) - inner.logsumexp(-1, keepdim=True)).exp()[..., 0]

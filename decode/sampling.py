@@ -1,4 +1,4 @@
-"""From logits to the law that is sampled: temperature, top-k, top-p, min-p, in transformers' order.
+"""From logits to the distribution that is sampled: temperature, top-k, top-p, min-p, in transformers' order.
 
 Everything is done in float32 or wider (float64 stays float64): uniforms and probabilities in bf16 are what lets zero
 probability tokens through elsewhere (gpt-fast accepts u == 0, which bf16 draws in 0.2 % of cases).
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sampling:
-    """temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 leave the law alone."""
+    """temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 leave the distribution alone."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -23,7 +23,7 @@ class Sampling:
 
     @property
     def is_greedy(self) -> bool:
-        """The law is a point mass on the argmax."""
+        """The distribution is a point mass on the argmax."""
         return self.temperature == 0
 
     def apart(self, device: torch.device) -> tuple[Sampling, Tensor]:
@@ -34,8 +34,8 @@ class Sampling:
 
 
 def warp(logits: Tensor, sampling: Sampling, temperature: Tensor | None = None) -> Tensor:  # (..., V) -> (..., V)
-    """Unnormalised log-probabilities of the law that is sampled, -inf outside its support; greedy leaves the logits
-    alone. `temperature` (1,) divides in place of the sampling's own (`Sampling.apart`)."""
+    """Unnormalised log-probabilities of the distribution that is sampled, -inf outside its support; greedy leaves the
+    logits alone. `temperature` (1,) divides in place of the sampling's own (`Sampling.apart`)."""
     scores = logits if logits.dtype == torch.float64 else logits.float()
     if sampling.is_greedy:
         return scores
@@ -55,7 +55,7 @@ def warp(logits: Tensor, sampling: Sampling, temperature: Tensor | None = None) 
 
 
 def log_probs(logits: Tensor, sampling: Sampling) -> Tensor:  # (..., V) -> (..., V)
-    """Log of the law that is sampled; greedy is a point mass (0 at the first argmax, -inf elsewhere)."""
+    """Log of the distribution that is sampled; greedy is a point mass (0 at the first argmax, -inf elsewhere)."""
     scores = warp(logits, sampling)
     if not sampling.is_greedy:
         return scores.log_softmax(-1)

@@ -41,7 +41,7 @@ class Stats:
     finish_reasons: list[str] = field(default_factory=list)
     """Per row: length, eos or stop."""
     distances: list[float] = field(default_factory=list)
-    """Per emitted token: TV distance between p and the law it was emitted from, where a lossy rule measured it."""
+    """Per emitted token: TV distance between p and the distribution it came from, where a lossy rule measured it."""
     peak_memory_bytes: int = 0
     _began: float = field(default_factory=time.perf_counter)
 
@@ -84,7 +84,7 @@ class Stats:
 
     @property
     def distance(self) -> float | None:
-        """Mean TV distance from the target's law over the emitted tokens; None for rules that keep the law."""
+        """Mean TV distance from the target's distribution over the emitted tokens; None for rules that keep it."""
         return sum(self.distances) / len(self.distances) if self.distances else None
 
     @property

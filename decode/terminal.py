@@ -48,7 +48,7 @@ class Painter:
             f"{stats.tau:.2f} tokens per pass, {stats.tokens_per_s:.0f} tokens/s\n"
         )
         if stats.distance is not None:
-            self.stream.write(f"lossy: TV distance between a token's law and the target's, mean {stats.distance:.3f}\n")
+            self.stream.write(f"lossy: mean TV distance from the target's distribution {stats.distance:.3f}\n")
         self.stream.flush()
 
     def _token(self, token: int, paint: str) -> None:

@@ -26,7 +26,7 @@ class Tree:
     drawn: Drawn = "arbitrary"
     """How the children of a node were drawn: any way at all, independently from q, or from q without replacement."""
     log_q: Tensor | None = None
-    """(B, N, V): row i is the very law node i's children were drawn from; None where nobody needs it."""
+    """(B, N, V): row i is the very distribution node i's children were drawn from; None where nobody needs it."""
     depth_bound: int = 0
     """Where rows differ: no node of any row lies deeper, known without asking the device."""
 

@@ -1,4 +1,5 @@
-"""Typical acceptance (Medusa, Cai et al. 2024): a rule that changes the target's law, with its distance measured.
+"""Typical acceptance (Medusa, Cai et al. 2024): a rule that changes the target's distribution, by a distance that is
+measured.
 
 A draft token c is accepted where p(c) > min(epsilon, delta exp(-H(p))), the likeliest such child where there are
 several; where none is, and after the last accepted one, the token is argmax p, as in Medusa, whatever the temperature.
@@ -30,8 +31,8 @@ class Typical:
         if not lossy:
             raise ConfigError(
                 "verifier=typical with lossy=false: the rule accepts every token that p finds typical, so the text "
-                "no longer follows the target's law. Use verifier=coupled, rejection or block, which keep it, or set "
-                "lossy=true to have the distance from the target measured and printed"
+                "no longer follows the target's distribution. Use verifier=coupled, rejection or block, which keep it, "
+                "or set lossy=true to have the distance from the target measured and printed"
             )
 
     def drawn(self, shape: Shape, replacement: bool) -> Drawn:
@@ -81,7 +82,8 @@ def choose(p: Tensor, floors: Tensor, tree: Tree) -> Tensor:  # -> (B, N)
 
 
 def distances(p: Tensor, floors: Tensor, choice: Tensor, tree: Tree) -> Tensor:  # -> (B, N)
-    """TV between p and the exact law of the token emitted after each node, drafts drawn anew where they are drawn.
+    """TV between p and the exact distribution of the token emitted after each node, where drafts that were drawn are
+    drawn anew.
 
     A chain's token follows q where q's draws are typical, and is argmax p otherwise; a node without children, and one
     whose children are no draws, emits one token for sure: 1 - p of it.
@@ -90,7 +92,7 @@ def distances(p: Tensor, floors: Tensor, choice: Tensor, tree: Tree) -> Tensor: 
     if tree.log_q is None or tree.drawn == "arbitrary" or not tree.is_chain or tree.num_nodes == 1:
         return certain
     inner = p[:, :-1]
-    law = torch.where(inner > floors[:, :-1, None], tree.log_q[:, :-1].exp().to(p.dtype), 0.0)
-    rest = (1 - law.sum(-1, keepdim=True)).clamp(min=0)
-    law = law.scatter_add(-1, inner.argmax(-1, keepdim=True), rest)
-    return torch.cat([(law - inner).abs().sum(-1) / 2, certain[:, -1:]], dim=1)
+    emitted = torch.where(inner > floors[:, :-1, None], tree.log_q[:, :-1].exp().to(p.dtype), 0.0)
+    rest = (1 - emitted.sum(-1, keepdim=True)).clamp(min=0)
+    emitted = emitted.scatter_add(-1, inner.argmax(-1, keepdim=True), rest)
+    return torch.cat([(emitted - inner).abs().sum(-1) / 2, certain[:, -1:]], dim=1)

@@ -32,7 +32,7 @@ class Verdict:
     """(B, D + 1) int64: accepted tokens, then the correction or bonus token at index num_accepted; the rest is
     undefined."""
     distance: Tensor | None = None
-    """(B, D + 1): TV distance between p and the law that each of `tokens` was emitted from; None where it is 0 by
+    """(B, D + 1): TV distance between p and the distribution that each of `tokens` came from; None where it is 0 by
     proof."""
 
 
@@ -63,7 +63,8 @@ class Verifier(Protocol):
     shares_noise: bool
 
     def check(self, sampling: Sampling, lossy: bool = False) -> None:
-        """Raise ConfigError for a sampling the rule cannot treat exactly; `lossy` permits rules that change the law."""
+        """Raise ConfigError for a sampling that the rule cannot treat exactly; `lossy` permits rules that change the
+        distribution."""
 
     def drawn(self, shape: Shape, replacement: bool) -> Drawn:
         """How children must be drawn for this plan; ConfigError where the rule has no exact way."""
@@ -111,15 +112,15 @@ def at(values: Tensor, node: Tensor) -> Tensor:  # (B, N, V), (B,) -> (B, V)
     return values[torch.arange(values.shape[0], device=values.device), node]
 
 
-def draw(law: Tensor, u: Tensor) -> Tensor:  # (..., V), (...) fp64 -> (...)
-    """The token whose stretch of the cumulated law holds u; the law may be unnormalised.
+def draw(p: Tensor, u: Tensor) -> Tensor:  # (..., V), (...) fp64 -> (...)
+    """The token whose stretch of the cumulated distribution holds u; the distribution may be unnormalised.
 
     One uniform instead of a Gumbel number per token: noise for every node and token cost more than the rest of the
     verdict. A token of mass 0 is never drawn, however a device rounds its sums.
     """
-    summed = law.double().cumsum(-1)
+    summed = p.double().cumsum(-1)
     mark = u.clamp(max=1 - 2.0**-53)[..., None] * summed[..., -1:]
-    return ((summed > mark) & (law > 0)).to(torch.int8).argmax(-1)
+    return ((summed > mark) & (p > 0)).to(torch.int8).argmax(-1)
 
 
 def children_of(tree: Tree, node: Tensor, depth: int) -> tuple[Tensor, Tensor]:  # (B, R) ids, (B, R) bool

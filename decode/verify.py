@@ -1,7 +1,7 @@
-"""The rules that decide which draft tokens stand, by name. All but `Typical` are exact in law; `Coupled` is exact token
-for token.
+"""The rules that decide which draft tokens stand, by name. All but `Typical` are exact in distribution; `Coupled` is
+exact token for token.
 
-| rule | proposals | law of the output | acceptance of a sampled chain |
+| rule | proposals | distribution of the output | acceptance of a sampled chain |
 |---|---|---|---|
 | Greedy | any | argmax | argmaxes agree |
 | Coupled | any | that of autoregressive sampling with the same seed, as an equality | at least (1 - TV) / (1 + TV) |

@@ -201,7 +201,7 @@ class DistillConfig:
     """`python -m distill`: prompts from a corpus, responses by the target, p of every token on disk."""
 
     target: ModelConfig = field(default_factory=ModelConfig)
-    """The model whose laws are recorded."""
+    """The model whose distributions are recorded."""
     data: DataConfig = field(default_factory=DataConfig)
     """Documents that prompts are taken from."""
     prompts: PromptConfig = field(default_factory=PromptConfig)

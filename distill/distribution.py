@@ -30,7 +30,7 @@ class Sparse:
     """(R, S) float32 p_hat; 0 is padding."""
 
 
-Law = Dense | Sparse
+Distribution = Dense | Sparse
 
 FLOOR = -1e4  # stands for log 0: exp of it is 0, and 0 * FLOOR is 0 where 0 * -inf would be NaN
 

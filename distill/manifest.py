@@ -165,5 +165,5 @@ def _each_once(what: str, values: list) -> None:
 
 
 REMEDY = "Copy the folder again from where it was written, or write the records again into another output_dir"
-MANIFEST = JsonFile(Manifest, "rows would be read as other tokens, other texts or other laws", f"{REMEDY}.")
+MANIFEST = JsonFile(Manifest, "rows would be read as other tokens, other texts or other distributions", f"{REMEDY}.")
 SHARD = JsonFile(ShardSummary, "the manifest would say what its shard does not hold", f"Delete the file. {REMEDY}.")

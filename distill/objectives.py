@@ -14,11 +14,11 @@ from torch.utils.checkpoint import checkpoint
 from decode.drafters.base import Batch, Step
 from decode.house.errors import ConfigError
 from distill.config import ObjectiveConfig
-from distill.distribution import Law, TargetDistribution
+from distill.distribution import Distribution, TargetDistribution
 from distill.losses import acceptance, cross_entropy, forward_kl, jsd, reverse_kl, tv
 from distill.vocabulary import likeliest, places, renormalised, restricted
 
-ObjectiveFunction = Callable[[Tensor, Law | None, Tensor], Tensor]
+ObjectiveFunction = Callable[[Tensor, Distribution | None, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Objective:
     name: str
     needs: Literal["text", "any", "dense"]
     fn: ObjectiveFunction
-    """(log q (R, V) float32, target law of the rows or None, next_ids (R,)) -> loss (R,)."""
+    """(log q (R, V) float32, target distribution of the rows or None, next_ids (R,)) -> loss (R,)."""
     compares_laws: bool = False
     """A divergence: on a reduced draft vocabulary it needs p renormalised, and cannot learn from rows whose likeliest
     token lies outside. What measures acceptance must not renormalise: mass outside is never accepted."""
@@ -116,26 +116,26 @@ def _evaluator(
     step: Step, objective: Objective, target: TargetDistribution | None, rows: Tensor, next_ids: Tensor
 ) -> Evaluator:
     def evaluate(hidden: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        law = None if target is None else target.chunk(rows)
+        p = None if target is None else target.chunk(rows)
         log_q = step.head(hidden).float().log_softmax(-1)
-        loss_law, known, next_at, learned = law, law, next_ids, torch.ones_like(rows, dtype=torch.bool)
+        loss_p, known, next_at, learned = p, p, next_ids, torch.ones_like(rows, dtype=torch.bool)
         if step.vocab is not None:
-            loss_law, known, next_at, learned = _through(step.vocab, objective, law, next_ids)
-        loss = objective.fn(log_q, loss_law, next_at).where(learned, 0.0)
+            loss_p, known, next_at, learned = _through(step.vocab, objective, p, next_ids)
+        loss = objective.fn(log_q, loss_p, next_at).where(learned, 0.0)
         return loss, None if known is None else acceptance(log_q.detach(), known), learned
 
     return evaluate
 
 
 def _through(
-    vocab: Tensor, objective: Objective, law: Law | None, next_ids: Tensor
-) -> tuple[Law | None, Law | None, Tensor, Tensor]:
-    """(law of the loss, law of the acceptance, next ids, rows that can be learned), on a reduced draft vocabulary."""
+    vocab: Tensor, objective: Objective, p: Distribution | None, next_ids: Tensor
+) -> tuple[Distribution | None, Distribution | None, Tensor, Tensor]:
+    """(p of the loss, p of the acceptance, next ids, rows that can be learned), on a reduced draft vocabulary."""
     next_at, is_inside = places(next_ids, vocab)
-    within = None if law is None else restricted(law, vocab)
+    within = None if p is None else restricted(p, vocab)
     if objective.compares_laws:
-        assert law is not None
-        return renormalised(law, vocab), within, next_at, places(likeliest(law), vocab)[1]
+        assert p is not None
+        return renormalised(p, vocab), within, next_at, places(likeliest(p), vocab)[1]
     learned = is_inside if objective.needs == "text" else torch.ones_like(is_inside)
     return within, within, next_at, learned
 

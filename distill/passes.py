@@ -47,7 +47,7 @@ class Passes:
 
     @torch.no_grad()
     def over(self, records: Sequence[Record]) -> Iterator[Pass]:
-        """All of `records`. Batches hang on the records alone, so the same records give the same bits."""
+        """All of `records`. Batches depend on the records alone, so the same records give the same bits."""
         order = sorted(range(len(records)), key=lambda index: len(records[index].ids))
         for start in range(0, len(order), self.batch_size):
             batch = [records[index] for index in order[start : start + self.batch_size]]

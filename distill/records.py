@@ -34,7 +34,7 @@ from distill.shards import SPLITS, Record, Shard, shard_bytes, summary
 from distill.stores import Layout
 
 IDENTITIES = {
-    "fingerprint": "the records hold the laws of other weights",
+    "fingerprint": "the records hold the distributions of other weights",
     "vocab_size": "the same row would mean other tokens",
     "token_map_hash": "the same id would mean other text",
     "chat_template_hash": "the sequences were laid out by another chat template",

@@ -26,7 +26,7 @@ class Response:
 
 
 Sampler = Callable[[list[list[int]], list[int], int], list[Response]]
-"""(prompts, noise rows, seed) -> responses. A text hangs on its prompt, row and seed, not on the rest of the batch."""
+"""(prompts, noise rows, seed) -> responses. A text depends on its prompt, row and seed, not on its batch."""
 
 
 def target_sampler(model: PreTrainedModel, sampling: ResponseSampling, batch_size: int) -> Sampler:

@@ -24,7 +24,7 @@ STATE_ENTRIES = 1 << 25  # tokens * layers * channels coded at once: 128 MiB in 
 
 
 class Scorer:
-    """Fills in what `layout` keeps of the target's laws and hidden states."""
+    """Fills in what `layout` keeps of the target's distributions and hidden states."""
 
     def __init__(
         self, model: PreTrainedModel, layout: Layout, seed: int, batch_size: int, code: FeatureCode | None = None

@@ -1,4 +1,4 @@
-"""What training reads: sequences of records or of text, by number, and the target's laws of a batch of them."""
+"""What training reads: sequences of records or of text, by number, and p of a batch of them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SequenceSource(Protocol):
     def collate(
         self, items: Sequence[Placed], shape: tuple[int, int], device: torch.device | str, head: Head | None = None
     ) -> TargetDistribution | None:
-        """The laws of a batch of `shape` (B, T) holding `items`; None where the source knows no laws."""
+        """p of a batch of `shape` (B, T) holding `items`; None where the source knows none."""
         ...
 
     def features(self, items: Sequence[Placed], shape: tuple[int, int], taps: Sequence[int]) -> Tensor | None:
@@ -68,7 +68,7 @@ class SequenceSource(Protocol):
 
 
 class RecordSequences:
-    """The records of one split, cut to `max_length` tokens, with the laws of one of their stores and some layers."""
+    """The records of one split, cut to `max_length` tokens, with p of one of their stores and some layers."""
 
     def __init__(
         self, folder: RecordFolder, indices: np.ndarray, max_length: int, store: str, taps: Sequence[int] = ()
@@ -136,7 +136,7 @@ class TextSequences:
     def collate(
         self, items: Sequence[Placed], shape: tuple[int, int], device: torch.device | str, head: Head | None = None
     ) -> None:
-        """Text knows no laws."""
+        """Text knows no distributions."""
 
     def features(self, items: Sequence[Placed], shape: tuple[int, int], taps: Sequence[int]) -> None:
         """Nor hidden states."""

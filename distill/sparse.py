@@ -1,8 +1,8 @@
 """A sparse estimate of p in tens of bytes a token: exact head, sampled tail, log p in 12 bits.
 
-For token laws p with head H (the K likeliest tokens) and tail mass 1 - a, p_hat_i = p_i on H and (1 - a) c_i / M for M
-draws from p / (1 - a). E[p_hat] = p, so every sum_i p_hat_i f(p_i, q_i) is unbiased: forward KL needs p_hat, and alpha
-= sum_i p_hat_i min(1, q_i / p_i) needs the exact log p of each kept token besides.
+For distributions p over tokens, with head H (the K likeliest tokens) and tail mass 1 - a, p_hat_i = p_i on H and
+(1 - a) c_i / M for M draws from p / (1 - a). E[p_hat] = p, so every sum_i p_hat_i f(p_i, q_i) is unbiased: forward KL
+needs p_hat, and alpha = sum_i p_hat_i min(1, q_i / p_i) needs the exact log p of each kept token besides.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A reduced draft vocabulary: which tokens it holds, and the target's laws seen through it.
+"""A reduced draft vocabulary: which tokens it holds, and the target's distributions seen through it.
 
 A draft with an output head over V_d of the target's V tokens (EAGLE-3, Li et al. 2025; FR-Spec, Zhao et al. 2025) can
 draft those alone: what p holds outside of them is lost to acceptance, and must count as lost.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from decode.house.errors import ConfigError
-from distill.distribution import FLOOR, Dense, Law, Sparse
+from distill.distribution import FLOOR, Dense, Distribution, Sparse
 from distill.sequences import RecordSequences, SequenceSource
 
 
@@ -42,7 +42,7 @@ def frequent_tokens(source: SequenceSource, size: int, vocab_size: int, always: 
 
 def _learned_ids(source: SequenceSource) -> Iterator[np.ndarray]:
     for index in range(len(source)):
-        if isinstance(source, RecordSequences):  # without the laws and states, which are most of a record
+        if isinstance(source, RecordSequences):  # without the distributions and states, which are most of a record
             sequence = source.folder.read(int(source.indices[index]), (), ())
         else:
             sequence = source[index]
@@ -57,30 +57,30 @@ def places(ids: Tensor, vocab: Tensor) -> tuple[Tensor, Tensor]:  # (...), (V_d,
     return at.where(inside, 0), inside
 
 
-def restricted(law: Law, vocab: Tensor) -> Law:
+def restricted(p: Distribution, vocab: Tensor) -> Distribution:
     """p on the draft vocabulary, indexed as there, with the mass that it has there: what acceptance is computed on."""
-    if isinstance(law, Dense):
-        return Dense(law.log_p[:, vocab])
-    at, inside = places(law.ids, vocab)
-    return Sparse(at, law.log_p, law.weight * inside)
+    if isinstance(p, Dense):
+        return Dense(p.log_p[:, vocab])
+    at, inside = places(p.ids, vocab)
+    return Sparse(at, p.log_p, p.weight * inside)
 
 
-def renormalised(law: Law, vocab: Tensor) -> Law:
-    """p on the draft vocabulary, given that the token lies there: what a divergence of two laws needs.
+def renormalised(p: Distribution, vocab: Tensor) -> Distribution:
+    """p on the draft vocabulary, given that the token lies there: what a divergence of two distributions needs.
 
-    A sparse law keeps its total, so that a top-k one, which sums to less than 1, is not made over-confident.
+    A sparse distribution keeps its total, so that a top-k one, which sums to less than 1, is not made over-confident.
     """
-    within = restricted(law, vocab)
+    within = restricted(p, vocab)
     if isinstance(within, Dense):
         return Dense(within.log_p.clamp_min(FLOOR).log_softmax(-1))
-    assert isinstance(law, Sparse)
-    share = (within.weight.sum(-1, keepdim=True) / law.weight.sum(-1, keepdim=True)).clamp_min(1e-6)
+    assert isinstance(p, Sparse)
+    share = (within.weight.sum(-1, keepdim=True) / p.weight.sum(-1, keepdim=True)).clamp_min(1e-6)
     return Sparse(within.ids, within.log_p - share.log(), within.weight / share)
 
 
-def likeliest(law: Law) -> Tensor:  # (R,) int64
+def likeliest(p: Distribution) -> Tensor:  # (R,) int64
     """The target id that p gives most to; sparse records always hold it."""
-    if isinstance(law, Dense):
-        return law.log_p.argmax(-1)
-    best = law.log_p.masked_fill(law.weight <= 0, -torch.inf).argmax(-1, keepdim=True)
-    return law.ids.gather(-1, best).squeeze(-1)
+    if isinstance(p, Dense):
+        return p.log_p.argmax(-1)
+    best = p.log_p.masked_fill(p.weight <= 0, -torch.inf).argmax(-1, keepdim=True)
+    return p.ids.gather(-1, best).squeeze(-1)

@@ -11,7 +11,8 @@ from eval.tables import Table
 
 LISTED = 20
 LOSSLESS = (
-    "Exact in law; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties, and the rate is reported."
+    "Exact in distribution; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties, and the rate is "
+    "reported."
 )
 
 

@@ -13,7 +13,7 @@ from eval.families.config import FamiliesConfig
 from train.config import TrackerConfig
 
 TOKEN_FOR_TOKEN = ("coupled", "greedy")
-"""Verifiers whose output equals autoregressive output of the same seed; the others are exact in law only."""
+"""Verifiers whose output equals autoregressive output of the same seed; the others are exact in distribution only."""
 
 SUITES = ("decoders", "families")
 """Suites that are measured by a module of their own; any other name is a report's."""
@@ -220,9 +220,9 @@ class EvalConfig:
         )
         require(
             not self.certificate.enabled or self.decode.verifier in TOKEN_FOR_TOKEN,
-            f"certificate=true compares tokens, and decode.verifier={self.decode.verifier} keeps the law, not the "
-            "tokens, so they differ by right. Its proof is by enumeration of that law: pytest tests/decode -k law. "
-            "For a certificate give decode.verifier=coupled",
+            f"certificate=true compares tokens, and decode.verifier={self.decode.verifier} keeps the distribution, not "
+            "the tokens, so they may differ. Its proof is by enumeration: pytest tests/decode -k distribution. For a "
+            "certificate give decode.verifier=coupled",
         )
         folder = "report" if self.face in SUITES else self.face
         self.output_dir = self.output_dir or f"runs/{self.suite}/{folder}"

@@ -1,8 +1,8 @@
 """Counting where speculative output departs from the target's own, and telling a near-tie from an error.
 
-Exact in law; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. A divergence whose two tokens
-lie within
-`MARGIN` of the best score (log p, plus the noise G at temperatures above 0) is a near-tie: rounding decided. Any
+Exact in distribution; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. A divergence whose two
+tokens lie within `MARGIN` of the best score (log p, plus the noise G at temperatures above 0) is a near-tie: rounding
+decided. Any
 other one is a mismatch. After
 either, comparison goes on from the reference's prefix, so one divergence hides nothing that follows it.
 """

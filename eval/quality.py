@@ -30,7 +30,7 @@ class Quality:
 
     alphas: Alphas
     checks: dict[int, Check] | None
-    """By prompt; None where the verifier promises equality in law only."""
+    """By prompt; None where the verifier promises equality in distribution only."""
     uncached: dict[int, Check] | None = None
     """By prompt, the target's own text against an uncached forward; None in a precision that flips near-ties."""
 

@@ -23,9 +23,9 @@ from eval.teacher_forced import Alphas
 SCHEMA = 1
 
 DEFINITIONS = {
-    "alpha": "How much of the target's next-token law p the draft's law q covers: the sum over the vocabulary of "
-    "min(p, q), averaged over tokens; at temperature 0 the share of positions where both prefer the same token. "
-    "Teacher-forced, on text that the target wrote itself after held-out prompts at that temperature.",
+    "alpha": "How much of the target's next-token distribution p the draft's distribution q covers: the sum over the "
+    "vocabulary of min(p, q), averaged over tokens; at temperature 0 the share of positions where both prefer the same "
+    "token. Teacher-forced, on text that the target wrote itself after held-out prompts at that temperature.",
     "tau": "Tokens emitted per target pass, the correction or bonus token included, pooled over all passes of the "
     "timed run.",
     "acceptance_by_position": "Of the draft tokens at position i whose predecessors in the same draft were accepted, "
@@ -46,9 +46,9 @@ DEFINITIONS = {
     "realised": "Measured speedup over predicted speedup: what is left after the decoder's own work.",
     "ttft_s": "Seconds until the first tokens arrive, median. For a speculative arm that is a burst.",
     "itl_s": "Seconds between arrivals; the tokens of one target pass arrive together and count as one arrival.",
-    "losslessness": "Exact in law; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. Counted in "
-    "the precision of `lossless.dtype`, in batches, against the target's own autoregressive text with the same "
-    "noise. A mismatch is a divergence where the two tokens' scores (log p, plus the noise at temperatures above "
+    "losslessness": "Exact in distribution; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. "
+    "Counted in the precision of `lossless.dtype`, in batches, against the target's own autoregressive text with the "
+    "same noise. A mismatch is a divergence where the two tokens' scores (log p, plus the noise at temperatures above "
     "0) lie more than 1e-4 below the best; a closer one is a near-tie. After either, comparison goes on from the "
     "target's own prefix.",
     "dtype_flips": "Sequences of the timed run, in its own precision, that left our autoregressive loop's text of the "

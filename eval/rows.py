@@ -196,7 +196,7 @@ def uncached_flips(checks: Sequence[Check] | None, groups: Sequence[int]) -> dic
 
 
 def dtype_flips(samples: Samples, arm: str, groups: Sequence[int], verifier: str) -> dict[str, Any]:
-    """Flips of the timed run against our autoregressive arm; None where only the law is equal."""
+    """Flips of the timed run against our autoregressive arm; None where only the distribution is equal."""
     if verifier not in TOKEN_FOR_TOKEN:
         return {"dtype_flips": None, "dtype_tokens_compared": 0}
     pairs = [

@@ -51,8 +51,8 @@ class Alphas:
 def measure_alpha(
     target: PreTrainedModel, drafters: Mapping[str, Any], texts: Sequence[Text], sampling: Sampling
 ) -> dict[str, Alphas]:
-    """Per drafter, alpha(t) = sum_v min(p_v, q_v) at every new token, both laws warped by `sampling`; at T=0 whether
-    argmaxes agree.
+    """Per drafter, alpha(t) = sum_v min(p_v, q_v) at every new token, both distributions warped by `sampling`; at T=0
+    whether argmaxes agree.
 
     One target pass serves all drafters. A draft is asked through its training face, which stands on the forward it
     serves from.

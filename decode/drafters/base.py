@@ -24,8 +24,8 @@ Value = TypeVar("Value")
 
 @dataclass
 class Batch:
-    """Packed sequences. Flat row b*T + t of `target` is p(. | ids[b, :t+1] of the same document): the law of token
-    t+1."""
+    """Packed sequences. Flat row b*T + t of `target` is p(. | ids[b, :t+1] of the same document): the distribution of
+    token t+1."""
 
     ids: Tensor
     """(B, T) int64 token ids."""
@@ -38,7 +38,8 @@ class Batch:
     features: Tensor | None = None
     """(B, T, layers, d) hidden states of the target, for families that draft from them."""
     target: Any | None = None
-    """The target's laws (distill.distribution.TargetDistribution over B*T rows), or None when learning from text."""
+    """The target's distributions (distill.distribution.TargetDistribution over B*T rows); None when learning from
+    text."""
     parents: Tensor | None = None
     """(B, T) parent of each token where a row holds a branching tree; None for plain text."""
 

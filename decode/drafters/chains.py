@@ -56,19 +56,19 @@ def _propose_steps(levels: Processed, context: Context, foresees: bool) -> Tree:
     """The same tokens pass by pass, with processors that look at the prefix, to where the budget does not go on: by
     what the draft predicts of the next token where it does, else by the probability that it gave to the last one."""
     noise, budget = draft_noise(context), context.budget
-    tokens, laws = [pending_tokens(context)], []
+    tokens, drawn_from = [pending_tokens(context)], []
     for step in range(context.num_draft_tokens):
         logits = levels.root() if step == 0 else levels.follow(tokens[-1], step)
         if budget is not None and foresees and not budget.takes(context.of_running(levels.chance(step).tolist()), step):
             break
-        token, law = draw(warp(logits, context.sampling), None if noise is None else noise[:, step], context.drawn)
+        token, source = draw(warp(logits, context.sampling), None if noise is None else noise[:, step], context.drawn)
         tokens.append(token)
-        laws.append(law)
+        drawn_from.append(source)
         if budget is not None and not foresees:
-            confidence = law.log_softmax(-1).gather(1, token)[:, 0].exp()
+            confidence = source.log_softmax(-1).gather(1, token)[:, 0].exp()
             if not budget.goes_on(context.of_running(confidence.tolist()), step + 1):
                 break
-    log_q = torch.stack([*laws, laws[-1]], 1) if context.drawn == "iid" else None
+    log_q = torch.stack([*drawn_from, drawn_from[-1]], 1) if context.drawn == "iid" else None
     return Tree(torch.cat(tokens, 1), chain_parents(len(tokens)), context.drawn, log_q)
 
 
@@ -87,18 +87,18 @@ class ChainPass(nn.Module):
         temperature, *rest = given[: self.num_draws]
         levels = self.unit(*given[self.num_draws :])
         tokens: list[Tensor] = []
-        laws: list[Tensor] = []
+        drawn_from: list[Tensor] = []
         chances: list[Tensor] = []
         for step in range(self.k):
             logits = levels.root() if step == 0 else levels.follow(tokens[-1], step)
             if self.foresees:
                 chances.append(cast(Foreseeing, levels).chance(step))
             scores = warp(logits, self.sampling, temperature)
-            token, law = draw(scores, rest[0][:, step] if rest else None, self.drawn)
+            token, source = draw(scores, rest[0][:, step] if rest else None, self.drawn)
             tokens.append(token)
-            laws.append(law)
-        none = laws[-1].new_zeros(0)
-        log_q = torch.stack([*laws, laws[-1]], 1) if self.drawn == "iid" else none
+            drawn_from.append(source)
+        none = drawn_from[-1].new_zeros(0)
+        log_q = torch.stack([*drawn_from, drawn_from[-1]], 1) if self.drawn == "iid" else none
         return (torch.cat(tokens, 1), log_q, *([torch.stack(chances, 1)] if self.foresees else []))
 
 
@@ -121,7 +121,8 @@ def draft_noise(context: Context) -> Tensor | None:
 
 
 def draw(scores: Tensor, noise: Tensor | None, drawn: Drawn) -> tuple[Tensor, Tensor]:
-    """One token per row (B, 1) from warped scores (B, V), and the log of the very law it was drawn from (B, V)."""
+    """One token per row (B, 1) from warped scores (B, V), and the log of the very distribution that it was drawn from
+    (B, V)."""
     if drawn != "iid":
         return (scores if noise is None else scores + noise).argmax(-1, keepdim=True), scores
     if noise is None:

@@ -41,7 +41,7 @@ class Foreseeing(Levels, Protocol):
 
     def chance(self, depth: int) -> Tensor:
         """(B,) the predicted chance that the token drawn from the logits of this depth, which were the last ones made
-        and those of a single node, will be accepted if those before it are. It hangs on the tokens before, never on
+        and those of a single node, will be accepted if those before it are. It depends on the tokens before, never on
         the one to be drawn: a chain may be cut by it."""
         ...
 
@@ -61,7 +61,7 @@ class Round(Protocol):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What the unit hangs on besides shapes and draws."""
+        """What the unit depends on besides shapes and draws."""
         ...
 
     @property

@@ -117,7 +117,7 @@ class LMDraft(nn.Module):
             return Tree(pending_tokens(context), (-1,))
         self._count_accepted(context)
         is_chain = isinstance(context.shape, Static) and context.shape.is_chain
-        if is_chain and context.drawn != "swor":  # a sampled tree that was cut to a chain keeps its law
+        if is_chain and context.drawn != "swor":  # a sampled tree that was cut to a chain keeps its distribution
             # after a round that accepted everything the last draft token is still unread, and reading a token again
             # writes the same keys and values
             tree = propose_chain(self._round_of(context, 2), context)

@@ -89,23 +89,23 @@ class MedusaDraft(HeadDraft):
 
 @dataclass
 class MedusaLevels:
-    """One round: the heads' laws at the last slot, each the same at every node of its depth."""
+    """One round: the heads' distributions at the last slot, each the same at every node of its depth."""
 
     draft: MedusaDraft
     features: Tensor
-    laws: Tensor = field(init=False)
+    logits_of_heads: Tensor = field(init=False)
     """(B, K, V) logits of all heads: one product with the output head, which costs as much as that of a single row."""
 
     def root(self) -> Tensor:
         """As `Levels` says."""
         state = self.features[:, -1, 0].to(self.draft.dtype)
-        self.laws = self.draft.logits(torch.stack([head(state) for head in self.draft.heads], 1))
-        return self.laws[:, 0]
+        self.logits_of_heads = self.draft.logits(torch.stack([head(state) for head in self.draft.heads], 1))
+        return self.logits_of_heads[:, 0]
 
     def follow(self, tokens: Tensor, depth: int) -> Tensor:
         """As `Levels` says."""
-        return self.laws[:, depth]
+        return self.logits_of_heads[:, depth]
 
     def level(self, tokens: Tensor, depth: int, visible: Tensor, owners: Tensor) -> Tensor:
         """As `Levels` says."""
-        return self.laws[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)
+        return self.logits_of_heads[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)

@@ -172,24 +172,25 @@ def _grow_static(
     levels: Levels, draws: Draws, logits: Tensor, pending: Tensor, parents: tuple[int, ...]
 ) -> tuple[Tensor, Tensor | None]:
     plan = plan_levels(parents, pending.device)
-    tokens, laws = [pending], []
+    tokens, drawn_from = [pending], []
     for level in plan:
-        candidates, law = _children(warp(logits, draws.sampling, draws.temperature), draws, level)
+        candidates, source = _children(warp(logits, draws.sampling, draws.temperature), draws, level)
         tokens.append(candidates)
-        laws.append(law)
+        drawn_from.append(source)
         if level is not plan[-1]:
             read = candidates[:, level.inner]
             logits = levels.level(read, level.depth + 1, level.ancestors, level.inner_owners)
-    log_q = None if draws.drawn == "arbitrary" else _laws_of_nodes(laws, plan, len(parents))
+    log_q = None if draws.drawn == "arbitrary" else _log_q_of_nodes(drawn_from, plan, len(parents))
     return torch.cat(tokens, 1), log_q
 
 
 def _children(scores: Tensor, draws: Draws, level: Level) -> tuple[Tensor, Tensor]:
-    """Tokens (B, C) of a level's children from the warped scores (B, S, V) of their parents, and the laws (B, S, V).
+    """Tokens (B, C) of a level's children from the warped scores (B, S, V) of their parents, and the distributions
+    (B, S, V).
 
     A filter may leave fewer tokens than children are asked for. The rest have q = 0 and were not drawn from q: any
-    token will do where candidates are arbitrary; of draws without replacement the rule reads it in the law, and passes
-    them over.
+    token will do where candidates are arbitrary; of draws without replacement the rule reads it in the distribution,
+    and passes them over.
     """
     if draws.drawn == "arbitrary":
         return _ranked(draws.with_shared_noise(scores, level.depth), level), scores
@@ -206,12 +207,12 @@ def _ranked(noisy: Tensor, level: Level) -> Tensor:  # (B, S, V) -> (B, C)
     return noisy.topk(width).indices[:, level.owners, level.ranks.clamp(max=width - 1)]
 
 
-def _laws_of_nodes(laws: list[Tensor], levels: list[Level], num_nodes: int) -> Tensor:  # (B, N, V)
-    """The laws of the inner nodes at their ids; leaves, which have no children, hold the uniform law."""
-    batch, _, vocab_size = laws[0].shape
-    log_q = laws[0].new_full((batch, num_nodes, vocab_size), -math.log(vocab_size))
-    for level, law in zip(levels, laws, strict=True):
-        log_q[:, level.sources] = law
+def _log_q_of_nodes(drawn_from: list[Tensor], levels: list[Level], num_nodes: int) -> Tensor:  # (B, N, V)
+    """The distributions of the inner nodes at their ids; leaves, which have no children, hold the uniform one."""
+    batch, _, vocab_size = drawn_from[0].shape
+    log_q = drawn_from[0].new_full((batch, num_nodes, vocab_size), -math.log(vocab_size))
+    for level, source in zip(levels, drawn_from, strict=True):
+        log_q[:, level.sources] = source
     return log_q
 
 

@@ -1,4 +1,4 @@
-"""Documents and their split, which hangs on nothing but the document itself, so that every stage draws the same
+"""Documents and their split, which depends on nothing but the document itself, so that every stage draws the same
 line."""
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _OWN = {
     "run, with the same prompt ids, the same limit and the same end tokens.",
     "choices": "Which settings are timed, chosen at each batch size and temperature on prompts of the validation "
     "split, which are never reported; the fastest median over both texts is the best one. All of ours "
-    "are exact in law.",
+    "are exact in distribution.",
     "code, prose": "Code: windows of held-out sources. Prose: how docstrings of held-out sources begin. Both texts "
     "come from one corpus.",
     "goals": "Pairs of both texts are pooled; by_text gives each alone. `met` compares the estimate, not its interval, "

@@ -88,8 +88,8 @@ def _check(cfg: EvalConfig) -> None:
         )
     if cfg.decode.verifier not in ("coupled", "greedy"):
         raise ConfigError(
-            f"decode.verifier={cfg.decode.verifier} keeps the law, not the tokens, and suite=families compares tokens "
-            "with plain decoding; use decode.verifier=coupled"
+            f"decode.verifier={cfg.decode.verifier} keeps the distribution, not the tokens, and suite=families "
+            "compares tokens with plain decoding; use decode.verifier=coupled"
         )
     for temperature in cfg.temperatures:
         shape_settings(cfg.families, cfg.decode, temperature)

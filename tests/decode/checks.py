@@ -21,8 +21,8 @@ from decode.sampling import Sampling
 from decode.shapes import Shape, chain, k_ary
 from decode.tree import Tree
 from decode.verdict import draw
+from tests.decode.distributions import Rule, Toy, block_rule, delta_rule, distance_from_target, drafts, rejection_rule
 from tests.decode.drafters import Oracle, OracleTree
-from tests.decode.laws import Rule, Toy, block_rule, delta_rule, distance_from_target, drafts, rejection_rule
 from tests.tiny import MODELS, tiny_llama
 
 VOCAB = 64
@@ -139,7 +139,7 @@ def check_perfect_draft() -> None:
         assert out.stats.tau == 4.0
 
 
-LAWS: dict[str, tuple[Rule, int]] = {
+DISTRIBUTIONS: dict[str, tuple[Rule, int]] = {
     "chain": (rejection_rule((-1, 0, 1), "iid"), 4),
     "long chain": (rejection_rule((-1, 0, 1, 2), "iid"), 5),
     "iid tree": (rejection_rule((-1, 0, 0, 1, 2), "iid"), 4),
@@ -153,9 +153,9 @@ LAWS: dict[str, tuple[Rule, int]] = {
 """Sampled proposals, and how many tokens are emitted: more than one round gives."""
 
 
-def check_law(name: str) -> None:
-    """The enumerated law of several rounds' tokens is the product law of p to 1e-12, on laws with zeros as well."""
-    rule, length = LAWS[name]
+def check_distribution(name: str) -> None:
+    """The enumerated distribution of several rounds' tokens is the product of p to 1e-12, where p has zeros as well."""
+    rule, length = DISTRIBUTIONS[name]
     for seed in range(2):
         for missing in (0, 1):
             assert distance_from_target(Toy.random(3, seed, missing), rule, length) < 1e-12
@@ -167,13 +167,13 @@ def check_more_siblings_than_tokens() -> None:
     assert distance_from_target(Toy.random(4, 0, missing=2), rule, 2) < 1e-12
 
 
-def check_delta_law(rows_differ: bool = False) -> None:
+def check_delta_distribution(rows_differ: bool = False) -> None:
     """The same for candidates that were not sampled, duplicates among them; each tree must be exact by itself."""
     p = torch.tensor([1, 2, 5], dtype=torch.float64) / 8
-    laws = torch.stack([torch.stack([p.roll(a + 2 * b) for a in range(3)]) for b in range(3)])
+    distributions = torch.stack([torch.stack([p.roll(a + 2 * b) for a in range(3)]) for b in range(3)])
     for parents, drafted in DELTA_TREES:
         rule = delta_rule(parents, drafted, parts=8, rows_differ=rows_differ)
-        assert distance_from_target(Toy(laws, laws), rule, 4) < 1e-12
+        assert distance_from_target(Toy(distributions, distributions), rule, 4) < 1e-12
 
 
 DELTA_TREES = [
@@ -190,20 +190,20 @@ def check_block_accepts_more() -> None:
         toy = Toy.random(3, seed)
         by_one = rejection_rule((-1, 0, 1, 2), "iid")(toy, (0, 0))
         together = block_rule(3)(toy, (0, 0))
-        lengths = [sum(mass * len(x) for x, mass in law.items()) for law in (together, by_one)]
+        lengths = [sum(mass * len(x) for x, mass in distribution.items()) for distribution in (together, by_one)]
         assert lengths[0] > lengths[1] + 1e-3
 
 
 def check_typical_distance() -> None:
-    """The distance that typical acceptance reports is that of the law which enumerating its drafts gives."""
+    """The distance that typical acceptance reports is that of the distribution which enumerating its drafts gives."""
     toy = Toy.random(3, 5)
     tree, scores, weight = drafts(toy, (1, 2), (-1, 0, 1), "iid")
     p = scores.exp()
     floors = typical.thresholds(p)
     choice = typical.choose(p, floors, tree)
-    law = torch.zeros(3, dtype=torch.float64).index_add_(0, choice[:, 0], weight)
+    distribution = torch.zeros(3, dtype=torch.float64).index_add_(0, choice[:, 0], weight)
     distance = typical.distances(p, floors, choice, tree)
-    torch.testing.assert_close(distance[:, 0], ((law - p[0, 0]).abs().sum() / 2).expand(len(weight)))
+    torch.testing.assert_close(distance[:, 0], ((distribution - p[0, 0]).abs().sum() / 2).expand(len(weight)))
     torch.testing.assert_close(distance[:, 2], 1 - p[:, 2].amax(-1))
     given = Tree(tree.tokens, tree.parents)
     certain = typical.distances(p, floors, choice, given)
@@ -211,10 +211,10 @@ def check_typical_distance() -> None:
 
 
 def check_draws() -> None:
-    """A draw is the quantile of its law: a token's stretch of uniforms is as long as its probability."""
-    law = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0], dtype=torch.float64)
+    """A draw is the quantile of its distribution: a token's stretch of uniforms is as long as its probability."""
+    distribution = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0], dtype=torch.float64)
     marks = [1e-17, 0.125, 0.25 - 1e-9, 0.25 + 1e-9, 0.5, 0.75 - 1e-9, 0.75 + 1e-9, 1 - 2.0**-53, 1.0]
-    drawn = draw(law.expand(len(marks), -1), torch.tensor(marks, dtype=torch.float64))
+    drawn = draw(distribution.expand(len(marks), -1), torch.tensor(marks, dtype=torch.float64))
     assert drawn.tolist() == [1, 1, 1, 3, 3, 3, 4, 4, 4]
 
 
@@ -227,15 +227,15 @@ def check_zero_probability_never_accepted() -> None:
     assert not (torch.zeros(1, 1) < block.plan(one, p.log().expand(1, 2, -1)).stop).any()
 
 
-def check_drafts_follow_their_law(draws: int = 4000) -> None:
+def check_drafts_follow_their_distribution(draws: int = 4000) -> None:
     """Tokens drawn for rejection follow the log q that is handed over (G statistic, threshold of 1e-9 at 3 degrees)."""
-    law = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    distribution = torch.tensor([0.5, 0.3, 0.15, 0.05])
     noise = Noise(0, list(range(draws)), 4, torch.device("cpu"))
     ids = torch.zeros(draws, 8, dtype=torch.long)
     context = Context(ids, [3] * draws, Sampling(), noise, chain(1), "iid", False, None, 0)
     gumbel = chains.draft_noise(context)
     assert gumbel is not None
-    token, log_q = chains.draw(law.log().repeat(draws, 1), gumbel[:, 0], "iid")
+    token, log_q = chains.draw(distribution.log().repeat(draws, 1), gumbel[:, 0], "iid")
     seen = torch.bincount(token[:, 0], minlength=4).double()
     expected = log_q[0].exp().double() * draws
     statistic = 2 * (seen * (seen.clamp(min=1) / expected).log()).sum()

@@ -31,7 +31,10 @@ class Oracle:
         known = self.texts[row] + [0] * (context.num_draft_tokens + 1)
         drafted = known[start : start + context.num_draft_tokens]
         wrong = [token if i < right else (token + 1) % self.vocab_size for i, token in enumerate(drafted)]
-        return [int(context.ids[row, start - 1]), *wrong]  # a rule that keeps the law only may have left the text
+        return [
+            int(context.ids[row, start - 1]),
+            *wrong,
+        ]  # a rule that keeps the distribution only may have left the text
 
     def reset(self, rows: list[int]) -> None:
         """Nothing to forget."""

@@ -27,8 +27,8 @@ VARIANTS = {family: (family, {}) for family in HEADS} | {k: v for k, v in OPTION
 
 
 def random_head(name: str, model: PreTrainedModel, seed: int = 0, vocab: Tensor | None = None) -> HeadDraft:
-    """A head of the target's width with wide random weights, so that its laws are far from uniform; families start
-    some of their weights at zero."""
+    """A head of the target's width with wide random weights, so that its distributions are far from uniform; families
+    start some of their weights at zero."""
     family, options = VARIANTS[name]
     config_class, module = HEADS[family]
     text = model.config.get_text_config()

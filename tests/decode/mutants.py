@@ -90,7 +90,7 @@ def siblings_tried_with_all_of_p(patch: pytest.MonkeyPatch) -> None:
 
 
 def residual_of_another_node(patch: pytest.MonkeyPatch) -> None:
-    """Off by one: the law after the next token."""
+    """Off by one: the distribution after the next token."""
     patch.setattr(rejection, "at", lambda values, node: verdict.at(values, (node + 1).clamp(max=values.shape[1] - 1)))
 
 
@@ -176,9 +176,9 @@ def first_refusal_ends_the_block(patch: pytest.MonkeyPatch) -> None:
 def draw_off_the_support(patch: pytest.MonkeyPatch) -> None:
     """A uniform that rounds to 1 draws the last token of the vocabulary, whatever its probability."""
 
-    def mutant(law: Tensor, u: Tensor) -> Tensor:
-        token = torch.searchsorted(law.cumsum(-1), u[..., None], right=True)[..., 0]
-        return token.clamp(max=law.shape[-1] - 1)
+    def mutant(distribution: Tensor, u: Tensor) -> Tensor:
+        token = torch.searchsorted(distribution.cumsum(-1), u[..., None], right=True)[..., 0]
+        return token.clamp(max=distribution.shape[-1] - 1)
 
     patch.setattr(checks, "draw", mutant)
 
@@ -250,21 +250,24 @@ MUTANTS: dict[str, tuple[Patch, Callable[[], None]]] = {
     "<= for <": (non_strict, checks.check_zero_probability_never_accepted),
     "re-sample on mismatch": (resample_on_mismatch, checks.check_oracle),
     "first wrong token accepted": (one_more_accepted, checks.check_oracle),
-    "stale q": (stale_q, lambda: checks.check_law("chain")),
-    "q keeps refused siblings": (q_keeps_refused_siblings, lambda: checks.check_law("swor tree")),
-    "missing residual": (missing_residual, lambda: checks.check_law("chain")),
-    "missing residual of a tree": (missing_residual, lambda: checks.check_law("swor rows")),
-    "siblings tried with all of p": (siblings_tried_with_all_of_p, lambda: checks.check_law("iid tree")),
-    "residual of another node": (residual_of_another_node, lambda: checks.check_law("chain")),
-    "lucky pad token": (lucky_pad, lambda: checks.check_law("swor tree")),
+    "stale q": (stale_q, lambda: checks.check_distribution("chain")),
+    "q keeps refused siblings": (q_keeps_refused_siblings, lambda: checks.check_distribution("swor tree")),
+    "missing residual": (missing_residual, lambda: checks.check_distribution("chain")),
+    "missing residual of a tree": (missing_residual, lambda: checks.check_distribution("swor rows")),
+    "siblings tried with all of p": (siblings_tried_with_all_of_p, lambda: checks.check_distribution("iid tree")),
+    "residual of another node": (residual_of_another_node, lambda: checks.check_distribution("chain")),
+    "lucky pad token": (lucky_pad, lambda: checks.check_distribution("swor tree")),
     "children that were not drawn": (fillers_are_tried, checks.check_more_siblings_than_tokens),
-    "children in order of value": (children_in_order_of_value, lambda: checks.check_law("swor siblings")),
-    "duplicates tried again": (duplicates_tried_again, checks.check_delta_law),
-    "block without the minimum": (block_without_the_minimum, lambda: checks.check_law("block")),
-    "block with rejection's residual": (block_with_the_residual_of_rejection, lambda: checks.check_law("block")),
-    "first refusal ends the block": (first_refusal_ends_the_block, lambda: checks.check_law("block")),
+    "children in order of value": (children_in_order_of_value, lambda: checks.check_distribution("swor siblings")),
+    "duplicates tried again": (duplicates_tried_again, checks.check_delta_distribution),
+    "block without the minimum": (block_without_the_minimum, lambda: checks.check_distribution("block")),
+    "block with rejection's residual": (
+        block_with_the_residual_of_rejection,
+        lambda: checks.check_distribution("block"),
+    ),
+    "first refusal ends the block": (first_refusal_ends_the_block, lambda: checks.check_distribution("block")),
     "draw off the support": (draw_off_the_support, checks.check_draws),
-    "argmax drafts verified with q": (argmax_drafts, checks.check_drafts_follow_their_law),
+    "argmax drafts verified with q": (argmax_drafts, checks.check_drafts_follow_their_distribution),
     "draft noise reused in every round": (draft_noise_of_one_round, checks.check_noise_is_read_once),
     "accept noise reused in every round": (accept_noise_of_one_round, checks.check_noise_is_read_once),
     "recovery noise is draft noise": (streams_shared, checks.check_streams_differ),

@@ -18,7 +18,7 @@ from decode.drafters.lm import LMDraft
 from decode.estimates import Acceptance, Calibration, monotone
 from decode.shapes import Dynamic, Shape, chain, k_ary
 from decode.stats import Round
-from tests.decode import checks, laws
+from tests.decode import checks, distributions
 from tests.tiers import by_default
 from tests.tiny import tiny_llama
 
@@ -305,7 +305,7 @@ def test_confidence_is_asked_of_the_real_draft_and_learned(verifier: str, monkey
 
 @pytest.mark.parametrize("in_blocks", [False, True])
 @pytest.mark.parametrize("vocab_size", [2, 3])
-def test_stopping_after_the_token_that_was_looked_at_keeps_the_law(vocab_size: int, in_blocks: bool) -> None:
+def test_stopping_after_the_token_that_was_looked_at_keeps_the_distribution(vocab_size: int, in_blocks: bool) -> None:
     """Every draft, throw and round enumerated, for budgets that stop at values and at falling values."""
 
     def at_zero(drafted: tuple[int, ...]) -> int:
@@ -316,16 +316,16 @@ def test_stopping_after_the_token_that_was_looked_at_keeps_the_law(vocab_size: i
         return next(falls, len(drafted))
 
     for seed, length in itertools.product(range(3), (at_zero, at_a_fall)):
-        rule = laws.stopping_rule(3, length, in_blocks)
-        assert laws.distance_from_target(laws.Toy.random(vocab_size, seed), rule, 3) < 1e-12
+        rule = distributions.stopping_rule(3, length, in_blocks)
+        assert distributions.distance_from_target(distributions.Toy.random(vocab_size, seed), rule, 3) < 1e-12
 
 
-def test_dropping_the_token_that_was_looked_at_biases_the_law() -> None:
+def test_dropping_the_token_that_was_looked_at_biases_the_distribution() -> None:
     """Zeros are drafted and thrown away where they are unwelcome: q is not what the rest was drawn from."""
 
     def before_zero(drafted: tuple[int, ...]) -> int:
         return drafted.index(0) if 0 in drafted else len(drafted)
 
-    toy = laws.Toy.constant([0.5, 0.5], [0.6, 0.4])
-    assert laws.distance_from_target(toy, laws.stopping_rule(1, before_zero), 1) > 0.01
-    assert laws.distance_from_target(toy, laws.stopping_rule(2, before_zero), 2) > 0.01
+    toy = distributions.Toy.constant([0.5, 0.5], [0.6, 0.4])
+    assert distributions.distance_from_target(toy, distributions.stopping_rule(1, before_zero), 1) > 0.01
+    assert distributions.distance_from_target(toy, distributions.stopping_rule(2, before_zero), 2) > 0.01

@@ -242,7 +242,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path, pair: tuple[Path, Path
     [{"verifier": "rejection"}, {"replacement": True}, {"sampling": Sampling(0.5)}, {"sampling": Sampling(top_k=3)}],
     ids=str,
 )
-def test_another_rule_or_law_is_another_calibration(
+def test_another_rule_or_distribution_is_another_calibration(
     change: dict, tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:  # fmt: skip
     model, drafter = loaded(pair)

@@ -27,7 +27,7 @@ from decode.shapes import Shape, chain, k_ary
 from decode.stats import Round
 from decode.taps import Taps
 from decode.tree import Tree
-from tests.decode import checks, laws
+from tests.decode import checks, distributions
 from tests.tiers import by_default
 from tests.tiny import tiny_llama
 
@@ -274,7 +274,7 @@ def stopped_at(levels: Any, script: tuple[int, ...], vocab_size: int, monkeypatc
 
 
 class Whims:
-    """Levels whose predictions hang on the tokens drafted so far: of the next token, or, `peeking`, of the token that
+    """Levels whose predictions depend on the tokens drafted so far: of the next token, or, `peeking`, of the token that
     is yet to be drawn."""
 
     def __init__(self, vocab_size: int, script: tuple[int, ...], peeking: bool) -> None:
@@ -296,22 +296,24 @@ class Whims:
 
 
 @pytest.mark.parametrize("in_blocks", [False, True])
-def test_drafting_that_stops_by_predictions_keeps_the_law(in_blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every draft, throw and round enumerated; a prediction that knew the token to come would change the law."""
+def test_drafting_that_stops_by_predictions_keeps_the_distribution(
+    in_blocks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every draft, throw and round enumerated; a prediction that knew the token to come would bias them."""
 
-    def rule(vocab_size: int, peeking: bool) -> laws.Rule:
+    def rule(vocab_size: int, peeking: bool) -> distributions.Rule:
         def length(script: tuple[int, ...]) -> int:
             return stopped_at(Whims(vocab_size, script, peeking), script, vocab_size, monkeypatch)
 
-        return laws.stopping_rule(3, length, in_blocks)
+        return distributions.stopping_rule(3, length, in_blocks)
 
     for vocab_size, seed in ((2, 0), (2, 1), (3, 0)):
-        toy = laws.Toy.random(vocab_size, seed)
-        assert laws.distance_from_target(toy, rule(vocab_size, peeking=False), 3) < 1e-12
+        toy = distributions.Toy.random(vocab_size, seed)
+        assert distributions.distance_from_target(toy, rule(vocab_size, peeking=False), 3) < 1e-12
     lengths = {stopped_at(Whims(2, s, False), s, 2, monkeypatch) for s in ((0, 0, 0), (1, 0, 0), (1, 1, 1))}
     assert len(lengths) > 1
-    toy = laws.Toy.constant([0.85, 0.15], [0.7, 0.3])
-    assert laws.distance_from_target(toy, rule(2, peeking=True), 3) > 0.01
+    toy = distributions.Toy.constant([0.85, 0.15], [0.7, 0.3])
+    assert distributions.distance_from_target(toy, rule(2, peeking=True), 3) > 0.01
 
 
 @pytest.mark.slow

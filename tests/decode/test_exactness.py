@@ -1,4 +1,4 @@
-"""Exactness first: the laws of the rules enumerated, equality of coupled output, the audit of the cache."""
+"""Exactness first: the distributions of the rules enumerated, equality of coupled output, the audit of the cache."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.tiny import MODELS, tiny_llama
 
 SIMPLE = [
     checks.check_block_accepts_more,
-    checks.check_delta_law,
-    checks.check_drafts_follow_their_law,
+    checks.check_delta_distribution,
+    checks.check_drafts_follow_their_distribution,
     checks.check_draws,
     checks.check_end_of_text,
     checks.check_long_context,
@@ -35,13 +35,13 @@ def test_property_holds(check) -> None:  # noqa: ANN001
     check()
 
 
-@pytest.mark.parametrize("name", checks.LAWS)
-def test_rule_has_the_law_of_the_target(name: str) -> None:
-    checks.check_law(name)
+@pytest.mark.parametrize("name", checks.DISTRIBUTIONS)
+def test_rule_has_the_distribution_of_the_target(name: str) -> None:
+    checks.check_distribution(name)
 
 
 def test_delta_rule_is_exact_where_rows_have_trees_of_their_own() -> None:
-    checks.check_delta_law(rows_differ=True)
+    checks.check_delta_distribution(rows_differ=True)
 
 
 @pytest.mark.parametrize("kind", ["oracle", "tree"])

@@ -67,15 +67,15 @@ def proposals(model: PreTrainedModel, head: HeadDraft, request: Request) -> list
 
 
 def check_parity(model: PreTrainedModel, head: HeadDraft, found: list[Proposal]) -> None:
-    """Each proposal's laws are those of a training batch whose rows are the texts with what was drafted."""
+    """Each proposal's distributions are those of a training batch whose rows are the texts with what was drafted."""
     whole = [one for one in found if len(one.drafted) == DEPTH]
     batch = batch_of(model, head, [one.text + one.drafted for one in whole])
     length = batch.ids.shape[1]
     for depth, step in enumerate(head.unroll(batch)):
         for row, one in enumerate(whole):
             slot = slot_of(step, row * length + len(one.text) - 1 + depth, row)
-            law = logits_of(head, step, row, slot).softmax(-1)
-            torch.testing.assert_close(law, one.log_q[depth].exp(), rtol=1e-6, atol=1e-12)
+            distribution = logits_of(head, step, row, slot).softmax(-1)
+            torch.testing.assert_close(distribution, one.log_q[depth].exp(), rtol=1e-6, atol=1e-12)
 
 
 def slot_of(step: Step, target_row: int, row: int) -> int:
@@ -93,7 +93,7 @@ def logits_of(head: HeadDraft, step: Step, row: int, slot: int) -> Tensor:
 @every_family
 @pytest.mark.parametrize("reduced", by_default(1, [True, False]))
 def test_it_drafts_what_it_is_trained_as(target: PreTrainedModel, name: str, reduced: bool) -> None:
-    """At every position and depth, in ragged batches and after partial acceptance: unroll's law is propose's."""
+    """At every position and depth, in ragged batches and after partial acceptance: unroll's q is propose's."""
     vocab = torch.arange(0, 64, 2) if reduced else None
     head = random_head(name, target, vocab=vocab)
     request = Request(RAGGED, 20, shape=chain(DEPTH), verifier="rejection")

@@ -237,7 +237,7 @@ def test_filters_are_those_of_transformers(ours: Sampling, theirs) -> None:
     assert torch.equal(warp(logits, ours), theirs(None, logits.clone()))
 
 
-def test_laws_are_computed_in_float32_or_wider() -> None:
+def test_distributions_are_computed_in_float32_or_wider() -> None:
     logits = torch.randn(4, 9)
     assert log_probs(logits.bfloat16(), Sampling()).dtype == torch.float32
     assert log_probs(logits.double(), Sampling(temperature=0.5)).dtype == torch.float64

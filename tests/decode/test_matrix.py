@@ -1,9 +1,9 @@
 """Drafter x verifier x temperature x filter x batch x architecture against the autoregressive loop, in fp64.
 
-Coupled and greedy verdicts, and every verdict at temperature 0, must give its tokens. The others keep the law, which
-`test_exactness` enumerates; here their tokens must lie in its support, their noise be read once, and their cache be
-that of a fresh prefill after every round, as everyone's. All pairs of levels by default, the whole product as
-`exhaustive`.
+Coupled and greedy verdicts, and every verdict at temperature 0, must give its tokens. The others keep the
+distribution, which `test_exactness` enumerates; here their tokens must lie in its support, their noise be read once,
+and their cache be that of a fresh prefill after every round, as everyone's. All pairs of levels by default, the whole
+product as `exhaustive`.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def fitted(target: PreTrainedModel) -> HeadDraft:
     return fit(fresh("medusa", target), target, Loop(target, None, REQUEST).run()[0])
 
 
-def laws(draft: HeadDraft, model: PreTrainedModel, text: list[int]) -> list[Tensor]:
+def distributions(draft: HeadDraft, model: PreTrainedModel, text: list[int]) -> list[Tensor]:
     """(T, V) logits of every head over one text, by the training face."""
     return [draft.logits(step.hidden)[0] for step in draft.unroll(batch_of(model, draft, [text]))]
 
@@ -128,9 +128,9 @@ def test_children_in_a_tree_are_the_best_after_their_own_path(
                 path, at = [], node
                 while at:
                     path, at = [tokens[at], *path], parents[at]
-                law = laws(draft, target, [*text, *path, 0])[depths[node]][len(text) - 2]
+                distribution = distributions(draft, target, [*text, *path, 0])[depths[node]][len(text) - 2]
                 children = [tokens[child] for child, parent in enumerate(parents) if parent == node]
-                assert children == law.topk(len(children)).indices.tolist()
+                assert children == distribution.topk(len(children)).indices.tolist()
 
 
 # what each head is worth
@@ -146,7 +146,7 @@ def test_the_profile_is_measured_head_by_head(temperature: float, target: PreTra
     stood, asked = [[0] * width for width in widths], [0] * len(widths)
     longer = replace(request, max_new_tokens=request.max_new_tokens + DEPTH)
     for row, text in enumerate(Loop(target, None, longer).run()[0]):
-        trained, noise = laws(fitted, target, text), Noise(3, [row], VOCAB, torch.device("cpu"))
+        trained, noise = distributions(fitted, target, text), Noise(3, [row], VOCAB, torch.device("cpu"))
         for first in range(len(request.prompts[row]), len(text) - DEPTH - 1):  # the last token is not drafted
             for depth in range(DEPTH):
                 scores = trained[depth][first - 2]

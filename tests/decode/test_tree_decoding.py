@@ -102,7 +102,7 @@ def test_rejection_reads_no_number_twice_and_emits_what_the_filter_keeps(
             assert all(row[t] in best[t - 1] for t in range(len(prompt), len(row)))
 
 
-def test_a_sampled_tree_that_is_cut_to_a_chain_keeps_its_law() -> None:
+def test_a_sampled_tree_that_is_cut_to_a_chain_keeps_its_distribution() -> None:
     """Without q the rule would fall back to the delta rule, which is exact and accepts less."""
     model = tiny_llama(VOCAB)
     request = Request([[5, 9, 2, 7]], 8, verifier="rejection", shape=Static((-1, 0, 1, 1)), audit=True)

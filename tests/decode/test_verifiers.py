@@ -97,7 +97,7 @@ def test_the_distance_of_a_lossy_rule_is_printed_and_kept(tmp_path: Path, capsys
     out = tmp_path / "out"
     draft = DrafterConfig(path=target)
     run(DecodeConfig(ModelConfig(path=target), draft, settings, prompt="def f():", color="never", output_dir=str(out)))
-    assert "lossy: TV distance" in capsys.readouterr().out
+    assert "lossy: mean TV distance" in capsys.readouterr().out
     assert '"distance"' in (out / "manifest.json").read_text()
 
 

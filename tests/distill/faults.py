@@ -46,7 +46,7 @@ LOSSES: dict[Callable[..., object], list[Change]] = {
         ("distill.objectives:chunked", "start + chunk_rows >= valid.numel()", "start + chunk_rows > valid.numel()"),
     ],
     partial(test_vocabulary.test_dense_losses_equal_their_definitions, "tv"): [
-        ("distill.objectives:_through", "return within, within", "return renormalised(law, vocab), within"),
+        ("distill.objectives:_through", "return within, within", "return renormalised(p, vocab), within"),
     ],
     test_credits.test_e2e_tv_ends_a_round_at_a_slot_that_is_missing: [
         ("distill.credits:credited", "reached(rounds.valid)", "rounds.valid"),
@@ -63,13 +63,13 @@ LOSSES: dict[Callable[..., object], list[Change]] = {
     test_distribution.test_full_rows_sum_to_1_again_after_half_precision: [
         ("distill.distribution:FullRows._read", ".float().log_softmax(-1)", ".float()"),
     ],
-    test_distribution.test_the_target_s_law_is_not_rounded_to_what_the_draft_is_trained_in: [
+    test_distribution.test_the_target_s_distribution_is_not_rounded_to_what_the_draft_is_trained_in: [
         ("distill.distribution:HiddenRows._read", "enabled=False", "enabled=True"),
     ],
-    test_distribution.test_the_target_s_head_is_not_trained_through_its_law: [
+    test_distribution.test_the_target_s_head_is_not_trained_through_its_distribution: [
         ("distill.distribution:HiddenRows._read", "torch.no_grad()", "torch.enable_grad()"),
     ],
-    test_distribution.test_logits_in_bfloat16_give_a_law_in_float32: [
+    test_distribution.test_logits_in_bfloat16_give_a_distribution_in_float32: [
         ("distill.distribution:HiddenRows._read", ".to(device).float()", ".to(device)"),
         ("distill.distribution:HiddenRows._read", "logits / self.temperature", "logits * self.temperature"),
     ],
@@ -180,11 +180,11 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
         ("distill.chat:encode_chat", "add_special_tokens=False", "add_special_tokens=True"),
         ("distill.chat:encode_prompt", "add_special_tokens=False", "add_special_tokens=True"),
     ],
-    test_sequences.test_the_law_of_a_learned_token_is_found_at_the_one_before_it: [
+    test_sequences.test_the_distribution_of_a_learned_token_is_found_at_the_one_before_it: [
         ("distill.sequences:RecordSequences.collate", "start + learned - 1", "start + learned"),
         ("distill.sequences:RecordSequences.collate", "stored, stored + len(learned)", "len(learned)"),
     ],
-    test_sequences.test_a_cut_record_keeps_the_laws_of_what_is_left: [
+    test_sequences.test_a_cut_record_keeps_the_distributions_of_what_is_left: [
         ("distill.sequences:RecordSequences.__getitem__", "rows[: mask.sum()]", "rows[: self.max_length]"),
     ],
     test_sequences.test_every_window_of_text_starts_as_the_tokenizer_starts_a_text: [
@@ -211,7 +211,7 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
     ],
     test_vocabulary.test_a_top_k_record_keeps_its_missing_mass: [
         ("distill.vocabulary:renormalised", "within.log_p - share.log()", "within.log_p"),
-        ("distill.vocabulary:restricted", "law.weight * inside", "law.weight"),
+        ("distill.vocabulary:restricted", "p.weight * inside", "p.weight"),
     ],
     test_prompts.test_windows_come_from_their_split_and_are_numbered_through: [
         ("distill.prompts:_windows", "corpus.documents(split)", 'corpus.documents("train")'),

@@ -17,7 +17,7 @@ R, V = 5, 7
 
 
 @pytest.fixture
-def laws() -> tuple[Tensor, Tensor, Tensor]:
+def distributions() -> tuple[Tensor, Tensor, Tensor]:
     """(draft logits, log p, next ids) in fp64."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(R, V, generator=generator, dtype=torch.float64)
@@ -38,8 +38,8 @@ def values(name: str, p: Tensor, q: Tensor, next_ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", list(OBJECTIVES))
-def test_dense_losses_equal_their_definitions(name: str, laws: tuple[Tensor, Tensor, Tensor]) -> None:
-    logits, log_p, next_ids = laws
+def test_dense_losses_equal_their_definitions(name: str, distributions: tuple[Tensor, Tensor, Tensor]) -> None:
+    logits, log_p, next_ids = distributions
     objective = build_objective(ObjectiveConfig(name=name, beta=0.3))  # type: ignore[arg-type]
     loss = objective.fn(logits.log_softmax(-1), Dense(log_p), next_ids)
     p, q = log_p.exp(), logits.softmax(-1)
@@ -48,15 +48,15 @@ def test_dense_losses_equal_their_definitions(name: str, laws: tuple[Tensor, Ten
 
 
 @pytest.mark.parametrize("name", list(OBJECTIVES))
-def test_gradients_equal_finite_differences(name: str, laws: tuple[Tensor, Tensor, Tensor]) -> None:
-    logits, log_p, next_ids = laws
+def test_gradients_equal_finite_differences(name: str, distributions: tuple[Tensor, Tensor, Tensor]) -> None:
+    logits, log_p, next_ids = distributions
     fn = OBJECTIVES[name].fn
     assert torch.autograd.gradcheck(lambda z: fn(z.log_softmax(-1), Dense(log_p), next_ids), (logits,))
 
 
-def test_sparse_forward_kl_pulls_towards_the_estimate(laws: tuple[Tensor, Tensor, Tensor]) -> None:
+def test_sparse_forward_kl_pulls_towards_the_estimate(distributions: tuple[Tensor, Tensor, Tensor]) -> None:
     """d/dz_j = (sum_i p_hat_i) q_j - p_hat_j, with a token that stands twice."""
-    logits, log_p, next_ids = laws
+    logits, log_p, next_ids = distributions
     ids = torch.tensor([[0, 3, 5, 5]]).expand(R, -1)
     weight = torch.tensor([[0.5, 0.2, 0.1, 0.1]], dtype=torch.float64).expand(R, -1)
     loss = forward_kl(logits.log_softmax(-1), Sparse(ids, log_p.gather(-1, ids), weight), next_ids)
@@ -66,9 +66,9 @@ def test_sparse_forward_kl_pulls_towards_the_estimate(laws: tuple[Tensor, Tensor
     assert torch.allclose(logits.grad, 0.9 * logits.detach().softmax(-1) - estimate, atol=1e-12)
 
 
-def test_sparse_tv_gradient_is_that_of_the_acceptance_estimate(laws: tuple[Tensor, Tensor, Tensor]) -> None:
+def test_sparse_tv_gradient_is_that_of_the_acceptance_estimate(distributions: tuple[Tensor, Tensor, Tensor]) -> None:
     """d/dz_j of -alpha_hat = -(w_j - q_j sum w) with w_i = p_hat_i / p_i * q_i where q_i <= p_i."""
-    logits, log_p, next_ids = laws
+    logits, log_p, next_ids = distributions
     ids = torch.tensor([[0, 3, 5]]).expand(R, -1)
     weight = torch.tensor([[0.5, 0.2, 0.1]], dtype=torch.float64).expand(R, -1)
     p_kept = log_p.gather(-1, ids)
@@ -85,13 +85,13 @@ def test_sparse_tv_gradient_is_that_of_the_acceptance_estimate(laws: tuple[Tenso
 def test_sparse_losses_are_those_of_each_row() -> None:
     """p keeps 0.5 of token 0 and 0.2 of token 2; q is 1/4 everywhere in the first row, and p itself in the second."""
     p = torch.tensor([[0.5, 0.2], [0.5, 0.2]])
-    law = Sparse(torch.tensor([[0, 2], [0, 2]]), p.log(), p)
+    distribution = Sparse(torch.tensor([[0, 2], [0, 2]]), p.log(), p)
     log_q = torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.5, 0.1, 0.2, 0.2]]).log()
     nothing = torch.zeros(2, dtype=torch.long)
     kl = 0.5 * math.log(2) + 0.2 * math.log(0.8)
-    assert forward_kl(log_q, law, nothing).tolist() == pytest.approx([kl, 0.0], abs=1e-6)
-    assert acceptance(log_q, law).tolist() == pytest.approx([0.25 + 0.2, 0.7], abs=1e-6)
-    assert tv(log_q, law, nothing).tolist() == pytest.approx([0.55, 0.3], abs=1e-6)
+    assert forward_kl(log_q, distribution, nothing).tolist() == pytest.approx([kl, 0.0], abs=1e-6)
+    assert acceptance(log_q, distribution).tolist() == pytest.approx([0.25 + 0.2, 0.7], abs=1e-6)
+    assert tv(log_q, distribution, nothing).tolist() == pytest.approx([0.55, 0.3], abs=1e-6)
 
 
 def test_zero_probabilities_give_no_nan() -> None:
@@ -129,9 +129,9 @@ def test_chunked_equals_plain(name: str, chunk_rows: int) -> None:
     logits = step.head(step.hidden).flatten(0, 1)[:-1]
     valid = step.valid.flatten()[:-1]
     assert batch.target is not None
-    law = batch.target.chunk(torch.arange(len(logits)))
+    distribution = batch.target.chunk(torch.arange(len(logits)))
     log_q = logits.log_softmax(-1)
-    loss, alpha = objective.fn(log_q, law, batch.ids.flatten()[1:]), acceptance(log_q, law)
+    loss, alpha = objective.fn(log_q, distribution, batch.ids.flatten()[1:]), acceptance(log_q, distribution)
     plain = loss[valid].sum()
     assert torch.allclose(scores.loss.flatten()[:-1][valid], loss[valid], atol=1e-5)
     for ours, theirs in zip(gradients, torch.autograd.grad(plain, [step.hidden, weight]), strict=True):

@@ -91,7 +91,7 @@ def test_bf16_is_the_state_of_the_recording_pass_to_the_bit(folder: Path) -> Non
         assert len(bits) == len(record.ids)
 
 
-def test_hidden_states_change_neither_texts_nor_laws(folder: Path) -> None:
+def test_hidden_states_change_neither_texts_nor_distributions(folder: Path) -> None:
     plain, more = (RecordFolder.open(folder / name) for name in ("none", "pca"))
     for index in range(len(plain)):
         before, after = plain.read(index), more.read(index)

@@ -49,7 +49,7 @@ def test_p_of_a_token_is_that_of_the_text_before_it(chunk_rows: int) -> None:
 
 
 def test_a_target_in_bfloat16_gives_p_in_float32() -> None:
-    """Of near-equal logits in bfloat16 a law in bfloat16 would be off by 3 % of p."""
+    """Of near-equal logits in bfloat16 a distribution in bfloat16 would be off by 3 % of p."""
     model = tiny_llama(V, WIDTH).bfloat16()
     one = record(1)
     Scorer(model, layout("full"), seed=0, batch_size=1).score([one])

@@ -1,4 +1,4 @@
-"""Sequences: every token of text once, documents ended, chat masked; the laws and states of records in their places."""
+"""Sequences: every token of text once, documents ended, chat masked; p and states of records in their places."""
 
 import json
 from pathlib import Path
@@ -75,14 +75,14 @@ RECORDS = [
 ]
 
 
-def test_the_law_of_a_learned_token_is_found_at_the_one_before_it(tmp_path: Path) -> None:
+def test_the_distribution_of_a_learned_token_is_found_at_the_one_before_it(tmp_path: Path) -> None:
     """Three sequences in a batch of 2 rows of 10; the second starts in column 4 of row 0, behind the first."""
     source = record_sequences(folder_of(tmp_path, [RECORDS], WITH_STATES), "train", 10)
-    law = source.collate([(source[0], 0, 0), (source[1], 0, 4), (source[2], 1, 3)], (2, 10), "cpu")
-    assert law is not None
-    there = law.has(torch.arange(20)).nonzero().squeeze(-1)
+    distribution = source.collate([(source[0], 0, 0), (source[1], 0, 4), (source[2], 1, 3)], (2, 10), "cpu")
+    assert distribution is not None
+    there = distribution.has(torch.arange(20)).nonzero().squeeze(-1)
     assert there.tolist() == [0, 1, 2, 5, 7]
-    found = law.chunk(there)
+    found = distribution.chunk(there)
     assert isinstance(found, Dense)
     assert found.log_p.argmax(-1).tolist() == [0, 1, 2, 3, 4]
     swapped = source.collate([(source[1], 0, 4), (source[0], 0, 0)], (2, 10), "cpu")
@@ -91,7 +91,7 @@ def test_the_law_of_a_learned_token_is_found_at_the_one_before_it(tmp_path: Path
     assert torch.equal(again.log_p, found.log_p)
 
 
-def test_a_cut_record_keeps_the_laws_of_what_is_left(tmp_path: Path) -> None:
+def test_a_cut_record_keeps_the_distributions_of_what_is_left(tmp_path: Path) -> None:
     source = record_sequences(folder_of(tmp_path, [RECORDS], WITH_STATES), "train", 3)
     assert source.lengths.tolist() == [3, 3, 2]
     first, second = source[0], source[1]
@@ -99,9 +99,9 @@ def test_a_cut_record_keeps_the_laws_of_what_is_left(tmp_path: Path) -> None:
     assert second.payload is not None
     assert [rows.tolist() for rows in (first.ids, second.ids)] == [[4, 3, 2], [0, 1, 2]]
     assert [len(one.payload["full.log_p"]) for one in (first, second) if one.payload] == [2, 1]
-    law = source.collate([(second, 1, 0)], (2, 3), "cpu")
-    assert law is not None
-    assert law.has(torch.arange(6)).nonzero().squeeze(-1).tolist() == [4]
+    distribution = source.collate([(second, 1, 0)], (2, 3), "cpu")
+    assert distribution is not None
+    assert distribution.has(torch.arange(6)).nonzero().squeeze(-1).tolist() == [4]
 
 
 def test_hidden_states_stand_at_their_tokens(tmp_path: Path) -> None:

@@ -38,12 +38,12 @@ def test_acceptance_and_forward_kl_are_unbiased_over_every_tail_draw(head: int, 
     for objective in (forward_kl, tv):
         expected = torch.zeros(2, dtype=torch.float64)
         expected_gradient = torch.zeros_like(logits)
-        for chance, law in every_tail(head, draws):
+        for chance, distribution in every_tail(head, draws):
             q = logits.clone().requires_grad_()
-            loss = objective(q.log_softmax(-1), law, nothing)
+            loss = objective(q.log_softmax(-1), distribution, nothing)
             loss.sum().backward()
             assert q.grad is not None
-            expected += chance * torch.stack([loss.detach().sum(), acceptance(log_q, law).sum()])
+            expected += chance * torch.stack([loss.detach().sum(), acceptance(log_q, distribution).sum()])
             expected_gradient += chance * q.grad
         exact = logits.clone().requires_grad_()
         loss = objective(exact.log_softmax(-1), dense, nothing)
@@ -101,7 +101,7 @@ def test_a_vocabulary_no_larger_than_the_head_has_no_tail(vocab_size: int) -> No
     assert torch.allclose(weight.sum(-1), torch.ones(5), atol=0.006)
 
 
-def test_a_one_hot_law_is_kept_without_nan() -> None:
+def test_a_one_hot_distribution_is_kept_without_nan() -> None:
     log_p = torch.full((1, 40), -200.0)
     log_p[0, 7] = 0.0
     ids, kept, weight = sparse.decode(sparse.encode(log_p, 8, torch.rand(1, 4, dtype=torch.float64)), 8, 4)

@@ -85,19 +85,19 @@ def test_responses_are_what_the_target_writes_alone_with_the_same_noise(records:
         assert alone.sequences[0, : int(alone.lengths[0])].tolist() == record.ids.tolist()
 
 
-def test_every_store_holds_the_target_s_law(records: RecordFolder, target) -> None:  # noqa: ANN001
+def test_every_store_holds_the_target_s_distribution(records: RecordFolder, target) -> None:  # noqa: ANN001
     for store in ALL_STORES:
         source = record_sequences(records, "train", max_length=64, store=store)
         for index in range(len(source)):
             sequence = source[index]
             length = len(sequence.ids)
-            law = source.collate([(sequence, 1, 2)], (2, 20), "cpu", head=head_of(target))
-            assert law is not None
+            distribution = source.collate([(sequence, 1, 2)], (2, 20), "cpu", head=head_of(target))
+            assert distribution is not None
             rows = torch.arange(20 + 2, 20 + 2 + length - 1)
-            assert law.has(torch.arange(40)).nonzero().squeeze(-1).tolist() == rows.tolist()
+            assert distribution.has(torch.arange(40)).nonzero().squeeze(-1).tolist() == rows.tolist()
             with torch.no_grad():
                 exact = target(torch.from_numpy(sequence.ids)[None]).logits[0, :-1].log_softmax(-1)
-            found = law.chunk(rows)
+            found = distribution.chunk(rows)
             if isinstance(found, Dense):
                 assert torch.allclose(found.log_p, exact, atol=0.01)
             else:
@@ -243,7 +243,7 @@ def test_a_disk_that_is_too_small_and_shards_that_are_too_big_are_refused(
     assert not (folder / "refused").exists()
 
 
-def test_max_length_cuts_text_and_law_alike(records: RecordFolder) -> None:
+def test_max_length_cuts_text_and_distribution_alike(records: RecordFolder) -> None:
     source = record_sequences(records, "validation", max_length=7, store="full")
     sequence = source[0]
     assert source.lengths.tolist() == [7, 7, 7]

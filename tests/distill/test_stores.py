@@ -44,16 +44,16 @@ def test_sparse_rows_have_the_shapes_that_are_planned(name: str, shapes: list[tu
     arrays = store.encode(torch.zeros(3, 4), log_p, UNIFORMS)
     assert [array.shape[1:] for array in arrays.values()] == shapes == [shape for shape, _ in store.shapes.values()]
     assert [array.dtype for array in arrays.values()] == [np.uint16, np.uint8]
-    law = store.distribution(arrays, ROWS, None).chunk(ROWS)
-    assert isinstance(law, Sparse)
+    distribution = store.distribution(arrays, ROWS, None).chunk(ROWS)
+    assert isinstance(distribution, Sparse)
     head = log_p.topk(2).indices
-    assert torch.equal(law.ids[:, :2], head)
+    assert torch.equal(distribution.ids[:, :2], head)
     if name == "topk":
         kept = log_p.topk(3).values.exp()
-        assert torch.allclose(law.weight, kept, rtol=0.006)  # not renormalised
+        assert torch.allclose(distribution.weight, kept, rtol=0.006)  # not renormalised
     else:
         mass = 1 - log_p.gather(-1, head).exp().sum(-1, keepdim=True)
-        assert torch.allclose(law.weight[:, 2:], (mass / 2).expand(-1, 2), rtol=0.01)
+        assert torch.allclose(distribution.weight[:, 2:], (mass / 2).expand(-1, 2), rtol=0.01)
 
 
 def test_each_row_is_drawn_from_with_its_own_uniforms() -> None:

@@ -1,4 +1,4 @@
-"""Texts of an earlier run: those of a prompt together, without the laws and states that were recorded with them."""
+"""Texts of an earlier run: those of a prompt together, without the p and states that were recorded with them."""
 
 from pathlib import Path
 from types import SimpleNamespace

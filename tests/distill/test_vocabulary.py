@@ -63,7 +63,7 @@ def test_impossible_sizes_are_refused(size: int, told: str) -> None:
         frequent_tokens(source([5, 3, 3, 4]), size, 8, always=(7, 6, 7))
 
 
-def make_laws() -> tuple[Tensor, Tensor]:
+def make_distributions() -> tuple[Tensor, Tensor]:
     """(draft logits (12, 4), p (12, V)) of 12 rows in fp32."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(12, len(VOCAB), generator=generator), torch.randn(12, V, generator=generator).mul(2).softmax(-1)
@@ -99,7 +99,7 @@ def definition(name: str, p: Tensor, q: Tensor, next_ids: Tensor) -> tuple[Tenso
 
 @pytest.mark.parametrize("name", list(OBJECTIVES))
 def test_dense_losses_equal_their_definitions(name: str) -> None:
-    logits, p = make_laws()
+    logits, p = make_distributions()
     ids = torch.arange(13) % V
     found = scores(name, logits, FullRows(p.log(), ROWS), ids)
     loss, learned = definition(name, p, logits.softmax(-1), ids[1:])
@@ -114,8 +114,8 @@ def test_dense_losses_equal_their_definitions(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["forward_kl", "tv"])
-def test_a_sparse_record_of_everything_equals_the_dense_law(name: str) -> None:
-    logits, p = make_laws()
+def test_a_sparse_record_of_everything_equals_the_dense_distribution(name: str) -> None:
+    logits, p = make_distributions()
     ids = torch.arange(13) % V
     everything = SparseRows(torch.arange(V).expand(12, -1), p.log(), p, ROWS)
     dense, sparse = scores(name, logits, FullRows(p.log(), ROWS), ids), scores(name, logits, everything, ids)
@@ -129,19 +129,19 @@ def test_a_sparse_record_of_everything_equals_the_dense_law(name: str) -> None:
 def test_a_top_k_record_keeps_its_missing_mass() -> None:
     """Of tokens 2 (p 0.5), 1 (0.2) and 6 (0.1), 1 cannot be drafted: its share is spread, the unrecorded 0.2 is not."""
     p = torch.tensor([[0.5, 0.2, 0.1]])
-    law = Sparse(torch.tensor([[2, 1, 6]]), p.log(), p)
-    kl = renormalised(law, VOCAB)
+    distribution = Sparse(torch.tensor([[2, 1, 6]]), p.log(), p)
+    kl = renormalised(distribution, VOCAB)
     assert isinstance(kl, Sparse)
     assert kl.ids[0, [0, 2]].tolist() == [1, 3]
     assert torch.allclose(kl.weight, torch.tensor([[0.5, 0.0, 0.1]]) * 0.8 / 0.6)
     assert torch.allclose(kl.log_p.exp()[0, [0, 2]], torch.tensor([0.5, 0.1]) * 0.8 / 0.6)
     uniform = torch.full((1, 4), 0.25).log()
-    assert torch.allclose(acceptance(uniform, restricted(law, VOCAB)), torch.tensor([0.25 + 0.1]))
+    assert torch.allclose(acceptance(uniform, restricted(distribution, VOCAB)), torch.tensor([0.25 + 0.1]))
 
 
 def test_padding_of_a_sparse_row_is_no_token() -> None:
-    law = Sparse(torch.tensor([[5, 0]]), torch.tensor([[0.2, 1.0]]).log(), torch.tensor([[0.2, 0.0]]))
-    assert likeliest(law).tolist() == [5]
+    distribution = Sparse(torch.tensor([[5, 0]]), torch.tensor([[0.2, 1.0]]).log(), torch.tensor([[0.2, 0.0]]))
+    assert likeliest(distribution).tolist() == [5]
 
 
 def test_a_row_without_any_recorded_mass_inside_is_left_out_without_a_nan() -> None:
@@ -163,6 +163,6 @@ def test_places() -> None:
     at, inside = places(torch.tensor([[0, 1], [6, 5]]), VOCAB)
     assert at.tolist() == [[0, 0], [3, 0]]
     assert inside.tolist() == [[True, False], [True, False]]
-    law = restricted(Dense(torch.arange(V)[None] / -8), VOCAB)
-    assert isinstance(law, Dense)
-    assert law.log_p.tolist() == [[0, -2 / 8, -3 / 8, -6 / 8]]  # not renormalised
+    distribution = restricted(Dense(torch.arange(V)[None] / -8), VOCAB)
+    assert isinstance(distribution, Dense)
+    assert distribution.log_p.tolist() == [[0, -2 / 8, -3 / 8, -6 / 8]]  # not renormalised

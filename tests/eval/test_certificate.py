@@ -79,7 +79,7 @@ def test_every_part_is_compared_in_full_and_the_decoder_passes(issued):
 
 def test_the_certificate_says_in_words_what_was_done_on_what(issued):
     text, found = (issued / "certificate.md").read_text(), read(issued)
-    for words in ("No mismatch in", "Exact in law; equal in fp64", "cores", "Seed", "torch 2", "Command"):
+    for words in ("No mismatch in", "Exact in distribution; equal in fp64", "cores", "Seed", "torch 2", "Command"):
         assert words in text
     for model in (found["target"], found["draft"]):
         assert len(model["fingerprint"]) == 64
@@ -223,11 +223,13 @@ def test_a_target_served_in_float32_has_no_parts_of_its_own(models, tmp_path):
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
-def test_rules_that_keep_the_law_alone_are_refused_with_the_way_out(models, verifier):
-    with pytest.raises(ConfigError, match=r"keeps the law.*pytest tests/decode -k law.*verifier=coupled"):
+def test_rules_that_keep_the_distribution_alone_are_refused_with_the_way_out(models, verifier):
+    with pytest.raises(
+        ConfigError, match=r"keeps the distribution.*pytest tests/decode -k distribution.*verifier=coupled"
+    ):
         config(models, Path("x"), decode={"verifier": verifier})
     tests = (Path(__file__).parents[1] / "decode").glob("test_*.py")
-    assert any(re.search(r"def test_\w*law", file.read_text()) for file in tests)
+    assert any(re.search(r"def test_\w*distribution", file.read_text()) for file in tests)
 
 
 def test_it_is_switched_on_by_its_name_in_any_order():

@@ -28,7 +28,7 @@ def test_ratio_of_sums_weighs_prompts_by_their_tokens():
     assert estimate.ci95 == pytest.approx((1 / 9, 1.0))
 
 
-def test_bootstrap_quantiles_follow_the_binomial_law():
+def test_bootstrap_quantiles_follow_the_binomial_distribution():
     values = np.array([[1.0, 1.0]] * 5 + [[0.0, 1.0]] * 5)
     estimate = bootstrap(values, ratio_of_sums, seed=1, resamples=40_000)
     # The number of ones among 10 draws is Binomial(10, 1/2): P(<=1) = 0.0107, P(<=2) = 0.0547, and the mirror above.

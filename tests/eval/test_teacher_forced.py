@@ -29,8 +29,8 @@ def test_alpha_equals_the_plain_sum(sampling, elements, monkeypatch):
         if sampling.is_greedy:
             expected = [float(p[t].argmax() == q[t].argmax()) for t in rows]
         else:
-            laws = [(log_probs(p[t], sampling).exp(), log_probs(q[t], sampling).exp()) for t in rows]
-            expected = [torch.minimum(a, b).sum().item() for a, b in laws]
+            distributions = [(log_probs(p[t], sampling).exp(), log_probs(q[t], sampling).exp()) for t in rows]
+            expected = [torch.minimum(a, b).sum().item() for a, b in distributions]
         np.testing.assert_allclose(found.by_row[text.row], expected, atol=1e-5)
 
 

@@ -57,7 +57,8 @@ def built_head(target_folder: Path, family: str) -> BuiltHead:
 def overfit(target_folder: Path, family: str, steps: int = 400) -> Overfitted:
     """Train on the text's own tokens until their loss falls below 0.05, but for no longer than `steps`.
 
-    Cross-entropy, since not every family can copy a whole law: Medusa's last layer adds silu(x) > -0.28 to its input.
+    Cross-entropy, since not every family can copy a whole distribution: Medusa's last layer adds silu(x) > -0.28 to its
+    input.
     """
     built = built_head(target_folder, family)
     target, head = built.target, built.head

@@ -58,7 +58,7 @@ def test_recorded_hidden_states_train_as_live_ones(
     run(head_config(tmp_path / "live", target, family, **given, target_source="live"))
     stored, live = (metrics(tmp_path / name, "train") for name in ("stored", "live"))
     for ours, theirs in zip(stored, live, strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-2)  # bfloat16 states, float16 laws
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-2)  # bfloat16 states, float16 distributions
         assert ours["alpha"] == pytest.approx(theirs["alpha"], rel=1e-2)
     model = AutoModelForCausalLM.from_pretrained(target)
     for name in ("stored", "live"):  # records say which weights made them

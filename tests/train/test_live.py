@@ -26,12 +26,12 @@ def test_rows_hold_p_of_the_token_after_them_whatever_lies_before_their_text() -
     batch = LiveTarget(model)(two_texts())
     assert batch.features is None
     assert batch.target is not None
-    law = batch.target.chunk(torch.arange(8))
-    assert isinstance(law, Dense)
-    assert not law.log_p.requires_grad
+    distribution = batch.target.chunk(torch.arange(8))
+    assert isinstance(distribution, Dense)
+    assert not distribution.log_p.requires_grad
     with torch.no_grad():
         alone = [model(torch.tensor([ids])).logits[0] for ids in TEXTS]
-    torch.testing.assert_close(law.log_p, torch.cat(alone).float().log_softmax(-1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(distribution.log_p, torch.cat(alone).float().log_softmax(-1), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("taps", [(0, 1, -1), (-1, 0)])

@@ -171,8 +171,8 @@ class Table(nn.Module):
 
 
 def one_row(p: list[list[float]], unknown: int | None = None) -> Batch:
-    """Texts of 3 and 4 tokens and one place of padding; `p` in turn are the laws of the rows. The first text's second
-    token is a prompt's; of one row p is not recorded where `unknown` says which."""
+    """Texts of 3 and 4 tokens and one place of padding; `p` in turn is of the rows. The first text's second token
+    is a prompt's; of one row p is not recorded where `unknown` says which."""
     document = torch.tensor([[0, 0, 0, 1, 1, 1, 1, -1]])
     learned = torch.tensor([[False, False, True, False, True, True, True, False]])
     stored = torch.arange(8) % len(p)

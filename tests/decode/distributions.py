@@ -1,4 +1,4 @@
-"""The exact law of what a verifier emits on a toy: every draft, every throw of the dice and every round enumerated."""
+"""The exact distribution of what a verifier emits on a toy: every draft, throw of the dice and round enumerated."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 from decode import block, rejection, verdict
 from decode.tree import Drawn, Tree, chain_parents, tree_depths
 
-Law = dict[tuple[int, ...], float]
+Distribution = dict[tuple[int, ...], float]
 Context = tuple[int, int]
-Rule = Callable[["Toy", Context], Law]
-"""Law of the tokens that one round emits after a context."""
+Rule = Callable[["Toy", Context], Distribution]
+"""Distribution of the tokens that one round emits after a context."""
 
 
 @dataclass(frozen=True)
 class Toy:
-    """Laws p and q (V, V, V) of the next token given the last two, fp64."""
+    """Distributions p and q (V, V, V) of the next token given the last two, fp64."""
 
     p: Tensor
     q: Tensor
@@ -32,54 +32,54 @@ class Toy:
 
     @classmethod
     def random(cls, vocab_size: int, seed: int, missing: int = 0) -> Toy:
-        """Laws far from each other and from uniform; each lacks `missing` tokens."""
+        """Distributions far from each other and from uniform; each lacks `missing` tokens."""
         generator = torch.Generator().manual_seed(seed)
-        return cls(_laws(vocab_size, generator, missing), _laws(vocab_size, generator, missing))
+        return cls(_distributions(vocab_size, generator, missing), _distributions(vocab_size, generator, missing))
 
     @classmethod
     def constant(cls, p: list[float], q: list[float]) -> Toy:
-        """The same laws after every context."""
+        """The same distributions after every context."""
         return cls(*(torch.tensor(one, dtype=torch.float64).expand(len(p), len(p), -1) for one in (p, q)))
 
 
-def _laws(vocab_size: int, generator: torch.Generator, missing: int) -> Tensor:
+def _distributions(vocab_size: int, generator: torch.Generator, missing: int) -> Tensor:
     shape = (vocab_size, vocab_size, vocab_size)
-    laws = torch.rand(shape, generator=generator, dtype=torch.float64) ** 3 + 1e-3
+    distributions = torch.rand(shape, generator=generator, dtype=torch.float64) ** 3 + 1e-3
     gone = torch.rand(shape, generator=generator).argsort(-1)[..., :missing]
-    laws.scatter_(-1, gone, 0.0)
-    return laws / laws.sum(-1, keepdim=True)
+    distributions.scatter_(-1, gone, 0.0)
+    return distributions / distributions.sum(-1, keepdim=True)
 
 
-def sequence_law(toy: Toy, rule: Rule, length: int) -> Law:
-    """Law of the first `length` tokens of the generation loop, over as many rounds as it takes."""
+def sequence_distribution(toy: Toy, rule: Rule, length: int) -> Distribution:
+    """Distribution of the first `length` tokens of the generation loop, over as many rounds as it takes."""
     rounds = {(a, b): rule(toy, (a, b)) for a in range(toy.vocab_size) for b in range(toy.vocab_size)}
 
-    def rest(context: Context, left: int) -> Law:
-        law: Law = {}
+    def rest(context: Context, left: int) -> Distribution:
+        distribution: Distribution = {}
         for emitted, mass in rounds[context].items():
             taken = emitted[:left]
             after = (*context, *taken)[-2:]
             tails = rest((after[0], after[1]), left - len(taken)) if len(taken) < left else {(): 1.0}
             for tail, more in tails.items():
-                law[(*taken, *tail)] = law.get((*taken, *tail), 0.0) + mass * more
-        return law
+                distribution[(*taken, *tail)] = distribution.get((*taken, *tail), 0.0) + mass * more
+        return distribution
 
     return rest((0, 0), length)
 
 
-def autoregressive(toy: Toy, context: Context) -> Law:
+def autoregressive(toy: Toy, context: Context) -> Distribution:
     """A token of p: what every rule is compared with."""
     return {(v,): toy.p[context][v].item() for v in range(toy.vocab_size)}
 
 
-def distance(one: Law, other: Law) -> float:
+def distance(one: Distribution, other: Distribution) -> float:
     """Total variation."""
     return sum(abs(one.get(x, 0.0) - other.get(x, 0.0)) for x in {*one, *other}) / 2
 
 
 def distance_from_target(toy: Toy, rule: Rule, length: int) -> float:
-    """TV distance between the law of `length` emitted tokens and the target's."""
-    return distance(sequence_law(toy, rule, length), sequence_law(toy, autoregressive, length))
+    """TV distance between the distribution of `length` emitted tokens and the target's."""
+    return distance(sequence_distribution(toy, rule, length), sequence_distribution(toy, autoregressive, length))
 
 
 # one round of our rules
@@ -88,14 +88,14 @@ def distance_from_target(toy: Toy, rule: Rule, length: int) -> float:
 def rejection_rule(parents: tuple[int, ...], drawn: Drawn, rows_differ: bool = False) -> Rule:
     """Rejection on trees of this shape whose children were drawn from q."""
 
-    def rule(toy: Toy, context: Context) -> Law:
+    def rule(toy: Toy, context: Context) -> Distribution:
         tree, scores, weight = drafts(toy, context, parents, drawn)
         return _rejected(_as_rows(tree) if rows_differ else tree, parents, scores, weight)
 
     return rule
 
 
-def _rejected(tree: Tree, parents: tuple[int, ...], scores: Tensor, weight: Tensor) -> Law:
+def _rejected(tree: Tree, parents: tuple[int, ...], scores: Tensor, weight: Tensor) -> Distribution:
     bits, chance = _dice(_acceptances(tree, parents, scores))
     rows, weight = len(weight), weight[:, None] * chance
     many = _repeated(tree, bits.shape[0])
@@ -107,13 +107,13 @@ def _rejected(tree: Tree, parents: tuple[int, ...], scores: Tensor, weight: Tens
 def block_rule(k: int) -> Rule:
     """Block verification of chains of k tokens."""
 
-    def rule(toy: Toy, context: Context) -> Law:
+    def rule(toy: Toy, context: Context) -> Distribution:
         return _blocked(*drafts(toy, context, chain_parents(k + 1), "iid"))
 
     return rule
 
 
-def _blocked(tree: Tree, scores: Tensor, weight: Tensor) -> Law:
+def _blocked(tree: Tree, scores: Tensor, weight: Tensor) -> Distribution:
     bits, chance = _dice(block.plan(tree, scores).stop)
     many = _repeated(tree, bits.shape[0])
     u = torch.where(bits, 0.0, 1 - 2.0**-53).repeat(len(weight), 1).double()
@@ -124,27 +124,27 @@ def _blocked(tree: Tree, scores: Tensor, weight: Tensor) -> Law:
 def stopping_rule(k: int, length: Callable[[tuple[int, ...]], int], in_blocks: bool = False) -> Rule:
     """Rejection or block verification of chains that are cut to `length(drafted)` of k drafted tokens."""
 
-    def rule(toy: Toy, context: Context) -> Law:
+    def rule(toy: Toy, context: Context) -> Distribution:
         tree, scores, weight = drafts(toy, context, chain_parents(k + 1), "iid")
         lengths = torch.tensor([length(tuple(row[1:])) for row in tree.tokens.tolist()])
-        law: Law = {}
+        distribution: Distribution = {}
         for n in lengths.unique().tolist():
             chosen = lengths == n
             assert tree.log_q is not None
             cut = Tree(tree.tokens[chosen, : n + 1], chain_parents(n + 1), "iid", tree.log_q[chosen, : n + 1])
             seen, mass = scores[chosen, : n + 1], weight[chosen]
             part = _blocked(cut, seen, mass) if in_blocks and n else _rejected(cut, chain_parents(n + 1), seen, mass)
-            law |= {tokens: law.get(tokens, 0.0) + more for tokens, more in part.items()}
-        return law
+            distribution |= {tokens: distribution.get(tokens, 0.0) + more for tokens, more in part.items()}
+        return distribution
 
     return rule
 
 
 def delta_rule(parents: tuple[int, ...], drafted: list[int], parts: int, rows_differ: bool = False) -> Rule:
     """The delta rule on one given tree; every probability of p must be a multiple of 1 / parts, so that a grid of
-    uniforms is their law."""
+    uniforms is their distribution."""
 
-    def rule(toy: Toy, context: Context) -> Law:
+    def rule(toy: Toy, context: Context) -> Distribution:
         depth = max(tree_depths(parents))
         grid = (torch.arange(parts, dtype=torch.float64) + 0.5) / parts
         u = torch.cartesian_prod(*[grid] * (depth + 1)).view(-1, depth + 1)
@@ -218,22 +218,22 @@ def _as_rows(tree: Tree) -> Tree:
     return Tree(tree.tokens, parents, tree.drawn, tree.log_q, tree.max_depth)
 
 
-def emitted(tree: Tree, walked: rejection.Walk, weight: Tensor) -> Law:
-    """Law of the emitted tokens, the last draw enumerated."""
-    law, last_law = {}, rejection.normalised(walked.residual)
-    for v in range(last_law.shape[1]):
+def emitted(tree: Tree, walked: rejection.Walk, weight: Tensor) -> Distribution:
+    """Distribution of the emitted tokens, the last draw enumerated."""
+    distribution, last_distribution = {}, rejection.normalised(walked.residual)
+    for v in range(last_distribution.shape[1]):
         last = torch.full_like(walked.accepted, v)
         told = verdict.stopped(tree, walked.path, walked.accepted, last)
-        for tokens, mass in _counted(told, weight * last_law[:, v]).items():
-            law[tokens] = law.get(tokens, 0.0) + mass
-    return law
+        for tokens, mass in _counted(told, weight * last_distribution[:, v]).items():
+            distribution[tokens] = distribution.get(tokens, 0.0) + mass
+    return distribution
 
 
-def _counted(told: verdict.Verdict, weight: Tensor) -> Law:
-    law: Law = {}
+def _counted(told: verdict.Verdict, weight: Tensor) -> Distribution:
+    distribution: Distribution = {}
     for accepted in range(told.tokens.shape[1]):
         rows = (told.num_accepted == accepted) & (weight > 0)
         tokens, which = told.tokens[rows, : accepted + 1].unique(dim=0, return_inverse=True)
         masses = torch.zeros(len(tokens), dtype=torch.float64).index_add_(0, which, weight[rows])
-        law |= {tuple(x): mass for x, mass in zip(tokens.tolist(), masses.tolist(), strict=True)}
-    return law
+        distribution |= {tuple(x): mass for x, mass in zip(tokens.tolist(), masses.tolist(), strict=True)}
+    return distribution
