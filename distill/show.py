@@ -1,4 +1,4 @@
-"""Examples for the eye: the text of a prompt or conversation as the target will see it, learned tokens marked."""
+"""Examples to read: the text of a prompt or conversation as the target will see it, learned tokens marked."""
 
 from __future__ import annotations
 

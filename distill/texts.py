@@ -52,7 +52,7 @@ class Texts(Protocol):
         ...
 
     def examples(self) -> Iterator[str]:
-        """The first `show` of them for the eye."""
+        """The first `show` of them, to be read by a person."""
         ...
 
     def writer(self, model: PreTrainedModel) -> TextWriter:

@@ -40,8 +40,6 @@ class Batch:
     target: Any | None = None
     """The target's distributions (distill.distribution.TargetDistribution over B*T rows); None when learning from
     text."""
-    parents: Tensor | None = None
-    """(B, T) parent of each token where a row holds a branching tree; None for plain text."""
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch with its tensors on `device`; the target distribution follows the rows it is asked for."""

@@ -31,7 +31,7 @@ def own_mtp(target: ModelDescription, depth: int) -> tuple[MTPConfig, dict[str, 
     """Config and weights of the first MTP layer of `target`, a local folder of safetensors.
 
     Looked for under `mtp.` (Qwen), `model.layers.L.` behind the target's L layers (DeepSeek, GLM) and
-    `model.mtp_layers.0.` (MiMo). Raises InputError where there is none, or one of another make.
+    `model.mtp_layers.0.` (MiMo). Raises InputError where there is none, or one of another structure.
     """
     check_taps(target.config, (FINAL,), target.path)
     found = _tensors(target)

@@ -20,7 +20,7 @@ from eval.speed import AUTOREGRESSIVE, TRANSFORMERS
 _SHARED = ("acceptance_by_position", "tokens_per_s", "baseline", "speedup", "component_times", "predicted_speedup")
 _SHARED += ("realised", "losslessness", "dtype_flips", "repeated_4gram_share")
 _OWN = {
-    "equal tokens": "Every arm reads as many training tokens; what that takes of time is its own affair.",
+    "equal tokens": "Every arm reads as many training tokens; the time that takes may differ.",
     "equal time": "Every arm trains for as long, validation and export not counted: its steps are set by the pace of "
     "its training at equal tokens, and the seconds that it took then are reported. The target's pass that makes the "
     "hidden states of heads is not in it: once for all arms, its seconds stand beside the codes.",

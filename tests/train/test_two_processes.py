@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -17,9 +18,12 @@ from tests.train.toy import ROOT, command, metrics, tiny_settings
 PATIENCE_S = 300.0  # for a start on a busy machine; a second training would never end
 
 
-def start(arguments: list[str]) -> subprocess.Popen[str]:
+def start(arguments: list[str], stderr: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
+    """A stage that Ctrl-C ends, also where these tests run in the background of a shell, which ignores it."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(arguments, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+    script = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    whole = [sys.executable, "-c", script, *arguments]
+    return subprocess.Popen(whole, cwd=ROOT, env=environment, stderr=stderr, text=True)
 
 
 def wait_for_a_step(process: subprocess.Popen[str], run: Path) -> None:
@@ -33,7 +37,7 @@ def wait_for_a_step(process: subprocess.Popen[str], run: Path) -> None:
 def test_a_training_is_not_joined_by_a_second_process(tmp_path: Path, target: Path, records: Path) -> None:
     run = tmp_path / "out"
     arguments = command(tiny_settings(run, target, records=str(records), steps=100_000, resume="auto"))
-    first = start(arguments)
+    first = start(arguments, subprocess.DEVNULL)  # a pipe that nobody reads would stop it once it is full
     try:
         wait_for_a_step(first, run)
         first.send_signal(signal.SIGSTOP)  # it leaves the machine to the second one, and keeps the folder
@@ -46,7 +50,7 @@ def test_a_training_is_not_joined_by_a_second_process(tmp_path: Path, target: Pa
     finally:
         first.send_signal(signal.SIGCONT)
         first.send_signal(signal.SIGINT)
-        assert first.wait() == 130
+        assert first.wait(PATIENCE_S) == 130
     steps = [line["step"] for line in metrics(run, "train")]
     assert steps == list(range(2, 2 * len(steps) + 1, 2))
     assert not (run / "run.lock").exists()
