@@ -32,7 +32,8 @@ class Sizes(Content):
     num_attention_heads: Layers | None = Field(None, validation_alias=AliasChoices("num_attention_heads", "n_head"))
     num_key_value_heads: Layers | None = None
     head_dim: Width | None = None
-    intermediate_size: Width | None = None
+    intermediate_size: Width | list[Width] | None = None
+    """Gemma 3n has one for every layer."""
     max_position_embeddings: Width | None = Field(
         None, validation_alias=AliasChoices("max_position_embeddings", "n_positions")
     )

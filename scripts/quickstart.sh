@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The whole pipeline on a bare machine: a target, its records, two drafts, one completion, one report.
-# About 20 minutes on 2 quiet cores, install included; needs Python 3.11+ and git, no GPU, no model hub, no account.
+# 994 s on one machine of 2 cores, 1,752 s on a slower and busier one, install included; needs Python 3.11+ and git, no GPU, no model hub, no account.
 # Every stage resumes: run it again after an interruption, and nothing that is finished is done twice.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"

@@ -21,11 +21,11 @@ from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorL
 from decode import generate
 from decode.drafters.base import Drafter
 from decode.drafters.lm import LMDraft
-from decode.house.compose import CONF
 from decode.kept_runners import Lease
 from decode.loop import Event
 from decode.runner import CAPTURE_AFTER
 from decode.target import CachedModel, runner_for
+from tests.commands import ROOT
 from tests.decode.heads import random_head
 from tests.tiers import by_default
 from tests.tiny import tiny_llama
@@ -228,7 +228,7 @@ def test_what_is_given_up_is_freed_at_once() -> None:
 def test_memory_stays_where_it_is_over_calls_of_every_kind() -> None:
     """180 calls of 60 kinds: 2.0 GB once became 4.5 in 100. After 300 it was 5.7 % more than after 60."""
     command = [sys.executable, "-m", "tests.decode.mixed_calls", "3"]
-    done = subprocess.run(command, cwd=CONF.parent, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     first, last = map(int, done.stdout.split())
     assert last < 1.1 * first
 

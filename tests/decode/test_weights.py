@@ -11,14 +11,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, MixtralConfig
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, MixtralConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from decode import weights
 from decode.config import ModelConfig
 from decode.drafters.lm import LMDraft
 from decode.ends import load_ends
 from decode.house.errors import InputError
+from decode.model_files import CONFIG
 from decode.models import describe_model, load_model
 from tests.decode import test_own_mtp as own
 from tests.tiny import MODELS, save_tiny_target, tiny_llama
@@ -92,6 +95,19 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         "adapter_config.json",
     ),
 }
+
+
+@pytest.mark.slow
+def test_the_config_of_every_architecture_is_read() -> None:
+    """As each is made by default: Gemma 3n's has an intermediate size for every layer."""
+    read = []
+    for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        try:
+            config = CONFIG_MAPPING[name]()
+        except StrictDataclassError:  # one that has no defaults
+            continue
+        read.append(CONFIG.parse(config.to_json_string(use_diff=False).encode(), name))
+    assert len(read) > 100
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
