@@ -2,7 +2,7 @@
 
 >>> from decode import generate, load_drafter, speculative
 
-The names are resolved on first use, so that importing `decode.house` for a bad configuration does not load torch.
+The names are resolved on first use, so that importing `decode.common` for a bad configuration does not load torch.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from decode.api import generate
     from decode.custom_generate import speculative
     from decode.drafters.load import load_drafter
-    from decode.hf import generate
 
 __all__ = ["generate", "load_drafter", "speculative"]
 
-_HOME = {"generate": "decode.hf", "speculative": "decode.custom_generate", "load_drafter": "decode.drafters.load"}
+_HOME = {"generate": "decode.api", "speculative": "decode.custom_generate", "load_drafter": "decode.drafters.load"}
 
 
 def __getattr__(name: str) -> Any:

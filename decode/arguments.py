@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from decode.house.config import require
+from decode.common.typed_config import require
 
 
 def whole(value: Any, name: str, least: int | None = None) -> int:

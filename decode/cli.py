@@ -1,6 +1,6 @@
 """Stream one speculative completion to the terminal: `python -m decode key=value ...`."""
 
-from decode.house.cli import stage_main
+from decode.common.command_line import stage_main
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from decode.arguments import real
-from decode.house.config import require
+from decode.common.typed_config import require
 
 LEAST_TEMPERATURE = 1e-4  # logits of 30 divided by it are float32 numbers with steps of 0.03
 TREES = ("chain", "dynamic", "sequoia", "auto")

@@ -28,11 +28,11 @@ from transformers.generation.logits_process import (
     SuppressTokensAtBeginLogitsProcessor,
 )
 
+from decode.api import generate
+from decode.common.errors import ConfigError
+from decode.common.typed_config import require
 from decode.drafters.base import Drafter
-from decode.hf import generate
-from decode.house.config import require
-from decode.house.errors import ConfigError
-from decode.stopping import own_eos_ids
+from decode.sampling.stopping import own_eos_ids
 
 WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)  # Sampling does what they do
 COUNT_COLUMNS = (

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decode.house.config import require
-from decode.house.progress import get_logger
+from decode.common.progress import get_logger
+from decode.common.typed_config import require
 
 log = get_logger("decode")
 

@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from decode.budget import Budget
+from decode.autotune.budget import Budget
+from decode.common.errors import ConfigError, InputError
 from decode.drafters.base import Context, Drafter, drafted_depth
-from decode.house.errors import ConfigError, InputError
-from decode.kept_runners import Lease
-from decode.models import device_of, longest_context
-from decode.noise import Noise
-from decode.processors import History
-from decode.rows import Progress, Rows
-from decode.sampling import Sampling, warp
-from decode.shapes import Shape, chain
+from decode.forward.kept_runners import Lease
+from decode.forward.target import runner_for
+from decode.models.load import device_of, longest_context
+from decode.requests import Progress, Rows
+from decode.sampling.noise import Noise
+from decode.sampling.processors import History
+from decode.sampling.stopping import StopStrings
+from decode.sampling.warp import Sampling, warp
 from decode.stats import Round, Stats
-from decode.stopping import StopStrings
-from decode.target import runner_for
-from decode.tree import Drawn, Tree
-from decode.verify import VERIFIERS, Question, Verdict
+from decode.trees.tree import Drawn, Tree
+from decode.trees.tree_plans import Shape, chain
+from decode.verify.rules import VERIFIERS, Question, Verdict
 
 
 @dataclass(frozen=True)

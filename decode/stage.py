@@ -9,29 +9,29 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from decode.auto_tree import choose
-from decode.calibration import key_of, load_calibration, model_key
+from decode.api import Output, generate
+from decode.autotune.choose_tree import choose
+from decode.autotune.store import key_of, load_calibration, model_key
+from decode.common.checked_json import write_json
+from decode.common.errors import InputError
+from decode.common.progress import get_logger
+from decode.common.run_folder import RunFolder, open_run
 from decode.config import DecodeConfig, Precision
 from decode.drafters.describe import describe_draft
 from decode.drafters.load import load_drafter
-from decode.hf import Output, generate
-from decode.house.checked_json import write_json
-from decode.house.errors import InputError
-from decode.house.progress import get_logger
-from decode.house.run_folder import RunFolder, open_run
 from decode.loop import Request
-from decode.models import (
+from decode.models.load import (
     ModelDescription,
     describe_model,
     load_model,
     load_tokenizer,
     resolve_device,
 )
-from decode.penalties import penalties
-from decode.sampling import Sampling
-from decode.settings import generate_settings, penalty_settings
-from decode.shapes import CALIBRATED, describe
+from decode.sampling.penalties import penalties
+from decode.sampling.settings import generate_settings, penalty_settings
+from decode.sampling.warp import Sampling
 from decode.terminal import Painter
+from decode.trees.tree_plans import CALIBRATED, describe
 
 log = get_logger("decode")
 

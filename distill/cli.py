@@ -1,6 +1,6 @@
 """Record what a target predicts: `python -m distill key=value ...`."""
 
-from decode.house.cli import stage_main
+from decode.common.command_line import stage_main
 
 
 def main() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from decode.common.typed_config import require
 from decode.config import ModelConfig, check_sampling
-from decode.house.config import require
 
 CorpusName = Literal["python_stdlib", "text", "jsonl", "parquet", "dataset", "hub"]
 StoreName = Literal["head_tail", "topk", "full", "last_hidden"]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from decode.house.errors import RunError
-from decode.taps import Taps
-from distill.shards import Record
+from decode.common.errors import RunError
+from decode.models.hidden_states import Taps
+from distill.records.shards import Record
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from math import ceil
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from decode.house.errors import ConfigError, InputError
-from decode.models import ModelDescription
-from distill.chat import encode_chat, encode_prompt
+from decode.common.errors import ConfigError, InputError
+from decode.models.load import ModelDescription
 from distill.config import DistillConfig
-from distill.features import FeatureLayout
-from distill.prompts import Prompt, turns
-from distill.records import RecordFolder
-from distill.stores import Layout
+from distill.prompts.chat import encode_chat, encode_prompt
+from distill.prompts.draw import Prompt, turns
+from distill.records.features import FeatureLayout
+from distill.records.folder import RecordFolder
+from distill.records.stores import Layout
 
 MAX_SHARD_BYTES = 2 << 30  # a shard is built in memory, twice for a moment
 

@@ -10,11 +10,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from decode import generate
-from distill.chat import encode_chat, encode_prompt
 from distill.config import DistillConfig, ResponseSampling
 from distill.corpora.base import Message, unit_hash
-from distill.prompts import Prompt, turns
-from distill.shards import Record
+from distill.prompts.chat import encode_chat, encode_prompt
+from distill.prompts.draw import Prompt, turns
+from distill.records.shards import Record
 
 
 @dataclass(frozen=True)

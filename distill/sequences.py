@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from decode.house.errors import ConfigError, InputError
-from decode.house.progress import get_logger
-from distill.chat import encode_chat
+from decode.common.errors import ConfigError, InputError
+from decode.common.progress import get_logger
 from distill.corpora import Corpus, Document, Split
 from distill.corpora.base import in_groups
-from distill.distribution import TargetDistribution
-from distill.records import RecordFolder
-from distill.stores import Head
-from distill.tokenizer import encode_texts, start_ids
+from distill.objectives.distribution import TargetDistribution
+from distill.prompts.chat import encode_chat
+from distill.prompts.tokenizer import encode_texts, start_ids
+from distill.records.folder import RecordFolder
+from distill.records.stores import Head
 
 DOCUMENTS_AT_ONCE = 64
 

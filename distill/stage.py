@@ -12,23 +12,23 @@ import torch
 from accelerate import PartialState
 from transformers import PreTrainedModel
 
-from decode.fingerprint import weights_fingerprint
-from decode.house.atomic import write_atomically
-from decode.house.checked_json import Content, Count, JsonFile, Sha256, Text
-from decode.house.errors import InputError
-from decode.house.progress import get_logger, progress
-from decode.house.run_folder import RunFolder, check_run, free_disk_check, open_run
-from decode.models import ModelDescription, describe_model, load_model
-from decode.taps import check_taps
-from distill.calibration import CODE_FILE, calibrate, load_code
+from decode.common.atomic import write_atomically
+from decode.common.checked_json import Content, Count, JsonFile, Sha256, Text
+from decode.common.errors import InputError
+from decode.common.progress import get_logger, progress
+from decode.common.run_folder import RunFolder, check_run, free_disk_check, open_run
+from decode.models.fingerprint import weights_fingerprint
+from decode.models.hidden_states import check_taps
+from decode.models.load import ModelDescription, describe_model, load_model
 from distill.config import DistillConfig
-from distill.features import FeatureCode
 from distill.passes import Passes
 from distill.plan import Plan
-from distill.records import RecordWriter
+from distill.prompts.examples import write_lines
+from distill.prompts.text_sources import Texts, open_texts
+from distill.records.features import FeatureCode
+from distill.records.fit_features import CODE_FILE, calibrate, load_code
+from distill.records.folder import RecordWriter
 from distill.score import Scorer
-from distill.show import write_lines
-from distill.texts import Texts, open_texts
 
 
 class PromptsNote(Content):

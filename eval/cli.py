@@ -1,6 +1,6 @@
 """Measure a draft and write the report: `python -m eval key=value ...`."""
 
-from decode.house.cli import stage_main
+from decode.common.command_line import stage_main
 
 
 def main() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from decode.common.typed_config import require
 from decode.config import PENALTIES, ModelConfig, SamplingConfig, check_temperature
-from decode.house.config import require
 from distill.config import DataConfig
-from eval.decoders.config import DecodersConfig
-from eval.families.config import FamiliesConfig
+from eval.modes.decoders.config import DecodersConfig
+from eval.modes.families.config import FamiliesConfig
 from train.config import TrackerConfig
 
 TOKEN_FOR_TOKEN = ("coupled", "greedy")

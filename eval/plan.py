@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from decode.models import ModelDescription, resolve_device
+from decode.models.load import ModelDescription, resolve_device
+from eval.arms.assisted import settings
 from eval.config import EvalConfig
-from eval.peers import settings
-from eval.prompts import PromptSets
-from eval.speed import draft_lengths, peer_refusal
+from eval.measure.speed import draft_lengths, peer_refusal
+from eval.prompts.held_out import PromptSets
 
 _BYTES_PER_S = {"cpu": 10e9, "cuda": 1e12}
 """Weights read per second at batch 1, as an order of magnitude for the estimate."""

@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from decode.house.checked_json import read_json, write_json
-from decode.house.errors import InputError, UserError
-from eval.decoders import summary as decoders
-from eval.families import summary as families
-from eval.report import SCHEMA
-from eval.summary import render_block, render_summary
+from decode.common.checked_json import read_json, write_json
+from decode.common.errors import InputError, UserError
+from eval.modes.decoders import summary as decoders
+from eval.modes.families import summary as families
+from eval.render.summary import render_block, render_summary
+from eval.results.document import SCHEMA
 
 PAGES = {"decoders": decoders.render_summary, "families": families.render_summary}
 """Suite -> its page."""

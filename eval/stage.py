@@ -7,14 +7,14 @@ from importlib import import_module
 from transformers.utils import logging as transformers_logging
 
 from eval.config import EvalConfig
-from eval.tracking import check_tracking
+from eval.render.tracking import check_tracking
 
 FACES = {
-    "report": "eval.reporting",
-    "certificate": "eval.certificate",
-    "profile": "eval.profile",
-    "decoders": "eval.decoders.suite",
-    "families": "eval.families.suite",
+    "report": "eval.modes.report",
+    "certificate": "eval.modes.certificate",
+    "profile": "eval.modes.profile",
+    "decoders": "eval.modes.decoders.suite",
+    "families": "eval.modes.families.suite",
 }
 """EvalConfig.face -> module; imported when it is wanted."""
 

@@ -36,7 +36,7 @@ print(*[name for name in wanted if find_spec(name) is None])')
 }
 
 bandwidth() {
-    run python -m eval.bandwidth "$results/bandwidth" "$@"
+    run python -m eval.modes.bandwidth "$results/bandwidth" "$@"
 }
 target() {
     run python -m train experiment=gpu_target output_dir=$runs/target resume=auto "$@"
@@ -62,7 +62,7 @@ certificate() {
 }
 publish() {
     local card name
-    card=$("$interpreter" -c 'from eval.bandwidth import device_slug; print(device_slug())')
+    card=$("$interpreter" -c 'from eval.modes.bandwidth import device_slug; print(device_slug())')
     run python -m eval.publish "$runs/decoders/results.json" "$results/decoders_$card"
     for name in profile certificate; do
         cp "$runs/$name/$name.json" "$results/${name}_$card.json"

@@ -7,8 +7,8 @@ from importlib import import_module
 
 import yaml
 
-from decode.house.compose import CONF, compose
-from decode.house.config import build
+from decode.common.compose import CONF, compose
+from decode.common.typed_config import build
 
 ROOT = CONF.parent
 STAGES = {"distill": "DistillConfig", "train": "TrainConfig", "decode": "DecodeConfig", "eval": "EvalConfig"}

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from decode.runner import rounded
+from decode.forward.runner import rounded
 from tests.faults import Fault, check_caught
 
 
@@ -18,7 +18,7 @@ def nothing_is_asserted() -> None:
     rounded(1)
 
 
-FAULT = Fault("decode.runner:rounded", "-(-capacity // BUCKET)", "(capacity // BUCKET)", capacity_is_rounded_up)
+FAULT = Fault("decode.forward.runner:rounded", "-(-capacity // BUCKET)", "(capacity // BUCKET)", capacity_is_rounded_up)
 
 
 def test_a_fault_is_put_into_the_function_that_others_have_imported(
@@ -45,4 +45,4 @@ def test_text_that_has_moved_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_constants_are_faults_too(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_caught(Fault("decode.runner:BUCKET", "256", "128", capacity_is_rounded_up), request, monkeypatch)
+    check_caught(Fault("decode.forward.runner:BUCKET", "256", "128", capacity_is_rounded_up), request, monkeypatch)

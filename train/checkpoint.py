@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from decode.house.checked_json import Amount, Content, Count, JsonFile, Size, shown
-from decode.house.errors import ConfigError, InputError
-from decode.house.sealed import KEPT, SEAL, check_seal, sealed
+from decode.common.checked_json import Amount, Content, Count, JsonFile, Size, shown
+from decode.common.errors import ConfigError, InputError
+from decode.common.sealed import KEPT, SEAL, check_seal, sealed
 from train.sums import Sums
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Fit a target or a draft: `python -m train key=value ...`."""
 
-from decode.house.cli import stage_main
+from decode.common.command_line import stage_main
 
 
 def main() -> None:

@@ -13,11 +13,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from decode.common.progress import get_logger
 from decode.drafters.base import Batch
 from decode.drafters.dspark import DSparkConfig, DSparkDraft
-from decode.house.progress import get_logger
 from distill.config import ObjectiveConfig
-from distill.objectives import build_objective, chunked
+from distill.objectives.by_name import build_objective, chunked
 
 log = get_logger("train")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from decode.common.typed_config import require
 from decode.config import ModelConfig
-from decode.house.config import require
 from distill.config import NEEDS_ALPHA, DataConfig, ObjectiveConfig
-from train.draft_config import DraftConfig
+from train.drafts.config import DraftConfig
 
 LEARNS_FROM_TEXT = "cross_entropy"
 

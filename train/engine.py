@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from decode.house.config import require
+from decode.common.typed_config import require
 from train.config import EngineConfig, TrainConfig
 
 if TYPE_CHECKING:

@@ -8,22 +8,22 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from decode.common.errors import ConfigError
+from decode.common.progress import get_logger, is_main_process
+from decode.common.typed_config import require
 from decode.config import ModelConfig
-from decode.house.config import require
-from decode.house.errors import ConfigError
-from decode.house.progress import get_logger, is_main_process
-from decode.models import ModelDescription, check_same_tokens, describe_model, load_tokenizer
+from decode.models.load import ModelDescription, check_same_tokens, describe_model, load_tokenizer
 from distill.corpora import load_corpus
-from distill.objectives import OBJECTIVES
-from distill.records import RecordFolder
+from distill.objectives.by_name import OBJECTIVES
+from distill.objectives.draft_vocabulary import frequent_tokens
+from distill.prompts.tokenizer import train_bpe
+from distill.records.folder import RecordFolder
 from distill.sequences import SequenceSource, record_sequences, text_sequences
-from distill.tokenizer import train_bpe
-from distill.vocabulary import frequent_tokens
 from train.batches import PackedSource
 from train.config import TrainConfig
-from train.families import FAMILIES
-from train.family import Shape
-from train.family_head import HeadShape
+from train.drafts.family import Shape
+from train.drafts.head import HeadShape
+from train.drafts.registry import FAMILIES
 
 logger = get_logger("train")
 

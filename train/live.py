@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from decode.drafters.base import Batch
 from decode.drafters.lm import LMDraft
-from decode.taps import Taps
-from distill.distribution import HiddenRows
+from decode.models.hidden_states import Taps
+from distill.objectives.distribution import HiddenRows
 
 
 class LiveTarget:

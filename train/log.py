@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from decode.house.errors import InputError
+from decode.common.errors import InputError
 
 
 class MetricsLog:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from decode.common.errors import RunError
+from decode.common.progress import get_logger, progress
 from decode.drafters.base import Batch
-from decode.ends import Ends
-from decode.house.errors import RunError
-from decode.house.progress import get_logger, progress
+from decode.models.ends import Ends
 from train import selection
 from train.batches import PADDING, PackedSource, StepReader
 from train.checkpoint import Checkpoints, TrainState

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 from transformers import PreTrainedModel
 
-from decode.drafters.heads import HeadDraft
+from decode.drafters.head_draft import HeadDraft
 from train.config import TrainConfig
 
 

@@ -10,22 +10,22 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from decode.common.checked_json import write_json
+from decode.common.progress import get_logger
+from decode.common.run_folder import RunFolder
 from decode.drafters.base import Batch
 from decode.drafters.dspark import DSparkDraft
-from decode.ends import Ends
-from decode.fingerprint import weights_fingerprint
-from decode.house.checked_json import write_json
-from decode.house.progress import get_logger
-from decode.house.run_folder import RunFolder
+from decode.models.ends import Ends
+from decode.models.fingerprint import weights_fingerprint
 from train.checkpoint import TrainState
 from train.confidence import calibrated
 from train.config import TrainConfig
-from train.export import Export
-from train.families import FAMILIES
-from train.family import Built
+from train.drafts.family import Built
+from train.drafts.registry import FAMILIES
+from train.export.draft_folder import Export
+from train.export.model_card import model_card
 from train.inputs import Inputs, tokenizer_folder
 from train.loss import DraftLoss
-from train.model_card import model_card
 from train.selection import rule
 
 if TYPE_CHECKING:

@@ -13,18 +13,18 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 
+from decode.common.errors import ConfigError
+from decode.common.progress import get_logger, is_main_process
+from decode.common.run_folder import RUN, RunFolder, check_run, free_disk_check, open_run
 from decode.config import ModelConfig
-from decode.ends import Ends, ends_of, load_ends
-from decode.head import OutputHead, head_of
-from decode.house.errors import ConfigError
-from decode.house.progress import get_logger, is_main_process
-from decode.house.run_folder import RUN, RunFolder, check_run, free_disk_check, open_run
-from decode.models import load_model
+from decode.models.ends import Ends, ends_of, load_ends
+from decode.models.load import load_model
+from decode.models.output_head import OutputHead, head_of
 from train.batches import StepReader
 from train.checkpoint import Checkpoints, TrainState, adopt, check_whole, find_checkpoint, read_state
 from train.config import TrainConfig
+from train.drafts.registry import FAMILIES
 from train.engine import build_accelerator, check_launcher
-from train.families import FAMILIES
 from train.inputs import Inputs, check_enough, open_inputs, tokenizer_folder
 from train.live import LiveTarget
 from train.log import MetricsLog

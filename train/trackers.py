@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, Protocol
 
-from decode.house.errors import ConfigError, RunError
+from decode.common.errors import ConfigError, RunError
 from train.config import TrainConfig
 
 

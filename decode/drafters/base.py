@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from decode.kept_runners import Lease
+from decode.forward.kept_runners import Lease
 
 if TYPE_CHECKING:
-    from decode.budget import Budget
-    from decode.noise import Noise
-    from decode.processors import History
-    from decode.sampling import Sampling
-    from decode.shapes import Shape
-    from decode.tree import Drawn, Tree
+    from decode.autotune.budget import Budget
+    from decode.sampling.noise import Noise
+    from decode.sampling.processors import History
+    from decode.sampling.warp import Sampling
+    from decode.trees.tree import Drawn, Tree
+    from decode.trees.tree_plans import Shape
 
 Value = TypeVar("Value")
 
@@ -38,8 +38,8 @@ class Batch:
     features: Tensor | None = None
     """(B, T, layers, d) hidden states of the target, for families that draft from them."""
     target: Any | None = None
-    """The target's distributions (distill.distribution.TargetDistribution over B*T rows); None when learning from
-    text."""
+    """The target's distributions (distill.objectives.distribution.TargetDistribution over B*T rows); None when
+    learning from text."""
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch with its tensors on `device`; the target distribution follows the rows it is asked for."""

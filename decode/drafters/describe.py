@@ -10,8 +10,8 @@ from decode.config import ModelConfig
 from decode.drafters.load import OWN, family_of, model_folder
 from decode.drafters.own_mtp import own_mtp
 from decode.drafters.saved_head import HEADS, expected, read_head
-from decode.fingerprint import files_fingerprint
-from decode.models import ModelDescription, check_same_tokens, describe_model
+from decode.models.fingerprint import files_fingerprint
+from decode.models.load import ModelDescription, check_same_tokens, describe_model
 
 
 @dataclass(frozen=True)

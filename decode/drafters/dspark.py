@@ -16,16 +16,16 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from decode.common.checked_json import Size
+from decode.common.typed_config import require
 from decode.drafters.base import Batch, Step
 from decode.drafters.dspark_blocks import BlockLayer, Blocks
-from decode.drafters.heads import Few, HeadConfig, HeadDraft
+from decode.drafters.head_cache import Slots
+from decode.drafters.head_draft import Few, HeadConfig, HeadDraft
 from decode.drafters.layers import Extend
 from decode.drafters.levels import Levels
-from decode.drafters.slots import Slots
-from decode.ends import Ends
-from decode.house.checked_json import Size
-from decode.house.config import require
-from decode.taps import FINAL
+from decode.models.ends import Ends
+from decode.models.hidden_states import FINAL
 
 MOST_TAPS = 5
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from decode.drafters.base import Batch
-from decode.drafters.heads import HeadConfig
+from decode.drafters.head_draft import HeadConfig
 from decode.drafters.layers import MLP, Attention, Extend
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from decode.drafters.heads import HeadConfig
+from decode.drafters.head_draft import HeadConfig
 from decode.drafters.layers import MLP, Attention, Extend
 from decode.drafters.recursive import RecursiveDraft
-from decode.ends import Ends
+from decode.models.ends import Ends
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from decode.drafters.base import Batch, Step
-from decode.drafters.heads import HeadDraft
+from decode.drafters.head_cache import Slots
+from decode.drafters.head_draft import HeadDraft
 from decode.drafters.labels import judged, shifted
 from decode.drafters.layers import MLP, Attention, Extend
 from decode.drafters.levels import Levels
 from decode.drafters.medusa import OneStateConfig, residuals
-from decode.drafters.slots import Slots
-from decode.ends import Ends
-from decode.masks import packed_visibility
+from decode.forward.masks import packed_visibility
+from decode.models.ends import Ends
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from decode.drafters.base import Context
-from decode.runner import PASSES, Runner
+from decode.forward.runner import PASSES, Runner
 
 
 class Levels(Protocol):

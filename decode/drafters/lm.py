@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from decode.common.progress import get_logger
 from decode.config import ModelConfig, Precision
 from decode.drafters.base import Batch, Context, Step
-from decode.drafters.chains import pending_tokens, propose_chain
+from decode.drafters.chain_drafting import pending_tokens, propose_chain
 from decode.drafters.levels import Levels, Unit, visible_slots
-from decode.drafters.trees import propose_tree
-from decode.head import head_of
-from decode.house.progress import get_logger
-from decode.masks import layer_masks, packed_visibility
-from decode.models import attention_of, load_model, longest_context
-from decode.shapes import Static
-from decode.target import CachedModel, NodePass, runner_for
-from decode.tree import Tree
+from decode.drafters.tree_drafting import propose_tree
+from decode.forward.masks import layer_masks, packed_visibility
+from decode.forward.target import CachedModel, NodePass, runner_for
+from decode.models.load import attention_of, load_model, longest_context
+from decode.models.output_head import head_of
+from decode.trees.tree import Tree
+from decode.trees.tree_plans import Static
 
 log = get_logger("decode")
 
@@ -51,8 +51,8 @@ class LMDraft(nn.Module):
     def from_pretrained(
         cls, path: str | Path, dtype: Precision = "auto", revision: str | None = None, role: str = "draft"
     ) -> LMDraft:
-        """A transformers folder or hub id, on the CPU, to be trained; raises InputError as `decode.models.load_model`
-        does, which speaks of `role`."""
+        """A transformers folder or hub id, on the CPU, to be trained; raises InputError as
+        `decode.models.load.load_model` does, which speaks of `role`."""
         source = ModelConfig(path=str(path), revision=revision, dtype=dtype, device="cpu")
         return cls(load_model(source, role).requires_grad_(True))
 

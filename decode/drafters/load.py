@@ -9,18 +9,18 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
+from decode.common.errors import InputError
 from decode.config import ModelConfig, Precision
 from decode.drafters.base import Drafter
-from decode.drafters.heads import HeadDraft
+from decode.drafters.head_draft import HeadDraft
 from decode.drafters.lm import LMDraft
 from decode.drafters.mtp import MTPDraft
 from decode.drafters.own_mtp import own_mtp
 from decode.drafters.provenance import FILE, read_provenance
 from decode.drafters.saved_head import HEADS, load_head
-from decode.ends import ends_of
-from decode.fingerprint import changed_since_read
-from decode.house.errors import InputError
-from decode.models import ModelDescription, check_same_size, check_same_tokens, describe_model, load_model
+from decode.models.ends import ends_of
+from decode.models.fingerprint import changed_since_read
+from decode.models.load import ModelDescription, check_same_size, check_same_tokens, describe_model, load_model
 
 FAMILIES = ("lm", *HEADS)
 OWN = "mtp"

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from decode.common.typed_config import require
 from decode.drafters.base import Batch, Step
-from decode.drafters.heads import Few, HeadConfig, HeadDraft
+from decode.drafters.head_cache import Slots
+from decode.drafters.head_draft import Few, HeadConfig, HeadDraft
 from decode.drafters.labels import judged
 from decode.drafters.layers import Extend
 from decode.drafters.levels import Levels
-from decode.drafters.slots import Slots
-from decode.ends import Ends
-from decode.house.config import require
+from decode.models.ends import Ends
 
 
 @dataclass(frozen=True, kw_only=True)

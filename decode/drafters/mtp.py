@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from decode.drafters.heads import HeadConfig
+from decode.common.typed_config import require
+from decode.drafters.head_draft import HeadConfig
 from decode.drafters.layers import MLP, Attention, Extend
 from decode.drafters.recursive import RecursiveDraft
-from decode.ends import Ends
-from decode.house.config import require
-from decode.taps import FINAL
+from decode.models.ends import Ends
+from decode.models.hidden_states import FINAL
 
 
 @dataclass(frozen=True, kw_only=True)

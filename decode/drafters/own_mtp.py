@@ -10,11 +10,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from decode.common.errors import InputError
 from decode.drafters.mtp import MTPConfig, MTPDraft
-from decode.ends import Ends
-from decode.house.errors import InputError
-from decode.models import ModelDescription
-from decode.taps import FINAL, check_taps
+from decode.models.ends import Ends
+from decode.models.hidden_states import FINAL, check_taps
+from decode.models.load import ModelDescription
 
 PARTS = {
     "enorm": ("enorm", "pre_fc_norm_embedding", "token_layernorm"),

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, model_validator
 
-from decode.house.checked_json import Content, JsonFile, PlainPath, Sha256, Share, Size, Text
-from decode.house.errors import InputError
-from decode.house.run_folder import sha256_file
+from decode.common.checked_json import Content, JsonFile, PlainPath, Sha256, Share, Size, Text
+from decode.common.errors import InputError
+from decode.common.run_folder import sha256_file
 
 FILE = "draftsmith.json"
 SCHEMA = 1

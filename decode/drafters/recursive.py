@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from decode.drafters.base import Batch, Step
-from decode.drafters.heads import HeadDraft
+from decode.drafters.head_cache import Slots
+from decode.drafters.head_draft import HeadDraft
 from decode.drafters.labels import judged, shifted
 from decode.drafters.layers import Extend
 from decode.drafters.levels import Levels
-from decode.drafters.slots import Slots
-from decode.masks import packed_visibility
+from decode.forward.masks import packed_visibility
 
 
 class RecursiveDraft(HeadDraft):

@@ -12,20 +12,20 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
+from decode.common.checked_json import JsonFile
+from decode.common.errors import InputError
 from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from decode.drafters.eagle3 import Eagle3Config, Eagle3Draft
-from decode.drafters.heads import HeadConfig, HeadDraft
+from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.hydra import HydraConfig, HydraDraft
 from decode.drafters.medusa import MedusaConfig, MedusaDraft
 from decode.drafters.mtp import MTPConfig, MTPDraft
 from decode.drafters.provenance import FILE, TrainedTarget, check_sum, read_provenance
-from decode.ends import Ends
-from decode.fingerprint import comparable
-from decode.house.checked_json import JsonFile
-from decode.house.errors import InputError
-from decode.models import ModelDescription
-from decode.stopping import own_eos_ids
-from decode.taps import check_taps
+from decode.models.ends import Ends
+from decode.models.fingerprint import comparable
+from decode.models.hidden_states import check_taps
+from decode.models.load import ModelDescription
+from decode.sampling.stopping import own_eos_ids
 
 WEIGHTS = "model.safetensors"
 VOCAB = "vocab"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, TypeVar
 
-from decode.house.errors import InputError
+from decode.common.errors import InputError
 from distill.config import DataConfig
 
 Split = Literal["train", "validation", "heldout"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from decode.house.errors import InputError
+from decode.common.errors import InputError
 from distill.config import DataConfig
 from distill.corpora.base import Document
 from distill.corpora.rows import row_document

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from decode.house.errors import InputError
+from decode.common.errors import InputError
 from distill.config import DataConfig
 from distill.corpora.base import Corpus, Document
 from distill.corpora.files import python_stdlib, text_files

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from decode.house.errors import InputError
+from decode.common.errors import InputError
 from distill.config import DataConfig
 from distill.corpora.base import Document, Message
 

@@ -10,17 +10,17 @@ from torch import Tensor
 from transformers import DynamicCache, LogitsProcessor, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 from transformers.cache_utils import DynamicLayer
 
-from decode import block, rejection, typical
-from decode.drafters import chains
+from decode.api import Output, generate
+from decode.drafters import chain_drafting
 from decode.drafters.base import Context, Drafter
 from decode.drafters.lm import LMDraft
-from decode.hf import Output, generate
 from decode.loop import Loop, Request
-from decode.noise import Noise, Stream
-from decode.sampling import Sampling
-from decode.shapes import Shape, chain, k_ary
-from decode.tree import Tree
-from decode.verdict import draw
+from decode.sampling.noise import Noise, Stream
+from decode.sampling.warp import Sampling
+from decode.trees.tree import Tree
+from decode.trees.tree_plans import Shape, chain, k_ary
+from decode.verify import block, rejection, typical
+from decode.verify.verdict import draw
 from tests.decode.distributions import Rule, Toy, block_rule, delta_rule, distance_from_target, drafts, rejection_rule
 from tests.decode.drafters import Oracle, OracleTree
 from tests.tiny import MODELS, tiny_llama
@@ -233,9 +233,9 @@ def check_drafts_follow_their_distribution(draws: int = 4000) -> None:
     noise = Noise(0, list(range(draws)), 4, torch.device("cpu"))
     ids = torch.zeros(draws, 8, dtype=torch.long)
     context = Context(ids, [3] * draws, Sampling(), noise, chain(1), "iid", False, None, 0)
-    gumbel = chains.draft_noise(context)
+    gumbel = chain_drafting.draft_noise(context)
     assert gumbel is not None
-    token, log_q = chains.draw(distribution.log().repeat(draws, 1), gumbel[:, 0], "iid")
+    token, log_q = chain_drafting.draw(distribution.log().repeat(draws, 1), gumbel[:, 0], "iid")
     seen = torch.bincount(token[:, 0], minlength=4).double()
     expected = log_q[0].exp().double() * draws
     statistic = 2 * (seen * (seen.clamp(min=1) / expected).log()).sum()

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decode import block, rejection, verdict
-from decode.tree import Drawn, Tree, chain_parents, tree_depths
+from decode.trees.tree import Drawn, Tree, chain_parents, tree_depths
+from decode.verify import block, rejection, verdict
 
 Distribution = dict[tuple[int, ...], float]
 Context = tuple[int, int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from decode.drafters.base import Context
-from decode.tree import Tree, chain_parents
+from decode.trees.tree import Tree, chain_parents
 
 
 class Oracle:

@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from decode.drafters.base import Batch
-from decode.drafters.heads import HeadDraft
+from decode.drafters.head_draft import HeadDraft
 from decode.drafters.saved_head import HEADS
-from decode.ends import ends_of
-from decode.taps import FINAL, Taps
+from decode.models.ends import ends_of
+from decode.models.hidden_states import FINAL, Taps
 
 DEPTH = 4
 TAPS: dict[str, tuple[int, ...]] = {"eagle3": (0, 1, 4), "dspark": (0, 1, 4)}

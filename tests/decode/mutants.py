@@ -9,17 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from decode import block, rejection, verdict, verify
-from decode.drafters import chains
+from decode.drafters import chain_drafting
 from decode.loop import Loop
-from decode.noise import Noise, Stream
-from decode.tree import Tree
-from decode.verdict import Question, Verdict, draw, follow
+from decode.sampling.noise import Noise, Stream
+from decode.trees.tree import Tree
+from decode.verify import block, rejection, verdict
+from decode.verify import rules as verify
+from decode.verify.verdict import Question, Verdict, draw, follow
 from tests.decode import checks
 from tests.decode import mutants_of_passes as passes
 
 Patch = Callable[[pytest.MonkeyPatch], None]
-real_plan, real_block, real_noise = rejection.node_plan, block.plan, chains.draft_noise
+real_plan, real_block, real_noise = rejection.node_plan, block.plan, chain_drafting.draft_noise
 real_children = verdict.children_of
 
 
@@ -189,13 +190,13 @@ def draw_off_the_support(patch: pytest.MonkeyPatch) -> None:
 def argmax_drafts(patch: pytest.MonkeyPatch) -> None:
     """transformers' Gemma-4 path: drafts are argmaxes, verified with q as if sampled."""
     patch.setattr(
-        chains, "draw", lambda scores, noise, drawn: (scores.argmax(-1, keepdim=True), scores.log_softmax(-1))
+        chain_drafting, "draw", lambda scores, noise, drawn: (scores.argmax(-1, keepdim=True), scores.log_softmax(-1))
     )
 
 
 def draft_noise_of_one_round(patch: pytest.MonkeyPatch) -> None:
     """Sequoia: draft noise is drawn once and read in every round."""
-    patch.setattr(chains, "draft_noise", lambda context: real_noise(replace(context, round_index=0)))
+    patch.setattr(chain_drafting, "draft_noise", lambda context: real_noise(replace(context, round_index=0)))
 
 
 def accept_noise_of_one_round(patch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from decode import processors, target
 from decode.drafters import lm
-from decode.rows import Progress
-from decode.tree import Tree
+from decode.forward import target
+from decode.requests import Progress
+from decode.sampling import processors
+from decode.trees.tree import Tree
 
 real_masks = target.layer_masks
 

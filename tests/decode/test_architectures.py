@@ -10,12 +10,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from decode import generate
+from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.drafters.lm import LMDraft
-from decode.house.errors import InputError
-from decode.models import describe_model
-from decode.runner import CAPTURE_AFTER
-from decode.shapes import chain, k_ary
+from decode.forward.runner import CAPTURE_AFTER
+from decode.models.load import describe_model
+from decode.trees.tree_plans import chain, k_ary
 from tests.architectures import CONFIGS, REFUSED, random_config, random_model
 
 NEW_TOKENS = CAPTURE_AFTER + 6  # the last passes are captured, where they can be

@@ -10,11 +10,11 @@ import torch
 from transformers import GenerationConfig
 
 from decode import generate, speculative
+from decode.common.errors import ConfigError
 from decode.config import SamplingConfig
 from decode.drafters.lm import LMDraft
-from decode.house.errors import ConfigError
-from decode.penalties import penalties
-from decode.stopping import StopStrings, eos_ids, own_eos_ids
+from decode.sampling.penalties import penalties
+from decode.sampling.stopping import StopStrings, eos_ids, own_eos_ids
 from tests.decode.checks import VOCAB, ragged_prompts
 from tests.tiny import tiny_llama, tiny_tokenizer
 

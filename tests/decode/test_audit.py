@@ -20,8 +20,8 @@ from transformers import (
 from transformers.generation.logits_process import EncoderRepetitionPenaltyLogitsProcessor
 
 from decode import generate, speculative
+from decode.common.errors import ConfigError
 from decode.drafters.lm import LMDraft
-from decode.house.errors import ConfigError
 from tests.decode.checks import VOCAB, RolledByPrefix, ragged_prompts
 from tests.tiny import tiny_llama
 
@@ -137,7 +137,7 @@ def test_the_audit_is_there_for_custom_generate(model: Any) -> None:
 
 
 def test_the_audit_keeps_the_ledger_of_random_numbers(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from decode.noise import Noise
+    from decode.sampling.noise import Noise
 
     seen = []
     monkeypatch.setattr(Noise, "_enter", lambda self, *given: seen.append(given))

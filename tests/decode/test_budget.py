@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from decode import generate
-from decode.budget import LONGEST_GAP, Budget
+from decode.autotune.budget import LONGEST_GAP, Budget
+from decode.autotune.estimates import Acceptance, Calibration, monotone
 from decode.drafters.lm import LMDraft
-from decode.estimates import Acceptance, Calibration, monotone
-from decode.shapes import Dynamic, Shape, chain, k_ary
 from decode.stats import Round
+from decode.trees.tree_plans import Dynamic, Shape, chain, k_ary
 from tests.decode import checks, distributions
 from tests.tiers import by_default
 from tests.tiny import tiny_llama

@@ -9,21 +9,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from decode import auto_tree, calibrate
-from decode.auto_tree import choose, nominees, resolve, static_plans
-from decode.calibration import FILE, PairCalibration, Trial, load_calibration, pair_key, save_calibration
+from decode.autotune import choose_tree as auto_tree
+from decode.autotune import timing as calibrate
+from decode.autotune.choose_tree import choose, nominees, resolve, static_plans
+from decode.autotune.rank_profile import acceptance_profile
+from decode.autotune.round_costs import RoundCosts, interpolate, level_widths
+from decode.autotune.store import FILE, PairCalibration, Trial, load_calibration, pair_key, save_calibration
+from decode.common.errors import ConfigError, InputError
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
 from decode.drafters.lm import LMDraft
 from decode.drafters.load import load_drafter
-from decode.house.errors import ConfigError, InputError
 from decode.loop import Request
-from decode.models import load_model
-from decode.ranks import acceptance_profile
-from decode.round_costs import RoundCosts, interpolate, level_widths
-from decode.sampling import Sampling
-from decode.sequoia import expected_tokens
-from decode.shapes import Dynamic, Shape, Static, chain, k_ary
+from decode.models.load import load_model
+from decode.sampling.warp import Sampling
 from decode.stage import run
+from decode.trees.sequoia import expected_tokens
+from decode.trees.tree_plans import Dynamic, Shape, Static, chain, k_ary
 from tests.decode import checks
 from tests.decode.drafters import Oracle
 from tests.decode.heads import random_head
@@ -258,7 +259,7 @@ def test_a_folder_that_cannot_be_written_to_only_warns(
     def refuse(path: Path, content: object) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("decode.house.checked_json.write_json", refuse)
+    monkeypatch.setattr("decode.common.checked_json.write_json", refuse)
     logging.getLogger("draftsmith").propagate = True
     model, drafter = loaded(pair)
     save_calibration(pair[1], pair_key(model, drafter, REQUEST, 1), known([0.6], 0.1, 0.1))

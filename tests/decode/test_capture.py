@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from decode import generate
-from decode.cpu_trace import Trace
 from decode.drafters.base import Batch
 from decode.drafters.lm import LMDraft
-from decode.runner import CAPTURE_AFTER
-from decode.shapes import chain, k_ary
-from decode.target import CachedModel
+from decode.forward.cpu_trace import Trace
+from decode.forward.runner import CAPTURE_AFTER
+from decode.forward.target import CachedModel
+from decode.trees.tree_plans import chain, k_ary
 from tests.decode.checks import ragged_prompts
 from tests.decode.heads import VARIANTS, random_head
 from tests.tiers import by_default
@@ -69,7 +69,7 @@ def test_a_model_that_cannot_be_captured_is_run_as_it_is(monkeypatch: pytest.Mon
     def refuse(*args: object, **kwargs: object) -> None:
         raise RuntimeError("data-dependent control flow")
 
-    monkeypatch.setattr("decode.capture.Trace", refuse)
+    monkeypatch.setattr("decode.forward.capture.Trace", refuse)
     model = MODELS["llama"]()
     ids, _ = ragged_prompts(1)
     out = generate(model, LMDraft(model), ids, max_new_tokens=50, eos_token_id=())
@@ -100,7 +100,7 @@ def test_training_and_serving_see_the_same_logits(name: str) -> None:
 
 def test_captures_are_given_up_beyond_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws are part of a draft's capture: a service that is asked for many temperatures must not keep them all."""
-    monkeypatch.setattr("decode.runner.MOST_CAPTURES", 2)
+    monkeypatch.setattr("decode.forward.runner.MOST_CAPTURES", 2)
     runner = CachedModel(tiny_llama(), 1, 64)
     tokens = torch.zeros(1, 4, dtype=torch.long)
     with torch.inference_mode():

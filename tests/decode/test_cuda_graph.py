@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from decode.capture import Uncapturable, capture
-from decode.cuda_graph import Graph
-from decode.packed import Packing
+from decode.forward.capture import Uncapturable, capture
+from decode.forward.cuda_graph import Graph
+from decode.forward.packed_linear import Packing
 from tests.tiny import tiny_llama
 
 
@@ -80,7 +80,7 @@ def test_running_out_of_memory_is_not_read_as_uncapturable(monkeypatch: pytest.M
     def full(*args: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("decode.capture.Trace", full)
+    monkeypatch.setattr("decode.forward.capture.Trace", full)
     with pytest.raises(torch.OutOfMemoryError):
         capture(Pass(), (torch.zeros(4),), (torch.ones(4),), Packing(nn.Module()))
 

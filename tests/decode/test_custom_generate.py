@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from decode import speculative
+from decode.common.errors import ConfigError
 from decode.drafters.lm import LMDraft
-from decode.house.errors import ConfigError
 from tests.decode.checks import VOCAB, ragged_prompts
 from tests.tiny import tiny_llama
 

@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
-from decode.budget import Budget
-from decode.cpu_trace import Trace
-from decode.drafters import chains
+from decode.autotune.budget import Budget
+from decode.drafters import chain_drafting
 from decode.drafters.base import Batch, Context
 from decode.drafters.dspark import DSparkConfig, DSparkDraft, default_taps
 from decode.drafters.levels import Processed
-from decode.ends import ends_of
+from decode.forward.cpu_trace import Trace
 from decode.loop import Loop, Request
-from decode.noise import Noise
-from decode.sampling import Sampling
-from decode.shapes import Shape, chain, k_ary
+from decode.models.ends import ends_of
+from decode.models.hidden_states import Taps
+from decode.sampling.noise import Noise
+from decode.sampling.warp import Sampling
 from decode.stats import Round
-from decode.taps import Taps
-from decode.tree import Tree
+from decode.trees.tree import Tree
+from decode.trees.tree_plans import Shape, chain, k_ary
 from tests.decode import checks, distributions
 from tests.tiers import by_default
 from tests.tiny import tiny_llama
@@ -199,7 +199,7 @@ def test_captured_rounds_are_those_that_run_step_by_step(shape: Shape, monkeypat
     request = Request(PROMPTS[:2], 12, shape=shape)
     runs = []
     for uses in (1, 10**6):
-        monkeypatch.setattr("decode.runner.CAPTURE_AFTER", uses)
+        monkeypatch.setattr("decode.forward.runner.CAPTURE_AFTER", uses)
         draft = draft_of(model)
         seen = proposals(draft, monkeypatch)
         runs.append((Loop(model, draft, request).run()[0], [tree.tokens.tolist() for _, tree in seen]))
@@ -266,11 +266,11 @@ def stopped_at(levels: Any, script: tuple[int, ...], vocab_size: int, monkeypatc
     def draw(scores: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
         return torch.tensor([[left.pop(0)]]), scores
 
-    monkeypatch.setattr(chains, "draw", draw)
+    monkeypatch.setattr(chain_drafting, "draw", draw)
     noise = Noise(0, [0], vocab_size, torch.device("cpu"))
     ids, shape = torch.zeros(1, 8, dtype=torch.long), chain(len(script))
     context = Context(ids, [2], Sampling(), noise, shape, "iid", False, None, 0, budget=ready(Budget(4, True)))
-    return chains._propose_steps(Processed(levels, context), context, foresees=True).num_nodes - 1
+    return chain_drafting._propose_steps(Processed(levels, context), context, foresees=True).num_nodes - 1
 
 
 class Whims:
@@ -360,7 +360,7 @@ def test_a_block_cut_afterwards_is_one_that_was_stopped(verifier: str, monkeypat
 
     monkeypatch.setattr(Budget, "takes", takes)
     monkeypatch.setattr(Budget, "next_shape", lambda self, shape, left: shape)
-    monkeypatch.setattr("decode.runner.CAPTURE_AFTER", 2)
+    monkeypatch.setattr("decode.forward.runner.CAPTURE_AFTER", 2)
     model, runs = target(), []
     idle = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.0)])
     for processors in (None, idle):

@@ -11,11 +11,11 @@ from transformers import PreTrainedModel
 
 from decode import generate
 from decode.drafters.base import Batch, Context, Step
-from decode.drafters.heads import HeadDraft
+from decode.drafters.head_draft import HeadDraft
 from decode.loop import Loop, Request
-from decode.sampling import Sampling
-from decode.shapes import Dynamic, Shape, chain, k_ary
-from decode.tree import Tree
+from decode.sampling.warp import Sampling
+from decode.trees.tree import Tree
+from decode.trees.tree_plans import Dynamic, Shape, chain, k_ary
 from tests.decode.heads import DEPTH, VARIANTS, batch_of, features_of, random_head
 from tests.tiers import by_default
 from tests.tiny import MODELS, tiny_llama
@@ -28,7 +28,7 @@ every_family = pytest.mark.parametrize("name", VARIANTS)
 @pytest.fixture(autouse=True)
 def uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most tests here are over before a capture has paid for itself; one is about captures."""
-    monkeypatch.setattr("decode.runner.CAPTURE_AFTER", 10**9)
+    monkeypatch.setattr("decode.forward.runner.CAPTURE_AFTER", 10**9)
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +188,7 @@ def test_rounds_are_captured_and_draft_the_same(
 ) -> None:
     request = Request(RAGGED, 40, shape=chain(DEPTH), verifier="rejection")
     plain = proposals(target, random_head(name, target), request)
-    monkeypatch.setattr("decode.runner.CAPTURE_AFTER", 6)
+    monkeypatch.setattr("decode.forward.runner.CAPTURE_AFTER", 6)
     head = random_head(name, target)
     captured = proposals(target, head, request)
     assert head.runner.replayed

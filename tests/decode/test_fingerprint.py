@@ -11,7 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaForCausalLM
 
-from decode.fingerprint import comparable, weights_fingerprint
+from decode.models.fingerprint import comparable, weights_fingerprint
 from tests.tiny import tiny_llama
 
 

@@ -11,9 +11,9 @@ from transformers.generation.logits_process import MinPLogitsWarper, RepetitionP
 
 from decode import generate, load_drafter, speculative
 from decode.acceptance import acceptance_by_position, expected_tau, overlap, predicted_speedup, tau, windows
+from decode.common.errors import ConfigError, InputError
 from decode.drafters.lm import LMDraft
-from decode.house.errors import ConfigError, InputError
-from decode.sampling import Sampling, log_probs, warp
+from decode.sampling.warp import Sampling, log_probs, warp
 from decode.stats import Round
 from tests.decode.checks import VOCAB, both_ways, check_pathwise_equality, ragged_prompts
 from tests.tiers import by_default
@@ -81,7 +81,7 @@ def test_a_stop_string_ends_the_row_with_the_token_that_completes_it() -> None:
 
 def test_damaged_weights_are_bad_input(tmp_path) -> None:
     from decode.config import ModelConfig
-    from decode.models import load_model
+    from decode.models.load import load_model
 
     file = save_tiny_target(tmp_path) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])

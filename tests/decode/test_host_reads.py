@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from transformers import JetMoeConfig, JetMoeForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
 from decode import generate
-from decode.capture import Uncapturable, capture
-from decode.cpu_trace import Trace
-from decode.host_reads import host_reads
-from decode.packed import Packing
-from decode.runner import CAPTURE_AFTER, Runner
+from decode.forward.capture import Uncapturable, capture
+from decode.forward.cpu_trace import Trace
+from decode.forward.host_reads import host_reads
+from decode.forward.packed_linear import Packing
+from decode.forward.runner import CAPTURE_AFTER, Runner
 from tests.tiny import tiny_llama
 
 
@@ -111,7 +111,7 @@ def test_grouped_experts_are_captured() -> None:
 
 def test_a_capture_that_has_baked_tokens_in_is_found_by_other_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a read goes unnoticed: the same tokens again would agree."""
-    monkeypatch.setattr("decode.capture.host_reads", lambda module, inputs: [])
+    monkeypatch.setattr("decode.forward.capture.host_reads", lambda module, inputs: [])
     bakes = Reads(lambda x: x + sum(x.tolist()))
     with pytest.raises(Uncapturable, match="changes the result"):
         capture(bakes, (torch.arange(3),), (torch.arange(3) + 1,), Packing(nn.Module()))
@@ -125,7 +125,7 @@ def test_a_capture_that_breaks_when_it_is_used_is_not(monkeypatch: pytest.Monkey
         def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
             raise error("Expected 3 elements in a list but found 2")
 
-    monkeypatch.setattr("decode.capture.Trace", Breaks)
+    monkeypatch.setattr("decode.forward.capture.Trace", Breaks)
     model = tiny_llama().requires_grad_(False)
     ids = torch.tensor([[5, 9, 2]])
     out = generate(model, None, ids, max_new_tokens=3 * CAPTURE_AFTER, temperature=0, eos_token_id=())

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from decode import generate, speculative
+from decode.common.errors import ConfigError
 from decode.drafters.lm import LMDraft
-from decode.house.errors import ConfigError
 from tests.decode.checks import VOCAB
 from tests.tiny import tiny_llama
 

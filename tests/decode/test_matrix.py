@@ -21,8 +21,8 @@ from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenalty
 from decode.drafters.base import Drafter
 from decode.drafters.lm import LMDraft
 from decode.loop import Loop, Request
-from decode.sampling import Sampling, warp
-from decode.shapes import Shape, chain, k_ary
+from decode.sampling.warp import Sampling, warp
+from decode.trees.tree_plans import Shape, chain, k_ary
 from tests.decode.checks import audited_run, ragged_prompts, unpadded
 from tests.decode.covering import Case, covering_cases, product
 from tests.decode.drafters import Oracle, OracleTree

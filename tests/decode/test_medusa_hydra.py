@@ -10,20 +10,21 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from decode import auto_tree, calibrate
-from decode.auto_tree import resolve
+from decode.autotune import choose_tree as auto_tree
+from decode.autotune import timing as calibrate
+from decode.autotune.choose_tree import resolve
+from decode.autotune.rank_profile import acceptance_profile
+from decode.common.errors import ConfigError
 from decode.drafters.base import Context
-from decode.drafters.heads import HeadDraft
+from decode.drafters.head_draft import HeadDraft
 from decode.drafters.saved_head import HEADS
-from decode.ends import ends_of
-from decode.house.errors import ConfigError
+from decode.forward.runner import CAPTURE_AFTER
 from decode.loop import Loop, Request
-from decode.noise import Noise
-from decode.ranks import acceptance_profile
-from decode.runner import CAPTURE_AFTER
-from decode.sampling import Sampling
-from decode.shapes import Dynamic, Shape, Static, chain, k_ary
-from decode.tree import Tree, tree_depths
+from decode.models.ends import ends_of
+from decode.sampling.noise import Noise
+from decode.sampling.warp import Sampling
+from decode.trees.tree import Tree, tree_depths
+from decode.trees.tree_plans import Dynamic, Shape, Static, chain, k_ary
 from tests.decode.heads import DEPTH, batch_of, random_head
 from tests.tiers import by_default
 from tests.tiny import tiny_llama

@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, modeling_layers
 
 from decode import generate, load_drafter
+from decode.common.errors import InputError
 from decode.drafters.load import load_own
 from decode.drafters.mtp import MTPDraft
-from decode.house.errors import InputError
-from decode.taps import FINAL, Taps
+from decode.models.hidden_states import FINAL, Taps
 from tests.tiny import tiny_llama
 
 QWEN = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from decode.packed import PackedLinear, Packing
+from decode.forward.packed_linear import PackedLinear, Packing
 from tests.tiny import tiny_llama
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN is not in this build")

@@ -9,11 +9,11 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from decode import generate
+from decode.common.errors import ConfigError
 from decode.drafters.lm import LMDraft
-from decode.house.errors import ConfigError
-from decode.penalties import GeneratedTokenPenalty, penalties
-from decode.processors import History
-from decode.tree import Tree
+from decode.sampling.penalties import GeneratedTokenPenalty, penalties
+from decode.sampling.processors import History
+from decode.trees.tree import Tree
 from tests.decode import checks
 from tests.tiers import by_default
 from tests.tiny import tiny_llama, tiny_tokenizer

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from decode import generate
-from decode.house.errors import ConfigError, InputError, UserError
+from decode.common.errors import ConfigError, InputError, UserError
 from tests.decode.checks import check_pathwise_equality, ragged_prompts
 from tests.tiny import tiny_llama
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decode import generate, runner, target
+from decode import generate
+from decode.common.errors import ConfigError
 from decode.drafters.lm import LMDraft
-from decode.house.errors import ConfigError
-from decode.rows import Progress, Rows
+from decode.forward import runner, target
+from decode.requests import Progress, Rows
 from tests.decode.checks import VOCAB, ragged_prompts
 from tests.tiers import by_default
 from tests.tiny import tiny_llama

@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from decode import generate, load_drafter
-from decode.calibration import pair_key
+from decode.autotune.store import pair_key
+from decode.common.errors import UserError
 from decode.drafters.describe import describe_draft
 from decode.drafters.load import describe_loaded
-from decode.fingerprint import files_fingerprint
-from decode.house.errors import UserError
 from decode.loop import Request
+from decode.models.fingerprint import files_fingerprint
 from tests.decode.heads import random_head
 from tests.tiny import tiny_llama
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from decode.sequoia import Planner, expected_tokens
-from decode.shapes import chain, comb, k_ary
-from decode.tree import tree_depths
+from decode.trees.sequoia import Planner, expected_tokens
+from decode.trees.tree import tree_depths
+from decode.trees.tree_plans import chain, comb, k_ary
 
 PROFILES = [
     [[0.6, 0.2, 0.1]],

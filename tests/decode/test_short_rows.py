@@ -9,16 +9,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from decode.budget import Budget
-from decode.drafters import heads, lm
+from decode.autotune.budget import Budget
+from decode.drafters import head_draft, lm
 from decode.drafters.base import Context
 from decode.drafters.levels import Round
 from decode.drafters.lm import LMDraft
 from decode.loop import Loop, Request
-from decode.sampling import Sampling
-from decode.shapes import Shape, chain, k_ary
+from decode.sampling.warp import Sampling
 from decode.stats import Round as Counted
-from decode.tree import Tree
+from decode.trees.tree import Tree
+from decode.trees.tree_plans import Shape, chain, k_ary
 from tests.decode.heads import VARIANTS, random_head
 from tests.tiers import by_default
 from tests.tiny import tiny_llama
@@ -35,7 +35,7 @@ def model() -> PreTrainedModel:
 @pytest.fixture(autouse=True)
 def uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most tests here are over before a capture has paid for itself."""
-    monkeypatch.setattr("decode.runner.CAPTURE_AFTER", 10**9)
+    monkeypatch.setattr("decode.forward.runner.CAPTURE_AFTER", 10**9)
 
 
 def draft_of(model: PreTrainedModel, name: str) -> Any:
@@ -53,7 +53,7 @@ def request_of(model: PreTrainedModel, shape: Shape, **settings: Any) -> Request
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], object]]:
     """(lengths, width of the first pass) of every round that is drafted from here on."""
     found: list[tuple[list[int], object]] = []
-    for module in (lm, heads):
+    for module in (lm, head_draft):
         for name in ("propose_chain", "propose_tree"):
             propose = getattr(module, name)
 
@@ -87,7 +87,7 @@ def test_a_perfect_draft_is_accepted_beside_short_rows(
     model: PreTrainedModel, shape: Shape, capture_after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is read in place of tokens that a short row does not have is never seen, captured or not."""
-    monkeypatch.setattr("decode.runner.CAPTURE_AFTER", capture_after)
+    monkeypatch.setattr("decode.forward.runner.CAPTURE_AFTER", capture_after)
     new = 45 if capture_after < 10 else 16
     request = replace(request_of(model, shape), max_new_tokens=new, eos_ids=frozenset())
     out, stats = Loop(model, LMDraft(model), request).run()
@@ -167,7 +167,7 @@ def test_a_budget_asks_a_head_for_no_more_than_it_has(
     model: PreTrainedModel, name: str, shape: Shape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed = property(lambda self: True, lambda self, value: None)
-    monkeypatch.setattr("decode.runner.Runner.replayed", timed, raising=False)
+    monkeypatch.setattr("decode.forward.runner.Runner.replayed", timed, raising=False)
     request = replace(request_of(model, shape, adaptive=True), max_new_tokens=24)
     loop = Loop(model, random_head(name, model), request)
     assert loop.budget is not None

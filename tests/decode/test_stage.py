@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from decode.common.errors import ConfigError, InputError
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
-from decode.house.errors import ConfigError, InputError
 from decode.loop import Event
 from decode.stage import run
 from decode.stats import Round, Stats

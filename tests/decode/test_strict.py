@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from decode.api import generate
+from decode.common.errors import ConfigError
 from decode.config import SamplingConfig
 from decode.drafters.lm import LMDraft
-from decode.hf import generate
-from decode.house.errors import ConfigError
-from decode.target import CachedModel
+from decode.forward.target import CachedModel
 from tests.decode.checks import both_ways
 from tests.tiers import by_default
 from tests.tiny import tiny_llama

@@ -9,15 +9,15 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from decode.drafters import trees
+from decode.drafters import tree_drafting
 from decode.drafters.base import Context
 from decode.drafters.lm import LMDraft, LMRound
+from decode.forward.target import CachedModel
 from decode.loop import Loop, Request
-from decode.sampling import Sampling
-from decode.shapes import Dynamic, Shape, Static
-from decode.target import CachedModel
-from decode.tree import Tree
-from decode.verdict import Question, Verdict, Verifier
+from decode.sampling.warp import Sampling
+from decode.trees.tree import Tree
+from decode.trees.tree_plans import Dynamic, Shape, Static
+from decode.verify.verdict import Question, Verdict, Verifier
 from tests.decode import checks
 from tests.decode.test_trees import SHAPES, PlainRunner
 from tests.tiers import by_default
@@ -64,7 +64,7 @@ def test_every_tree_is_the_one_that_plain_passes_grow(arch: str, name: str, monk
     draft = near(model)
     request = Request([[5, 9, 2, 7], [1, 8], [4, 4, 6, 3, 2]], 60, shape=SHAPES[name])
     loop = Loop(model, draft, request)
-    real, rounds = trees.propose_tree, []
+    real, rounds = tree_drafting.propose_tree, []
 
     def propose(drafting: LMRound, context: Context) -> Tree:
         tree = real(drafting, context)

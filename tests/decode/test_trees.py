@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from decode.drafters import trees
+from decode.common.errors import ConfigError
+from decode.drafters import tree_drafting
 from decode.drafters.base import Context
 from decode.drafters.lm import LMRound
-from decode.house.errors import ConfigError
-from decode.noise import Noise, Stream
-from decode.rejection import node_plan
-from decode.sampling import Sampling, warp
-from decode.shapes import Dynamic, Shape, Static, k_ary
-from decode.target import CachedModel
-from decode.tree import Drawn, Tree
+from decode.forward.target import CachedModel
+from decode.sampling.noise import Noise, Stream
+from decode.sampling.warp import Sampling, warp
+from decode.trees.tree import Drawn, Tree
+from decode.trees.tree_plans import Dynamic, Shape, Static, k_ary
+from decode.verify.rejection import node_plan
 from tests.tiny import tiny_llama
 
 VOCAB = 64
@@ -115,7 +115,7 @@ def grow(
     context = context_of(RAGGED, shape, sampling, drawn, shared)
     runner = PlainRunner(draft_model(), RAGGED)
     drafting = LMRound(cast(CachedModel, runner), context, 2)
-    return trees.propose_tree(drafting, context), context, runner
+    return tree_drafting.propose_tree(drafting, context), context, runner
 
 
 def children_by_node(tree: Tree) -> list[list[tuple[list[int], list[int], list[int]]]]:
@@ -156,7 +156,7 @@ def test_static_trees_have_the_planned_shape(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("temperature", "shared", "scale"),
-    [(0.0, True, trees.DISAGREEMENT), (1.0, True, trees.DISAGREEMENT), (1.0, False, 1.0)],
+    [(0.0, True, tree_drafting.DISAGREEMENT), (1.0, True, tree_drafting.DISAGREEMENT), (1.0, False, 1.0)],
 )
 def test_a_dynamic_tree_keeps_the_best_of_all_nodes(temperature: float, shared: bool, scale: float) -> None:
     """Against an exhaustive search over the tree in which every node has `beam` children, beam wide enough for all:

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from decode.api import generate
+from decode.common.errors import ConfigError
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
 from decode.drafters.lm import LMDraft
-from decode.hf import generate
-from decode.house.errors import ConfigError
-from decode.noise import Noise
-from decode.sampling import Sampling
-from decode.shapes import Dynamic, Static, chain, k_ary
+from decode.sampling.noise import Noise
+from decode.sampling.warp import Sampling
 from decode.stage import run
-from decode.tree import Drawn, Tree
-from decode.verify import VERIFIERS, Question
+from decode.trees.tree import Drawn, Tree
+from decode.trees.tree_plans import Dynamic, Static, chain, k_ary
+from decode.verify.rules import VERIFIERS, Question
 from tests.decode.checks import check_noise_is_read_once, ragged_prompts
 from tests.decode.drafters import Oracle, OracleTree
 from tests.tiers import by_default

@@ -16,13 +16,13 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, MixtralConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from decode import weights
+from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.drafters.lm import LMDraft
-from decode.ends import load_ends
-from decode.house.errors import InputError
-from decode.model_files import CONFIG
-from decode.models import describe_model, load_model
+from decode.models import checkpoint_check
+from decode.models.config_files import CONFIG
+from decode.models.ends import load_ends
+from decode.models.load import describe_model, load_model
 from tests.decode import test_own_mtp as own
 from tests.tiny import MODELS, save_tiny_target, tiny_llama
 
@@ -44,7 +44,7 @@ def folder(whole: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Headers are not looked at, as those of a hub repository are not."""
-    monkeypatch.setattr("decode.models.check_headers", lambda *_: None)
+    monkeypatch.setattr("decode.models.load.check_headers", lambda *_: None)
 
 
 def with_tensors(**tensors: torch.Tensor | None) -> Damage:
@@ -265,5 +265,5 @@ def test_many_names_are_cut(folder: Path) -> None:
     with_config(num_hidden_layers=7)(folder)
     with pytest.raises(InputError) as refused:
         describe_model(ModelConfig(path=str(folder)))
-    assert f"and {5 * 9 - weights.SHOWN} more" in str(refused.value)
+    assert f"and {5 * 9 - checkpoint_check.SHOWN} more" in str(refused.value)
     assert len(str(refused.value)) < 1000

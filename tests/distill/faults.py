@@ -29,76 +29,76 @@ Change = tuple[str, str, str]
 
 LOSSES: dict[Callable[..., object], list[Change]] = {
     test_objectives.test_sparse_losses_are_those_of_each_row: [
-        ("distill.losses:forward_kl", "log_q.gather(-1, target.ids))).sum(-1)", "log_q.gather(-1, target.ids))).sum()"),
-        ("distill.losses:forward_kl", "(target.weight * (", "(target.weight / target.weight.sum(-1, True) * ("),
-        ("distill.losses:acceptance", ".clamp_max(0.0)", ""),
+        ("distill.objectives.losses:forward_kl", "log_q.gather(-1, target.ids))).sum(-1)", "log_q.gather(-1, target.ids))).sum()"),
+        ("distill.objectives.losses:forward_kl", "(target.weight * (", "(target.weight / target.weight.sum(-1, True) * ("),
+        ("distill.objectives.losses:acceptance", ".clamp_max(0.0)", ""),
     ],
     test_objectives.test_losses_are_made_in_float32_from_what_a_head_in_bfloat16_gives: [
-        ("distill.objectives:_evaluator", "step.head(hidden).float()", "step.head(hidden)"),
+        ("distill.objectives.by_name:_evaluator", "step.head(hidden).float()", "step.head(hidden)"),
     ],
     partial(test_objectives.test_chunked_equals_plain, "tv", 100): [
-        ("distill.objectives:_evaluator", "acceptance(log_q.detach(), known)", "acceptance(log_q, known)"),
+        ("distill.objectives.by_name:_evaluator", "acceptance(log_q.detach(), known)", "acceptance(log_q, known)"),
     ],
     test_objectives.test_text_alone_gives_cross_entropy_and_no_acceptance: [
-        ("distill.objectives:chunked", "batch.ids.flatten()[rows + 1]", "batch.ids.flatten()[rows]"),
+        ("distill.objectives.by_name:chunked", "batch.ids.flatten()[rows + 1]", "batch.ids.flatten()[rows]"),
     ],
     test_objectives.test_logits_of_the_last_chunk_stay_and_those_of_the_others_are_made_again: [
-        ("distill.objectives:chunked", "start + chunk_rows >= valid.numel()", "start + chunk_rows > valid.numel()"),
+        ("distill.objectives.by_name:chunked", "start + chunk_rows >= valid.numel()", "start + chunk_rows > valid.numel()"),
     ],
     partial(test_vocabulary.test_dense_losses_equal_their_definitions, "tv"): [
-        ("distill.objectives:_through", "return within, within", "return renormalised(p, vocab), within"),
+        ("distill.objectives.by_name:_through", "return within, within", "return renormalised(p, vocab), within"),
     ],
     test_credits.test_e2e_tv_ends_a_round_at_a_slot_that_is_missing: [
-        ("distill.credits:credited", "reached(rounds.valid)", "rounds.valid"),
+        ("distill.objectives.credits:credited", "reached(rounds.valid)", "rounds.valid"),
     ],
     test_credits.test_tokens_behind_a_missing_slot_earn_nothing_for_those_before_it: [
-        ("distill.credits:dpace", "chances * rounds.valid", "chances"),
+        ("distill.objectives.credits:dpace", "chances * rounds.valid", "chances"),
     ],
     test_credits.test_weights_carry_no_gradient: [
-        ("distill.credits:DPACE_FLOOR", "0.5", "0.25"),
+        ("distill.objectives.credits:DPACE_FLOOR", "0.5", "0.25"),
     ],
     test_credits.test_the_mean_is_over_weights_of_learned_slots: [
-        ("distill.credits:credited", "* rounds.learned", "* rounds.valid"),
+        ("distill.objectives.credits:credited", "* rounds.learned", "* rounds.valid"),
     ],
     test_distribution.test_full_rows_sum_to_1_again_after_half_precision: [
-        ("distill.distribution:FullRows._read", ".float().log_softmax(-1)", ".float()"),
+        ("distill.objectives.distribution:FullRows._read", ".float().log_softmax(-1)", ".float()"),
     ],
     test_distribution.test_the_target_s_distribution_is_not_rounded_to_what_the_draft_is_trained_in: [
-        ("distill.distribution:HiddenRows._read", "enabled=False", "enabled=True"),
+        ("distill.objectives.distribution:HiddenRows._read", "enabled=False", "enabled=True"),
     ],
     test_distribution.test_the_target_s_head_is_not_trained_through_its_distribution: [
-        ("distill.distribution:HiddenRows._read", "torch.no_grad()", "torch.enable_grad()"),
+        ("distill.objectives.distribution:HiddenRows._read", "torch.no_grad()", "torch.enable_grad()"),
     ],
     test_distribution.test_logits_in_bfloat16_give_a_distribution_in_float32: [
-        ("distill.distribution:HiddenRows._read", ".to(device).float()", ".to(device)"),
-        ("distill.distribution:HiddenRows._read", "logits / self.temperature", "logits * self.temperature"),
+        ("distill.objectives.distribution:HiddenRows._read", ".to(device).float()", ".to(device)"),
+        ("distill.objectives.distribution:HiddenRows._read", "logits / self.temperature", "logits * self.temperature"),
     ],
 }
 
 RECORDS: dict[Callable[..., object], list[Change]] = {
     test_sparse.test_the_codes_of_log_p_are_those_of_every_folder_written_so_far: [
-        ("distill.sparse:CODES_PER_NAT", "102", "103"),
-        ("distill.sparse:code", ".round()", ""),
+        ("distill.records.sparse:CODES_PER_NAT", "102", "103"),
+        ("distill.records.sparse:code", ".round()", ""),
         (
-            "distill.sparse:pack_codes",
+            "distill.records.sparse:pack_codes",
             "(first & 15) << 4 | second >> 8, second & 255",
             "first & 15 | second >> 4, second",
         ),
     ],
     partial(test_stores.test_sparse_rows_have_the_shapes_that_are_planned, "head_tail", [(4,), (9,)]): [
-        ("distill.sparse:decode", "mass.unsqueeze(-1) / tail", "mass.unsqueeze(-1)"),
+        ("distill.records.sparse:decode", "mass.unsqueeze(-1) / tail", "mass.unsqueeze(-1)"),
     ],
     test_sparse.test_the_largest_uniform_and_zero_probabilities_are_never_a_forbidden_token: [
-        ("distill.sparse:draw_tail", "right=True", "right=False"),
+        ("distill.records.sparse:draw_tail", "right=True", "right=False"),
     ],
     test_stores.test_each_row_is_drawn_from_with_its_own_uniforms: [
-        ("distill.sparse:draw_tail", ".scatter_(-1, head_ids, 0.0)", ""),
+        ("distill.records.sparse:draw_tail", ".scatter_(-1, head_ids, 0.0)", ""),
     ],
     test_stores.test_probabilities_too_small_for_a_half_are_kept_finite: [
-        ("distill.stores:FullStore.encode", ".clamp_min(-65504.0)", ""),
+        ("distill.records.stores:FullStore.encode", ".clamp_min(-65504.0)", ""),
     ],
     partial(test_stores.test_hidden_states_come_back_to_the_bit, "float16"): [
-        ("distill.stores:HiddenStore.encode", "hidden.to(self.dtype)", "hidden.bfloat16()"),
+        ("distill.records.stores:HiddenStore.encode", "hidden.to(self.dtype)", "hidden.bfloat16()"),
     ],
     test_score.test_each_text_has_tail_draws_of_its_own: [
         ("distill.score:Scorer._uniforms", ', record.meta["prompt"]', ""),
@@ -122,63 +122,63 @@ RECORDS: dict[Callable[..., object], list[Change]] = {
         ("distill.passes:Pass.states", "self.tapped[row, : len(record.ids)]", "self.tapped[row]"),
     ],
     test_features.test_an_error_is_weighed_against_the_deviation_from_the_mean: [
-        ("distill.features:FeatureCode.squared_errors", "error / (states - mean)", "error / states"),
+        ("distill.records.features:FeatureCode.squared_errors", "error / (states - mean)", "error / states"),
     ],
     test_features.test_a_row_within_the_grid_is_rounded_and_one_beyond_it_stretched: [
-        ("distill.features:LEVELS", "127", "128"),
-        ("distill.features:on_grid", ".clamp(1.0, MOST_STRETCH)", ".clamp(0.0, MOST_STRETCH)"),
+        ("distill.records.features:LEVELS", "127", "128"),
+        ("distill.records.features:on_grid", ".clamp(1.0, MOST_STRETCH)", ".clamp(0.0, MOST_STRETCH)"),
     ],
     test_features.test_a_grid_reaches_from_the_least_to_the_most_and_is_never_too_fine: [
-        ("distill.features:grid_of", "(high - low) / (2 * LEVELS)", "(high - low) / LEVELS"),
+        ("distill.records.features:grid_of", "(high - low) / (2 * LEVELS)", "(high - low) / LEVELS"),
     ],
     partial(test_features.test_a_channel_reaches_as_far_as_ordinary_tokens_do, 22.5, 4.0): [
-        ("distill.calibration:_fit_int8", "ordinary = ordinary[norms <= LONG * norms.median()]", "pass"),
-        ("distill.calibration:LONG", "4.0", "5.0"),
+        ("distill.records.fit_features:_fit_int8", "ordinary = ordinary[norms <= LONG * norms.median()]", "pass"),
+        ("distill.records.fit_features:LONG", "4.0", "5.0"),
     ],
     test_features.test_layers_count_alike_however_long_their_states_are: [
-        ("distill.calibration:_means", "(square / (ordinary.sum() * layer.shape[1])).sqrt()", "square"),
-        ("distill.calibration:_means", ".sum(0) / ordinary.sum()", ".sum(0) / len(layer)"),
+        ("distill.records.fit_features:_means", "(square / (ordinary.sum() * layer.shape[1])).sqrt()", "square"),
+        ("distill.records.fit_features:_means", ".sum(0) / ordinary.sum()", ".sum(0) / len(layer)"),
     ],
     test_features.test_too_few_tokens_for_the_components_are_refused: [
-        ("distill.calibration:code_bytes", "tokens <= layout.components", "tokens < layout.components"),
+        ("distill.records.fit_features:code_bytes", "tokens <= layout.components", "tokens < layout.components"),
     ],
     test_shards.test_the_numbers_of_a_shard: [
-        ("distill.shards:FINISH_REASONS", "('length', 'eos', 'stop', 'corpus')", "('eos', 'length', 'stop', 'corpus')"),
-        ("distill.shards:SPLITS", "('train', 'validation')", "('validation', 'train')"),
+        ("distill.records.shards:FINISH_REASONS", "('length', 'eos', 'stop', 'corpus')", "('eos', 'length', 'stop', 'corpus')"),
+        ("distill.records.shards:SPLITS", "('train', 'validation')", "('validation', 'train')"),
     ],
     test_shards.test_the_summary_of_a_shard: [
-        ("distill.shards:summary", "sum(len(record.ids) for", "sum(record.loss_mask.sum() for"),
+        ("distill.records.shards:summary", "sum(len(record.ids) for", "sum(record.loss_mask.sum() for"),
     ],
     test_shards.test_records_are_found_across_shards_of_which_some_are_empty: [
-        ("distill.records:RecordFolder.read", 'side="right"', 'side="left"'),
-        ("distill.shards:Shard._slice", "part.start == part.stop", "part.stop == 0"),
+        ("distill.records.folder:RecordFolder.read", 'side="right"', 'side="left"'),
+        ("distill.records.shards:Shard._slice", "part.start == part.stop", "part.stop == 0"),
     ],
     test_shards.test_a_manifest_adds_its_shards_up: [
-        ("distill.records:RecordWriter._feature_errors", "np.sqrt(total / tokens)", "(total / tokens)"),
-        ("distill.records:RecordWriter._feature_errors", "shard.tokens for", "shard.records for"),
+        ("distill.records.folder:RecordWriter._feature_errors", "np.sqrt(total / tokens)", "(total / tokens)"),
+        ("distill.records.folder:RecordWriter._feature_errors", "shard.tokens for", "shard.records for"),
     ],
     test_shards.test_a_shard_of_an_earlier_run_is_kept_if_its_bytes_are_those_of_its_note: [
-        ("distill.records:RecordWriter.existing", "checksums=True", "checksums=False"),
+        ("distill.records.folder:RecordWriter.existing", "checksums=True", "checksums=False"),
     ],
     test_texts.test_recorded_texts_are_found_by_the_numbers_of_their_prompts: [
-        ("distill.texts:RecordedTexts.__init__", "int(self.folder.prompts[-1]) + 1", "len(self.folder)"),
-        ("distill.texts:RecordedTexts.write", "(first, last))", '(first, last), side="right")'),
-        ("distill.texts:RecordedTexts._text", "layers=()", "layers=None"),
+        ("distill.prompts.text_sources:RecordedTexts.__init__", "int(self.folder.prompts[-1]) + 1", "len(self.folder)"),
+        ("distill.prompts.text_sources:RecordedTexts.write", "(first, last))", '(first, last), side="right")'),
+        ("distill.prompts.text_sources:RecordedTexts._text", "layers=()", "layers=None"),
     ],
 }
 
 TEXTS: dict[Callable[..., object], list[Change]] = {
     partial(test_chat.test_a_token_on_the_edge_of_a_turn_is_learned, ""): [
-        ("distill.chat:encode_chat", "a < end and b > begin", "b > begin and b <= end"),
-        ("distill.chat:encode_chat", "a < end and b > begin", "a >= begin and a < end"),
-        ("distill.chat:_turn_span", "end + len(closing) if", "end if"),
+        ("distill.prompts.chat:encode_chat", "a < end and b > begin", "b > begin and b <= end"),
+        ("distill.prompts.chat:encode_chat", "a < end and b > begin", "a >= begin and a < end"),
+        ("distill.prompts.chat:_turn_span", "end + len(closing) if", "end if"),
     ],
     test_chat.test_the_first_token_is_not_learned_for_nothing_predicts_it: [
-        ("distill.chat:encode_chat", "mask[0] = False", "pass"),
+        ("distill.prompts.chat:encode_chat", "mask[0] = False", "pass"),
     ],
     test_chat.test_a_template_s_own_start_token_stands_once: [
-        ("distill.chat:encode_chat", "add_special_tokens=False", "add_special_tokens=True"),
-        ("distill.chat:encode_prompt", "add_special_tokens=False", "add_special_tokens=True"),
+        ("distill.prompts.chat:encode_chat", "add_special_tokens=False", "add_special_tokens=True"),
+        ("distill.prompts.chat:encode_prompt", "add_special_tokens=False", "add_special_tokens=True"),
     ],
     test_sequences.test_the_distribution_of_a_learned_token_is_found_at_the_one_before_it: [
         ("distill.sequences:RecordSequences.collate", "start + learned - 1", "start + learned"),
@@ -200,35 +200,35 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
     ],
     test_vocabulary.test_what_lies_behind_the_length_that_is_trained_on_is_not_counted: [
         (
-            "distill.vocabulary:_learned_ids",
+            "distill.objectives.draft_vocabulary:_learned_ids",
             "sequence.ids[:length][sequence.loss_mask[:length]]",
             "sequence.ids[:length]",
         ),
-        ("distill.vocabulary:_learned_ids", "length = source.lengths[index]", "length = None"),
+        ("distill.objectives.draft_vocabulary:_learned_ids", "length = source.lengths[index]", "length = None"),
     ],
     test_vocabulary.test_every_end_of_text_is_among_the_special_tokens: [
         ("train.inputs:special_tokens", "isinstance(ends, int) else ends", "isinstance(ends, int) else ends[:1]"),
     ],
     test_vocabulary.test_a_top_k_record_keeps_its_missing_mass: [
-        ("distill.vocabulary:renormalised", "within.log_p - share.log()", "within.log_p"),
-        ("distill.vocabulary:restricted", "p.weight * inside", "p.weight"),
+        ("distill.objectives.draft_vocabulary:renormalised", "within.log_p - share.log()", "within.log_p"),
+        ("distill.objectives.draft_vocabulary:restricted", "p.weight * inside", "p.weight"),
     ],
     test_prompts.test_windows_come_from_their_split_and_are_numbered_through: [
-        ("distill.prompts:_windows", "corpus.documents(split)", 'corpus.documents("train")'),
+        ("distill.prompts.draw:_windows", "corpus.documents(split)", 'corpus.documents("train")'),
     ],
     test_prompts.test_a_window_may_start_wherever_it_fits: [
-        ("distill.prompts:_cut", "len(ids) - length + 1", "len(ids) - length"),
-        ("distill.prompts:_cut", ", document, part)", ", part)"),
+        ("distill.prompts.draw:_cut", "len(ids) - length + 1", "len(ids) - length"),
+        ("distill.prompts.draw:_cut", ", document, part)", ", part)"),
     ],
     test_prompts.test_windows_of_a_document_and_of_two_runs_are_drawn_apart: [
-        ("distill.prompts:_cut", ", document, part)", ", document)"),
-        ("distill.prompts:_cut", "config.seed, ", ""),
+        ("distill.prompts.draw:_cut", ", document, part)", ", document)"),
+        ("distill.prompts.draw:_cut", "config.seed, ", ""),
     ],
     test_prompts.test_text_of_which_nothing_would_be_learned_is_no_prompt: [
-        ("distill.prompts:_cut", "len(window) > unlearned", "len(window) >= unlearned"),
+        ("distill.prompts.draw:_cut", "len(window) > unlearned", "len(window) >= unlearned"),
     ],
     test_prompts.test_a_prompt_begins_as_the_tokenizer_begins_every_text: [
-        ("distill.prompts:_windows", "start_ids(tokenizer) + ids", "ids"),
+        ("distill.prompts.draw:_windows", "start_ids(tokenizer) + ids", "ids"),
     ],
     test_responses.test_a_response_does_not_depend_on_the_others_of_its_batch: [
         ("distill.responses:target_sampler", "rows=rows,", ""),

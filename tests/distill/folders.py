@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from distill.features import FeatureLayout
-from distill.manifest import Counts, Manifest, ShardSummary
-from distill.records import RecordFolder
-from distill.shards import Record, shard_bytes, summary
-from distill.stores import Layout
+from distill.records.features import FeatureLayout
+from distill.records.folder import RecordFolder
+from distill.records.manifest import Counts, Manifest, ShardSummary
+from distill.records.shards import Record, shard_bytes, summary
+from distill.records.stores import Layout
 
 V, WIDTH = 5, 2
 FULL = Layout(["full"], V, WIDTH, "float32", head=2, tail=1, topk=2)

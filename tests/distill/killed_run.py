@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from decode.house import checked_json
-from distill import records, responses, stage
-from distill.manifest import ShardSummary
-from distill.shards import Record
+from decode.common import checked_json
+from distill import responses, stage
+from distill.records import folder as records
+from distill.records.manifest import ShardSummary
+from distill.records.shards import Record
 from distill.stage import run
 from tests.distill.runs import kept, tiny_config
 

@@ -4,8 +4,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from decode.house.errors import InputError
-from distill.chat import encode_chat, encode_prompt
+from decode.common.errors import InputError
+from distill.prompts.chat import encode_chat, encode_prompt
 from tests.distill.starting import starting_tokenizer
 from tests.tiny import tiny_tokenizer
 

@@ -7,7 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from decode.house.errors import InputError
+from decode.common.errors import InputError
 from distill.config import DataConfig
 from distill.corpora import Document, load_corpus
 from distill.corpora.base import split_of

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from decode.house.errors import ConfigError
+from decode.common.errors import ConfigError
 from distill.config import ObjectiveConfig
-from distill.credits import Rounds, constant_decay, credited, dpace, first_failure, none
+from distill.objectives.credits import Rounds, constant_decay, credited, dpace, first_failure, none
 
 ALPHA = torch.tensor([[0.9, 0.5, 0.4], [0.2, 1.3, 0.6]])  # 1.3: an estimate from sparse records, worth 1
 WHOLE = torch.ones(2, 3, dtype=torch.bool)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from decode.house.checked_json import read_json
-from distill.records import RecordFolder
+from decode.common.checked_json import read_json
+from distill.records.folder import RecordFolder
 from distill.stage import run
 from tests.distill.runs import kept, shard_files, tiny_config
 

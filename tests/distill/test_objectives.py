@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from decode.common.errors import ConfigError
 from decode.drafters.base import Batch, Step
-from decode.house.errors import ConfigError
 from distill.config import ObjectiveConfig
-from distill.distribution import Dense, FullRows, Sparse, SparseRows
-from distill.losses import acceptance, forward_kl, tv
-from distill.objectives import OBJECTIVES, build_objective, chunked
+from distill.objectives.by_name import OBJECTIVES, build_objective, chunked
+from distill.objectives.distribution import Dense, FullRows, Sparse, SparseRows
+from distill.objectives.losses import acceptance, forward_kl, tv
 
 R, V = 5, 7
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from decode.house.errors import InputError
+from decode.common.errors import InputError
 from distill.config import DataConfig, DistillConfig, PromptConfig, ResponseSampling
 from distill.corpora import Corpus, Document, Split, load_corpus
-from distill.prompts import Prompt, collect_prompts, digest, turns
-from distill.tokenizer import start_ids, train_bpe
+from distill.prompts.draw import Prompt, collect_prompts, digest, turns
+from distill.prompts.tokenizer import start_ids, train_bpe
 from tests.distill.starting import starting_tokenizer
 from tests.tiny import tiny_tokenizer
 

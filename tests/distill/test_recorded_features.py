@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
+from decode.common.checked_json import read_json, write_json
+from decode.common.errors import ConfigError, InputError
 from decode.config import ModelConfig
-from decode.house.checked_json import read_json, write_json
-from decode.house.errors import ConfigError, InputError
-from distill.calibration import CODE_FILE
 from distill.config import DataConfig, DistillConfig, FeatureCodeName, FeatureConfig, PromptConfig, RecordsConfig
-from distill.records import RecordFolder
+from distill.records.fit_features import CODE_FILE
+from distill.records.folder import RecordFolder
 from distill.sequences import record_sequences
 from distill.stage import run
 from tests.distill.runs import LAYERS, kept, shard_files, tiny_config

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from decode.common.checked_json import read_json, write_json
+from decode.common.errors import ConfigError, InputError
 from decode.config import ModelConfig
-from decode.house.checked_json import read_json, write_json
-from decode.house.errors import ConfigError, InputError
-from decode.models import describe_model
-from distill.records import RecordFolder
+from decode.models.load import describe_model
+from distill.records.folder import RecordFolder
 from distill.sequences import record_sequences
 from distill.stage import run
 from tests.distill.runs import shard_files, tiny_config

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from distill.config import DataConfig, DistillConfig, PromptConfig, ResponseSampling
-from distill.prompts import Prompt
+from distill.prompts.draw import Prompt
 from distill.responses import Response, Writer, target_sampler
 from tests.tiny import tiny_llama, tiny_tokenizer
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from distill.features import CODES, FeatureLayout
+from distill.records.features import CODES, FeatureLayout
+from distill.records.shards import Record
+from distill.records.stores import Layout, StoreName
 from distill.score import Scorer
-from distill.shards import Record
-from distill.stores import Layout, StoreName
 from tests.tiny import tiny_llama
 
 V, WIDTH = 64, 32

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from decode.house.run_folder import RunFolder
-from distill.records import IDENTITIES, RecordWriter
-from distill.shards import FINISH_REASONS, Record, shard_bytes, summary
+from decode.common.run_folder import RunFolder
+from distill.records.folder import IDENTITIES, RecordWriter
+from distill.records.shards import FINISH_REASONS, Record, shard_bytes, summary
 from tests.distill.folders import FULL, WITH_STATES, folder_of, record
 
 ABOUT = {

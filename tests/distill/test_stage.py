@@ -11,16 +11,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from decode import generate
+from decode.common.checked_json import read_json
+from decode.common.errors import ConfigError, InputError
 from decode.config import ModelConfig
-from decode.fingerprint import weights_fingerprint
-from decode.head import head_of
-from decode.house.checked_json import read_json
-from decode.house.errors import ConfigError, InputError
-from decode.models import describe_model
+from decode.models.fingerprint import weights_fingerprint
+from decode.models.load import describe_model
+from decode.models.output_head import head_of
 from distill.config import DataConfig, PromptConfig, RecordsConfig
 from distill.corpora.base import unit_hash
-from distill.distribution import Dense, Sparse
-from distill.records import RecordFolder
+from distill.objectives.distribution import Dense, Sparse
+from distill.records.folder import RecordFolder
 from distill.sequences import record_sequences
 from distill.stage import run
 from tests.distill.runs import ALL_STORES, shard_files, tiny_config

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from distill.config import DistillConfig
-from distill.texts import RecordedTexts
+from distill.prompts.text_sources import RecordedTexts
 from tests.distill.folders import WITH_STATES, folder_of, record
 
 
@@ -17,7 +17,7 @@ def test_recorded_texts_are_found_by_the_numbers_of_their_prompts(
     prompts = [(0, 0), (0, 1), (2, 0), (5, 0)]
     records = [record(prompt, [1, 2, 3], [2], WITH_STATES, turn=turn) for prompt, turn in prompts]
     folder = folder_of(tmp_path, [records[:3], records[3:]], WITH_STATES)
-    monkeypatch.setattr("distill.texts.RecordFolder", SimpleNamespace(open=lambda *_, **__: folder))
+    monkeypatch.setattr("distill.prompts.text_sources.RecordFolder", SimpleNamespace(open=lambda *_, **__: folder))
     texts = RecordedTexts(DistillConfig(responses="records", from_records=str(tmp_path)), SimpleNamespace())  # type: ignore[arg-type]
     assert texts.num_prompts == 6
     for first, last, expected in ((0, 2, prompts[:2]), (2, 5, prompts[2:3]), (3, 5, []), (5, 6, prompts[3:])):

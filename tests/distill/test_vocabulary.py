@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from decode.common.errors import ConfigError
 from decode.drafters.base import Batch, Step
-from decode.house.errors import ConfigError
-from distill.distribution import Dense, FullRows, Sparse, SparseRows
-from distill.losses import acceptance
-from distill.objectives import OBJECTIVES, Scores, chunked
+from distill.objectives.by_name import OBJECTIVES, Scores, chunked
+from distill.objectives.distribution import Dense, FullRows, Sparse, SparseRows
+from distill.objectives.draft_vocabulary import frequent_tokens, likeliest, places, renormalised, restricted
+from distill.objectives.losses import acceptance
 from distill.sequences import TextSequences, TrainSequence, record_sequences
-from distill.vocabulary import frequent_tokens, likeliest, places, renormalised, restricted
 from tests.distill.folders import folder_of, record
 from tests.tiny import tiny_tokenizer
 from train.inputs import special_tokens

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from decode.house.config import build
+from decode.common.typed_config import build
 from decode.stats import Round
-from eval.arms import Sample
+from eval.arms.ours import Sample
 from eval.config import EvalConfig
-from eval.measure import Samples
-from eval.prompts import Prompt
-from eval.speed import AUTOREGRESSIVE, TRANSFORMERS
+from eval.measure.speed import AUTOREGRESSIVE, TRANSFORMERS
+from eval.measure.timed_run import Samples
+from eval.prompts.held_out import Prompt
 
 
 def config(**changes: Any) -> EvalConfig:

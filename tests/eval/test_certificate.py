@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from decode.house.config import build
-from decode.house.errors import ConfigError, RunError
-from decode.house.sealed import read_sealed
-from decode.models import load_tokenizer
-from eval import certificate, comparison, inputs, stage
+from decode.common.errors import ConfigError, RunError
+from decode.common.sealed import read_sealed
+from decode.common.typed_config import build
+from decode.models.load import load_tokenizer
+from eval import inputs, stage
 from eval.config import EvalConfig
-from eval.prompts import as_many_as
-from eval.texts import continue_batch
+from eval.measure import certificate_parts as comparison
+from eval.measure.continuations import continue_batch
+from eval.modes import certificate
+from eval.prompts.held_out import as_many_as
 from tests.commands import built
 from tests.eval.test_uncached import off_by_one
 from tests.tiny import save_tiny_target
@@ -26,7 +28,7 @@ TOKENS, OTHER = 150, 60
 def uncaptured():
     """Captures of a few passes each would cost these tests three times what the passes do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("decode.runner.CAPTURE_AFTER", 10**9)
+        patch.setattr("decode.forward.runner.CAPTURE_AFTER", 10**9)
         yield
 
 
@@ -190,7 +192,7 @@ def test_divergences_in_the_targets_own_precision_are_listed_and_no_failure_unle
 
 @pytest.mark.slow
 def test_strict_has_no_divergence_in_bf16_and_states_its_cost(models, tmp_path, monkeypatch):
-    monkeypatch.setattr("eval.padding.ROUNDS", 1)
+    monkeypatch.setattr("eval.measure.padding.ROUNDS", 1)
     decode = {"num_draft_tokens": 3, "max_new_tokens": 16, "strict": True}
     stage.run(config(models, tmp_path / "c", decode=decode))
     found = read(tmp_path / "c")

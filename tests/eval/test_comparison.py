@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from eval import comparison
-from eval.certificate import _row, failures, parts_of
-from eval.comparison import Counts, Part, State, compare, is_done
-from eval.losslessness import MARGIN
-from eval.texts import Job, Text
+from eval.measure import certificate_parts as comparison
+from eval.measure.certificate_parts import Counts, Part, State, compare, is_done
+from eval.measure.continuations import Job, Text
+from eval.measure.losslessness import MARGIN
+from eval.modes.certificate import _row, failures, parts_of
 from tests.eval.samples import config, prompts
 
 JUDGED = Part("float32", 0.0, tokens=10, is_judged=True)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from decode.calibrate import Costs
+from decode.autotune.timing import Costs
 from decode.config import SamplingConfig
-from eval import components
-from eval.components import ComponentTimes, CostMeter, is_plain_chain
+from eval.measure import component_times as components
+from eval.measure.component_times import ComponentTimes, CostMeter, is_plain_chain
 
 
 def metered(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[tuple[str, int], ComponentTimes], list[tuple[Any, ...]]]:

@@ -8,21 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decode.house.compose import CONF
-from decode.house.config import build
-from decode.house.errors import ConfigError, InputError, RunError
+from decode.common.compose import CONF
+from decode.common.errors import ConfigError, InputError, RunError
+from decode.common.typed_config import build
 from eval import cli, stage
+from eval.arms.vllm_peer import Engine, as_sample, check_python
 from eval.config import EvalConfig
-from eval.decoders import engines, measuring, suite
-from eval.decoders.config import arm_settings
-from eval.decoders.goals import reached
-from eval.decoders.page import render_page
-from eval.decoders.summary import render_summary
-from eval.decoders.tables import reading
-from eval.decoders.texts import load_texts
-from eval.prose import docstrings
+from eval.modes.decoders import engines, measuring, suite
+from eval.modes.decoders.config import arm_settings
+from eval.modes.decoders.goals import reached
+from eval.modes.decoders.page import render_page
+from eval.modes.decoders.summary import render_summary
+from eval.modes.decoders.tables import reading
+from eval.modes.decoders.texts import load_texts
+from eval.prompts.prose import docstrings
 from eval.publish import publish
-from eval.vllm_peer import Engine, as_sample, check_python
 from tests.commands import built
 from tests.eval.test_report import ROW_KEYS
 from tests.tiny import save_tiny_target, tiny_llama, tiny_tokenizer
@@ -463,7 +463,7 @@ def test_vllm_continues_greedily_as_our_loop_does(tmp_path):
     python = CONF.parent / ".venv-vllm/bin/python"
     if not python.is_file():
         pytest.skip("no .venv-vllm; scripts/vllm_env.sh makes it")
-    from eval.arms import OurArm
+    from eval.arms.ours import OurArm
 
     target = save_tiny_target(tmp_path / "target", hidden_size=64, max_position_embeddings=64)
     draft = save_tiny_target(tmp_path / "draft", hidden_size=64, max_position_embeddings=64, seed=1, num_layers=1)

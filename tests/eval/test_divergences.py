@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from eval.losslessness import Check, Divergence, check, divergences, flips, judge
-from eval.texts import Job, Text
+from eval.measure.continuations import Job, Text
+from eval.measure.losslessness import Check, Divergence, check, divergences, flips, judge
 
 TEXT = Text(3, (1, 2), (10, 11, 12))
 

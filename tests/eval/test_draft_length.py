@@ -4,13 +4,14 @@ import json
 
 import pytest
 
-from decode.house.config import build
-from decode.house.errors import ConfigError
-from eval import draft_length, stage
+from decode.common.errors import ConfigError
+from decode.common.typed_config import build
+from eval import stage
 from eval.config import EvalConfig
-from eval.draft_length import choice_prompts
-from eval.prompts import load_prompts
-from eval.summary import render_summary
+from eval.measure import draft_length
+from eval.measure.draft_length import choice_prompts
+from eval.prompts.held_out import load_prompts
+from eval.render.summary import render_summary
 from tests.commands import built
 from tests.eval import test_decoders, test_report
 from tests.tiny import tiny_tokenizer

@@ -9,23 +9,23 @@ import pytest
 import torch
 
 from decode import generate
-from decode.house.config import build
-from decode.house.errors import ConfigError, InputError, RunError
-from decode.house.run_folder import open_run
-from decode.models import describe_model, load_model
+from decode.common.errors import ConfigError, InputError, RunError
+from decode.common.run_folder import open_run
+from decode.common.typed_config import build
+from decode.models.load import describe_model, load_model
 from eval import cli, stage
 from eval.config import EvalConfig
-from eval.families import suite, trainings
-from eval.families.arms import train_config
-from eval.families.budgets import pace_of, steps_for_tokens
-from eval.families.child import in_child
-from eval.families.data import rescoring
-from eval.families.groups import Group, quality_row
-from eval.families.recommend import PLAIN, recommend, sentence
-from eval.families.summary import losslessness, render_summary
-from eval.families.trainings import Training
+from eval.modes.families import suite, trainings
+from eval.modes.families.arms import train_config
+from eval.modes.families.budgets import pace_of, steps_for_tokens
+from eval.modes.families.child import in_child
+from eval.modes.families.data import rescoring
+from eval.modes.families.groups import Group, quality_row
+from eval.modes.families.recommend import PLAIN, recommend, sentence
+from eval.modes.families.summary import losslessness, render_summary
+from eval.modes.families.trainings import Training
 from eval.publish import publish
-from eval.statistics import bootstrap_crossed, ratio_of_ratios, ratio_of_sums
+from eval.results.statistics import bootstrap_crossed, ratio_of_ratios, ratio_of_sums
 from tests.commands import built
 from tests.tiny import save_tiny_target
 from tests.train.toy import save_target, write_corpus, write_records

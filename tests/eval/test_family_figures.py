@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from decode.stats import Round
-from eval.arms import Sample
-from eval.families import budgets
-from eval.families import quality as families_quality
-from eval.families.budgets import Pace, tokens_per_step
-from eval.families.groups import Group, grouped, quality_row, tau_ratio, training_row
-from eval.families.quality import Judge, Speculator
-from eval.families.recommend import recommend, rivals
-from eval.families.results import Measured, _codes
-from eval.families.trainings import Training
-from eval.texts import Job, Text
+from eval.arms.ours import Sample
+from eval.measure.continuations import Job, Text
+from eval.modes.families import budgets
+from eval.modes.families import quality as families_quality
+from eval.modes.families.budgets import Pace, tokens_per_step
+from eval.modes.families.groups import Group, grouped, quality_row, tau_ratio, training_row
+from eval.modes.families.quality import Judge, Speculator
+from eval.modes.families.recommend import recommend, rivals
+from eval.modes.families.results import Measured, _codes
+from eval.modes.families.trainings import Training
 from tests.eval.samples import config
 
 REFERENCE = [Text(4, (1, 2), (5, 6, 7)), Text(9, (3,), (8, 9)), Text(11, (4,), (6, 7, 8))]
@@ -127,7 +127,7 @@ def test_tau_of_a_group_is_pooled_and_its_outcomes_are_counted_as_often_as_they_
 
 
 def test_a_code_is_held_against_the_first_one_seed_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eval.families.results._facts", lambda *_: {"feature_bytes_per_token": 8.0})
+    monkeypatch.setattr("eval.modes.families.results._facts", lambda *_: {"feature_bytes_per_token": 8.0})
     codes = {"arms": {"a": ["draft=eagle3"]}, "feature_arm": "a", "feature_codes": ["bf16", "int8"]}
     cfg = config(temperatures=[1.0], families={**codes, "seeds": [0, 1], "feature_seeds": [1], "shapes": {"chain": {}}})
     kept = {

@@ -8,19 +8,20 @@ from pathlib import Path
 import pytest
 import yaml
 
-from decode.house.compose import CONF
-from decode.house.config import build
-from eval import bandwidth, certificate_page, profile_page
-from eval.decoders import page as decoders_page
-from eval.decoders import summary as decoders
-from eval.families import summary as families
-from eval.page import render_page
+from decode.common.compose import CONF
+from decode.common.typed_config import build
+from eval.modes import bandwidth
+from eval.modes.decoders import page as decoders_page
+from eval.modes.decoders import summary as decoders
+from eval.modes.families import summary as families
 from eval.publish import PAGES
-from eval.summary import render_block, render_summary
+from eval.render import certificate_page, profile_page
+from eval.render.page import render_page
+from eval.render.summary import render_block, render_summary
 from tests.eval.test_report import Page
 from tests.train.toy import tiny_settings
 from train.config import TrainConfig
-from train.model_card import model_card
+from train.export.model_card import model_card
 
 HOSTILE = "<script>alert(1)</script> a|b\nc `d` *e* [f](http://g) <!-- results:end --> $\\x$"
 SHOWN = r"&lt;script&gt;alert(1)&lt;/script&gt; a\|b c \`d\` \*e\* [f]\(http://g) &lt;!-- results:end --&gt; $\\x$"

@@ -4,10 +4,10 @@ import pytest
 import torch
 from transformers import LogitsProcessorList
 
-from decode.penalties import penalties
-from decode.sampling import Sampling
-from eval.losslessness import MARGIN, Check, check, first_divergence, flips, margin_from, scores_at
-from eval.texts import Job, Text, generator
+from decode.sampling.penalties import penalties
+from decode.sampling.warp import Sampling
+from eval.measure.continuations import Job, Text, generator
+from eval.measure.losslessness import MARGIN, Check, check, first_divergence, flips, margin_from, scores_at
 from tests.tiers import by_default
 from tests.tiny import tiny_llama
 

@@ -6,13 +6,13 @@ from transformers import GenerationConfig
 
 from decode import generate
 from decode.drafters.lm import LMDraft
-from decode.sampling import Sampling
-from eval.arms import OurArm, Sample, TransformersArm, emitted, generation_config, run_transformers
-from eval.components import ComponentTimes, CostMeter
+from decode.sampling.warp import Sampling
+from eval.arms.assisted import AssistedArm, Setting, settings, using
+from eval.arms.ours import OurArm, Sample, TransformersArm, emitted, generation_config, run_transformers
 from eval.config import PeersConfig
-from eval.measure import call_seconds_per_token, interleave, order, seconds_per_token, warm_up
-from eval.peers import AssistedArm, Setting, settings, using
-from eval.prompts import Prompt
+from eval.measure.component_times import ComponentTimes, CostMeter
+from eval.measure.timed_run import call_seconds_per_token, interleave, order, seconds_per_token, warm_up
+from eval.prompts.held_out import Prompt
 from tests.tiny import tiny_llama
 
 GREEDY = Sampling(0.0)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from decode.stats import Round, Stats
-from eval import padding
-from eval.padding import measure_padding
+from eval.measure import padding
+from eval.measure.padding import measure_padding
 from tests.eval.samples import config, prompts
 
 MODEL: Any = SimpleNamespace(device=torch.device("cpu"))

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decode.house.errors import InputError
-from eval.cells import arm_times
-from eval.curves import series, training_curves
-from eval.decoders.results import _cell as cell_of_decoders
-from eval.decoders.results import _peers as peers_of_decoders
-from eval.families.results import _cell as cell_of_families
-from eval.pairs import faster, ratio, seconds, tokens_per_s
-from eval.speed import AUTOREGRESSIVE, TRANSFORMERS
+from decode.common.errors import InputError
+from eval.measure.cells import arm_times
+from eval.measure.speed import AUTOREGRESSIVE, TRANSFORMERS
+from eval.modes.decoders.results import _cell as cell_of_decoders
+from eval.modes.decoders.results import _peers as peers_of_decoders
+from eval.modes.families.results import _cell as cell_of_families
+from eval.results.ratios import faster, ratio, seconds, tokens_per_s
+from eval.results.training_curves import series, training_curves
 from tests.eval.samples import at_paces, sample
 
 

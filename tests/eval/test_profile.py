@@ -7,11 +7,13 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from decode.house.config import build
-from decode.house.errors import ConfigError
+from decode.common.errors import ConfigError
+from decode.common.typed_config import build
 from decode.stats import PHASES, Stats
-from eval import operators, profile, stage
+from eval import stage
 from eval.config import EvalConfig
+from eval.measure import operators
+from eval.modes import profile
 from tests.eval.test_report import Page
 from tests.tiny import save_tiny_target
 
@@ -20,7 +22,7 @@ from tests.tiny import save_tiny_target
 def uncaptured():
     """Captures would cost these tests more than the passes do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("decode.runner.CAPTURE_AFTER", 10**9)
+        patch.setattr("decode.forward.runner.CAPTURE_AFTER", 10**9)
         patch.setattr(profile, "TURNS", 1)
         patch.setattr(profile, "COST_REPEATS", 1)
         yield

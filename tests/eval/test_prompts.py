@@ -7,12 +7,20 @@ from pathlib import Path
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from decode.house.errors import ConfigError, InputError
+from decode.common.errors import ConfigError, InputError
 from distill.config import DataConfig
 from distill.corpora import Document
 from eval.config import EvalConfig, PromptsConfig
 from eval.inputs import check_held_out
-from eval.prompts import Prompt, check_lengths, first_turn, held_out_prompts, load_prompts, next_turn, read_questions
+from eval.prompts.held_out import (
+    Prompt,
+    check_lengths,
+    first_turn,
+    held_out_prompts,
+    load_prompts,
+    next_turn,
+    read_questions,
+)
 from tests.tiny import tiny_tokenizer
 
 SPEC_BENCH = {"question_id": 81, "category": "writing", "turns": ["Compose a post.", "Rewrite it."], "reference": []}
@@ -42,7 +50,7 @@ def config(**values) -> EvalConfig:
     values.setdefault("lossless", {"prompts": 4, "tokens": 8, "other_prompts": 2, "other_tokens": 4})
     values.setdefault("timing", {"prompts": 2, "screening_prompts": 1, "sweep": []})
     values.setdefault("decode", {"max_new_tokens": 8})
-    from decode.house.config import build
+    from decode.common.typed_config import build
 
     return build(EvalConfig, {"output_dir": "out", "target": {"path": "t"}, "drafts": {"d": "d"}, **values})
 

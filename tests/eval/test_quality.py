@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decode.sampling import Sampling
-from eval import quality
+from decode.sampling.warp import Sampling
 from eval.config import EvalConfig
-from eval.losslessness import Check
-from eval.quality import measure_curve, measure_quality, sampling_at, settings_at
-from eval.teacher_forced import Alphas
-from eval.texts import Generate, Job, Text
+from eval.measure import quality
+from eval.measure.alpha import Alphas
+from eval.measure.continuations import Generate, Job, Text
+from eval.measure.losslessness import Check
+from eval.measure.quality import measure_curve, measure_quality, sampling_at, settings_at
 from tests.eval.samples import config, prompts
 
 SIZES = {"prompts": 3, "tokens": 6, "other_prompts": 2, "other_tokens": 4}

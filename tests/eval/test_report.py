@@ -8,16 +8,17 @@ from xml.etree import ElementTree
 
 import pytest
 
-from decode.house.config import build
-from decode.house.errors import ConfigError, InputError
-from eval import inputs, quality, stage
+from decode.common.errors import ConfigError, InputError
+from decode.common.typed_config import build
+from eval import inputs, stage
 from eval.config import EvalConfig
-from eval.formatting import headline_row
-from eval.page import render_page
-from eval.prompts import Question, first_turn
+from eval.measure import quality
+from eval.measure.continuations import Text
+from eval.prompts.held_out import Question, first_turn
 from eval.publish import END, START, publish
-from eval.summary import render_summary
-from eval.texts import Text
+from eval.render.formatting import headline_row
+from eval.render.page import render_page
+from eval.render.summary import render_summary
 from tests.eval.test_uncached import off_by_one
 from tests.tiny import save_tiny_target, tiny_tokenizer
 

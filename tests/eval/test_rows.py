@@ -9,13 +9,15 @@ import pytest
 
 from decode.config import SamplingConfig
 from decode.stats import Round
-from eval import cell_rows
-from eval.cell_rows import Subject
-from eval.cells import Cell
-from eval.components import ComponentTimes
-from eval.losslessness import Check
-from eval.quality import Quality
-from eval.rows import (
+from eval.measure.alpha import Alphas
+from eval.measure.cells import Cell
+from eval.measure.component_times import ComponentTimes
+from eval.measure.losslessness import Check
+from eval.measure.quality import Quality
+from eval.measure.speed import AUTOREGRESSIVE, TRANSFORMERS, Timed, arm_name
+from eval.results import cell_rows
+from eval.results.cell_rows import Subject
+from eval.results.row import (
     Scope,
     acceptance,
     baseline,
@@ -29,9 +31,7 @@ from eval.rows import (
     sweep_point,
     tokens_per_s,
 )
-from eval.speed import AUTOREGRESSIVE, TRANSFORMERS, Timed, arm_name
-from eval.statistics import Estimate
-from eval.teacher_forced import Alphas
+from eval.results.statistics import Estimate
 from tests.eval.samples import ALL, NONE, at_paces, config, sample, timed_samples
 
 ARM = arm_name("d", 2)

@@ -7,17 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decode.calibrate import Costs
+from decode.autotune.timing import Costs
 from decode.drafters.lm import LMDraft
-from decode.sampling import Sampling
-from eval import components, draft_length, speed
-from eval.arms import OurArm, TransformersArm
+from decode.sampling.warp import Sampling
+from eval.arms.assisted import NAME, Setting
+from eval.arms.ours import OurArm, TransformersArm
 from eval.config import EvalConfig
-from eval.draft_length import ChoicePrompts, with_chosen_length
-from eval.measure import fastest, interleave, warm_up
-from eval.peers import NAME, Setting
-from eval.prompts import Prompt, PromptSets
-from eval.speed import AUTOREGRESSIVE, TRANSFORMERS, draft_lengths, mean_context, measure_speed, own_arms
+from eval.measure import component_times as components
+from eval.measure import draft_length, speed
+from eval.measure.draft_length import ChoicePrompts, with_chosen_length
+from eval.measure.speed import AUTOREGRESSIVE, TRANSFORMERS, draft_lengths, mean_context, measure_speed, own_arms
+from eval.measure.timed_run import fastest, interleave, warm_up
+from eval.prompts.held_out import Prompt, PromptSets
 from tests.eval.samples import FakeArm, config, prompts
 
 SETS = PromptSets(prompts(5, "reported"), 2, prompts(3, "other", tokens=6))

@@ -12,18 +12,18 @@ import pytest
 from decode.config import SamplingConfig
 from distill.corpora import load_corpus
 from distill.corpora.base import Split
-from eval.cells import Cell, Point
 from eval.config import EvalConfig
-from eval.decoders import choosing, measuring
-from eval.decoders.arms import Stock
-from eval.decoders.engines import Engines
-from eval.decoders.texts import TextPrompts, load_texts
-from eval.draft_length import choice_prompts
-from eval.families import speed as families_speed
-from eval.families import suite as families_suite
-from eval.families.speed import Race
-from eval.measure import Samples
-from eval.prompts import Prompt, PromptSets, as_many_as, load_prompts
+from eval.measure.cells import Cell, Point
+from eval.measure.draft_length import choice_prompts
+from eval.measure.timed_run import Samples
+from eval.modes.decoders import choosing, measuring
+from eval.modes.decoders.arms import Stock
+from eval.modes.decoders.engines import Engines
+from eval.modes.decoders.texts import TextPrompts, load_texts
+from eval.modes.families import speed as families_speed
+from eval.modes.families import suite as families_suite
+from eval.modes.families.speed import Race
+from eval.prompts.held_out import Prompt, PromptSets, as_many_as, load_prompts
 from tests.eval.samples import FakeArm, config, prompts
 from tests.tiny import tiny_tokenizer
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from eval.families.results import _OWN as OF_FAMILIES
-from eval.report import DEFINITIONS
-from eval.statistics import (
+from eval.modes.families.results import _OWN as OF_FAMILIES
+from eval.results.document import DEFINITIONS
+from eval.results.statistics import (
     Estimate,
     bootstrap,
     bootstrap_crossed,
@@ -44,7 +44,7 @@ def test_the_interval_leaves_two_and_a_half_per_cent_on_either_side():
 
 
 def test_every_resample_draws_as_many_prompts_as_there_are_and_each_draw_is_new(monkeypatch):
-    monkeypatch.setattr("eval.statistics._CHUNK_ELEMENTS", 100 * 20 * 2)
+    monkeypatch.setattr("eval.results.statistics._CHUNK_ELEMENTS", 100 * 20 * 2)
     seen = []
 
     def noting(columns):
@@ -62,7 +62,7 @@ def test_every_resample_draws_as_many_prompts_as_there_are_and_each_draw_is_new(
 
 
 def test_columns_too_large_for_a_chunk_are_drawn_one_resample_at_a_time(monkeypatch):
-    monkeypatch.setattr("eval.statistics._CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr("eval.results.statistics._CHUNK_ELEMENTS", 1)
     sizes = []
     bootstrap(np.ones((3, 2)), lambda columns: sizes.append(len(columns)) or ratio_of_sums(columns), 0, resamples=4)
     assert sizes == [1, 1, 1, 1, 1]  # the last one is the value itself

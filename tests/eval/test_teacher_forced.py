@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from decode.drafters.lm import LMDraft
-from decode.sampling import Sampling, log_probs
-from eval import teacher_forced
-from eval.teacher_forced import Alphas, measure_alpha
-from eval.texts import Text
+from decode.sampling.warp import Sampling, log_probs
+from eval.measure import alpha as teacher_forced
+from eval.measure.alpha import Alphas, measure_alpha
+from eval.measure.continuations import Text
 from tests.tiny import tiny_llama
 
 TEXTS = [Text(0, (5, 6, 7), (8, 9, 10, 11)), Text(1, (3,), tuple(range(20, 30))), Text(2, (4, 5), ())]

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from decode.drafters.lm import LMDraft
-from decode.sampling import Sampling
+from decode.sampling.warp import Sampling
 from decode.stats import Round
-from eval.arms import OurArm, Sample, TransformersArm
-from eval.texts import Job, Text, batches, generator, left_padded
+from eval.arms.ours import OurArm, Sample, TransformersArm
+from eval.measure.continuations import Job, Text, batches, generator, left_padded
 from tests.tiny import tiny_llama
 
 SHORT, LONG = [5, 6, 7], [9, 8, 7, 6, 5, 4, 3]
@@ -28,7 +28,7 @@ def test_batches_hold_jobs_of_similar_length_the_longest_first() -> None:
 
 
 def test_a_job_gets_its_own_noise_and_length_whatever_it_is_batched_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decode.runner.CAPTURE_AFTER", 10**9)  # captures would cost more than the passes do
+    monkeypatch.setattr("decode.forward.runner.CAPTURE_AFTER", 10**9)  # captures would cost more than the passes do
     model = tiny_llama(seed=0, num_layers=1)
     jobs = [Job(7, tuple(SHORT), 3), Job(2, tuple(LONG), 8), Job(5, tuple(SHORT), 8)]
     together, alone = (generator(model, None, SETTINGS, 3, size, "x")(jobs) for size in (3, 1))
@@ -43,7 +43,7 @@ def test_a_job_gets_its_own_noise_and_length_whatever_it_is_batched_with(monkeyp
 
 
 def test_a_text_ends_with_its_end_token_and_padding_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decode.runner.CAPTURE_AFTER", 10**9)
+    monkeypatch.setattr("decode.forward.runner.CAPTURE_AFTER", 10**9)
     model, jobs = tiny_llama(seed=0, num_layers=1), [Job(0, tuple(SHORT), 6), Job(1, tuple(LONG), 6)]
     free = generator(model, None, SETTINGS, 3, 2, "x")(jobs)
     end = next(token for token in free[0].new[1:] if token not in free[1].new)
@@ -57,7 +57,7 @@ def test_a_text_knows_what_was_read_and_what_was_written() -> None:
 
 
 def test_our_arm_counts_what_every_row_was_given_up_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decode.runner.CAPTURE_AFTER", 10**9)  # captures would cost more than the passes do
+    monkeypatch.setattr("decode.forward.runner.CAPTURE_AFTER", 10**9)  # captures would cost more than the passes do
     model, draft = tiny_llama(seed=0, num_layers=1), LMDraft(tiny_llama(seed=0, num_layers=1))
     plain = OurArm("x", model, None, SETTINGS)
     free = plain.run([SHORT, LONG], [0, 1], 8, 3).new_ids

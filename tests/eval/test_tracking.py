@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from decode.house.config import build
+from decode.common.typed_config import build
 from eval.config import EvalConfig
-from eval.tracking import FILES, track_report
+from eval.render.tracking import FILES, track_report
 from tests.train.wandb_file import records as wandb_records
 
 FOLDERS = ("WANDB_DIR", "WANDB_DATA_DIR", "WANDB_CACHE_DIR")

@@ -5,16 +5,16 @@ import torch
 from transformers import LogitsProcessorList
 
 from decode.drafters.lm import LMDraft
-from decode.penalties import penalties
-from decode.sampling import Sampling
-from decode.target import NodePass
-from eval import uncached
-from eval.arms import OurArm
-from eval.losslessness import MARGIN, Check, check, margin_from
-from eval.measure import interleave
-from eval.prompts import Prompt
-from eval.texts import Job, Text, generator
-from eval.uncached import check_samples, check_uncached
+from decode.forward.target import NodePass
+from decode.sampling.penalties import penalties
+from decode.sampling.warp import Sampling
+from eval.arms.ours import OurArm
+from eval.measure import uncached
+from eval.measure.continuations import Job, Text, generator
+from eval.measure.losslessness import MARGIN, Check, check, margin_from
+from eval.measure.timed_run import interleave
+from eval.measure.uncached import check_samples, check_uncached
+from eval.prompts.held_out import Prompt
 from tests.tiny import tiny_llama
 
 SEED, NEW = 7, 12
@@ -28,7 +28,7 @@ SETTINGS = {
 
 @pytest.fixture(autouse=True)
 def uncaptured(monkeypatch):
-    monkeypatch.setattr("decode.runner.CAPTURE_AFTER", 10**9)
+    monkeypatch.setattr("decode.forward.runner.CAPTURE_AFTER", 10**9)
 
 
 def arguments(sampling: Sampling) -> dict:
@@ -49,7 +49,7 @@ def off_by_one(monkeypatch) -> None:
 
 
 def first_token_hidden(monkeypatch) -> None:
-    from decode import target
+    from decode.forward import target
 
     masks = target.layer_masks
 

@@ -96,67 +96,67 @@ KEEPING: dict[Any, str] = {
         result:_export: cfg.target.revision => None
     """,
     IN_HALF: """
-        export:_save_weights: one.to(dtype) if => one if
-        export:_save_weights: without_aliases(module.state_dict()) => module.state_dict()
-        export:engine_config: str(dtype) => str(model.dtype)
+        export.draft_folder:_save_weights: one.to(dtype) if => one if
+        export.draft_folder:_save_weights: without_aliases(module.state_dict()) => module.state_dict()
+        export.draft_folder:engine_config: str(dtype) => str(model.dtype)
     """,
     export.test_whole_numbers_stay_whole_and_every_file_is_summed: """
-        export:_save_weights: one.to(dtype) if one.is_floating_point() else one => one.to(dtype)
+        export.draft_folder:_save_weights: one.to(dtype) if one.is_floating_point() else one => one.to(dtype)
     """,
     export.test_transformers_is_told_how_many_tokens_to_draft_and_to_draft_them_all: """
-        export:generation_config: assistant_confidence_threshold=0.0 => assistant_confidence_threshold=0.4
-        export:generation_config: num_assistant_tokens=num_draft_tokens => num_assistant_tokens=5
+        export.draft_folder:generation_config: assistant_confidence_threshold=0.0 => assistant_confidence_threshold=0.4
+        export.draft_folder:generation_config: num_assistant_tokens=num_draft_tokens => num_assistant_tokens=5
     """,
 }
 
 
 SHAPES: dict[Any, str] = {
     shapes.test_a_draft_model_speaks_every_row_of_the_targets_head: """
-        family_lm:lm_shape: _target_tokens(target) if => _target_tokens(target) | {"vocab_size": len(tokenizer)} if
-        family_lm:lm_shape: rope_of(target) => rope_of(None)
+        drafts.lm:lm_shape: _target_tokens(target) if => _target_tokens(target) | {"vocab_size": len(tokenizer)} if
+        drafts.lm:lm_shape: rope_of(target) => rope_of(None)
     """,
     shapes.test_a_draft_model_has_the_sizes_asked_for: """
-        family_lm:lm_shape: draft.tie_embeddings => True
-        family_lm:lm_shape: draft.kv_heads or heads => heads
+        drafts.lm:lm_shape: draft.tie_embeddings => True
+        drafts.lm:lm_shape: draft.kv_heads or heads => heads
     """,
     shapes.test_a_pretrained_draft_is_trained_in_full_precision: """
-        family_lm:lm_build: "float32" => "auto"
+        drafts.lm:lm_build: "float32" => "auto"
     """,
     partial(shapes.test_a_head_is_made_like_its_target, family="eagle3"): """
-        family_head:_sizes: rope_of(target, same_head_dim=True) => rope_of(None)
-        family_head:_sizes: getattr(text, "head_dim", None) or => None or
+        drafts.head:_sizes: rope_of(target, same_head_dim=True) => rope_of(None)
+        drafts.head:_sizes: getattr(text, "head_dim", None) or => None or
     """,
     partial(shapes.test_a_head_is_made_like_its_target, family="mtp"): """
-        family_head:_sizes: getattr(text, "rms_norm_eps", 1e-6) => 1e-6
+        drafts.head:_sizes: getattr(text, "rms_norm_eps", 1e-6) => 1e-6
     """,
     partial(shapes.test_a_head_norms_queries_where_its_target_does, model_type="qwen3", has_norms=True): """
-        family_head:_sizes: in ("qwen3", "gemma3_text") => in ("gemma3_text",)
+        drafts.head:_sizes: in ("qwen3", "gemma3_text") => in ("gemma3_text",)
     """,
     shapes.test_confidence_that_is_not_trained_is_not_there: """
-        family_head:head_shape: given["confidence"] = False => pass
+        drafts.head:head_shape: given["confidence"] = False => pass
     """,
     shapes.test_weights_of_a_head_are_counted_without_the_targets_ends_and_without_ids: """
-        family_head:HeadShape.num_parameters: if name != "vocab" => if True
+        drafts.head:HeadShape.num_parameters: if name != "vocab" => if True
     """,
     shapes.test_a_saved_head_goes_on_in_full_precision_with_the_tokens_it_has: """
-        family_head:head_build: shape.target).float() => shape.target)
+        drafts.head:head_build: shape.target).float() => shape.target)
     """,
     OTHER_DEPTH: """
-        family_head:_saved: (saved[name], default[name]) => (asked[name],)
+        drafts.head:_saved: (saved[name], default[name]) => (asked[name],)
     """,
     ROPE_PARTIAL: """
-        rope:rope_of: rope.pop("partial_rotary_factor", None) => pass
+        drafts.rope:rope_of: rope.pop("partial_rotary_factor", None) => pass
     """,
     ROPE_SAME_SIZE: """
-        rope:rope_of: if same_head_dim or => if
+        drafts.rope:rope_of: if same_head_dim or => if
     """,
     ROPE_OTHER_SIZE: """
-        rope:rope_of: rope.get("rope_theta", 10000.0)} => 10000.0}
+        drafts.rope:rope_of: rope.get("rope_theta", 10000.0)} => 10000.0}
     """,
     ODD_HEADS: """
-        draft_config:DraftConfig._check_lm: width % (2 * heads) => width % heads
+        drafts.config:DraftConfig._check_lm: width % (2 * heads) => width % heads
     """,
     NO_TAPS: """
-        draft_config:HeadSettings.__post_init__: 0 < len(taps) == => len(taps) ==
+        drafts.config:HeadSettings.__post_init__: 0 < len(taps) == => len(taps) ==
     """,
 }

@@ -11,12 +11,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from decode import generate
 from decode.drafters.base import Batch
-from decode.drafters.heads import HeadDraft
-from decode.ends import ends_of
-from decode.models import describe_model
+from decode.drafters.head_draft import HeadDraft
+from decode.models.ends import ends_of
+from decode.models.load import describe_model
 from distill.config import ObjectiveConfig
 from tests.train.toy import head_config, model_config
-from train.family_head import head_build, head_shape
+from train.drafts.head import head_build, head_shape
 from train.live import LiveTarget
 from train.loss import DraftLoss
 from train.sums import Sums

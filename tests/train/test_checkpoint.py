@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.optim import AdamW
 
-from decode.house.errors import ConfigError, InputError
+from decode.common.errors import ConfigError, InputError
 from train.checkpoint import Checkpoints, TrainState, adopt, find_checkpoint, read_state, without_aliases
 from train.log import MetricsLog
 from train.sums import Sums

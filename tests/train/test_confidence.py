@@ -14,8 +14,8 @@ from torch import Tensor
 from decode.drafters.base import Batch
 from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from decode.drafters.load import load_drafter
-from decode.ends import ends_of
-from distill.distribution import SparseRows
+from decode.models.ends import ends_of
+from distill.objectives.distribution import SparseRows
 from tests.tiny import tiny_llama
 from tests.train.toy import data_settings, head_config, save_target, write_corpus
 from train import confidence

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from decode.house.errors import ConfigError
+from decode.common.errors import ConfigError
 from tests.train.toy import tiny_config
 from train.config import EngineConfig
 from train.engine import check_launcher

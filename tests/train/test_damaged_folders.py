@@ -18,20 +18,20 @@ import pytest
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from decode import load_drafter
-from decode.calibration import PairCalibration, Trial, load_calibration, save_calibration
+from decode.autotune.round_costs import RoundCosts
+from decode.autotune.store import PairCalibration, Trial, load_calibration, save_calibration
+from decode.common.errors import ConfigError, InputError, UserError
+from decode.common.run_folder import open_run, sha256_file
+from decode.common.typed_config import build
 from decode.config import ModelConfig
 from decode.drafters.describe import describe_draft
 from decode.drafters.provenance import read_provenance
-from decode.house.config import build
-from decode.house.errors import ConfigError, InputError, UserError
-from decode.house.run_folder import open_run, sha256_file
-from decode.models import ModelDescription, describe_model
-from decode.round_costs import RoundCosts
-from decode.shapes import Dynamic, chain
+from decode.models.load import ModelDescription, describe_model
+from decode.trees.tree_plans import Dynamic, chain
 from distill.config import DistillConfig
-from distill.records import RecordFolder, RecordWriter
-from distill.shards import Record
-from eval.curves import read_metrics
+from distill.records.folder import RecordFolder, RecordWriter
+from distill.records.shards import Record
+from eval.results.training_curves import read_metrics
 from tests.mutations import Mutant, header_mutants, json_mutants
 from tests.train.toy import data_settings, head_config, tiny_config, write_records
 from train.checkpoint import check_whole, read_state

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from decode import generate, load_drafter
+from decode.common.run_folder import sha256_file
 from decode.drafters.saved_head import HEADS
-from decode.house.run_folder import sha256_file
 from tests.tiny import tiny_llama
 from tests.train.overfit import built_head
 from tests.train.toy import tiny_config
-from train.export import TOKENIZER_FILES, Export, copy_tokenizer, export_head, export_lm
+from train.export.draft_folder import TOKENIZER_FILES, Export, copy_tokenizer, export_head, export_lm
 from train.stage import run
 
 

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from decode import generate, load_drafter
-from decode.drafters.heads import HeadDraft
+from decode.common.errors import UserError
+from decode.common.run_folder import sha256_file
+from decode.drafters.head_draft import HeadDraft
 from decode.drafters.saved_head import HEADS
-from decode.house.errors import UserError
-from decode.house.run_folder import sha256_file
 from distill.config import ObjectiveConfig
 from tests.tiers import by_default
 from tests.tiny import tiny_tokenizer

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig, LlamaForCausalLM
 
+from decode.common.errors import UserError
 from decode.config import ModelConfig
-from decode.house.errors import UserError
-from decode.models import describe_model
+from decode.models.load import describe_model
 from distill.corpora import load_corpus
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.train.toy import data_settings, head_config, model_config, save_target, text_data, tiny_config
 from train import stage
-from train.draft_config import DraftConfig
-from train.family_head import HeadShape
-from train.family_lm import LMShape, lm_build
+from train.drafts.config import DraftConfig
+from train.drafts.head import HeadShape
+from train.drafts.lm import LMShape, lm_build
 from train.inputs import Inputs, _choose_store, check_enough, open_inputs, special_tokens
 from train.plan import Plan
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decode.drafters.base import Batch
-from distill.distribution import Dense
+from distill.objectives.distribution import Dense
 from tests.tiny import tiny_llama
 from train.live import LiveTarget
 

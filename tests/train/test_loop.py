@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from decode.common.errors import RunError
 from decode.drafters.base import Batch
-from decode.house.errors import RunError
 from tests.train.clock import Clock
 from tests.train.small_loop import (
     LENGTHS,

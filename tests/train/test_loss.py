@@ -12,8 +12,8 @@ from decode.acceptance import overlap
 from decode.drafters.base import Batch, Step
 from decode.drafters.lm import LMDraft
 from distill.config import ObjectiveConfig
-from distill.distribution import Dense, FullRows
-from distill.objectives import Scores
+from distill.objectives.by_name import Scores
+from distill.objectives.distribution import Dense, FullRows
 from tests.tiny import tiny_llama
 from train.live import LiveTarget
 from train.loss import DraftLoss, confidence_loss

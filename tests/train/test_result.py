@@ -19,7 +19,7 @@ from tests.train.toy import head_config, tiny_config
 from train import result
 from train.checkpoint import Checkpoints, TrainState
 from train.config import TrainConfig
-from train.family_lm import lm_build
+from train.drafts.lm import lm_build
 from train.inputs import Inputs
 from train.loss import DraftLoss
 from train.result import _export, calibrate, facts, kept_draft

@@ -8,8 +8,8 @@ import pytest
 from transformers import LlamaConfig
 
 from decode.config import ModelConfig
-from decode.models import ModelDescription
-from train.rope import rope_of
+from decode.models.load import ModelDescription
+from train.drafts.rope import rope_of
 
 
 def target(rope: dict[str, Any] | None) -> ModelDescription:

@@ -10,19 +10,19 @@ import pytest
 import torch
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
+from decode.common.errors import ConfigError
 from decode.config import ModelConfig
 from decode.drafters.dspark import DSparkConfig
-from decode.drafters.heads import HeadDraft
-from decode.house.errors import ConfigError
-from decode.models import ModelDescription, describe_model
+from decode.drafters.head_draft import HeadDraft
+from decode.models.load import ModelDescription, describe_model
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.train.overfit import built_head
 from tests.train.toy import head_config, model_config, tiny_config
-from train.draft_config import DraftConfig
-from train.export import Export
-from train.family import Built
-from train.family_head import HeadShape, head_build, head_export, head_shape
-from train.family_lm import LMShape, lm_build, lm_shape
+from train.drafts.config import DraftConfig
+from train.drafts.family import Built
+from train.drafts.head import HeadShape, head_build, head_export, head_shape
+from train.drafts.lm import LMShape, lm_build, lm_shape
+from train.export.draft_folder import Export
 
 TEXT = {"name": "python_stdlib"}
 PADDED = 320  # rows of the target's output head; its tokenizer knows 300 tokens

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from decode.house.errors import ConfigError, RunError
-from distill.objectives import OBJECTIVES
+from decode.common.errors import ConfigError, RunError
+from distill.objectives.by_name import OBJECTIVES
 from tests.train.toy import data_settings, metrics, tiny_config, write_records
 from train import loop as loop_module
 from train.config import LEARNS_FROM_TEXT

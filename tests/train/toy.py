@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from decode.common.typed_config import build
 from decode.config import ModelConfig
-from decode.house.config import build
 from distill.config import DataConfig, DistillConfig
 from tests.tiny import save_tiny_target
 from train.config import TrainConfig

@@ -7,9 +7,9 @@ import itertools
 
 import torch
 
-from decode import block
-from decode.rejection import normalised
-from decode.tree import Tree, chain_parents
+from decode.trees.tree import Tree, chain_parents
+from decode.verify import block
+from decode.verify.rejection import normalised
 from tests.decode.distributions import (
     Context,
     Distribution,

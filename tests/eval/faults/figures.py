@@ -48,59 +48,59 @@ FAULTS: list[Fault] = [
     *noticed_by(
         test_statistics.test_ratio_of_sums_weighs_prompts_by_their_tokens,
         (
-            "eval.statistics:ratio_of_sums",
+            "eval.results.statistics:ratio_of_sums",
             "sums[..., 0] / sums[..., 1]",
             "(columns[..., 0] / columns[..., 1]).mean(-1)",
         ),
     ),
     *noticed_by(
         test_statistics.test_median_of_ratios_ignores_one_disturbed_prompt,
-        ("eval.statistics:median_of_ratios", "np.median(", "np.mean("),
+        ("eval.results.statistics:median_of_ratios", "np.median(", "np.mean("),
     ),
     *noticed_by(
         test_statistics.test_a_ratio_of_ratios_is_of_the_first_two_sums_over_the_other_two,
-        ("eval.statistics:ratio_of_ratios", "columns[..., :2]", "columns[..., 2:]"),
+        ("eval.results.statistics:ratio_of_ratios", "columns[..., :2]", "columns[..., 2:]"),
     ),
     *noticed_by(
         test_statistics.test_the_interval_leaves_two_and_a_half_per_cent_on_either_side,
-        ("eval.statistics:bootstrap", "[0.025, 0.975]", "[0.05, 0.95]"),
-        ("eval.statistics:bootstrap", "[0.025, 0.975]", "[0.01, 0.99]"),
-        ("eval.statistics:bootstrap", "[0.025, 0.975]", "[0.025, 0.95]"),
-        ("eval.statistics:bootstrap", "[0.025, 0.975]", "[0.975, 0.025]"),
+        ("eval.results.statistics:bootstrap", "[0.025, 0.975]", "[0.05, 0.95]"),
+        ("eval.results.statistics:bootstrap", "[0.025, 0.975]", "[0.01, 0.99]"),
+        ("eval.results.statistics:bootstrap", "[0.025, 0.975]", "[0.025, 0.95]"),
+        ("eval.results.statistics:bootstrap", "[0.025, 0.975]", "[0.975, 0.025]"),
     ),
     *noticed_by(
         test_statistics.test_every_resample_draws_as_many_prompts_as_there_are_and_each_draw_is_new,
         (
-            "eval.statistics:bootstrap",
+            "eval.results.statistics:bootstrap",
             "rng.integers(0, len(columns), size=(min(step, resamples - start), len(columns)))",
             "rng.permuted(np.tile(np.arange(len(columns)), (min(step, resamples - start), 1)), axis=1)",
         ),
         (
-            "eval.statistics:bootstrap",
+            "eval.results.statistics:bootstrap",
             "    parts = []\n    for start in range(0, resamples, step):\n",
             "    parts = []\n    for start in range(0, resamples, step):\n        rng = np.random.default_rng(seed)\n",
         ),
     ),
     *noticed_by(
         test_statistics.test_trainings_and_prompts_are_each_resampled_and_prompts_are_shared_by_the_trainings,
-        ("eval.statistics:bootstrap_crossed", "columns[rng.integers(0, trainings, trainings)]", "columns"),
+        ("eval.results.statistics:bootstrap_crossed", "columns[rng.integers(0, trainings, trainings)]", "columns"),
         (
-            "eval.statistics:bootstrap_crossed",
+            "eval.results.statistics:bootstrap_crossed",
             "[:, rng.integers(0, prompts, prompts)]",
             "[np.arange(trainings)[:, None], rng.integers(0, prompts, (trainings, prompts))]",
         ),
-        ("eval.statistics:bootstrap_crossed", "[0.025, 0.975]", "[0.05, 0.95]"),
+        ("eval.results.statistics:bootstrap_crossed", "[0.025, 0.975]", "[0.05, 0.95]"),
     ),
     *noticed_by(
         test_statistics.test_quantiles_are_interpolated_between_what_was_observed,
-        ("eval.statistics:quantiles", "np.quantile(values, 0.95)", "np.quantile(values, 0.9)"),
+        ("eval.results.statistics:quantiles", "np.quantile(values, 0.95)", "np.quantile(values, 0.9)"),
     ),
     *noticed_by(
         test_statistics.test_a_burst_is_one_arrival,
-        ("eval.statistics:inter_arrivals", "later - earlier", "later - arrivals[0]"),
+        ("eval.results.statistics:inter_arrivals", "later - earlier", "later - arrivals[0]"),
     ),
     *noticed_by(
         test_statistics.test_repeated_4grams_are_counted_from_their_second_occurrence,
-        ("eval.statistics:repeated_4grams", "tokens[i : i + 4]", "tokens[i : i + 3]"),
+        ("eval.results.statistics:repeated_4grams", "tokens[i : i + 4]", "tokens[i : i + 3]"),
     ),
 ]

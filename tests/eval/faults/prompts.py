@@ -10,27 +10,27 @@ from tests.faults import Fault, noticed_by
 FAULTS: list[Fault] = [
     *noticed_by(
         test_splits.test_a_reports_prompts_are_held_out_and_those_of_settings_are_others,
-        ("eval.prompts:_from_held_out", '"heldout", wanted', '"train", wanted'),
-        ("eval.prompts:_from_held_out", "windows[num_screening:]", "windows"),
+        ("eval.prompts.held_out:_from_held_out", '"heldout", wanted', '"train", wanted'),
+        ("eval.prompts.held_out:_from_held_out", "windows[num_screening:]", "windows"),
     ),
     *noticed_by(
         test_splits.test_questions_that_settings_are_chosen_on_are_not_reported,
-        ("eval.prompts:_from_file", "prompts[num_screening:]", "prompts"),
+        ("eval.prompts.held_out:_from_file", "prompts[num_screening:]", "prompts"),
     ),
     *noticed_by(
         test_splits.test_a_certificates_prompts_are_held_out,
-        ("eval.prompts:as_many_as", '"heldout"', '"train"'),
+        ("eval.prompts.held_out:as_many_as", '"heldout"', '"train"'),
     ),
     *noticed_by(
         test_splits.test_the_suite_of_families_reports_held_out_text_and_chooses_on_validation_text,
-        ("eval.prompts:split_prompts", "documents(split)", 'documents("train")'),
-        ("eval.families.suite:_prompts", '"heldout", max', '"train", max'),
+        ("eval.prompts.held_out:split_prompts", "documents(split)", 'documents("train")'),
+        ("eval.modes.families.suite:_prompts", '"heldout", max', '"train", max'),
     ),
     *noticed_by(
         test_prompts.test_held_out_windows_do_not_overlap_and_spread_over_documents,
-        ("eval.prompts:_prompts_of", "len(ids) - cfg.tokens + 1, cfg.tokens)", "len(ids) - cfg.tokens + 1)"),
+        ("eval.prompts.held_out:_prompts_of", "len(ids) - cfg.tokens + 1, cfg.tokens)", "len(ids) - cfg.tokens + 1)"),
         (
-            "eval.prompts:in_turn",
+            "eval.prompts.held_out:in_turn",
             "chain.from_iterable(zip_longest(*per_document))",
             "chain.from_iterable(per_document)",
         ),
@@ -38,55 +38,55 @@ FAULTS: list[Fault] = [
     *noticed_by(
         test_prompts.test_screening_prompts_are_never_reported_and_prefixes_mix_categories,
         (
-            "eval.prompts:_by_turns_of_category",
+            "eval.prompts.held_out:_by_turns_of_category",
             "chain.from_iterable(zip_longest(*groups.values()))",
             "chain.from_iterable(groups.values())",
         ),
     ),
     *noticed_by(
         test_prompts.test_a_limit_takes_questions_from_the_whole_file,
-        ("eval.prompts:_spread", "i * len(questions) // limit", "i"),
+        ("eval.prompts.held_out:_spread", "i * len(questions) // limit", "i"),
     ),
     *noticed_by(
         test_splits.test_the_draft_length_is_chosen_on_validation_text,
-        ("eval.draft_length:choice_prompts", '"validation"', '"heldout"'),
+        ("eval.measure.draft_length:choice_prompts", '"validation"', '"heldout"'),
     ),
     *noticed_by(
         test_speed.test_the_draft_length_is_the_fastest_on_the_prompts_of_the_choice,
-        ("eval.draft_length:_speeds", '"num_draft_tokens": k', '"num_draft_tokens": cfg.decode.num_draft_tokens'),
+        ("eval.measure.draft_length:_speeds", '"num_draft_tokens": k', '"num_draft_tokens": cfg.decode.num_draft_tokens'),
     ),
     *noticed_by(
         partial(
             test_splits.test_the_suite_of_decoders_reports_held_out_text_and_chooses_on_validation_text, kind="code"
         ),
-        ("eval.decoders.texts:load_texts", '"heldout", reported', '"validation", reported'),
+        ("eval.modes.decoders.texts:load_texts", '"heldout", reported', '"validation", reported'),
     ),
     *noticed_by(
         partial(
             test_splits.test_the_suite_of_decoders_reports_held_out_text_and_chooses_on_validation_text, kind="prose"
         ),
-        ("eval.decoders.texts:load_texts", '"validation", screening', '"heldout", screening'),
+        ("eval.modes.decoders.texts:load_texts", '"validation", screening', '"heldout", screening'),
     ),
     *noticed_by(
         test_splits.test_a_cell_of_decoders_times_its_own_reported_text,
-        ("eval.decoders.measuring:measure", "texts[cell.text].reported", "texts[cell.text].screening"),
+        ("eval.modes.decoders.measuring:measure", "texts[cell.text].reported", "texts[cell.text].screening"),
     ),
     *noticed_by(
         test_splits.test_settings_of_decoders_are_chosen_on_the_screening_prompts_of_both_texts,
-        ("eval.decoders.choosing:_screening_prompts", "prompts.screening", "prompts.reported"),
-        ("eval.decoders.choosing:choose", "for name in chains", "for name in speeds"),
-        ("eval.choosing:try_settings", "fastest(of)", "next(iter(of))"),
+        ("eval.modes.decoders.choosing:_screening_prompts", "prompts.screening", "prompts.reported"),
+        ("eval.modes.decoders.choosing:choose", "for name in chains", "for name in speeds"),
+        ("eval.measure.choose:try_settings", "fastest(of)", "next(iter(of))"),
     ),
     *noticed_by(
         test_splits.test_draft_lengths_of_families_are_chosen_on_screening_prompts,
-        ("eval.families.speed:Race.choose", "self.screening", "self.reported"),
+        ("eval.modes.families.speed:Race.choose", "self.screening", "self.reported"),
     ),
     *noticed_by(
         test_splits.test_families_are_timed_on_reported_prompts_at_the_length_that_was_chosen,
-        ("eval.families.speed:Race.measure", "prompts = self.reported", "prompts = self.screening"),
+        ("eval.modes.families.speed:Race.measure", "prompts = self.reported", "prompts = self.screening"),
     ),
     *noticed_by(
         test_measure.test_the_drafts_own_settings_come_back,
-        ("eval.peers:using", '"constant"', '"heuristic"'),
+        ("eval.arms.assisted:using", '"constant"', '"heuristic"'),
     ),
 ]

@@ -1,0 +1,193 @@
+"""What passes cost on this machine: the target's bare forwards and the draft's proposals, timed alone on the decoder's
+own cache."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from transformers import PreTrainedModel
+
+from decode.autotune.estimates import monotone
+from decode.autotune.round_costs import RoundCosts
+from decode.common.errors import ConfigError
+from decode.drafters.base import Context, Drafter
+from decode.forward.kept_runners import Lease
+from decode.forward.target import CachedModel, runner_for
+from decode.loop import Request
+from decode.sampling.noise import Noise
+from decode.sampling.warp import Sampling
+from decode.trees.tree import Tree
+from decode.trees.tree_plans import Shape, chain, k_ary
+from decode.verify.rules import VERIFIERS
+
+NODES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # of the target's timed passes
+CHAINS = (1, 2, 4, 8)
+WIDTHS = (2, 4, 8, 16)  # of a tree's timed levels
+REPEATS = 24  # the first few run uncaptured; medians pass over them
+LIMIT_S = 30.0  # seconds after which fewer repeats have to do: passes of a target on a CPU may take one each
+
+Name = TypeVar("Name")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Median seconds of bare forwards at one context length and batch size."""
+
+    context: int
+    """Tokens in the cache before the pass."""
+    batch_size: int
+    t_draft: float
+    """A proposal of a chain by its length: what one draft token costs. The first finds its weights evicted by the
+    target's."""
+    t_target: dict[int, float]
+    """Target pass by number of tokens: t_target[1] is an autoregressive step, t_target[k + 1] a verification."""
+
+
+@torch.inference_mode()
+def measure(
+    model: PreTrainedModel,
+    drafter: Drafter | None,
+    context: int,
+    num_tokens: list[int],
+    batch_size: int = 1,
+    repeats: int = 30,
+) -> Costs:
+    """Time t_target(n) for each n of `num_tokens`, and t_draft, interleaved so that drift of the machine hits all
+    alike."""
+    capacity = max(1, context) + max(num_tokens)
+    in_a_row = chain(max(1, max(num_tokens) - 1))
+    lease = Lease()
+    target = _warmed(model, drafter, context, capacity, batch_size, lease)
+    arms: dict[int, Callable[[], object]] = {n: _pass(target, n, context, batch_size) for n in num_tokens}
+    drafted = 1
+    if drafter is not None:
+        drafter = lease.own(drafter)
+        wanted = _context(target, Request([], 1, Sampling(temperature=0)), context, capacity, batch_size, lease)
+        drafter.start(wanted, capacity)
+        propose = _proposal(drafter, Request([], 1, wanted.sampling), wanted, in_a_row)
+        arms[0] = propose
+        drafted = max(1, propose().max_depth)  # a head drafts as many as it has, whatever it is asked for
+    seconds = interleaved(arms, repeats, target.device)
+    medians = {n: statistics.median(times) for n, times in seconds.items()}
+    draft = medians.pop(0) / drafted if drafter is not None else 0.0
+    return Costs(context, batch_size, draft, medians)
+
+
+@torch.inference_mode()
+def measure_rounds(
+    model: PreTrainedModel, drafter: Drafter, request: Request, context: int, batch_size: int
+) -> RoundCosts:
+    """What rounds of any shape cost behind `context` tokens, drafted as `request` says."""
+    plans: dict[tuple[str, int], Shape] = {("chain", k): chain(k) for k in CHAINS}
+    plans |= {("root", width): k_ary([width]) for width in WIDTHS}
+    plans |= {("grown", width): k_ary([width, 1, 1]) for width in WIDTHS}
+    plans = {name: plan for name, plan in plans.items() if takes(request, plan)}
+    capacity = context + max(NODES) + max(plan.num_nodes for plan in plans.values())
+    lease = Lease()
+    target = _warmed(model, drafter, context, capacity, batch_size, lease)
+    arms = {("target", n): _pass(target, n, context, batch_size) for n in NODES}
+    drafter = lease.own(drafter)
+    wanted = _context(target, request, context, capacity, batch_size, lease)
+    drafter.start(wanted, capacity)
+    proposals = {name: _proposal(drafter, request, wanted, plan) for name, plan in plans.items()}
+    depths = {name: propose().max_depth for name, propose in proposals.items()}  # less than asked for, of some heads
+    arms |= proposals
+    seconds = interleaved(arms, REPEATS, target.device, LIMIT_S)
+    median = {name: statistics.median(times) for name, times in seconds.items()}
+
+    def table(kind: str) -> dict[int, float]:
+        return {size: one for (name, size), one in median.items() if name == kind}
+
+    root, grown = table("root"), table("grown")
+    deeper = {width: max(1, depths["grown", width] - depths["root", width]) for width in root}
+    level = {width: max(0.0, (grown[width] - root[width]) / deeper[width]) for width in root}
+    chains = {depths["chain", k]: seconds for k, seconds in table("chain").items()}
+    return RoundCosts(*map(_never_falling, (table("target"), chains, root, level)))
+
+
+def _never_falling(table: dict[int, float]) -> dict[int, float]:
+    """More work takes no less time: what says otherwise is the machine's noise, and is pooled."""
+    sizes = sorted(table)
+    return dict(zip(sizes, monotone([table[size] for size in sizes], [1.0] * len(sizes)), strict=True))
+
+
+def takes(request: Request, shape: Shape) -> bool:
+    """Whether the request's rule is exact for this plan."""
+    try:
+        VERIFIERS[request.verifier].drawn(shape, request.replacement)
+    except ConfigError:
+        return False
+    return True
+
+
+def _context(
+    target: CachedModel, request: Request, context: int, capacity: int, batch_size: int, lease: Lease
+) -> Context:
+    """Rows of `context` tokens whose round is proposed again and again."""
+    ids = torch.ones(batch_size, capacity, dtype=torch.long, device=target.device)
+    noise = Noise(request.seed, list(range(batch_size)), target.config.vocab_size, target.device)
+    shared = VERIFIERS[request.verifier].shares_noise
+    lengths = [max(1, context)] * batch_size
+    return Context(
+        ids, lengths, request.sampling, noise, chain(1), "arbitrary", shared, None, 0,
+        features=target.features, lease=lease,
+    )  # fmt: skip
+
+
+def _proposal(drafter: Drafter, request: Request, wanted: Context, plan: Shape) -> Callable[[], Tree]:
+    """The draft's part of a round, the noise that it shares with the verdict included."""
+    drawn = VERIFIERS[request.verifier].drawn(plan, request.replacement)
+    positions = [list(range(length, length + plan.depth + 1)) for length in wanted.lengths]
+    reads_noise = wanted.shares_noise and not request.sampling.is_greedy
+
+    def propose() -> Tree:
+        gumbel = wanted.noise.coupled(positions) if reads_noise else None
+        return drafter.propose(replace(wanted, shape=plan, drawn=drawn, gumbel=gumbel))
+
+    return propose
+
+
+def interleaved(
+    arms: Mapping[Name, Callable[[], object]], repeats: int, device: torch.device, limit_s: float = math.inf
+) -> dict[Name, list[float]]:
+    """Seconds of each arm's calls, A B C A B C ..., the first round (warm-up) left out; after `limit_s` seconds no
+    further round begins once there are three."""
+    seconds: dict[Name, list[float]] = {name: [] for name in arms}
+    started = time.perf_counter()
+    for round_index in range(repeats + 1):
+        if round_index > 3 and time.perf_counter() - started > limit_s:
+            break
+        for name, call in arms.items():
+            _synchronise(device)
+            began = time.perf_counter()
+            call()
+            _synchronise(device)
+            if round_index:
+                seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def _warmed(
+    model: PreTrainedModel, drafter: Drafter | None, context: int, capacity: int, batch_size: int, lease: Lease
+) -> CachedModel:
+    runner = runner_for(model, batch_size, capacity, lease, taps=drafter.taps if drafter is not None else ())
+    if context:
+        ids = torch.ones(batch_size, context, dtype=torch.long, device=runner.device)
+        runner.prefill(ids, [0] * batch_size, [context] * batch_size)
+    return runner
+
+
+def _pass(runner: CachedModel, num_tokens: int, context: int, batch_size: int) -> Callable[[], object]:
+    tokens = torch.ones(batch_size, num_tokens, dtype=torch.long, device=runner.device)
+    return lambda: runner.chain(tokens, [context] * batch_size)
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

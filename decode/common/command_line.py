@@ -1,0 +1,69 @@
+"""The command line of every stage: Hydra composes, our dataclass checks, then the stage's code is imported."""
+
+import os
+import sys
+from importlib import import_module
+from typing import Any, NoReturn
+
+from decode.common.compose import compose, wants_sweep
+from decode.common.errors import RunError, UserError
+from decode.common.output import is_unread, quiet_when_unread
+from decode.common.progress import is_main_process
+from decode.common.sweep import run_sweep
+from decode.common.typed_config import build
+
+
+def stage_main(stage: str, config: str, run: str) -> NoReturn:
+    """Run one stage from `sys.argv`, then exit: 0 done, 1 RunError, 2 UserError, 130 interrupted, 141 output unread.
+
+    `config` ("module:Class") is imported to check the configuration, `run` ("module:function") only after that, so that
+    a bad configuration fails before torch is imported. `--multirun` runs one subprocess per combination of values.
+    """
+    with quiet_when_unread():
+        try:
+            code = _run(stage, config, run)
+        except KeyboardInterrupt:
+            sys.stderr.write(f"\ndraftsmith {stage}: interrupted\n")
+            code = 130
+    sys.exit(code)
+
+
+def _run(stage: str, config: str, run: str) -> int:
+    arguments = sys.argv[1:]
+    config_class = _load(config)
+    try:
+        if wants_sweep(arguments):
+            return run_sweep(stage, config_class, arguments)
+        container = compose(stage, config_class, arguments)
+        if container is None:  # --help, --cfg and --info show something and run nothing
+            return 0
+        built = build(config_class, container)
+    except UserError as error:
+        if is_main_process():  # every rank has the same configuration; one message is enough
+            _say(stage, "error", error)
+        return 2
+    return _run_stage(stage, run, built)
+
+
+def _run_stage(stage: str, run: str, config: Any) -> int:
+    rank = "" if is_main_process() else f" on rank {os.environ['RANK']}"
+    try:
+        _load(run)(config)
+    except UserError as error:
+        _say(stage, f"error{rank}", error)
+        return 2
+    except (RunError, OSError) as error:  # OSError: a disk that is full, a file that went away
+        if isinstance(error, BrokenPipeError) and is_unread():
+            raise
+        _say(stage, f"failed{rank}", error)
+        return 1
+    return 0
+
+
+def _load(name: str) -> Any:
+    module, attribute = name.split(":")
+    return getattr(import_module(module), attribute)
+
+
+def _say(stage: str, what: str, error: Exception) -> None:
+    sys.stderr.write(f"draftsmith {stage}: {what}: {error}\n")

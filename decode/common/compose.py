@@ -1,0 +1,148 @@
+"""Composing a stage's configuration with Hydra, with Hydra's errors turned into messages that fit our rules."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import hydra
+import yaml
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from decode.common.errors import ConfigError
+from decode.common.typed_config import accepts, nested_class, require, unknown_key_message
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+_SWEEP_FLAGS = ("-m", "--multirun", "hydra.mode=MULTIRUN")
+# We own logging and run folders, and a folder named by ${now:} would differ from rank to rank.
+_HYDRA_SETTINGS = ("hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.run.dir=.", "hydra.output_subdir=null")
+
+_NOISE = ("To append to your", "Config search path", "\tprovider=", "    full_key", "    object_type")
+
+
+def wants_sweep(arguments: Sequence[str]) -> bool:
+    """Whether the command line asks for one job per combination of values."""
+    return any(flag in arguments for flag in _SWEEP_FLAGS)
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(options, overrides) of a command line, sweep flags left out."""
+    rest = [argument for argument in arguments if argument not in _SWEEP_FLAGS]
+    overrides = get_args_parser().parse_intermixed_args(rest).overrides
+    options = list(rest)
+    for override in overrides:
+        options.remove(override)
+    return options, overrides
+
+
+def parse_overrides(stage: str, config_class: type, overrides: Sequence[str]) -> list[Override]:
+    """Hydra's parse of the overrides, where no `+` is needed for a field that the YAML leaves out."""
+    groups = _groups(stage)
+    lines = [_normal(_parse(text), text, groups, config_class) for text in overrides]
+    return [_parse(line) for line in [*lines, *_named_settings(stage, lines)]]
+
+
+def compose(stage: str, config_class: type, arguments: Sequence[str]) -> dict | None:
+    """The composed, resolved configuration as plain containers; None where Hydra only showed it (`--cfg job`).
+
+    Raises ConfigError for whatever Hydra or OmegaConf refuse, and for a mandatory value that is not given.
+    """
+    options, overrides = split_arguments(arguments)
+    lines = [override.input_line or "" for override in parse_overrides(stage, config_class, overrides)]
+    with clear_errors(config_class):
+        composed = _hydra_main(stage, options, lines) if options else _compose_once(stage, lines)
+        if composed is None:
+            return None
+        return OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
+
+
+def _compose_once(stage: str, overrides: list[str]) -> DictConfig:
+    with hydra.initialize_config_dir(str(CONF), job_name=stage, version_base="1.3"):
+        return hydra.compose(stage, overrides)
+
+
+def _hydra_main(stage: str, options: list[str], overrides: list[str]) -> DictConfig | None:
+    """What Hydra's own options (`--cfg job`, `--help`, `--config-dir`) ask for; it composes twice, so only for them."""
+    composed: list[DictConfig] = []
+    main = hydra.main(config_path=str(CONF), config_name=stage, version_base="1.3")(composed.append)
+    with _command_line([sys.argv[0], *options, f"hydra.job.name={stage}", *_HYDRA_SETTINGS, *overrides]):
+        main()
+    return composed[0] if composed else None
+
+
+def _parse(text: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        hint = "Write key=value, and quote a value that holds commas, equals signs, brackets or quotes: key='\"a,b\"'."
+        raise ConfigError(f"cannot read {text!r}: {error}. {hint}") from error
+
+
+def _groups(stage: str) -> set[str]:
+    """Names of the groups in the stage's defaults list."""
+    path = CONF / f"{stage}.yaml"
+    require(path.exists(), f"{path} is missing: conf/ stays in the clone, so install from there, by `pip install -e .`")
+    primary = yaml.safe_load(path.read_text(encoding="utf-8"))
+    keys = [key for entry in primary.get("defaults", []) if isinstance(entry, dict) for key in entry]
+    return {key.removeprefix("override ").lstrip("/").split("@")[0] for key in keys}
+
+
+def _normal(override: Override, text: str, groups: set[str], config_class: type) -> str:
+    if override.type not in (OverrideType.CHANGE, OverrideType.ADD):
+        return text
+    bare = text.removeprefix("+")
+    if override.key_or_group in groups:
+        return bare
+    if isinstance(override.value(), bool) and accepts(config_class, f"{override.key_or_group}.enabled"):
+        # `name=true` switches a part on whose settings are `name.key=value`; Hydra would replace the part by the word
+        return f"++{bare.lstrip('+').replace('=', '.enabled=', 1)}"
+    return f"++{bare}" if accepts(config_class, override.key_or_group) else text
+
+
+def _named_settings(stage: str, lines: Sequence[str]) -> list[str]:
+    """`suites=x` for a `suite=x` that has settings of its own in conf/suites; any other name is a label alone."""
+    if "suites" not in _groups(stage):
+        return []
+    names = [line.split("=", 1)[1] for line in lines if line.lstrip("+").startswith("suite=")]
+    return [f"suites={name}" for name in names if (CONF / "suites" / f"{name}.yaml").is_file()]
+
+
+@contextmanager
+def _command_line(argv: list[str]) -> Iterator[None]:
+    """What hydra.main reads: sys.argv, and HYDRA_FULL_ERROR, which makes it raise instead of printing and exiting."""
+    before, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, "1"
+    try:
+        yield
+    finally:
+        sys.argv = before
+        os.environ.pop("HYDRA_FULL_ERROR")
+        if full_error is not None:
+            os.environ["HYDRA_FULL_ERROR"] = full_error
+
+
+@contextmanager
+def clear_errors(config_class: type) -> Iterator[None]:
+    """Turn what Hydra, OmegaConf and YAML raise into ConfigError with a message of our own."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+        raise ConfigError(_message(error, config_class)) from error
+
+
+def _message(error: Exception, config_class: type) -> str:
+    text = str(error)
+    unknown = re.search(r"Could not override '([^']+)'", text)
+    holder = nested_class(config_class, unknown[1]) if unknown else None
+    if unknown and holder:
+        where, _, key = unknown[1].rpartition(".")
+        return unknown_key_message(holder, key, where)
+    cause = f"\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
+    return "\n".join(line for line in (text + cause).splitlines() if line.strip() and not line.startswith(_NOISE))

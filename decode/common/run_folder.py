@@ -1,0 +1,262 @@
+"""Run folders: who made this, from what, on what; written so that a killed run is never taken for a finished one."""
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from decode.common.checked_json import Content, JsonFile, Text, shown
+from decode.common.environment import environment, git_state, package_versions
+from decode.common.errors import ConfigError, UserError
+from decode.common.progress import get_logger, is_main_process
+from decode.common.run_lock import LOCK_FILE, check_unlocked, run_lock
+
+RUN_SCHEMA = 1
+log = get_logger("run")
+_NOT_COMPARED = ("resume", "plan", "output_dir")
+
+
+class RunStart(Content):
+    """run.json, as far as it is read back."""
+
+    version: int = Field(alias="schema")
+    stage: Text
+    config: dict[str, Any]
+    started: Text
+
+
+class RunEnd(Content):
+    """What the manifest.json of every stage begins with."""
+
+    version: int = Field(alias="schema")
+    stage: Text
+    finished: Text
+
+
+_REMEDY = "Copy the folder again from where it was written, or delete it and run the stage again"
+RUN = JsonFile(RunStart, "the run could not be told from one of another configuration", f"{_REMEDY}.")
+MANIFEST = JsonFile(RunEnd, "an unfinished run could be taken for a finished one", f"{_REMEDY}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run of one stage: `run.json` from the start, `manifest.json` once it is finished."""
+
+    path: Path
+    stage: str
+    is_finished: bool = False
+    is_main: bool = True
+
+    def file(self, name: str) -> Path:
+        """The path of `name` in this folder; its parent folder is made."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def finish(self, result: dict, file: JsonFile | None = None) -> None:
+        """Write `manifest.json` (schema, stage, finished, and `result`), last and atomically; rank 0 only.
+
+        RunError where `file`, by default MANIFEST, could not be read back.
+        """
+        if self.is_main:
+            head = {"schema": RUN_SCHEMA, "stage": self.stage, "finished": _now()}
+            (file or MANIFEST).write(self.path / "manifest.json", {**head, **result})
+
+
+def check_run(output_dir: str, stage: str, config: Any, resume: str = "never") -> bool:
+    """Whether the run at `output_dir` is finished already; raises whatever `open_run` would. Writes nothing: what is
+    checked after this, and fails, leaves no folder behind."""
+    path = Path(output_dir)
+    if not (_continues(path, resume) and is_finished(path)):
+        check_unlocked(path)
+    return _check_state(path, stage, config, resume)
+
+
+@contextmanager
+def open_run(
+    output_dir: str, stage: str, config: Any, resume: str = "never", is_main: bool | None = None
+) -> Iterator[RunFolder]:
+    """The run folder at `output_dir` for the dataclass `config`, held for this process alone until the block ends;
+    nothing that exists is overwritten.
+
+    resume="never": the folder must be new or empty. "auto": continue an unfinished run of an equal config, and report a
+    finished one by `is_finished`. A path: start from that checkpoint, in a new folder or in the one that holds it.
+    Raises ConfigError with the remedy otherwise, or where another process is in the folder. Only rank 0 (`is_main`,
+    from the RANK variable by default) locks and writes; all ranks of a process group come here together, and learn of
+    a refusal.
+    """
+    is_main = is_main_process() if is_main is None else is_main
+    path, outcome = Path(output_dir), None
+    with ExitStack() as held:
+        if is_main:
+            try:
+                outcome = _enter(held, path, stage, config, resume)
+            except UserError as error:
+                outcome = error
+        outcome = _from_main(outcome)
+        if isinstance(outcome, UserError):
+            raise outcome
+        yield RunFolder(path, stage, bool(outcome), is_main)
+
+
+def is_finished(path: Path) -> bool:
+    """Whether the run in `path` wrote its manifest, which is the last thing a run writes; InputError where that is
+    damaged."""
+    file = path / "manifest.json"
+    if not file.exists():
+        return False
+    MANIFEST.read(file)
+    return True
+
+
+def check_same_run(path: Path, stage: str, config: Any) -> None:
+    """Raise ConfigError unless `path` is a run of `stage` with this `config` (resume, plan and output_dir aside)."""
+    run = RUN.read(path / "run.json")
+    if run.version != RUN_SCHEMA or run.stage != stage:
+        raise ConfigError(
+            f"{path} holds a run of stage {run.stage!r} (schema {run.version}), and this is stage {stage!r} "
+            f"(schema {RUN_SCHEMA}). Use another output_dir."
+        )
+    old, new = _flat(run.config), _flat(_comparable(config))
+    changed = [key for key in sorted(old.keys() | new.keys()) if key.split(".")[0] not in _NOT_COMPARED]
+    changed = [key for key in changed if old.get(key, "unset") != new.get(key, "unset")]
+    if changed:
+        pairs = [(key, old.get(key, "unset"), new.get(key, "unset")) for key in changed[:5]]
+        told = "; ".join(f"{key}: {shown(there)} there, {shown(now)} now" for key, there, now in pairs)
+        raise ConfigError(
+            f"{path} holds a run of another configuration ({told}). Its files would not be those of this command. "
+            "Use another output_dir, delete the folder, or give the same values."
+        )
+
+
+def sha256_file(path: Path | str) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def free_disk_check(path: Path | str, bytes_needed: int) -> None:
+    """Raise ConfigError where the disk of `path` (which need not exist yet) cannot take `bytes_needed` bytes."""
+    existing = next(parent for parent in (Path(path).absolute(), *Path(path).absolute().parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if free < bytes_needed:
+        raise ConfigError(
+            f"{path} needs {bytes_needed / 1e9:.2f} GB, and its disk has {free / 1e9:.2f} GB free; the run would "
+            "die on its way. Use an output_dir on another disk, or ask for less."
+        )
+
+
+def _enter(held: ExitStack, path: Path, stage: str, config: Any, resume: str) -> bool:
+    """Rank 0's part of `open_run`: lock the folder until `held` is closed, and start it; True if it is finished."""
+    if check_run(str(path), stage, config, resume):
+        return True
+    with _written(path):
+        path.mkdir(parents=True, exist_ok=True)
+        held.enter_context(run_lock(path))
+    is_done = _check_state(path, stage, config, resume)  # again: another process may have been there in between
+    if not (path / "run.json").exists():
+        _start(path, stage, config)
+    return is_done
+
+
+def _check_state(path: Path, stage: str, config: Any, resume: str) -> bool:
+    """Whether the run in `path` is finished; ConfigError where it is neither new nor to be continued."""
+    continues = _continues(path, resume)
+    if not _is_empty(path):
+        if not (continues and (path / "run.json").exists()):
+            raise ConfigError(_refusal(path, continues))
+        check_same_run(path, stage, config)
+    is_done = continues and is_finished(path)
+    if is_done:
+        log.info("%s is already finished", path)
+    return is_done
+
+
+def _from_main(outcome: Any) -> Any:
+    """What rank 0 says: a rank that goes on alone would wait for it until the launcher's patience ends."""
+    from torch import distributed  # here, so that importing this module costs nothing
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return outcome
+    shared = [outcome]
+    distributed.broadcast_object_list(shared, src=0)
+    return shared[0]
+
+
+def _continues(path: Path, resume: str) -> bool:
+    """Whether what `path` holds may be gone on with."""
+    if resume in ("never", "auto"):
+        return resume == "auto"
+    if not Path(resume).exists():
+        raise ConfigError(f"resume = {resume!r} is neither never nor auto nor an existing path.")
+    return path.resolve() in Path(resume).resolve().parents
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot write the run folder {str(path)!r}: {error}. Use another output_dir.") from error
+
+
+def _start(path: Path, stage: str, config: Any) -> None:
+    run = {
+        "schema": RUN_SCHEMA,
+        "stage": stage,
+        "config": _comparable(config),
+        "argv": sys.argv,
+        "git": git_state(),
+        "packages": package_versions(),
+        "hardware": environment(),
+        "seed": getattr(config, "seed", None),
+        "started": _now(),
+    }
+    with _written(path):
+        RUN.write(path / "run.json", run)
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether `path` may be started in: missing, or holding nothing but what a killed start left behind."""
+    try:
+        names = [entry.name for entry in path.iterdir()]
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"output_dir = {str(path)!r} is no folder that can be used: {error}.") from error
+    return all(name.startswith(".run.json.") or name == LOCK_FILE for name in names)
+
+
+def _refusal(path: Path, continues: bool) -> str:
+    if continues:
+        return f"{path} is not empty and holds no run.json, so it is no run to continue. Use another output_dir."
+    state = "a finished run" if (path / "manifest.json").exists() else "files"
+    return (
+        f"{path} already holds {state}, and nothing is overwritten. Use resume=auto to continue or reuse it, another "
+        "output_dir, or delete the folder."
+    )
+
+
+def _comparable(config: Any) -> Any:
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def _flat(content: Any, where: str = "") -> dict[str, Any]:
+    if not isinstance(content, dict) or not content:
+        return {where: content}
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        flat |= _flat(value, f"{where}.{key}" if where else str(key))
+    return flat
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,185 @@
+"""Building a stage's dataclass from plain containers, so that an unknown key or a wrong type fails from every route."""
+
+import dataclasses
+import difflib
+import functools
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+from decode.common.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ConfigError with `message` unless `condition` holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def build(cls: type[T], container: Mapping, where: str = "") -> T:
+    """An instance of the dataclass `cls` from a mapping of plain values; nested dataclasses are built the same way.
+
+    `where` is the dotted path of the mapping, for messages. Raises ConfigError for an unknown or missing key, a value
+    of another type, and whatever the dataclass itself refuses in `__post_init__`.
+    """
+    if not isinstance(container, Mapping):
+        raise ConfigError(f"{where or cls.__name__} = {container!r} is no mapping of keys to values. {_choices(cls)}")
+    types_by_name = _field_types(cls)
+    for key in container:
+        if key not in types_by_name:
+            raise ConfigError(unknown_key_message(cls, str(key), where))
+    values = {key: _convert(types_by_name[key], value, _join(where, key)) for key, value in container.items()}
+    missing = [name for name in _required_names(cls) if name not in values]
+    require(not missing, f"missing {', '.join(_join(where, name) for name in missing)}: it has no default, so set it.")
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        if not where or str(error).startswith(where):
+            raise
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def unknown_key_message(cls: type, key: str, where: str = "") -> str:
+    """One sentence that names the unknown `key`, its closest valid neighbour, and all valid keys of `cls`."""
+    close = difflib.get_close_matches(key, list(_field_types(cls)), n=1)
+    hint = f" Did you mean {_join(where, close[0])!r}?" if close else ""
+    return f"unknown key {_join(where, key)!r}.{hint} {_choices(cls)}"
+
+
+def nested_class(cls: type, path: str) -> type | None:
+    """The dataclass that holds the last key of the dotted `path`, or None where the path leaves the dataclasses."""
+    for name in path.split(".")[:-1]:
+        nested = [arm for arm in _arms(_field_types(cls).get(name)) if dataclasses.is_dataclass(arm)]
+        if not nested:
+            return None
+        cls = typing.cast(type, nested[0])
+    return cls
+
+
+def accepts(cls: type, path: str) -> bool:
+    """Whether the dotted `path` names a field of a (nested) dataclass, or an entry of a field that is a dict."""
+    *parents, name = path.split(".")
+    holder = nested_class(cls, path)
+    if holder is not None:
+        return name in _field_types(holder)
+    above = nested_class(cls, ".".join(parents))
+    return above is not None and _is_dict(_field_types(above).get(parents[-1]))
+
+
+def _is_dict(kind: Any) -> bool:
+    return any(get_origin(arm) is dict for arm in _arms(kind))
+
+
+@functools.cache
+def _field_types(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
+
+
+def _required_names(cls: type) -> list[str]:
+    nothing = dataclasses.MISSING
+    fields = (field for field in dataclasses.fields(cls) if field.init)
+    return [field.name for field in fields if field.default is nothing and field.default_factory is nothing]
+
+
+def _choices(cls: type) -> str:
+    return f"Valid keys here: {', '.join(sorted(_field_types(cls)))}."
+
+
+def _join(where: str, key: object) -> str:
+    return f"{where}.{key}" if where else str(key)
+
+
+def _arms(kind: Any) -> tuple:
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def _convert(kind: Any, value: Any, where: str) -> Any:
+    """`value` as an instance of the annotation `kind`; ConfigError names the path, the value and the type."""
+    if len(_arms(kind)) > 1:
+        return _convert_union(kind, value, where)
+    if dataclasses.is_dataclass(kind):
+        return build(typing.cast(type, kind), value, where)
+    origin = get_origin(kind)
+    if origin is Literal:
+        return _convert_literal(kind, value, where)
+    if origin in (list, tuple):
+        return _convert_sequence(kind, value, where)
+    if origin is dict:
+        return _convert_dict(kind, value, where)
+    return _convert_scalar(kind, value, where)
+
+
+def _convert_union(kind: Any, value: Any, where: str) -> Any:
+    arms = [arm for arm in _arms(kind) if arm is not type(None)]
+    if value is None:
+        require(len(arms) < len(_arms(kind)), _mismatch(kind, value, where))
+        return None
+    if len(arms) == 1:
+        return _convert(arms[0], value, where)
+    for arm in arms:
+        try:
+            return _convert(arm, value, where)
+        except ConfigError:
+            continue
+    raise ConfigError(_mismatch(kind, value, where))
+
+
+def _convert_literal(kind: Any, value: Any, where: str) -> Any:
+    choices = get_args(kind)
+    same = [choice for choice in choices if choice == value and type(choice) is type(value)]
+    close = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    require(bool(same), f"{where} = {value!r} must be one of {', '.join(map(repr, choices))}.{hint}")
+    return same[0]
+
+
+def _convert_sequence(kind: Any, value: Any, where: str) -> list | tuple:
+    require(isinstance(value, list | tuple), _mismatch(kind, value, where))
+    origin, arms = get_origin(kind), get_args(kind)
+    if origin is tuple and arms[-1] is not Ellipsis:
+        require(len(value) == len(arms), f"{where} = {value!r} must have {len(arms)} entries, and has {len(value)}.")
+    else:
+        arms = (arms[0],) * len(value)
+    pairs = enumerate(zip(arms, value, strict=True))
+    return origin(_convert(arm, item, f"{where}[{index}]") for index, (arm, item) in pairs)
+
+
+def _convert_dict(kind: Any, value: Any, where: str) -> dict:
+    require(isinstance(value, Mapping), _mismatch(kind, value, where))
+    key_kind, value_kind = get_args(kind)
+    return {
+        _convert(key_kind, key, f"{where} (key)"): _convert(value_kind, item, _join(where, key))
+        for key, item in value.items()
+    }
+
+
+def _convert_scalar(kind: Any, value: Any, where: str) -> Any:
+    if kind is Any:
+        return value
+    if kind is float:
+        return _convert_float(value, where)
+    if kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    is_same = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+    require(is_same, _mismatch(kind, value, where))
+    return value
+
+
+def _convert_float(value: Any, where: str) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) or value is None else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    require(math.isfinite(number), f"{where} = {value!r} must be a finite number.")
+    return number
+
+
+def _mismatch(kind: Any, value: Any, where: str) -> str:
+    expected = kind.__name__ if isinstance(kind, type) and get_origin(kind) is None else str(kind)
+    hint = f" Quote it to keep it text: {where}='\"{value}\"'." if kind is str and value is not None else ""
+    return f"{where} = {value!r} must be of type {expected}, and is of type {type(value).__name__}.{hint}"

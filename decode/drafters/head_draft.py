@@ -1,0 +1,323 @@
+"""What all heads on a target share: their configuration, the target's frozen ends, and the decoding face around a
+family's passes.
+
+Slot t of a head holds what it makes of the target's hidden states after token t, and of token t + 1: its logits there
+are about token t + 2. With n committed tokens the slots 0 ... n - 2 are true, and the last of them drafts the first
+token after pending. Drafted nodes lie in the slots behind until the verdict; what was accepted is made anew from true
+hidden states in the next round's first pass, so nothing has to be moved.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from decode.common.checked_json import Size
+from decode.common.progress import get_logger
+from decode.common.typed_config import require
+from decode.drafters.base import Batch, Context, Step
+from decode.drafters.chain_drafting import pending_tokens, propose_chain
+from decode.drafters.head_cache import Slots, into
+from decode.drafters.layers import Extend, Rope, Rotary
+from decode.drafters.levels import Levels, Unit, visible_slots
+from decode.drafters.tree_drafting import propose_tree
+from decode.forward.cache import SlotCache
+from decode.forward.kept_runners import Lease, Runners
+from decode.forward.packed_linear import Packing
+from decode.forward.runner import PASSES, Runner, chunks, rounded
+from decode.models.ends import Ends
+from decode.trees.tree import Tree
+from decode.trees.tree_plans import Static
+
+log = get_logger("decode")
+
+
+Few = Annotated[int, Field(ge=1, le=1 << 12)]
+"""Layers, heads or tokens of a round; what builds so many modules must not be told a billion."""
+Width = Annotated[int, Field(ge=1, le=1 << 24)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """The shape of a head; families add fields of their own. Saved as config.json."""
+
+    family: str
+    hidden_size: Width
+    """d of the target, and of the head."""
+    vocab_size: Width
+    """Tokens V of the target."""
+    taps: tuple[int, ...]
+    """Hidden states of the target that it drafts from (`decode.taps`)."""
+    depth: Few
+    """Draft tokens that training unrolls: heads K, recursive steps S, or block size."""
+    heads: Few
+    kv_heads: Few
+    head_dim: Width
+    mlp_width: Width
+    rms_norm_eps: Annotated[float, Field(ge=0, lt=1)]
+    rope: Rope
+    """transformers' rope_parameters."""
+    max_positions: Size
+    draft_vocab_size: Width | None = None
+    """Tokens of a reduced draft vocabulary; None is all of them."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "taps", tuple(self.taps))  # a list where it comes from JSON
+        require(self.heads % self.kv_heads == 0, f"heads={self.heads} is no multiple of kv_heads={self.kv_heads}")
+        require(self.head_dim % 2 == 0, f"head_dim={self.head_dim} is odd, and rotary positions turn pairs")
+
+    def rotary(self) -> Rotary:
+        """Its rotary positions."""
+        return Rotary(self.head_dim, self.rope, self.max_positions)
+
+
+class HeadDraft(nn.Module, ABC):
+    """Both faces of a head, but for a family's own passes."""
+
+    source: str = ""
+    """Folder that it was loaded from."""
+    most_tokens: int | None = None
+    """Longest path that can be drafted; None is any."""
+    num_cached: int = 0
+    """Layers that keep keys and values of the slots."""
+    foresees: bool = False
+    """Predicts what becomes of its tokens (`levels.Foreseeing`)."""
+    vocab: Tensor | None
+
+    def __init__(self, config: HeadConfig, ends: Ends, vocab: Tensor | None = None) -> None:
+        """`vocab` (V_draft,) int64: ascending target ids of a reduced draft vocabulary."""
+        super().__init__()
+        assert (vocab is None) == (config.draft_vocab_size is None), (vocab, config.draft_vocab_size)
+        self.config, self.ends = config, ends
+        self.taps = config.taps
+        self.register_buffer("vocab", vocab)
+        self._rows: tuple[tuple[object, ...], Tensor] | None = None  # of the output head, for a reduced vocabulary
+        self._runner: Runner | None = None
+        self._runners: Runners | None = None
+        self._known: list[int] = []  # per row: slots that are true and in the cache
+        self._warned = False
+
+    # training face
+
+    @abstractmethod
+    def unroll(self, batch: Batch) -> Iterator[Step]:
+        """The steps of every anchor; step s drafts its s-th token."""
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """hidden (..., d) -> logits (..., V_draft), by the target's own frozen rows."""
+        head = self.ends.head
+        return head(hidden.to(head.dtype)) if self.vocab is None else head.of_rows(hidden, self._head_rows(self.vocab))
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids (...) -> (..., d), by the target's own frozen embedding."""
+        return self.ends.embed(ids).to(self.dtype)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the head's weights."""
+        return next(self.parameters()).dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Of the target's output head, where the head is too."""
+        return self.ends.head.weight.device
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden (..., d) -> (..., V); -inf outside of a reduced draft vocabulary."""
+        return self.widened(self.head(hidden))
+
+    def widened(self, drafted: Tensor) -> Tensor:
+        """drafted (..., V_draft) -> (..., V)."""
+        if self.vocab is None:
+            return drafted
+        every = drafted.new_full((*drafted.shape[:-1], self.config.vocab_size), -torch.inf)
+        return every.index_copy(-1, self.vocab, drafted)
+
+    def _head_rows(self, vocab: Tensor) -> Tensor:
+        """The target's rows of the draft's tokens, taken once. A unit that is being captured finds them taken: the
+        matrix is packed there, and has no rows."""
+        if self._rows is None or torch._C._get_tracing_state() is None:
+            weight = self.ends.head.weight
+            state = (weight.data_ptr(), weight.dtype, 0 if weight.is_inference() else weight._version)
+            if self._rows is None or self._rows[0] != state:
+                with torch.inference_mode(mode=False), torch.no_grad():  # training may use them after decoding has
+                    self._rows = (state, weight[vocab.to(weight.device)])
+        return self._rows[1]
+
+    # decoding face
+
+    @abstractmethod
+    def read(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
+        """Bring true slots into the caches: tokens (B, T) are those after the features (B, T, n, d)."""
+
+    @abstractmethod
+    def levels(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Levels:
+        """The passes of one round: read (B, W) the last committed tokens, pending among them, ends (B, 1) the number of
+        committed tokens, features (B, W, n, d) of the tokens before those."""
+
+    def num_slots(self, num_read: int) -> int:
+        """Slots behind the true ones that a round writes which reads so many nodes."""
+        return num_read
+
+    def start(self, context: Context, capacity: int) -> None:
+        """Read the prompts; captures are kept from one call to the next."""
+        if self.most_tokens is not None and context.shape.depth > self.most_tokens and not self._warned:
+            self._warned = True
+            log.warning(
+                "the draft drafts %d tokens a round, and %d are asked for: the rest is left out",
+                self.most_tokens, context.shape.depth,
+            )  # fmt: skip
+        self._runner = None  # where memory ends, the last call's may be given up
+        self._runner = self._runner_for(len(context.lengths), capacity, context.lease)
+        self._known = [0] * len(context.lengths)
+        self._catch_up(context, [length - 2 for length in context.lengths])
+
+    @property
+    def runner(self) -> Runner:
+        """The head's own cache, from `start` on."""
+        assert self._runner is not None
+        return self._runner
+
+    def propose(self, context: Context) -> Tree:
+        """A chain or a tree, drawn as the verifier wants it; nothing while a row is a single token, after which the
+        target has not been asked yet (a new one: those that have ended are longer)."""
+        if self.most_tokens is not None:
+            context = replace(context, shape=context.shape.cut(self.most_tokens))
+        if min(context.lengths) < 2:
+            return Tree(pending_tokens(context), (-1,))
+        width = context.shape.depth + 1  # as many tokens as a verdict can have accepted, so that one capture serves
+        self._catch_up(context, [length - 1 - width for length in context.lengths])
+        self._known = [length - 1 for length in context.lengths]
+        is_chain = isinstance(context.shape, Static) and context.shape.is_chain
+        propose = propose_chain if is_chain and context.drawn != "swor" else propose_tree
+        return propose(HeadRound(self, context, width), context)
+
+    def reset(self, rows: list[int]) -> None:
+        """These rows begin anew; what is not read again is not seen again."""
+        for row in rows:
+            self._known[row] = 0
+
+    def _catch_up(self, context: Context, wanted: list[int]) -> None:
+        """Read the true slots up to `wanted` that no round has read: prompts, and rounds without drafts."""
+        behind = [max(known, want) for known, want in zip(self._known, wanted, strict=True)]
+        assert context.features is not None
+        for rows, start, end in chunks(self._known, behind) if self.num_cached else ():
+            index = torch.tensor(rows, device=context.ids.device)
+            positions = torch.arange(start, end, device=index.device).expand(len(rows), -1)
+            visible = torch.arange(end, device=index.device) <= positions[..., None]
+            cache = self.runner.cache
+            cache.place(slice(start, end), end, index)
+            with PASSES:
+                self.read(
+                    context.ids[index, start + 1 : end + 1],
+                    context.features[index, start:end],
+                    positions,
+                    [into(cache, layer, visible) for layer in range(self.num_cached)],
+                )
+        self._known = behind
+
+    def _runner_for(self, batch_size: int, capacity: int, lease: Lease) -> Runner:
+        target = self.ends.head.model
+
+        slots = rounded(capacity + self.num_slots(0) + 1)
+
+        def make(packing: Any) -> Runner:
+            return Runner(self._cache(batch_size, slots), self.device, packing)
+
+        runners = Runners.of(self, lambda: HeadPacking(self), target)
+        if self._runners is not runners:  # the target's weights may have changed without a trace but in their values
+            self._rows, self._runners = None, runners
+        return runners.get((batch_size, slots), make, lease)
+
+    def _cache(self, batch_size: int, slots: int) -> SlotCache:
+        cache = SlotCache(max(1, self.num_cached), batch_size, slots)
+        shape = (batch_size, self.config.kv_heads, 1, self.config.head_dim)
+        with torch.inference_mode(mode=False):
+            for layer in cache.slot_layers[: self.num_cached]:
+                none = torch.zeros(shape, dtype=self.dtype, device=self.device)
+                layer.lazy_initialization(none, none)
+            cache.allocate()
+        return cache
+
+
+class HeadPacking:
+    """Packed layers of a head, and of its target, whose output head it runs."""
+
+    def __init__(self, draft: HeadDraft) -> None:
+        target = draft.ends.head.model
+        self.both = (Packing(draft), Runners.of(target, lambda: Packing(target)).packing)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Both run on packed weights inside the block."""
+        with ExitStack() as stack:
+            for one in self.both:
+                stack.enter_context(one.in_place())
+            yield
+
+
+@dataclass(frozen=True)
+class HeadRound:
+    """One round of a head whose true slots are in the cache but for the last `width`."""
+
+    draft: HeadDraft
+    context: Context
+    width: int
+
+    @property
+    def runner(self) -> Runner:
+        """As `Round` says."""
+        return self.draft.runner
+
+    @property
+    def foresees(self) -> bool:
+        """As `Round` says."""
+        return self.draft.foresees
+
+    @property
+    def _reach(self) -> int:
+        return self.draft.num_slots(self.context.shape.num_read) + 1
+
+    @property
+    def _visible(self) -> int:
+        return visible_slots(self.runner, self.context, self._reach)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """As `Round` says."""
+        return self.width, self._visible
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The last committed tokens (B, width), the number of all (B, 1), and the features (B, width, n, d) of the
+        tokens before each of them. A row that has fewer gives its second token several times, which `Slots.straight`
+        puts into its first slot."""
+        context, device = self.context, self.context.ids.device
+        assert context.features is not None
+        ends = torch.tensor(context.lengths, device=device)[:, None]
+        places = (ends - torch.arange(self.width, 0, -1, device=device)).clamp(min=1)
+        rows = torch.arange(len(ends), device=device)[:, None]
+        return context.ids.gather(1, places), ends, context.features[rows, places - 1]
+
+    def moved(self) -> tuple[Tensor, ...]:
+        """As `Round` says."""
+        read, ends, features = self.inputs
+        others = (read + 1) % self.draft.config.vocab_size
+        return others, (ends + 1).clamp(max=self._visible - self._reach), features.flip(-1)
+
+    def unit(self) -> Unit:
+        """As `Round` says."""
+        draft, slots = self.draft, Slots(self.runner.cache, self._visible, self.runner.device)
+        return Unit(partial(draft.levels, slots), draft, draft.ends.head.model)
+
+    def steps(self) -> Levels:
+        """As `Round` says; not captured."""
+        return self.unit()(*self.inputs)

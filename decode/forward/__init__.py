@@ -1,0 +1,1 @@
+"""Passes of a causal LM over a slot cache: masks, attention, packed layers, captures."""

@@ -1,0 +1,222 @@
+"""Forward passes of a causal LM over a slot cache: the target, and a draft LM as well.
+
+Rows are left-aligned and ragged: row b has its own number of tokens in the cache. One pass runs nodes of a tree per
+row; they see the row's committed tokens and their own ancestors. Short passes are captured after a few uses.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from decode.common.errors import InputError
+from decode.forward.attention import grouped, pays
+from decode.forward.cache import SlotCache
+from decode.forward.kept_runners import Lease, Runners
+from decode.forward.masks import layer_masks
+from decode.forward.packed_linear import Packed, Packing
+from decode.forward.runner import PASSES, Runner, chunks, rounded
+from decode.models.hidden_states import Taps
+from decode.models.load import device_of, longest_context, refuse_unsupported
+
+
+class NodePass(nn.Module):
+    """Logits (B, W, V) of the last W of M nodes per row; the attention looks at the first `visible` slots under a
+    mask that is made here from the inputs, so that one capture serves every position."""
+
+    def __init__(
+        self, model: PreTrainedModel, cache: SlotCache, held: Tensor, visible: int, taps: Taps | None = None
+    ) -> None:
+        """`held` (B, capacity): the position of the node in each slot, kept from one pass of a round to the next."""
+        super().__init__()
+        self.model, self.cache, self.taps = model, cache, taps
+        self.config = model.config.get_text_config()
+        self.slots = torch.arange(visible, device=device_of(model))
+        self.held = held
+        self.attention = grouped if pays(model, len(held)) else nullcontext
+        self.last_position = (longest_context(model.config) or cache.capacity) - 1
+
+    def forward(self, tokens: Tensor, starts: Tensor, depths: Tensor, above: Tensor) -> tuple[Tensor]:
+        """tokens (B, W), starts (B, 1): committed tokens per row, depths (B, W), above (B, W, M) bool: ancestors.
+
+        Node j lies in slot starts + j. Positions past the context's end belong to rows that are cut before them; they
+        are clamped, so that no table overflows.
+        """
+        batch, width, num_nodes = above.shape
+        nodes, positions = starts + self.slots[:num_nodes], starts + depths
+        own = nodes[:, num_nodes - width :]
+        committed = (self.slots < starts)[:, None].expand(batch, width, -1)
+        visible = committed.scatter(2, nodes[:, None].expand(batch, width, num_nodes), above)
+        self.held.scatter_(1, own, positions)
+        keys = torch.where(self.slots < starts, self.slots, self.held[:, : len(self.slots)])
+        return self._over(tokens, own, positions, visible, keys)
+
+    def chain(self, tokens: Tensor, starts: Tensor) -> tuple[Tensor]:
+        """The same for tokens that follow one another, whose slots are their positions: a third of the small steps."""
+        own = starts + self.slots[: tokens.shape[1]]
+        return self._over(tokens, own, own, self.slots <= own[..., None], self.slots.expand(len(tokens), -1))
+
+    def _over(self, tokens: Tensor, own: Tensor, positions: Tensor, visible: Tensor, keys: Tensor) -> tuple[Tensor]:
+        self.cache.place(own, len(self.slots))
+        with self.attention(self.model), self.taps or nullcontext():
+            out = self.model(
+                input_ids=tokens,
+                attention_mask=layer_masks(self.config, visible, positions, keys, self.model.dtype),
+                position_ids=positions.clamp(max=self.last_position),
+                past_key_values=self.cache,
+                use_cache=True,
+            )
+        if self.taps is not None:
+            self.cache.keep(self.taps.each())
+        return (out.logits,)
+
+
+class StraightPass(nn.Module):
+    """`NodePass.chain` as a module of its own, to be captured."""
+
+    def __init__(self, node_pass: NodePass) -> None:
+        super().__init__()
+        self.node_pass = node_pass
+
+    def forward(self, tokens: Tensor, starts: Tensor) -> tuple[Tensor]:
+        """tokens (B, W), starts (B, 1) -> logits (B, W, V)."""
+        return self.node_pass.chain(tokens, starts)
+
+
+class CachedModel(Runner):
+    """An unmodified transformers model with a SlotCache of B rows of at least `capacity` tokens."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        batch_size: int,
+        capacity: int,
+        packing: Packed | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> None:
+        """`taps`: hidden states that passes keep beside keys and values (`features`)."""
+        refuse_unsupported(model.config, model.config.name_or_path or "")
+        self.model, self.config = model, model.config.get_text_config()
+        _refuse_foreign_attention(self.config._attn_implementation)
+        cache = SlotCache(self.config.num_hidden_layers, batch_size, rounded(capacity))
+        super().__init__(cache, device_of(model), packing if packing is not None else Packing(model))
+        self._taps = Taps(model, taps) if taps else None
+        with PASSES, torch.inference_mode(mode=False), torch.no_grad():
+            self._slots = torch.arange(self.cache.capacity, device=self.device)
+            self._held = torch.zeros(batch_size, self.cache.capacity, dtype=torch.long, device=self.device)
+            first = torch.zeros(batch_size, 1, dtype=torch.long, device=self.device)
+            self.node_pass(1)(first, first, first, first[..., None] == 0)  # tells the layers' shapes
+            self.cache.allocate()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its cache, the positions beside it, and its captures."""
+        return super().num_bytes + self._held.nbytes + self._slots.nbytes
+
+    @property
+    def features(self) -> Tensor | None:
+        """(B, capacity, n, d): the taps' hidden states of the tokens in the cache; None without taps."""
+        return None if self.cache.states is None else self.cache.states[:, :, 0].permute(1, 2, 0, 3)
+
+    def prefill(self, ids: Tensor, begin: list[int], end: list[int]) -> None:
+        """Read ids[b, begin[b]:end[b]] of each row; ids (B, T) left-aligned. What lies behind the end of a row that is
+        read beside a longer one is written too, and never seen."""
+        for rows, start, stop in chunks(begin, end):
+            with PASSES:
+                self._read(ids, rows, start, stop)
+
+    def _read(self, ids: Tensor, rows: list[int], start: int, end: int) -> None:
+        index = None if len(rows) == ids.shape[0] else torch.tensor(rows, device=self.device)
+        tokens = (ids if index is None else ids[index])[:, start:end]
+        positions = self._slots[start:end].expand_as(tokens)
+        keys = self._slots[:end].expand(len(rows), -1)
+        visible = keys[:, None] <= positions[..., None]
+        self.cache.place(slice(start, end), end, index)
+        with self._taps or nullcontext():
+            self.model(
+                input_ids=tokens,
+                attention_mask=layer_masks(self.config, visible, positions, keys, self.model.dtype),
+                position_ids=positions,
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        if self._taps is not None:
+            self.cache.keep(self._taps.each())
+
+    def forward(self, tokens: Tensor, starts: list[int], depths: Tensor, above: Tensor) -> Tensor:
+        """Logits (B, W, V) of nodes tokens (B, W), the last W of M that follow the row's starts[b] committed ones.
+
+        depths (1 or B, W) counts from the first node, above (1 or B, W, M) marks each node and its ancestors. Node j of
+        the M is in slot starts[b] + j, written by this pass or an earlier one of the round.
+        """
+        batch, (width, num_nodes) = tokens.shape[0], above.shape[1:]
+        visible = self.visible(max(starts) + num_nodes)
+        begin = torch.tensor(starts, device=self.device)[:, None]
+        inputs = (tokens, begin, depths.expand(batch, -1), above.expand(batch, -1, -1))
+
+        def moved() -> tuple[Tensor, ...]:
+            return self.other(tokens), (begin + 1).clamp(max=visible - num_nodes), *inputs[2:]
+
+        return self.run((width, num_nodes, visible), lambda: self.node_pass(visible), inputs, moved)[0]
+
+    def chain(self, tokens: Tensor, starts: list[int], strict: bool = False) -> Tensor:  # (B, W) -> (B, W, V)
+        """Logits of W tokens that follow one another after the row's starts[b] committed ones.
+
+        A strict pass looks at all slots and is captured at its first use: passes of as many tokens then run the same
+        kernels wherever they are.
+        """
+        width = tokens.shape[1]
+        visible = self.cache.capacity if strict else self.visible(max(starts) + width)
+        assert max(starts) + width <= visible, (starts, width, visible)  # else the last tokens would not see themselves
+        begin = torch.tensor(starts, device=self.device)[:, None]
+
+        def moved() -> tuple[Tensor, ...]:
+            return self.other(tokens), (begin + 1).clamp(max=visible - width)
+
+        def make() -> StraightPass:
+            return StraightPass(self.node_pass(visible))
+
+        return self.run(("straight", width, visible), make, (tokens, begin), moved, strict)[0]
+
+    def other(self, tokens: Tensor) -> Tensor:
+        """Other tokens everywhere, by which a capture is compared with its pass: experts are chosen by the token."""
+        return (tokens + 1) % self.config.vocab_size
+
+    def node_pass(self, visible: int) -> NodePass:
+        """The pass over the first `visible` slots, not captured."""
+        return NodePass(self.model, self.cache, self._held, visible, self._taps)
+
+    def commit(self, starts: list[int], path: Tensor, is_chain: bool) -> None:
+        """Bring the accepted path (B, D + 1) of the last pass to the slots of its positions; a chain lies there
+        already."""
+        if not is_chain:
+            self.cache.move(torch.tensor(starts, device=self.device)[:, None], path)
+
+
+def runner_for(
+    model: PreTrainedModel,
+    batch_size: int,
+    capacity: int,
+    lease: Lease,
+    role: str = "target",
+    taps: tuple[int, ...] = (),
+) -> CachedModel:
+    """The cached model for this many rows of this many tokens, kept with its captures from one call to the next.
+
+    `role` keeps the caches of a model apart that drafts for itself; `lease` is the call that alone may use it.
+    """
+    runners = Runners.of(model, lambda: Packing(model))
+    key = (role, batch_size, rounded(capacity), taps)
+    return runners.get(key, lambda packing: CachedModel(model, batch_size, capacity, packing, taps), lease)
+
+
+def _refuse_foreign_attention(name: str | None) -> None:
+    if name not in ("sdpa", "eager"):
+        raise InputError(
+            f"attention {name!r} takes no explicit masks, so rejected tokens and other rows would be seen; load the "
+            "model with attn_implementation='sdpa'"
+        )

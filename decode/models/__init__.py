@@ -1,0 +1,1 @@
+"""A target on disk and in memory: found, checked, loaded, fingerprinted; its hidden states and its output head."""

@@ -1,0 +1,349 @@
+"""Finding, describing, comparing and loading models; everything that can be refused is refused before weights are
+read."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import logging as hf_logging
+
+from decode.common.checked_json import read_json
+from decode.common.errors import InputError
+from decode.config import ModelConfig
+from decode.models.checkpoint_check import check_headers, check_report, is_quantised, no_model
+from decode.models.config_files import check_model_files, check_words
+from decode.models.fingerprint import files_fingerprint, weights_fingerprint
+from decode.models.weight_files import DAMAGED, damaged, weight_files
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+OWN_MASKS = ("bloom", "gpt_neo", "mpt")  # attention that counts columns of the cache, not positions
+QUICKLY_READ = 1 << 30  # bytes: weights that are there before a progress bar is of use
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """What config.json and the tokenizer files say of a model; no weights are read."""
+
+    source: ModelConfig
+    config: PretrainedConfig
+    model: PreTrainedModel | None = None
+    """The model itself, where it is in memory already."""
+
+    @property
+    def path(self) -> str:
+        """Folder or hub id."""
+        assert self.source.path is not None
+        return self.source.path
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output head (padding entries included)."""
+        return self.config.get_text_config().vocab_size
+
+    @property
+    def num_layers(self) -> int:
+        """Transformer layers."""
+        return self.config.get_text_config().num_hidden_layers
+
+    @property
+    def hidden_size(self) -> int:
+        """Width d of the final hidden state."""
+        return self.config.get_text_config().hidden_size
+
+    @property
+    def max_positions(self) -> int:
+        """Longest context in tokens."""
+        return longest_context(self.config) or 1 << 30
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Parameters, tied ones once; counted on the meta device."""
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(self.config)
+        return model.num_parameters()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weight files; for a hub id, two bytes a parameter."""
+        files = weight_files(Path(self.path)) if Path(self.path).is_dir() else []
+        return sum(file.stat().st_size for file in files) or 2 * self.num_parameters
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identity of the weights: commit of a hub repository, else a hash of config.json and the edges of each
+        weight file."""
+        commit = getattr(self.config, "_commit_hash", None)
+        if not Path(self.path).is_dir():
+            return f"hub:{self.path}@{commit or self.source.revision or 'main'}"
+        return files_fingerprint(Path(self.path))
+
+    @cached_property
+    def weights_fingerprint(self) -> str | None:
+        """As `decode.fingerprint` says; None where it is not in memory."""
+        return None if self.model is None else weights_fingerprint(self.model)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer, or None where a local folder holds no tokenizer files."""
+        folder = Path(self.path)
+        if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+            return None
+        return load_tokenizer(self.source)
+
+    @property
+    def token_map_hash(self) -> str | None:
+        """Hash of the token-to-id map; None without a tokenizer."""
+        return None if self.tokenizer is None else token_map_hash(self.tokenizer)
+
+    @property
+    def chat_template_hash(self) -> str | None:
+        """Hash of the chat template; None without one."""
+        return None if self.tokenizer is None else chat_template_hash(self.tokenizer)
+
+
+def describe_model(source: ModelConfig, role: str = "target") -> ModelDescription:
+    """Read config.json of `source`, and of a folder the headers of its weights; raises InputError where there is no
+    model that this decoder can treat exactly, or other weights than config.json calls for."""
+    if source.path is None:
+        raise InputError(f"{role}.path is not set, so there is no {role} model to load; give a folder or a hub id")
+    folder = Path(source.path)
+    if folder.exists() or source.path.startswith((".", "/", "~")) or source.path.count("/") > 1:
+        _check_folder(folder, role)
+    try:
+        config = AutoConfig.from_pretrained(
+            source.path, revision=source.revision, trust_remote_code=source.trust_remote_code
+        )
+    except (TypeError, ZeroDivisionError) as error:  # sizes that its own class divides by
+        fields = read_json(folder / "config.json") if folder.is_dir() else {}
+        raise InputError(no_model(f"{role}.path={source.path}", fields, error)) from error
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        raise InputError(
+            f"{role}.path={source.path} is neither a model folder here nor a hub repository that can be reached: "
+            f"{error}"
+        ) from error
+    refuse_unsupported(config, source.path, role)
+    attention_of(config, source.attn_implementation)
+    check_words(config, source.path, role)
+    resolve_device(source.device)
+    if folder.is_dir():
+        check_headers(source, config, role)
+    return ModelDescription(source, config)
+
+
+def load_model(source: ModelConfig, role: str = "target") -> PreTrainedModel:
+    """The model in eval mode with frozen weights, on its device; checked first as by `describe_model`, and by
+    transformers' own report of what it loaded."""
+    description = describe_model(source, role)
+    if description.weight_bytes < QUICKLY_READ:
+        hf_logging.disable_progress_bar()
+    model, report = read_weights(source, description.config, role)
+    if is_quantised(description.config):  # scales that only other engines use are left aside on purpose
+        report |= {"unexpected_keys": ()}
+    check_report(report, source, role)
+    if source.device_map is None:
+        model.to(resolve_device(source.device))  # type: ignore[arg-type]
+    return model.eval().requires_grad_(False)
+
+
+def read_weights(source: ModelConfig, config: PretrainedConfig, role: str) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A model of `config` with the weights of `source`, and transformers' report of what was missing, unexpected or of
+    another shape, for `decode.models.checkpoint_check.check_report`; InputError where files are missing or damaged."""
+    assert source.path is not None
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source.path,
+            config=config,
+            revision=source.revision,
+            dtype="auto" if source.dtype == "auto" else getattr(torch, source.dtype),
+            device_map=source.device_map,
+            attn_implementation=attention_of(config, source.attn_implementation),
+            trust_remote_code=source.trust_remote_code,
+            ignore_mismatched_sizes=True,  # they are in the report, which names the two shapes
+            output_loading_info=True,
+        )
+    except DAMAGED as error:
+        raise InputError(damaged(f"{role}.path={source.path}", error)) from error
+    except RuntimeError as error:
+        if "conversion of the weights" not in str(error):
+            raise
+        raise InputError(
+            f"the weights of {role}.path={source.path} are not those that its config.json calls for: transformers "
+            "merges some of them, and the report above names those that it could not. Copy the folder again"
+        ) from error
+    model, report = loaded
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise InputError(with_adapter(source.path, role))
+    return model, report
+
+
+def attention_of(config: PretrainedConfig, asked: str = "auto") -> str:
+    """The attention kernel, "sdpa" or "eager"; raises InputError where the model does not have the one asked for."""
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    has_sdpa = getattr(model_class, "_supports_sdpa", False)
+    if asked == "sdpa" and not has_sdpa:
+        raise InputError(
+            f"attn_implementation=sdpa, and {config.model_type} models compute attention that sdpa "
+            "does not have (sinks or soft caps, say); use attn_implementation=auto, which takes eager for them"
+        )
+    return ("sdpa" if has_sdpa else "eager") if asked == "auto" else asked
+
+
+def longest_context(config: PretrainedConfig) -> int | None:
+    """Tokens up to which a token's position alone decides its rotation; longrope rotates all of a longer pass anew, so
+    that the distribution of a token would depend on how many others are read with it. None where nothing limits it."""
+    text = config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    rope = getattr(text, "rope_parameters", None) or {}
+    original = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+    return min(limit, original) if limit and original and rope.get("rope_type") in ("longrope", "dynamic") else limit
+
+
+def resolve_device(device: str) -> torch.device:
+    """The device: "auto" is CUDA where there is one; raises InputError for a device that is not there."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"device={device}, but torch sees no CUDA device; use device=cpu or device=auto")
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"device={device} is no torch device; use auto, cpu, cuda or cuda:1, say") from error
+
+
+def device_of(model: PreTrainedModel) -> torch.device:
+    """Where a model takes its token ids: the device of its input embedding, also for a model spread over several."""
+    return next(model.get_input_embeddings().parameters()).device
+
+
+def load_tokenizer(source: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or hub id; raises InputError where there is none."""
+    try:
+        return AutoTokenizer.from_pretrained(
+            source.path, revision=source.revision, trust_remote_code=source.trust_remote_code
+        )
+    except Exception as error:  # noqa: BLE001 - the tokenizers library raises nothing narrower for a damaged file
+        raise InputError(
+            f"no tokenizer can be loaded from {source.path} ({type(error).__name__}: {error}), and text cannot be read "
+            "without one. Copy its tokenizer files again"
+        ) from error
+
+
+def token_map_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash of the token-to-id map: two tokenizers with the same hash give every token the same id."""
+    pairs = sorted(tokenizer.get_vocab().items(), key=lambda pair: (pair[1], pair[0]))
+    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
+
+
+def chat_template_hash(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Hash of the chat template, None where there is none."""
+    template = getattr(tokenizer, "chat_template", None)
+    return None if template is None else hashlib.sha256(json.dumps(template).encode()).hexdigest()
+
+
+def check_same_tokens(target: ModelDescription, draft: ModelDescription) -> None:
+    """Raise InputError unless both models speak of the same tokens; without draft tokenizer files only sizes are
+    compared."""
+    check_same_size(target, draft)
+    ours, theirs = draft.token_map_hash, target.token_map_hash
+    if ours is not None and theirs is not None and ours != theirs:
+        raise InputError(
+            f"the tokenizers differ although both vocabularies have {target.vocab_size} entries: token map "
+            f"{ours[:12]} in "
+            f"{draft.path}, {theirs[:12]} in {target.path}; the same id would mean different text. "
+            "Use a draft trained on the target's own tokenizer"
+        )
+
+
+def check_same_size(target: ModelDescription, draft: ModelDescription) -> None:
+    """Raise InputError unless both vocabularies have as many entries."""
+    if target.vocab_size != draft.vocab_size:
+        raise InputError(
+            f"draft {draft.path} has {draft.vocab_size} vocabulary entries, target {target.path} has "
+            f"{target.vocab_size}: "
+            "acceptance compares full distributions, so both must be over the same tokens. "
+            "Use a draft with the target's tokenizer and padded vocabulary size, or train one with `python -m train`"
+        )
+
+
+def _check_folder(folder: Path, role: str) -> None:
+    if not folder.is_dir():
+        raise InputError(f"{role}.path={folder} does not exist; give a folder in transformers format or a hub id")
+    if not (folder / "config.json").is_file():
+        raise InputError(
+            f"{role}.path={folder} holds no config.json, so it is not a model folder in transformers format"
+        )
+    if (folder / "adapter_config.json").is_file():
+        raise InputError(with_adapter(folder, role))
+    check_model_files(folder, role)
+
+
+def with_adapter(path: object, role: str) -> str:
+    """What to say of a checkpoint with an adapter in it."""
+    return (
+        f"{role}.path={path} holds an adapter (adapter_config.json) beside the weights: whether it counts depends on "
+        "the packages installed, so the same folder is two models. Merge it (peft's merge_and_unload) and save the "
+        "result, or take adapter_config.json away"
+    )
+
+
+def refuse_unsupported(config: PretrainedConfig, path: str, role: str = "target") -> None:
+    """Raise InputError for a model whose passes this decoder cannot make exactly."""
+    if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise InputError(
+            f"{role}.path={path} is a {config.model_type} model, which transformers does not load as a causal language "
+            "model; speculative decoding needs one that predicts the next token"
+        )
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if getattr(model_class, "_is_stateful", False):
+        raise InputError(
+            f"{role}.path={path} is a {config.model_type} model with recurrent state, which cannot be rolled back "
+            "after a "
+            "rejected draft token; use a model whose layers are all attention"
+        )
+    _refuse_without_cache(model_class, config, path, role)
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    if "mrope_section" in rope:
+        raise InputError(
+            f"{role}.path={path} uses multimodal rotary positions (mrope), which this decoder does not handle"
+        )
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds or config.model_type in OWN_MASKS or getattr(config, "alibi", False):
+        raise InputError(
+            f"{role}.path={path} is a {config.model_type} model (unusual layers: {sorted(kinds) or 'none'}), which "
+            "makes its own masks or position biases: rejected tokens and other rows would be seen. Use a model with "
+            "full or sliding-window attention"
+        )
+
+
+def _refuse_without_cache(model_class: Any, config: PretrainedConfig, path: str, role: str) -> None:
+    lacks = {"past_key_values", "position_ids"} - set(inspect.signature(model_class.forward).parameters)
+    if lacks:
+        raise InputError(
+            f"{role}.path={path} is a {config.model_type} model, whose passes take no "
+            f"{' and no '.join(sorted(lacks))}: "
+            "tokens of a tree could not be read behind the ones before them. Use a model that keeps keys and values "
+            "by position"
+        )
+    is_encoder = getattr(config, "is_decoder", None) is False and hasattr(config, "type_vocab_size")
+    if is_encoder:  # as BERT and its kin are; GPT-NeoX says the same of itself, and sees no later tokens
+        raise InputError(
+            f"{role}.path={path} is a {config.model_type} model with is_decoder=False, in which tokens see the ones "
+            "after them, so it predicts no next token. Use a model that was trained as a decoder (is_decoder=True)"
+        )

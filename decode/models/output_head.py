@@ -1,0 +1,79 @@
+"""From final hidden states to logits: the output head with the scale and soft cap that some models apply after it."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from decode.common.errors import InputError
+from decode.models.load import device_of
+
+
+class OutputHead:
+    """hidden (..., d) -> logits (..., V), through the model's own (possibly tied, possibly sharded) output embedding.
+
+    The embedding is looked up at every call, so that engines which replace or shard modules are followed.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config.get_text_config()
+        self.model = model
+        self.soft_cap = getattr(config, "final_logit_softcapping", None)  # Gemma 2 and later
+        self.scale = getattr(config, "logit_scale", None) or 1.0  # Cohere
+        self.divisor = getattr(config, "logits_scaling", None) or 1.0  # Granite
+
+    @property
+    def module(self) -> nn.Module:
+        """The output embedding itself."""
+        return cast(nn.Module, self.model.get_output_embeddings())
+
+    @property
+    def weight(self) -> Tensor:  # (V, d)
+        """Its matrix."""
+        return cast(Tensor, self.module.weight)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its matrix."""
+        return self.weight.dtype
+
+    def __call__(self, hidden: Tensor) -> Tensor:  # (..., d) -> (..., V)
+        """Logits on the head's device; recorded hidden states may come from another one."""
+        return self._rescaled(self.module(hidden.to(self.weight.device)))
+
+    def of_rows(self, hidden: Tensor, rows: Tensor) -> Tensor:  # (..., d), (V', d) -> (..., V')
+        """Logits by some rows of its matrix alone, where it has no bias."""
+        return self._rescaled(linear(hidden.to(rows.device, rows.dtype), rows))
+
+    def _rescaled(self, logits: Tensor) -> Tensor:
+        if self._rescales:
+            logits = logits * (self.scale / self.divisor)
+        if self.soft_cap is None:
+            return logits
+        return torch.tanh(logits / self.soft_cap) * self.soft_cap
+
+    @property
+    def _rescales(self) -> bool:
+        return self.scale != 1.0 or self.divisor != 1.0
+
+
+def head_of(model: PreTrainedModel) -> OutputHead:
+    """The head of `model`, checked once against the logits the model itself makes; raises InputError if they differ."""
+    head = OutputHead(model)
+    ids = torch.tensor([[0, 1]], device=device_of(model))  # type: ignore[union-attr]
+    with torch.no_grad():
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        ours, theirs = head(hidden), model(input_ids=ids, use_cache=False).logits
+    if not torch.allclose(ours.float(), theirs.float().to(ours.device), rtol=1e-2, atol=1e-2):
+        gap = (ours.float() - theirs.float()).abs().max().item()
+        raise InputError(
+            f"{type(model).__name__} makes other logits than its output embedding gives (largest difference "
+            f"{gap:.3g}): "
+            "it transforms them in a way that is not known here, so training would see another model than serving. "
+            "Supported are a plain head, final_logit_softcapping, logit_scale and logits_scaling"
+        )
+    return head

@@ -1,0 +1,149 @@
+"""How a round spends its draft tokens: a tree known beforehand, or one that grows where the draft is confident."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Protocol
+
+from pydantic import Field
+
+from decode.common.typed_config import require
+from decode.config import MOST_NODES, TREES, check_tree
+from decode.trees.tree import chain_parents, tree_depths
+
+BEAM = 4  # nodes that a dynamic tree expands a level: a beam of 8 gives no more tokens (see drafters/trees.py)
+
+CALIBRATED = ("auto", "sequoia")  # trees that are chosen by what was measured
+
+
+class Shape(Protocol):
+    """A plan of one round's tree. Node 0 is pending and counts among the nodes."""
+
+    @property
+    def depth(self) -> int:
+        """Draft tokens on the longest path."""
+        ...
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the target's pass, pending included."""
+        ...
+
+    @property
+    def num_read(self) -> int:
+        """Nodes that have children and so are read by a draft LM: the slots its cache needs beyond the text."""
+        ...
+
+    def cut(self, depth: int) -> Shape:
+        """The same plan without nodes deeper than `depth`, which no row could still emit."""
+        ...
+
+
+@dataclass(frozen=True)
+class Static:
+    """The same tree in every row and round: the j-th child of a node takes the draft's j-th candidate there."""
+
+    parents: Annotated[tuple[int, ...], Field(max_length=MOST_NODES + 1)]
+    """Of each node, -1 for node 0; numbered level by level."""
+
+    def __post_init__(self) -> None:
+        depths = tree_depths(self.parents)
+        require(
+            list(depths) == sorted(depths),
+            f"parents={self.parents} have depths {depths}; number the nodes of a tree level by level",
+        )
+
+    @property
+    def depth(self) -> int:
+        """Draft tokens on the longest path."""
+        return max(tree_depths(self.parents))
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes, pending included."""
+        return len(self.parents)
+
+    @property
+    def num_read(self) -> int:
+        """Inner nodes but pending."""
+        return len(set(self.parents)) - (2 if self.num_nodes > 1 else 1)
+
+    @property
+    def is_chain(self) -> bool:
+        """One candidate everywhere."""
+        return self.parents == chain_parents(len(self.parents))
+
+    def cut(self, depth: int) -> Static:
+        """Nodes are numbered level by level, so the deeper ones are the last ones."""
+        kept = sum(level <= depth for level in tree_depths(self.parents))
+        return self if kept == len(self.parents) else Static(self.parents[:kept])
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """The `num_nodes` nodes of highest cumulative draft probability, `beam` nodes expanded a level (EAGLE-2)."""
+
+    depth: Annotated[int, Field(ge=1, le=MOST_NODES)]
+    beam: Annotated[int, Field(ge=1, le=MOST_NODES)]
+    num_nodes: Annotated[int, Field(ge=1, le=MOST_NODES + 1)]
+
+    @property
+    def num_read(self) -> int:
+        """All nodes that are expanded, kept or not."""
+        return self.beam * (self.depth - 1)
+
+    def cut(self, depth: int) -> Dynamic:
+        """Fewer levels."""
+        return self if depth >= self.depth else Dynamic(depth, self.beam, min(self.num_nodes, 1 + depth * self.beam))
+
+
+def chain(num_draft_tokens: int) -> Static:
+    """k tokens, one after another."""
+    return Static(chain_parents(num_draft_tokens + 1))
+
+
+def k_ary(branching: list[int]) -> Static:
+    """Every node of level d has branching[d] children; numbered level by level."""
+    parents, level = [-1], [0]
+    for width in branching:
+        children = [node for node in level for _ in range(width)]
+        level = list(range(len(parents), len(parents) + len(children)))
+        parents += children
+    return Static(tuple(parents))
+
+
+def comb(widths: list[int]) -> Static:
+    """widths[d] candidates at depth d, all of them under the first candidate of the depth before."""
+    parents, above = [-1], 0
+    for width in widths:
+        first = len(parents)
+        parents += [above] * width
+        above = first
+    return Static(tuple(parents))
+
+
+def describe(shape: Shape) -> str:
+    """In words, for the log."""
+    if shape.depth == 0:
+        return "no drafting"
+    if isinstance(shape, Static) and shape.is_chain:
+        return f"a chain of {shape.depth}"
+    size = f"{shape.num_nodes - 1} draft tokens in {shape.depth} levels"
+    return f"a tree of {size}, parents {shape.parents}" if isinstance(shape, Static) else f"a dynamic tree of {size}"
+
+
+def parse(tree: str | Shape | None, num_draft_tokens: int, tree_nodes: int) -> Shape:
+    """The plan that `tree` names: chain (None), branching factors such as 3x2x1, or dynamic.
+
+    `num_draft_tokens` is the depth of chain and dynamic, `tree_nodes` the draft nodes of dynamic. The names in
+    CALIBRATED take a model and a draft to become a plan (`auto_tree.resolve`). Raises ConfigError.
+    """
+    check_tree(tree if isinstance(tree, str) else "chain", num_draft_tokens, tree_nodes)
+    if tree is None or tree == "chain":
+        return chain(num_draft_tokens)
+    if not isinstance(tree, str):
+        require(hasattr(tree, "num_read"), f"tree={tree!r} is no tree; use {', '.join(TREES)}, 3x2x1 and the like")
+        return tree
+    if tree == "dynamic":
+        return Dynamic(num_draft_tokens, min(tree_nodes, BEAM), 1 + tree_nodes)
+    return k_ary([int(factor) for factor in tree.split("x")])

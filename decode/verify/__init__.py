@@ -1,0 +1,1 @@
+"""Which draft tokens stand: one rule a file."""

@@ -1,0 +1,146 @@
+"""What a verifier is asked and what it answers, and the walk down a tree that every rule takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from decode.sampling.noise import Noise, Stream
+from decode.sampling.warp import Sampling
+from decode.trees.tree import Drawn, Tree, tree_depths
+from decode.trees.tree_plans import Shape
+
+Pick = Callable[[Tensor, slice], Tensor]
+"""(scores (B, n, V) of nodes, their depths) -> (B, n) the token that the target wants after each."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one round decides for each row."""
+
+    path: Tensor
+    """(B, D + 1) int64: node ids from pending down the accepted path; entries after the accepted ones repeat the
+    last."""
+    num_accepted: Tensor
+    """(B,) int64: draft tokens accepted."""
+    tokens: Tensor
+    """(B, D + 1) int64: accepted tokens, then the correction or bonus token at index num_accepted; the rest is
+    undefined."""
+    distance: Tensor | None = None
+    """(B, D + 1): TV distance between p and the distribution that each of `tokens` came from; None where it is 0 by
+    proof."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a verifier is asked: the target's scores at every node and the randomness of this round."""
+
+    tree: Tree
+    scores: Tensor
+    """(B, N, V) warped scores of the target at each node (`sampling.warp`, processors applied)."""
+    sampling: Sampling
+    noise: Noise
+    positions: list[list[int]]
+    """(B, D + 1) absolute position of the token after depth 0, 1, ... D."""
+    gumbel: Tensor | None
+    """(B, D + 1, V) coupled noise at those positions; None when greedy."""
+    round_index: int
+
+    def uniforms(self, stream: Stream, draws: range) -> Tensor:  # (B, len(draws)) fp64
+        """Numbers of this round, read once: `draws` are node ids, or depths."""
+        positions = [[row[0]] * len(draws) for row in self.positions]
+        return self.noise.fresh_uniform(stream, positions, self.round_index, list(draws))
+
+
+class Verifier(Protocol):
+    """A rule. `shares_noise`: drafts may be drawn with the coupled noise of the verdict."""
+
+    shares_noise: bool
+
+    def check(self, sampling: Sampling, lossy: bool = False) -> None:
+        """Raise ConfigError for a sampling that the rule cannot treat exactly; `lossy` permits rules that change the
+        distribution."""
+
+    def drawn(self, shape: Shape, replacement: bool) -> Drawn:
+        """How children must be drawn for this plan; ConfigError where the rule has no exact way."""
+        ...
+
+    def __call__(self, question: Question) -> Verdict: ...
+
+
+def follow(tree: Tree, scores: Tensor, pick: Pick) -> Verdict:
+    """Walk from pending to the child that equals the token the target wants, as long as there is one.
+
+    Exact for children of any origin, duplicates included, as long as `pick` does not depend on them.
+    """
+    if tree.is_chain:
+        return _follow_chain(tree, pick(scores, slice(0, tree.num_nodes)))
+    node = torch.zeros(scores.shape[0], dtype=torch.long, device=scores.device)
+    alive, accepted = torch.ones_like(node, dtype=torch.bool), torch.zeros_like(node)
+    path, tokens, parents = [node], [], tree.parent_ids
+    for depth in range(tree.max_depth + 1):
+        tokens.append(pick(at(scores, node)[:, None], slice(depth, depth + 1))[:, 0])
+        if depth < tree.max_depth:
+            fits = (parents == node[:, None]) & (tree.tokens == tokens[-1][:, None]) & alive[:, None]
+            alive = fits.any(-1)
+            node = torch.where(alive, fits.to(torch.int8).argmax(-1), node)
+            accepted = accepted + alive
+            path.append(node)
+    return Verdict(torch.stack(path, 1), accepted, torch.stack(tokens, 1))
+
+
+def _follow_chain(tree: Tree, choice: Tensor) -> Verdict:
+    accepted = (choice[:, :-1] == tree.tokens[:, 1:]).long().cumprod(-1).sum(-1)
+    steps = torch.arange(tree.num_nodes, device=choice.device)
+    return Verdict(torch.minimum(steps, accepted[:, None]), accepted, choice)
+
+
+def stopped(tree: Tree, path: Tensor, accepted: Tensor, last: Tensor) -> Verdict:
+    """The verdict of a walk that accepted `accepted` (B,) nodes of `path` (B, D + 1) and then drew `last` (B,)."""
+    drafted = torch.cat([tree.tokens.gather(1, path[:, 1:]), last[:, None]], dim=1)
+    steps = torch.arange(path.shape[1], device=path.device)
+    return Verdict(path, accepted, torch.where(steps < accepted[:, None], drafted, last[:, None]))
+
+
+def at(values: Tensor, node: Tensor) -> Tensor:  # (B, N, V), (B,) -> (B, V)
+    """The row of each batch element's own node."""
+    return values[torch.arange(values.shape[0], device=values.device), node]
+
+
+def draw(p: Tensor, u: Tensor) -> Tensor:  # (..., V), (...) fp64 -> (...)
+    """The token whose stretch of the cumulated distribution holds u; the distribution may be unnormalised.
+
+    One uniform instead of a Gumbel number per token: noise for every node and token cost more than the rest of the
+    verdict. A token of mass 0 is never drawn, however a device rounds its sums.
+    """
+    summed = p.double().cumsum(-1)
+    mark = u.clamp(max=1 - 2.0**-53)[..., None] * summed[..., -1:]
+    return ((summed > mark) & (p > 0)).to(torch.int8).argmax(-1)
+
+
+def children_of(tree: Tree, node: Tensor, depth: int) -> tuple[Tensor, Tensor]:  # (B, R) ids, (B, R) bool
+    """Children of each row's node of this depth in their order, and which of them exist; R is 0 at the deepest."""
+    if isinstance(tree.parents, Tensor):
+        names = torch.arange(tree.num_nodes, device=node.device)
+        own = torch.where(tree.parents == node[:, None], names, tree.num_nodes).sort(-1).values[:, :-1]
+        return own.clamp(max=tree.num_nodes - 1), own < tree.num_nodes
+    table, widths = child_table(tree.parents, node.device)
+    own = table[node][:, : widths[depth]]
+    return own.clamp(min=0), own >= 0
+
+
+@cache
+def child_table(parents: tuple[int, ...], device: torch.device) -> tuple[Tensor, tuple[int, ...]]:
+    """((N, R) children of each node, -1 behind the last one; the most children of a node at each depth)."""
+    children = [[child for child, parent in enumerate(parents) if parent == node] for node in range(len(parents))]
+    depths = tree_depths(parents)
+    widths = [0] * (max(depths) + 1)
+    for node, depth in enumerate(depths):
+        widths[depth] = max(widths[depth], len(children[node]))
+    padded = [own + [-1] * (max(widths) - len(own)) for own in children]
+    return torch.tensor(padded, dtype=torch.long, device=device).view(len(parents), max(widths)), tuple(widths)

@@ -1,0 +1,1 @@
+"""What a draft is taught by: objectives, losses per row, credit per token."""

@@ -1,0 +1,1 @@
+"""What a run reads: prompts, conversations, earlier texts."""

@@ -1,0 +1,115 @@
+"""Which prompts a run takes, as a pure function of corpus and seed: windows of plain text, and conversations."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+from itertools import islice
+
+from transformers import PreTrainedTokenizerBase
+
+from decode.common.errors import InputError
+from distill.config import DistillConfig
+from distill.corpora import Corpus, Document, Split
+from distill.corpora.base import Message, in_groups, unit_hash
+from distill.prompts.tokenizer import encode_texts, start_ids
+
+DOCUMENTS_AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request: ids of plain text, or messages whose assistant turns are to be written."""
+
+    number: int
+    """Its number in the run, which is also the row of its noise."""
+    document: str
+    split: Split
+    ids: list[int] | None = None
+    """Plain text; with responses=corpus the response too."""
+    messages: list[Message] | None = None
+
+    @property
+    def num_turns(self) -> int:
+        """Responses to write."""
+        return 1 if self.messages is None else len(turns(self.messages))
+
+
+def turns(messages: Sequence[Message]) -> list[int]:
+    """Where the assistant is to speak: its turns in order, and the end where the user has the last word."""
+    spoken = [n for n, message in enumerate(messages) if message["role"] == "assistant" and n > 0]
+    spoken = [n for n in spoken if messages[n - 1]["role"] != "assistant"]
+    return spoken if messages[-1]["role"] == "assistant" else [*spoken, len(messages)]
+
+
+def collect_prompts(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, config: DistillConfig) -> list[Prompt]:
+    """The prompts of the training split, then those of the validation split, numbered through.
+
+    Raises InputError where the corpus is empty or malformed, or gives no prompt.
+    """
+    wanted: list[tuple[Split, int | None]] = [("train", config.prompts.count)]
+    if config.prompts.validation_count:
+        wanted.append(("validation", config.prompts.validation_count))
+    found: list[Prompt] = []
+    for split, count in wanted:
+        first = len(found)
+        for window in islice(_windows(corpus, tokenizer, config, split), count):
+            found.append(Prompt(len(found), window.id, split, window.ids, window.messages))
+        if len(found) == first:
+            raise InputError(f"{corpus.where}: no document of the {split} split is long enough to give a prompt")
+    return found
+
+
+def digest(prompts: Sequence[Prompt]) -> str:
+    """A hash of all prompts, by which a resumed run knows that its corpus is still the same."""
+    sha = hashlib.sha256()
+    for prompt in prompts:
+        sha.update(json.dumps(astuple(prompt)).encode())
+    return sha.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Window:
+    id: str
+    ids: list[int] | None = None
+    messages: list[Message] | None = None
+
+
+def _windows(
+    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, config: DistillConfig, split: Split
+) -> Iterator[_Window]:
+    for group in in_groups(corpus.documents(split), DOCUMENTS_AT_ONCE):
+        texts = iter(encode_texts(tokenizer, [one.text for one in group if one.text is not None]))
+        for document in group:
+            if document.messages is not None:
+                yield _conversation(document, corpus)
+            else:
+                for ids in _cut(next(texts), document.id, config):
+                    yield _Window(document.id, start_ids(tokenizer) + ids)
+
+
+def _conversation(document: Document, corpus: Corpus) -> _Window:
+    messages = document.messages or []
+    if not turns(messages):
+        raise InputError(
+            f"{corpus.where}, document {document.id}: nobody but the assistant speaks, so there is no prompt"
+        )
+    return _Window(document.id, messages=messages)
+
+
+def _cut(ids: list[int], document: str, config: DistillConfig) -> Iterator[list[int]]:
+    """Windows of a document, one at a random place of each equal part of it; a short document is one window, unless
+    nothing in it would be learned."""
+    is_whole = config.responses == "corpus"
+    length = config.prompts.tokens + (config.sampling.max_new_tokens if is_whole else 0)
+    unlearned = (1 if config.data.learn_prompt else config.prompts.tokens) if is_whole else 0
+    parts = max(1, min(config.prompts.per_document, len(ids) // length))
+    room = (len(ids) - length + 1) / parts
+    for part in range(parts):
+        place = unit_hash("window", config.seed, document, part)
+        start = max(0, int((part + place) * room))
+        window = ids[start : start + length]
+        if len(window) > unlearned:
+            yield window

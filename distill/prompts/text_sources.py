@@ -1,0 +1,170 @@
+"""Where the sequences of a run come from: prompts that the target answers, or the records of an earlier run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from decode.common.errors import InputError
+from decode.common.progress import get_logger, is_main_process
+from decode.common.run_folder import sha256_file
+from decode.models.load import ModelDescription
+from distill.config import DistillConfig
+from distill.corpora import load_corpus
+from distill.plan import Plan, make_plan, plan_of_records
+from distill.prompts.draw import collect_prompts, digest
+from distill.prompts.examples import caption, examples, marked
+from distill.records.folder import RecordFolder
+from distill.records.shards import Record
+from distill.responses import Writer, target_sampler
+
+log = get_logger("distill")
+
+
+class TextWriter(Protocol):
+    """Gives the sequences of a range of prompts."""
+
+    dropped_turns: int
+
+    def write(self, first: int, last: int) -> list[Record]:
+        """The records, without p, of prompts first .. last - 1, in their order."""
+        ...
+
+
+class Texts(Protocol):
+    """Sequences by the number of the prompt that they answer."""
+
+    num_prompts: int
+    origin: str
+    """What decides the texts, for messages."""
+
+    @property
+    def sha256(self) -> str:
+        """What a resumed run has to find again."""
+        ...
+
+    def plan(self) -> Plan:
+        """What the run would do; raises where it cannot."""
+        ...
+
+    def examples(self) -> Iterator[str]:
+        """The first `show` of them, to be read by a person."""
+        ...
+
+    def writer(self, model: PreTrainedModel) -> TextWriter:
+        """What makes them, by `model` where it is to write."""
+        ...
+
+    def provenance(self) -> dict[str, Any]:
+        """What a manifest says of them."""
+        ...
+
+
+def open_texts(config: DistillConfig, target: ModelDescription) -> Texts:
+    """The texts that `config` asks for; ConfigError or InputError where there are none."""
+    return RecordedTexts(config, target) if config.responses == "records" else PromptTexts(config, target)
+
+
+class PromptTexts:
+    """Prompts of a corpus with their responses, by the target or from the corpus."""
+
+    origin = "the corpus or the tokenizer"
+
+    def __init__(self, config: DistillConfig, target: ModelDescription) -> None:
+        self.config, self.target, self.tokenizer = config, target, _tokenizer(target)
+        corpus = load_corpus(config.data)
+        log.info("reading prompts from %s", corpus.where)
+        self.prompts = collect_prompts(corpus, self.tokenizer, config)
+        self.num_prompts = len(self.prompts)
+
+    @property
+    def sha256(self) -> str:
+        return digest(self.prompts)
+
+    def plan(self) -> Plan:
+        return make_plan(self.prompts, self.tokenizer, self.target, self.config)
+
+    def examples(self) -> Iterator[str]:
+        return examples(self.prompts, self.tokenizer, self.config)
+
+    def writer(self, model: PreTrainedModel) -> Writer:
+        config = self.config
+        sampler = target_sampler(model, config.sampling, config.batch_size) if config.responses == "target" else None
+        return Writer(config, self.tokenizer, sampler, self.target.max_positions, self.prompts)
+
+    def provenance(self) -> dict[str, Any]:
+        return {
+            "config": asdict(self.config),
+            "responses": self.config.responses,
+            "sampling": asdict(self.config.sampling),
+            "prompts_sha256": self.sha256,
+        }
+
+
+class RecordedTexts:
+    """The sequences of a finished record folder of the same target, to be scored again."""
+
+    dropped_turns = 0
+
+    def __init__(self, config: DistillConfig, target: ModelDescription) -> None:
+        assert config.from_records is not None, "checked by DistillConfig"
+        self.config, self.target = config, target
+        self.folder = RecordFolder.open(config.from_records, target, checksums=is_main_process())
+        if not len(self.folder):
+            raise InputError(f"from_records={self.folder.path} holds no record, so there is nothing to score")
+        self.origin = f"the records in {self.folder.path}"
+        self.num_prompts = int(self.folder.prompts[-1]) + 1
+
+    @property
+    def sha256(self) -> str:
+        return sha256_file(self.folder.path / "manifest.json")
+
+    def plan(self) -> Plan:
+        return plan_of_records(self.folder, self.target, self.config)
+
+    def examples(self) -> Iterator[str]:
+        for index in range(min(self.config.show, len(self.folder))):
+            record = self._text(index)
+            yield caption(record.meta["document"], record.meta["split"])
+            yield marked(_tokenizer(self.target), record.ids.tolist(), record.loss_mask.tolist())
+
+    def writer(self, model: PreTrainedModel) -> RecordedTexts:
+        return self
+
+    def write(self, first: int, last: int) -> list[Record]:
+        """The texts as they were recorded; all of a prompt's lie together, as in the run that made them."""
+        start, end = np.searchsorted(self.folder.prompts, (first, last))
+        return [self._text(index) for index in range(start, end)]
+
+    def provenance(self) -> dict[str, Any]:
+        """That of the texts, which tells held-out documents from others, with where they were taken from."""
+        before = self.folder.manifest
+        told = before.config.model_dump(include={"data", "prompts", "sampling"})
+        return {
+            "config": asdict(self.config) | told,
+            "responses": before.responses,
+            "sampling": before.sampling,
+            "prompts_sha256": before.prompts_sha256,
+            "from_records": {"path": str(self.folder.path), "manifest_sha256": self.sha256},
+        }
+
+    def _text(self, index: int) -> Record:
+        return self.folder.read(index, stores=(), layers=())
+
+
+def _tokenizer(target: ModelDescription) -> PreTrainedTokenizerBase:
+    if target.tokenizer is None:
+        raise InputError(
+            f"target.path={target.path} holds no tokenizer files, and prompts are text; add them to the folder"
+        )
+    if len(target.tokenizer) > target.vocab_size:
+        raise InputError(
+            f"the tokenizer of {target.path} has {len(target.tokenizer)} entries, and the model only "
+            f"{target.vocab_size}: some tokens would have no embedding. Use the tokenizer that the model was trained "
+            "with"
+        )
+    return target.tokenizer

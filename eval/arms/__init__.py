@@ -1,0 +1,1 @@
+"""Ways of continuing prompts that are compared: ours, transformers', vLLM's."""

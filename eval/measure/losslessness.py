@@ -1,0 +1,149 @@
+"""Counting where speculative output departs from the target's own, and telling a near-tie from an error.
+
+Exact in distribution; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. A divergence whose two
+tokens lie within `MARGIN` of the best score (log p, plus the noise G at temperatures above 0) is a near-tie: rounding
+decided. Any
+other one is a mismatch. After
+either, comparison goes on from the reference's prefix, so one divergence hides nothing that follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import LogitsProcessorList, PreTrainedModel
+
+from decode.sampling.noise import Noise
+from decode.sampling.processors import widened
+from decode.sampling.warp import Sampling, warp
+from eval.measure.continuations import Generate, Job, Text
+
+MARGIN = 1e-4
+
+Margin = Callable[[Text, int, int], float]
+"""(reference text, index of the diverging new token, the other token) -> how far the worse of the two lies below the
+best score."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Counts for one prompt."""
+
+    mismatches: int = 0
+    near_ties: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: Check) -> Check:
+        return Check(self.mismatches + other.mismatches, self.near_ties + other.near_ties, self.tokens + other.tokens)
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A reference text, the index of the new token where the other one departs, and what that one has from there."""
+
+    text: Text
+    at: int
+    rest: tuple[int, ...]
+
+    @property
+    def has_both(self) -> bool:
+        """Both have a token there; otherwise one stopped and the other went on."""
+        return bool(self.rest) and self.at < len(self.text.new)
+
+    @property
+    def left_out(self) -> int:
+        """Reference tokens after it."""
+        return max(0, len(self.text.new) - self.at - 1)
+
+
+def divergences(reference: Sequence[Text], speculate: Generate, resumes: bool = True) -> Iterator[Divergence]:
+    """Every departure of `speculate` from the reference, each reference token compared once: after a departure
+    `speculate` goes on from the reference's own prefix, unless the settings tell prompt from text (`resumes`)."""
+    texts = {text.row: text for text in reference}
+    resumed = {text.row: 0 for text in reference}
+    jobs = [Job(text.row, text.prompt, len(text.new)) for text in reference if text.new]
+    while jobs:
+        again = []
+        for found in speculate(jobs):
+            text, start = texts[found.row], resumed[found.row]
+            at = first_divergence(text.new[start:], found.new)
+            if at is None:
+                continue
+            yield Divergence(text, start + at, found.new[at:])
+            resumed[found.row] = start + at + 1
+            if resumes and start + at + 1 < len(text.new):
+                prefix = text.prompt + text.new[: start + at + 1]
+                again.append(Job(text.row, prefix, len(text.new) - start - at - 1))
+        jobs = again
+
+
+def check(reference: Sequence[Text], speculate: Generate, margin: Margin, resumes: bool = True) -> list[Check]:
+    """Per reference text, the divergences of `speculate` from it and the tokens compared: every reference token once,
+    or those up to a divergence where texts cannot be resumed."""
+    counts = {text.row: Check(tokens=len(text.new)) for text in reference}
+    for found in divergences(reference, speculate, resumes):
+        counts[found.text.row] += judge(found, margin) + Check(tokens=0 if resumes else -found.left_out)
+    return [counts[text.row] for text in reference]
+
+
+def first_divergence(expected: Sequence[int], found: Sequence[int]) -> int | None:
+    """Index of the first token that only one has, or that they have otherwise; None where they are equal."""
+    for i, (ours, theirs) in enumerate(zip(expected, found, strict=False)):
+        if ours != theirs:
+            return i
+    return None if len(expected) == len(found) else min(len(expected), len(found))
+
+
+def flips(alone: Sequence[Sequence[int]], drafted: Sequence[Sequence[int]]) -> Check:
+    """Sequences that left the autoregressive text of the same noise, as near-ties, and the tokens compared until then.
+
+    For the timed run in its own precision, where bf16 rounding decides near-ties; what follows a flip is another text.
+    """
+    total = Check()
+    for expected, found in zip(alone, drafted, strict=True):
+        at = first_divergence(expected, found)
+        total += Check(tokens=len(expected)) if at is None else Check(near_ties=1, tokens=at + 1)
+    return total
+
+
+def judge(found: Divergence, margin: Margin) -> Check:
+    """Near-tie or mismatch; where one text stopped and the other went on, it is a mismatch."""
+    gap = margin(found.text, found.at, found.rest[0]) if found.has_both else float("inf")
+    return Check(near_ties=1) if gap <= MARGIN else Check(mismatches=1)
+
+
+def margin_from(
+    model: PreTrainedModel, sampling: Sampling, seed: int, processors: LogitsProcessorList | None = None
+) -> Margin:
+    """The gap measured by one forward over the reference's prefix, in the precision of `model` (fp32 or wider)."""
+
+    def margin(text: Text, at: int, other: int) -> float:
+        scores = scores_at(model, sampling, seed, text, at, processors)
+        worse = torch.minimum(scores[text.new[at]], scores[other])
+        return (scores.max() - worse).item()
+
+    return margin
+
+
+@torch.inference_mode()
+def scores_at(
+    model: PreTrainedModel,
+    sampling: Sampling,
+    seed: int,
+    text: Text,
+    at: int,
+    processors: LogitsProcessorList | None = None,
+) -> torch.Tensor:  # (V,)
+    """What the target's choice of new token `at` is the argmax of: log p, plus the noise at temperatures above 0."""
+    prefix = torch.tensor([text.prompt + text.new[:at]], device=model.device)
+    logits = model(prefix).logits[:, -1]
+    if processors:
+        lengths = torch.tensor([len(text.prompt)], device=model.device)
+        logits = processors(prefix, widened(logits), prompt_lengths=lengths)  # type: ignore[arg-type]
+    scores = warp(logits[0], sampling).log_softmax(-1)
+    if sampling.is_greedy:
+        return scores
+    noise = Noise(seed, [text.row], scores.shape[-1], scores.device)
+    return scores + noise.coupled([[prefix.shape[1]]])[0, 0]

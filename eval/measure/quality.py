@@ -1,0 +1,161 @@
+"""First half of a report, in float32 and batched: is the output the target's own, and how much of p does each draft
+cover?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+
+from decode.common.progress import get_logger
+from decode.models.load import load_tokenizer
+from decode.sampling.penalties import penalties
+from decode.sampling.settings import generate_settings, penalty_settings
+from decode.sampling.warp import Sampling
+from eval.config import TOKEN_FOR_TOKEN, EvalConfig
+from eval.measure.alpha import Alphas, measure_alpha
+from eval.measure.continuations import Generate, Text, generator, jobs_for
+from eval.measure.losslessness import Check, check, margin_from
+from eval.measure.uncached import check_uncached, is_judged
+from eval.prompts.held_out import Prompt, next_turn
+
+log = get_logger("eval")
+
+
+@dataclass(frozen=True)
+class Quality:
+    """One draft at one temperature."""
+
+    alphas: Alphas
+    checks: dict[int, Check] | None
+    """By prompt; None where the verifier promises equality in distribution only."""
+    uncached: dict[int, Check] | None = None
+    """By prompt, the target's own text against an uncached forward; None in a precision that flips near-ties."""
+
+
+def sampling_at(cfg: EvalConfig, temperature: float) -> Sampling:
+    """The run's sampling at another temperature."""
+    return Sampling(temperature, cfg.decode.top_k, cfg.decode.top_p, cfg.decode.min_p)
+
+
+def verifier_at(cfg: EvalConfig, temperature: float) -> str:
+    """greedy at temperature 0, else the configured rule."""
+    return "greedy" if temperature == 0 else cfg.decode.verifier
+
+
+def settings_at(cfg: EvalConfig, temperature: float) -> dict[str, Any]:
+    """The configured keyword arguments of decode.generate at another temperature."""
+    settings = generate_settings(cfg.decode)
+    if _names_texts(cfg):
+        settings["tokenizer"] = load_tokenizer(cfg.target)
+    return {**settings, "temperature": temperature, "verifier": verifier_at(cfg, temperature)}
+
+
+def processors_of(cfg: EvalConfig, model: PreTrainedModel) -> LogitsProcessorList | None:
+    """The configured penalties, biases and bans; None where all are at rest."""
+    tokenizer = load_tokenizer(cfg.target) if _names_texts(cfg) else None
+    found = penalties(model.config.get_text_config().vocab_size, tokenizer, **penalty_settings(cfg.decode))
+    return LogitsProcessorList(found) if found else None
+
+
+def can_resume(cfg: EvalConfig) -> bool:
+    """Whether a text may be continued from its own middle as from a prompt: these penalties tell one from the other."""
+    return not (cfg.decode.presence_penalty or cfg.decode.frequency_penalty)
+
+
+def _names_texts(cfg: EvalConfig) -> bool:
+    return any(isinstance(key, str) for key in (*cfg.decode.logit_bias, *cfg.decode.banned_words))
+
+
+def with_answers(
+    cfg: EvalConfig, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
+) -> list[Prompt]:
+    """The prompts and, for conversations, their later turns, each after the answers that the target gave before it."""
+    conversations = [[prompt] for prompt in prompts]
+    while waiting := [turns for turns in conversations if turns[-1].later]:
+        answer = _alone(cfg, target, cfg.temperatures[0], "answers between turns")
+        texts = answer(jobs_for([turns[-1] for turns in waiting], cfg.decode.max_new_tokens))
+        for turns, text in zip(waiting, texts, strict=True):
+            said = str(tokenizer.decode(list(text.new), skip_special_tokens=True))
+            turns.append(next_turn(turns[-1], said, tokenizer))
+    return [prompt for turns in conversations for prompt in turns]
+
+
+def _alone(cfg: EvalConfig, target: PreTrainedModel, temperature: float, label: str) -> Generate:
+    settings = {**settings_at(cfg, temperature), "verifier": "coupled"}
+    return generator(target, None, settings, cfg.seed, cfg.lossless.batch_size, label)
+
+
+def measure_quality(
+    cfg: EvalConfig, target: PreTrainedModel, drafters: Mapping[str, Any], prompts: Sequence[Prompt]
+) -> dict[tuple[float, str], Quality]:
+    """alpha and losslessness of every draft at every temperature of the run, on text that the target writes for it."""
+    found = {}
+    for number, temperature in enumerate(cfg.temperatures):
+        reference = write_alone(cfg, target, temperature, prompts, is_first=number == 0)
+        alphas = measure_alpha(target, drafters, reference, sampling_at(cfg, temperature))
+        uncached = _uncached(cfg, target, temperature, reference)
+        for name, drafter in drafters.items():
+            is_first = number == 0 and name == next(iter(drafters))
+            compared = reference if is_first else _shorter(cfg, reference)
+            checks = _check(cfg, target, drafter, temperature, compared, f"{name} against it")
+            found[temperature, name] = Quality(alphas[name], checks, uncached)
+    return found
+
+
+def write_alone(
+    cfg: EvalConfig, target: PreTrainedModel, temperature: float, prompts: Sequence[Prompt], is_first: bool
+) -> list[Text]:
+    """What the target writes at this temperature: most of it at the first one."""
+    size = cfg.lossless
+    jobs = jobs_for(prompts, size.tokens) if is_first else jobs_for(prompts[: size.other_prompts], size.other_tokens)
+    return _alone(cfg, target, temperature, f"target alone at T={temperature:g}")(jobs)
+
+
+def _shorter(cfg: EvalConfig, texts: Sequence[Text]) -> list[Text]:
+    return [replace(text, new=text.new[: cfg.lossless.other_tokens]) for text in texts[: cfg.lossless.other_prompts]]
+
+
+def _check(
+    cfg: EvalConfig, target: PreTrainedModel, drafter: Any, temperature: float, reference: Sequence[Text], label: str
+) -> dict[int, Check] | None:
+    verifier = verifier_at(cfg, temperature)
+    if verifier not in TOKEN_FOR_TOKEN:
+        log.info("losslessness is not counted: verifier=%s does not promise the tokens", verifier)
+        return None
+    speculate = generator(target, drafter, settings_at(cfg, temperature), cfg.seed, cfg.lossless.batch_size, label)
+    margin = margin_from(target, sampling_at(cfg, temperature), cfg.seed, processors_of(cfg, target))
+    counts = check(reference, speculate, margin, can_resume(cfg))
+    return {text.row: count for text, count in zip(reference, counts, strict=True)}
+
+
+def _uncached(
+    cfg: EvalConfig, target: PreTrainedModel, temperature: float, reference: Sequence[Text]
+) -> dict[int, Check] | None:
+    if not is_judged(target.dtype):
+        log.info("texts are not held against an uncached forward: %s flips near-ties", target.dtype)
+        return None
+    sampling, processors = sampling_at(cfg, temperature), processors_of(cfg, target)
+    counts = check_uncached(target, reference, sampling, cfg.seed, processors)
+    return {text.row: count for text, count in zip(reference, counts, strict=True)}
+
+
+def measure_curve(
+    cfg: EvalConfig,
+    target: PreTrainedModel,
+    drafters: Mapping[str, Any],
+    prompts: Sequence[Prompt],
+    known: Mapping[tuple[float, str], Quality],
+) -> dict[tuple[float, str], Alphas]:
+    """alpha of every draft at the curve's temperatures; those of the run itself are taken over."""
+    found = {}
+    for temperature in cfg.curve_temperatures:
+        if temperature in cfg.temperatures:
+            found |= {(temperature, name): known[temperature, name].alphas for name in drafters}
+            continue
+        texts = write_alone(cfg, target, temperature, prompts, is_first=False)
+        alphas = measure_alpha(target, drafters, texts, sampling_at(cfg, temperature))
+        found |= {(temperature, name): alphas[name] for name in drafters}
+    return found

@@ -1,0 +1,1 @@
+"""What mode= names: which arms meet which prompts, and what is written."""

@@ -1,0 +1,118 @@
+"""From finished cells to results.json: per-arm table, rows, peers, goals, and the words that define them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from decode.models.load import ModelDescription
+from eval.arms.assisted import NAME as ASSISTED
+from eval.config import EvalConfig
+from eval.measure.speed import AUTOREGRESSIVE, TRANSFORMERS
+from eval.modes.decoders.arms import our_name
+from eval.modes.decoders.choosing import OURS
+from eval.modes.decoders.goals import reached
+from eval.results.document import DEFINITIONS, suite_entry, target_entry
+from eval.results.ratios import ratio, tokens_per_s
+from eval.results.row import described
+
+_SHARED = ("tau", "acceptance_by_position", "tokens_per_s", "baseline", "speedup", "whole_call_speedup", "ci95")
+_SHARED += ("component_times", "predicted_speedup", "realised", "ttft_s", "itl_s", "dtype_flips")
+_SHARED += ("repeated_4gram_share", "peak_memory_bytes")
+_OWN = {
+    "cell": "One batch size, temperature and kind of text: all arms answer each batch of prompts in one interleaved "
+    "run, with the same prompt ids, the same limit and the same end tokens.",
+    "choices": "Which settings are timed, chosen at each batch size and temperature on prompts of the validation "
+    "split, which are never reported; the fastest median over both texts is the best one. All of ours "
+    "are exact in distribution.",
+    "code, prose": "Code: windows of held-out sources. Prose: how docstrings of held-out sources begin. Both texts "
+    "come from one corpus.",
+    "goals": "Pairs of both texts are pooled; by_text gives each alone. `met` compares the estimate, not its interval, "
+    "with what was wanted.",
+    "vllm": "vLLM's CPU engine in its own environment, times taken inside it. It draws its own noise, so at "
+    "temperature 1 its text differs from ours.",
+}
+
+
+def make_results(
+    cfg: EvalConfig,
+    target: ModelDescription,
+    dtype: str,
+    cells: Sequence[dict[str, Any]],
+    choices: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """The content of results.json."""
+    results = {
+        **suite_entry(cfg, sum(one["seconds"] for one in [*cells, *choices])),
+        "target": target_entry(target, dtype),
+        "drafts": dict([next(iter(cfg.drafts.items()))]),
+        "prompts": _prompts(cfg, cells),
+        "settings": {name: dict(changes) for name, changes in cfg.decoders.arms.items()},
+        "definitions": {**_OWN, **{name: DEFINITIONS[name] for name in _SHARED}},
+        "rows": [row for cell in cells for row in cell["rows"]],
+        "peers": [peer for cell in cells for peer in _peers(cell, choices, cfg.seed)],
+        "choices": list(choices),
+        "cells": [_cell(cell, cfg.seed) for cell in cells],
+    }
+    return {**results, "goals": reached(results)}
+
+
+def _prompts(cfg: EvalConfig, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "source": f"held-out split of {cfg.data.name}",
+        "screening_source": f"validation split of {cfg.data.name}",
+        "mean_tokens": sum(cell["mean_tokens"] for cell in cells) / len(cells),
+        "max_new_tokens": cfg.decode.max_new_tokens,
+        "screening_tokens": cfg.timing.screening_tokens,
+        "screening_batches": cfg.decoders.screening_batches,
+        "rounds": cfg.timing.rounds,
+        "batches": {str(rows): count for rows, count in cfg.decoders.num_timed.items()},
+    }
+
+
+def _cell(cell: dict[str, Any], seed: int) -> dict[str, Any]:
+    """The cell with every arm's speed, and its ratios over the three that a reader asks about first."""
+    others = {"over_transformers": TRANSFORMERS, "over_autoregressive": AUTOREGRESSIVE, "over_assisted": ASSISTED}
+    arms = [
+        {
+            **one,
+            "tokens_per_s": tokens_per_s([cell], one["arm"]),
+            **{
+                key: value
+                for name, other in others.items()
+                for key, value in described(name, ratio([cell], one["arm"], other, seed)).items()
+            },
+        }
+        for one in cell["arms"]
+    ]
+    return {**{key: value for key, value in cell.items() if key != "rows"}, "arms": arms}
+
+
+def _peers(cell: dict[str, Any], choices: Sequence[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+    """Every arm that is not ours, with the ratio of our best setting over it."""
+    point = (cell["batch_size"], cell["temperature"])
+    best = next(one["best"] for one in choices if (one["batch_size"], one["temperature"]) == point)
+    ours = our_name(best[OURS])
+    return [
+        {
+            "name": one["arm"],
+            "best": True,
+            "setting": best.get(one["arm"]),
+            "text": cell["text"],
+            "temperature": cell["temperature"],
+            "batch_size": cell["batch_size"],
+            "version": version("transformers") if one["arm"].startswith("transformers") else cell["vllm_version"],
+            "tokens_per_s": tokens_per_s([cell], one["arm"]),
+            **_ours_over(cell, ours, one["arm"], seed),
+        }
+        for one in cell["arms"]
+        if one["arm"] != AUTOREGRESSIVE and not one["arm"].startswith(f"{OURS}, ")
+    ]
+
+
+def _ours_over(cell: dict[str, Any], ours: str, peer: str, seed: int) -> dict[str, Any]:
+    estimate = ratio([cell], ours, peer, seed)
+    if estimate is None:
+        return {"ratio_ours_over_peer": None, "ratio_ci95": None}
+    return {"ratio_ours_over_peer": estimate.value, "ratio_ci95": estimate.interval}

@@ -1,0 +1,119 @@
+"""`suite=decoders`: choose settings point by point, time cell by cell, then write the page from what was kept."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from decode.common.checked_json import write_json
+from decode.common.errors import ConfigError
+from decode.common.progress import get_logger
+from decode.common.run_folder import RunFolder, open_run
+from decode.models.load import load_tokenizer
+from eval.arms.vllm_peer import check_python
+from eval.config import EvalConfig
+from eval.inputs import check_models, load, shared_context
+from eval.measure.cells import Cell, Results
+from eval.modes.decoders.arms import Stock
+from eval.modes.decoders.cells import cells, points
+from eval.modes.decoders.choosing import choose
+from eval.modes.decoders.config import arm_settings
+from eval.modes.decoders.engines import started
+from eval.modes.decoders.measuring import arms_of, left_out, measure, warm
+from eval.modes.decoders.page import render_page
+from eval.modes.decoders.plan import plan_lines, weight
+from eval.modes.decoders.results import make_results
+from eval.modes.decoders.summary import render_summary
+from eval.modes.decoders.texts import TextPrompts, load_texts
+
+log = get_logger("eval")
+
+
+def run(cfg: EvalConfig) -> None:
+    """Compare decoders and write results.json, summary.md and index.html to cfg.output_dir.
+
+    Raises ConfigError and InputError before any weight is loaded. resume=auto keeps every cell that is finished:
+    arms are compared within a cell only.
+    """
+    _check(cfg)
+    target, families = check_models(cfg)
+    texts = load_texts(cfg, load_tokenizer(cfg.target), shared_context(cfg, target))
+    if cfg.plan:
+        sys.stdout.write("\n".join(plan_lines(cfg, target)) + "\n")
+        return
+    with open_run(cfg.output_dir, "eval", cfg, cfg.resume) as folder:
+        if folder.is_finished:
+            return
+        for line in plan_lines(cfg, target):
+            log.info(line)
+        results = Results(folder)
+        if any(True for _ in results.missing(cells(cfg))):
+            with _stock(cfg, folder, texts, next(iter(families.values()))) as stock:
+                _measure(stock, results, texts)
+        every = [results.cell(cell) or {} for cell in cells(cfg)]
+        chosen = [results.choice(point) or {} for point in points(cfg)]
+        dtype = every[0]["rows"][0]["dtype"]
+        _write(folder, make_results(cfg, target, dtype, every, chosen))
+
+
+def _check(cfg: EvalConfig) -> None:
+    if cfg.prompts.file is not None:
+        raise ConfigError(
+            f"prompts.file={cfg.prompts.file}: suite=decoders continues held-out text of `data`, code and prose apart; "
+            "leave prompts.file out, or measure your file with a report (suite=NAME)"
+        )
+    for temperature in cfg.temperatures:
+        arm_settings(cfg.decoders, cfg.decode, temperature)
+    if cfg.peers.vllm_python is not None:
+        check_python(cfg.peers.vllm_python)
+
+
+@contextmanager
+def _stock(cfg: EvalConfig, folder: RunFolder, texts: Mapping[str, TextPrompts], family: str) -> Iterator[Stock]:
+    """Models and engines, held for all cells."""
+    longest = max(len(prompt.ids) for prompts in texts.values() for prompt in [*prompts.reported, *prompts.screening])
+    max_length = longest + cfg.decode.max_new_tokens
+    model, drafters = load(cfg, cfg.target)
+    dtype = str(model.dtype).removeprefix("torch.")
+    with started(cfg, folder, max_length, dtype) as engines:
+        yield Stock(cfg, model, next(iter(drafters.values())), family, engines, max_length)
+
+
+def _measure(stock: Stock, results: Results, texts: Mapping[str, TextPrompts]) -> None:
+    """Every cell that is missing, settings first, each kept as soon as it is done."""
+    missing = list(results.missing(cells(stock.cfg)))
+    began, broken = time.perf_counter(), dict[str, str]()
+    for number, cell in enumerate(missing):
+        choice = results.choice(cell.point)
+        if choice is None:
+            choice = choose(stock, cell.point, texts)
+            results.keep_choice(cell.point, choice)
+        if cell.point not in [before.point for before in missing[:number]]:
+            broken |= _warm(stock, cell, choice, texts, broken)
+        reasons = left_out(cell, stock, broken)
+        results.keep_cell(cell, measure(stock, cell, choice, texts, reasons))
+        _say_progress(stock.cfg, missing, number + 1, time.perf_counter() - began)
+
+
+def _warm(
+    stock: Stock, cell: Cell, choice: Mapping[str, Any], texts: Mapping[str, TextPrompts], broken: Mapping[str, str]
+) -> dict[str, str]:
+    arms = arms_of(stock, cell, choice, list(left_out(cell, stock, broken)))
+    return warm(arms, texts[cell.text].screening, cell, stock)
+
+
+def _say_progress(cfg: EvalConfig, missing: Sequence[Cell], done: int, seconds: float) -> None:
+    spent, ahead = (sum(weight(cfg, cell) for cell in part) for part in (missing[:done], missing[done:]))
+    left = seconds / spent * ahead / 60
+    log.info("cell %d of %d done (%s); about %.0f min left", done, len(missing), missing[done - 1].name, left)
+
+
+def _write(folder: RunFolder, results: dict[str, Any]) -> None:
+    write_json(folder.file("results.json"), results)
+    folder.file("summary.md").write_text(render_summary(results), encoding="utf-8")
+    folder.file("index.html").write_text(render_page(results), encoding="utf-8")
+    folder.finish({"cells": len(results["cells"])})
+    log.info("report: %s", folder.file("index.html"))

@@ -1,0 +1,171 @@
+"""`suite=families`: record hidden states, train every draft, measure each, time the arms, then write the tables."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from decode import load_drafter
+from decode.common.checked_json import write_json
+from decode.common.errors import ConfigError
+from decode.common.progress import get_logger, progress
+from decode.common.run_folder import RunFolder, open_run
+from decode.models.load import ModelDescription, describe_model, load_tokenizer
+from eval.config import EvalConfig
+from eval.inputs import load
+from eval.measure.cells import Results
+from eval.modes.families.arms import ArmFacts, describe_arms
+from eval.modes.families.budgets import pace_of
+from eval.modes.families.child import in_child
+from eval.modes.families.config import shape_settings
+from eval.modes.families.data import (
+    check_layers,
+    check_quickstart,
+    check_records,
+    layers_wanted,
+    record_features,
+    record_folders,
+)
+from eval.modes.families.plan import plan_lines
+from eval.modes.families.quality import Judge
+from eval.modes.families.results import Measured, make_results
+from eval.modes.families.speed import Race, cells, points
+from eval.modes.families.summary import render_summary
+from eval.modes.families.trainings import Training, train_all, trainings
+from eval.prompts.held_out import DEEPEST_DRAFT, Prompt, check_room, split_prompts
+
+log = get_logger("eval")
+
+
+def run(cfg: EvalConfig) -> None:
+    """Compare draft families and write results.json and summary.md to cfg.output_dir; trainings and records with
+    hidden states go to cfg.families.folder.
+
+    Raises ConfigError and InputError before any weight is loaded. resume=auto keeps every training, measurement and
+    cell that is finished.
+    """
+    _check(cfg)
+    target = describe_model(cfg.target)
+    records = check_records(cfg, target)
+    facts = describe_arms(cfg, target)
+    wanted = layers_wanted(cfg, facts)
+    check_layers(cfg, wanted)
+    reported, screening = _prompts(cfg, target)
+    lines = plan_lines(cfg, target, facts, wanted, records)
+    if cfg.plan:
+        sys.stdout.write("\n".join(lines) + "\n")
+        return
+    with open_run(cfg.output_dir, "eval", cfg, cfg.resume) as folder:
+        if folder.is_finished:
+            return
+        for line in lines:
+            log.info(line)
+        in_child(prepare, cfg, wanted)
+        results = Results(folder)
+        _judge(cfg, results, reported[: cfg.lossless.prompts])
+        _race(cfg, results, facts, reported, screening)
+        _write(folder, make_results(cfg, _measured(cfg, target, facts, wanted, results)))
+
+
+def prepare(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> None:
+    """Everything that is trained from and trained, as far as it is missing."""
+    train_all(cfg, record_features(cfg, wanted))
+
+
+def _check(cfg: EvalConfig) -> None:
+    if cfg.drafts:
+        raise ConfigError(
+            f"drafts={cfg.drafts}: suite=families trains the drafts that it compares, families.arms; leave drafts out, "
+            "or measure them with a report (suite=NAME)"
+        )
+    if cfg.prompts.file is not None:
+        raise ConfigError(
+            f"prompts.file={cfg.prompts.file}: suite=families continues held-out text of `data`, which its drafts were "
+            "trained on; leave prompts.file out, or measure your file with a report (suite=NAME)"
+        )
+    if cfg.decode.verifier not in ("coupled", "greedy"):
+        raise ConfigError(
+            f"decode.verifier={cfg.decode.verifier} keeps the distribution, not the tokens, and suite=families "
+            "compares tokens with plain decoding; use decode.verifier=coupled"
+        )
+    for temperature in cfg.temperatures:
+        shape_settings(cfg.families, cfg.decode, temperature)
+    check_quickstart(cfg)
+
+
+def _prompts(cfg: EvalConfig, target: ModelDescription) -> tuple[list[Prompt], list[Prompt]]:
+    """Held-out prompts that are reported, and validation prompts to choose draft lengths on."""
+    families, tokenizer = cfg.families, load_tokenizer(cfg.target)
+    timed = max(rows * number for rows, number in families.num_timed.items())
+    reason = "lossless.prompts, or the largest batch times its count in families.batches_timed"
+    reported = split_prompts(cfg, tokenizer, "heldout", max(cfg.lossless.prompts, timed), reason)
+    wanted, reason = max(families.batch_sizes) * families.screening_batches, "families.screening_batches of the largest"
+    screening = split_prompts(cfg, tokenizer, "validation", wanted, f"{reason} of families.batch_sizes")
+    longest = max(cfg.decode.max_new_tokens, cfg.lossless.tokens) + DEEPEST_DRAFT
+    check_room([*reported, *screening], longest, target.max_positions)
+    return reported, screening
+
+
+def _judge(cfg: EvalConfig, results: Results, prompts: Sequence[Prompt]) -> None:
+    """Measure every draft that is not measured yet, each kept as soon as it is."""
+    missing = [one for one in trainings(cfg) if results.read(_file(one)) is None]
+    if not missing:
+        return
+    dtype = cfg.target.dtype if cfg.lossless.dtype == "auto" else cfg.lossless.dtype
+    model, _ = load(cfg, replace(cfg.target, dtype=dtype))
+    judge = Judge.of(cfg, model, prompts)
+    with progress(len(missing), "drafts", "tau and losslessness") as bar:
+        for one in missing:
+            began = time.perf_counter()
+            measured = judge.measure(load_drafter(one.folder(cfg), target=model), one.shapes(cfg))
+            seconds = time.perf_counter() - began
+            pace = asdict(pace_of(one.folder(cfg)))
+            results.keep(_file(one), {**asdict(one), "pace": pace, "measured": measured, "seconds": seconds})
+            bar.update(1, done=one.name)
+
+
+def _file(one: Training) -> str:
+    return f"drafts/{one.name}.json"
+
+
+def _race(
+    cfg: EvalConfig,
+    results: Results,
+    facts: Mapping[str, ArmFacts],
+    reported: Sequence[Prompt],
+    screening: Sequence[Prompt],
+) -> None:
+    """Time the first seed's drafts at equal tokens."""
+    if not any(True for _ in results.missing(cells(cfg))):
+        return
+    model, _ = load(cfg, cfg.target)
+    seed, code = cfg.families.seeds[0], cfg.families.feature_codes[0]
+    drafters = {
+        arm: load_drafter(Training(arm, "tokens", code, seed).folder(cfg), target=model) for arm in cfg.families.arms
+    }
+    Race(cfg, model, drafters, facts, reported, screening).run(results)
+
+
+def _measured(
+    cfg: EvalConfig,
+    target: ModelDescription,
+    facts: Mapping[str, ArmFacts],
+    wanted: Mapping[str, list[int]],
+    results: Results,
+) -> Measured:
+    kept = {one: results.read(_file(one)) or {} for one in trainings(cfg)}
+    timed: list[dict[str, Any]] = [results.cell(cell) or {} for cell in cells(cfg)]
+    choices: list[dict[str, Any]] = [results.choice(point) or {} for point in points(cfg)]
+    seconds = sum(one["seconds"] for one in [*kept.values(), *timed, *choices])
+    seconds += sum(one["pace"]["seconds"] for one in kept.values())
+    return Measured(target, facts, record_folders(cfg, wanted), kept, timed, choices, seconds)
+
+
+def _write(folder: RunFolder, results: dict[str, Any]) -> None:
+    write_json(folder.file("results.json"), results)
+    folder.file("summary.md").write_text(render_summary(results), encoding="utf-8")
+    folder.finish({"drafts": len(results["trainings"]), "cells": len(results["cells"])})
+    log.info("report: %s", folder.file("summary.md"))

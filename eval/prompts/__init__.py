@@ -1,0 +1,1 @@
+"""Prompts that are measured on: held-out windows, benchmark files, prose."""

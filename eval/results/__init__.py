@@ -1,0 +1,1 @@
+"""Figures: one row class, statistics over prompts, what results.json holds."""

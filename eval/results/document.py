@@ -1,0 +1,248 @@
+"""From measurements to results.json: rows, peers, sweeps and the words that define every figure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from decode.common.environment import environment, git_state
+from decode.models.load import ModelDescription
+from eval.arms.assisted import NAME
+from eval.config import EvalConfig
+from eval.measure.alpha import Alphas
+from eval.measure.draft_length import LengthChoice
+from eval.measure.quality import Quality
+from eval.measure.speed import Timed, arm_name, draft_lengths, peer_refusal
+from eval.prompts.held_out import Prompt, PromptSets
+from eval.results.row import Scope, make_row, speed_ratio, sweep_point, tokens_per_s
+from eval.results.statistics import finite
+
+SCHEMA = 1
+
+DEFINITIONS = {
+    "alpha": "How much of the target's next-token distribution p the draft's distribution q covers: the sum over the "
+    "vocabulary of min(p, q), averaged over tokens; at temperature 0 the share of positions where both prefer the same "
+    "token. Teacher-forced, on text that the target wrote itself after held-out prompts at that temperature.",
+    "tau": "Tokens emitted per target pass, the correction or bonus token included, pooled over all passes of the "
+    "timed run.",
+    "acceptance_by_position": "Of the draft tokens at position i whose predecessors in the same draft were accepted, "
+    "the share that was accepted too.",
+    "tokens_per_s": "Emitted tokens per second after the first arrival, when the prompt has been read; the median over "
+    "prompts. A prompt's figure is its total time over its total tokens in all rounds. Tokens cut off behind the "
+    "end are not counted.",
+    "baseline": "The faster of two ways without a draft, in the same run and precision: our own autoregressive loop, "
+    "and transformers generate on its dynamic cache.",
+    "speedup": "Seconds per token of the baseline over ours, paired by prompt; the median over prompts.",
+    "whole_call_speedup": "The same for whole calls, reading the prompt included.",
+    "ci95": "Percentile bootstrap over prompts, 10,000 resamples; what was measured on one prompt stays together, "
+    "for alpha on all prompts of one document. None for a single prompt.",
+    "component_times": "Medians of bare forwards timed alone on the decoder's cache at the run's mean context, in "
+    "pieces between the rounds of the timed run.",
+    "predicted_speedup": "tau x t_target(1) / (k x t_draft + t_target(k + 1)), from the component times; of chains of "
+    "one length alone.",
+    "realised": "Measured speedup over predicted speedup: what is left after the decoder's own work.",
+    "ttft_s": "Seconds until the first tokens arrive, median. For a speculative arm that is a burst.",
+    "itl_s": "Seconds between arrivals; the tokens of one target pass arrive together and count as one arrival.",
+    "losslessness": "Exact in distribution; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. "
+    "Counted in the precision of `lossless.dtype`, in batches, against the target's own autoregressive text with the "
+    "same noise. A mismatch is a divergence where the two tokens' scores (log p, plus the noise at temperatures above "
+    "0) lie more than 1e-4 below the best; a closer one is a near-tie. After either, comparison goes on from the "
+    "target's own prefix.",
+    "dtype_flips": "Sequences of the timed run, in its own precision, that left our autoregressive loop's text of the "
+    "same noise, out of dtype_tokens_compared tokens up to there: how often rounding in that precision decides a "
+    "near-tie.",
+    "uncached_mismatches": "Tokens of the target's own autoregressive text that one plain forward of the model over "
+    "that text would not choose: without our cache, masks, batches or captured passes, which both of our loops share, "
+    "and which losslessness therefore cannot test. Each token is judged on the text before it as it stands, with the "
+    "same noise, penalties and filters: a mismatch lies more than 1e-4 below the best score, a closer one is counted "
+    "in uncached_near_ties, out of uncached_tokens_checked. None where lossless.dtype is narrower than float32.",
+    "uncached_dtype_flips": "The same for the draft's texts in the timed run, in its own precision, out of "
+    "uncached_dtype_tokens: mismatches and near-ties together, since rounding in bf16 flips both. None under rules "
+    "that draw noise of their own, whose tokens no single forward determines.",
+    "repeated_4gram_share": "Share of 4-token runs in the output that occurred earlier in the same output. A model "
+    "that repeats itself is easy to draft for, so a high share flatters every speed figure of that row.",
+    "peak_memory_bytes": "Peak of the CUDA allocator in the row's calls; on a CPU that of the whole process "
+    "until then, other arms and the check of losslessness included.",
+    "peer": "transformers assisted generation with the same target and draft, constant schedule. Its setting was "
+    "chosen on separate prompts, then timed in the same interleaved run. ratio_ours_over_peer pairs by prompt like "
+    "speedup.",
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Everything a run measured."""
+
+    prompts: PromptSets
+    quality: Mapping[tuple[float, str], Quality]
+    curve: Mapping[tuple[float, str], Alphas]
+    timed: Mapping[float, Timed]
+    target: ModelDescription
+    families: Mapping[str, str]
+    dtype: str
+    seconds: float
+    length_choice: LengthChoice | None = None
+    """How the draft length was chosen; None where it was configured."""
+
+
+def make_results(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
+    """The content of results.json."""
+    return {
+        "schema": SCHEMA,
+        "suite": cfg.suite,
+        "environment": {
+            **environment(),
+            "git": git_state(),
+            "command": command(),
+            "seed": cfg.seed,
+            "report_seconds": measured.seconds,
+        },
+        "target": target_entry(measured.target, measured.dtype),
+        "drafts": dict(cfg.drafts),
+        "prompts": _prompts(cfg, measured),
+        "length_choice": None if measured.length_choice is None else measured.length_choice.as_dict(),
+        "definitions": DEFINITIONS,
+        "rows": _rows(cfg, measured),
+        "peers": _peers(cfg, measured),
+        "peers_left_out": peer_refusal(cfg),
+        "arms": _arms(measured),
+        "sweeps": {
+            "num_draft_tokens": _draft_length_sweep(cfg, measured),
+            "temperature": _temperature_sweep(cfg, measured),
+        },
+    }
+
+
+def command() -> str:
+    """The command line of this process, with the module named as a user types it."""
+    return " ".join(["python -m eval", *sys.argv[1:]])
+
+
+def suite_entry(cfg: EvalConfig, seconds: float) -> dict[str, Any]:
+    """How the results of a suite begin: what they are, and where, by which command and in how many seconds they were
+    measured."""
+    facts = {**environment(), "git": git_state(), "command": command(), "seed": cfg.seed, "report_seconds": seconds}
+    return {"schema": SCHEMA, "suite": cfg.suite, "face": cfg.face, "environment": facts}
+
+
+def target_entry(target: ModelDescription, dtype: str) -> dict[str, Any]:
+    """The target as results.json names it."""
+    return {
+        "path": target.path,
+        "fingerprint": target.fingerprint,
+        "num_parameters": target.num_parameters,
+        "num_layers": target.num_layers,
+        "hidden_size": target.hidden_size,
+        "vocab_size": target.vocab_size,
+        "dtype": dtype,
+    }
+
+
+def _prompts(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
+    sets = measured.prompts
+    return {
+        "source": cfg.prompts.file or f"held-out split of {cfg.data.name}",
+        "reported": len(sets.reported),
+        "timed": len(sets.timed),
+        "screening": len(sets.screening),
+        "mean_tokens": sum(len(prompt.ids) for prompt in sets.timed) / len(sets.timed),
+        "max_new_tokens": cfg.decode.max_new_tokens,
+        "rounds": cfg.timing.rounds,
+    }
+
+
+def scopes(cfg: EvalConfig, sets: PromptSets) -> list[Scope]:
+    """All prompts first; then, where prompts are timed one by one and differ in category, each category with a timed
+    one."""
+    size = cfg.timing.batch_size
+    groups = range((len(sets.timed) + size - 1) // size)
+    units = [prompt.unit for prompt in sets.reported]
+    every = [Scope(cfg.prompts.label, groups, range(len(units)), units=units)]
+    categories = dict.fromkeys(prompt.category for prompt in sets.timed if prompt.category is not None)
+    if size > 1 or len(categories) < 2:
+        return every
+    return every + [
+        Scope(cfg.prompts.label, _of(sets.timed, category), texts, category, [units[text] for text in texts])
+        for category in categories
+        for texts in [_of(sets.reported, category)]
+    ]
+
+
+def _of(prompts: list[Prompt], category: str) -> list[int]:
+    return [i for i, prompt in enumerate(prompts) if prompt.category == category]
+
+
+def _rows(cfg: EvalConfig, measured: Measured) -> list[dict[str, Any]]:
+    rows = []
+    for scope in scopes(cfg, measured.prompts):
+        for temperature in cfg.temperatures:
+            for draft in cfg.drafts:
+                quality, timed = measured.quality[temperature, draft], measured.timed[temperature]
+                family = measured.families[draft]
+                rows.append(make_row(cfg, draft, family, measured.dtype, temperature, quality, timed, scope))
+    return rows
+
+
+def _peers(cfg: EvalConfig, measured: Measured) -> list[dict[str, Any]]:
+    first = next(iter(cfg.drafts))
+    peers = []
+    for temperature, timed in measured.timed.items():
+        if timed.setting is None:
+            continue
+        common = {
+            "name": NAME,
+            "draft": first,
+            "temperature": temperature,
+            "batch_size": 1,
+            "version": version("transformers"),
+        }
+        groups = range(len(timed.samples[NAME]))
+        ratio = speed_ratio(timed.samples, arm_name(first, cfg.decode.num_draft_tokens), NAME, groups, cfg.seed)
+        peers.append(
+            {
+                **common,
+                "best": True,
+                "setting": timed.setting.as_dict(),
+                "prompts": "reported",
+                "tokens_per_s": tokens_per_s(timed.samples[NAME], groups),
+                "ratio_ours_over_peer": None if ratio is None else ratio.value,
+                "ratio_ci95": None if ratio is None else ratio.interval,
+            }
+        )
+        for setting, seconds in timed.screened.items():
+            figures = {"tokens_per_s": 1 / seconds, "ratio_ours_over_peer": None, "ratio_ci95": None}
+            peers.append({**common, "best": False, "setting": setting.as_dict(), "prompts": "screening", **figures})
+    return peers
+
+
+def _draft_length_sweep(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
+    first, temperature = next(iter(cfg.drafts)), cfg.temperatures[0]
+    lengths = draft_lengths(cfg, temperature, first) if cfg.timing.sweep else []
+    points = [sweep_point(cfg, first, k, measured.timed[temperature]) for k in lengths]
+    return {"draft": first, "temperature": temperature, "points": points}
+
+
+def _temperature_sweep(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
+    k = cfg.decode.num_draft_tokens
+    costs = measured.timed[cfg.temperatures[0]].costs
+    points = []
+    for (temperature, draft), alphas in sorted(measured.curve.items()):
+        sums = alphas.sums(list(alphas.by_row)).sum(0)
+        tau = finite(alphas.expected_tau(k))
+        predicted = costs[draft, k].speedup(tau) if tau is not None else None
+        alpha = float(sums[0] / sums[1]) if sums[1] else None
+        points.append(
+            {"temperature": temperature, "draft": draft, "alpha": alpha, "tau": tau, "predicted_speedup": predicted}
+        )
+    return {"num_draft_tokens": k, "points": points}
+
+
+def _arms(measured: Measured) -> list[dict[str, Any]]:
+    return [
+        {"temperature": temperature, "arm": arm, "tokens_per_s": tokens_per_s(samples, range(len(samples)))}
+        for temperature, timed in measured.timed.items()
+        for arm, samples in timed.samples.items()
+    ]

@@ -1,0 +1,190 @@
+"""The command line of a toy stage: routes of keys, exit codes, sweeps."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from decode.common import compose
+from decode.common.command_line import stage_main
+from tests.common.toy import write_toy_stage
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Runs the toy stage in this process; returns its exit code."""
+    write_toy_stage(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(compose, "CONF", tmp_path / "conf")
+
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["toystage", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            stage_main("toystage", "toystage.config:Config", "toystage.stage:run")
+        assert isinstance(ended.value.code, int)
+        return ended.value.code
+
+    yield run
+    for name in [name for name in sys.modules if name.startswith("toystage")]:
+        del sys.modules[name]
+
+
+def seen(folder: str) -> dict:
+    return json.loads(Path(folder, "seen.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], {"steps": 10, "lr": 0.1}),
+        (["steps=3"], {"steps": 3, "lr": 0.1}),  # a field that the YAML leaves out
+        (["+steps=3"], {"steps": 3, "lr": 0.1}),
+        (["optim.lr=1e-4", "extra.lr=2"], {"steps": 10, "lr": 0.0001}),
+        (["optim=adam"], {"steps": 10, "lr": 0.01}),
+        (["+optim=adam"], {"steps": 10, "lr": 0.01}),
+        (["experiment=long"], {"steps": 1000, "lr": 0.1}),
+        (["+experiment=long", "+optim=adam", "steps=4"], {"steps": 4, "lr": 0.01}),
+        (["hydra.job.chdir=false", "steps=2"], {"steps": 2, "lr": 0.1}),
+    ],
+)
+def test_values_from_every_route(stage, arguments: list[str], expected: dict) -> None:
+    assert stage(*arguments) == 0
+    assert seen("runs/toy") == expected
+    assert sorted(path.name for path in Path("runs/toy").iterdir()) == ["manifest.json", "run.json", "seen.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["stepz=3"], ["unknown key 'stepz'", "'steps'"]),
+        (["+stepz=3"], ["unknown key 'stepz'", "'steps'"]),
+        (["++stepz=3"], ["unknown key 'stepz'"]),
+        (["optim.lrr=3"], ["unknown key 'optim.lrr'", "'optim.lr'"]),
+        (["+optim.lrr=3"], ["unknown key 'optim.lrr'"]),
+        (["extra.lrr=3"], ["unknown key 'extra.lrr'"]),
+        (["+optim={lrr: 3}"], ["optim"]),
+        (["optim.lr.x=3"], ["optim.lr"]),
+        (["optim=adamw"], ["adamw", "sgd"]),
+        (["experiment=none"], ["experiment/none"]),
+        (["tracker=wandb"], ["unknown key 'tracker'"]),
+        (["+tracker=wandb"], ["unknown key 'tracker'"]),
+        (["~output_dir"], ["missing output_dir"]),
+        (["output_dir=???"], ["output_dir"]),
+        (["steps=1,2"], ["steps"]),
+        (["steps=${nowhere}"], ["nowhere"]),
+        (["steps=["], ["steps=["]),
+        (["optim.lr=-1"], ["optim: lr = -1.0 must be positive"]),
+        (["nonsense"], ["nonsense"]),
+        (["--config-name", "absent"], ["absent"]),
+        (["--run", "--cfg", "job"], ["Only one of"]),
+        (["outcome=input_error"], ["no such file"]),
+        (["-m"], ["without a swept value"]),
+        (["-m", "steps=interval(1,2)"], ["continuous"]),
+        (["-m", "stepz=1,2"], ["unknown key 'stepz'"]),
+        (["-m", "optim.lr=1,-1"], ["must be positive"]),
+        (["-m", "steps=glob(*)"], ["glob"]),
+    ],
+)
+def test_a_bad_request_is_a_message_and_exit_code_2(stage, capsys, arguments: list[str], said: list[str]) -> None:
+    assert stage(*arguments) == 2
+    shown = capsys.readouterr().err
+    assert all(part in shown for part in said), shown
+    assert "Traceback" not in shown
+    assert shown.startswith("draftsmith toystage: error: ")
+    assert not Path("runs").exists()
+
+
+def test_an_unknown_key_in_a_yaml_fails_too(stage, capsys) -> None:
+    Path("conf/experiment/long.yaml").write_text("# @package _global_\nstepz: 1\n")
+    assert stage("experiment=long") == 2
+    assert "unknown key 'stepz'" in capsys.readouterr().err
+
+
+def test_malformed_yaml_is_a_message(stage, capsys) -> None:
+    Path("conf/experiment/long.yaml").write_text("a: [1\n")
+    assert stage("experiment=long") == 2
+    assert "long.yaml" in capsys.readouterr().err
+
+
+def test_an_install_without_conf_says_so(stage, capsys) -> None:
+    Path("conf/toystage.yaml").unlink()
+    assert stage() == 2
+    assert "pip install -e ." in capsys.readouterr().err
+
+
+def test_failures_on_the_way_have_their_own_codes(stage, capsys) -> None:
+    assert stage("outcome=run_error") == 1
+    assert "failed: loss is NaN" in capsys.readouterr().err
+    assert stage("outcome=interrupted") == 130
+
+
+def test_one_message_for_many_ranks(stage, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert stage("stepz=1") == 2
+    assert capsys.readouterr().err == ""
+    assert stage("outcome=input_error") == 2
+    assert "on rank 1: no such file" in capsys.readouterr().err
+
+
+def test_showing_the_configuration_runs_nothing(stage, capsys) -> None:
+    assert stage("--cfg", "job", "steps=3") == 0
+    assert "steps: 3" in capsys.readouterr().out
+    assert stage("steps=3", "--cfg", "job") == 0
+    assert not Path("runs").exists()
+
+
+def test_the_stage_is_imported_only_for_a_good_configuration(stage) -> None:
+    assert stage("stepz=1") == 2
+    assert "toystage.stage" not in sys.modules
+
+
+def test_an_existing_folder_needs_resume(stage, capsys) -> None:
+    assert stage() == 0
+    assert stage() == 2
+    assert "resume=auto" in capsys.readouterr().err
+    assert stage("resume=auto") == 0
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_each_job_once_and_names_the_failed(stage, capfd) -> None:
+    sweep = ["--multirun", "optim.lr=0.2,0.3", 'output_dir="runs/it\'s"']
+    folder = Path("runs/it's/optim.lr-0.3")
+    Path("runs/it's/optim.lr-0.2").mkdir(parents=True)
+    Path("runs/it's/optim.lr-0.2/mine.txt").write_text("in the way")
+    assert stage("optim=adam", *sweep) == 1
+    assert "1 of 2 jobs failed: optim.lr-0.2" in capfd.readouterr().err
+    assert seen(str(folder))["lr"] == 0.3
+    written = (folder / "manifest.json").stat().st_mtime_ns
+    Path("runs/it's/optim.lr-0.2/mine.txt").unlink()
+    assert stage("optim=adam", *sweep) == 0
+    assert capfd.readouterr().err.count("already finished") == 1
+    assert (folder / "manifest.json").stat().st_mtime_ns == written
+    assert stage("optim=adam", *sweep, "steps=11") == 2
+    assert "steps: 10 there, 11 now" in capfd.readouterr().err
+
+
+def test_a_sweep_takes_no_launcher(stage, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert stage("-m", "steps=1,2") == 2
+    assert "no launcher" in capsys.readouterr().err
+
+
+def test_a_bad_configuration_costs_no_heavy_import(tmp_path: Path) -> None:
+    write_toy_stage(tmp_path)
+    code = (
+        "import sys, runpy; sys.argv = ['toystage', 'stepz=1']\n"
+        "try: runpy.run_module('toystage', run_name='__main__')\n"
+        "except SystemExit as e: sys.exit(e.code if not {'torch', 'transformers'} & set(sys.modules) else 99)"
+    )
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr

@@ -1,0 +1,1 @@
+"""Drafts to train: language models and heads, by name."""

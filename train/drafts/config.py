@@ -1,0 +1,155 @@
+"""What a user sets about the draft to train; imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from decode.common.typed_config import require
+
+LM_WIDTH, LM_HEADS = 256, 4
+
+
+@dataclass
+class AdapterConfig:
+    """Low-rank adapters (peft LoRA) instead of training every weight."""
+
+    rank: int = 0
+    """Rank of the adapters; 0 trains the whole draft."""
+    alpha: float = 32.0
+    """Scale of the adapters' contribution (peft's lora_alpha)."""
+    targets: list[str] = field(
+        default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    )
+    """Names of the linear layers that get one."""
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 0, f"rank={self.rank} is negative; use 0 to train the whole draft")
+        require(self.rank == 0 or bool(self.targets), "targets is empty, so adapters would be put nowhere; name layers")
+
+
+OWNERS = {
+    "mlp_layers": ("medusa", "hydra"),
+    "prefix_attention": ("hydra",),
+    "markov_rank": ("dspark",),
+    "confidence": ("dspark",),
+    "anchors": ("dspark",),
+    "init_own": ("mtp",),
+}
+"""Settings of a head that some families alone heed."""
+
+
+@dataclass
+class HeadSettings:
+    """What heads have over a draft model: they read the target's hidden states (every family but lm)."""
+
+    depth: int = 4
+    """Draft tokens of a round: Medusa's and Hydra's heads, the steps of EAGLE-3 and MTP, the block of DSpark."""
+    taps: list[int] | None = None
+    """Hidden states that are read: 0 the embeddings, i the output of layer i - 1, -1 the final one; None is the
+    family's own choice."""
+    vocab: int | None = None
+    """Entries of a reduced draft vocabulary, the most frequent tokens of the training data; None drafts every token."""
+    mlp_layers: int = 1
+    """medusa, hydra: residual layers of each head."""
+    prefix_attention: bool = False
+    """hydra: a layer of attention over the prefix before the heads (Hydra++)."""
+    markov_rank: int = 128
+    """dspark: rank of the bias that the token before gives; 0 is DFlash, whose tokens do not know each other."""
+    confidence: bool = True
+    """dspark: predict each token's chance of acceptance."""
+    anchors: int = 64
+    """dspark: blocks trained per row of a batch."""
+    init_own: bool = False
+    """mtp: start from the prediction layers that the target's own checkpoint holds."""
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "mlp_layers", "anchors"):
+            require(getattr(self, name) >= 1, f"head.{name}={getattr(self, name)} must be at least 1")
+        require(self.markov_rank >= 0, f"head.markov_rank={self.markov_rank} is negative; 0 is DFlash")
+        require(self.vocab is None or self.vocab >= 1, f"head.vocab={self.vocab} must be at least 1, or null for all")
+        taps = self.taps
+        require(
+            taps is None or 0 < len(taps) == len(set(taps)),
+            f"head.taps={taps} must name different hidden states, or be null for the family's own choice",
+        )
+
+
+@dataclass
+class DraftConfig:
+    """The draft to train (group `draft`); the shape fields count only where `init_from` is not given."""
+
+    family: Literal["lm", "medusa", "hydra", "eagle3", "mtp", "dspark"] = "lm"
+    """Draft family; the file of that name in decode/drafters/. All but lm are heads on the target's hidden states."""
+    init_from: str | None = None
+    """Model (folder or hub id) or saved head (folder) to start from; None starts from random weights."""
+    revision: str | None = None
+    """Hub revision of `init_from`."""
+    layers: int = 1
+    """Transformer layers of lm and dspark."""
+    width: int | None = None
+    """Hidden size d of lm, None is 256; a head is as wide as its target."""
+    heads: int | None = None
+    """Attention heads; None is 4, for a head as many as its target has."""
+    kv_heads: int | None = None
+    """Key/value heads (grouped-query attention); None is as many as `heads`, for a head as many as its target has."""
+    mlp_width: int | None = None
+    """Width of the gated MLP; None is 8/3 of `width`, rounded up to a multiple of 64, for a head its target's."""
+    tie_embeddings: bool = True
+    """lm: use the token embedding as output head too."""
+    max_positions: int | None = None
+    """Longest context in tokens; None is the target's, or `sequence_length` where there is no target."""
+    lora: AdapterConfig = field(default_factory=AdapterConfig)
+    """Low-rank adapters of lm; off by default."""
+    head: HeadSettings = field(default_factory=HeadSettings)
+    """Every family but lm."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads", "kv_heads", "mlp_width", "max_positions"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"{name}={value} must be at least 1, or null")
+        if self.is_head:
+            self._check_head()
+        else:
+            self._check_lm()
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it drafts from the target's hidden states."""
+        return self.family != "lm"
+
+    def _check_lm(self) -> None:
+        width, heads = self.width or LM_WIDTH, self.heads or LM_HEADS
+        require(width % (2 * heads) == 0, f"width={width} does not divide into {heads} even heads")
+        kv = self.kv_heads or heads
+        require(heads % kv == 0, f"heads={heads} is no multiple of kv_heads={kv}")
+        require(
+            self.lora.rank == 0 or self.init_from is not None,
+            f"lora.rank={self.lora.rank} adapts a pretrained draft, but init_from is null: the frozen rest would stay "
+            "random. Set draft.init_from, or draft.lora.rank=0",
+        )
+
+    def _check_head(self) -> None:
+        require(
+            self.width is None,
+            f"width={self.width}, but draft.family={self.family} reads and makes hidden states of its target, and is "
+            "as wide as that. Leave draft.width out",
+        )
+        require(self.lora.rank == 0, f"lora.rank={self.lora.rank} is for family lm; {self.family} is trained whole")
+        default = HeadSettings()
+        for name, owners in OWNERS.items():
+            value = getattr(self.head, name)
+            require(
+                value == getattr(default, name) or self.family in owners,
+                f"head.{name}={value} is for draft={' and '.join(owners)}, and draft.family={self.family} would not "
+                "heed it. Leave it out",
+            )
+        require(
+            self.layers == 1 or self.family == "dspark",
+            f"layers={self.layers}, and draft.family={self.family} is of one layer; leave draft.layers out",
+        )
+        require(
+            not self.head.init_own or self.init_from is None,
+            f"head.init_own=true starts from the target's own layers, and init_from={self.init_from} from a saved "
+            "head; set one of them",
+        )

@@ -1,0 +1,190 @@
+"""Drafts that are heads on the target's hidden states: as wide as the target, between its own frozen ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from math import prod
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from decode.common.errors import InputError
+from decode.common.typed_config import require
+from decode.drafters.dspark import default_taps as dspark_taps
+from decode.drafters.eagle3 import default_taps as eagle3_taps
+from decode.drafters.head_draft import HeadConfig, HeadDraft
+from decode.drafters.load import family_of, model_folder
+from decode.drafters.own_mtp import own_mtp
+from decode.drafters.saved_head import HEADS, expected, load_head, read_head
+from decode.models.ends import Ends
+from decode.models.hidden_states import FINAL, check_taps
+from decode.models.load import ModelDescription
+from train.config import TrainConfig
+from train.drafts.config import DraftConfig, HeadSettings
+from train.drafts.family import Built
+from train.drafts.rope import rope_of
+from train.export.draft_folder import Export, export_head
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """A head of any family."""
+
+    config: HeadConfig
+    target: ModelDescription
+    source: Path | None = None
+    """Folder of a saved head."""
+    own: dict[str, Tensor] | None = None
+    """Weights of the target's own layer, to start from."""
+    vocab: Tensor | None = None
+    """(V_draft,) ascending target ids of a new head's reduced draft vocabulary, from `with_vocab`."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """As `Shape` says."""
+        return self.config.taps
+
+    @property
+    def depth(self) -> int | None:
+        """As `Shape` says."""
+        return self.config.depth
+
+    @property
+    def num_parameters(self) -> int:
+        """As `Shape` says; the target's ends are not among them."""
+        return sum(prod(shape) for name, shape in expected(self.config).items() if name != "vocab")
+
+    @property
+    def wants_vocab(self) -> int | None:
+        """Entries of a reduced draft vocabulary that is yet to be chosen."""
+        return self.config.draft_vocab_size if self.source is None else None
+
+    def with_vocab(self, vocab: Tensor) -> HeadShape:
+        """The same with the tokens chosen."""
+        return replace(self, vocab=vocab)
+
+
+def head_shape(
+    cfg: TrainConfig, target: ModelDescription | None, tokenizer: PreTrainedTokenizerBase | None
+) -> HeadShape:
+    """A head of the target's own sizes where none are configured, or the saved head of `init_from`.
+
+    Raises InputError for a target that heads do not know, for hidden states that it does not have and for a saved head
+    that is another one's; ConfigError where the family's own choice of hidden states does not fit the target.
+    """
+    assert target is not None, "checked by TrainConfig"
+    require(
+        cfg.sequence_length >= cfg.draft.head.depth + 2,
+        f"sequence_length={cfg.sequence_length} has no room for a token, the one after it and the "
+        f"draft.head.depth={cfg.draft.head.depth} drafted ones: the last ones would never be trained. Use a longer "
+        "sequence_length, or a smaller depth",
+    )
+    text = target.config.get_text_config()
+    check_taps(text, (FINAL,), target.path)
+    draft = cfg.draft
+    if draft.init_from is not None:
+        return _saved(draft, target)
+    taps = tuple(draft.head.taps) if draft.head.taps else default_taps(draft.family, target.num_layers, target.path)
+    check_taps(text, taps, target.path)
+    if draft.head.init_own:
+        sizes = {name: getattr(draft, name) for name in ("heads", "kv_heads", "mlp_width", "max_positions")}
+        given = {name: value for name, value in sizes.items() if value is not None}
+        require(not given, f"draft.head.init_own=true takes the target's own layer as it is; leave {given} out")
+        config, weights = own_mtp(target, draft.head.depth)
+        return HeadShape(replace(config, draft_vocab_size=draft.head.vocab), target, own=weights)
+    kind = HEADS[draft.family][0]
+    given = (
+        vars(draft.head) | _sizes(draft, target, text) | {"family": draft.family, "layers": draft.layers, "taps": taps}
+    )
+    if cfg.objective.confidence_weight == 0:  # what was never trained must not cut drafts
+        given["confidence"] = False
+    return HeadShape(kind(**{field.name: given[field.name] for field in fields(kind) if field.name in given}), target)
+
+
+def head_build(draft: DraftConfig, shape: HeadShape, ends: Ends | None) -> Built:
+    """Between the target's `ends`, which it refers to and does not own."""
+    assert ends is not None, "a head is built between its target's ends"
+    if shape.source is not None:
+        return Built(load_head(shape.source, ends, shape.target).float())
+    head = HEADS[shape.config.family][1](shape.config, ends, shape.vocab)
+    if shape.own is not None:
+        head.load_state_dict(shape.own | ({} if shape.vocab is None else {"vocab": shape.vocab}))
+    return Built(head)
+
+
+def head_export(built: Built, folder: Path, export: Export) -> None:
+    """As `train.export.draft_folder.export_head` says."""
+    export_head(cast(HeadDraft, built.module), folder, export)
+
+
+def default_taps(family: str, num_layers: int, path: str) -> tuple[int, ...]:
+    """The hidden states that a family reads of a target with so many layers, ascending; ConfigError where they are not
+    different ones."""
+    taps = tuple(DEFAULT_TAPS[family](num_layers)) if family in DEFAULT_TAPS else (FINAL,)
+    require(
+        taps == (FINAL,) or (taps[0] >= 0 and list(taps) == sorted(set(taps)) and taps[-1] < num_layers),
+        f"draft={family} reads {len(taps)} different hidden states, for {num_layers} layers {list(taps)}, and "
+        f"target.path={path} has only {num_layers} layers. Name them yourself, as draft.head.taps=[0,1,-1], or use "
+        "draft=medusa, which reads the final one alone",
+    )
+    return taps
+
+
+DEFAULT_TAPS = {"dspark": dspark_taps, "eagle3": eagle3_taps}
+
+
+def _sizes(draft: DraftConfig, target: ModelDescription, text: PretrainedConfig) -> dict[str, Any]:
+    """Fields of a head's configuration that are the target's own unless set."""
+    heads = draft.heads or text.num_attention_heads
+    kv_heads = draft.kv_heads or getattr(text, "num_key_value_heads", None) or heads
+    require(heads % kv_heads == 0, f"draft.heads={heads} is no multiple of draft.kv_heads={kv_heads}")
+    return {
+        "hidden_size": target.hidden_size,
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": draft.head.vocab,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": getattr(text, "head_dim", None) or target.hidden_size // text.num_attention_heads,
+        "mlp_width": draft.mlp_width or text.intermediate_size,
+        "rms_norm_eps": getattr(text, "rms_norm_eps", 1e-6),
+        "rope": rope_of(target, same_head_dim=True),
+        "max_positions": draft.max_positions or target.max_positions,
+        "qk_norm": text.model_type in ("qwen3", "gemma3_text"),
+        "attention_bias": bool(getattr(text, "attention_bias", False)),
+    }
+
+
+def _saved(draft: DraftConfig, target: ModelDescription) -> HeadShape:
+    assert draft.init_from is not None
+    folder = Path(model_folder(draft.init_from))
+    if not (folder / "config.json").is_file():
+        raise InputError(
+            f"draft.init_from={draft.init_from} holds no saved head (config.json, model.safetensors, draftsmith.json); "
+            "give the folder of one, or of the run that trained it"
+        )
+    family = family_of(str(folder))
+    require(
+        family == draft.family,
+        f"draft.init_from={draft.init_from} is of family {family}, and draft.family={draft.family}; use draft={family}",
+    )
+    config = read_head(folder, target)
+    asked, default = _asked(draft), _asked(DraftConfig(family=draft.family))
+    saved = vars(config) | {"taps": list(config.taps), "vocab": config.draft_vocab_size}
+    for name in asked.keys() & saved.keys():
+        require(
+            asked[name] in (saved[name], default[name]),
+            f"draft.{_where(name)}={asked[name]}, and the head {draft.init_from} has {saved[name]}, which stays as it "
+            f"is. Set draft.{_where(name)}={saved[name]}, or train a new head without draft.init_from",
+        )
+    return HeadShape(config, target, folder)
+
+
+def _asked(draft: DraftConfig) -> dict[str, Any]:
+    """The settings of a head's shape by their names in its configuration."""
+    return vars(draft.head) | {name: getattr(draft, name) for name in ("layers", "heads", "kv_heads", "mlp_width")}
+
+
+def _where(name: str) -> str:
+    return f"head.{name}" if name in vars(HeadSettings()) else name

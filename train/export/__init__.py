@@ -1,0 +1,1 @@
+"""A trained draft as a folder that others load."""

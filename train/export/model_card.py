@@ -1,0 +1,97 @@
+"""README.md of an exported folder: what it is, what was measured, and how to serve it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import yaml
+
+from decode.common.markdown import code, fenced, plain, table
+from train.config import TrainConfig
+
+
+def model_card(cfg: TrainConfig, facts: dict[str, Any], num_draft_tokens: int) -> str:
+    """The card of a finished run; `facts` are the measured numbers, see `train.result.facts`."""
+    parts = [_head(cfg), _measured(cfg, facts, num_draft_tokens), _origin(cfg, facts), _launch(cfg, num_draft_tokens)]
+    return "\n".join(line for part in parts for line in [*part, ""])
+
+
+def _head(cfg: TrainConfig) -> list[str]:
+    library = [] if cfg.draft.is_head else ["library_name: transformers"]
+    tags = ["---", *library, "tags: [speculative-decoding, draftsmith]"]
+    if cfg.target.path is None:
+        return [*tags, "---", "", "# Language model", "", "A small causal language model trained from scratch on text."]
+    kind = f"{cfg.draft.family} head" if cfg.draft.is_head else "draft model"
+    article = "An" if kind[0] in "aeiou" else "A"
+    about = f"{article} {kind} for {code(cfg.target.path)}: it proposes tokens, and that target, verifying them, "
+    about += "writes as before."
+    if cfg.draft.is_head:
+        about += " It reads that target's hidden states and works between its embedding and output head, which are "
+        about += "not in this folder; another target's would mean something else."
+    return [*tags, _yaml({"base_model": cfg.target.path}), "---", "", f"# {kind[0].upper()}{kind[1:]}", "", about]
+
+
+def _yaml(fields: dict[str, str]) -> str:
+    return yaml.safe_dump(fields, allow_unicode=True, width=10**6).strip()
+
+
+def _measured(cfg: TrainConfig, facts: dict[str, Any], k: int) -> list[str]:
+    rows = [
+        ("loss per token", facts["loss"], f"{cfg.objective.name}, nats"),
+        ("alpha", facts["alpha"], "mean of sum_v min(p_v, q_v) at temperature 1"),
+        (
+            "tau estimate",
+            facts["tau"],
+            f"tokens per target pass with {k} draft tokens, bonus token included",
+        ),
+    ]
+    cells = [(name, f"{value:.4f}", what) for name, value, what in rows if value is not None]
+    kept = f"kept: step {facts['step']} ({facts['rule']})."
+    head = f"Teacher-forced on {facts['validation_tokens']} validation tokens; {kept}"
+    return ["## Measured", "", plain(head), "", table(("quantity", "value", ""), cells)]
+
+
+def _origin(cfg: TrainConfig, facts: dict[str, Any]) -> list[str]:
+    source = f"records {code(cfg.records)}" if cfg.records else f"text {code(cfg.data.name if cfg.data else '')}"
+    p = "" if cfg.target.path is None else f", p from {'the live target' if cfg.target_source == 'live' else 'records'}"
+    return [
+        "## Training",
+        "",
+        f"{facts['num_parameters']:,} parameters; {cfg.steps} steps, {facts['tokens']:,} tokens of {source}{p}; "
+        f"objective {cfg.objective.name}, credit {cfg.objective.credit}; "
+        f"optimizer {cfg.optimizer}, peak learning rate {cfg.lr}; "
+        f"engine {cfg.engine.name}; seed {cfg.seed}. All settings: draftsmith.json.",
+    ]
+
+
+def _launch(cfg: TrainConfig, k: int) -> list[str]:
+    if cfg.target.path is None:
+        return ["## Use", "", fenced("python", ['AutoModelForCausalLM.from_pretrained("THIS_FOLDER")'])]
+    ours = [
+        "# draftsmith",
+        f"target = AutoModelForCausalLM.from_pretrained({json.dumps(cfg.target.path, ensure_ascii=False)})",
+        'drafter = load_drafter("THIS_FOLDER", target=target)',
+        f"generate(target, drafter, input_ids, num_draft_tokens={k})",
+    ]
+    if cfg.draft.is_head:
+        return ["## Use", "", fenced("python", ours)]
+    theirs = [
+        "# transformers",
+        'target.generate(input_ids, assistant_model=AutoModelForCausalLM.from_pretrained("THIS_FOLDER"))',
+    ]
+    return ["## Use", "", fenced("python", [*ours, *theirs]), "", fenced("bash", _engines(cfg.target.path, k))]
+
+
+def _engines(target: str, k: int) -> list[str]:
+    target = shlex.quote(target)
+    return [
+        "# vLLM",
+        f"vllm serve {target} --speculative-config "
+        f'\'{{"method":"draft_model","model":"THIS_FOLDER","num_speculative_tokens":{k}}}\'',
+        "# SGLang",
+        f"python -m sglang.launch_server --model-path {target} --speculative-algorithm STANDALONE "
+        f"--speculative-draft-model-path THIS_FOLDER --speculative-num-steps {k} --speculative-eagle-topk 1 "
+        f"--speculative-num-draft-tokens {k + 1}",
+    ]
