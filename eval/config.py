@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from decode.common.typed_config import require
 from decode.config import PENALTIES, ModelConfig, SamplingConfig, check_temperature
@@ -15,8 +15,7 @@ from train.config import TrackerConfig
 TOKEN_FOR_TOKEN = ("coupled", "greedy")
 """Verifiers whose output equals autoregressive output of the same seed; the others are exact in distribution only."""
 
-SUITES = ("decoders", "families")
-"""Suites that are measured by a module of their own; any other name is a report's."""
+Mode = Literal["report", "decoders", "families", "certificate", "profile"]
 
 
 @dataclass
@@ -80,9 +79,9 @@ class PeersConfig:
     confidence_threshold: list[float] = field(default_factory=lambda: [0.0, 0.4])
     """Values of assistant_confidence_threshold tried with each of them."""
     prompt_lookup_num_tokens: list[int] = field(default_factory=lambda: [3, 10])
-    """suite=decoders: values of prompt_lookup_num_tokens tried; [] leaves prompt lookup out."""
+    """mode=decoders: values of prompt_lookup_num_tokens tried; [] leaves prompt lookup out."""
     vllm_python: str | None = None
-    """suite=decoders: interpreter of an environment with vLLM; None leaves vLLM out, `peers=vllm` names ours."""
+    """mode=decoders: interpreter of an environment with vLLM; None leaves vLLM out, `peers=vllm` names ours."""
     vllm_draft_tokens: list[int] = field(default_factory=lambda: [4])
     """Draft tokens per pass of vLLM with its draft, each in an engine of its own."""
 
@@ -125,10 +124,8 @@ class LosslessConfig:
 
 @dataclass
 class CertificateConfig:
-    """A losslessness certificate instead of a report (`certificate=true`); prompts and batches as in `lossless`."""
+    """A losslessness certificate instead of a report (`mode=certificate`); prompts and batches as in `lossless`."""
 
-    enabled: bool = False
-    """Written `certificate=true`."""
     tokens: int = 1_000_000
     """Greedy tokens compared in lossless.dtype."""
     other_tokens: int = 100_000
@@ -145,10 +142,8 @@ class CertificateConfig:
 
 @dataclass
 class ProfileConfig:
-    """Where the time of a round goes, instead of a report (`profile=true`)."""
+    """Where the time of a round goes, instead of a report (`mode=profile`)."""
 
-    enabled: bool = False
-    """Written `profile=true`."""
     prompts: int = 4
     """Prompts decoded, timing.batch_size at once."""
     max_new_tokens: int = 64
@@ -163,10 +158,19 @@ class ProfileConfig:
 class EvalConfig:
     """`python -m eval`: a measured report of one target with one or several drafts, a certificate, or a profile."""
 
+    RENAMED: ClassVar[dict[str, str]] = {
+        "suite": "mode=report|decoders|families says what is measured, name=... how it is called",
+        "certificate=true": "mode=certificate",
+        "profile=true": "mode=profile",
+    }
+    """Keys of earlier versions, and what they are called now."""
+
+    mode: Mode = "report"
+    """What is measured and written."""
+    name: str = ""
+    """What it is called on the page and in the default output folder; empty is the mode."""
     output_dir: str = ""
-    """Folder of what is written; empty is runs/SUITE/FACE, e.g. runs/report/report or runs/report/certificate."""
-    suite: str = "report"
-    """Name of the suite, shown on the page and part of the default output folder."""
+    """Folder of what is written; empty is runs/MODE/report, with a name runs/NAME/MODE."""
     target: ModelConfig = field(default_factory=ModelConfig)
     """The model whose output must not change."""
     drafts: dict[str, str] = field(default_factory=dict)
@@ -190,9 +194,9 @@ class EvalConfig:
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     """A profile of the rounds instead of the report."""
     decoders: DecodersConfig = field(default_factory=DecodersConfig)
-    """The comparison of decoders, under suite=decoders."""
+    """The comparison of decoders, under mode=decoders."""
     families: FamiliesConfig = field(default_factory=FamiliesConfig)
-    """The comparison of draft families, under suite=families."""
+    """The comparison of draft families, under mode=families."""
     curve_temperatures: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.7, 1.0, 1.3])
     """Temperatures of the curve of alpha and predicted speedup, from teacher-forced passes; [] draws none."""
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
@@ -204,30 +208,17 @@ class EvalConfig:
     plan: bool = False
     """Print arms, prompts, tokens and an estimate of the time, and exit."""
 
-    @property
-    def face(self) -> str:
-        """What is wanted: report, certificate, profile, or a suite of its own."""
-        if self.certificate.enabled:
-            return "certificate"
-        if self.profile.enabled:
-            return "profile"
-        return self.suite if self.suite in SUITES else "report"
-
     def __post_init__(self) -> None:
         require(
-            not (self.certificate.enabled and self.profile.enabled),
-            "certificate=true and profile=true are two runs; give one of them",
-        )
-        require(
-            not self.certificate.enabled or self.decode.verifier in TOKEN_FOR_TOKEN,
-            f"certificate=true compares tokens, and decode.verifier={self.decode.verifier} keeps the distribution, not "
+            self.mode != "certificate" or self.decode.verifier in TOKEN_FOR_TOKEN,
+            f"mode=certificate compares tokens, and decode.verifier={self.decode.verifier} keeps the distribution, not "
             "the tokens, so they may differ. Its proof is by enumeration: pytest tests/decode -k distribution. For a "
             "certificate give decode.verifier=coupled",
         )
-        folder = "report" if self.face in SUITES else self.face
-        self.output_dir = self.output_dir or f"runs/{self.suite}/{folder}"
+        default = f"runs/{self.name}/{self.mode}" if self.name else f"runs/{self.mode}/report"
+        self.name, self.output_dir = self.name or self.mode, self.output_dir or default
         require(self.target.path is not None, "target.path is not set; name a transformers folder or hub id")
-        is_given = bool(self.drafts) or self.face == "families"
+        is_given = bool(self.drafts) or self.mode == "families"
         require(is_given, "drafts is empty; name at least one, e.g. '+drafts.distilled=runs/x/draft/model'")
         require(bool(self.temperatures), "temperatures is empty; a report needs at least one, e.g. temperatures=[1.0]")
         for temperature in self.temperatures:
@@ -256,8 +247,8 @@ class EvalConfig:
             check_temperature(temperature, f"curve_temperatures={curve}: ")
         penalised = [name for name in PENALTIES if getattr(self.decode, name) != getattr(SamplingConfig(), name)]
         require(
-            not penalised or self.face in ("certificate", "profile"),
+            not penalised or self.mode in ("certificate", "profile"),
             f"decode.{' and decode.'.join(penalised)} would hold for our arms and not for the peers they are timed "
-            "with, which are transformers' and vLLM's own loops. Leave them out, or use certificate=true or "
-            "profile=true, which run our loop alone",
+            "with, which are transformers' and vLLM's own loops. Leave them out, or use mode=certificate or "
+            "mode=profile, which run our loop alone",
         )

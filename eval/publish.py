@@ -45,7 +45,7 @@ def publish(source: Path, destination: Path, readme: Path) -> None:
 
 def _rendered(results: dict[str, Any]) -> tuple[str, str | None]:
     """(page, block of the README); a suite has no block."""
-    face = results.get("face", "report")
+    face = results.get("mode") or results.get("face", "report")
     return (render_summary(results), render_block(results)) if face == "report" else (PAGES[face](results), None)
 
 

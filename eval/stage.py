@@ -9,22 +9,22 @@ from transformers.utils import logging as transformers_logging
 from eval.config import EvalConfig
 from eval.render.tracking import check_tracking
 
-FACES = {
+MODES = {
     "report": "eval.modes.report",
     "certificate": "eval.modes.certificate",
     "profile": "eval.modes.profile",
     "decoders": "eval.modes.decoders.suite",
     "families": "eval.modes.families.suite",
 }
-"""EvalConfig.face -> module; imported when it is wanted."""
+"""EvalConfig.mode -> module; imported when it is wanted."""
 
 
 def run(cfg: EvalConfig) -> None:
-    """Measure what cfg.face names and write it to cfg.output_dir.
+    """Measure what cfg.mode names and write it to cfg.output_dir.
 
     Raises ConfigError and InputError before any weight is loaded, and RunError where a measurement fails its claim.
     """
     transformers_logging.set_verbosity_error()  # its advice on generate() is about calls that it makes itself
     transformers_logging.disable_progress_bar()
     check_tracking(cfg)
-    import_module(FACES[cfg.face]).run(cfg)
+    import_module(MODES[cfg.mode]).run(cfg)

@@ -49,15 +49,15 @@ draft() {
         resume=auto "$@"
 }
 decoders() {
-    run python -m eval experiment=gpu_pair suite=decoders target.path=$runs/target/model drafts.distilled=$runs/draft/model \
+    run python -m eval experiment=gpu_pair mode=decoders target.path=$runs/target/model drafts.distilled=$runs/draft/model \
         output_dir=$runs/decoders resume=auto "$@"
 }
 profile() {
-    run python -m eval experiment=gpu_pair profile=true target.path=$runs/target/model drafts.distilled=$runs/draft/model \
+    run python -m eval experiment=gpu_pair mode=profile target.path=$runs/target/model drafts.distilled=$runs/draft/model \
         output_dir=$runs/profile resume=auto "$@"
 }
 certificate() {
-    run python -m eval experiment=gpu_pair certificate=true target.path=$runs/target/model \
+    run python -m eval experiment=gpu_pair mode=certificate target.path=$runs/target/model \
         drafts.distilled=$runs/draft/model output_dir=$runs/certificate resume=auto "$@"
 }
 publish() {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The environment of the vLLM peer: .venv-vllm, apart from ours, since vLLM pins its own torch and transformers.
-#   python -m eval suite=decoders peers=vllm
+#   python -m eval mode=decoders peers=vllm
 # About 2 minutes, and 3.5 GB on a disk; CPU only.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"

@@ -3,9 +3,10 @@
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import hydra
 import yaml
@@ -45,8 +46,10 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def parse_overrides(stage: str, config_class: type, overrides: Sequence[str]) -> list[Override]:
     """Hydra's parse of the overrides, where no `+` is needed for a field that the YAML leaves out."""
     groups = _groups(stage)
-    lines = [_normal(_parse(text), text, groups, config_class) for text in overrides]
-    return [_parse(line) for line in [*lines, *_named_settings(stage, lines)]]
+    parsed = [(_parse(text), text) for text in overrides]
+    for override, text in parsed:
+        _check_renamed(config_class, override.key_or_group, text)
+    return [_parse(_normal(override, text, groups, config_class)) for override, text in parsed]
 
 
 def compose(stage: str, config_class: type, arguments: Sequence[str]) -> dict | None:
@@ -60,7 +63,10 @@ def compose(stage: str, config_class: type, arguments: Sequence[str]) -> dict | 
         composed = _hydra_main(stage, options, lines) if options else _compose_once(stage, lines)
         if composed is None:
             return None
-        return OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
+        container: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    for key in container:
+        _check_renamed(config_class, key, f"{key}={container[key]}")
+    return container
 
 
 def _compose_once(stage: str, overrides: list[str]) -> DictConfig:
@@ -100,18 +106,14 @@ def _normal(override: Override, text: str, groups: set[str], config_class: type)
     bare = text.removeprefix("+")
     if override.key_or_group in groups:
         return bare
-    if isinstance(override.value(), bool) and accepts(config_class, f"{override.key_or_group}.enabled"):
-        # `name=true` switches a part on whose settings are `name.key=value`; Hydra would replace the part by the word
-        return f"++{bare.lstrip('+').replace('=', '.enabled=', 1)}"
     return f"++{bare}" if accepts(config_class, override.key_or_group) else text
 
 
-def _named_settings(stage: str, lines: Sequence[str]) -> list[str]:
-    """`suites=x` for a `suite=x` that has settings of its own in conf/suites; any other name is a label alone."""
-    if "suites" not in _groups(stage):
-        return []
-    names = [line.split("=", 1)[1] for line in lines if line.lstrip("+").startswith("suite=")]
-    return [f"suites={name}" for name in names if (CONF / "suites" / f"{name}.yaml").is_file()]
+def _check_renamed(config_class: type, key: str, text: str) -> None:
+    """ConfigError with the new spelling of a key, or of a key with that value, that an earlier version knew."""
+    renamed: Mapping[str, str] = getattr(config_class, "RENAMED", {})
+    now = renamed.get(key) or renamed.get(text.lstrip("+").lower())
+    require(now is None, f"{text} was understood by an earlier version; it is now written {now}")
 
 
 @contextmanager

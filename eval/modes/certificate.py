@@ -1,4 +1,4 @@
-"""`certificate=true`: is speculative output the target's own, for this target, draft, precision and these settings?
+"""`mode=certificate`: is speculative output the target's own, for this target, draft, precision and these settings?
 
 Speculative decoding is compared with autoregressive decoding in the same runtime, batched: many greedy tokens in fp32,
 where every divergence must be a near-tie; then the target's own precision, whose divergences are listed; and every

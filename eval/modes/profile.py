@@ -1,4 +1,4 @@
-"""`profile=true`: where each round's time goes, with the first draft and without, down to classes of operators."""
+"""`mode=profile`: where each round's time goes, with the first draft and without, down to classes of operators."""
 
 from __future__ import annotations
 

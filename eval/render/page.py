@@ -51,7 +51,7 @@ code { font-size: .9em; background: var(--tint); padding: .1rem .3rem; border-ra
 def render_page(results: dict[str, Any], curves: Curves) -> str:
     """The whole page: headline figures, plots, tables, method, definitions."""
     parts = [
-        f"<h1>{escape(results['suite'])}: {escape(results['target']['path'])}</h1>",
+        f"<h1>{escape(results.get('name') or results['suite'])}: {escape(results['target']['path'])}</h1>",
         f'<p class="lead">{_lead(results)}</p>',
         _cards(results),
         _plots(results, curves),
@@ -61,7 +61,7 @@ def render_page(results: dict[str, Any], curves: Curves) -> str:
         "<h2>Definitions</h2>",
         facts_list(results["definitions"]),
     ]
-    return document(f"{results['suite']} · draftsmith report", parts)
+    return document(f"{results.get('name') or results['suite']} · draftsmith report", parts)
 
 
 def document(title: str, parts: Sequence[str]) -> str:

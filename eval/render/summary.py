@@ -21,7 +21,7 @@ from eval.render.tables import Table, main_table, tables
 def render_summary(results: dict[str, Any]) -> str:
     """Headline sentences, every table, the definitions, and how it was measured."""
     parts = [
-        f"# Report: {plain(results['suite'])}",
+        f"# Report: {plain(results.get('name') or results['suite'])}",
         *headline(results),
         *(markdown_table(one, heading="##") for one in tables(results)),
         "## How it was measured",

@@ -92,7 +92,8 @@ def make_results(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
     """The content of results.json."""
     return {
         "schema": SCHEMA,
-        "suite": cfg.suite,
+        "name": cfg.name,
+        "mode": cfg.mode,
         "environment": {
             **environment(),
             "git": git_state(),
@@ -125,7 +126,7 @@ def suite_entry(cfg: EvalConfig, seconds: float) -> dict[str, Any]:
     """How the results of a suite begin: what they are, and where, by which command and in how many seconds they were
     measured."""
     facts = {**environment(), "git": git_state(), "command": command(), "seed": cfg.seed, "report_seconds": seconds}
-    return {"schema": SCHEMA, "suite": cfg.suite, "face": cfg.face, "environment": facts}
+    return {"schema": SCHEMA, "name": cfg.name, "mode": cfg.mode, "environment": facts}
 
 
 def target_entry(target: ModelDescription, dtype: str) -> dict[str, Any]:

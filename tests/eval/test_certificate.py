@@ -49,7 +49,8 @@ def config(models: Path, output: Path, **changes) -> EvalConfig:
         "drafts": {"one": str(models / "draft"), "other": str(models / "nowhere")},
         "prompts": {"file": str(models / "questions.jsonl")},
         "decode": {"num_draft_tokens": 3, "max_new_tokens": 16},
-        "certificate": {"enabled": True, "tokens": TOKENS, "other_tokens": OTHER},
+        "mode": "certificate",
+        "certificate": {"tokens": TOKENS, "other_tokens": OTHER},
         "lossless": {"prompts": 12, "tokens": 24, "other_prompts": 1, "other_tokens": 1, "batch_size": 4},
     }
     return build(EvalConfig, {**values, **changes})
@@ -147,9 +148,7 @@ def wrong_decoder(monkeypatch, at: int):
 
 def test_a_decoder_that_changes_the_text_fails_with_exit_code_1(models, tmp_path, monkeypatch):
     wrong_decoder(monkeypatch, at=20)
-    cfg = config(
-        models, tmp_path / "c", temperatures=[0.0], certificate={"enabled": True, "tokens": 80, "other_tokens": 20}
-    )
+    cfg = config(models, tmp_path / "c", temperatures=[0.0], certificate={"tokens": 80, "other_tokens": 20})
     with pytest.raises(RunError, match=r"not lossless: 4 mismatches in 96 tokens \(float32, T=0\).*certificate.md"):
         stage.run(cfg)
     found = read(tmp_path / "c")
@@ -163,7 +162,7 @@ def test_a_decoder_that_changes_the_text_fails_with_exit_code_1(models, tmp_path
 
 def test_a_fault_that_both_loops_share_fails_too(models, tmp_path, monkeypatch):
     off_by_one(monkeypatch)
-    sizes = {"enabled": True, "tokens": 30, "other_tokens": 30}
+    sizes = {"tokens": 30, "other_tokens": 30}
     with pytest.raises(RunError, match=r"not lossless: \d+ mismatches of the autoregressive text with an uncached"):
         stage.run(config(models, tmp_path / "c", temperatures=[1.0], certificate=sizes))
     wide, own = read(tmp_path / "c")["parts"][1::2]
@@ -204,7 +203,7 @@ def test_strict_has_no_divergence_in_bf16_and_states_its_cost(models, tmp_path, 
 
 @pytest.mark.slow
 def test_the_time_given_is_shared_by_the_parts_and_ends_the_run(models, tmp_path):
-    sizes = {"enabled": True, "tokens": 10**6, "other_tokens": 10**6, "minutes": 1e-4}
+    sizes = {"tokens": 10**6, "other_tokens": 10**6, "minutes": 1e-4}
     stage.run(config(models, tmp_path / "c", certificate=sizes))
     assert all(0 < part["tokens"] <= 96 for part in read(tmp_path / "c")["parts"])
     assert "1,000,000" in (tmp_path / "c" / "certificate.md").read_text()
@@ -234,15 +233,33 @@ def test_rules_that_keep_the_distribution_alone_are_refused_with_the_way_out(mod
     assert any(re.search(r"def test_\w*distribution", file.read_text()) for file in tests)
 
 
-def test_it_is_switched_on_by_its_name_in_any_order():
-    minimum = ["target.path=t", "drafts.one=d"]
-    for words in (["certificate=true", "certificate.tokens=5"], ["certificate.tokens=5", "+certificate=true"]):
-        cfg = built("eval", [*minimum, *words])
-        assert isinstance(cfg, EvalConfig)
-        assert (cfg.face, cfg.certificate.tokens, cfg.output_dir) == ("certificate", 5, "runs/report/certificate")
-    assert built("eval", [*minimum, "certificate=true", "certificate=false"]).face == "report"  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match="certificate=true and profile=true"):
-        built("eval", [*minimum, "certificate=true", "profile=true"])
+@pytest.mark.parametrize("mode", ["report", "certificate", "profile"])
+def test_the_mode_and_the_name_say_where_the_result_lies(mode: str) -> None:
+    minimum = ["target.path=t", "drafts.one=d", "certificate.tokens=5", f"mode={mode}"]
+    plain, named = built("eval", minimum), built("eval", ["name=mine", *minimum])
+    assert isinstance(plain, EvalConfig)
+    assert isinstance(named, EvalConfig)
+    assert (plain.mode, plain.name, plain.certificate.tokens, plain.output_dir) == (
+        mode,
+        mode,
+        5,
+        f"runs/{mode}/report",
+    )
+    assert (named.mode, named.name, named.output_dir) == (mode, "mine", f"runs/mine/{mode}")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("suite=decoders", "mode=report|decoders|families"),
+        ("+suite=mine", "name="),
+        ("certificate=true", "mode=certificate"),
+        ("++profile=True", "mode=profile"),
+    ],
+)
+def test_the_spelling_of_earlier_versions_is_refused_with_todays(old: str, new: str) -> None:
+    with pytest.raises(ConfigError, match=f"{re.escape(old)} was understood by an earlier version.*{re.escape(new)}"):
+        built("eval", ["target.path=t", "drafts.one=d", old])
 
 
 def test_a_plan_says_parts_and_writes_nothing(models, tmp_path, capsys, monkeypatch):

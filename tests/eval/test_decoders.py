@@ -58,7 +58,7 @@ def write_sources(folder: Path) -> None:
 def values(folder: Path) -> dict:
     return {
         "output_dir": str(folder / "report"),
-        "suite": "decoders",
+        "mode": "decoders",
         "target": {"path": str(folder / "target")},
         "drafts": {"distilled": str(folder / "draft")},
         "data": {"name": "text", "path": str(folder / "sources"), "heldout_share": 0.4, "validation_share": 0.3},
@@ -349,7 +349,7 @@ def test_the_first_arrival_is_when_every_row_has_a_token():
 
 
 def test_a_missing_environment_is_said_with_the_remedy_and_ends_with_2(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["eval", "suite=decoders", "peers=vllm", "peers.vllm_python=nowhere/bin/python"])
+    monkeypatch.setattr(sys, "argv", ["eval", "mode=decoders", "peers=vllm", "peers.vllm_python=nowhere/bin/python"])
     with pytest.raises(SystemExit) as error:
         cli.main()
     assert error.value.code == 2
@@ -358,24 +358,19 @@ def test_a_missing_environment_is_said_with_the_remedy_and_ends_with_2(monkeypat
         check_python(sys.executable)
 
 
-def test_the_name_of_the_suite_brings_its_settings():
-    cfg = built("eval", ["suite=decoders"])
+def test_the_mode_brings_its_settings():
+    cfg = built("eval", ["mode=decoders"])
     assert isinstance(cfg, EvalConfig)
-    assert cfg.face == "decoders"
+    assert cfg.mode == "decoders"
     assert cfg.output_dir == "runs/decoders/report"
     assert cfg.drafts == {"distilled": "runs/quickstart/draft/model"}
     assert cfg.peers.vllm_python is None
-    with_vllm = built(
-        "eval", ["suite=decoders", "peers=vllm", "decoders.batch_sizes=[1]", "decoders.batches_timed=[3]"]
-    )
+    with_vllm = built("eval", ["mode=decoders", "peers=vllm", "decoders.batch_sizes=[1]", "decoders.batches_timed=[3]"])
     assert isinstance(with_vllm, EvalConfig)
     assert with_vllm.peers.vllm_python == ".venv-vllm/bin/python"
     assert with_vllm.decoders.num_timed == {1: 3}
     for temperature in cfg.temperatures:
         assert set(cfg.decoders.fixed) <= set(arm_settings(cfg.decoders, cfg.decode, temperature))
-    label = built("eval", ["suite=anything", "target.path=x", "drafts.d=y"])
-    assert isinstance(label, EvalConfig)
-    assert (label.face, label.output_dir) == ("report", "runs/anything/report")
 
 
 def test_plan_prints_and_writes_nothing(models, tmp_path, capsys):

@@ -39,7 +39,7 @@ def values(folder: Path, output: Path | None = None) -> dict:
     place = output or folder
     return {
         "output_dir": str(place / "families/report"),
-        "suite": "families",
+        "mode": "families",
         "target": {"path": str(folder / "target")},
         "data": {"name": "text", "path": str(folder / "corpus"), "validation_share": 0.2, "heldout_share": 0.1},
         "prompts": {"tokens": 8},
@@ -111,9 +111,9 @@ def trainer(monkeypatch) -> FakeTrainer:
 
 
 def test_the_name_of_the_suite_brings_its_settings():
-    cfg = built("eval", ["suite=families"])
+    cfg = built("eval", ["mode=families"])
     assert isinstance(cfg, EvalConfig)
-    assert (cfg.face, cfg.output_dir, cfg.drafts) == ("families", "runs/families/report", {})
+    assert (cfg.mode, cfg.output_dir, cfg.drafts) == ("families", "runs/families/report", {})
     assert cfg.target.path == "runs/quickstart/target/model"
     for arm in cfg.families.arms:  # every arm's overrides are those of `python -m train`
         assert train_config(cfg, arm).records == "runs/quickstart/records"
@@ -420,7 +420,7 @@ def test_plan_prints_and_writes_nothing(folder, tmp_path, capsys):
 )
 def test_bad_values_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
-        build(EvalConfig, {"suite": "families", "target": {"path": "t"}, "families": changes})
+        build(EvalConfig, {"mode": "families", "target": {"path": "t"}, "families": changes})
 
 
 @pytest.mark.parametrize(
@@ -450,7 +450,7 @@ def test_bad_input_is_refused_before_anything_is_trained(folder, tmp_path, train
 
 def test_a_missing_quickstart_is_said_with_the_remedy_and_ends_with_2(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["eval", "suite=families", "plan=true"])
+    monkeypatch.setattr(sys, "argv", ["eval", "mode=families", "plan=true"])
     with pytest.raises(SystemExit) as error:
         cli.main()
     assert error.value.code == 2

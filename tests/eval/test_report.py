@@ -48,7 +48,7 @@ def write_questions(path: Path) -> str:
 def values(folder: Path) -> dict:
     return {
         "output_dir": str(folder / "report"),
-        "suite": "tiny",
+        "name": "tiny",
         "target": {"path": str(folder / "target")},
         "drafts": {"distilled": str(folder / "draft/model"), "undistilled": str(folder / "draft_text")},
         "prompts": {"file": str(folder / "questions.jsonl"), "max_turns": 2},

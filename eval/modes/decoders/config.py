@@ -14,7 +14,7 @@ TextKind = Literal["code", "prose"]
 
 @dataclass
 class DecodersConfig:
-    """`suite=decoders`: which settings of ours are tried, and which cells (batch, temperature, text) are timed."""
+    """`mode=decoders`: which settings of ours are tried, and which cells (batch, temperature, text) are timed."""
 
     batch_sizes: list[int] = field(default_factory=lambda: [1, 4, 8, 16])
     """Prompts decoded at once; each is a cell at each temperature and for each kind of text."""

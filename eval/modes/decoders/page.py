@@ -21,7 +21,7 @@ def render_page(results: dict[str, Any]) -> str:
     """The whole page."""
     caption = "Times as fast as transformers generate, by prompts decoded at once; the best exact setting of each."
     parts = [
-        f"<h1>{escape(results['suite'])}: {escape(results['target']['path'])}</h1>",
+        f"<h1>{escape(results.get('name') or results['suite'])}: {escape(results['target']['path'])}</h1>",
         f'<p class="lead">The fastest exact setting, by validation prompts: {escape(best_settings(results))}.</p>',
         f'<div class="plots">{figure(batch_plot(results), caption, wide=True)}</div>',
         *(html_table(table) for table in tables(results)),
@@ -32,7 +32,7 @@ def render_page(results: dict[str, Any]) -> str:
         "<h2>A plain reading</h2>",
         "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in reading(results)) + "</ul>",
     ]
-    return document(f"{results['suite']} · draftsmith decoders", parts)
+    return document(f"{results.get('name') or results['suite']} · draftsmith decoders", parts)
 
 
 def batch_plot(results: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`suite=decoders`: choose settings point by point, time cell by cell, then write the page from what was kept."""
+"""`mode=decoders`: choose settings point by point, time cell by cell, then write the page from what was kept."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def run(cfg: EvalConfig) -> None:
 def _check(cfg: EvalConfig) -> None:
     if cfg.prompts.file is not None:
         raise ConfigError(
-            f"prompts.file={cfg.prompts.file}: suite=decoders continues held-out text of `data`, code and prose apart; "
-            "leave prompts.file out, or measure your file with a report (suite=NAME)"
+            f"prompts.file={cfg.prompts.file}: mode=decoders continues held-out text of `data`, code and prose apart; "
+            "leave prompts.file out, or measure your file with a report (mode=report)"
         )
     for temperature in cfg.temperatures:
         arm_settings(cfg.decoders, cfg.decode, temperature)

@@ -12,7 +12,7 @@ from eval.render.summary import markdown_table, setup_facts
 def render_summary(results: dict[str, Any]) -> str:
     """The best settings, every table, the method, the definitions, and the plain reading at the end."""
     parts = [
-        f"# Decoders compared: {plain(results['suite'])}",
+        f"# Decoders compared: {plain(results.get('name') or results['suite'])}",
         f"The fastest exact setting, chosen on validation prompts: {plain(best_settings(results))}.",
         *(markdown_table(table, heading="##") for table in tables(results)),
         "## How it was measured",

@@ -16,7 +16,7 @@ SET_BY_SUITE = ("output_dir", "target", "records", "steps", "seed", "resume", "p
 
 @dataclass
 class FamiliesConfig:
-    """`suite=families`: which drafts are trained, on what budgets, and how they are measured."""
+    """`mode=families`: which drafts are trained, on what budgets, and how they are measured."""
 
     arms: dict[str, list[str]] = field(default_factory=lambda: {"lm": ["draft=lm"]})
     """Name -> overrides of `python -m train`, e.g. [draft=lm, draft.layers=1, lr=3e-3]."""

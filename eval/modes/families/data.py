@@ -25,7 +25,7 @@ def check_quickstart(cfg: EvalConfig) -> None:
     """Raise InputError where the target or the records are not there, before anything else looks for them."""
     target, records = str(cfg.target.path), Path(cfg.families.records)
     if target.startswith(QUICKSTART) and not Path(target).is_dir():
-        raise InputError(f"target.path={target} does not exist, and suite=families drafts for it; {REMEDY}")
+        raise InputError(f"target.path={target} does not exist, and mode=families drafts for it; {REMEDY}")
     if not is_finished(records):
         state = "is not finished" if records.is_dir() else "does not exist"
         raise InputError(f"families.records={records} {state}, and every arm is trained on its texts; {REMEDY}")

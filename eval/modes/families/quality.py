@@ -24,8 +24,8 @@ from eval.prompts.held_out import Prompt
 
 @dataclass
 class Speculator:
-    """Continues jobs in batches like eval.measure.continuations.generator, and keeps the rounds of its first call: later
-    calls go on behind a divergence, where rounds would count twice."""
+    """Continues jobs in batches like eval.measure.continuations.generator, and keeps the rounds of its first call:
+    later calls go on behind a divergence, where rounds would count twice."""
 
     arm: OurArm
     batch_size: int

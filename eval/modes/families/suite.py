@@ -1,4 +1,4 @@
-"""`suite=families`: record hidden states, train every draft, measure each, time the arms, then write the tables."""
+"""`mode=families`: record hidden states, train every draft, measure each, time the arms, then write the tables."""
 
 from __future__ import annotations
 
@@ -78,17 +78,17 @@ def prepare(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> None:
 def _check(cfg: EvalConfig) -> None:
     if cfg.drafts:
         raise ConfigError(
-            f"drafts={cfg.drafts}: suite=families trains the drafts that it compares, families.arms; leave drafts out, "
-            "or measure them with a report (suite=NAME)"
+            f"drafts={cfg.drafts}: mode=families trains the drafts that it compares, families.arms; leave drafts out, "
+            "or measure them with a report (mode=report)"
         )
     if cfg.prompts.file is not None:
         raise ConfigError(
-            f"prompts.file={cfg.prompts.file}: suite=families continues held-out text of `data`, which its drafts were "
-            "trained on; leave prompts.file out, or measure your file with a report (suite=NAME)"
+            f"prompts.file={cfg.prompts.file}: mode=families continues held-out text of `data`, which its drafts were "
+            "trained on; leave prompts.file out, or measure your file with a report (mode=report)"
         )
     if cfg.decode.verifier not in ("coupled", "greedy"):
         raise ConfigError(
-            f"decode.verifier={cfg.decode.verifier} keeps the distribution, not the tokens, and suite=families "
+            f"decode.verifier={cfg.decode.verifier} keeps the distribution, not the tokens, and mode=families "
             "compares tokens with plain decoding; use decode.verifier=coupled"
         )
     for temperature in cfg.temperatures:

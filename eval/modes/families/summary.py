@@ -14,7 +14,7 @@ from eval.render.summary import markdown_table, setup_facts
 def render_summary(results: dict[str, Any]) -> str:
     """The recommendation, every table, how it was measured, and the definitions."""
     parts = [
-        f"# Draft families compared: {plain(results['suite'])}",
+        f"# Draft families compared: {plain(results.get('name') or results['suite'])}",
         "## Which draft",
         bullets(plain(sentence(advice)) for advice in results["recommendation"]),
         plain(losslessness(results)),

@@ -53,7 +53,11 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_speed.test_the_draft_length_is_the_fastest_on_the_prompts_of_the_choice,
-        ("eval.measure.draft_length:_speeds", '"num_draft_tokens": k', '"num_draft_tokens": cfg.decode.num_draft_tokens'),
+        (
+            "eval.measure.draft_length:_speeds",
+            '"num_draft_tokens": k',
+            '"num_draft_tokens": cfg.decode.num_draft_tokens',
+        ),
     ),
     *noticed_by(
         partial(

@@ -32,7 +32,11 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_texts.test_a_text_ends_with_its_end_token_and_padding_is_no_part_of_it,
-        ("eval.measure.continuations:continue_batch", "min(int(out.lengths[i]) - len(job.prompt), job.max_new)", "job.max_new"),
+        (
+            "eval.measure.continuations:continue_batch",
+            "min(int(out.lengths[i]) - len(job.prompt), job.max_new)",
+            "job.max_new",
+        ),
     ),
     *noticed_by(
         test_texts.test_a_job_gets_its_own_noise_and_length_whatever_it_is_batched_with,
@@ -41,7 +45,11 @@ FAULTS: list[Fault] = [
             "min(int(out.lengths[i]) - len(job.prompt), job.max_new)",
             "int(out.lengths[i]) - len(job.prompt)",
         ),
-        ("eval.measure.continuations:continue_batch", "rows=[job.row for job in batch]", "rows=list(range(len(batch)))"),
+        (
+            "eval.measure.continuations:continue_batch",
+            "rows=[job.row for job in batch]",
+            "rows=list(range(len(batch)))",
+        ),
     ),
     *noticed_by(
         PLAIN_ALPHA,
@@ -68,7 +76,11 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_quality.test_the_curve_measures_its_own_temperatures_and_takes_over_the_runs,
-        ("eval.measure.quality:measure_curve", "sampling_at(cfg, temperature)", "sampling_at(cfg, cfg.temperatures[0])"),
+        (
+            "eval.measure.quality:measure_curve",
+            "sampling_at(cfg, temperature)",
+            "sampling_at(cfg, cfg.temperatures[0])",
+        ),
     ),
     *noticed_by(
         test_quality.test_the_first_draft_at_the_first_temperature_is_compared_most,
@@ -92,7 +104,11 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_comparison.test_every_divergence_is_a_near_tie_or_a_mismatch,
-        ("eval.measure.certificate_parts:_entry", "max((scores.max() - scores[token])", "min((scores.max() - scores[token])"),
+        (
+            "eval.measure.certificate_parts:_entry",
+            "max((scores.max() - scores[token])",
+            "min((scores.max() - scores[token])",
+        ),
         (
             "eval.measure.certificate_parts:_compare_chunk",
             'entry["gap"] is None or entry["gap"] > MARGIN',
@@ -113,11 +129,19 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_family_figures.test_a_step_reads_all_rows_of_all_micro_steps_filled_as_they_are,
-        ("eval.modes.families.budgets:tokens_per_step", "train.batch_size * train.gradient_accumulation", "train.batch_size"),
+        (
+            "eval.modes.families.budgets:tokens_per_step",
+            "train.batch_size * train.gradient_accumulation",
+            "train.batch_size",
+        ),
     ),
     *noticed_by(
         test_family_figures.test_a_pace_is_tokens_over_seconds_and_steps_over_seconds,
-        ("eval.modes.families.budgets:Pace.steps_for_seconds", "self.steps / self.seconds", "self.tokens / self.seconds"),
+        (
+            "eval.modes.families.budgets:Pace.steps_for_seconds",
+            "self.steps / self.seconds",
+            "self.tokens / self.seconds",
+        ),
     ),
     *noticed_by(
         test_families.test_budgets_become_steps,

@@ -117,7 +117,11 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_pairs.test_peers_are_held_against_our_best_setting,
-        ("eval.modes.decoders.results:_ours_over", "ratio([cell], ours, peer, seed)", "ratio([cell], peer, ours, seed)"),
+        (
+            "eval.modes.decoders.results:_ours_over",
+            "ratio([cell], ours, peer, seed)",
+            "ratio([cell], peer, ours, seed)",
+        ),
     ),
     *noticed_by(
         test_pairs.test_families_are_held_against_the_faster_way_without_a_draft,
@@ -134,6 +138,10 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_pairs.test_metrics_are_looked_for_in_the_drafts_folder_and_then_in_its_runs,
-        ("eval.results.training_curves:training_curves", "(Path(path), Path(path).parent)", "(Path(path).parent, Path(path))"),
+        (
+            "eval.results.training_curves:training_curves",
+            "(Path(path), Path(path).parent)",
+            "(Path(path).parent, Path(path))",
+        ),
     ),
 ]

@@ -15,7 +15,11 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_components.test_a_step_and_every_verification_are_timed_at_the_runs_context_and_batch,
-        ("eval.measure.component_times:CostMeter.sample", "[1, *(self._drafted(name, k) + 1 for k in lengths)]", "[1, *lengths]"),
+        (
+            "eval.measure.component_times:CostMeter.sample",
+            "[1, *(self._drafted(name, k) + 1 for k in lengths)]",
+            "[1, *lengths]",
+        ),
         ("eval.measure.component_times:CostMeter.sample", "self.batch_size", "1"),
     ),
     *noticed_by(
