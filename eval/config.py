@@ -47,8 +47,9 @@ class TimingConfig:
     """Prompts timed; the intervals are over these."""
     rounds: int = 2
     """Times that every arm answers every prompt, in a new order each time."""
-    screening_prompts: int = 4
-    """Further prompts on which the peer's best setting is chosen; never among those reported."""
+    screening_prompts: int = 8
+    """Prompts on which draft length and the peer's setting are chosen, of the validation split or set apart from a
+    file's questions; never reported."""
     screening_tokens: int = 64
     """New tokens per prompt while choosing."""
     batch_size: int = 1

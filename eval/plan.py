@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from decode.models.load import ModelDescription, resolve_device
+from eval.arms.assisted import NAME as ASSISTED
 from eval.arms.assisted import settings
+from eval.arms.build import assisted_refusal
+from eval.arms.ours import AUTOREGRESSIVE, TRANSFORMERS
 from eval.config import EvalConfig
-from eval.measure.speed import draft_lengths, peer_refusal
 from eval.prompts.held_out import PromptSets
+from eval.results.document import arm_name, draft_lengths
 
 _BYTES_PER_S = {"cpu": 10e9, "cuda": 1e12}
 """Weights read per second at batch 1, as an order of magnitude for the estimate."""
@@ -52,8 +55,8 @@ def make_plan(cfg: EvalConfig, target: ModelDescription, prompts: PromptSets) ->
     calls = cfg.timing.rounds * len(prompts.timed) * sum(len(names) for names in arms.values())
     timed = calls * cfg.decode.max_new_tokens
     checked = _checked_tokens(cfg, len(prompts.reported))
-    screened = len(cfg.timing.choose_k) * cfg.timing.prompts * cfg.timing.screening_tokens
-    if peer_refusal(cfg) is None:
+    screened = len(cfg.timing.choose_k) * len(prompts.screening) * cfg.timing.screening_tokens
+    if assisted_refusal(cfg) is None:
         per_temperature = len(settings(cfg.peers)) * len(prompts.screening) * cfg.timing.screening_tokens
         screened += per_temperature * len(cfg.temperatures)
     per_token = seconds_per_token(target, cfg.target.device)
@@ -68,9 +71,9 @@ def seconds_per_token(target: ModelDescription, device: str) -> float:
 
 
 def _arm_names(cfg: EvalConfig, temperature: float) -> list[str]:
-    drafts = [f"{draft} k={k}" for draft in cfg.drafts for k in draft_lengths(cfg, temperature, draft)]
-    peers = ["transformers assisted"] if peer_refusal(cfg) is None else []
-    return ["own autoregressive loop", "transformers generate", *drafts, *peers]
+    drafts = [arm_name(draft, k) for draft in cfg.drafts for k in draft_lengths(cfg, temperature, draft)]
+    peers = [ASSISTED] if assisted_refusal(cfg) is None else []
+    return [AUTOREGRESSIVE, TRANSFORMERS, *drafts, *peers]
 
 
 def _checked_tokens(cfg: EvalConfig, prompts: int) -> int:

@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from decode.common.checked_json import read_json, write_json
+from decode.common.checked_json import write_json
 from decode.common.errors import InputError, UserError
 from eval.modes.decoders import summary as decoders
 from eval.modes.families import summary as families
 from eval.render.summary import render_block, render_summary
-from eval.results.document import SCHEMA
+from eval.results.results_file import read_results
 
 PAGES = {"decoders": decoders.render_summary, "families": families.render_summary}
 """Suite -> its page."""
@@ -27,7 +27,7 @@ START, END = "<!-- results:start -->", "<!-- results:end -->"
 def publish(source: Path, destination: Path, readme: Path) -> None:
     """Write DESTINATION.json and DESTINATION.md from `source`, and for a report fill the block of `readme`; InputError
     for bad input."""
-    results = _checked(read_json(source), source)
+    results = read_results(source)
     try:
         page, block = _rendered(results)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -45,8 +45,9 @@ def publish(source: Path, destination: Path, readme: Path) -> None:
 
 def _rendered(results: dict[str, Any]) -> tuple[str, str | None]:
     """(page, block of the README); a suite has no block."""
-    face = results.get("mode") or results.get("face", "report")
-    return (render_summary(results), render_block(results)) if face == "report" else (PAGES[face](results), None)
+    if results["mode"] == "report":
+        return render_summary(results), render_block(results)
+    return PAGES[results["mode"]](results), None
 
 
 def _write(results: dict[str, Any], destination: Path, page: str) -> None:
@@ -64,15 +65,6 @@ def fill_block(text: str, block: str, where: Path) -> str:
         )
     before, rest = text.split(START)
     return f"{before}{START}\n\n{block}\n\n{END}{rest.split(END)[1]}"
-
-
-def _checked(results: Any, source: Path) -> dict[str, Any]:
-    schema = results.get("schema") if isinstance(results, dict) else None
-    if schema != SCHEMA:
-        raise InputError(
-            f"{source} has schema {schema!r}, and this version publishes schema {SCHEMA}; write the report again"
-        )
-    return results
 
 
 def _read(readme: Path) -> str:

@@ -16,6 +16,10 @@ from decode.sampling.warp import Sampling
 from decode.stats import Round
 from eval.measure.continuations import left_padded
 
+AUTOREGRESSIVE = "own autoregressive loop"
+TRANSFORMERS = "transformers generate"
+"""Names of the two arms without a draft; the faster is the baseline."""
+
 
 @dataclass(frozen=True)
 class Sample:

@@ -11,29 +11,27 @@ from eval.config import EvalConfig
 from eval.measure.cells import Point
 from eval.measure.timed_run import fastest, interleave, warm_up
 from eval.prompts.held_out import Prompt
-from eval.results.row import tokens_per_s
+from eval.results.figures import tokens_per_s
 
 
-def try_settings(
+def choose(
     cfg: EvalConfig, point: Point, families: Mapping[str, Mapping[str, Arm]], prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
-    """{"best": family -> setting, "tokens_per_s": family -> setting -> speed, "seconds"} of arms by family and
-    setting, each continuing `prompts` by timing.screening_tokens tokens once."""
-    began = time.perf_counter()
+    """{"best": family -> setting, "tokens_per_s": family -> setting -> speed, "prompts", "seconds"} of arms by family
+    and setting, each continuing `prompts` by timing.screening_tokens tokens once."""
+    began, size, tokens = time.perf_counter(), point.batch_size, cfg.timing.screening_tokens
     arms = [arm for family in families.values() for arm in family.values()]
-    warm_up(arms, prompts, point.batch_size, cfg.seed, cfg.timing.screening_tokens)
-    label = f"choosing settings, {point.name}"
-    samples = interleave(arms, prompts, cfg.timing.screening_tokens, 1, cfg.seed, point.batch_size, label)
+    warm_up(arms, prompts, size, cfg.seed, tokens)
+    samples = interleave(arms, prompts, tokens, 1, cfg.seed, size, f"choosing settings, {point.name}")
     speeds = {
-        family: {
-            setting: tokens_per_s(samples[arm.name], range(len(samples[arm.name]))) for setting, arm in settings.items()
-        }
+        family: {setting: tokens_per_s(samples[arm.name]) for setting, arm in settings.items()}
         for family, settings in families.items()
     }
     return {
-        "batch_size": point.batch_size,
+        "batch_size": size,
         "temperature": point.temperature,
         "best": {family: fastest(of) for family, of in speeds.items()},
         "tokens_per_s": speeds,
+        "prompts": len(prompts),
         "seconds": time.perf_counter() - began,
     }

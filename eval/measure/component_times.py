@@ -14,6 +14,7 @@ from decode.autotune.timing import Costs, measure
 from decode.config import SamplingConfig
 from decode.drafters.base import drafted_depth
 from decode.trees.tree_plans import chain
+from eval.results.row import ComponentTimes
 
 
 def is_plain_chain(settings: SamplingConfig) -> bool:
@@ -21,25 +22,9 @@ def is_plain_chain(settings: SamplingConfig) -> bool:
     return settings.tree == "chain" and not settings.adaptive
 
 
-@dataclass(frozen=True)
-class ComponentTimes:
-    """Seconds of bare forwards timed alone on the same cache at the run's mean context; medians."""
-
-    num_draft_tokens: int
-    t_target_1: float
-    """Target over 1 token."""
-    t_target_k1: float
-    """Target over k + 1 tokens."""
-    t_draft: float
-    """Draft, per drafted token."""
-
-    def speedup(self, tau: float) -> float:
-        """tau * t_target(1) / (k * t_draft + t_target(k + 1))."""
-        return predicted_speedup(tau, self.num_draft_tokens, self.t_target_1, self.t_draft, self.t_target_k1)
-
-    def as_dict(self) -> dict[str, float]:
-        """For the report."""
-        return {"t_target_1_s": self.t_target_1, "t_target_k1_s": self.t_target_k1, "t_draft_s": self.t_draft}
+def promised_speedup(costs: ComponentTimes, tau: float) -> float:
+    """tau * t_target(1) / (k * t_draft + t_target(k + 1))."""
+    return predicted_speedup(tau, costs.num_draft_tokens, costs.t_target_1_s, costs.t_draft_s, costs.t_target_k1_s)
 
 
 @dataclass
@@ -74,7 +59,12 @@ class CostMeter:
         found = {}
         for name, k in ((name, k) for name, lengths in self.draft_lengths.items() for k in lengths):
             drafted, t_draft = self._drafted(name, k), median(one.t_draft for one in self._pieces[name])
-            found[name, k] = ComponentTimes(drafted, target[1], target[drafted + 1], t_draft)
+            found[name, k] = ComponentTimes(
+                num_draft_tokens=drafted,
+                t_target_1_s=target[1],
+                t_target_k1_s=target[drafted + 1],
+                t_draft_s=t_draft,
+            )
         return found
 
     def _drafted(self, name: str, k: int) -> int:

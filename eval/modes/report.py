@@ -1,28 +1,35 @@
-"""The report: check everything that can be checked, measure quality, then speed, then write the page."""
+"""`mode=report`: alpha and losslessness of every draft, then all arms timed at each temperature, then the page."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from decode.common.checked_json import write_json
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
 from decode.models.load import load_tokenizer
+from eval.arms.assisted import NAME as ASSISTED
+from eval.arms.build import assisted_arms, assisted_refusal, drafting, our_arm, plain_arms, renamed
+from eval.arms.ours import Arm
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, shared_context
 from eval.measure.alpha import Alphas
-from eval.measure.draft_length import choice_prompts, with_chosen_length
+from eval.measure.cell_run import CellRun
+from eval.measure.cells import Cell, Point, Results
+from eval.measure.choose import choose
 from eval.measure.quality import Quality, measure_curve, measure_quality, with_answers
-from eval.measure.speed import Timed, measure_speed
+from eval.measure.timed_run import warm_up
 from eval.plan import make_plan
 from eval.prompts.held_out import PromptSets, check_lengths, load_prompts
 from eval.render.page import render_page
 from eval.render.summary import render_summary
 from eval.render.tracking import track_report
-from eval.results.document import Measured, make_results
+from eval.results.document import LENGTH, Measured, arm_name, draft_lengths, make_results, scopes
+from eval.results.figures import Drafted
+from eval.results.results_file import write_results
 from eval.results.training_curves import training_curves
 
 log = get_logger("eval")
@@ -31,13 +38,12 @@ log = get_logger("eval")
 def run(cfg: EvalConfig) -> None:
     """Measure the target with its drafts and write results.json, summary.md and index.html to cfg.output_dir.
 
-    Raises ConfigError and InputError before any weight is loaded.
+    Raises ConfigError and InputError before any weight is loaded. resume=auto keeps what was chosen and every
+    temperature that is timed; the rest is measured again, to the same figures.
     """
     target, families = check_models(cfg)
     limit = shared_context(cfg, target)
-    tokenizer = load_tokenizer(cfg.target)
-    prompts = load_prompts(cfg, tokenizer, limit)
-    chosen_on = choice_prompts(cfg, tokenizer, prompts)
+    prompts = load_prompts(cfg, load_tokenizer(cfg.target), limit)
     if cfg.plan:
         sys.stdout.write("\n".join(make_plan(cfg, target, prompts).lines()) + "\n")
         return
@@ -46,13 +52,56 @@ def run(cfg: EvalConfig) -> None:
             return
         for line in make_plan(cfg, target, prompts).lines():
             log.info(line)
+        kept = Results(folder)
+        choices = _choices(cfg, prompts, kept)
+        cfg = with_chosen_length(cfg, choices)
         began = time.perf_counter()
-        cfg, choice = with_chosen_length(cfg, chosen_on)
         prompts, quality, curve = _quality(cfg, prompts, limit)
-        timed, dtype = _speed(cfg, prompts)
         seconds = time.perf_counter() - began
-        measured = Measured(prompts, quality, curve, timed, target, families, dtype, seconds, choice)
+        cells = _cells(cfg, prompts, families, choices, kept)
+        measured = Measured(prompts, quality, curve, cells, choices, target, seconds)
         _write(cfg, folder, make_results(cfg, measured))
+
+
+def points(cfg: EvalConfig) -> list[Point]:
+    """Where settings are chosen and arms timed: one batch size, every temperature."""
+    return [Point(cfg.timing.batch_size, temperature) for temperature in cfg.temperatures]
+
+
+def _choices(cfg: EvalConfig, prompts: PromptSets, kept: Results) -> list[dict[str, Any]]:
+    """By temperature, the draft length (at the first one) and the peer's setting; all kept."""
+    if any(kept.choice(point) is None for point in points(cfg)):
+        model, drafters = load(cfg, cfg.target)
+        for point in points(cfg):
+            if kept.choice(point) is None:
+                candidates = _candidates(CellRun(cfg, model, drafters), point)
+                kept.keep_choice(point, choose(cfg, point, candidates, prompts.screening))
+    return [kept.choice(point) or {} for point in points(cfg)]
+
+
+def _candidates(run: CellRun, point: Point) -> dict[str, dict[str, Arm]]:
+    cfg, (draft, drafter) = run.cfg, next(iter(run.drafters.items()))
+    found: dict[str, dict[str, Arm]] = {}
+    if point.temperature == cfg.temperatures[0] and cfg.timing.choose_k:
+        found[LENGTH] = {
+            str(k): our_arm(arm_name(draft, k), run.model, drafter, drafting(cfg, point.temperature, k))
+            for k in dict.fromkeys(cfg.timing.choose_k)
+        }
+    refusal = assisted_refusal(cfg, drafter)
+    if refusal is None:
+        found[ASSISTED] = assisted_arms(cfg, run.model, drafter, point.temperature)
+    else:
+        log.info("no peer in this run: %s", refusal)
+    return found
+
+
+def with_chosen_length(cfg: EvalConfig, choices: list[dict[str, Any]]) -> EvalConfig:
+    """The configuration with the fastest of timing.choose_k, where it names any."""
+    best = choices[0]["best"].get(LENGTH)
+    if best is None:
+        return cfg
+    log.info("draft length %s, chosen on prompts that are not reported", best)
+    return replace(cfg, decode=replace(cfg.decode, num_draft_tokens=int(best)))
 
 
 def _quality(
@@ -70,15 +119,48 @@ def _quality(
     return prompts, quality, curve
 
 
-def _speed(cfg: EvalConfig, prompts: PromptSets) -> tuple[dict[float, Timed], str]:
-    """The timed runs in the target's own precision, after the models of the first half are gone."""
-    model, drafters = load(cfg, cfg.target)
-    return measure_speed(cfg, model, drafters, prompts), str(model.dtype).removeprefix("torch.")
+def _cells(
+    cfg: EvalConfig,
+    prompts: PromptSets,
+    families: Mapping[str, str],
+    choices: list[dict[str, Any]],
+    kept: Results,
+) -> list[dict[str, Any]]:
+    """The timed runs in the target's own precision, after the models of the first half are gone; all kept."""
+    cells = [Cell(one.batch_size, one.temperature, cfg.prompts.label) for one in points(cfg)]
+    if any(True for _ in kept.missing(cells)):
+        run = CellRun(cfg, *load(cfg, cfg.target))
+        for cell, choice in zip(cells, choices, strict=True):
+            if kept.cell(cell) is None:
+                kept.keep_cell(cell, time_cell(run, cell, choice, prompts, families))
+    return [kept.cell(cell) or {} for cell in cells]
+
+
+def time_cell(
+    run: CellRun, cell: Cell, choice: Mapping[str, Any], prompts: PromptSets, families: Mapping[str, str]
+) -> dict[str, Any]:
+    """Both baselines, every draft at its lengths, and the peer at its best setting."""
+    cfg, chosen = run.cfg, run.cfg.decode.num_draft_tokens
+    drafted = [
+        Drafted(arm_name(draft, k), families[draft], draft, drafting(cfg, cell.temperature, k))
+        for draft in run.drafters
+        for k in draft_lengths(cfg, cell.temperature, draft)
+    ]
+    arms = [
+        *plain_arms(cfg, run.model, cell.temperature),
+        *(our_arm(one.arm, run.model, run.drafters[one.draft], one.settings) for one in drafted),
+    ]
+    if ASSISTED in choice["best"]:
+        tried = assisted_arms(cfg, run.model, next(iter(run.drafters.values())), cell.temperature)
+        arms.append(renamed(tried[choice["best"][ASSISTED]], ASSISTED))
+    warm_up(arms, prompts.screening, cell.batch_size, cfg.seed)
+    judged = [one.arm for one in drafted if one.settings.num_draft_tokens == chosen]
+    return run.time(cell, arms, drafted, prompts.timed, scopes(cfg, prompts), judged)
 
 
 def _write(cfg: EvalConfig, folder: RunFolder, results: dict[str, Any]) -> None:
     curves = training_curves(cfg.drafts)
-    write_json(folder.file("results.json"), results)
+    write_results(folder.file("results.json"), results)
     folder.file("summary.md").write_text(render_summary(results), encoding="utf-8")
     folder.file("index.html").write_text(render_page(results, curves), encoding="utf-8")
     track_report(cfg, folder.path, results)

@@ -244,10 +244,9 @@ def _encode(history: Sequence[dict[str, str]], tokenizer: PreTrainedTokenizerBas
 
 
 def _from_held_out(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSets:
-    num_screening = cfg.timing.screening_prompts
-    wanted = cfg.lossless.prompts + num_screening
-    windows = split_prompts(cfg, tokenizer, "heldout", wanted, "lossless.prompts + timing.screening_prompts")
-    return PromptSets(windows[num_screening:], cfg.timing.prompts, windows[:num_screening])
+    reported = split_prompts(cfg, tokenizer, "heldout", cfg.lossless.prompts, "lossless.prompts")
+    screening = split_prompts(cfg, tokenizer, "validation", cfg.timing.screening_prompts, "timing.screening_prompts")
+    return PromptSets(reported, cfg.timing.prompts, screening)
 
 
 def split_prompts(

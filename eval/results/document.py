@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 from decode.common.environment import environment, git_state
 from decode.models.load import ModelDescription
-from eval.arms.assisted import NAME
+from eval.arms.assisted import NAME, settings
+from eval.arms.build import assisted_refusal
 from eval.config import EvalConfig
 from eval.measure.alpha import Alphas
-from eval.measure.draft_length import LengthChoice
+from eval.measure.component_times import promised_speedup
 from eval.measure.quality import Quality
-from eval.measure.speed import Timed, arm_name, draft_lengths, peer_refusal
 from eval.prompts.held_out import Prompt, PromptSets
-from eval.results.row import Scope, make_row, speed_ratio, sweep_point, tokens_per_s
-from eval.results.statistics import finite
+from eval.results.figures import Scope, described, quality_figures
+from eval.results.ratios import ratio, tokens_per_s
+from eval.results.results_file import SCHEMA
+from eval.results.row import Row
+from eval.results.statistics import Estimate, finite
 
-SCHEMA = 1
+LENGTH = "draft length"
+"""Among the families of a choice, the first draft by its length."""
 
 DEFINITIONS = {
     "alpha": "How much of the target's next-token distribution p the draft's distribution q covers: the sum over the "
@@ -74,42 +78,37 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class Measured:
-    """Everything a run measured."""
+    """Everything a report measured."""
 
     prompts: PromptSets
     quality: Mapping[tuple[float, str], Quality]
     curve: Mapping[tuple[float, str], Alphas]
-    timed: Mapping[float, Timed]
+    cells: Sequence[dict[str, Any]]
+    """By temperature, the timed run."""
+    choices: Sequence[dict[str, Any]]
+    """By temperature, what was chosen before."""
     target: ModelDescription
-    families: Mapping[str, str]
-    dtype: str
-    seconds: float
-    length_choice: LengthChoice | None = None
-    """How the draft length was chosen; None where it was configured."""
+    quality_seconds: float
 
 
 def make_results(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
     """The content of results.json."""
+    seconds = measured.quality_seconds + sum(one["seconds"] for one in [*measured.cells, *measured.choices])
     return {
-        "schema": SCHEMA,
-        "name": cfg.name,
-        "mode": cfg.mode,
-        "environment": {
-            **environment(),
-            "git": git_state(),
-            "command": command(),
-            "seed": cfg.seed,
-            "report_seconds": measured.seconds,
-        },
-        "target": target_entry(measured.target, measured.dtype),
+        **heading(cfg, seconds),
+        "target": target_entry(measured.target, measured.cells[0]["dtype"]),
         "drafts": dict(cfg.drafts),
         "prompts": _prompts(cfg, measured),
-        "length_choice": None if measured.length_choice is None else measured.length_choice.as_dict(),
+        "length_choice": _length_choice(cfg, measured),
         "definitions": DEFINITIONS,
-        "rows": _rows(cfg, measured),
+        "rows": [row.model_dump() for row in _rows(cfg, measured)],
         "peers": _peers(cfg, measured),
-        "peers_left_out": peer_refusal(cfg),
-        "arms": _arms(measured),
+        "peers_left_out": assisted_refusal(cfg),
+        "arms": [
+            {"temperature": cell["temperature"], "arm": one["arm"], "tokens_per_s": tokens_per_s([cell], one["arm"])}
+            for cell in measured.cells
+            for one in cell["arms"]
+        ],
         "sweeps": {
             "num_draft_tokens": _draft_length_sweep(cfg, measured),
             "temperature": _temperature_sweep(cfg, measured),
@@ -117,13 +116,24 @@ def make_results(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
     }
 
 
+def arm_name(draft: str, k: int) -> str:
+    """Name of a speculative arm of a report."""
+    return f"{draft} k={k}"
+
+
+def draft_lengths(cfg: EvalConfig, temperature: float, draft: str) -> list[int]:
+    """Draft lengths timed: the configured one, and the sweep for the first draft at the first temperature."""
+    is_swept = temperature == cfg.temperatures[0] and draft == next(iter(cfg.drafts))
+    return sorted({cfg.decode.num_draft_tokens, *(cfg.timing.sweep if is_swept else [])})
+
+
 def command() -> str:
     """The command line of this process, with the module named as a user types it."""
     return " ".join(["python -m eval", *sys.argv[1:]])
 
 
-def suite_entry(cfg: EvalConfig, seconds: float) -> dict[str, Any]:
-    """How the results of a suite begin: what they are, and where, by which command and in how many seconds they were
+def heading(cfg: EvalConfig, seconds: float) -> dict[str, Any]:
+    """How results.json begins: what they are, and where, by which command and in how many seconds they were
     measured."""
     facts = {**environment(), "git": git_state(), "command": command(), "seed": cfg.seed, "report_seconds": seconds}
     return {"schema": SCHEMA, "name": cfg.name, "mode": cfg.mode, "environment": facts}
@@ -176,74 +186,87 @@ def _of(prompts: list[Prompt], category: str) -> list[int]:
     return [i for i, prompt in enumerate(prompts) if prompt.category == category]
 
 
-def _rows(cfg: EvalConfig, measured: Measured) -> list[dict[str, Any]]:
-    rows = []
-    for scope in scopes(cfg, measured.prompts):
-        for temperature in cfg.temperatures:
-            for draft in cfg.drafts:
-                quality, timed = measured.quality[temperature, draft], measured.timed[temperature]
-                family = measured.families[draft]
-                rows.append(make_row(cfg, draft, family, measured.dtype, temperature, quality, timed, scope))
-    return rows
+def _length_choice(cfg: EvalConfig, measured: Measured) -> dict[str, Any] | None:
+    choice = measured.choices[0]
+    if LENGTH not in choice["best"]:
+        return None
+    return {
+        "num_draft_tokens": int(choice["best"][LENGTH]),
+        "tokens_per_s": choice["tokens_per_s"][LENGTH],
+        "temperature": choice["temperature"],
+        "source": _screening_source(cfg),
+        "prompts": choice["prompts"],
+    }
+
+
+def _screening_source(cfg: EvalConfig) -> str:
+    if cfg.prompts.file is not None:
+        return f"{cfg.prompts.file}, questions that are not reported"
+    return f"validation split of {cfg.data.name}"
+
+
+def _rows(cfg: EvalConfig, measured: Measured) -> list[Row]:
+    """The timed rows at the report's draft length, with what was measured before of their drafts."""
+    by_category = {scope.category: scope for scope in scopes(cfg, measured.prompts)}
+    rows = [row for cell in measured.cells for row in _timed(cell) if row.num_draft_tokens == _k(cfg)]
+    found = []
+    for category, scope in by_category.items():
+        for row in (row for row in rows if row.category == category):
+            quality = quality_figures(measured.quality[row.temperature, row.draft], scope, cfg.seed)
+            found.append(row.model_copy(update=quality))
+    return found
+
+
+def _timed(cell: Mapping[str, Any]) -> list[Row]:
+    return [Row.model_validate(row) for row in cell["rows"]]
+
+
+def _k(cfg: EvalConfig) -> int:
+    return cfg.decode.num_draft_tokens
 
 
 def _peers(cfg: EvalConfig, measured: Measured) -> list[dict[str, Any]]:
-    first = next(iter(cfg.drafts))
-    peers = []
-    for temperature, timed in measured.timed.items():
-        if timed.setting is None:
+    """transformers assisted generation at its best setting, and on other prompts at all that were tried."""
+    first, peers = next(iter(cfg.drafts)), []
+    tried = {one.label: one.as_dict() for one in settings(cfg.peers)}
+    for cell, choice in zip(measured.cells, measured.choices, strict=True):
+        if NAME not in choice["best"]:
             continue
-        common = {
-            "name": NAME,
-            "draft": first,
-            "temperature": temperature,
-            "batch_size": 1,
-            "version": version("transformers"),
-        }
-        groups = range(len(timed.samples[NAME]))
-        ratio = speed_ratio(timed.samples, arm_name(first, cfg.decode.num_draft_tokens), NAME, groups, cfg.seed)
-        peers.append(
-            {
-                **common,
-                "best": True,
-                "setting": timed.setting.as_dict(),
-                "prompts": "reported",
-                "tokens_per_s": tokens_per_s(timed.samples[NAME], groups),
-                "ratio_ours_over_peer": None if ratio is None else ratio.value,
-                "ratio_ci95": None if ratio is None else ratio.interval,
-            }
-        )
-        for setting, seconds in timed.screened.items():
-            figures = {"tokens_per_s": 1 / seconds, "ratio_ours_over_peer": None, "ratio_ci95": None}
-            peers.append({**common, "best": False, "setting": setting.as_dict(), "prompts": "screening", **figures})
+        place = {"name": NAME, "draft": first, "temperature": cell["temperature"], "batch_size": 1}
+        place["version"] = version("transformers")
+        estimate = ratio([cell], arm_name(first, _k(cfg)), NAME, cfg.seed)
+        timed = {"prompts": "reported", "tokens_per_s": tokens_per_s([cell], NAME)}
+        best = {"best": True, "setting": tried[choice["best"][NAME]]}
+        peers.append({**place, **best, **timed, **_ours_over(estimate)})
+        for label, speed in choice["tokens_per_s"][NAME].items():
+            screened = {"best": False, "setting": tried[label], "prompts": "screening", "tokens_per_s": speed}
+            peers.append({**place, **screened, **_ours_over(None)})
     return peers
+
+
+def _ours_over(estimate: Estimate | None) -> dict[str, Any]:
+    figures = described("ratio", estimate)
+    return {"ratio_ours_over_peer": figures["ratio"], "ratio_ci95": figures["ratio_ci95"]}
 
 
 def _draft_length_sweep(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
     first, temperature = next(iter(cfg.drafts)), cfg.temperatures[0]
-    lengths = draft_lengths(cfg, temperature, first) if cfg.timing.sweep else []
-    points = [sweep_point(cfg, first, k, measured.timed[temperature]) for k in lengths]
+    shown = {"num_draft_tokens", "tau", "tokens_per_s", "speedup", "speedup_ci95", "predicted_speedup", "realised"}
+    rows = [row for row in _timed(measured.cells[0]) if row.draft == first and row.category is None]
+    points = [row.model_dump(include=shown) for row in rows] if cfg.timing.sweep else []
     return {"draft": first, "temperature": temperature, "points": points}
 
 
 def _temperature_sweep(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
-    k = cfg.decode.num_draft_tokens
-    costs = measured.timed[cfg.temperatures[0]].costs
+    timed = [row for row in _timed(measured.cells[0]) if row.num_draft_tokens == _k(cfg)]
+    costs = {row.draft: row.component_times for row in timed}
     points = []
     for (temperature, draft), alphas in sorted(measured.curve.items()):
         sums = alphas.sums(list(alphas.by_row)).sum(0)
-        tau = finite(alphas.expected_tau(k))
-        predicted = costs[draft, k].speedup(tau) if tau is not None else None
+        tau, times = finite(alphas.expected_tau(_k(cfg))), costs[draft]
+        predicted = promised_speedup(times, tau) if tau is not None and times is not None else None
         alpha = float(sums[0] / sums[1]) if sums[1] else None
         points.append(
             {"temperature": temperature, "draft": draft, "alpha": alpha, "tau": tau, "predicted_speedup": predicted}
         )
-    return {"num_draft_tokens": k, "points": points}
-
-
-def _arms(measured: Measured) -> list[dict[str, Any]]:
-    return [
-        {"temperature": temperature, "arm": arm, "tokens_per_s": tokens_per_s(samples, range(len(samples)))}
-        for temperature, timed in measured.timed.items()
-        for arm, samples in timed.samples.items()
-    ]
+    return {"num_draft_tokens": _k(cfg), "points": points}

@@ -8,8 +8,8 @@ from decode.common.errors import ConfigError
 from decode.common.typed_config import build
 from eval import stage
 from eval.config import EvalConfig
-from eval.measure import draft_length
-from eval.measure.draft_length import choice_prompts
+from eval.measure import choose
+from eval.modes.report import with_chosen_length
 from eval.prompts.held_out import load_prompts
 from eval.render.summary import render_summary
 from tests.commands import built
@@ -41,7 +41,7 @@ def values(folder, **timing) -> dict:
 
 @pytest.mark.slow
 def test_the_fastest_length_is_the_reports(folder, monkeypatch):
-    monkeypatch.setattr(draft_length, "tokens_per_s", lambda samples, groups: len(samples[0][0].rounds))
+    monkeypatch.setattr(choose, "tokens_per_s", lambda samples: len(samples[0][0].rounds))
     stage.run(build(EvalConfig, values(folder, choose_k=[2, 1])))
     results = json.loads((folder / "report/results.json").read_text())
     choice = results["length_choice"]
@@ -49,35 +49,31 @@ def test_the_fastest_length_is_the_reports(folder, monkeypatch):
     assert choice["source"] == "validation split of text"
     assert list(choice["tokens_per_s"]) == ["2", "1"]
     assert [row["num_draft_tokens"] for row in results["rows"]] == [1]
-    assert "k=1, the fastest at T=1 on 2 prompts of the validation split of text" in render_summary(results)
+    assert "k=1, the fastest at T=1 on 1 prompts of the validation split of text" in render_summary(results)
 
 
 def test_no_prompt_of_the_choice_is_reported(folder):
-    cfg, tokenizer = build(EvalConfig, values(folder, choose_k=[1, 2])), tiny_tokenizer()
+    cfg, tokenizer = build(EvalConfig, values(folder, choose_k=[1, 2], screening_prompts=2)), tiny_tokenizer()
     sets = load_prompts(cfg, tokenizer, 256)
-    chosen_on = {prompt.document for prompt in choice_prompts(cfg, tokenizer, sets).prompts}
+    chosen_on = {prompt.document for prompt in sets.screening}
     assert len(chosen_on) == 2
     assert not chosen_on & {prompt.document for prompt in sets.reported}
-    file = build(EvalConfig, {**values(folder, choose_k=[1]), "prompts": {"file": str(folder / "questions.jsonl")}})
-    sets = load_prompts(file, tokenizer, 256)
-    assert choice_prompts(file, tokenizer, sets).prompts == sets.screening
 
 
 def test_without_a_choice_the_configured_length_is_used(folder):
     cfg = build(EvalConfig, values(folder))
-    assert not choice_prompts(cfg, tiny_tokenizer(), load_prompts(cfg, tiny_tokenizer(), 256)).prompts
-    assert draft_length.with_chosen_length(cfg, draft_length.ChoicePrompts([], "")) == (cfg, None)
+    assert with_chosen_length(cfg, [{"best": {"transformers assisted": "k=3,c=0"}}]) is cfg
 
 
 def test_a_validation_split_without_prompts_is_refused(folder):
-    cfg = build(EvalConfig, {**values(folder, choose_k=[1]), "prompts": {"tokens": 900}})
-    with pytest.raises(ConfigError, match="timing.choose_k="):
-        choice_prompts(cfg, tiny_tokenizer(), load_prompts(build(EvalConfig, values(folder)), tiny_tokenizer(), 256))
+    cfg = build(EvalConfig, {**values(folder, choose_k=[1], screening_prompts=400), "prompts": {"tokens": 12}})
+    with pytest.raises(ConfigError, match="the validation split.* 400 are needed .timing.screening_prompts"):
+        load_prompts(cfg, tiny_tokenizer(), 256)
 
 
 def test_the_quickstart_chooses_on_validation_prompts():
     cfg = built("eval", ["experiment=quickstart_report"])
     assert isinstance(cfg, EvalConfig)
-    assert cfg.timing.choose_k == [2, 3, 4, 5, 6, 8]
+    assert cfg.timing.choose_k == [2, 3, 4, 5, 6]
     with pytest.raises(ConfigError, match="timing.choose_k"):
         built("eval", ["experiment=quickstart_report", "timing.choose_k=[0]"])

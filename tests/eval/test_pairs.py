@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from decode.common.errors import InputError
+from eval.arms.ours import AUTOREGRESSIVE, TRANSFORMERS
 from eval.measure.cells import arm_times
-from eval.measure.speed import AUTOREGRESSIVE, TRANSFORMERS
 from eval.modes.decoders.results import _cell as cell_of_decoders
 from eval.modes.decoders.results import _peers as peers_of_decoders
 from eval.modes.families.results import _cell as cell_of_families

@@ -91,7 +91,7 @@ def results(folder) -> dict:
 
 
 def test_schema(results):
-    assert results["schema"] == 1
+    assert results["schema"] == 2
     assert set(results["environment"]["git"]) == {"revision", "dirty"}
     assert {"environment", "target", "definitions", "rows", "peers"} <= set(results)
     assert all(set(row) >= ROW_KEYS for row in results["rows"])
@@ -275,7 +275,7 @@ def test_publish_copies_renders_and_fills_the_readme(folder, tmp_path):
     assert text.startswith("# Title\n")
     assert text.endswith("tail\n")
     assert "(docs/results/quickstart.md)" in text
-    assert json.loads(destination.with_suffix(".json").read_text())["schema"] == 1
+    assert json.loads(destination.with_suffix(".json").read_text())["schema"] == 2
     assert "## Definitions" in destination.with_suffix(".md").read_text()
 
 

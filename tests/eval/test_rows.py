@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,15 +10,13 @@ import pytest
 
 from decode.config import SamplingConfig
 from decode.stats import Round
+from eval.arms.ours import AUTOREGRESSIVE, TRANSFORMERS
 from eval.measure.alpha import Alphas
-from eval.measure.cells import Cell
-from eval.measure.component_times import ComponentTimes
 from eval.measure.losslessness import Check
 from eval.measure.quality import Quality
-from eval.measure.speed import AUTOREGRESSIVE, TRANSFORMERS, Timed, arm_name
-from eval.results import cell_rows
-from eval.results.cell_rows import Subject
-from eval.results.row import (
+from eval.measure.timed_run import Samples
+from eval.results.figures import (
+    Drafted,
     Scope,
     acceptance,
     baseline,
@@ -26,19 +25,21 @@ from eval.results.row import (
     latency,
     make_row,
     pooled_tau,
+    quality_figures,
     repetition,
     speed_ratio,
-    sweep_point,
     tokens_per_s,
+    uncached_flips,
 )
+from eval.results.row import ComponentTimes, Row
 from eval.results.statistics import Estimate
-from tests.eval.samples import ALL, NONE, at_paces, config, sample, timed_samples
+from tests.eval.samples import ALL, NONE, at_paces, sample, timed_samples
 
-ARM = arm_name("d", 2)
-COSTS = ComponentTimes(num_draft_tokens=2, t_target_1=0.4, t_target_k1=0.5, t_draft=0.05)
+ARM = "d k=2"
+COSTS = ComponentTimes(num_draft_tokens=2, t_target_1_s=0.4, t_target_k1_s=0.5, t_draft_s=0.05)
 TAU = 14 / 9  # rounds emit 6 + 5 + 3 tokens, and there are 2 + 5 + 2
 PREDICTED = TAU * 0.4 / (2 * 0.05 + 0.5)
-TIMED = Timed(timed_samples(ARM), {("d", 2): COSTS}, None, {})
+CHAIN = Drafted(ARM, "lm", "d", SamplingConfig(num_draft_tokens=2))
 ALPHAS = Alphas({0: np.array([0.5, 0.5]), 1: np.array([1.0]), 2: np.array([0.25]), 9: np.array([0.0])})
 CHECKS = {0: Check(0, 1, 10), 1: Check(1, 0, 5), 9: Check(9, 9, 9)}
 EVERYTHING = Scope("code", range(3), range(4), units=["a", "a", "b", "c"])
@@ -50,7 +51,7 @@ SPEEDS = {
     "speedup_ci95": [1.0, 4.0],
     "whole_call_speedup": 4.5 / 2.4,
     "whole_call_speedup_ci95": [4.5 / 5.2, 4.5 / 1.2],
-    "component_times": {"t_target_1_s": 0.4, "t_target_k1_s": 0.5, "t_draft_s": 0.05},
+    "component_times": {"num_draft_tokens": 2, "t_target_1_s": 0.4, "t_target_k1_s": 0.5, "t_draft_s": 0.05},
 }
 MEASURED = {
     "prompts": 3,
@@ -78,9 +79,17 @@ def check_fields(row: dict[str, Any], expected: dict[str, Any]) -> None:
         assert row[name] == (value if isinstance(value, str) else pytest.approx(value)), name
 
 
-def row_of(scope: Scope = EVERYTHING, checks: dict[int, Check] | None = CHECKS, **changes: Any) -> dict[str, Any]:
-    cfg = config(seed=3, **changes)
-    return make_row(cfg, "d", "lm", "bfloat16", 1.0, Quality(ALPHAS, checks), TIMED, scope)
+def row_of(
+    scope: Scope = EVERYTHING,
+    checks: dict[int, Check] | None = CHECKS,
+    samples: Samples | None = None,
+    costs: ComponentTimes | None = COSTS,
+    **settings: Any,
+) -> dict[str, Any]:
+    """The whole row as results.json has it: its timed half, and what its draft's quality fills."""
+    one = replace(CHAIN, settings=replace(CHAIN.settings, **settings))
+    row = make_row(one, scope, samples or timed_samples(ARM), costs, None, 1, "bfloat16", 3)
+    return row.model_copy(update=quality_figures(Quality(ALPHAS, checks), scope, 3)).model_dump()
 
 
 def test_every_figure_of_a_row_is_that_worked_out_by_hand() -> None:
@@ -92,17 +101,28 @@ def test_every_figure_of_a_row_is_that_worked_out_by_hand() -> None:
     assert isinstance(row_of()["alpha_tokens"], int)
 
 
-def test_a_row_of_a_cell_holds_the_same_figures() -> None:
-    subject = Subject(ARM, "lm", "d", "chain2", "bfloat16")
-    cell, settings = Cell(1, 1.0, "code"), SamplingConfig(num_draft_tokens=2)
-    row = cell_rows.make_row(subject, cell, settings, timed_samples(ARM), COSTS, 3)
-    own = {"drafter": "lm", "draft": "d", "setting": "chain2", "verifier": "coupled", "tree": "chain"}
-    own |= {"dtype": "bfloat16", "text": "code", "category": None, "temperature": 1.0, "batch_size": 1}
-    own |= {"num_draft_tokens": 2, "seed": 3, "alpha": None, "alpha_ci95": None}
-    own |= {"mismatches": None, "near_ties": None, "tokens_checked": 0}
+def test_a_timed_row_leaves_open_what_a_timed_run_does_not_tell() -> None:
+    one = replace(CHAIN, setting="chain2")
+    row = make_row(one, Scope("code", range(3)), timed_samples(ARM), COSTS, None, 1, "bfloat16", 3).model_dump()
+    own = {"setting": "chain2", "alpha": None, "alpha_ci95": None, "alpha_tokens": 0}
+    own |= {"mismatches": None, "near_ties": None, "tokens_checked": 0, "uncached_mismatches": None}
     check_fields(row, {**own, **MEASURED})
-    tree = cell_rows.make_row(subject, cell, settings, timed_samples(ARM), None, 3)
-    assert (tree["component_times"], tree["predicted_speedup"], tree["realised"]) == (None, None, None)
+    tree = make_row(one, Scope("code", range(3)), timed_samples(ARM), None, None, 1, "bfloat16", 3)
+    assert (tree.component_times, tree.predicted_speedup, tree.realised) == (None, None, None)
+
+
+def test_results_are_read_back_by_the_class_that_wrote_them() -> None:
+    row = row_of()
+    assert Row.model_validate(row).model_dump() == row
+    for wrong in ({"speedup": "2"}, {"alpha": 1.5}, {"tau": float("nan")}, {"speed": 1.0}, {"tau_ci95": [1.0]}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Row.model_validate({**row, **wrong})
+
+
+def test_flips_against_an_uncached_forward_are_those_of_the_groups_of_the_row() -> None:
+    checks = [Check(1, 2, 10), Check(0, 1, 5), Check(9, 9, 9)]
+    assert uncached_flips(checks, [0, 1]) == {"uncached_dtype_flips": 4, "uncached_dtype_tokens": 15}
+    assert uncached_flips(None, [0]) == {"uncached_dtype_flips": None, "uncached_dtype_tokens": 0}
 
 
 def test_a_category_is_judged_by_its_own_prompts_alone() -> None:
@@ -120,7 +140,7 @@ def test_a_category_is_judged_by_its_own_prompts_alone() -> None:
 
 
 def test_only_a_plain_chain_is_predicted_and_what_was_not_counted_is_null() -> None:
-    row = row_of(checks=None, decode={"num_draft_tokens": 2, "tree": "2x1", "verifier": "rejection"})
+    row = row_of(checks=None, tree="2x1", verifier="rejection")
     assert (row["tree"], row["verifier"], row["predicted_speedup"], row["realised"]) == ("2x1", "rejection", None, None)
     assert (row["mismatches"], row["near_ties"], row["tokens_checked"]) == (None, None, 0)
     assert (row["dtype_flips"], row["dtype_tokens_compared"]) == (None, 0)
@@ -130,17 +150,14 @@ def test_only_a_plain_chain_is_predicted_and_what_was_not_counted_is_null() -> N
 
 def test_prompts_of_a_batch_are_counted_once_however_many_rounds_answer_them() -> None:
     batch = [sample([[1] * 11, [2] * 6], rounds=[NONE]) for _ in range(3)]
-    timed = Timed({name: [batch] for name in (ARM, AUTOREGRESSIVE, TRANSFORMERS)}, TIMED.costs, None, {})
-    row = make_row(config(), "d", "lm", "float32", 1.0, Quality(ALPHAS, None), timed, Scope("code", [0], [0]))
+    samples = {name: [batch] for name in (ARM, AUTOREGRESSIVE, TRANSFORMERS)}
+    row = row_of(Scope("code", [0], [0]), None, samples)
     assert (row["prompts"], row["tokens"], row["dtype_tokens_compared"]) == (2, 3 * 17, 3 * 17)
 
 
 def test_a_prompt_that_came_at_once_has_no_speedup() -> None:
     at_once = {name: [[sample([[1]], rounds=[NONE])]] for name in (ARM, AUTOREGRESSIVE, TRANSFORMERS)}
-    whole = Scope("code", [0], [0])
-    row = make_row(
-        config(), "d", "lm", "float32", 1.0, Quality(ALPHAS, None), Timed(at_once, TIMED.costs, None, {}), whole
-    )
+    row = row_of(Scope("code", [0], [0]), None, at_once)
     for name in ("tokens_per_s", "baseline_tokens_per_s", "speedup", "speedup_ci95", "realised"):
         assert row[name] is None, name
     assert (row["whole_call_speedup"], row["whole_call_speedup_ci95"]) == (1.0, None)  # one prompt has no interval
@@ -224,12 +241,3 @@ def test_flips_are_counted_against_our_own_loop() -> None:
 def test_repetition_is_a_share_of_all_runs_of_four() -> None:
     assert repetition([[sample([[7] * 10, [1, 2, 3, 4]])], [sample([[1, 2, 3, 4, 5]])]]) == 6 / 10
     assert repetition([[sample([[1, 2, 3]])]]) is None
-
-
-def test_a_point_of_the_sweep_is_of_its_own_length_and_all_prompts() -> None:
-    samples = timed_samples(arm_name("d", 1)) | {ARM: at_paces(1.0, 1.0, 1.0)}
-    costs = {("d", 1): ComponentTimes(1, 0.4, 0.5, 0.05), ("d", 2): COSTS}
-    predicted = TAU * 0.4 / 0.55
-    point = sweep_point(config(), "d", 1, Timed(samples, costs, None, {}))
-    figures = {"num_draft_tokens": 1, "tau": TAU, "predicted_speedup": predicted, "realised": 2 / predicted}
-    check_fields(point, {**figures, **{key: SPEEDS[key] for key in ("tokens_per_s", "speedup", "speedup_ci95")}})

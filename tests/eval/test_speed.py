@@ -1,27 +1,35 @@
-"""The timed run of a report: which prompts each part of it sees, and at which setting the peer is timed."""
+"""The timed run of a report: which prompts each part of it sees, and at which settings its arms are timed."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from decode.autotune.timing import Costs
 from decode.drafters.lm import LMDraft
 from decode.sampling.warp import Sampling
+from eval.arms import build as build_arms
 from eval.arms.assisted import NAME, Setting
-from eval.arms.ours import OurArm, TransformersArm
+from eval.arms.build import drafting, plain_arms
+from eval.arms.ours import AUTOREGRESSIVE, TRANSFORMERS, OurArm, TransformersArm
 from eval.config import EvalConfig
+from eval.measure import cell_run
 from eval.measure import component_times as components
-from eval.measure import draft_length, speed
-from eval.measure.draft_length import ChoicePrompts, with_chosen_length
-from eval.measure.speed import AUTOREGRESSIVE, TRANSFORMERS, draft_lengths, mean_context, measure_speed, own_arms
+from eval.measure.cell_run import CellRun, mean_context
+from eval.measure.cells import Cell, Point
+from eval.measure.choose import choose
+from eval.measure.losslessness import Check
 from eval.measure.timed_run import fastest, interleave, warm_up
+from eval.modes import report
+from eval.modes.report import time_cell, with_chosen_length
 from eval.prompts.held_out import Prompt, PromptSets
-from tests.eval.samples import FakeArm, config, prompts
+from eval.results.document import LENGTH, draft_lengths
+from tests.eval.samples import FakeArm, config, prompts, sample
 
 SETS = PromptSets(prompts(5, "reported"), 2, prompts(3, "other", tokens=6))
+CELL = Cell(1, 1.0, "text")
 
 
 class Arms:
@@ -36,18 +44,13 @@ class Arms:
         self.made.append((FakeArm(name, pace), rest))
         return self.made[-1][0]
 
-    def asked(self, name: str) -> list[set[tuple[int, ...]]]:
-        """By arm of that name, the prompts that it was given."""
-        return [arm.asked for arm, _ in self.made if arm.name == name]
-
 
 def arms_made_up(monkeypatch: pytest.MonkeyPatch) -> Arms:
     """In place of all arms; bare forwards take as many seconds as the context has tokens."""
     made = Arms()
     for name in ("OurArm", "TransformersArm", "AssistedArm"):
-        monkeypatch.setattr(speed, name, made)
-    monkeypatch.setattr(draft_length, "OurArm", made)
-    monkeypatch.setattr(speed, "_uncached", lambda *_: {}, raising=False)
+        monkeypatch.setattr(build_arms, name, made)
+    monkeypatch.setattr(report, "renamed", lambda arm, _: arm)  # a made-up peer keeps the name of its setting
 
     def measure(_: object, drafter: object, context: int, sizes: list[int], batch_size: int, repeats: int) -> Costs:
         return Costs(context, batch_size, 0.1, {size: float(context) for size in sizes})
@@ -66,41 +69,88 @@ def ids(some: list[Prompt]) -> set[tuple[int, ...]]:
     return {prompt.ids for prompt in some}
 
 
-def timed_run(monkeypatch: pytest.MonkeyPatch) -> tuple[Arms, speed.Timed]:
-    """At one temperature; the draft is none that could run."""
+def run_of(monkeypatch: pytest.MonkeyPatch, cfg: EvalConfig) -> tuple[Arms, CellRun]:
+    """Arms made up, and a draft that transformers would take but that cannot run."""
     arms, draft = arms_made_up(monkeypatch), object.__new__(LMDraft)
     monkeypatch.setattr(LMDraft, "model", object(), raising=False)
-    model: Any = object()
-    return arms, measure_speed(timed_config(temperatures=[1.0]), model, {"d": draft}, SETS)[1.0]
+    model: Any = SimpleNamespace(dtype="torch.bfloat16")
+    return arms, CellRun(cfg, model, {"d": draft})
 
 
-def test_the_peer_is_timed_at_the_setting_that_was_fastest_on_other_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    arms, timed = timed_run(monkeypatch)
-    assert timed.setting is not None
-    assert timed.setting.num_assistant_tokens == 5
-    assert timed.screened[Setting(3, 0.0)] == pytest.approx(2.01)  # median seconds per token
-    *tried, last = [(arm, rest[-1]) for arm, rest in arms.made if isinstance(rest[-1], Setting)]
-    assert last[1] == timed.setting
-    assert last[0].asked == ids(SETS.timed)
-    assert all(arm.asked <= ids(SETS.screening) for arm, _ in tried)
+def timed_run(monkeypatch: pytest.MonkeyPatch) -> tuple[Arms, dict[str, Any]]:
+    """At one temperature."""
+    arms, run = run_of(monkeypatch, timed_config(temperatures=[1.0]))
+    monkeypatch.setattr(cell_run, "check_samples", lambda *_: [Check(1, 0, 8), Check(0, 1, 8)])
+    return arms, time_cell(run, CELL, {"best": {NAME: "k=5,c=0"}}, SETS, {"d": "lm"})
+
+
+def test_settings_are_chosen_on_other_prompts_and_the_fastest_is_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = timed_config(temperatures=[1.0], timing={"choose_k": [2, 3]})
+    arms, run = run_of(monkeypatch, cfg)
+    choice = choose(cfg, Point(1, 1.0), report._candidates(run, Point(1, 1.0)), SETS.screening)
+    assert choice["best"][NAME] == "k=5,c=0"
+    assert choice["tokens_per_s"][NAME]["k=3,c=0"] == pytest.approx(1 / 2.01)
+    assert set(choice["tokens_per_s"][LENGTH]) == {"2", "3"}
+    assert choice["prompts"] == 3
+    assert arms.made
+    for arm, _ in arms.made:
+        assert arm.asked == ids(SETS.screening)
+        assert {call[2] for call in arm.calls} == {4}
+
+
+def test_the_draft_length_is_chosen_at_the_first_temperature_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = timed_config(temperatures=[1.0, 0.0], timing={"choose_k": [3, 4]})
+    arms, run = run_of(monkeypatch, cfg)
+    assert set(report._candidates(run, Point(1, 1.0))) == {LENGTH, NAME}
+    lengths = [rest[-1] for arm, rest in arms.made if arm.name.startswith("d k=")]
+    assert [(one["num_draft_tokens"], one["temperature"]) for one in lengths] == [(3, 1.0), (4, 1.0)]
+    assert set(report._candidates(run, Point(1, 0.0))) == {NAME}
+    chosen = with_chosen_length(cfg, [{"best": {LENGTH: "4"}}, {"best": {}}])
+    assert chosen.decode.num_draft_tokens == 4
+
+
+def test_the_peer_is_timed_at_the_setting_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    arms, found = timed_run(monkeypatch)
+    peers = {arm.name: arm for arm, rest in arms.made if isinstance(rest[-1], Setting)}
+    timed = peers.pop(f"{NAME}, k=5,c=0")
+    assert ids(SETS.timed) <= timed.asked
+    assert not any(arm.asked for arm in peers.values())
+    assert timed.name in [one["arm"] for one in found["arms"]]
 
 
 def test_what_warms_up_is_not_timed_and_what_is_timed_does_not_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    arms, timed = timed_run(monkeypatch)
-    assert set(timed.samples) == {AUTOREGRESSIVE, TRANSFORMERS, "d k=1", "d k=2", "d k=3", NAME}
+    arms, found = timed_run(monkeypatch)
+    names = {AUTOREGRESSIVE, TRANSFORMERS, "d k=1", "d k=2", "d k=3", f"{NAME}, k=5,c=0"}
+    assert {one["arm"] for one in found["arms"]} == names
     for arm, _ in arms.made:
         if arm.name in (AUTOREGRESSIVE, "d k=2"):
             warm, *others = [set(call[0]) for call in arm.calls]
             assert warm <= ids(SETS.screening)
             assert set.union(*others) == ids(SETS.timed)
-    for groups in timed.samples.values():
-        assert [[one.tokens for one in rounds] for rounds in groups] == [[8, 8], [8, 8]]
+    assert all(one["tokens"] == 2 * 2 * 8 for one in found["arms"])
 
 
 def test_component_times_are_those_at_the_timed_prompts_mean_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, timed = timed_run(monkeypatch)
-    assert set(timed.costs) == {("d", 1), ("d", 2), ("d", 3)}
-    assert timed.costs["d", 2].t_target_1 == 4 + 8 / 2
+    _, found = timed_run(monkeypatch)
+    costs = {row["num_draft_tokens"]: row["component_times"] for row in found["rows"]}
+    assert set(costs) == {1, 2, 3}
+    assert costs[2]["t_target_1_s"] == 4 + 8 / 2
+
+
+def test_the_reports_own_length_is_held_against_an_uncached_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, found = timed_run(monkeypatch)
+    judged = {row["num_draft_tokens"]: row["uncached_dtype_flips"] for row in found["rows"]}
+    assert judged == {1: None, 2: 2, 3: None}
+    assert {row["uncached_dtype_tokens"] for row in found["rows"]} == {0, 16}
+
+
+def test_a_rule_with_noise_of_its_own_is_not_held_against_an_uncached_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, run = run_of(monkeypatch, timed_config(temperatures=[1.0], decode={"verifier": "rejection"}))
+    monkeypatch.setattr(cell_run, "check_samples", lambda *_: pytest.fail("its tokens follow from no forward"))
+    rows = time_cell(run, CELL, {"best": {}}, SETS, {"d": "lm"})["rows"]
+    assert {(row["verifier"], row["uncached_dtype_flips"], row["dtype_flips"]) for row in rows} == {
+        ("rejection", None, None)
+    }
 
 
 def test_the_mean_context_lies_half_way_through_the_continuation() -> None:
@@ -117,52 +167,32 @@ def test_draft_lengths_are_swept_for_the_first_draft_at_the_first_temperature() 
 def test_all_arms_are_given_the_temperature_of_their_run(temperature: float, verifier: str) -> None:
     cfg = timed_config(temperatures=[temperature, 1.0], decode={"num_draft_tokens": 2, "top_k": 5, "top_p": 0.9})
     model: Any = object()
-    alone, theirs, *ours = own_arms(cfg, model, {"d": object()}, temperature)
+    alone, theirs = plain_arms(cfg, model, temperature)
     assert isinstance(alone, OurArm)
     assert isinstance(theirs, TransformersArm)
     assert alone.drafter is None
-    drafted = [one for one in ours if isinstance(one, OurArm)]
-    assert [(one.name, one.settings["num_draft_tokens"]) for one in drafted] == [
-        ("d k=1", 1),
-        ("d k=2", 2),
-        ("d k=3", 3),
-    ]
-    for one in (alone, *drafted):
+    ours = build_arms.our_arm("d k=3", model, object(), drafting(cfg, temperature, 3))
+    assert isinstance(ours, OurArm)
+    assert (ours.name, ours.settings["num_draft_tokens"]) == ("d k=3", 3)
+    for one in (alone, ours):
         given = [one.settings[key] for key in ("temperature", "verifier", "top_k", "top_p")]
         assert given == [temperature, verifier, 5, 0.9]
     assert theirs.sampling == Sampling(temperature, 5, 0.9)
 
 
 def test_a_setting_that_never_came_to_a_second_arrival_is_the_slowest() -> None:
-    assert speed._median_or_inf(np.array([np.nan, 1.0, 5.0, 3.0, 3.5])) == 3.25
-    assert speed._median_or_inf(np.array([np.nan])) == float("inf")
+    class AtOnce(FakeArm):
+        def run(self, *_: Any) -> Any:
+            return sample([[1]])
+
+    choice = choose(timed_config(), Point(1, 1.0), {"x": {"a": AtOnce("a"), "b": FakeArm("b", 9.0)}}, SETS.screening)
+    assert choice["best"] == {"x": "b"}
+    assert choice["tokens_per_s"] == {"x": {"a": None, "b": pytest.approx(1 / 9)}}
 
 
 def test_the_fastest_is_the_one_of_most_tokens_per_second() -> None:
     assert fastest({1: 3.0, 2: 5.0, 4: None}) == 2
     assert fastest({1: None, 2: 0.1}) == 2
-
-
-def test_the_draft_length_is_the_fastest_on_the_prompts_of_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    arms, cfg = Arms(), timed_config(timing={"choose_k": [2, 3, 4]}, temperatures=[0.5])
-    paces = {"k=2": 0.4, "k=3": 0.2, "k=4": 0.3}
-    monkeypatch.setattr(draft_length, "load", lambda *_: (object(), {"d": object()}))
-    monkeypatch.setattr(draft_length, "OurArm", lambda name, *rest: made(arms, name, paces[name], rest))
-    chosen, choice = with_chosen_length(cfg, ChoicePrompts(SETS.screening, "somewhere"))
-    assert choice is not None
-    assert chosen.decode.num_draft_tokens == choice.num_draft_tokens == 3
-    assert choice.tried == pytest.approx({2: 2.5, 3: 5.0, 4: 1 / 0.3})
-    assert (choice.prompts, choice.temperature) == (3, 0.5)
-    for arm, rest in arms.made:
-        assert [call[2] for call in arm.calls] == [4] * 4  # once to warm up, once a prompt
-        assert rest[-1]["num_draft_tokens"] == int(arm.name[2:])
-        assert rest[-1]["temperature"] == 0.5
-
-
-def made(arms: Arms, name: str, pace: float, rest: tuple[Any, ...]) -> FakeArm:
-    arm = arms(name, object(), *rest)
-    arm.pace = pace
-    return arm
 
 
 def test_noise_is_new_in_every_round_and_that_of_the_prompt_in_every_arm() -> None:

@@ -12,18 +12,18 @@ import pytest
 from decode.config import SamplingConfig
 from distill.corpora import load_corpus
 from distill.corpora.base import Split
+from eval.arms import build as build_arms
 from eval.config import EvalConfig
+from eval.measure import cell_run
 from eval.measure.cells import Cell, Point
-from eval.measure.draft_length import choice_prompts
-from eval.measure.timed_run import Samples
 from eval.modes.decoders import choosing, measuring
 from eval.modes.decoders.arms import Stock
 from eval.modes.decoders.engines import Engines
 from eval.modes.decoders.texts import TextPrompts, load_texts
-from eval.modes.families import speed as families_speed
 from eval.modes.families import suite as families_suite
 from eval.modes.families.speed import Race
-from eval.prompts.held_out import Prompt, PromptSets, as_many_as, load_prompts
+from eval.prompts.held_out import Prompt, as_many_as, load_prompts
+from eval.results.figures import Drafted
 from tests.eval.samples import FakeArm, config, prompts
 from tests.tiny import tiny_tokenizer
 
@@ -56,8 +56,8 @@ def test_a_reports_prompts_are_held_out_and_those_of_settings_are_others(tmp_pat
     cfg = corpus(tmp_path)
     sets = load_prompts(cfg, tiny_tokenizer(), 256)
     assert (len(sets.reported), len(sets.timed), len(sets.screening)) == (3, 2, 2)
-    assert origins([*sets.reported, *sets.screening]) <= documents(cfg, "heldout")
-    assert not origins(sets.reported) & origins(sets.screening)
+    assert origins(sets.reported) <= documents(cfg, "heldout")
+    assert origins(sets.screening) <= documents(cfg, "validation")
 
 
 def test_questions_that_settings_are_chosen_on_are_not_reported(tmp_path: Path) -> None:
@@ -72,13 +72,6 @@ def test_questions_that_settings_are_chosen_on_are_not_reported(tmp_path: Path) 
 def test_a_certificates_prompts_are_held_out(tmp_path: Path) -> None:
     cfg = corpus(tmp_path)
     assert origins(as_many_as(cfg, tiny_tokenizer(), 50)) == documents(cfg, "heldout")
-
-
-def test_the_draft_length_is_chosen_on_validation_text(tmp_path: Path) -> None:
-    cfg = corpus(tmp_path)
-    found = choice_prompts(cfg, tiny_tokenizer(), PromptSets([], 0, []))
-    assert len(found.prompts) == 2
-    assert origins(found.prompts) <= documents(cfg, "validation")
 
 
 @pytest.mark.parametrize("kind", ["code", "prose"])
@@ -116,6 +109,17 @@ class NoMeter:
         return dict.fromkeys((("d", 1), ("d", 2)))
 
 
+def rows_made_up(monkeypatch: pytest.MonkeyPatch, seen: list[Drafted]) -> None:
+    """No component times and no figures: `seen` gets what rows were made of."""
+
+    def row(one: Drafted, *_: Any) -> Any:
+        seen.append(one)
+        return SimpleNamespace(model_dump=lambda: {"made_of": one.setting})
+
+    monkeypatch.setattr(cell_run, "CostMeter", NoMeter)
+    monkeypatch.setattr(cell_run, "make_row", row)
+
+
 REPORTED, SCREENING = prompts(9, "reported"), prompts(9, "screening", tokens=5)
 TEXTS = {
     "code": TextPrompts(REPORTED, SCREENING),
@@ -136,22 +140,18 @@ def stock() -> Stock:
 
 
 def test_a_cell_of_decoders_times_its_own_reported_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    arm, seen = FakeArm("x"), {}
+    arm, seen = FakeArm("x"), []
     monkeypatch.setattr(measuring, "arms_of", lambda *_: [arm])
-    monkeypatch.setattr(measuring, "_meter", NoMeter)
-
-    def row(_: object, cell: Cell, settings: SamplingConfig, samples: Samples, *rest: Any) -> dict[str, Any]:
-        seen[settings.tree, settings.num_draft_tokens] = (cell, samples)
-        return {}
-
-    monkeypatch.setattr(measuring, "make_row", row)
-    monkeypatch.setattr(measuring, "_costs", lambda *_: None)
+    rows_made_up(monkeypatch, seen)
     cell = Cell(2, 1.0, "code")
     found = measuring.measure(stock(), cell, {"best": {"ours": "b"}, "best_chain": "a"}, TEXTS, {})
     assert arm.asked == ids(REPORTED[:6])  # three batches of two
     assert found["prompts"] == 6
     assert found["mean_tokens"] == 4
-    assert list(seen) == [("2x1", 4), ("chain", 1)]
+    assert [(one.settings.tree, one.settings.num_draft_tokens) for one in seen] == [
+        ("2x1", SamplingConfig().num_draft_tokens),
+        ("chain", 1),
+    ]
 
 
 def test_settings_of_decoders_are_chosen_on_the_screening_prompts_of_both_texts(
@@ -174,10 +174,9 @@ def race(monkeypatch: pytest.MonkeyPatch) -> tuple[Race, dict[str, FakeArm]]:
     def arm(name: str, *_: Any) -> FakeArm:
         return arms.setdefault(name, FakeArm(name, 0.1 if name.endswith("k=2") else 0.3))
 
-    monkeypatch.setattr(families_speed, "OurArm", arm)
-    monkeypatch.setattr(families_speed, "TransformersArm", arm)
-    monkeypatch.setattr(families_speed, "CostMeter", NoMeter)
-    monkeypatch.setattr(families_speed, "make_row", lambda subject, *_: {"setting": subject.setting})
+    monkeypatch.setattr(build_arms, "OurArm", arm)
+    monkeypatch.setattr(build_arms, "TransformersArm", arm)
+    rows_made_up(monkeypatch, [])
     sizes = {"batch_sizes": [2], "batches_timed": [3], "screening_batches": 2}
     timing = {"rounds": 1, "screening_tokens": 6, "choose_k": [1, 2]}
     cfg = config(families=sizes, timing=timing, decode={"max_new_tokens": 8})
@@ -197,7 +196,7 @@ def test_families_are_timed_on_reported_prompts_at_the_length_that_was_chosen(mo
     subject, arms = race(monkeypatch)
     found = subject.measure(Cell(2, 1.0, "text"), {"best": {"d": "2"}})
     assert found["prompts"] == 6
-    assert found["rows"] == [{"setting": "k=2"}]
+    assert found["rows"] == [{"made_of": "k=2"}]
     assert set(arms) == {"own autoregressive loop", "transformers generate", "d"}
     for arm in arms.values():
         *warm, first, second, third = [set(call[0]) for call in arm.calls]

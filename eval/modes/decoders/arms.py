@@ -9,18 +9,13 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from decode.config import SamplingConfig
-from decode.drafters.lm import LMDraft
-from decode.sampling.settings import generate_settings
-from eval.arms.assisted import NAME as ASSISTED
-from eval.arms.assisted import AssistedArm, Setting
-from eval.arms.assisted import settings as assisted_settings
-from eval.arms.ours import Arm, OurArm, TransformersArm, eos_ids
+from eval.arms.build import assisted_arms, our_arm, plain_arms
+from eval.arms.ours import Arm, TransformersArm, eos_ids
 from eval.arms.static_cache import NAME as STATIC
 from eval.arms.static_cache import static_options
 from eval.arms.vllm_peer import VllmArm
 from eval.config import EvalConfig
-from eval.measure.quality import sampling_at, settings_at
-from eval.measure.speed import AUTOREGRESSIVE, TRANSFORMERS
+from eval.measure.quality import sampling_at
 from eval.modes.decoders.config import arm_settings
 from eval.modes.decoders.engines import VLLM, Engines
 
@@ -53,16 +48,13 @@ class Stock:
         """Our speculative arms by the name of their setting."""
         known = self.settings(temperature)
         return {
-            name: OurArm(our_name(name), self.model, self.drafter, generate_settings(known[name]))
+            name: our_arm(our_name(name), self.model, self.drafter, known[name])
             for name in (known if names is None else names)
         }
 
     def plain(self, temperature: float) -> list[Arm]:
         """Both ways without a draft that a baseline is chosen from."""
-        return [
-            OurArm(AUTOREGRESSIVE, self.model, None, settings_at(self.cfg, temperature)),
-            TransformersArm(TRANSFORMERS, self.model, sampling_at(self.cfg, temperature)),
-        ]
+        return plain_arms(self.cfg, self.model, temperature)
 
     def static(self, temperature: float) -> Arm:
         """transformers' compiled static cache."""
@@ -71,14 +63,7 @@ class Stock:
 
     def assisted(self, temperature: float) -> dict[str, Arm]:
         """transformers assisted generation by setting; none for a draft that is no language model."""
-        if not isinstance(self.drafter, LMDraft):
-            return {}
-        return {one.label: self.assisted_at(one, temperature) for one in assisted_settings(self.cfg.peers)}
-
-    def assisted_at(self, setting: Setting, temperature: float) -> Arm:
-        """transformers assisted generation at one setting."""
-        sampling = sampling_at(self.cfg, temperature)
-        return AssistedArm(f"{ASSISTED}, {setting.label}", self.model, self.drafter.model, sampling, setting)
+        return assisted_arms(self.cfg, self.model, self.drafter, temperature)
 
     def lookup(self, temperature: float) -> dict[str, Arm]:
         """transformers prompt lookup by number of tokens."""

@@ -12,7 +12,7 @@ from eval.arms.assisted import NAME as ASSISTED
 from eval.arms.ours import Arm
 from eval.config import EvalConfig
 from eval.measure.cells import Point
-from eval.measure.choose import try_settings
+from eval.measure.choose import choose as fastest_settings
 from eval.measure.component_times import is_plain_chain
 from eval.measure.timed_run import fastest
 from eval.modes.decoders.arms import LOOKUP, Stock
@@ -32,7 +32,7 @@ def candidates(stock: Stock, point: Point) -> dict[str, dict[str, Arm]]:
 
 def choose(stock: Stock, point: Point, texts: Mapping[str, TextPrompts]) -> dict[str, Any]:
     """{"best": family -> setting, "best_chain": setting, "tokens_per_s": family -> setting -> speed}."""
-    tried = try_settings(stock.cfg, point, candidates(stock, point), _screening_prompts(stock.cfg, point, texts))
+    tried = fastest_settings(stock.cfg, point, candidates(stock, point), _screening_prompts(stock.cfg, point, texts))
     chains = [name for name, one in stock.settings(point.temperature).items() if is_plain_chain(one)]
     speeds = tried["tokens_per_s"][OURS]
     return {**tried, "best_chain": fastest({name: speeds[name] for name in chains}) if chains else None}

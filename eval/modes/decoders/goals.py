@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eval.arms.assisted import NAME as ASSISTED
-from eval.measure.speed import AUTOREGRESSIVE, TRANSFORMERS
+from eval.arms.ours import AUTOREGRESSIVE, TRANSFORMERS
 from eval.modes.decoders.arms import is_vllm, our_name
 from eval.modes.decoders.choosing import OURS
 from eval.results.ratios import faster, ratio

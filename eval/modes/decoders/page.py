@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from eval.measure.speed import AUTOREGRESSIVE
+from eval.arms.ours import AUTOREGRESSIVE
 from eval.modes.decoders.arms import our_name
 from eval.modes.decoders.choosing import OURS
 from eval.modes.decoders.summary import method_facts

@@ -5,11 +5,11 @@ from __future__ import annotations
 from decode.models.load import ModelDescription
 from eval.arms.assisted import NAME as ASSISTED
 from eval.arms.assisted import settings as assisted_settings
+from eval.arms.ours import AUTOREGRESSIVE, TRANSFORMERS
 from eval.arms.static_cache import NAME as STATIC
 from eval.arms.static_cache import no_compiler
 from eval.config import EvalConfig
 from eval.measure.cells import Cell
-from eval.measure.speed import AUTOREGRESSIVE, TRANSFORMERS
 from eval.modes.decoders.arms import LOOKUP
 from eval.modes.decoders.cells import cells
 from eval.modes.decoders.config import arm_settings

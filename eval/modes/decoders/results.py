@@ -8,14 +8,14 @@ from typing import Any
 
 from decode.models.load import ModelDescription
 from eval.arms.assisted import NAME as ASSISTED
+from eval.arms.ours import AUTOREGRESSIVE, TRANSFORMERS
 from eval.config import EvalConfig
-from eval.measure.speed import AUTOREGRESSIVE, TRANSFORMERS
 from eval.modes.decoders.arms import our_name
 from eval.modes.decoders.choosing import OURS
 from eval.modes.decoders.goals import reached
-from eval.results.document import DEFINITIONS, suite_entry, target_entry
+from eval.results.document import DEFINITIONS, heading, target_entry
+from eval.results.figures import described
 from eval.results.ratios import ratio, tokens_per_s
-from eval.results.row import described
 
 _SHARED = ("tau", "acceptance_by_position", "tokens_per_s", "baseline", "speedup", "whole_call_speedup", "ci95")
 _SHARED += ("component_times", "predicted_speedup", "realised", "ttft_s", "itl_s", "dtype_flips")
@@ -44,7 +44,7 @@ def make_results(
 ) -> dict[str, Any]:
     """The content of results.json."""
     results = {
-        **suite_entry(cfg, sum(one["seconds"] for one in [*cells, *choices])),
+        **heading(cfg, sum(one["seconds"] for one in [*cells, *choices])),
         "target": target_entry(target, dtype),
         "drafts": dict([next(iter(cfg.drafts.items()))]),
         "prompts": _prompts(cfg, cells),

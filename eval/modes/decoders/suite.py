@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from decode.common.checked_json import write_json
 from decode.common.errors import ConfigError
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
@@ -28,6 +27,7 @@ from eval.modes.decoders.plan import plan_lines, weight
 from eval.modes.decoders.results import make_results
 from eval.modes.decoders.summary import render_summary
 from eval.modes.decoders.texts import TextPrompts, load_texts
+from eval.results.results_file import write_results
 
 log = get_logger("eval")
 
@@ -112,7 +112,7 @@ def _say_progress(cfg: EvalConfig, missing: Sequence[Cell], done: int, seconds: 
 
 
 def _write(folder: RunFolder, results: dict[str, Any]) -> None:
-    write_json(folder.file("results.json"), results)
+    write_results(folder.file("results.json"), results)
     folder.file("summary.md").write_text(render_summary(results), encoding="utf-8")
     folder.file("index.html").write_text(render_page(results), encoding="utf-8")
     folder.finish({"cells": len(results["cells"])})

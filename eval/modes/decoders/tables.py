@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eval.measure.speed import AUTOREGRESSIVE
+from eval.arms.ours import AUTOREGRESSIVE
 from eval.modes.decoders.arms import our_name
 from eval.modes.decoders.choosing import OURS
 from eval.modes.decoders.goals import choice_at

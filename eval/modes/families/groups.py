@@ -10,7 +10,7 @@ import numpy as np
 
 from decode.acceptance import acceptance_by_position
 from eval.modes.families.trainings import Training
-from eval.results.row import described
+from eval.results.figures import described
 from eval.results.statistics import Estimate, bootstrap_crossed, finite, ratio_of_ratios, ratio_of_sums
 
 Kept = Mapping[Training, dict[str, Any]]

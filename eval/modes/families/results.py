@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from decode.models.load import ModelDescription
+from eval.arms.ours import AUTOREGRESSIVE, TRANSFORMERS
 from eval.config import EvalConfig
-from eval.measure.speed import AUTOREGRESSIVE, TRANSFORMERS
 from eval.modes.families.arms import ArmFacts
 from eval.modes.families.data import feature_bytes
 from eval.modes.families.groups import Group, Kept, grouped, measured, quality_row, tau_ratio, training_row
 from eval.modes.families.recommend import recommend
-from eval.results.document import DEFINITIONS, suite_entry, target_entry
+from eval.results.document import DEFINITIONS, heading, target_entry
+from eval.results.figures import described
 from eval.results.ratios import faster, ratio, tokens_per_s
-from eval.results.row import described
 
 _SHARED = ("acceptance_by_position", "tokens_per_s", "baseline", "speedup", "component_times", "predicted_speedup")
 _SHARED += ("realised", "losslessness", "dtype_flips", "repeated_4gram_share")
@@ -55,7 +55,7 @@ def make_results(cfg: EvalConfig, run: Measured) -> dict[str, Any]:
     """The content of results.json."""
     groups = grouped(run.kept)
     results = {
-        **suite_entry(cfg, run.seconds),
+        **heading(cfg, run.seconds),
         "target": target_entry(run.target, run.cells[0]["dtype"]),
         "arms": {arm: {"overrides": cfg.families.arms[arm], **asdict(one)} for arm, one in run.facts.items()},
         "budgets": {"tokens": cfg.families.tokens, "seconds": cfg.families.seconds, "seeds": cfg.families.seeds},

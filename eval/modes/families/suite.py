@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from decode import load_drafter
-from decode.common.checked_json import write_json
 from decode.common.errors import ConfigError
 from decode.common.progress import get_logger, progress
 from decode.common.run_folder import RunFolder, open_run
@@ -36,6 +35,7 @@ from eval.modes.families.speed import Race, cells, points
 from eval.modes.families.summary import render_summary
 from eval.modes.families.trainings import Training, train_all, trainings
 from eval.prompts.held_out import DEEPEST_DRAFT, Prompt, check_room, split_prompts
+from eval.results.results_file import write_results
 
 log = get_logger("eval")
 
@@ -165,7 +165,7 @@ def _measured(
 
 
 def _write(folder: RunFolder, results: dict[str, Any]) -> None:
-    write_json(folder.file("results.json"), results)
+    write_results(folder.file("results.json"), results)
     folder.file("summary.md").write_text(render_summary(results), encoding="utf-8")
     folder.finish({"drafts": len(results["trainings"]), "cells": len(results["cells"])})
     log.info("report: %s", folder.file("summary.md"))

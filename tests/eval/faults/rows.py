@@ -8,45 +8,49 @@ from tests.eval import test_decoders, test_pairs, test_rows
 from tests.faults import Fault, noticed_by
 
 A_ROW = test_rows.test_every_figure_of_a_row_is_that_worked_out_by_hand
-A_CELLS_ROW = test_rows.test_a_row_of_a_cell_holds_the_same_figures
+A_TIMED_ROW = test_rows.test_a_timed_row_leaves_open_what_a_timed_run_does_not_tell
 
 FAULTS: list[Fault] = [
     *noticed_by(
         test_rows.test_a_speedup_is_the_others_time_over_ours,
         (
-            "eval.results.row:speed_ratio",
+            "eval.results.figures:speed_ratio",
             "seconds_per_token(samples[other]), seconds_per_token(samples[ours])",
             "seconds_per_token(samples[ours]), seconds_per_token(samples[other])",
         ),
     ),
     *noticed_by(
         test_rows.test_a_whole_calls_speedup_counts_the_reading_of_the_prompt,
-        ("eval.results.row:call_ratio", "call_seconds_per_token(samples[ours])", "seconds_per_token(samples[ours])"),
+        (
+            "eval.results.figures:call_ratio",
+            "call_seconds_per_token(samples[ours])",
+            "seconds_per_token(samples[ours])",
+        ),
     ),
     *noticed_by(
         test_rows.test_a_category_is_judged_by_its_own_prompts_alone,
-        ("eval.results.row:_paired", "[list(groups)]", ""),
-        ("eval.results.row:_speed", "baseline(timed.samples, groups)", "AUTOREGRESSIVE"),
+        ("eval.results.figures:_paired", "[list(groups)]", ""),
+        ("eval.results.figures:speed", "baseline(samples, groups)", "AUTOREGRESSIVE"),
     ),
     *noticed_by(
         test_rows.test_a_ratio_is_of_the_prompts_that_both_have_times_for,
-        ("eval.results.row:_paired", "np.isfinite(columns).all(1)", "np.isfinite(columns).any(1)"),
+        ("eval.results.figures:_paired", "np.isfinite(columns).all(1)", "np.isfinite(columns).any(1)"),
     ),
     *noticed_by(
         test_rows.test_the_speed_of_an_arm_is_the_median_prompts,
-        ("eval.results.row:tokens_per_s", "nanmedian", "nanmean"),
-        ("eval.results.row:tokens_per_s", "1 / seconds_per_token(samples)", "seconds_per_token(samples)"),
+        ("eval.results.figures:tokens_per_s", "nanmedian", "nanmean"),
+        ("eval.results.figures:tokens_per_s", "1 / seconds_per_token(samples)", "seconds_per_token(samples)"),
     ),
     *noticed_by(
         partial(test_rows.test_the_baseline_is_the_faster_way_without_a_draft, alone=0.2, theirs=0.3),
-        ("eval.results.row:baseline", "max(", "min("),
-        ("eval.results.row:baseline", "max((AUTOREGRESSIVE, TRANSFORMERS)", "max((TRANSFORMERS,)"),
+        ("eval.results.figures:baseline", "max(", "min("),
+        ("eval.results.figures:baseline", "max((AUTOREGRESSIVE, TRANSFORMERS)", "max((TRANSFORMERS,)"),
     ),
     *noticed_by(
         test_rows.test_tau_counts_the_bonus_token_and_is_pooled_over_rounds,
-        ("eval.results.row:acceptance", "r.emitted", "r.accepted"),
+        ("eval.results.figures:acceptance", "r.emitted", "r.accepted"),
         (
-            "eval.results.row:pooled_tau",
+            "eval.results.figures:pooled_tau",
             "sum(one.emitted for one in rounds) / len(rounds)",
             "float(np.mean([np.mean([one.emitted for s in group for one in s.rounds]) for group in samples]))",
         ),
@@ -54,41 +58,45 @@ FAULTS: list[Fault] = [
     *noticed_by(
         test_rows.test_the_interval_of_tau_resamples_prompts_not_rounds,
         (
-            "eval.results.row:acceptance",
+            "eval.results.figures:acceptance",
             "[[one for sample in group for one in sample.rounds] for group in samples]",
             "[[one] for group in samples for sample in group for one in sample.rounds]",
         ),
     ),
     *noticed_by(
         A_ROW,
-        ("eval.results.row:_alpha", "scope.texts, scope.units", "scope.texts"),
-        ("eval.results.row:_speed", "speedup.value / predicted", "predicted / speedup.value"),
-        ("eval.results.row:latency", "sample.first_s", "sample.seconds"),
-        ("eval.results.row:latency", "float(np.median(", "1e3 * float(np.median("),
-        ("eval.results.row:latency", "np.median(", "np.mean("),
-        ("eval.results.row:_checked", "for text in texts if text in checks", "for text in checks"),
-        ("eval.results.row:make_row", "max(sample.peak", "sum(sample.peak"),
+        ("eval.results.figures:_alpha", "scope.texts, scope.units", "scope.texts"),
+        ("eval.results.figures:speed", "speedup.value / predicted", "predicted / speedup.value"),
+        ("eval.results.figures:latency", "sample.first_s", "sample.seconds"),
+        ("eval.results.figures:latency", "float(np.median(", "1e3 * float(np.median("),
+        ("eval.results.figures:latency", "np.median(", "np.mean("),
+        ("eval.results.figures:_checked", "for text in texts if text in checks", "for text in checks"),
+        ("eval.results.figures:make_row", "max(sample.peak", "sum(sample.peak"),
     ),
     *noticed_by(
         test_rows.test_latency_is_in_seconds_and_gaps_lie_within_a_call,
         (
-            "eval.results.row:latency",
+            "eval.results.figures:latency",
             "[gap for sample in each for gap in inter_arrivals(sample.arrivals)]",
             "inter_arrivals([at for sample in each for at in sample.arrivals])",
         ),
     ),
     *noticed_by(
         test_rows.test_flips_are_counted_against_our_own_loop,
-        ("eval.results.row:dtype_flips", "samples[AUTOREGRESSIVE]", "samples[TRANSFORMERS]"),
+        ("eval.results.figures:dtype_flips", "samples[AUTOREGRESSIVE]", "samples[TRANSFORMERS]"),
     ),
     *noticed_by(
-        A_CELLS_ROW,
+        A_TIMED_ROW,
         (
-            "eval.results.cell_rows:_speed",
-            "speed_ratio(samples, arm, base, groups, seed)",
-            "speed_ratio(samples, base, arm, groups, seed)",
+            "eval.results.figures:speed",
+            "speed_ratio(samples, one.arm, base, groups, seed)",
+            "speed_ratio(samples, base, one.arm, groups, seed)",
         ),
-        ("eval.results.cell_rows:_speed", "speedup.value / predicted", "speedup.value * predicted"),
+        ("eval.results.figures:speed", "speedup.value / predicted", "speedup.value * predicted"),
+    ),
+    *noticed_by(
+        test_rows.test_flips_against_an_uncached_forward_are_those_of_the_groups_of_the_row,
+        ("eval.results.figures:uncached_flips", "for group in groups", "for group in range(len(checks))"),
     ),
     *noticed_by(
         test_pairs.test_a_ratio_is_the_others_time_over_ours_by_the_median_of_all_pairs,

@@ -25,9 +25,9 @@ FAULTS: list[Fault] = [
     *noticed_by(
         test_components.test_the_promise_is_tau_steps_for_k_draft_tokens_and_one_verification,
         (
-            "eval.measure.component_times:ComponentTimes.speedup",
-            "self.t_target_1, self.t_draft, self.t_target_k1",
-            "self.t_target_1, self.t_target_k1, self.t_draft",
+            "eval.measure.component_times:promised_speedup",
+            "costs.t_target_1_s, costs.t_draft_s, costs.t_target_k1_s",
+            "costs.t_target_1_s, costs.t_target_k1_s, costs.t_draft_s",
         ),
     ),
     *noticed_by(
@@ -72,28 +72,37 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_speed.test_the_mean_context_lies_half_way_through_the_continuation,
-        ("eval.measure.speed:mean_context", "max_new_tokens / 2", "max_new_tokens"),
+        ("eval.measure.cell_run:mean_context", "max_new_tokens / 2", "max_new_tokens"),
     ),
     *noticed_by(
-        test_speed.test_a_setting_that_never_came_to_a_second_arrival_is_the_slowest,
-        ("eval.measure.speed:_median_or_inf", "np.median(known)", "np.min(known)"),
+        test_speed.test_settings_are_chosen_on_other_prompts_and_the_fastest_is_the_best,
+        ("eval.measure.choose:choose", "fastest(of)", "next(iter(of))"),
     ),
     *noticed_by(
-        test_speed.test_the_peer_is_timed_at_the_setting_that_was_fastest_on_other_prompts,
-        ("eval.measure.speed:_measure_at", "best = min(screened", "best = max(screened"),
-        (
-            "eval.measure.speed:_measure_at",
-            "screen_peer(cfg, model, first, prompts.screening, temperature)",
-            "screen_peer(cfg, model, first, prompts.timed, temperature)",
-        ),
+        test_speed.test_the_peer_is_timed_at_the_setting_that_was_chosen,
+        ("eval.modes.report:time_cell", 'tried[choice["best"][ASSISTED]]', "next(iter(tried.values()))"),
+    ),
+    *noticed_by(
+        test_speed.test_what_warms_up_is_not_timed_and_what_is_timed_does_not_warm_up,
+        ("eval.modes.report:time_cell", "drafted, prompts.timed", "drafted, prompts.screening"),
+        ("eval.modes.report:time_cell", "warm_up(arms, prompts.screening", "warm_up(arms, prompts.timed"),
+    ),
+    *noticed_by(
+        test_speed.test_the_draft_length_is_chosen_at_the_first_temperature_alone,
+        ("eval.modes.report:_candidates", "point.temperature == cfg.temperatures[0] and ", ""),
+        ("eval.modes.report:_candidates", "drafting(cfg, point.temperature, k)", "drafting(cfg, point.temperature, 2)"),
+    ),
+    *noticed_by(
+        test_speed.test_the_reports_own_length_is_held_against_an_uncached_forward,
+        ("eval.modes.report:time_cell", "one.settings.num_draft_tokens == chosen", "True"),
+    ),
+    *noticed_by(
+        test_speed.test_a_rule_with_noise_of_its_own_is_not_held_against_an_uncached_forward,
+        ("eval.measure.cell_run:CellRun._uncached", "not in TOKEN_FOR_TOKEN", 'not in ("rejection",)'),
     ),
     *noticed_by(
         test_speed.test_component_times_are_those_at_the_timed_prompts_mean_context,
-        (
-            "eval.measure.speed:_measure_at",
-            "_meter(cfg, model, drafters, prompts.timed, temperature)",
-            "_meter(cfg, model, drafters, prompts.screening, temperature)",
-        ),
+        ("eval.measure.cell_run:CellRun._meter", "self.cfg.decode.max_new_tokens", "0"),
     ),
     *noticed_by(
         test_padding.test_the_speed_is_the_median_of_the_rounds_after_the_first,

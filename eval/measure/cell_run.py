@@ -1,0 +1,108 @@
+"""One cell: all arms in one interleaved run, and what is kept of it for results.json."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from decode.sampling.warp import Sampling
+from eval.arms.ours import Arm
+from eval.config import TOKEN_FOR_TOKEN, EvalConfig
+from eval.measure.cells import Cell, arm_times
+from eval.measure.component_times import CostMeter, is_plain_chain
+from eval.measure.losslessness import Check
+from eval.measure.timed_run import Samples, interleave
+from eval.measure.uncached import check_samples
+from eval.prompts.held_out import Prompt
+from eval.results.figures import Drafted, Scope, make_row
+
+
+@dataclass(frozen=True)
+class CellRun:
+    """The models of a timed run, held from cell to cell."""
+
+    cfg: EvalConfig
+    model: PreTrainedModel
+    drafters: Mapping[str, Any]
+    """Draft -> drafter."""
+
+    @property
+    def dtype(self) -> str:
+        """The run's own precision."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    def time(
+        self,
+        cell: Cell,
+        arms: Sequence[Arm],
+        drafted: Sequence[Drafted],
+        prompts: Sequence[Prompt],
+        scopes: Sequence[Scope] = (),
+        judged: Collection[str] = (),
+    ) -> dict[str, Any]:
+        """The cell's content: every arm's times by batch of prompts, and a row for each arm in `drafted` and scope (all
+        prompts, where none is named). The texts of the arms in `judged` are held against an uncached forward
+        afterwards, in the run's own precision: rounding flips near-ties, a fault of our passes far more."""
+        cfg, began = self.cfg, time.perf_counter()
+        meter = self._meter(cell, drafted, prompts)
+        samples = interleave(
+            arms,
+            prompts,
+            cfg.decode.max_new_tokens,
+            cfg.timing.rounds,
+            cfg.seed,
+            cell.batch_size,
+            f"timing {cell.name}",
+            between_rounds=meter.sample,
+        )
+        costs = meter.result()
+        scopes = scopes or [Scope(cell.text, range(len(samples[arms[0].name])))]
+        uncached = {one.arm: self._uncached(one, cell, samples, prompts) for one in drafted if one.arm in judged}
+        rows = [
+            make_row(
+                one,
+                scope,
+                samples,
+                costs.get((one.draft, one.settings.num_draft_tokens)) if is_plain_chain(one.settings) else None,
+                uncached.get(one.arm),
+                cell.batch_size,
+                self.dtype,
+                cfg.seed,
+            )
+            for scope in scopes
+            for one in drafted
+        ]
+        return {
+            **cell.as_dict(),
+            "prompts": len(prompts),
+            "mean_tokens": sum(len(prompt.ids) for prompt in prompts) / len(prompts),
+            "dtype": self.dtype,
+            "arms": [arm_times(name, samples) for name in samples],
+            "rows": [row.model_dump() for row in rows],
+            "seconds": time.perf_counter() - began,
+        }
+
+    def _meter(self, cell: Cell, drafted: Sequence[Drafted], prompts: Sequence[Prompt]) -> CostMeter:
+        lengths: dict[str, list[int]] = {}
+        for one in drafted:
+            if is_plain_chain(one.settings):
+                lengths.setdefault(one.draft, []).append(one.settings.num_draft_tokens)
+        unique = {draft: sorted(set(each)) for draft, each in lengths.items()}
+        context = mean_context(prompts, self.cfg.decode.max_new_tokens)
+        return CostMeter(self.model, self.drafters, unique, context, cell.batch_size, self.cfg.timing.cost_repeats)
+
+    def _uncached(self, one: Drafted, cell: Cell, samples: Samples, prompts: Sequence[Prompt]) -> list[Check] | None:
+        settings = one.settings
+        if settings.verifier not in TOKEN_FOR_TOKEN:
+            return None
+        sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+        return check_samples(self.model, prompts, samples[one.arm], cell.batch_size, sampling, self.cfg.seed)
+
+
+def mean_context(prompts: Sequence[Prompt], max_new_tokens: int) -> int:
+    """Tokens in the cache half way through the mean prompt's continuation."""
+    return round(sum(len(prompt.ids) for prompt in prompts) / len(prompts) + max_new_tokens / 2)

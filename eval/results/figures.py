@@ -1,0 +1,222 @@
+"""From the calls of a timed run to the figures of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from decode.acceptance import acceptance_by_position
+from decode.config import SamplingConfig
+from eval.arms.ours import AUTOREGRESSIVE, TRANSFORMERS, Sample
+from eval.config import TOKEN_FOR_TOKEN
+from eval.measure.component_times import is_plain_chain, promised_speedup
+from eval.measure.losslessness import Check, flips
+from eval.measure.quality import Quality
+from eval.measure.timed_run import Samples, call_seconds_per_token, seconds_per_token
+from eval.results.row import ComponentTimes, Row
+from eval.results.statistics import (
+    Estimate,
+    bootstrap,
+    finite,
+    inter_arrivals,
+    median_of_ratios,
+    quantiles,
+    ratio_of_sums,
+    repeated_4grams,
+    share,
+)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The prompts a row is about: indices of timed groups and of texts, and what to call them."""
+
+    text: str
+    groups: Sequence[int]
+    texts: Sequence[int] = ()
+    category: str | None = None
+    units: Sequence[str] | None = None
+    """Per text, the document it begins in; None where each has its own."""
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """An arm of ours that drafts: what a row is about."""
+
+    arm: str
+    """Name of the arm in the timed run."""
+    family: str
+    draft: str
+    """Name of the draft."""
+    settings: SamplingConfig
+    """With the temperature and rule of the run."""
+    setting: str | None = None
+    """Name of the settings, where several are compared."""
+
+
+def make_row(
+    one: Drafted,
+    scope: Scope,
+    samples: Samples,
+    costs: ComponentTimes | None,
+    uncached: Sequence[Check] | None,
+    batch_size: int,
+    dtype: str,
+    seed: int,
+) -> Row:
+    """The row of one arm. `costs` are its component times, `uncached` its timed texts against an uncached forward, by
+    prompt group; None where neither was measured. alpha and losslessness are not a timed run's to know
+    (`quality_figures`)."""
+    settings, chosen = one.settings, [samples[one.arm][group] for group in scope.groups]
+    return Row(
+        drafter=one.family,
+        draft=one.draft,
+        setting=one.setting,
+        verifier=settings.verifier,
+        tree=settings.tree,
+        dtype=dtype,
+        text=scope.text,
+        category=scope.category,
+        temperature=settings.temperature,
+        batch_size=batch_size,
+        num_draft_tokens=settings.num_draft_tokens,
+        seed=seed,
+        prompts=sum(len(group[0].new_ids) for group in chosen),
+        tokens=sum(sample.tokens for group in chosen for sample in group),
+        **acceptance(chosen, settings.num_draft_tokens, seed),
+        **speed(samples, one, scope.groups, costs, seed),
+        **latency(chosen),
+        **dtype_flips(samples, one.arm, scope.groups, settings.verifier),
+        **uncached_flips(uncached, scope.groups),
+        repeated_4gram_share=repetition(chosen),
+        peak_memory_bytes=max(sample.peak_memory_bytes for group in chosen for sample in group),
+    )
+
+
+def speed_ratio(samples: Samples, ours: str, other: str, groups: Sequence[int], seed: int) -> Estimate | None:
+    """Other's decode seconds per token over ours: median over prompts of the paired ratios; None without a common
+    prompt."""
+    return _paired(seconds_per_token(samples[other]), seconds_per_token(samples[ours]), groups, seed)
+
+
+def call_ratio(samples: Samples, ours: str, other: str, groups: Sequence[int], seed: int) -> Estimate | None:
+    """The same for whole calls, prompts included."""
+    return _paired(call_seconds_per_token(samples[other]), call_seconds_per_token(samples[ours]), groups, seed)
+
+
+def _paired(other: np.ndarray, ours: np.ndarray, groups: Sequence[int], seed: int) -> Estimate | None:
+    columns = np.stack([other, ours], axis=1)[list(groups)]
+    columns = columns[np.isfinite(columns).all(1)]
+    return bootstrap(columns, median_of_ratios, seed) if len(columns) else None
+
+
+def tokens_per_s(samples: Sequence[Sequence[Sample]], groups: Sequence[int] | None = None) -> float | None:
+    """Decode tokens per second, median over the prompts of `groups`, or all; for batches, of the whole batch."""
+    each = 1 / seconds_per_token(samples)[slice(None) if groups is None else list(groups)]
+    return float(np.nanmedian(each)) if np.isfinite(each).any() else None
+
+
+def baseline(samples: Samples, groups: Sequence[int]) -> str:
+    """The faster of our autoregressive loop and transformers generate in this very run."""
+    return max((AUTOREGRESSIVE, TRANSFORMERS), key=lambda arm: tokens_per_s(samples[arm], groups) or 0.0)
+
+
+def acceptance(samples: Sequence[Sequence[Sample]], k: int, seed: int) -> dict[str, Any]:
+    """tau with its interval, and acceptance by position, pooled over all rounds."""
+    rounds = [[one for sample in group for one in sample.rounds] for group in samples]
+    estimate = bootstrap(
+        np.array([(sum(r.emitted for r in group), len(group)) for group in rounds]), ratio_of_sums, seed
+    )
+    by_position = acceptance_by_position([one for group in rounds for one in group], k)
+    return {**described("tau", estimate), "acceptance_by_position": [finite(value) for value in by_position]}
+
+
+def speed(
+    samples: Samples, one: Drafted, groups: Sequence[int], costs: ComponentTimes | None, seed: int
+) -> dict[str, Any]:
+    """Speed and speedup of an arm; predicted for plain chains alone, from their component times."""
+    base = baseline(samples, groups)
+    speedup = speed_ratio(samples, one.arm, base, groups, seed)
+    tau = pooled_tau([samples[one.arm][group] for group in groups])
+    predicted = promised_speedup(costs, tau) if costs is not None and is_plain_chain(one.settings) else None
+    return {
+        "tokens_per_s": tokens_per_s(samples[one.arm], groups),
+        "baseline": base,
+        "baseline_tokens_per_s": tokens_per_s(samples[base], groups),
+        **described("speedup", speedup),
+        **described("whole_call_speedup", call_ratio(samples, one.arm, base, groups, seed)),
+        "predicted_speedup": predicted,
+        "realised": None if speedup is None or predicted is None else speedup.value / predicted,
+        "component_times": costs,
+    }
+
+
+def described(name: str, estimate: Estimate | None) -> dict[str, Any]:
+    """NAME and NAME_ci95 as JSON has them; None where nothing could be estimated."""
+    if estimate is None:
+        return {name: None, f"{name}_ci95": None}
+    return {name: estimate.value, f"{name}_ci95": estimate.interval}
+
+
+def pooled_tau(samples: Sequence[Sequence[Sample]]) -> float:
+    """Tokens emitted per target pass, over all rounds."""
+    rounds = [one for group in samples for sample in group for one in sample.rounds]
+    return sum(one.emitted for one in rounds) / len(rounds)
+
+
+def latency(samples: Sequence[Sequence[Sample]]) -> dict[str, Any]:
+    """Time to the first tokens, and between arrivals."""
+    each = [sample for group in samples for sample in group]
+    gaps = [gap for sample in each for gap in inter_arrivals(sample.arrivals)]
+    return {"ttft_s": float(np.median([sample.first_s for sample in each])), "itl_s": quantiles(gaps)}
+
+
+def uncached_flips(checks: Sequence[Check] | None, groups: Sequence[int]) -> dict[str, Any]:
+    """Tokens of the timed texts that an uncached forward would not choose, by prompt group; None where none was
+    made."""
+    if checks is None:
+        return {"uncached_dtype_flips": None, "uncached_dtype_tokens": 0}
+    total = sum((checks[group] for group in groups), Check())
+    return {"uncached_dtype_flips": total.mismatches + total.near_ties, "uncached_dtype_tokens": total.tokens}
+
+
+def dtype_flips(samples: Samples, arm: str, groups: Sequence[int], verifier: str) -> dict[str, Any]:
+    """Flips of the timed run against our autoregressive arm; None where only the distribution is equal."""
+    if verifier not in TOKEN_FOR_TOKEN:
+        return {"dtype_flips": None, "dtype_tokens_compared": 0}
+    pairs = [
+        (alone.new_ids, drafted.new_ids)
+        for group in groups
+        for alone, drafted in zip(samples[AUTOREGRESSIVE][group], samples[arm][group], strict=True)
+    ]
+    total = sum((flips(alone, drafted) for alone, drafted in pairs), Check())
+    return {"dtype_flips": total.near_ties, "dtype_tokens_compared": total.tokens}
+
+
+def repetition(samples: Sequence[Sequence[Sample]]) -> float | None:
+    """Share of 4-token runs that occurred before in the same output."""
+    counts = [repeated_4grams(ids) for group in samples for sample in group for ids in sample.new_ids]
+    return share(sum(repeated for repeated, _ in counts), sum(every for _, every in counts))
+
+
+def quality_figures(quality: Quality, scope: Scope, seed: int) -> dict[str, Any]:
+    """The fields of a row that its draft's quality fills."""
+    uncached = {f"uncached_{name}": value for name, value in _checked(quality.uncached, scope.texts).items()}
+    return {**_alpha(quality, scope, seed), **_checked(quality.checks, scope.texts), **uncached}
+
+
+def _alpha(quality: Quality, scope: Scope, seed: int) -> dict[str, Any]:
+    sums = quality.alphas.sums(scope.texts, scope.units)
+    if not len(sums):
+        return {"alpha": None, "alpha_ci95": None, "alpha_tokens": 0}
+    return {**described("alpha", bootstrap(sums, ratio_of_sums, seed)), "alpha_tokens": int(sums[:, 1].sum())}
+
+
+def _checked(checks: Mapping[int, Check] | None, texts: Sequence[int]) -> dict[str, Any]:
+    if checks is None:
+        return {"mismatches": None, "near_ties": None, "tokens_checked": 0}
+    total = sum((checks[text] for text in texts if text in checks), Check())
+    return {"mismatches": total.mismatches, "near_ties": total.near_ties, "tokens_checked": total.tokens}
