@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
 """[low, high] at 95%."""
-Share = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[float, Field(ge=0, le=1 + 1e-4)]  # sums of float32 probabilities round
 Count = Annotated[int, Field(ge=0)]
 
 
