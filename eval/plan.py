@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from decode.models.load import ModelDescription, resolve_device
-from eval.arms.assisted import NAME as ASSISTED
-from eval.arms.assisted import settings
-from eval.arms.build import assisted_refusal
-from eval.arms.ours import AUTOREGRESSIVE, TRANSFORMERS
+from eval.arms.base import ASSISTED, AUTOREGRESSIVE, TRANSFORMERS
+from eval.arms.ours import assisted_refusal
+from eval.arms.transformers_arms import assisted_settings
 from eval.config import EvalConfig
 from eval.prompts.held_out import PromptSets
 from eval.results.document import arm_name, draft_lengths
@@ -57,7 +56,7 @@ def make_plan(cfg: EvalConfig, target: ModelDescription, prompts: PromptSets) ->
     checked = _checked_tokens(cfg, len(prompts.reported))
     screened = len(cfg.timing.choose_k) * len(prompts.screening) * cfg.timing.screening_tokens
     if assisted_refusal(cfg) is None:
-        per_temperature = len(settings(cfg.peers)) * len(prompts.screening) * cfg.timing.screening_tokens
+        per_temperature = len(assisted_settings(cfg.peers)) * len(prompts.screening) * cfg.timing.screening_tokens
         screened += per_temperature * len(cfg.temperatures)
     per_token = seconds_per_token(target, cfg.target.device)
     seconds = per_token * ((timed + screened) / 1.3 + 2 * checked / _BATCH_GAIN)

@@ -13,8 +13,8 @@ MODES = {
     "report": "eval.modes.report",
     "certificate": "eval.modes.certificate",
     "profile": "eval.modes.profile",
-    "decoders": "eval.modes.decoders.suite",
-    "families": "eval.modes.families.suite",
+    "decoders": "eval.modes.decoders.mode",
+    "families": "eval.modes.families.mode",
 }
 """EvalConfig.mode -> module; imported when it is wanted."""
 

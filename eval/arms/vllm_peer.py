@@ -20,7 +20,7 @@ import torch
 
 from decode.common.errors import ConfigError, RunError
 from decode.sampling.warp import Sampling
-from eval.arms.ours import Sample, emitted
+from eval.arms.base import Sample, emitted
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
 _LAST_LINES = 15

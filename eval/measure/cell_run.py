@@ -1,4 +1,4 @@
-"""One cell: all arms in one interleaved run, and what is kept of it for results.json."""
+"""One cell: which settings are timed there, all arms in one interleaved run, and what is kept of it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,38 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from decode.sampling.warp import Sampling
-from eval.arms.ours import Arm
+from eval.arms.base import Arm
 from eval.config import TOKEN_FOR_TOKEN, EvalConfig
-from eval.measure.cells import Cell, arm_times
+from eval.measure.cells import Cell, Point, arm_times
 from eval.measure.component_times import CostMeter, is_plain_chain
 from eval.measure.losslessness import Check
-from eval.measure.timed_run import Samples, interleave
+from eval.measure.timed_run import Samples, fastest, interleave, warm_up
 from eval.measure.uncached import check_samples
 from eval.prompts.held_out import Prompt
-from eval.results.figures import Drafted, Scope, make_row
+from eval.results.figures import Drafted, Scope, make_row, tokens_per_s
+
+
+def choose(
+    cfg: EvalConfig, point: Point, families: Mapping[str, Mapping[str, Arm]], prompts: Sequence[Prompt]
+) -> dict[str, Any]:
+    """{"best": family -> setting, "tokens_per_s": family -> setting -> speed, "prompts", "seconds"} of arms by family
+    and setting, each continuing `prompts` by timing.screening_tokens tokens once."""
+    began, size, tokens = time.perf_counter(), point.batch_size, cfg.timing.screening_tokens
+    arms = [arm for family in families.values() for arm in family.values()]
+    warm_up(arms, prompts, size, cfg.seed, tokens)
+    samples = interleave(arms, prompts, tokens, 1, cfg.seed, size, f"choosing settings, {point.name}")
+    speeds = {
+        family: {setting: tokens_per_s(samples[arm.name]) for setting, arm in settings.items()}
+        for family, settings in families.items()
+    }
+    return {
+        "batch_size": size,
+        "temperature": point.temperature,
+        "best": {family: fastest(of) for family, of in speeds.items()},
+        "tokens_per_s": speeds,
+        "prompts": len(prompts),
+        "seconds": time.perf_counter() - began,
+    }
 
 
 @dataclass(frozen=True)

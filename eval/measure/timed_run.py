@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from decode.common.progress import progress
-from eval.arms.ours import Arm, Sample
+from eval.arms.base import Arm, Sample
 from eval.prompts.held_out import Prompt
 
 Key = TypeVar("Key")

@@ -18,7 +18,7 @@ from decode.models.load import device_of
 from decode.sampling.noise import Noise
 from decode.sampling.processors import widened
 from decode.sampling.warp import Sampling, warp
-from eval.arms.ours import Sample
+from eval.arms.base import Sample
 from eval.measure.continuations import Text
 from eval.measure.losslessness import MARGIN, Check
 from eval.prompts.held_out import Prompt

@@ -27,7 +27,7 @@ from decode.common.errors import InputError, UserError
 from decode.common.markdown import code, plain
 from decode.common.progress import get_logger
 from decode.models.load import resolve_device
-from eval.arms.ours import synchronize
+from eval.arms.base import synchronize
 from eval.render.formatting import hardware, number, share
 from eval.render.summary import markdown_table
 from eval.render.tables import Table

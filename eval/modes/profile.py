@@ -21,7 +21,7 @@ from decode.drafters.base import Drafter, drafted_depth
 from decode.models.load import load_tokenizer
 from decode.stats import Stats
 from decode.trees.tree_plans import CALIBRATED, parse
-from eval.arms.ours import AUTOREGRESSIVE
+from eval.arms.base import AUTOREGRESSIVE
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, shared_context
 from eval.measure.continuations import left_padded

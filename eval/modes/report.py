@@ -11,15 +11,13 @@ from typing import Any
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
 from decode.models.load import load_tokenizer
-from eval.arms.assisted import NAME as ASSISTED
-from eval.arms.build import assisted_arms, assisted_refusal, drafting, our_arm, plain_arms, renamed
-from eval.arms.ours import Arm
+from eval.arms.base import ASSISTED, Arm
+from eval.arms.ours import assisted_arms, assisted_refusal, drafting, our_arm, plain_arms, renamed
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, shared_context
 from eval.measure.alpha import Alphas
-from eval.measure.cell_run import CellRun
+from eval.measure.cell_run import CellRun, choose
 from eval.measure.cells import Cell, Point, Results
-from eval.measure.choose import choose
 from eval.measure.quality import Quality, measure_curve, measure_quality, with_answers
 from eval.measure.timed_run import warm_up
 from eval.plan import make_plan

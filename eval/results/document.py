@@ -10,8 +10,9 @@ from typing import Any
 
 from decode.common.environment import environment, git_state
 from decode.models.load import ModelDescription
-from eval.arms.assisted import NAME, settings
-from eval.arms.build import assisted_refusal
+from eval.arms.base import ASSISTED
+from eval.arms.ours import assisted_refusal
+from eval.arms.transformers_arms import assisted_settings
 from eval.config import EvalConfig
 from eval.measure.alpha import Alphas
 from eval.measure.component_times import promised_speedup
@@ -228,17 +229,17 @@ def _k(cfg: EvalConfig) -> int:
 def _peers(cfg: EvalConfig, measured: Measured) -> list[dict[str, Any]]:
     """transformers assisted generation at its best setting, and on other prompts at all that were tried."""
     first, peers = next(iter(cfg.drafts)), []
-    tried = {one.label: one.as_dict() for one in settings(cfg.peers)}
+    tried = {one.label: one.as_dict() for one in assisted_settings(cfg.peers)}
     for cell, choice in zip(measured.cells, measured.choices, strict=True):
-        if NAME not in choice["best"]:
+        if ASSISTED not in choice["best"]:
             continue
-        place = {"name": NAME, "draft": first, "temperature": cell["temperature"], "batch_size": 1}
+        place = {"name": ASSISTED, "draft": first, "temperature": cell["temperature"], "batch_size": 1}
         place["version"] = version("transformers")
-        estimate = ratio([cell], arm_name(first, _k(cfg)), NAME, cfg.seed)
-        timed = {"prompts": "reported", "tokens_per_s": tokens_per_s([cell], NAME)}
-        best = {"best": True, "setting": tried[choice["best"][NAME]]}
+        estimate = ratio([cell], arm_name(first, _k(cfg)), ASSISTED, cfg.seed)
+        timed = {"prompts": "reported", "tokens_per_s": tokens_per_s([cell], ASSISTED)}
+        best = {"best": True, "setting": tried[choice["best"][ASSISTED]]}
         peers.append({**place, **best, **timed, **_ours_over(estimate)})
-        for label, speed in choice["tokens_per_s"][NAME].items():
+        for label, speed in choice["tokens_per_s"][ASSISTED].items():
             screened = {"best": False, "setting": tried[label], "prompts": "screening", "tokens_per_s": speed}
             peers.append({**place, **screened, **_ours_over(None)})
     return peers

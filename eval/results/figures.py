@@ -10,7 +10,7 @@ import numpy as np
 
 from decode.acceptance import acceptance_by_position
 from decode.config import SamplingConfig
-from eval.arms.ours import AUTOREGRESSIVE, TRANSFORMERS, Sample
+from eval.arms.base import AUTOREGRESSIVE, TRANSFORMERS, Sample
 from eval.config import TOKEN_FOR_TOKEN
 from eval.measure.component_times import is_plain_chain, promised_speedup
 from eval.measure.losslessness import Check, flips

@@ -1,4 +1,4 @@
-"""Ratios of two arms' speeds from results.json: paired by batch of prompts, median, bootstrap interval."""
+"""Speeds of arms as results.json keeps them, and their ratios: paired by batch, median, bootstrap interval."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from decode.common.typed_config import build
 from decode.stats import Round
-from eval.arms.ours import AUTOREGRESSIVE, TRANSFORMERS, Sample
+from eval.arms.base import AUTOREGRESSIVE, TRANSFORMERS, Sample
 from eval.config import EvalConfig
 from eval.measure.timed_run import Samples
 from eval.prompts.held_out import Prompt

@@ -11,17 +11,19 @@ import pytest
 from decode.common.compose import CONF
 from decode.common.errors import ConfigError, InputError, RunError
 from decode.common.typed_config import build
-from eval import cli, stage
+from eval import __main__ as cli
+from eval import stage
 from eval.arms.vllm_peer import Engine, as_sample, check_python
 from eval.config import EvalConfig
-from eval.modes.decoders import engines, measuring, suite
+from eval.modes.decoders import arms as engines
+from eval.modes.decoders import cells as measuring
+from eval.modes.decoders import mode
 from eval.modes.decoders.config import arm_settings
 from eval.modes.decoders.goals import reached
 from eval.modes.decoders.page import render_page
 from eval.modes.decoders.summary import render_summary
 from eval.modes.decoders.tables import reading
-from eval.modes.decoders.texts import load_texts
-from eval.prompts.prose import docstrings
+from eval.modes.decoders.texts import docstrings, load_texts
 from eval.publish import publish
 from tests.commands import built
 from tests.eval.test_report import ROW_KEYS
@@ -211,13 +213,13 @@ def test_a_killed_run_goes_on_with_the_cells_that_are_missing(folder, tmp_path, 
         done.append(cell.name)
         return measuring.measure(stock, cell, *rest)
 
-    monkeypatch.setattr(suite, "measure", killed)
+    monkeypatch.setattr(mode, "measure", killed)
     with pytest.raises(KeyboardInterrupt):
         stage.run(cfg)
     kept = {path.name: path.read_bytes() for path in (tmp_path / "run/cells").iterdir()}
     assert len(kept) == 3
     done.clear()
-    monkeypatch.setattr(suite, "measure", lambda *a: done.append(a[1].name) or measuring.measure(*a))
+    monkeypatch.setattr(mode, "measure", lambda *a: done.append(a[1].name) or measuring.measure(*a))
     stage.run(cfg)
     assert done == ["batch1-T0-prose"]
     assert all((tmp_path / "run/cells" / name).read_bytes() == content for name, content in kept.items())
@@ -291,7 +293,7 @@ def fake_worker(tmp_path, monkeypatch) -> Path:
     path = tmp_path / "worker.py"
     path.write_text(FAKE_WORKER)
     monkeypatch.setattr(engines, "WORKER", path)
-    monkeypatch.setattr(suite, "check_python", lambda _: None)
+    monkeypatch.setattr(mode, "check_python", lambda _: None)
     return path
 
 
@@ -415,7 +417,7 @@ def test_bad_values_are_refused(changes, message):
     ],
 )
 def test_bad_input_is_refused_before_weights_are_loaded(models, tmp_path, changes, error, message, monkeypatch):
-    monkeypatch.setattr(suite, "load", lambda *_: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(mode, "load", lambda *_: pytest.fail("weights were loaded"))
     with pytest.raises(error, match=message):
         stage.run(build(EvalConfig, {**values(models), **changes, "output_dir": str(tmp_path / "run")}))
 
@@ -446,7 +448,7 @@ def test_a_compiler_that_fails_leaves_the_arm_out_with_the_reason(folder, tmp_pa
 
     changes = {**values(folder), "output_dir": str(tmp_path / "run"), "temperatures": [0.0]}
     changes["decoders"] |= {"batch_sizes": [1], "batches_timed": [1], "static_batches": [1], "texts": ["code"]}
-    monkeypatch.setattr(suite.Stock, "static", lambda *_: Broken())
+    monkeypatch.setattr(mode.Stock, "static", lambda *_: Broken())
     monkeypatch.setattr(measuring, "no_compiler", lambda: None)
     stage.run(build(EvalConfig, changes))
     (cell,) = json.loads((tmp_path / "run/results.json").read_text())["cells"]

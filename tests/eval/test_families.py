@@ -13,17 +13,16 @@ from decode.common.errors import ConfigError, InputError, RunError
 from decode.common.run_folder import open_run
 from decode.common.typed_config import build
 from decode.models.load import describe_model, load_model
-from eval import cli, stage
+from eval import __main__ as cli
+from eval import stage
 from eval.config import EvalConfig
-from eval.modes.families import suite, trainings
+from eval.modes.families import mode, trainings
 from eval.modes.families.arms import train_config
-from eval.modes.families.budgets import pace_of, steps_for_tokens
-from eval.modes.families.child import in_child
 from eval.modes.families.data import rescoring
 from eval.modes.families.groups import Group, quality_row
 from eval.modes.families.recommend import PLAIN, recommend, sentence
 from eval.modes.families.summary import losslessness, render_summary
-from eval.modes.families.trainings import Training
+from eval.modes.families.trainings import Training, in_child, pace_of, steps_for_tokens
 from eval.publish import publish
 from eval.results.statistics import bootstrap_crossed, ratio_of_ratios, ratio_of_sums
 from tests.commands import built
@@ -106,7 +105,7 @@ def folder(tmp_path_factory) -> Path:
 def trainer(monkeypatch) -> FakeTrainer:
     fake = FakeTrainer()
     monkeypatch.setattr(trainings.stage, "run", fake)
-    monkeypatch.setattr(suite, "in_child", lambda call, *arguments: call(*arguments))
+    monkeypatch.setattr(mode, "in_child", lambda call, *arguments: call(*arguments))
     return fake
 
 
@@ -170,7 +169,7 @@ def test_a_killed_suite_goes_on_with_what_is_missing(folder, tmp_path, trainer, 
         stage.run(cfg)
     assert trainer.names == ["lm-tokens-0"]
     trainer.asked, trainer.alive = [], 1000
-    monkeypatch.setattr(suite, "_race", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(mode, "_race", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         stage.run(cfg)
     assert trainer.names == ["lm-time-0"]
@@ -185,7 +184,7 @@ def test_a_killed_suite_goes_on_with_what_is_missing(folder, tmp_path, trainer, 
 
 
 def test_trainings_differ_in_what_they_compare_alone(folder, tmp_path, trainer, monkeypatch):
-    monkeypatch.setattr(suite, "_judge", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(mode, "_judge", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         stage.run(config(folder, tmp_path, families={"seeds": [1]}))
     by_name = dict(zip(trainer.names, trainer.asked, strict=True))
@@ -198,12 +197,12 @@ def test_trainings_differ_in_what_they_compare_alone(folder, tmp_path, trainer, 
 
 
 def test_a_finished_training_of_another_configuration_is_not_taken_for_this_one(folder, tmp_path, trainer, monkeypatch):
-    monkeypatch.setattr(suite, "_judge", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(mode, "_judge", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         stage.run(config(folder, tmp_path, families={"seeds": [1]}))
     other = config(folder, tmp_path, families={"seeds": [1], "tokens": 400})
     with pytest.raises(ConfigError, match=r"lm-tokens-1 holds a run of another configuration \(.*steps: 4 there"):
-        suite.prepare(other, {})
+        mode.prepare(other, {})
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +210,7 @@ def measured(folder, tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("measured")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainings.stage, "run", FakeTrainer())
-        patch.setattr(suite, "in_child", lambda call, *arguments: call(*arguments))
+        patch.setattr(mode, "in_child", lambda call, *arguments: call(*arguments))
         stage.run(config(folder, place))
     return place / "families/report"
 
@@ -251,7 +250,7 @@ def test_results_hold_every_arm_budget_and_cell(results):
 @pytest.mark.slow
 def test_every_token_of_the_targets_texts_is_checked_and_counted_once(folder, measured, results):
     cfg = config(folder, measured.parents[1])
-    prompts, _ = suite._prompts(cfg, describe_model(cfg.target))
+    prompts, _ = mode._prompts(cfg, describe_model(cfg.target))
     model, ends = load_model(cfg.target), []
     for row, prompt in enumerate(prompts[: cfg.lossless.prompts]):
         ids = torch.tensor([prompt.ids])

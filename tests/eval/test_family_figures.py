@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 
 from decode.stats import Round
-from eval.arms.ours import Sample
+from eval.arms.base import Sample
 from eval.measure.continuations import Job, Text
-from eval.modes.families import budgets
 from eval.modes.families import quality as families_quality
-from eval.modes.families.budgets import Pace, tokens_per_step
+from eval.modes.families import trainings as budgets
 from eval.modes.families.groups import Group, grouped, quality_row, tau_ratio, training_row
 from eval.modes.families.quality import Judge, Speculator
 from eval.modes.families.recommend import recommend, rivals
 from eval.modes.families.results import Measured, _codes
-from eval.modes.families.trainings import Training
+from eval.modes.families.trainings import Pace, Training, tokens_per_step
 from tests.eval.samples import config
 
 REFERENCE = [Text(4, (1, 2), (5, 6, 7)), Text(9, (3,), (8, 9)), Text(11, (4,), (6, 7, 8))]

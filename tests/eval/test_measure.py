@@ -7,8 +7,17 @@ from transformers import GenerationConfig
 from decode import generate
 from decode.drafters.lm import LMDraft
 from decode.sampling.warp import Sampling
-from eval.arms.assisted import AssistedArm, Setting, settings, using
-from eval.arms.ours import OurArm, Sample, TransformersArm, emitted, generation_config, run_transformers
+from eval.arms.base import Sample, emitted
+from eval.arms.ours import OurArm
+from eval.arms.transformers_arms import (
+    AssistedArm,
+    Setting,
+    TransformersArm,
+    assisted_settings,
+    generation_config,
+    run_transformers,
+    using,
+)
 from eval.config import PeersConfig
 from eval.measure.component_times import CostMeter, promised_speedup
 from eval.measure.timed_run import call_seconds_per_token, interleave, order, seconds_per_token, warm_up
@@ -153,8 +162,8 @@ def test_the_drafts_own_settings_come_back():
 
 
 def test_settings_are_the_whole_grid():
-    assert len(settings(PeersConfig())) == 6
-    assert len({one.label for one in settings(PeersConfig())}) == 6
+    assert len(assisted_settings(PeersConfig())) == 6
+    assert len({one.label for one in assisted_settings(PeersConfig())}) == 6
 
 
 def test_component_times_predict_a_speedup():

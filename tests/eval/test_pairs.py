@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from decode.common.errors import InputError
-from eval.arms.ours import AUTOREGRESSIVE, TRANSFORMERS
+from eval.arms.base import AUTOREGRESSIVE, TRANSFORMERS
 from eval.measure.cells import arm_times
 from eval.modes.decoders.results import _cell as cell_of_decoders
 from eval.modes.decoders.results import _peers as peers_of_decoders

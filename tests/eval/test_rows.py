@@ -10,7 +10,7 @@ import pytest
 
 from decode.config import SamplingConfig
 from decode.stats import Round
-from eval.arms.ours import AUTOREGRESSIVE, TRANSFORMERS
+from eval.arms.base import AUTOREGRESSIVE, TRANSFORMERS
 from eval.measure.alpha import Alphas
 from eval.measure.losslessness import Check
 from eval.measure.quality import Quality

@@ -10,16 +10,15 @@ import pytest
 from decode.autotune.timing import Costs
 from decode.drafters.lm import LMDraft
 from decode.sampling.warp import Sampling
-from eval.arms import build as build_arms
-from eval.arms.assisted import NAME, Setting
-from eval.arms.build import drafting, plain_arms
-from eval.arms.ours import AUTOREGRESSIVE, TRANSFORMERS, OurArm, TransformersArm
+from eval.arms import ours as build_arms
+from eval.arms.base import ASSISTED, AUTOREGRESSIVE, TRANSFORMERS
+from eval.arms.ours import OurArm, drafting, plain_arms
+from eval.arms.transformers_arms import Setting, TransformersArm
 from eval.config import EvalConfig
 from eval.measure import cell_run
 from eval.measure import component_times as components
-from eval.measure.cell_run import CellRun, mean_context
+from eval.measure.cell_run import CellRun, choose, mean_context
 from eval.measure.cells import Cell, Point
-from eval.measure.choose import choose
 from eval.measure.losslessness import Check
 from eval.measure.timed_run import fastest, interleave, warm_up
 from eval.modes import report
@@ -81,15 +80,15 @@ def timed_run(monkeypatch: pytest.MonkeyPatch) -> tuple[Arms, dict[str, Any]]:
     """At one temperature."""
     arms, run = run_of(monkeypatch, timed_config(temperatures=[1.0]))
     monkeypatch.setattr(cell_run, "check_samples", lambda *_: [Check(1, 0, 8), Check(0, 1, 8)])
-    return arms, time_cell(run, CELL, {"best": {NAME: "k=5,c=0"}}, SETS, {"d": "lm"})
+    return arms, time_cell(run, CELL, {"best": {ASSISTED: "k=5,c=0"}}, SETS, {"d": "lm"})
 
 
 def test_settings_are_chosen_on_other_prompts_and_the_fastest_is_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = timed_config(temperatures=[1.0], timing={"choose_k": [2, 3]})
     arms, run = run_of(monkeypatch, cfg)
     choice = choose(cfg, Point(1, 1.0), report._candidates(run, Point(1, 1.0)), SETS.screening)
-    assert choice["best"][NAME] == "k=5,c=0"
-    assert choice["tokens_per_s"][NAME]["k=3,c=0"] == pytest.approx(1 / 2.01)
+    assert choice["best"][ASSISTED] == "k=5,c=0"
+    assert choice["tokens_per_s"][ASSISTED]["k=3,c=0"] == pytest.approx(1 / 2.01)
     assert set(choice["tokens_per_s"][LENGTH]) == {"2", "3"}
     assert choice["prompts"] == 3
     assert arms.made
@@ -101,10 +100,10 @@ def test_settings_are_chosen_on_other_prompts_and_the_fastest_is_the_best(monkey
 def test_the_draft_length_is_chosen_at_the_first_temperature_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = timed_config(temperatures=[1.0, 0.0], timing={"choose_k": [3, 4]})
     arms, run = run_of(monkeypatch, cfg)
-    assert set(report._candidates(run, Point(1, 1.0))) == {LENGTH, NAME}
+    assert set(report._candidates(run, Point(1, 1.0))) == {LENGTH, ASSISTED}
     lengths = [rest[-1] for arm, rest in arms.made if arm.name.startswith("d k=")]
     assert [(one["num_draft_tokens"], one["temperature"]) for one in lengths] == [(3, 1.0), (4, 1.0)]
-    assert set(report._candidates(run, Point(1, 0.0))) == {NAME}
+    assert set(report._candidates(run, Point(1, 0.0))) == {ASSISTED}
     chosen = with_chosen_length(cfg, [{"best": {LENGTH: "4"}}, {"best": {}}])
     assert chosen.decode.num_draft_tokens == 4
 
@@ -112,7 +111,7 @@ def test_the_draft_length_is_chosen_at_the_first_temperature_alone(monkeypatch: 
 def test_the_peer_is_timed_at_the_setting_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     arms, found = timed_run(monkeypatch)
     peers = {arm.name: arm for arm, rest in arms.made if isinstance(rest[-1], Setting)}
-    timed = peers.pop(f"{NAME}, k=5,c=0")
+    timed = peers.pop(f"{ASSISTED}, k=5,c=0")
     assert ids(SETS.timed) <= timed.asked
     assert not any(arm.asked for arm in peers.values())
     assert timed.name in [one["arm"] for one in found["arms"]]
@@ -120,7 +119,7 @@ def test_the_peer_is_timed_at_the_setting_that_was_chosen(monkeypatch: pytest.Mo
 
 def test_what_warms_up_is_not_timed_and_what_is_timed_does_not_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     arms, found = timed_run(monkeypatch)
-    names = {AUTOREGRESSIVE, TRANSFORMERS, "d k=1", "d k=2", "d k=3", f"{NAME}, k=5,c=0"}
+    names = {AUTOREGRESSIVE, TRANSFORMERS, "d k=1", "d k=2", "d k=3", f"{ASSISTED}, k=5,c=0"}
     assert {one["arm"] for one in found["arms"]} == names
     for arm, _ in arms.made:
         if arm.name in (AUTOREGRESSIVE, "d k=2"):

@@ -12,15 +12,15 @@ import pytest
 from decode.config import SamplingConfig
 from distill.corpora import load_corpus
 from distill.corpora.base import Split
-from eval.arms import build as build_arms
+from eval.arms import ours as build_arms
 from eval.config import EvalConfig
 from eval.measure import cell_run
 from eval.measure.cells import Cell, Point
-from eval.modes.decoders import choosing, measuring
-from eval.modes.decoders.arms import Stock
-from eval.modes.decoders.engines import Engines
+from eval.modes.decoders import cells as choosing
+from eval.modes.decoders import cells as measuring
+from eval.modes.decoders.arms import Engines, Stock
 from eval.modes.decoders.texts import TextPrompts, load_texts
-from eval.modes.families import suite as families_suite
+from eval.modes.families import mode as families_mode
 from eval.modes.families.speed import Race
 from eval.prompts.held_out import Prompt, as_many_as, load_prompts
 from eval.results.figures import Drafted
@@ -88,9 +88,9 @@ def test_the_suite_of_families_reports_held_out_text_and_chooses_on_validation_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = corpus(tmp_path, families={"batch_sizes": [1, 2], "batches_timed": [5, 1], "screening_batches": 1})
-    monkeypatch.setattr(families_suite, "load_tokenizer", lambda _: tiny_tokenizer())
+    monkeypatch.setattr(families_mode, "load_tokenizer", lambda _: tiny_tokenizer())
     target: Any = SimpleNamespace(max_positions=512)
-    reported, screening = families_suite._prompts(cfg, target)
+    reported, screening = families_mode._prompts(cfg, target)
     assert (len(reported), len(screening)) == (5, 2)
     assert origins(reported) <= documents(cfg, "heldout")
     assert origins(screening) <= documents(cfg, "validation")

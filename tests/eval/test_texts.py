@@ -8,7 +8,9 @@ import torch
 from decode.drafters.lm import LMDraft
 from decode.sampling.warp import Sampling
 from decode.stats import Round
-from eval.arms.ours import OurArm, Sample, TransformersArm
+from eval.arms.base import Sample
+from eval.arms.ours import OurArm
+from eval.arms.transformers_arms import TransformersArm
 from eval.measure.continuations import Job, Text, batches, generator, left_padded
 from tests.tiny import tiny_llama
 

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from eval.arms.assisted import NAME as ASSISTED
-from eval.arms.ours import AUTOREGRESSIVE, TRANSFORMERS
+from eval.arms.base import ASSISTED, AUTOREGRESSIVE, TRANSFORMERS
 from eval.modes.decoders.arms import is_vllm, our_name
-from eval.modes.decoders.choosing import OURS
+from eval.modes.decoders.cells import OURS
 from eval.results.ratios import faster, ratio
 from eval.results.statistics import Estimate
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from eval.arms.ours import AUTOREGRESSIVE
+from eval.arms.base import AUTOREGRESSIVE
 from eval.modes.decoders.arms import our_name
-from eval.modes.decoders.choosing import OURS
+from eval.modes.decoders.cells import OURS
 from eval.modes.decoders.summary import method_facts
 from eval.modes.decoders.tables import best_settings, reading, tables
 from eval.render.page import document, facts_list, figure, html_table

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from decode.models.load import ModelDescription
-from eval.arms.assisted import NAME as ASSISTED
-from eval.arms.assisted import settings as assisted_settings
-from eval.arms.ours import AUTOREGRESSIVE, TRANSFORMERS
-from eval.arms.static_cache import NAME as STATIC
-from eval.arms.static_cache import no_compiler
+from eval.arms.base import ASSISTED, AUTOREGRESSIVE, STATIC, TRANSFORMERS
+from eval.arms.transformers_arms import assisted_settings as assisted_settings
+from eval.arms.transformers_arms import no_compiler
 from eval.config import EvalConfig
 from eval.measure.cells import Cell
-from eval.modes.decoders.arms import LOOKUP
+from eval.modes.decoders.arms import LOOKUP, engine_names
 from eval.modes.decoders.cells import cells
 from eval.modes.decoders.config import arm_settings
-from eval.modes.decoders.engines import engine_names
 from eval.plan import seconds_per_token
 
 _WARM_UPS = 8

@@ -7,11 +7,10 @@ from importlib.metadata import version
 from typing import Any
 
 from decode.models.load import ModelDescription
-from eval.arms.assisted import NAME as ASSISTED
-from eval.arms.ours import AUTOREGRESSIVE, TRANSFORMERS
+from eval.arms.base import ASSISTED, AUTOREGRESSIVE, TRANSFORMERS
 from eval.config import EvalConfig
 from eval.modes.decoders.arms import our_name
-from eval.modes.decoders.choosing import OURS
+from eval.modes.decoders.cells import OURS
 from eval.modes.decoders.goals import reached
 from eval.results.document import DEFINITIONS, heading, target_entry
 from eval.results.figures import described

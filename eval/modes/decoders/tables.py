@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from eval.arms.ours import AUTOREGRESSIVE
+from eval.arms.base import AUTOREGRESSIVE
 from eval.modes.decoders.arms import our_name
-from eval.modes.decoders.choosing import OURS
+from eval.modes.decoders.cells import OURS
 from eval.modes.decoders.goals import choice_at
 from eval.render.formatting import MISSING, milliseconds, number, share, with_interval
 from eval.render.tables import Table

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from decode.models.load import ModelDescription
-from eval.arms.ours import AUTOREGRESSIVE, TRANSFORMERS
+from eval.arms.base import AUTOREGRESSIVE, TRANSFORMERS
 from eval.config import EvalConfig
 from eval.modes.families.arms import ArmFacts
 from eval.modes.families.data import feature_bytes

@@ -8,12 +8,11 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from eval.arms.build import drafting, our_arm, plain_arms
-from eval.arms.ours import Arm
+from eval.arms.base import Arm
+from eval.arms.ours import drafting, our_arm, plain_arms
 from eval.config import EvalConfig
-from eval.measure.cell_run import CellRun
+from eval.measure.cell_run import CellRun, choose
 from eval.measure.cells import Cell, Point, Results
-from eval.measure.choose import choose
 from eval.measure.timed_run import warm_up
 from eval.modes.families.arms import ArmFacts
 from eval.prompts.held_out import Prompt

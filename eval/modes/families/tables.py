@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eval.arms.ours import AUTOREGRESSIVE, TRANSFORMERS
+from eval.arms.base import AUTOREGRESSIVE, TRANSFORMERS
 from eval.render.formatting import MISSING, milliseconds, number, with_interval
 from eval.render.tables import Table
 

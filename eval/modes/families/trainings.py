@@ -1,22 +1,119 @@
-"""The trainings of the suite: which there are, and doing those that are not done."""
+"""The trainings of the comparison: which there are, how many steps each gets, and doing those that are not done."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import shutil
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
+from decode.common.errors import InputError, RunError
 from decode.common.progress import get_logger, progress
 from decode.common.run_folder import check_same_run, is_finished
 from distill.records.folder import RecordFolder
+from distill.sequences import record_sequences
 from eval.config import EvalConfig
 from eval.modes.families.arms import train_config
-from eval.modes.families.budgets import pace_of, steps_for_tokens, tokens_per_step
+from eval.results.training_curves import METRICS, read_metrics
 from train import stage
+from train.batches import PackedSource
 from train.config import TrainConfig
+
+
+def tokens_per_step(train: TrainConfig, records: RecordFolder) -> float:
+    """Tokens that a step reads on average: rows are packed, and their ends may stay empty."""
+    packed = PackedSource.of(record_sequences(records, "train", train.sequence_length), train.sequence_length, 0)
+    if not packed.rows:
+        raise InputError(
+            f"{records.path} holds no training records, so there is nothing to train on; record some with `python -m "
+            "distill`"
+        )
+    rows = train.batch_size * train.gradient_accumulation
+    return rows * packed.num_tokens / len(packed.rows)
+
+
+def steps_for_tokens(tokens: float, per_step: float) -> int:
+    """The number of steps that comes nearest to `tokens`; at least one."""
+    return max(1, round(tokens / per_step))
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a training went; validations and checkpoints are not counted."""
+
+    steps: int
+    tokens: int
+    seconds: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Training tokens per second."""
+        return self.tokens / self.seconds
+
+    def steps_for_seconds(self, seconds: float) -> int:
+        """Steps that take so long at this pace; at least one."""
+        return max(1, round(seconds * self.steps / self.seconds))
+
+
+def pace_of(folder: Path) -> Pace:
+    """Of a training's metrics.jsonl: every log line tells the tokens read so far and the rate since the line before.
+
+    InputError where it holds no such line.
+    """
+    tokens, seconds, steps = 0, 0.0, 0
+    for line in read_metrics(folder / METRICS):
+        if line.get("kind") != "train":
+            continue
+        if not (tokens <= (line.get("tokens") or -1) and (line.get("tokens_per_s") or 0) > 0):
+            raise InputError(
+                f"{folder / METRICS}: step {line['step']} has tokens={line.get('tokens')} after {tokens}, read at "
+                f"tokens_per_s={line.get('tokens_per_s')}, from which no pace follows; delete {folder}"
+            )
+        seconds += (line["tokens"] - tokens) / line["tokens_per_s"]
+        tokens, steps = line["tokens"], line["step"]
+    if not steps:
+        raise InputError(f"{folder / METRICS} holds no line of training, so its pace is unknown; delete {folder}")
+    return Pace(steps, tokens, seconds)
+
+
+T = TypeVar("T")
+
+
+def in_child(call: Callable[..., T], *arguments: Any) -> T:
+    """call(*arguments) in a fresh interpreter that ends with this one, even where this one is killed.
+
+    `call` is a function of a module. What it raises is raised here; RunError where the process dies.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=_end_with_parent) as pool:
+        try:
+            return pool.submit(call, *arguments).result()
+        except BrokenProcessPool as error:
+            raise RunError(
+                "the process that trains died, most often for want of memory; what it finished is kept, so go on with "
+                "resume=auto"
+            ) from error
+
+
+def _end_with_parent() -> None:
+    """Two suites must never train into one folder: the orphan of a killed run would."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "started by in_child"
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
 
 Budget = Literal["tokens", "time"]
 log = get_logger("eval")

@@ -23,7 +23,7 @@ FAULTS: list[Fault] = [
     *noticed_by(
         test_splits.test_the_suite_of_families_reports_held_out_text_and_chooses_on_validation_text,
         ("eval.prompts.held_out:split_prompts", "documents(split)", 'documents("train")'),
-        ("eval.modes.families.suite:_prompts", '"heldout", max', '"train", max'),
+        ("eval.modes.families.mode:_prompts", '"heldout", max', '"train", max'),
     ),
     *noticed_by(
         test_prompts.test_held_out_windows_do_not_overlap_and_spread_over_documents,
@@ -64,13 +64,13 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_splits.test_a_cell_of_decoders_times_its_own_reported_text,
-        ("eval.modes.decoders.measuring:measure", "texts[cell.text].reported", "texts[cell.text].screening"),
+        ("eval.modes.decoders.cells:measure", "texts[cell.text].reported", "texts[cell.text].screening"),
     ),
     *noticed_by(
         test_splits.test_settings_of_decoders_are_chosen_on_the_screening_prompts_of_both_texts,
-        ("eval.modes.decoders.choosing:_screening_prompts", "prompts.screening", "prompts.reported"),
-        ("eval.modes.decoders.choosing:choose", "for name in chains", "for name in speeds"),
-        ("eval.measure.choose:choose", "fastest(of)", "next(iter(of))"),
+        ("eval.modes.decoders.cells:_screening_prompts", "prompts.screening", "prompts.reported"),
+        ("eval.modes.decoders.cells:choose", "for name in chains", "for name in speeds"),
+        ("eval.measure.cell_run:choose", "fastest(of)", "next(iter(of))"),
     ),
     *noticed_by(
         test_splits.test_draft_lengths_of_families_are_chosen_on_screening_prompts,
@@ -82,6 +82,6 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_measure.test_the_drafts_own_settings_come_back,
-        ("eval.arms.assisted:using", '"constant"', '"heuristic"'),
+        ("eval.arms.transformers_arms:using", '"constant"', '"heuristic"'),
     ),
 ]

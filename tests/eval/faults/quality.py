@@ -130,7 +130,7 @@ FAULTS: list[Fault] = [
     *noticed_by(
         test_family_figures.test_a_step_reads_all_rows_of_all_micro_steps_filled_as_they_are,
         (
-            "eval.modes.families.budgets:tokens_per_step",
+            "eval.modes.families.trainings:tokens_per_step",
             "train.batch_size * train.gradient_accumulation",
             "train.batch_size",
         ),
@@ -138,14 +138,14 @@ FAULTS: list[Fault] = [
     *noticed_by(
         test_family_figures.test_a_pace_is_tokens_over_seconds_and_steps_over_seconds,
         (
-            "eval.modes.families.budgets:Pace.steps_for_seconds",
+            "eval.modes.families.trainings:Pace.steps_for_seconds",
             "self.steps / self.seconds",
             "self.tokens / self.seconds",
         ),
     ),
     *noticed_by(
         test_families.test_budgets_become_steps,
-        ("eval.modes.families.budgets:pace_of", 'line["tokens"] - tokens', 'line["tokens"]'),
+        ("eval.modes.families.trainings:pace_of", 'line["tokens"] - tokens', 'line["tokens"]'),
     ),
     *noticed_by(
         test_family_figures.test_a_divergence_is_judged_and_its_resumed_text_counts_no_rounds_twice,

@@ -63,12 +63,12 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_texts.test_transformers_padding_after_the_end_is_no_token,
-        ("eval.arms.ours:emitted", "return ids[: ends[0] + 1] if ends else ids", "return ids"),
-        ("eval.arms.ours:run_transformers", "arrivals[0], first_tokens", "arrivals[-1], first_tokens"),
+        ("eval.arms.base:emitted", "return ids[: ends[0] + 1] if ends else ids", "return ids"),
+        ("eval.arms.transformers_arms:run_transformers", "arrivals[0], first_tokens", "arrivals[-1], first_tokens"),
     ),
     *noticed_by(
         test_texts.test_transformers_samples_other_text_for_other_rows_and_seeds,
-        ("eval.arms.ours:TransformersArm.run", "seed + rows[0]", "seed"),
+        ("eval.arms.transformers_arms:TransformersArm.run", "seed + rows[0]", "seed"),
     ),
     *noticed_by(
         test_speed.test_the_mean_context_lies_half_way_through_the_continuation,
@@ -76,7 +76,7 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_speed.test_settings_are_chosen_on_other_prompts_and_the_fastest_is_the_best,
-        ("eval.measure.choose:choose", "fastest(of)", "next(iter(of))"),
+        ("eval.measure.cell_run:choose", "fastest(of)", "next(iter(of))"),
     ),
     *noticed_by(
         test_speed.test_the_peer_is_timed_at_the_setting_that_was_chosen,

@@ -16,12 +16,9 @@ from eval.arms.vllm_peer import check_python
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, shared_context
 from eval.measure.cells import Cell, Results
-from eval.modes.decoders.arms import Stock
-from eval.modes.decoders.cells import cells, points
-from eval.modes.decoders.choosing import choose
+from eval.modes.decoders.arms import Stock, started
+from eval.modes.decoders.cells import arms_of, cells, choose, left_out, measure, points, warm
 from eval.modes.decoders.config import arm_settings
-from eval.modes.decoders.engines import started
-from eval.modes.decoders.measuring import arms_of, left_out, measure, warm
 from eval.modes.decoders.page import render_page
 from eval.modes.decoders.plan import plan_lines, weight
 from eval.modes.decoders.results import make_results

@@ -17,8 +17,6 @@ from eval.config import EvalConfig
 from eval.inputs import load
 from eval.measure.cells import Results
 from eval.modes.families.arms import ArmFacts, describe_arms
-from eval.modes.families.budgets import pace_of
-from eval.modes.families.child import in_child
 from eval.modes.families.config import shape_settings
 from eval.modes.families.data import (
     check_layers,
@@ -33,7 +31,7 @@ from eval.modes.families.quality import Judge
 from eval.modes.families.results import Measured, make_results
 from eval.modes.families.speed import Race, cells, points
 from eval.modes.families.summary import render_summary
-from eval.modes.families.trainings import Training, train_all, trainings
+from eval.modes.families.trainings import Training, in_child, pace_of, train_all, trainings
 from eval.prompts.held_out import DEEPEST_DRAFT, Prompt, check_room, split_prompts
 from eval.results.results_file import write_results
 

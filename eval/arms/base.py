@@ -1,0 +1,86 @@
+"""What every arm of a timed run is: a way of continuing a batch of prompts, all giving the same kind of sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from decode.stats import Round
+
+AUTOREGRESSIVE = "own autoregressive loop"
+TRANSFORMERS = "transformers generate"
+"""The two arms without a draft; the faster is the baseline."""
+STATIC = "transformers static, compiled"
+ASSISTED = "transformers assisted"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call: what it emitted and when. Times are seconds from the call, on the host, the device synchronised at
+    the end."""
+
+    new_ids: list[list[int]]
+    """Emitted ids per prompt, nothing after the end token, nothing beyond the limit."""
+    seconds: float
+    """Whole call."""
+    first_s: float
+    """Until the first tokens arrived; the prompt is read by then."""
+    first_tokens: int
+    """Tokens that arrived then."""
+    arrivals: list[float]
+    """Every arrival; the tokens of one target pass arrive together."""
+    rounds: list[Round]
+    """Target passes of a speculative arm; [] where the arm does not tell."""
+    peak_memory_bytes: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Emitted ids."""
+        return sum(len(ids) for ids in self.new_ids)
+
+    @property
+    def decode_tokens(self) -> int:
+        """Tokens after the first arrival."""
+        return self.tokens - self.first_tokens
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds after the first arrival."""
+        return self.seconds - self.first_s
+
+
+class Arm(Protocol):
+    """`name` is unique within a run."""
+
+    @property
+    def name(self) -> str: ...
+
+    def run(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], max_new_tokens: int, seed: int) -> Sample:
+        """Continue the prompts by at most max_new_tokens each."""
+        ...
+
+
+def eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    """The model's own end tokens."""
+    config = model.generation_config
+    eos = config.eos_token_id if config is not None else None
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, list | tuple) else (int(eos),)
+
+
+def emitted(ids: list[int], eos: Sequence[int], limit: int) -> list[int]:
+    """The ids a user gets: up to the limit and up to the end token, which is one of them."""
+    ids = ids[:limit]
+    ends = [i for i, token in enumerate(ids) if token in eos]
+    return ids[: ends[0] + 1] if ends else ids
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for an accelerator; nothing on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
