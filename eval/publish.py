@@ -19,7 +19,7 @@ from decode.common.errors import InputError, UserError
 from eval.modes.decoders import page as decoders
 from eval.modes.families import page as families
 from eval.render import report_page as report
-from eval.render.facts import mode_of
+from eval.render.page import mode_of
 from eval.results.document import SCHEMA
 
 PAGES = {

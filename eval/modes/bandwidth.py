@@ -27,8 +27,7 @@ from decode.common.errors import InputError, UserError
 from decode.common.progress import get_logger
 from decode.models.load import resolve_device
 from eval.arms.ours import synchronize
-from eval.render.columns import TEMPERATURE, Column, Table, column
-from eval.render.facts import hardware, software
+from eval.render.columns import Column, Table, column, columns
 from eval.render.formatting import number, share
 from eval.render.templates import render_markdown
 
@@ -157,16 +156,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def render(found: dict[str, Any]) -> str:
     """The page: the share reached, what it is a share of, and the machine."""
-    columns = (
-        TEMPERATURE,
-        Column("tokens/s", lambda row: number(row["tokens_per_s"], 1)),
-        Column("bound", lambda row: number(row["bound"], 1)),
-        column("share of the bound", "share", share),
+    shown = columns(
+        *("T", Column("tokens/s", lambda row: number(row["tokens_per_s"], 1))),
+        *(Column("bound", lambda row: number(row["bound"], 1)), column("share of the bound", "share", share)),
         Column("goal", lambda _: share(found["goal_share"])),
     )
-    environment_ = found["environment"]
-    facts = {"Machine": hardware(environment_), "Software": software(environment_)}
-    return render_markdown("bandwidth.md.j2", found=found, shares=Table("Share", columns, found["rows"]), facts=facts)
+    return render_markdown("bandwidth.md.j2", found=found, shares=Table("Share", shown, found["rows"]))
 
 
 def device_slug() -> str:

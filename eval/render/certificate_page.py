@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eval.render.columns import TEMPERATURE, Column, Table, column
-from eval.render.facts import hardware, origin_facts, size, software
+from eval.render.columns import Column, Table, column, columns
 from eval.render.formatting import number, thousands
 from eval.render.templates import render_markdown
 
@@ -19,7 +18,7 @@ LOSSLESS = (
 def render_certificate(found: dict[str, Any]) -> str:
     """Verdict, counts, what was compared, divergences, and on what."""
     counts, divergences = Table("Counts", _COUNTS, found["parts"]), _divergences(found)
-    more = {"counts": counts, "divergences": divergences, "facts": _facts(found), "lossless": LOSSLESS}
+    more = {"counts": counts, "divergences": divergences, "lossless": LOSSLESS}
     return render_markdown("certificate.md.j2", found=found, **more)
 
 
@@ -31,28 +30,19 @@ def _per_10_000(key: str) -> Column:
     return Column("per 10,000 tokens", lambda part: number(None if part[key] is None else 1e4 * part[key]))
 
 
-_COUNTS = (
-    column("precision", "dtype"),
-    TEMPERATURE,
-    column("tokens", write=thousands),
-    column("asked for", "wanted_tokens", thousands),
-    column("texts", "sequences", thousands),
-    _judged("mismatches", "mismatches"),
-    _judged("near-ties", "near_ties"),
+_COUNTS = columns(
+    *(column("precision", "dtype"), "T", column("tokens", write=thousands)),
+    *(column("asked for", "wanted_tokens", thousands), column("texts", "sequences", thousands)),
+    *(_judged("mismatches", "mismatches"), _judged("near-ties", "near_ties")),
     Column("divergences", lambda part: thousands(len(part["divergences"]))),
     _per_10_000("divergences_per_token"),
-    _judged("uncached: mismatches", "uncached_mismatches"),
-    _judged("near-ties", "uncached_near_ties"),
-    column("flips", "uncached_flips", thousands),
-    column("in tokens", "uncached_tokens_checked", thousands),
+    *(_judged("uncached: mismatches", "uncached_mismatches"), _judged("near-ties", "uncached_near_ties")),
+    *(column("flips", "uncached_flips", thousands), column("in tokens", "uncached_tokens_checked", thousands)),
     _per_10_000("uncached_flips_per_token"),
 )
-_DIVERGENCES = (
-    Column("part", lambda one: f"{one['dtype']}, T={one['temperature']:g}"),
-    column("prompt"),
-    column("position"),
-    column("target's token", "target_token"),
-    column("speculative token", "speculative_token"),
+_DIVERGENCES = columns(
+    *(Column("part", lambda one: f"{one['dtype']}, T={one['temperature']:g}"), "prompt", "position"),
+    *(column("target's token", "target_token"), column("speculative token", "speculative_token")),
     column("top-2 margin", "top2_margin", "{:.2g}".format),
 )
 
@@ -65,22 +55,3 @@ def _divergences(found: dict[str, Any]) -> Table:
         f"{max((row['top2_margin'] for row in rows), default=0.0):.2g}."
     )
     return Table("Divergences", _DIVERGENCES, rows[:LISTED], note)
-
-
-def _facts(found: dict[str, Any]) -> dict[str, str]:
-    environment, prompts = found["environment"], found["prompts"]
-    settings = [f"{name}={value}" for name, value in found["decode"].items() if name != "max_new_tokens"]
-    return {
-        "Target": _model(found["target"]),
-        "Draft": _model(found["draft"]),
-        "Settings": ", ".join(settings),
-        "Prompts": f"{prompts['prompts']:,} of {prompts['source']}; once used up, again after 16 tokens that the "
-        "target samples",
-        "Machine": hardware(environment),
-        "Software": f"{software(environment)}; revision {environment['git']['revision']}",
-        **origin_facts(found),
-    }
-
-
-def _model(model: dict[str, Any]) -> str:
-    return f"{model['path']}, {size(model)}, fingerprint {model['fingerprint']}"

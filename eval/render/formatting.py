@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MISSING = "–"
@@ -15,9 +15,8 @@ def number(value: float | None, digits: int = 2, unit: str = "") -> str:
 
 def with_interval(value: float | None, ci95: Sequence[float] | None, digits: int = 2, unit: str = "") -> str:
     """value [low, high]."""
-    if value is None or ci95 is None:
-        return number(value, digits, unit)
-    return f"{value:.{digits}f}{unit} [{ci95[0]:.{digits}f}, {ci95[1]:.{digits}f}]"
+    shown = number(value, digits, unit)
+    return shown if value is None or ci95 is None else f"{shown} {interval(ci95, digits)}"
 
 
 def whole(value: float | None) -> str:
@@ -77,3 +76,37 @@ def setting(peer: dict[str, Any]) -> str:
     """A peer's setting in short."""
     knobs = peer["setting"]
     return f"k={knobs['num_assistant_tokens']}, threshold {knobs['assistant_confidence_threshold']:g}"
+
+
+def interval(ci95: Sequence[float] | None, digits: int = 2) -> str:
+    """A 95% interval alone."""
+    return "no interval" if ci95 is None else f"[{ci95[0]:.{digits}f}, {ci95[1]:.{digits}f}]"
+
+
+def hardware(environment: dict[str, Any]) -> str:
+    """The machine in one line."""
+    device = environment.get("cuda_device")
+    cpu = f"{environment.get('cpu')}, {environment.get('cores')} cores, {environment.get('threads')} threads"
+    return f"{device}; {cpu}" if device else cpu
+
+
+def software(environment: dict[str, Any]) -> str:
+    """Versions in one line."""
+    packages = environment.get("packages", {})
+    versions = f"torch {packages.get('torch')}, transformers {packages.get('transformers')}"
+    return f"{versions}, Python {environment['python']}"
+
+
+def size(model: dict[str, Any]) -> str:
+    """How large a model is."""
+    return f"{model['num_parameters'] / 1e6:,.1f}M parameters"
+
+
+def folders(named: Mapping[str, str]) -> str:
+    """Names with their folders."""
+    return ", ".join(f"{name} ({path})" for name, path in named.items())
+
+
+def batches(timed: Mapping[str, int]) -> str:
+    """Batch size -> number of batches, in words."""
+    return ", ".join(f"{number} of {rows}" for rows, number in timed.items())

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from eval.render.columns import Table
 from eval.render.templates import render_html, render_markdown
-
-
-class Card(NamedTuple):
-    """A figure at a glance."""
-
-    name: str
-    value: str
-    detail: str
 
 
 class Plot(NamedTuple):
@@ -29,18 +21,18 @@ class Plot(NamedTuple):
 
 @dataclass(frozen=True)
 class Page:
-    """Everything that a page holds, in reading order; all of it is plain text."""
+    """Everything that a page holds; all of it is plain text. The definitions are those of `results`."""
 
     title: str
+    results: Mapping[str, Any]
+    method: str
+    """Template of how it was measured, for both formats."""
+    every_table: Sequence[Table]
     lead: str = ""
     headline_title: str = ""
     headline: Sequence[str] = ()
-    """What a reader should take away, a sentence each; in HTML the cards say it where there are any."""
-    cards: Sequence[Card] = ()
+    """What a reader should take away, a sentence each."""
     plots: Sequence[Plot] = ()
-    every_table: Sequence[Table] = ()
-    method: Mapping[str, str] = field(default_factory=dict)
-    definitions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tables(self) -> list[Table]:
@@ -48,11 +40,21 @@ class Page:
         return [table for table in self.every_table if table.rows or table.reason]
 
 
-def as_html(page: Page) -> str:
-    """The page with its cards and plots."""
-    return render_html("page.html.j2", page=page)
+def title_of(results: Mapping[str, Any]) -> str:
+    """The name of the run."""
+    return results.get("name") or results["suite"]
+
+
+def mode_of(results: Mapping[str, Any]) -> str:
+    """What was run: report, decoders, families."""
+    return results.get("mode") or results.get("face") or "report"
+
+
+def as_html(page: Page, template: str = "page.html.j2", **more: Any) -> str:
+    """The page with its plots; `more` is what another template shows."""
+    return render_html(template, page=page, results=page.results, **more)
 
 
 def as_markdown(page: Page, template: str = "summary.md.j2", **more: Any) -> str:
-    """The page without them; `more` is what another template shows."""
-    return render_markdown(template, page=page, **more)
+    """The page without them."""
+    return render_markdown(template, page=page, results=page.results, **more)

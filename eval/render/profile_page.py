@@ -8,26 +8,23 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from eval.measure.operators import CLASSES
-from eval.render.columns import TOKENS_PER_S, Column, Table, column
-from eval.render.facts import drafts, origin_facts, setup_facts
+from eval.render.columns import Column, Table, column, columns
 from eval.render.formatting import number
 from eval.render.page import Page, Plot, as_html, as_markdown
 from eval.render.plots import COLORS, GREY, draw
 
 LEVELS = ("draft", "target", "verify", "commit", "other")
 _SHADES = (*COLORS[:4], GREY)
-_PHASES = (
+_PHASES = columns(
     column("arm", "name"),
     *(Column(level, lambda arm, level=level: number(arm["ms_per_round"][level])) for level in LEVELS),
     Column("round", lambda arm: number(sum(arm["ms_per_round"].values()))),
     Column("bare passes", lambda arm: number(sum(arm["floor_ms_per_round"].values()))),
-    column("tokens a round", "tokens_per_round", number),
-    TOKENS_PER_S,
+    *(column("tokens a round", "tokens_per_round", number), "tokens/s"),
     Column("prefill a call", lambda arm: number(arm["prefill_ms_per_call"], 1)),
 )
-_OPERATORS = (
-    column("arm"),
-    column("phase"),
+_OPERATORS = columns(
+    *("arm", "phase"),
     *(Column(kind, lambda row, kind=kind: number(row["classes"].get(kind, 0.0))) for kind in CLASSES),
 )
 
@@ -49,7 +46,7 @@ def _page(found: dict[str, Any]) -> Page:
         Plot(lambda: _phase_plot(found), phases, is_wide=True),
         Plot(lambda: _operator_plot(found), classes, is_wide=True),
     ]
-    return Page(f"Profile: {found['target']['path']}", plots=plots, every_table=_tables(found), method=_method(found))
+    return Page(f"Profile: {found['target']['path']}", found, "profile_method.j2", _tables(found), plots=plots)
 
 
 def _tables(found: dict[str, Any]) -> list[Table]:
@@ -103,14 +100,3 @@ def _stack(axis: Axes, bars: Sequence[tuple[str, dict[str, float]]], kinds: Sequ
     axis.set_axisbelow(True)
     axis.grid(visible=False, axis="y")
     axis.set(xlabel="ms a round")
-
-
-def _method(found: dict[str, Any]) -> dict[str, str]:
-    """How it was measured, as name -> words."""
-    return {
-        **setup_facts(found),
-        "Draft": drafts(found),
-        "Calls": f"{found['prompts']} prompts, {found['new_tokens']} new tokens each, batch {found['batch_size']}, "
-        f"T={found['temperature']:g}, arms in turns after a warm-up",
-        **origin_facts(found),
-    }

@@ -4,76 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
-from eval.render.columns import (
-    ALPHA,
-    COMPONENT_TIMES,
-    DRAFT,
-    DRAFT_TOKENS,
-    FLIPS,
-    PREDICTED,
-    REALISED,
-    REPEATED,
-    SPEEDUP,
-    TAU,
-    TEMPERATURE,
-    TOKENS_PER_S,
-    Column,
-    Row,
-    Table,
-    column,
-    estimate,
-)
-from eval.render.formatting import MISSING, megabytes, milliseconds, number, setting, thousands, whole, with_interval
+from eval.render.columns import Column, Row, Table, column, columns
+from eval.render.formatting import MISSING, number, setting, thousands
 
-_SPEED = (
-    *(TEMPERATURE, DRAFT, DRAFT_TOKENS, ALPHA, TAU, TOKENS_PER_S),
-    column("baseline", "baseline_tokens_per_s", whole),
-    SPEEDUP,
-    estimate("whole call", "whole_call_speedup"),
-    *(PREDICTED, REALISED),
+_SPEED = columns(
+    *("T", "draft", "k", "alpha", "tau", "tokens/s", "baseline", "speedup", "whole call", "predicted", "realised")
 )
-_EXACTNESS = (
-    *(TEMPERATURE, DRAFT, column("verifier")),
-    column("mismatches", write=thousands),
-    column("near-ties", "near_ties", thousands),
-    column("in tokens", "tokens_checked", thousands),
-    *(FLIPS, REPEATED),
-    column("ttft", "ttft_s", milliseconds),
-    Column("itl p50", lambda row: milliseconds(row["itl_s"]["p50"])),
-    Column("itl p95", lambda row: milliseconds(row["itl_s"]["p95"])),
-    column("memory", "peak_memory_bytes", megabytes),
+_EXACTNESS = columns(
+    *("T", "draft", "verifier", "mismatches", "near-ties", "in tokens", "flips when timed", "repeated 4-grams"),
+    *("ttft", "itl p50", "itl p95", "memory"),
 )
-_PEERS = (
-    TEMPERATURE,
-    Column("peer", lambda peer: f"{peer['name']} {peer['version']}"),
-    Column("best setting", setting),
-    TOKENS_PER_S,
-    Column("ours / peer", lambda peer: with_interval(peer["ratio_ours_over_peer"], peer["ratio_ci95"])),
+_PEER = Column("peer", lambda peer: f"{peer['name']} {peer['version']}")
+_PEERS = columns("T", _PEER, Column("best setting", setting), "tokens/s", "ours / peer")
+_TRIED = columns("T", Column("setting", setting), "tokens/s")
+_CATEGORIES = columns("category", "T", "draft", "prompts", "alpha", "tau", "speedup")
+_LENGTHS = columns("k", column("tau", write=number), "tokens/s", "speedup", "predicted", "realised")
+_CURVE = columns(
+    *("T", "draft", Column("alpha", lambda point: number(point["alpha"], 3))),
+    *(column("expected tau", "tau", number), column("predicted speedup", "predicted_speedup", number)),
 )
-_TRIED = (TEMPERATURE, Column("setting", setting), TOKENS_PER_S)
-_CATEGORIES = (column("category"), TEMPERATURE, DRAFT, column("prompts"), ALPHA, TAU, SPEEDUP)
-_LENGTHS = (DRAFT_TOKENS, column("tau", write=number), TOKENS_PER_S, SPEEDUP, PREDICTED, REALISED)
-_CURVE = (
-    *(TEMPERATURE, DRAFT),
-    Column("alpha", lambda point: number(point["alpha"], 3)),
-    column("expected tau", "tau", number),
-    column("predicted speedup", "predicted_speedup", number),
-)
-_ARMS = (TEMPERATURE, column("arm"), Column("tokens/s", lambda arm: number(arm["tokens_per_s"], 1)))
+_ARMS = columns("T", "arm", Column("tokens/s", lambda arm: number(arm["tokens_per_s"], 1)))
 
 
 def _uncached_flips(row: Row) -> str:
     flips, tokens = row["uncached_dtype_flips"], row["uncached_dtype_tokens"]
-    return (
-        MISSING if flips is None else f"{flips:,} in {tokens:,} ({100 * flips / max(tokens, 1):.2f}%, {row['dtype']})"
-    )
+    if flips is None:
+        return MISSING
+    return f"{flips:,} in {tokens:,} ({100 * flips / max(tokens, 1):.2f}%, {row['dtype']})"
 
 
-_UNCACHED = (
-    *(TEMPERATURE, DRAFT),
-    column("mismatches", "uncached_mismatches", thousands),
-    column("near-ties", "uncached_near_ties", thousands),
-    column("in tokens", "uncached_tokens_checked", thousands),
+_UNCACHED = columns(
+    *("T", "draft", column("mismatches", "uncached_mismatches", thousands)),
+    *(column("near-ties", "uncached_near_ties", thousands), column("in tokens", "uncached_tokens_checked", thousands)),
     Column("flips when timed", _uncached_flips),
 )
 
@@ -116,10 +78,11 @@ def _tables_of_sweeps(results: dict[str, Any]) -> list[Table]:
 
 
 def _tables_of_arms(results: dict[str, Any]) -> list[Table]:
+    components = columns("T", "draft", "t_target(1)", "t_target(k+1)", "t_draft")
     tried = [peer for peer in results["peers"] if not peer["best"]]
-    title, note = "Settings tried for transformers assisted generation", "On separate prompts, not comparable with the"
+    note = "On separate prompts, not comparable with the speeds above."
     return [
-        Table("Component times", (TEMPERATURE, DRAFT, *COMPONENT_TIMES), overall_rows(results)),
+        Table("Component times", components, overall_rows(results)),
         Table("All arms", _ARMS, results["arms"]),
-        Table(title, _TRIED, tried, f"{note} speeds above."),
+        Table("Settings tried for transformers assisted generation", _TRIED, tried, note),
     ]

@@ -14,7 +14,8 @@ from decode.common import markdown
 from eval.render import formatting
 from eval.render.columns import Table
 
-_FILTERS = ("number", "with_interval", "share", "thousands", "short", "count")
+_FORMATS = "number with_interval interval whole thousands short share count losslessness uncached hardware software"
+_FORMATS += " size folders batches"
 
 
 class Code(str):
@@ -46,7 +47,7 @@ def _environment(plain: Callable[[str], str], code: Callable[[str], str]) -> Env
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update({name: getattr(formatting, name) for name in _FILTERS}, code=Code)
+    environment.filters.update({name: getattr(formatting, name) for name in _FORMATS.split()}, code=Code)
     return environment
 
 

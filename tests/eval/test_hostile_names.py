@@ -15,7 +15,7 @@ from eval.modes.decoders import page as decoders
 from eval.modes.families import page as families
 from eval.publish import PAGES
 from eval.render import certificate_page, profile_page
-from eval.render.facts import mode_of
+from eval.render.page import mode_of
 from eval.render.report_page import render_block, render_page, render_summary
 from tests.eval.test_report import Page
 from tests.train.toy import tiny_settings

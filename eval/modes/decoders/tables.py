@@ -7,46 +7,24 @@ from typing import Any
 from eval.measure.speed import AUTOREGRESSIVE
 from eval.modes.decoders.arms import our_name
 from eval.modes.decoders.choosing import OURS
-from eval.render.columns import (
-    BATCH,
-    COMPONENT_TIMES,
-    DRAFT_TOKENS,
-    FLIPS,
-    PREDICTED,
-    REALISED,
-    REPEATED,
-    SPEEDUP,
-    TAU,
-    TEMPERATURE,
-    TEXT,
-    TOKENS_PER_S,
-    Column,
-    Row,
-    Table,
-    column,
-    estimate,
-)
+from eval.render.columns import Column, Row, Table, columns, estimate
 from eval.render.formatting import MISSING, number, with_interval
 
-_BATCHES = "Brackets are 95% intervals over batches of prompts."
-_PLACE = (BATCH, TEMPERATURE, TEXT)
-_OURS = (
-    *(*_PLACE, column("setting"), column("verifier"), column("tree"), DRAFT_TOKENS),
-    *(TAU, TOKENS_PER_S, SPEEDUP, PREDICTED, REALISED, FLIPS, REPEATED),
+_PEER = Column("peer", lambda peer: f"{peer['name']} ({peer['version']})")
+_PEERS = columns("batch", "T", "text", _PEER, "tokens/s", "ours / peer")
+_OURS = columns(
+    *("batch", "T", "text", "setting", "verifier", "tree", "k", "tau", "tokens/s", "speedup", "predicted", "realised"),
+    *("flips when timed", "repeated 4-grams"),
 )
-_PEERS = (
-    *(*_PLACE, Column("peer", lambda peer: f"{peer['name']} ({peer['version']})"), TOKENS_PER_S),
-    Column("ours / peer", lambda peer: with_interval(peer["ratio_ours_over_peer"], peer["ratio_ci95"])),
-)
-_CHOICES = (BATCH, TEMPERATURE, column("family"), column("chosen"), column("tried"))
-_ARMS = (
-    *(*_PLACE, column("arm"), Column("tokens/s", lambda arm: number(arm["tokens_per_s"], 1))),
+_COMPONENTS = columns("batch", "T", "text", "k", "t_target(1)", "t_target(k+1)", "t_draft")
+_ARMS = columns(
+    *("batch", "T", "text", "arm", Column("tokens/s", lambda arm: number(arm["tokens_per_s"], 1))),
     estimate("over transformers generate", "over_transformers"),
     estimate("over our loop", "over_autoregressive"),
     estimate("over assisted", "over_assisted"),
 )
 _OVER_VLLM = Column("over vLLM", lambda arm: with_interval(arm.get("over_vllm"), arm.get("over_vllm_ci95")))
-_SETTINGS = (column("setting"), column("decode.", "changes"))
+_BATCHES = "Brackets are 95% intervals over batches of prompts."
 
 
 def decoder_tables(results: dict[str, Any]) -> list[Table]:
@@ -57,7 +35,7 @@ def decoder_tables(results: dict[str, Any]) -> list[Table]:
         *(_speeds(results, rows) for rows in dict.fromkeys(cell["batch_size"] for cell in results["cells"])),
         Table("Our chosen setting against the others", _PEERS, results["peers"], _BATCHES),
         Table("Our settings", _OURS, results["rows"], over),
-        Table("Component times", (*_PLACE, DRAFT_TOKENS, *COMPONENT_TIMES), predicted),
+        Table("Component times", _COMPONENTS, predicted),
         _choice_table(results),
         _arm_table(results),
         _settings_table(results),
@@ -74,12 +52,17 @@ def _speeds(results: dict[str, Any], rows: int) -> Table:
     cells = [cell for cell in results["cells"] if cell["batch_size"] == rows]
     arms = sorted(dict.fromkeys(one["arm"] for cell in cells for one in cell["arms"]), key=_place)
     best = best_arms(results)
-    columns = [Column("arm", str), *(_speed_column(cell, best[rows, cell["temperature"]]) for cell in cells)]
+    speeds = [_speed_column(cell, best[rows, cell["temperature"]]) for cell in cells]
     reasons = dict.fromkeys(f"{arm} ({reason})" for cell in cells for arm, reason in cell["left_out"].items())
     note = (
         "Tokens per second of the whole batch, and times as fast as transformers generate; * marks the chosen setting."
     )
-    return Table(f"Batch {rows}", columns, arms, f"{note} Left out: {'; '.join(reasons)}." if reasons else note)
+    return Table(
+        f"Batch {rows}",
+        [Column("arm", str), *speeds],
+        arms,
+        f"{note} Left out: {'; '.join(reasons)}." if reasons else note,
+    )
 
 
 def _speed_column(cell: dict[str, Any], best: str) -> Column:
@@ -104,7 +87,7 @@ def _arm_table(results: dict[str, Any]) -> Table:
     rows: list[Row] = [
         {**cell, **one} for cell in results["cells"] for one in sorted(cell["arms"], key=lambda one: _place(one["arm"]))
     ]
-    return Table("All arms", (*_ARMS, _OVER_VLLM) if any("over_vllm" in row for row in rows) else _ARMS, rows)
+    return Table("All arms", [*_ARMS, _OVER_VLLM] if any("over_vllm" in row for row in rows) else _ARMS, rows)
 
 
 def _choice_table(results: dict[str, Any]) -> Table:
@@ -116,13 +99,13 @@ def _choice_table(results: dict[str, Any]) -> Table:
             tried = ", ".join(f"{name} {number(speeds[name], 0)}" for name in ranked)
             rows.append({**one, "family": family, "chosen": one["best"][family], "tried": tried})
     note = "Tokens per second on validation prompts of both texts; not comparable with the tables above."
-    return Table("Settings tried", _CHOICES, rows, note)
+    return Table("Settings tried", columns("batch", "T", "family", "chosen", "tried"), rows, note)
 
 
 def _settings_table(results: dict[str, Any]) -> Table:
     """What the names of our settings stand for."""
     rows = [
-        {"setting": name, "changes": ", ".join(f"{key}={value}" for key, value in changes.items()) or "as configured"}
+        {"setting": name, "decode.": ", ".join(f"{key}={value}" for key, value in changes.items()) or "as configured"}
         for name, changes in results["settings"].items()
     ]
-    return Table("What our settings are", _SETTINGS, rows)
+    return Table("What our settings are", columns("setting", "decode."), rows)

@@ -5,55 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 from eval.measure.speed import AUTOREGRESSIVE, TRANSFORMERS
-from eval.render.columns import (
-    BATCH,
-    DRAFT_TOKENS,
-    FLIPS,
-    PREDICTED,
-    REALISED,
-    SPEEDUP,
-    TAU,
-    TEMPERATURE,
-    TOKENS_PER_S,
-    Column,
-    Row,
-    Table,
-    column,
-    estimate,
-)
-from eval.render.formatting import MISSING, milliseconds, number, thousands, whole
-
-_ARM = column("arm")
+from eval.render.columns import SHARED, Column, Row, Table, column, columns, estimate
+from eval.render.formatting import MISSING, milliseconds, number, whole
 
 
 def _draft_cost(row: Row) -> str:
     return milliseconds(row["component_times"]["t_draft_s"] * row["num_draft_tokens"])
 
 
-_SPEED = (
-    *(BATCH, TEMPERATURE, column("arm", "draft"), DRAFT_TOKENS, SPEEDUP, TOKENS_PER_S, TAU),
-    Column("draft cost", _draft_cost),
-    *(PREDICTED, REALISED, FLIPS),
+_SPEED = columns(
+    *("batch", "T", column("arm", "draft"), "k", "speedup", "tokens/s", "tau", Column("draft cost", _draft_cost)),
+    *("predicted", "realised", "flips when timed"),
 )
-_ARMS = (
-    _ARM,
-    column("family"),
-    column("parameters", "num_parameters", lambda value: f"{value / 1e6:.2f}M"),
+_ARMS = columns(
+    *("arm", "family", column("parameters", "num_parameters", lambda value: f"{value / 1e6:.2f}M")),
     column("target layers read", "taps", lambda taps: ", ".join(map(str, taps)) or MISSING),
     column("python -m train", "overrides", " ".join),
 )
-_EXACTNESS = (
-    *(_ARM, column("equal", "budget"), column("code"), column("shape"), TEMPERATURE),
-    column("mismatches", write=thousands),
-    column("near-ties", "near_ties", thousands),
-    column("in tokens", "tokens_checked", thousands),
-)
-_LENGTHS = (BATCH, TEMPERATURE, _ARM, column("chosen k", "chosen"), column("tried"))
-_TRAINING = (
-    _ARM,
-    Column("tokens", lambda one: f"{one['tokens']:,.0f}"),
-    Column("seconds", lambda one: number(one["seconds"], 1)),
-    TOKENS_PER_S,
+_EQUAL = column("equal", "budget")
+_EXACTNESS = columns("arm", _EQUAL, "code", "shape", "T", "mismatches", "near-ties", "in tokens")
+_TRAINING = columns(
+    "arm", column("tokens", write="{:,.0f}".format), column("seconds", write="{:.1f}".format), "tokens/s"
 )
 
 
@@ -81,7 +53,7 @@ def _budget_table(results: dict[str, Any], budget: str, title: str) -> Table:
     own = {(row["arm"], row["shape"], row["temperature"]): row for row in rows}
 
     def tau(place: tuple[str, float]) -> Column:
-        return Column(f"tau, {_said(place)}", lambda one: TAU.value(own[one["arm"], *place]))
+        return Column(f"tau, {_said(place)}", lambda one: SHARED["tau"].value(own[one["arm"], *place]))
 
     def acceptance(place: tuple[str, float]) -> Column:
         return Column(
@@ -89,9 +61,8 @@ def _budget_table(results: dict[str, Any], budget: str, title: str) -> Table:
             lambda one: " ".join(map(number, own[one["arm"], *place]["acceptance_by_position"])),
         )
 
-    columns = [*_TRAINING, *map(tau, places), *map(acceptance, places[:1])]
     note = f"Means over seeds {results['budgets']['seeds']}; brackets are 95% intervals over seeds and prompts."
-    return Table(title, columns, trained, note)
+    return Table(title, [*_TRAINING, *map(tau, places), *map(acceptance, places[:1])], trained, note)
 
 
 def _said(place: tuple[str, float]) -> str:
@@ -114,12 +85,11 @@ def _plain(cell: dict[str, Any]) -> str:
 def _code_table(results: dict[str, Any]) -> Table:
     """What coarser hidden states cost in tau."""
     first = results["codes"][0]["code"] if results["codes"] else ""
-    columns = (
-        *(_ARM, column("code"), column("bytes a token", "feature_bytes_per_token", whole), TEMPERATURE),
-        estimate(f"tau over tau from {first}", "tau_ratio", digits=3),
+    size, kept = column("bytes a token", "feature_bytes_per_token", whole), f"tau over tau from {first}"
+    shown = columns("arm", "code", size, "T", estimate(kept, "tau_ratio", digits=3))
+    return Table(
+        "Codes of hidden states", shown, results["codes"], "At equal tokens, paired by seed and prompt; chains."
     )
-    note = "At equal tokens, paired by seed and prompt; chains."
-    return Table("Codes of hidden states", columns, results["codes"], note)
 
 
 def _length_table(results: dict[str, Any]) -> Table:
@@ -128,11 +98,11 @@ def _length_table(results: dict[str, Any]) -> Table:
         {
             **one,
             "arm": arm,
-            "chosen": one["best"][arm],
+            "chosen k": one["best"][arm],
             "tried": ", ".join(f"{k}: {number(speed, 0)}" for k, speed in speeds.items()),
         }
         for one in results["choices"]
         for arm, speeds in one["tokens_per_s"].items()
     ]
     note = "Tokens per second by k, on validation prompts; not comparable with the speeds above."
-    return Table("Draft lengths tried", _LENGTHS, rows, note)
+    return Table("Draft lengths tried", columns("batch", "T", "arm", "chosen k", "tried"), rows, note)
