@@ -12,15 +12,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from jinja2 import UndefinedError
+
 from decode.common.checked_json import write_json
 from decode.common.errors import InputError, UserError
-from eval.modes.decoders import summary as decoders
-from eval.modes.families import summary as families
-from eval.render.summary import render_block, render_summary
+from eval.modes.decoders import page as decoders
+from eval.modes.families import page as families
+from eval.render import report_page as report
 from eval.results.results_file import read_results
 
-PAGES = {"decoders": decoders.render_summary, "families": families.render_summary}
-"""Suite -> its page."""
+PAGES = {
+    "report": report.render_summary,
+    "decoders": decoders.render_summary,
+    "families": families.render_summary,
+}
+"""Mode -> its page."""
 START, END = "<!-- results:start -->", "<!-- results:end -->"
 
 
@@ -29,8 +35,10 @@ def publish(source: Path, destination: Path, readme: Path) -> None:
     for bad input."""
     results = read_results(source)
     try:
-        page, block = _rendered(results)
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        mode = results["mode"]
+        page = PAGES[mode](results)
+        block = report.render_block(results) if mode == "report" else None
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, UndefinedError) as error:
         raise InputError(
             f"{source} lacks what its page shows, or holds it as something else ({type(error).__name__}: {error}): it "
             "was edited or cut, and what it says was not measured. Write the report again"
@@ -41,13 +49,6 @@ def publish(source: Path, destination: Path, readme: Path) -> None:
     text = fill_block(_read(readme), f"{block}\n\n[Full results]({_link(destination, readme)})", readme)
     _write(results, destination, page)
     readme.write_text(text, encoding="utf-8")
-
-
-def _rendered(results: dict[str, Any]) -> tuple[str, str | None]:
-    """(page, block of the README); a suite has no block."""
-    if results["mode"] == "report":
-        return render_summary(results), render_block(results)
-    return PAGES[results["mode"]](results), None
 
 
 def _write(results: dict[str, Any], destination: Path, page: str) -> None:

@@ -6,7 +6,7 @@ Without it `<script>` in a path is HTML, and a newline or a `|` in a category en
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _SPECIAL = re.compile(r"[\\`*~|]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|(?<=\])[(\[]")
@@ -30,21 +30,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([_row(columns), _row(["---"] * len(columns)), *(_row(row) for row in rows)])
 
 
-def bullets(lines: Iterable[str]) -> str:
-    """A list of lines that are Markdown already."""
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def facts(named: Mapping[str, str]) -> str:
-    """A list of names and plain texts; a text that stands between backticks, such as a command, is code."""
-    return bullets(f"{plain(name)}: {_fact(text)}" for name, text in named.items())
-
-
-def definitions(named: Mapping[str, str]) -> str:
-    """A list of names in bold and what they mean, in plain text; backticks of these are dropped, as on the pages."""
-    return bullets(f"**{plain(name)}**: {plain(text.replace('`', ''))}" for name, text in named.items())
-
-
 def fenced(language: str, lines: Iterable[str]) -> str:
     """A block of code; its fence is longer than any that the lines hold."""
     body = "\n".join(lines)
@@ -55,10 +40,6 @@ def fenced(language: str, lines: Iterable[str]) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _fact(text: str) -> str:
-    return code(text[1:-1]) if len(text) > 2 and text[0] == text[-1] == "`" else plain(text)
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -24,13 +24,12 @@ from decode import generate
 from decode.common.checked_json import write_json
 from decode.common.environment import environment, git_state
 from decode.common.errors import InputError, UserError
-from decode.common.markdown import code, plain
 from decode.common.progress import get_logger
 from decode.models.load import resolve_device
 from eval.arms.base import synchronize
-from eval.render.formatting import hardware, number, share
-from eval.render.summary import markdown_table
-from eval.render.tables import Table
+from eval.render.columns import Column, Table, column, columns
+from eval.render.formatting import number, share
+from eval.render.templates import render_markdown
 
 SCHEMA = 1
 GOAL = 0.75
@@ -157,34 +156,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def render(found: dict[str, Any]) -> str:
     """The page: the share reached, what it is a share of, and the machine."""
-    shape, environment_ = found["shape"], found["environment"]
-    columns = ("T", "tokens/s", "bound", "share of the bound", "goal")
-    rows = [
-        [
-            f"{row['temperature']:g}",
-            number(row["tokens_per_s"], 1),
-            number(row["bound"], 1),
-            share(row["share"]),
-            share(found["goal_share"]),
-        ]
-        for row in found["rows"]
-    ]
-    note = (
-        f"A token reads {found['bytes_per_token'] / 1e9:.2f} GB (all weights, one embedding row, keys and values of "
-        f"the mean context); the device copies {found['copy_bytes_per_s'] / 1e9:.0f} GB/s, read and written together. "
-        "The bound is one over the other."
+    shown = columns(
+        *("T", Column("tokens/s", lambda row: number(row["tokens_per_s"], 1))),
+        *(Column("bound", lambda row: number(row["bound"], 1)), column("share of the bound", "share", share)),
+        Column("goal", lambda _: share(found["goal_share"])),
     )
-    device = environment_["cuda_device"] or environment_["cpu"]
-    parts = [
-        f"# Autoregressive decoding against memory bandwidth: {plain(device)}",
-        f"Our autoregressive loop on a randomly initialised Llama of the {shape['name']} shape "
-        f"({shape['num_parameters'] / 1e9:.2f}B parameters, {found['dtype']}), batch 1, "
-        f"{found['prompt_tokens']} prompt tokens and {found['new_tokens']} new ones.",
-        markdown_table(Table("Share", columns, rows, note), heading=None),
-        f"{plain(hardware(environment_))}; torch {environment_['packages']['torch']}, transformers "
-        f"{environment_['packages']['transformers']}; {code(environment_['command'])}",
-    ]
-    return "\n\n".join(parts) + "\n"
+    return render_markdown("bandwidth.md.j2", found=found, shares=Table("Share", shown, found["rows"]))
 
 
 def device_slug() -> str:

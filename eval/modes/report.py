@@ -22,8 +22,7 @@ from eval.measure.quality import Quality, measure_curve, measure_quality, with_a
 from eval.measure.timed_run import warm_up
 from eval.plan import make_plan
 from eval.prompts.held_out import PromptSets, check_lengths, load_prompts
-from eval.render.page import render_page
-from eval.render.summary import render_summary
+from eval.render.report_page import render_page, render_summary
 from eval.render.tracking import track_report
 from eval.results.document import LENGTH, Measured, arm_name, draft_lengths, make_results, scopes
 from eval.results.figures import Drafted

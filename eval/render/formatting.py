@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MISSING = "–"
@@ -15,9 +15,23 @@ def number(value: float | None, digits: int = 2, unit: str = "") -> str:
 
 def with_interval(value: float | None, ci95: Sequence[float] | None, digits: int = 2, unit: str = "") -> str:
     """value [low, high]."""
-    if value is None or ci95 is None:
-        return number(value, digits, unit)
-    return f"{value:.{digits}f}{unit} [{ci95[0]:.{digits}f}, {ci95[1]:.{digits}f}]"
+    shown = number(value, digits, unit)
+    return shown if value is None or ci95 is None else f"{shown} {interval(ci95, digits)}"
+
+
+def whole(value: float | None) -> str:
+    """To a whole number, without digits."""
+    return number(value, 0)
+
+
+def thousands(value: int | None) -> str:
+    """A whole number, its thousands set apart."""
+    return MISSING if value is None else f"{value:,}"
+
+
+def short(value: float) -> str:
+    """In as few digits as it takes, such as a temperature."""
+    return f"{value:g}"
 
 
 def share(value: float | None) -> str:
@@ -46,8 +60,8 @@ def losslessness(row: dict[str, Any]) -> str:
 
 
 def uncached(row: dict[str, Any]) -> str | None:
-    """The same against an uncached forward; None where it was not made, as in results of before there was one."""
-    if row.get("uncached_mismatches") is None:
+    """The same against an uncached forward; None where it was not made."""
+    if row["uncached_mismatches"] is None:
         return None
     named = ("mismatches", "near_ties", "tokens_checked")
     return losslessness({name: row[f"uncached_{name}"] for name in named})
@@ -64,6 +78,11 @@ def setting(peer: dict[str, Any]) -> str:
     return f"k={knobs['num_assistant_tokens']}, threshold {knobs['assistant_confidence_threshold']:g}"
 
 
+def interval(ci95: Sequence[float] | None, digits: int = 2) -> str:
+    """A 95% interval alone."""
+    return "no interval" if ci95 is None else f"[{ci95[0]:.{digits}f}, {ci95[1]:.{digits}f}]"
+
+
 def hardware(environment: dict[str, Any]) -> str:
     """The machine in one line."""
     device = environment.get("cuda_device")
@@ -71,11 +90,23 @@ def hardware(environment: dict[str, Any]) -> str:
     return f"{device}; {cpu}" if device else cpu
 
 
-def headline_row(results: dict[str, Any]) -> dict[str, Any] | None:
-    """The first draft's row over all prompts at the first temperature above 0; a greedy row is never a headline."""
-    return next((row for row in results["rows"] if row["category"] is None and row["temperature"] > 0), None)
+def software(environment: dict[str, Any]) -> str:
+    """Versions in one line."""
+    packages = environment.get("packages", {})
+    versions = f"torch {packages.get('torch')}, transformers {packages.get('transformers')}"
+    return f"{versions}, Python {environment['python']}"
 
 
-def best_peer(results: dict[str, Any], temperature: float) -> dict[str, Any] | None:
-    """The peer at its best setting at this temperature."""
-    return next((one for one in results["peers"] if one["best"] and one["temperature"] == temperature), None)
+def size(model: dict[str, Any]) -> str:
+    """How large a model is."""
+    return f"{model['num_parameters'] / 1e6:,.1f}M parameters"
+
+
+def folders(named: Mapping[str, str]) -> str:
+    """Names with their folders."""
+    return ", ".join(f"{name} ({path})" for name, path in named.items())
+
+
+def batches(timed: Mapping[str, int]) -> str:
+    """Batch size -> number of batches, in words."""
+    return ", ".join(f"{number} of {rows}" for rows, number in timed.items())

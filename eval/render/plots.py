@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from eval.render.report_tables import overall_rows
 from eval.results.training_curves import Curves, series
 
 COLORS = ("#1f5fbf", "#c2571a", "#2a7f4f", "#7a4fa3", "#8a6d1b")
@@ -71,23 +72,13 @@ def drafts_of(results: dict[str, Any]) -> dict[str, str]:
     return {draft: COLORS[i % len(COLORS)] for i, draft in enumerate(results["drafts"])}
 
 
-def overall(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows over all prompts."""
-    return [row for row in results["rows"] if row["category"] is None]
-
-
 def acceptance_plot(results: dict[str, Any]) -> str:
     """P(i-th draft token accepted | those before it), a line per draft and temperature."""
-    colors = drafts_of(results)
-    dashes = {
-        t: style
-        for t, style in zip(
-            dict.fromkeys(r["temperature"] for r in overall(results)), ("-", "--", ":", "-."), strict=False
-        )
-    }
+    colors, rows = drafts_of(results), overall_rows(results)
+    dashes = dict(zip(dict.fromkeys(row["temperature"] for row in rows), ("-", "--", ":", "-."), strict=False))
 
     def paint(axes: Sequence[Axes]) -> None:
-        for row in overall(results):
+        for row in rows:
             values = row["acceptance_by_position"]
             label = f"{row['draft']}, T={row['temperature']:g}"
             style = dashes.get(row["temperature"], "-")

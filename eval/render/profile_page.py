@@ -3,93 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 from matplotlib.axes import Axes
 
-from decode.common import markdown
 from eval.measure.operators import CLASSES
-from eval.render.formatting import hardware, number
-from eval.render.page import document, facts_list, figure, html_table
+from eval.render.columns import Column, Table, column, columns
+from eval.render.formatting import number
+from eval.render.page import Page, Plot, as_html, as_markdown
 from eval.render.plots import COLORS, GREY, draw
-from eval.render.summary import markdown_table
-from eval.render.tables import Table
 
 LEVELS = ("draft", "target", "verify", "commit", "other")
 _SHADES = (*COLORS[:4], GREY)
+_PHASES = columns(
+    column("arm", "name"),
+    *(Column(level, lambda arm, level=level: number(arm["ms_per_round"][level])) for level in LEVELS),
+    Column("round", lambda arm: number(sum(arm["ms_per_round"].values()))),
+    Column("bare passes", lambda arm: number(sum(arm["floor_ms_per_round"].values()))),
+    *(column("tokens a round", "tokens_per_round", number), "tokens/s"),
+    Column("prefill a call", lambda arm: number(arm["prefill_ms_per_call"], 1)),
+)
+_OPERATORS = columns(
+    *("arm", "phase"),
+    *(Column(kind, lambda row, kind=kind: number(row["classes"].get(kind, 0.0))) for kind in CLASSES),
+)
 
 
 def render_markdown(found: dict[str, Any]) -> str:
     """Both tables and how they were measured."""
-    parts = ["# Profile", *(markdown_table(table, heading="##") for table in tables(found)), "## How it was measured"]
-    parts.append(markdown.facts(facts(found)))
-    return "\n\n".join(parts) + "\n"
+    return as_markdown(_page(found))
 
 
 def render_page(found: dict[str, Any]) -> str:
-    """A page of its own: both pictures, both tables."""
+    """The same with both pictures."""
+    return as_html(_page(found))
+
+
+def _page(found: dict[str, Any]) -> Page:
     phases = "Milliseconds of one round, prompts left out; below each arm its bare passes, timed alone."
     classes = "The same by class of operator. The Python gap is what operators leave of a phase."
-    plots = [figure(phase_plot(found), phases, wide=True), figure(operator_plot(found), classes, wide=True)]
-    parts = [
-        f"<h1>Profile: {escape(found['target']['path'])}</h1>",
-        f'<div class="plots">{"".join(plots)}</div>',
-        *(html_table(table) for table in tables(found)),
-        "<h2>How it was measured</h2>",
-        facts_list(facts(found)),
+    plots = [
+        Plot(lambda: _phase_plot(found), phases, is_wide=True),
+        Plot(lambda: _operator_plot(found), classes, is_wide=True),
     ]
-    return document("draftsmith profile", parts)
+    return Page(f"Profile: {found['target']['path']}", found, "profile_method.j2", _tables(found), plots=plots)
 
 
-def tables(found: dict[str, Any]) -> list[Table]:
+def _tables(found: dict[str, Any]) -> list[Table]:
     """ms per round by phase, then by class of operator."""
-    return [_phase_table(found), _operator_table(found)]
-
-
-def _phase_table(found: dict[str, Any]) -> Table:
-    rows = [
-        [
-            arm["name"],
-            *(number(arm["ms_per_round"][level], 2) for level in LEVELS),
-            number(sum(arm["ms_per_round"].values()), 2),
-            number(sum(arm["floor_ms_per_round"].values()), 2),
-            number(arm["tokens_per_round"], 2),
-            number(arm["tokens_per_s"], 0),
-            number(arm["prefill_ms_per_call"], 1),
-        ]
-        for arm in found["arms"]
-    ]
-    columns = ("arm", *LEVELS, "round", "bare passes", "tokens a round", "tokens/s", "prefill a call")
-    note = (
-        "Milliseconds, medians over calls. Other is what no phase holds: Python between the phases, set-up, output. "
-        "Bare passes are the floor: the round's draft and target passes timed alone."
-    )
-    return Table("A round by phase", columns, rows, note)
-
-
-def _operator_table(found: dict[str, Any]) -> Table:
-    rows = [
-        [arm["name"], phase, *(number(classes.get(kind, 0.0), 2) for kind in CLASSES)]
+    operators = [
+        {"arm": arm["name"], "phase": phase, "classes": classes}
         for arm in found["arms"]
         for phase, classes in arm["operators_ms_per_round"].items()
     ]
-    note = (
+    bare = (
+        "Milliseconds, medians over calls. Other is what no phase holds: Python between the phases, set-up, output. "
+        "Bare passes are the floor: the round's draft and target passes timed alone."
+    )
+    profiled = (
         "Milliseconds a round, from one call under torch.profiler. Attention counts softmax and batched products; "
         "elementwise is all that is not named. On a GPU these are kernels, and phases are host times: waiting shows in "
         "the phase that reads results (commit)."
     )
-    return Table("Phases by operator", ("arm", "phase", *CLASSES), rows, note)
+    return [
+        Table("A round by phase", _PHASES, found["arms"], bare),
+        Table("Phases by operator", _OPERATORS, operators, profiled),
+    ]
 
 
-def phase_plot(found: dict[str, Any]) -> str:
+def _phase_plot(found: dict[str, Any]) -> str:
     """A pair of stacked bars per arm: measured, and its bare passes."""
     kinds = (("measured", "ms_per_round"), ("bare passes", "floor_ms_per_round"))
     bars = [(f"{arm['name']}, {kind}", arm[source]) for arm in found["arms"] for kind, source in kinds]
     return draw("milliseconds of a round by phase", lambda axes: _stack(axes[0], bars, LEVELS), width=9)
 
 
-def operator_plot(found: dict[str, Any]) -> str:
+def _operator_plot(found: dict[str, Any]) -> str:
     """A stacked bar per arm and phase that takes any time."""
     bars = [
         (f"{arm['name']}, {phase}", classes)
@@ -111,20 +100,3 @@ def _stack(axis: Axes, bars: Sequence[tuple[str, dict[str, float]]], kinds: Sequ
     axis.set_axisbelow(True)
     axis.grid(visible=False, axis="y")
     axis.set(xlabel="ms a round")
-
-
-def facts(found: dict[str, Any]) -> dict[str, str]:
-    """How it was measured, as name -> words."""
-    environment, target = found["environment"], found["target"]
-    packages = environment["packages"]
-    return {
-        "Target": f"{target['path']}, {target['num_parameters'] / 1e6:,.1f}M parameters, {target['dtype']}",
-        "Draft": ", ".join(f"{name} ({path})" for name, path in found["drafts"].items()),
-        "Calls": f"{found['prompts']} prompts, {found['new_tokens']} new tokens each, batch {found['batch_size']}, "
-        f"T={found['temperature']:g}, arms in turns after a warm-up",
-        "Machine": hardware(environment),
-        "Software": f"torch {packages.get('torch')}, transformers {packages.get('transformers')}, Python "
-        f"{environment['python']}",
-        "Seed": str(environment["seed"]),
-        "Command": f"`{environment['command']}`",
-    }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from decode.common.markdown import bullets, code, definitions, facts, fenced, plain, table
+from decode.common.markdown import code, fenced, plain, table
 
 
 @pytest.mark.parametrize(
@@ -43,11 +43,8 @@ def test_code_is_a_span_where_that_is_safe():
     assert code("") == "<code></code>"
 
 
-def test_lists_and_tables_hold_plain_text():
+def test_tables_hold_plain_text():
     assert table(("a|b", "c"), [("1\n2", "<i>")]) == "| a\\|b | c |\n| --- | --- |\n| 1 2 | &lt;i&gt; |"
-    assert facts({"Command": "`x *y*`", "Path": "*y*`"}) == "- Command: `x *y*`\n- Path: \\*y\\*\\`"
-    assert definitions({"alpha": "in `lossless.dtype` of p_v <b>"}) == "- **alpha**: in lossless.dtype of p_v &lt;b&gt;"
-    assert bullets(["a", "**b**"]) == "- a\n- **b**"
 
 
 def test_a_fence_is_longer_than_those_inside():

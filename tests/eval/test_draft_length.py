@@ -11,7 +11,7 @@ from eval.config import EvalConfig
 from eval.measure import cell_run as choose
 from eval.modes.report import with_chosen_length
 from eval.prompts.held_out import load_prompts
-from eval.render.summary import render_summary
+from eval.render.report_page import render_summary
 from tests.commands import built
 from tests.eval import test_decoders, test_report
 from tests.tiny import tiny_tokenizer

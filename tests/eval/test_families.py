@@ -20,8 +20,8 @@ from eval.modes.families import mode, trainings
 from eval.modes.families.arms import train_config
 from eval.modes.families.data import rescoring
 from eval.modes.families.groups import Group, quality_row
+from eval.modes.families.page import losslessness_of_all, render_summary
 from eval.modes.families.recommend import PLAIN, recommend, sentence
-from eval.modes.families.summary import losslessness, render_summary
 from eval.modes.families.trainings import Training, in_child, pace_of, steps_for_tokens
 from eval.publish import publish
 from eval.results.statistics import bootstrap_crossed, ratio_of_ratios, ratio_of_sums
@@ -272,6 +272,8 @@ def test_every_token_of_the_targets_texts_is_checked_and_counted_once(folder, me
 @pytest.mark.slow
 def test_the_page_says_it_plainly_and_is_published(results, measured, tmp_path):
     text = render_summary(results)
+    assert (measured / "summary.md").read_text() == text
+    assert "Which draft" in (measured / "index.html").read_text()
     for part in ("## Which draft", "Equal tokens (200)", "Equal time (0.5 s)", "## Speed", "0 mismatches"):
         assert part in text
     assert "Codes of hidden states" not in text
@@ -383,7 +385,9 @@ def test_no_advice_without_figures():
 def test_mismatches_are_named_by_arm():
     row = {"mismatches": 2, "near_ties": 1, "tokens_checked": 1000, "arm": "hydra"}
     fine = {**row, "arm": "lm", "mismatches": 0}
-    assert losslessness({"quality": [row, fine]}).endswith("2 mismatches (hydra) and 2 near-ties in 2,000 tokens.")
+    assert losslessness_of_all({"quality": [row, fine]}).endswith(
+        "2 mismatches (hydra) and 2 near-ties in 2,000 tokens."
+    )
 
 
 def test_the_texts_are_scored_again_with_the_stores_that_they_had(folder, tmp_path):

@@ -11,13 +11,11 @@ import yaml
 from decode.common.compose import CONF
 from decode.common.typed_config import build
 from eval.modes import bandwidth
-from eval.modes.decoders import page as decoders_page
-from eval.modes.decoders import summary as decoders
-from eval.modes.families import summary as families
+from eval.modes.decoders import page as decoders
+from eval.modes.families import page as families
 from eval.publish import PAGES
 from eval.render import certificate_page, profile_page
-from eval.render.page import render_page
-from eval.render.summary import render_block, render_summary
+from eval.render.report_page import render_block, render_page, render_summary
 from tests.eval.test_report import Page
 from tests.train.toy import tiny_settings
 from train.config import TrainConfig
@@ -133,9 +131,10 @@ def test_a_card_stays_yaml_and_code():
     [
         (lambda found: render_page(found, {}), report),
         (
-            decoders_page.render_page,
+            decoders.render_page,
             lambda: of_suite("decoders", *DECODERS_NAMES),
         ),
+        (families.render_page, lambda: of_suite("families", "lm", "bf16", "chain", "tree")),
         (profile_page.render_page, profile),
     ],
 )
@@ -145,9 +144,9 @@ def test_no_page_holds_an_element_from_a_name(render, results):
     assert "script" not in page.tags
 
 
-@pytest.mark.parametrize("name", ["quickstart", "decoders", "families"])
+@pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.glob("*.json")))
 def test_published_results_are_read_and_rendered_as_they_stand(name):
     """Fields that came later are missing in them."""
     results = json.loads((RESULTS / f"{name}.json").read_text())
-    page = PAGES.get(results.get("face", "report"), render_summary)(results)
+    page = PAGES[results["mode"]](results)
     assert page == (RESULTS / f"{name}.md").read_text()

@@ -79,6 +79,13 @@ def test_every_arm_of_a_cell_is_held_against_the_three_that_are_asked_about() ->
     assert over["ours, b"]["tokens_per_s"] == pytest.approx(20.0)
 
 
+def test_arms_are_held_against_the_faster_of_vllms_where_it_ran() -> None:
+    arms = cell(**{"vllm": [0.2, 0.2], "vllm, k=4": [0.1, 0.1], "vllm, k=8": [0.4, 0.4], "ours, a": [0.05, 0.05]})
+    over = {one["arm"]: one["over_vllm"] for one in cell_of_decoders({**arms, "rows": []}, 0)["arms"]}
+    assert (over["ours, a"], over["vllm, k=4"], over["vllm"]) == pytest.approx((2.0, 1.0, 0.5))
+    assert not any("over_vllm" in one for one in cell_of_decoders(whole_cell(), 0)["arms"])
+
+
 def test_peers_are_held_against_our_best_setting() -> None:
     choices = [
         {"batch_size": 8, "temperature": 1.0, "best": {"ours": "b"}},

@@ -19,10 +19,9 @@ from eval.measure.cells import Cell, Results
 from eval.modes.decoders.arms import Stock, started
 from eval.modes.decoders.cells import arms_of, cells, choose, left_out, measure, points, warm
 from eval.modes.decoders.config import arm_settings
-from eval.modes.decoders.page import render_page
+from eval.modes.decoders.page import render_page, render_summary
 from eval.modes.decoders.plan import plan_lines, weight
 from eval.modes.decoders.results import make_results
-from eval.modes.decoders.summary import render_summary
 from eval.modes.decoders.texts import TextPrompts, load_texts
 from eval.results.results_file import write_results
 

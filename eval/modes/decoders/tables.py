@@ -1,4 +1,4 @@
-"""The suite's tables as plain text cells, for the page and for Markdown."""
+"""The tables of a comparison of decoders."""
 
 from __future__ import annotations
 
@@ -7,66 +7,74 @@ from typing import Any
 from eval.arms.base import AUTOREGRESSIVE
 from eval.modes.decoders.arms import our_name
 from eval.modes.decoders.cells import OURS
-from eval.modes.decoders.goals import choice_at
-from eval.render.formatting import MISSING, milliseconds, number, share, with_interval
-from eval.render.tables import Table
+from eval.render.columns import Column, Row, Table, columns, estimate
+from eval.render.formatting import MISSING, number, with_interval
+
+_PEER = Column("peer", lambda peer: f"{peer['name']} ({peer['version']})")
+_PEERS = columns("batch", "T", "text", _PEER, "tokens/s", "ours / peer")
+_OURS = columns(
+    *("batch", "T", "text", "setting", "verifier", "tree", "k", "tau", "tokens/s", "speedup", "predicted", "realised"),
+    *("flips when timed", "repeated 4-grams"),
+)
+_COMPONENTS = columns("batch", "T", "text", "k", "t_target(1)", "t_target(k+1)", "t_draft")
+_ARMS = columns(
+    *("batch", "T", "text", "arm", Column("tokens/s", lambda arm: number(arm["tokens_per_s"], 1))),
+    estimate("over transformers generate", "over_transformers"),
+    estimate("over our loop", "over_autoregressive"),
+    estimate("over assisted", "over_assisted"),
+)
+_OVER_VLLM = Column("over vLLM", lambda arm: with_interval(arm.get("over_vllm"), arm.get("over_vllm_ci95")))
+_BATCHES = "Brackets are 95% intervals over batches of prompts."
 
 
-def goal_table(results: dict[str, Any]) -> Table:
-    """What was wanted, and what was reached."""
-    texts = list(dict.fromkeys(cell["text"] for cell in results["cells"]))
-    cells = [
-        [
-            one["goal"],
-            f"{one['temperature']:g}",
-            str(one["batch_size"]),
-            number(one["wanted"]),
-            with_interval(one["reached"], one["ci95"]),
-            *(number(one["by_text"].get(text)) for text in texts),
-            _yes(one["met"]),
-        ]
-        for one in results["goals"]
+def decoder_tables(results: dict[str, Any]) -> list[Table]:
+    """Every table, in reading order."""
+    predicted = [row for row in results["rows"] if row["component_times"] is not None]
+    over = "Speedup is over the faster way without a draft. Plain chains alone are predicted from component times."
+    return [
+        *(_speeds(results, rows) for rows in dict.fromkeys(cell["batch_size"] for cell in results["cells"])),
+        Table("Our chosen setting against the others", _PEERS, results["peers"], _BATCHES),
+        Table("Our settings", _OURS, results["rows"], over),
+        Table("Component times", _COMPONENTS, predicted),
+        _choice_table(results),
+        _arm_table(results),
+        _settings_table(results),
     ]
-    columns = ("figure", "T", "batch", "wanted", "reached", *texts, "met")
-    return Table("Wanted and reached", columns, cells, "Brackets are 95% intervals over batches of prompts.")
 
 
-def _yes(met: bool | None) -> str:
-    return "not measured" if met is None else "yes" if met else "no"
-
-
-def reading(results: dict[str, Any]) -> list[str]:
-    """The goals in words, a line each."""
-    return [_sentence(one) for one in results["goals"]]
-
-
-def _sentence(one: dict[str, Any]) -> str:
-    where = f"{one['goal']}, batch {one['batch_size']}, T={one['temperature']:g}"
-    wanted = f"wanted {number(one['wanted'])}"
-    if one["reached"] is None:
-        return f"{where}: {wanted}, not measured in this run."
-    arms = " against ".join(arm for arm in (one["arm"], one["against"]) if arm)
-    parts = ", ".join(f"{text} {number(value)}" for text, value in one["by_text"].items())
-    verdict = "met" if one["met"] else "not met"
-    return f"{where}: {wanted}, reached {with_interval(one['reached'], one['ci95'])} ({arms}; {parts}): {verdict}."
-
-
-def speed_tables(results: dict[str, Any]) -> list[Table]:
-    """One table per batch size: every arm's speed by temperature and text, and over transformers generate."""
-    return [_speeds(results, rows) for rows in dict.fromkeys(cell["batch_size"] for cell in results["cells"])]
+def best_arms(results: dict[str, Any]) -> dict[tuple[int, float], str]:
+    """(batch size, temperature) -> the arm of the setting of ours that was chosen there."""
+    return {(one["batch_size"], one["temperature"]): our_name(one["best"][OURS]) for one in results["choices"]}
 
 
 def _speeds(results: dict[str, Any], rows: int) -> Table:
+    """Every arm's speed by temperature and text at one batch size, and over transformers generate."""
     cells = [cell for cell in results["cells"] if cell["batch_size"] == rows]
     arms = sorted(dict.fromkeys(one["arm"] for cell in cells for one in cell["arms"]), key=_place)
-    best = [our_name(choice_at(results, rows, cell["temperature"])["best"][OURS]) for cell in cells]
-    body = [[arm, *(_speed(cell, arm, arm == own) for cell, own in zip(cells, best, strict=True))] for arm in arms]
-    columns = ("arm", *(f"T={cell['temperature']:g}, {cell['text']}" for cell in cells))
+    best = best_arms(results)
+    speeds = [_speed_column(cell, best[rows, cell["temperature"]]) for cell in cells]
     reasons = dict.fromkeys(f"{arm} ({reason})" for cell in cells for arm, reason in cell["left_out"].items())
     note = (
         "Tokens per second of the whole batch, and times as fast as transformers generate; * marks the chosen setting."
     )
-    return Table(f"Batch {rows}", columns, body, f"{note} Left out: {'; '.join(reasons)}." if reasons else note)
+    return Table(
+        f"Batch {rows}",
+        [Column("arm", str), *speeds],
+        arms,
+        f"{note} Left out: {'; '.join(reasons)}." if reasons else note,
+    )
+
+
+def _speed_column(cell: dict[str, Any], best: str) -> Column:
+    arms = {one["arm"]: one for one in cell["arms"]}
+
+    def speed(arm: str) -> str:
+        if arm not in arms:
+            return MISSING
+        over = with_interval(arms[arm]["over_transformers"], arms[arm]["over_transformers_ci95"])
+        return f"{number(arms[arm]['tokens_per_s'], 0)}{'*' if arm == best else ''}; {over}"
+
+    return Column(f"T={cell['temperature']:g}, {cell['text']}", speed)
 
 
 def _place(arm: str) -> int:
@@ -74,120 +82,30 @@ def _place(arm: str) -> int:
     return next(i for i, start in enumerate((AUTOREGRESSIVE, OURS, "transformers", "")) if arm.startswith(start))
 
 
-def _speed(cell: dict[str, Any], arm: str, is_best: bool) -> str:
-    found = next((one for one in cell["arms"] if one["arm"] == arm), None)
-    if found is None:
-        return MISSING
-    over = with_interval(found["over_transformers"], found["over_transformers_ci95"])
-    return f"{number(found['tokens_per_s'], 0)}{'*' if is_best else ''}; {over}"
-
-
-def arm_table(results: dict[str, Any]) -> Table:
-    """Every arm of every cell, over the three that are asked about."""
-    others = ("over_transformers", "over_autoregressive", "over_assisted")
-    cells = [
-        [
-            str(cell["batch_size"]),
-            f"{cell['temperature']:g}",
-            cell["text"],
-            one["arm"],
-            number(one["tokens_per_s"], 1),
-            *(with_interval(one[other], one[f"{other}_ci95"]) for other in others),
-        ]
-        for cell in results["cells"]
-        for one in sorted(cell["arms"], key=lambda one: _place(one["arm"]))
+def _arm_table(results: dict[str, Any]) -> Table:
+    """Every arm of every cell, over those that are asked about."""
+    rows: list[Row] = [
+        {**cell, **one} for cell in results["cells"] for one in sorted(cell["arms"], key=lambda one: _place(one["arm"]))
     ]
-    columns = ("batch", "T", "text", "arm", "tokens/s", "over transformers generate", "over our loop", "over assisted")
-    return Table("All arms", columns, cells)
+    return Table("All arms", [*_ARMS, _OVER_VLLM] if any("over_vllm" in row for row in rows) else _ARMS, rows)
 
 
-def setting_table(results: dict[str, Any]) -> Table:
-    """Our settings: what a round brings, and how much of the promise was kept."""
-    cells = [
-        [
-            str(row["batch_size"]),
-            f"{row['temperature']:g}",
-            row["text"],
-            row["setting"],
-            row["verifier"],
-            row["tree"],
-            str(row["num_draft_tokens"]),
-            with_interval(row["tau"], row["tau_ci95"]),
-            number(row["tokens_per_s"], 0),
-            with_interval(row["speedup"], row["speedup_ci95"]),
-            number(row["predicted_speedup"]),
-            number(row["realised"]),
-            _flips(row),
-            share(row["repeated_4gram_share"]),
-        ]
-        for row in results["rows"]
-    ]
-    columns = ("batch", "T", "text", "setting", "verifier", "tree", "k", "tau", "tokens/s", "speedup", "predicted")
-    columns = (*columns, "realised", "flips when timed", "repeated 4-grams")
-    note = "Speedup is over the faster way without a draft. Plain chains alone are predicted from component times."
-    return Table("Our settings", columns, cells, note)
-
-
-def _flips(row: dict[str, Any]) -> str:
-    if row["dtype_flips"] is None:
-        return MISSING
-    return f"{row['dtype_flips']} in {row['dtype_tokens_compared']:,} ({row['dtype']})"
-
-
-def component_table(results: dict[str, Any]) -> Table:
-    """What the predictions are made of."""
-    cells = [
-        [
-            str(row["batch_size"]),
-            f"{row['temperature']:g}",
-            row["text"],
-            str(row["num_draft_tokens"]),
-            milliseconds(row["component_times"]["t_target_1_s"]),
-            milliseconds(row["component_times"]["t_target_k1_s"]),
-            milliseconds(row["component_times"]["t_draft_s"]),
-        ]
-        for row in results["rows"]
-        if row["component_times"] is not None
-    ]
-    return Table("Component times", ("batch", "T", "text", "k", "t_target(1)", "t_target(k+1)", "t_draft"), cells)
-
-
-def choice_table(results: dict[str, Any]) -> Table:
+def _choice_table(results: dict[str, Any]) -> Table:
     """Every setting tried, on validation prompts; the best of each family first."""
-    cells = []
+    rows = []
     for one in results["choices"]:
         for family, speeds in one["tokens_per_s"].items():
             ranked = sorted(speeds, key=lambda name: -(speeds[name] or 0.0))
             tried = ", ".join(f"{name} {number(speeds[name], 0)}" for name in ranked)
-            cells.append([str(one["batch_size"]), f"{one['temperature']:g}", family, one["best"][family], tried])
+            rows.append({**one, "family": family, "chosen": one["best"][family], "tried": tried})
     note = "Tokens per second on validation prompts of both texts; not comparable with the tables above."
-    return Table("Settings tried", ("batch", "T", "family", "chosen", "tried"), cells, note)
+    return Table("Settings tried", columns("batch", "T", "family", "chosen", "tried"), rows, note)
 
 
-def settings_table(results: dict[str, Any]) -> Table:
+def _settings_table(results: dict[str, Any]) -> Table:
     """What the names of our settings stand for."""
-    cells = [
-        [name, ", ".join(f"{key}={value}" for key, value in changes.items()) or "as configured"]
+    rows = [
+        {"setting": name, "decode.": ", ".join(f"{key}={value}" for key, value in changes.items()) or "as configured"}
         for name, changes in results["settings"].items()
     ]
-    return Table("What our settings are", ("setting", "decode."), cells)
-
-
-def tables(results: dict[str, Any]) -> list[Table]:
-    """Every table, in reading order."""
-    return [
-        goal_table(results),
-        *speed_tables(results),
-        setting_table(results),
-        component_table(results),
-        choice_table(results),
-        arm_table(results),
-        settings_table(results),
-    ]
-
-
-def best_settings(results: dict[str, Any]) -> str:
-    """Which setting of ours won where."""
-    return "; ".join(
-        f"batch {one['batch_size']}, T={one['temperature']:g}: {one['best'][OURS]}" for one in results["choices"]
-    )
+    return Table("What our settings are", columns("setting", "decode."), rows)

@@ -26,11 +26,11 @@ from eval.modes.families.data import (
     record_features,
     record_folders,
 )
+from eval.modes.families.page import render_page, render_summary
 from eval.modes.families.plan import plan_lines
 from eval.modes.families.quality import Judge
 from eval.modes.families.results import Measured, make_results
 from eval.modes.families.speed import Race, cells, points
-from eval.modes.families.summary import render_summary
 from eval.modes.families.trainings import Training, in_child, pace_of, train_all, trainings
 from eval.prompts.held_out import DEEPEST_DRAFT, Prompt, check_room, split_prompts
 from eval.results.results_file import write_results
@@ -39,8 +39,8 @@ log = get_logger("eval")
 
 
 def run(cfg: EvalConfig) -> None:
-    """Compare draft families and write results.json and summary.md to cfg.output_dir; trainings and records with
-    hidden states go to cfg.families.folder.
+    """Compare draft families and write results.json, summary.md and index.html to cfg.output_dir; trainings and records
+    with hidden states go to cfg.families.folder.
 
     Raises ConfigError and InputError before any weight is loaded. resume=auto keeps every training, measurement and
     cell that is finished.
@@ -165,5 +165,6 @@ def _measured(
 def _write(folder: RunFolder, results: dict[str, Any]) -> None:
     write_results(folder.file("results.json"), results)
     folder.file("summary.md").write_text(render_summary(results), encoding="utf-8")
+    folder.file("index.html").write_text(render_page(results), encoding="utf-8")
     folder.finish({"drafts": len(results["trainings"]), "cells": len(results["cells"])})
-    log.info("report: %s", folder.file("summary.md"))
+    log.info("report: %s", folder.file("index.html"))

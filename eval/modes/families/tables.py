@@ -1,81 +1,79 @@
-"""The suite's tables as plain text cells."""
+"""The tables of a comparison of draft families."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from eval.arms.base import AUTOREGRESSIVE, TRANSFORMERS
-from eval.render.formatting import MISSING, milliseconds, number, with_interval
-from eval.render.tables import Table
+from eval.render.columns import SHARED, Column, Row, Table, column, columns, estimate
+from eval.render.formatting import MISSING, milliseconds, number, whole
 
 
-def arms_table(results: dict[str, Any]) -> Table:
-    """What every arm is."""
-    cells = [
-        [
-            arm,
-            one["family"],
-            f"{one['num_parameters'] / 1e6:.2f}M",
-            ", ".join(map(str, one["taps"])) or MISSING,
-            " ".join(one["overrides"]),
-        ]
-        for arm, one in results["arms"].items()
+def _draft_cost(row: Row) -> str:
+    return milliseconds(row["component_times"]["t_draft_s"] * row["num_draft_tokens"])
+
+
+_SPEED = columns(
+    *("batch", "T", column("arm", "draft"), "k", "speedup", "tokens/s", "tau", Column("draft cost", _draft_cost)),
+    *("predicted", "realised", "flips when timed"),
+)
+_ARMS = columns(
+    *("arm", "family", column("parameters", "num_parameters", lambda value: f"{value / 1e6:.2f}M")),
+    column("target layers read", "taps", lambda taps: ", ".join(map(str, taps)) or MISSING),
+    column("python -m train", "overrides", " ".join),
+)
+_EQUAL = column("equal", "budget")
+_EXACTNESS = columns("arm", _EQUAL, "code", "shape", "T", "mismatches", "near-ties", "in tokens")
+_TRAINING = columns(
+    "arm", column("tokens", write="{:,.0f}".format), column("seconds", write="{:.1f}".format), "tokens/s"
+)
+
+
+def family_tables(results: dict[str, Any]) -> list[Table]:
+    """Every table, in reading order."""
+    budgets = results["budgets"]
+    trained = "Parameters are the trained ones: a head's embeddings and output head are the target's."
+    return [
+        _budget_table(results, "tokens", f"Equal tokens ({budgets['tokens']:,})"),
+        _budget_table(results, "time", f"Equal time ({budgets['seconds']:g} s)"),
+        _speed_table(results),
+        _code_table(results),
+        Table("Arms", _ARMS, [{**one, "arm": arm} for arm, one in results["arms"].items()], trained),
+        Table("Losslessness", _EXACTNESS, results["quality"], f"In {results['prompts']['checked_dtype']}."),
+        _length_table(results),
     ]
-    note = "Parameters are the trained ones: a head's embeddings and output head are the target's."
-    return Table("Arms", ("arm", "family", "parameters", "target layers read", "python -m train"), cells, note)
 
 
-def budget_tables(results: dict[str, Any]) -> list[Table]:
-    """tau and acceptance of all arms, once at equal tokens and once at equal time."""
-    budgets, code = results["budgets"], next(iter(results["records"]))
-    titles = {
-        "tokens": f"Equal tokens ({budgets['tokens']:,})",
-        "time": f"Equal time ({budgets['seconds']:g} s)",
-    }
-    return [_budget_table(results, budget, code, title) for budget, title in titles.items()]
+def _budget_table(results: dict[str, Any], budget: str, title: str) -> Table:
+    """What training took, tau at every temperature and shape, and acceptance at the first of them."""
+    of = {"budget": budget, "code": next(iter(results["records"]))}
+    rows = [one for one in results["quality"] if of.items() <= one.items()]
+    trained = [one for one in results["trainings"] if of.items() <= one.items()]
+    places = list(dict.fromkeys((one["shape"], one["temperature"]) for one in rows))
+    own = {(row["arm"], row["shape"], row["temperature"]): row for row in rows}
 
+    def tau(place: tuple[str, float]) -> Column:
+        return Column(f"tau, {_said(place)}", lambda one: SHARED["tau"].value(own[one["arm"], *place]))
 
-def _budget_table(results: dict[str, Any], budget: str, code: str, title: str) -> Table:
-    rows = [one for one in results["quality"] if (one["budget"], one["code"]) == (budget, code)]
-    places = list(dict.fromkeys((one["temperature"], one["shape"]) for one in rows))
-    trained = [one for one in results["trainings"] if (one["budget"], one["code"]) == (budget, code)]
-    body = []
-    for one in trained:
-        own = {(row["temperature"], row["shape"]): row for row in rows if row["arm"] == one["arm"]}
-        taus = [with_interval(own[place]["tau"], own[place]["tau_ci95"]) for place in places]
-        by_position = own[places[0]]["acceptance_by_position"]
-        shown = " ".join(number(value) for value in by_position)
-        training = [f"{one['tokens']:,.0f}", number(one["seconds"], 1), number(one["tokens_per_s"], 0)]
-        body.append([one["arm"], *training, *taus, shown])
-    taus = [f"tau, {shape}, T={temperature:g}" for temperature, shape in places]
-    first = f"acceptance by position, {places[0][1]}, T={places[0][0]:g}" if places else ""
-    columns = ("arm", "tokens", "seconds", "tokens/s", *taus, first)
+    def acceptance(place: tuple[str, float]) -> Column:
+        return Column(
+            f"acceptance by position, {_said(place)}",
+            lambda one: " ".join(map(number, own[one["arm"], *place]["acceptance_by_position"])),
+        )
+
     note = f"Means over seeds {results['budgets']['seeds']}; brackets are 95% intervals over seeds and prompts."
-    return Table(title, columns, body, note)
+    return Table(title, [*_TRAINING, *map(tau, places), *map(acceptance, places[:1])], trained, note)
 
 
-def speed_table(results: dict[str, Any]) -> Table:
+def _said(place: tuple[str, float]) -> str:
+    return f"{place[0]}, T={place[1]:g}"
+
+
+def _speed_table(results: dict[str, Any]) -> Table:
     """Speedup, draft length and draft cost by batch size and temperature."""
-    cells = [
-        [
-            str(row["batch_size"]),
-            f"{row['temperature']:g}",
-            row["draft"],
-            str(row["num_draft_tokens"]),
-            with_interval(row["speedup"], row["speedup_ci95"]),
-            number(row["tokens_per_s"], 0),
-            with_interval(row["tau"], row["tau_ci95"]),
-            milliseconds(row["component_times"]["t_draft_s"] * row["num_draft_tokens"]),
-            number(row["predicted_speedup"]),
-            number(row["realised"]),
-            MISSING if row["dtype_flips"] is None else f"{row['dtype_flips']} in {row['dtype_tokens_compared']:,}",
-        ]
-        for row in results["rows"]
-    ]
     plain = "; ".join(_plain(cell) for cell in results["cells"])
     note = f"Speedup is over the faster way without a draft, in tokens/s of the whole batch: {plain}."
-    columns = ("batch", "T", "arm", "k", "speedup", "tokens/s", "tau", "draft cost", "predicted", "realised", "flips")
-    return Table("Speed", columns, cells, note)
+    return Table("Speed", _SPEED, results["rows"], note)
 
 
 def _plain(cell: dict[str, Any]) -> str:
@@ -84,69 +82,27 @@ def _plain(cell: dict[str, Any]) -> str:
     return f"batch {cell['batch_size']}, T={cell['temperature']:g}: {told}"
 
 
-def code_table(results: dict[str, Any]) -> Table | None:
+def _code_table(results: dict[str, Any]) -> Table:
     """What coarser hidden states cost in tau."""
-    if not results["codes"]:
-        return None
-    cells = [
-        [
-            one["arm"],
-            one["code"],
-            number(one["feature_bytes_per_token"], 0),
-            f"{one['temperature']:g}",
-            with_interval(one["tau_ratio"], one["tau_ratio_ci95"], 3),
-        ]
-        for one in results["codes"]
-    ]
-    first = results["codes"][0]["code"]
-    columns = ("arm", "code", "bytes a token", "T", f"tau over tau from {first}")
-    return Table("Codes of hidden states", columns, cells, "At equal tokens, paired by seed and prompt; chains.")
+    first = results["codes"][0]["code"] if results["codes"] else ""
+    size, kept = column("bytes a token", "feature_bytes_per_token", whole), f"tau over tau from {first}"
+    shown = columns("arm", "code", size, "T", estimate(kept, "tau_ratio", digits=3))
+    return Table(
+        "Codes of hidden states", shown, results["codes"], "At equal tokens, paired by seed and prompt; chains."
+    )
 
 
-def exactness_table(results: dict[str, Any]) -> Table:
-    """Mismatches against plain decoding, all seeds together."""
-    cells = [
-        [
-            row["arm"],
-            row["budget"],
-            row["code"],
-            row["shape"],
-            f"{row['temperature']:g}",
-            str(row["mismatches"]),
-            str(row["near_ties"]),
-            f"{row['tokens_checked']:,}",
-        ]
-        for row in results["quality"]
-    ]
-    columns = ("arm", "equal", "code", "shape", "T", "mismatches", "near-ties", "in tokens")
-    return Table("Losslessness", columns, cells, f"In {results['prompts']['checked_dtype']}.")
-
-
-def choice_table(results: dict[str, Any]) -> Table:
+def _length_table(results: dict[str, Any]) -> Table:
     """Draft lengths tried, on validation prompts."""
-    cells = [
-        [
-            str(one["batch_size"]),
-            f"{one['temperature']:g}",
-            arm,
-            one["best"][arm],
-            ", ".join(f"{k}: {number(speed, 0)}" for k, speed in speeds.items()),
-        ]
+    rows = [
+        {
+            **one,
+            "arm": arm,
+            "chosen k": one["best"][arm],
+            "tried": ", ".join(f"{k}: {number(speed, 0)}" for k, speed in speeds.items()),
+        }
         for one in results["choices"]
         for arm, speeds in one["tokens_per_s"].items()
     ]
     note = "Tokens per second by k, on validation prompts; not comparable with the speeds above."
-    return Table("Draft lengths tried", ("batch", "T", "arm", "chosen k", "tried"), cells, note)
-
-
-def tables(results: dict[str, Any]) -> list[Table]:
-    """Every table, in reading order."""
-    every = [
-        *budget_tables(results),
-        speed_table(results),
-        code_table(results),
-        arms_table(results),
-        exactness_table(results),
-        choice_table(results),
-    ]
-    return [table for table in every if table is not None]
+    return Table("Draft lengths tried", columns("batch", "T", "arm", "chosen k", "tried"), rows, note)
