@@ -28,7 +28,6 @@ from decode.models.load import (
     resolve_device,
 )
 from decode.sampling.penalties import penalties
-from decode.sampling.settings import generate_settings, penalty_settings
 from decode.sampling.warp import Sampling
 from decode.terminal import Painter
 from decode.trees.tree_plans import CALIBRATED, describe
@@ -42,7 +41,7 @@ def run(config: DecodeConfig) -> None:
     if config.draft.path is not None:
         describe_draft(config.draft.path, target)
     tokenizer = load_tokenizer(config.target)
-    penalties(target.config.get_text_config().vocab_size, tokenizer, **penalty_settings(config.decode))
+    penalties(target.config.get_text_config().vocab_size, tokenizer, config.decode)
     ids = encode_prompt(config, tokenizer)
     check_prompt(len(ids), config.decode.max_new_tokens, target.max_positions)
     if config.plan:
@@ -132,7 +131,7 @@ def _decode(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase, ids: list[
         drafter,
         prompt,
         torch.ones_like(prompt),  # a pad token that stands in the text is text
-        **generate_settings(config.decode),
+        **vars(config.decode),
         stop_strings=config.stop_strings,
         tokenizer=tokenizer,
         seed=config.seed,

@@ -35,7 +35,6 @@ from decode.forward.packed_linear import Packing
 from decode.forward.runner import PASSES, Runner, chunks, rounded
 from decode.models.ends import Ends
 from decode.trees.tree import Tree
-from decode.trees.tree_plans import Static
 
 log = get_logger("decode")
 
@@ -196,8 +195,7 @@ class HeadDraft(nn.Module, ABC):
         width = context.shape.depth + 1  # as many tokens as a verdict can have accepted, so that one capture serves
         self._catch_up(context, [length - 1 - width for length in context.lengths])
         self._known = [length - 1 for length in context.lengths]
-        is_chain = isinstance(context.shape, Static) and context.shape.is_chain
-        propose = propose_chain if is_chain and context.drawn != "swor" else propose_tree
+        propose = propose_chain if context.shape.is_chain and context.drawn != "swor" else propose_tree
         return propose(HeadRound(self, context, width), context)
 
     def reset(self, rows: list[int]) -> None:

@@ -21,7 +21,6 @@ from decode.forward.target import CachedModel, NodePass, runner_for
 from decode.models.load import attention_of, load_model, longest_context
 from decode.models.output_head import head_of
 from decode.trees.tree import Tree
-from decode.trees.tree_plans import Static
 
 log = get_logger("decode")
 
@@ -116,8 +115,8 @@ class LMDraft(nn.Module):
         if min(context.of_running(context.lengths)) >= self._last_length:
             return Tree(pending_tokens(context), (-1,))
         self._count_accepted(context)
-        is_chain = isinstance(context.shape, Static) and context.shape.is_chain
-        if is_chain and context.drawn != "swor":  # a sampled tree that was cut to a chain keeps its distribution
+        # a sampled tree that was cut to a chain keeps its distribution
+        if context.shape.is_chain and context.drawn != "swor":
             # after a round that accepted everything the last draft token is still unread, and reading a token again
             # writes the same keys and values
             tree = propose_chain(self._round_of(context, 2), context)

@@ -71,7 +71,7 @@ class OurArm:
     model: PreTrainedModel
     drafter: Drafter | None
     settings: Mapping[str, Any]
-    """Keyword arguments of decode.generate (`decode.sampling.settings.generate_settings`)."""
+    """Keyword arguments of decode.generate (fields of SamplingConfig)."""
 
     def run(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], max_new_tokens: int, seed: int) -> Sample:
         """One call of decode.generate; times and arrivals are its own."""

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from decode.config import SamplingConfig
 from decode.drafters.lm import LMDraft
-from decode.sampling.settings import generate_settings
 from eval.arms.assisted import NAME as ASSISTED
 from eval.arms.assisted import AssistedArm, Setting
 from eval.arms.assisted import settings as assisted_settings
@@ -53,7 +52,7 @@ class Stock:
         """Our speculative arms by the name of their setting."""
         known = self.settings(temperature)
         return {
-            name: OurArm(our_name(name), self.model, self.drafter, generate_settings(known[name]))
+            name: OurArm(our_name(name), self.model, self.drafter, vars(known[name]))
             for name in (known if names is None else names)
         }
 

@@ -10,7 +10,6 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from decode.config import SamplingConfig
-from decode.sampling.settings import generate_settings
 from eval.arms.ours import Arm, OurArm, TransformersArm
 from eval.config import EvalConfig
 from eval.measure.cells import Cell, Point, Results, arm_times
@@ -113,7 +112,7 @@ class Race:
         ]
 
     def _arm(self, name: str, draft: str, k: int, temperature: float) -> Arm:
-        settings = generate_settings(self._settings(k, Point(1, temperature)))
+        settings = vars(self._settings(k, Point(1, temperature)))
         return OurArm(name, self.model, self.drafters[draft], settings)
 
     def _settings(self, k: int, where: Point | Cell) -> SamplingConfig:
