@@ -27,7 +27,7 @@ from decode.sampling.processors import check_processors
 from decode.sampling.stopping import StopStrings, eos_ids, own_eos_ids
 from decode.sampling.warp import Sampling
 from decode.stats import Stats
-from decode.trees.tree_plans import CALIBRATED, parse
+from decode.trees.tree_plans import parse
 
 Processor = LogitsProcessor | Callable[..., Tensor]
 
@@ -107,8 +107,8 @@ def generate(
         confidence=asked.confidence,
         strict=asked.strict,
     )
-    if asked.tree in CALIBRATED:
-        shape = resolve(asked.tree, asked.tree_nodes, model, drafter, request)
+    if asked.tree == "sequoia":
+        shape = resolve(asked.tree_nodes, model, drafter, request)
     else:
         shape = parse(asked.tree, asked.num_draft_tokens, asked.tree_nodes)
     request = replace(request, shape=shape)

@@ -14,7 +14,7 @@ from decode.arguments import flag, real, whole
 from decode.common.typed_config import require, unknown_key_message
 
 LEAST_TEMPERATURE = 1e-4  # logits of 30 divided by it are float32 numbers with steps of 0.03
-TREES = ("chain", "dynamic", "sequoia", "auto")
+TREES = ("chain", "dynamic", "sequoia")
 MOST_NODES = 1024
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "banned_words")
 Rule = Literal["coupled", "greedy", "rejection", "block", "typical"]
@@ -63,8 +63,8 @@ class SamplingConfig:
     num_draft_tokens: int = 5
     """Draft tokens per target pass (k); for trees the depth."""
     tree: str = "chain"
-    """What is drafted in a round: chain, branching factors such as 3x2x1, dynamic (the likeliest nodes), sequoia (the
-    best tree known beforehand) or auto (what is fastest here); the last two measure at the first call."""
+    """What is drafted in a round: chain, branching factors such as 3x2x1, dynamic (the likeliest nodes) or sequoia
+    (the best tree known beforehand, which is measured at the first call)."""
     tree_nodes: int = 16
     """Draft tokens of a dynamic tree, and at most of a sequoia tree."""
     replacement: bool = False
@@ -120,6 +120,11 @@ class SamplingConfig:
             )
         if hasattr(self.tree, "is_chain"):
             return  # a plan
+        require(
+            self.tree != "auto",
+            "tree=auto is gone: what it chose was slower than the best chain. Use tree=chain with adaptive=true, which "
+            "drafts as much as pays, or name a tree: sequoia, dynamic, 3x2x1",
+        )
         branching = isinstance(self.tree, str) and re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", self.tree, re.ASCII)
         require(
             self.tree in TREES or bool(branching),

@@ -69,7 +69,7 @@ class RankMeter:
         wanted = self._wanted.cut(tree.max_depth).parents  # heads draft as many tokens as they are
         if tree.parents != wanted:
             raise ConfigError(
-                f"decode.tree=auto and sequoia compare trees, but {type(self._loop.drafter).__name__} drafts parents "
+                f"decode.tree=sequoia compares trees, but {type(self._loop.drafter).__name__} drafts parents "
                 f"{tree.parents} where {wanted} are asked for. Name the plan yourself: decode.tree=chain and "
                 "decode.num_draft_tokens"
             )

@@ -13,8 +13,6 @@ from decode.trees.tree import chain_parents, tree_depths
 
 BEAM = 4  # nodes that a dynamic tree expands a level: a beam of 8 gives no more tokens (see drafters/trees.py)
 
-CALIBRATED = ("auto", "sequoia")  # trees that are chosen by what was measured
-
 
 class Shape(Protocol):
     """A plan of one round's tree. Node 0 is pending and counts among the nodes."""
@@ -132,21 +130,18 @@ def comb(widths: list[int]) -> Static:
     return Static(tuple(parents))
 
 
-def describe(shape: Shape) -> str:
+def describe(shape: Static) -> str:
     """In words, for the log."""
-    if shape.depth == 0:
-        return "no drafting"
-    if isinstance(shape, Static) and shape.is_chain:
+    if shape.is_chain:
         return f"a chain of {shape.depth}"
-    size = f"{shape.num_nodes - 1} draft tokens in {shape.depth} levels"
-    return f"a tree of {size}, parents {shape.parents}" if isinstance(shape, Static) else f"a dynamic tree of {size}"
+    return f"a tree of {shape.num_nodes - 1} draft tokens in {shape.depth} levels, parents {shape.parents}"
 
 
 def parse(tree: str | Shape, num_draft_tokens: int, tree_nodes: int) -> Shape:
     """The plan that `tree`, as SamplingConfig takes it, names: chain, branching factors such as 3x2x1, or dynamic.
 
-    `num_draft_tokens` is the depth of chain and dynamic, `tree_nodes` the draft nodes of dynamic. The names in
-    CALIBRATED take a model and a draft to become a plan (`choose_tree.resolve`).
+    `num_draft_tokens` is the depth of chain and dynamic, `tree_nodes` the draft nodes of dynamic. sequoia takes a model
+    and a draft to become a plan (`choose_tree.resolve`).
     """
     if not isinstance(tree, str):
         return tree
