@@ -191,20 +191,20 @@ class Loop:
 
     def _context(self, shape: Shape, gumbel: Tensor | None) -> Context:
         return Context(
-            self.rows.ids,
-            self.rows.lengths,
-            self.request.sampling,
-            self.noise,
-            shape,
-            self.drawn,
-            self.verifier.shares_noise,
-            gumbel,
-            self.round_index,
-            self._history(),
-            self.runner.features,
-            self.lease,
-            self.budget if self.request.confidence else None,
-            self.rows.running,
+            ids=self.rows.ids,
+            lengths=self.rows.lengths,
+            running=self.rows.running,
+            sampling=self.request.sampling,
+            history=self._history(),
+            shape=shape,
+            drawn=self.drawn,
+            noise=self.noise,
+            shares_noise=self.verifier.shares_noise,
+            gumbel=gumbel,
+            round_index=self.round_index,
+            features=self.runner.features,
+            budget=self.budget if self.request.confidence else None,
+            lease=self.lease,
         )
 
     def _propose(self, shape: Shape, gumbel: Tensor | None) -> Tree:

@@ -130,9 +130,15 @@ def _context(
     shared = VERIFIERS[request.verifier].shares_noise
     lengths = [max(1, context)] * batch_size
     return Context(
-        ids, lengths, request.sampling, noise, chain(1), "arbitrary", shared, None, 0,
-        features=target.features, lease=lease,
-    )  # fmt: skip
+        ids=ids,
+        lengths=lengths,
+        sampling=request.sampling,
+        shape=chain(1),
+        noise=noise,
+        shares_noise=shared,
+        features=target.features,
+        lease=lease,
+    )
 
 
 def _proposal(drafter: Drafter, request: Request, wanted: Context, plan: Shape) -> Callable[[], Tree]:
