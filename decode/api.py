@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
-from decode.arguments import flag, real, texts, whole, wholes
+from decode.arguments import flag, texts, whole, wholes
 from decode.autotune.choose_tree import resolve
 from decode.common.errors import ConfigError
 from decode.common.typed_config import require
-from decode.config import check_sampling
+from decode.config import sampling_config
 from decode.drafters.base import Drafter
 from decode.drafters.lm import LMDraft
 from decode.inputs import check_ids, prompts_of
@@ -27,8 +27,7 @@ from decode.sampling.processors import check_processors
 from decode.sampling.stopping import StopStrings, eos_ids, own_eos_ids
 from decode.sampling.warp import Sampling
 from decode.stats import Stats
-from decode.trees.tree_plans import CALIBRATED, Shape, parse
-from decode.verify.rules import VERIFIERS
+from decode.trees.tree_plans import parse
 
 Processor = LogitsProcessor | Callable[..., Tensor]
 
@@ -49,87 +48,70 @@ def generate(
     drafter: Drafter | None,
     input_ids: Tensor,
     attention_mask: Tensor | None = None,
-    max_new_tokens: int = 128,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
+    *,
     logits_processor: Processor | Iterable[Processor] | None = None,
     eos_token_id: int | Sequence[int] | Tensor | None = None,
     stop_strings: Sequence[str] | None = None,
-    seed: int = 0,
-    verifier: str = "coupled",
-    num_draft_tokens: int = 5,
-    tree: str | Shape | None = None,
-    streamer: BaseStreamer | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    rows: list[int] | None = None,
-    observer: Observer | None = None,
-    tree_nodes: int = 16,
-    replacement: bool = False,
-    lossy: bool = False,
-    batch_size: int | None = None,
-    strict: bool = False,
-    adaptive: bool = False,
-    confidence: bool = False,
-    repetition_penalty: float = 1.0,
-    presence_penalty: float = 0.0,
-    frequency_penalty: float = 0.0,
-    logit_bias: Mapping[int | str, float] | None = None,
-    banned_words: Sequence[int | str] = (),
     pad_token_id: int | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    seed: int = 0,
+    rows: list[int] | None = None,
+    batch_size: int | None = None,
+    streamer: BaseStreamer | None = None,
+    observer: Observer | None = None,
     audit: bool = False,
+    **settings: Any,
 ) -> Output:
     """Continue `input_ids` (B, T), padded left or right where `attention_mask` is 0; `drafter=None` is autoregressive.
     Without a mask, pad tokens (`pad_token_id`, None being the model's own) are padding unless they are end tokens too.
+
+    `settings` are the fields of `decode.config.SamplingConfig`, which says what each means and what it is by default:
+    max_new_tokens, temperature, top_k, top_p, min_p; verifier, num_draft_tokens, tree, tree_nodes, replacement,
+    adaptive, confidence, strict, lossy; repetition_penalty, presence_penalty, frequency_penalty, logit_bias and
+    banned_words, which come before `logits_processor`, temperature and filters.
 
     With verifier="coupled" the sequences equal those of `drafter=None` with the same seed, for every drafter: exact
     in distribution; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. temperature=0 is greedy.
     eos_token_id=None and stop_strings=None are the model's own, () none. `rows` are the requests' own indices, which
     key the noise: a request's text does not depend on the batch it came in. `batch_size` requests are decoded at once,
-    the others take the rows of those that end. `strict` gives every target pass the same rows, so that bf16 output too
-    equals that of drafter=None (chains). `tree` (`shapes.parse`) is chain, branching factors such as 3x2x1, or dynamic
-    with `tree_nodes` draft nodes, or sequoia or auto, which measure pair and machine at the first call
-    (`auto_tree.resolve`); `replacement` lets rejection draw siblings alike.
-    `adaptive` drafts what pays, at most that, and with `confidence` looks at the draft's inside a round, too
-    (`decode.budget`). Penalties, biases by token id or text, and banned words (`decode.penalties`) come before
-    `logits_processor`, temperature and filters.
+    the others take the rows of those that end.
     `logits_processor` must be functions of each row of ids and scores: they are asked about drafted tokens as well, in
     any order, so that one which counts its calls would make the text depend on the draft. `audit` asks them three times
     to find those, and checks that no random number is read twice.
-    `lossy` permits verifier="typical", which changes the target's distribution; stats.distance is the measured
-    TV distance.
     Raises ConfigError and InputError.
     """
     vocab_size, config = model.config.get_text_config().vocab_size, model.generation_config
     check_ids(input_ids, vocab_size)
     _check_models(model, drafter, vocab_size)
-    require(verifier in VERIFIERS, f"verifier={verifier!r} is not known; choose one of {', '.join(VERIFIERS)}")
-    flags = {"replacement": replacement, "lossy": lossy, "adaptive": adaptive, "confidence": confidence}
-    flags = {name: flag(value, name) for name, value in (flags | {"strict": strict, "audit": audit}).items()}
+    asked = sampling_config(settings)
     ends = eos_ids(eos_token_id, config, vocab_size)
     pad = _pad_id(model, pad_token_id)
-    asked = (repetition_penalty, presence_penalty, frequency_penalty, logit_bias, banned_words)
     processors = check_processors(logits_processor, len(input_ids))
-    processors = [*penalties(vocab_size, tokenizer, *asked), *processors]
-    levels, nodes = whole(num_draft_tokens, "num_draft_tokens"), whole(tree_nodes, "tree_nodes")
+    processors = [*penalties(vocab_size, tokenizer, asked), *processors]
+    processors = list(map(Audited, processors)) if flag(audit, "audit") else processors
     request = Request(
         # where () says that no token ends a row, the model's own end tokens still tell padding from text
         prompts=prompts_of(input_ids, attention_mask, pad, ends or own_eos_ids(config, vocab_size)),
-        max_new_tokens=whole(max_new_tokens, "max_new_tokens", least=1),
-        sampling=_sampling(temperature, top_k, top_p, min_p),
-        verifier=verifier,
-        shape=parse(None if tree in CALIBRATED else tree, levels, nodes),
+        sampling=Sampling(asked.temperature, asked.top_k, asked.top_p, asked.min_p),
         batch_size=None if batch_size is None else whole(batch_size, "batch_size", least=1),
         seed=_seed(seed),
         rows=None if rows is None else _rows(rows, len(input_ids)),
         eos_ids=frozenset(ends),
-        processors=LogitsProcessorList(map(Audited, processors) if audit else processors) if processors else None,
+        processors=LogitsProcessorList(processors) if processors else None,
         stop=StopStrings.of(_stop_strings(model, stop_strings), tokenizer),
-        **flags,
+        audit=audit,
+        max_new_tokens=asked.max_new_tokens,
+        verifier=asked.verifier,
+        replacement=asked.replacement,
+        adaptive=asked.adaptive,
+        confidence=asked.confidence,
+        strict=asked.strict,
     )
-    if tree in CALIBRATED:
-        request = replace(request, shape=resolve(str(tree), nodes, model, drafter, request))
+    if asked.tree == "sequoia":
+        shape = resolve(asked.tree_nodes, model, drafter, request)
+    else:
+        shape = parse(asked.tree, asked.num_draft_tokens, asked.tree_nodes)
+    request = replace(request, shape=shape)
     observers = [one for one in (observer, _streaming(streamer, input_ids)) if one is not None]
     tokens, stats = Loop(model, drafter, request).run(_all_of(observers))
     if streamer is not None:
@@ -154,13 +136,6 @@ def _check_models(model: PreTrainedModel, drafter: Drafter | None, vocab_size: i
         f"the draft knows {known} tokens and the target {vocab_size}: their distributions cannot be compared. Use a "
         "draft with the target's tokenizer and padded vocabulary size",
     )
-
-
-def _sampling(temperature: float, top_k: int, top_p: float, min_p: float) -> Sampling:
-    temperature, top_p, min_p = real(temperature, "temperature"), real(top_p, "top_p"), real(min_p, "min_p")
-    top_k = whole(top_k, "top_k")
-    check_sampling(temperature, top_k, top_p, min_p)
-    return Sampling(temperature, top_k, top_p, min_p)
 
 
 def _seed(seed: int) -> int:

@@ -6,17 +6,18 @@ import itertools
 import math
 import operator
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
 
-from decode.arguments import real
-from decode.common.typed_config import require
+from decode.arguments import flag, real, whole
+from decode.common.typed_config import require, unknown_key_message
 
 LEAST_TEMPERATURE = 1e-4  # logits of 30 divided by it are float32 numbers with steps of 0.03
-TREES = ("chain", "dynamic", "sequoia", "auto")
+TREES = ("chain", "dynamic", "sequoia")
 MOST_NODES = 1024
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "banned_words")
+Rule = Literal["coupled", "greedy", "rejection", "block", "typical"]
 Precision = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 
 
@@ -44,7 +45,8 @@ class ModelConfig:
 
 @dataclass
 class SamplingConfig:
-    """How tokens are drawn and checked (group `decode`)."""
+    """How tokens are drawn and checked: group `decode`, and the settings of `generate`, which takes numbers of other
+    libraries too. Making one checks everything that can be told before a model is loaded; raises ConfigError."""
 
     temperature: float = 1.0
     """0 is greedy."""
@@ -54,15 +56,15 @@ class SamplingConfig:
     """Keep the smallest set of tokens whose mass reaches top_p."""
     min_p: float = 0.0
     """Drop tokens below min_p times the likeliest one's probability."""
-    verifier: Literal["coupled", "greedy", "rejection", "block", "typical"] = "coupled"
+    verifier: Rule = "coupled"
     """Rule that accepts draft tokens; all but typical are exact in distribution, coupled also token for token."""
     lossy: bool = False
     """Permit verifier=typical, which changes the target's distribution; the distance is measured and printed."""
-    num_draft_tokens: int = 4
+    num_draft_tokens: int = 5
     """Draft tokens per target pass (k); for trees the depth."""
     tree: str = "chain"
-    """What is drafted in a round: chain, branching factors such as 3x2x1, dynamic (the likeliest nodes), sequoia (the
-    best tree known beforehand) or auto (what is fastest here); the last two measure at the first call."""
+    """What is drafted in a round: chain, branching factors such as 3x2x1, dynamic (the likeliest nodes) or sequoia
+    (the best tree known beforehand, which is measured at the first call)."""
     tree_nodes: int = 16
     """Draft tokens of a dynamic tree, and at most of a sequoia tree."""
     replacement: bool = False
@@ -87,69 +89,119 @@ class SamplingConfig:
     """Tokens to generate per prompt."""
 
     def __post_init__(self) -> None:
-        check_sampling(self.temperature, self.top_k, self.top_p, self.min_p, "decode.")
-        check_tree(self.tree, self.num_draft_tokens, self.tree_nodes, "decode.")
-        require(self.max_new_tokens >= 1, f"decode.max_new_tokens={self.max_new_tokens}; ask for at least 1 token")
-        check_penalties(**{name: getattr(self, name) for name in PENALTIES}, where="decode.")
-        greedy = self.verifier == "greedy"
-        require(
-            not greedy or self.temperature == 0,
-            f"decode.verifier=greedy needs decode.temperature=0, not {self.temperature}: it compares argmaxes. "
-            "Use verifier=coupled, which is greedy at temperature 0",
-        )
+        self.tree = "chain" if self.tree is None else self.tree
+        self.logit_bias = {} if self.logit_bias is None else self.logit_bias
+        for one in fields(self):
+            as_asked = {bool: flag, int: whole, float: real}.get(type(one.default))
+            if as_asked is not None:
+                setattr(self, one.name, as_asked(getattr(self, one.name), one.name))
+        rules = ", ".join(get_args(Rule))
+        require(self.verifier in get_args(Rule), f"verifier={self.verifier!r} is not known; choose one of {rules}")
+        require(self.max_new_tokens >= 1, f"max_new_tokens={self.max_new_tokens}; ask for at least 1 token")
+        check_sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+        self._check_tree()
+        self._check_penalties()
         self._refuse_inexact()
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether a round drafts one token after another."""
+        if not isinstance(self.tree, str):
+            return self.tree.is_chain
+        return self.tree == "chain" or set(self.tree.split("x")) == {"1"}
+
+    def _check_tree(self) -> None:
+        """Refuse plans without sense or end, before anything is loaded (`tree_plans.parse` knows what they mean)."""
+        for name in ("num_draft_tokens", "tree_nodes"):
+            require(
+                1 <= getattr(self, name) <= MOST_NODES,
+                f"{name}={getattr(self, name)}; a round drafts at least 1 token and at most {MOST_NODES}: verdicts "
+                "rarely accept more than ten. To decode without drafts, leave out the draft",
+            )
+        if hasattr(self.tree, "is_chain"):
+            return  # a plan
+        require(
+            self.tree != "auto",
+            "tree=auto is gone: what it chose was slower than the best chain. Use tree=chain with adaptive=true, which "
+            "drafts as much as pays, or name a tree: sequoia, dynamic, 3x2x1",
+        )
+        branching = isinstance(self.tree, str) and re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", self.tree, re.ASCII)
+        require(
+            self.tree in TREES or bool(branching),
+            f"tree={self.tree!r} is no tree; use {', '.join(TREES)}, or branching factors such as 3x2x1",
+        )
+        factors = [int(factor) for factor in self.tree.split("x")] if branching else []
+        nodes = sum(itertools.accumulate(factors, operator.mul))
+        require(
+            nodes <= MOST_NODES,
+            f"tree={self.tree} has {nodes} draft tokens, and a round takes at most {MOST_NODES}; use smaller factors",
+        )
+
+    def _check_penalties(self) -> None:
+        """Refuse values that no score can be changed by: nan wins every comparison of scores, and inf leaves nothing to
+        compare."""
+        require(
+            0 < self.repetition_penalty < math.inf,
+            f"repetition_penalty={self.repetition_penalty} is no finite number above 0; use 1 to penalise nothing",
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            require(-2 <= value <= 2, f"{name}={value} is outside [-2, 2]; use 0 to penalise nothing")
+        bias, banned = self.logit_bias, self.banned_words
+        require(isinstance(bias, Mapping), f"logit_bias={bias!r} maps no tokens to numbers; give {{13: -2.0}}, say")
+        for key, value in bias.items():
+            require(
+                math.isfinite(real(value, f"logit_bias[{key!r}]")),
+                f"logit_bias[{key!r}]={value} is not finite, and a score that becomes nan or inf beats or loses to "
+                "all others whatever the model says. Give a finite number, and banned_words for what must not come",
+            )
+        is_list = isinstance(banned, Collection) and not isinstance(banned, str | bytes)
+        require(is_list, f"banned_words={banned!r} is no list; give token ids and texts in one")
+        for name, values in (("logit_bias", bias), ("banned_words", banned)):
+            require("" not in list(values), f"{name} holds an empty text, which no token spells")
+
     def _refuse_inexact(self) -> None:
-        """What `Verifier.check` and `drawn` would refuse once a model is loaded, by the names alone."""
-        is_chain = self.tree == "chain" or set(self.tree.split("x")) == {"1"}
+        """Settings that contradict each other, and pairs of rule and tree that are not exact."""
         require(
-            self.verifier != "block" or is_chain or self.tree == "auto",
-            f"decode.verifier=block judges the tokens of one chain together, and decode.tree={self.tree} is none. Use "
-            "tree=chain, or verifier=rejection or coupled, which are exact for trees",
+            self.verifier != "greedy" or self.temperature == 0,
+            f"verifier=greedy compares argmaxes, which is exact at temperature 0 only, not at {self.temperature}. Use "
+            "verifier=coupled, which is greedy at temperature 0",
         )
         require(
-            not self.replacement or (self.verifier == "rejection" and not is_chain and self.tree != "dynamic"),
-            f"decode.replacement=true draws the siblings of a static tree alike under verifier=rejection; with "
-            f"decode.verifier={self.verifier} and decode.tree={self.tree} there are none that are sampled. Use "
-            "replacement=false, or verifier=rejection with a tree such as 3x2x1",
+            self.verifier != "block" or self.is_chain,
+            f"verifier=block judges the tokens of one chain together, and tree={self.tree} is none. Use tree=chain, or "
+            "verifier=rejection or coupled, which are exact for trees",
         )
         require(
-            not self.strict or is_chain,
-            f"decode.strict=true pads every pass to a chain of one length, and decode.tree={self.tree} is none: a "
-            "token's place in a tree changes the order of its sums. Use tree=chain, or strict=false",
+            not self.replacement or (self.verifier == "rejection" and not self.is_chain and self.tree != "dynamic"),
+            "replacement=true draws the siblings of a static tree independently under verifier=rejection; with "
+            f"verifier={self.verifier} and tree={self.tree} there are none that are sampled. Use replacement=false, or "
+            "verifier=rejection with a tree such as 3x2x1",
         )
         require(
-            not self.confidence or (self.adaptive and is_chain),
-            f"decode.confidence=true needs decode.adaptive=true and decode.tree=chain, not {self.adaptive} and "
-            f"{self.tree}: it decides how far an adaptive chain goes. Set these, or confidence=false",
+            not self.strict or self.is_chain,
+            f"strict=true pads every pass to a chain of one length, and tree={self.tree} is none: a token's place in a "
+            "tree changes the order of its sums. Use tree=chain, or strict=false",
+        )
+        require(
+            not self.confidence or (self.adaptive and self.is_chain),
+            f"confidence=true needs adaptive=true and tree=chain, not adaptive={self.adaptive} and tree={self.tree}: "
+            "it decides how far an adaptive chain goes. Set these, or confidence=false",
         )
         require(
             self.verifier != "typical" or self.lossy,
-            "decode.verifier=typical accepts every token that the target finds typical, so the text no longer follows "
-            "the target's distribution, and decode.lossy=false. Use verifier=coupled, rejection or block, which keep "
-            "it, or set lossy=true to have the distance from the target measured and printed",
+            "verifier=typical accepts every token that the target finds typical, so the text no longer follows the "
+            "target's distribution, and lossy=false. Use verifier=coupled, rejection or block, which keep it, or set "
+            "lossy=true to have the distance from the target measured and printed",
         )
 
 
-def check_tree(tree: str, num_draft_tokens: int, tree_nodes: int, where: str = "") -> None:
-    """Raise ConfigError for a plan without sense or end, by name and numbers alone, before anything is loaded
-    (`shapes.parse` knows what they mean); `where` stands before the names in messages."""
-    for name, value in (("num_draft_tokens", num_draft_tokens), ("tree_nodes", tree_nodes)):
-        require(
-            1 <= value <= MOST_NODES,
-            f"{where}{name}={value}; a round drafts at least 1 token and at most {MOST_NODES}: verdicts rarely accept "
-            "more than ten. To decode without drafts, leave out the draft",
-        )
-    factors = re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", tree, re.ASCII) and [int(factor) for factor in tree.split("x")]
-    require(
-        bool(factors) or tree in TREES,
-        f"{where}tree={tree!r} is no tree; use {', '.join(TREES)}, or branching factors such as 3x2x1",
-    )
-    nodes = sum(itertools.accumulate(factors or [], operator.mul))
-    require(
-        nodes <= MOST_NODES,
-        f"{where}tree={tree} has {nodes} draft tokens, and a round takes at most {MOST_NODES}; use smaller factors",
-    )
+def sampling_config(settings: Mapping[str, Any]) -> SamplingConfig:
+    """The SamplingConfig with these fields; ConfigError for an unknown one, with the closest that is known."""
+    known = {one.name for one in fields(SamplingConfig)}
+    unknown = [name for name in settings if name not in known]
+    require(not unknown, unknown_key_message(SamplingConfig, unknown[0]) if unknown else "")
+    return SamplingConfig(**settings)
 
 
 def check_temperature(temperature: float, name: str) -> None:
@@ -165,43 +217,12 @@ def check_temperature(temperature: float, name: str) -> None:
     )
 
 
-def check_sampling(temperature: float, top_k: int, top_p: float, min_p: float, where: str = "") -> None:
-    """Raise ConfigError for values out of range; `where` stands before the names in messages."""
-    check_temperature(temperature, f"{where}temperature=")
-    require(top_k >= 0, f"{where}top_k={top_k} is negative; use 0 to keep every token")
-    require(0 < top_p <= 1, f"{where}top_p={top_p} is outside (0, 1]; use 1 to keep every token")
-    require(0 <= min_p <= 1, f"{where}min_p={min_p} is outside [0, 1]; use 0 to keep every token")
-
-
-def check_penalties(
-    repetition_penalty: float,
-    presence_penalty: float,
-    frequency_penalty: float,
-    logit_bias: Mapping[int | str, float] | None,
-    banned_words: Sequence[int | str],
-    where: str = "",
-) -> None:
-    """Raise ConfigError for values that no score can be changed by: nan wins every comparison of scores, and inf leaves
-    nothing to compare. `where` stands before the names in messages."""
-    require(
-        0 < real(repetition_penalty, f"{where}repetition_penalty") < math.inf,
-        f"{where}repetition_penalty={repetition_penalty} is no finite number above 0; use 1 to penalise nothing",
-    )
-    for name, value in (("presence_penalty", presence_penalty), ("frequency_penalty", frequency_penalty)):
-        in_range = -2 <= real(value, f"{where}{name}") <= 2
-        require(in_range, f"{where}{name}={value} is outside [-2, 2]; use 0 to penalise nothing")
-    bias = {} if logit_bias is None else logit_bias
-    require(isinstance(bias, Mapping), f"{where}logit_bias={bias!r} maps no tokens to numbers; give {{13: -2.0}}, say")
-    for key, value in bias.items():
-        require(
-            math.isfinite(real(value, f"{where}logit_bias[{key!r}]")),
-            f"{where}logit_bias[{key!r}]={value} is not finite, and a score that becomes nan or inf beats or loses to "
-            "all others whatever the model says. Give a finite number, and banned_words for what must not come",
-        )
-    is_list = isinstance(banned_words, Collection) and not isinstance(banned_words, str | bytes)
-    require(is_list, f"{where}banned_words={banned_words!r} is no list; give token ids and texts in one")
-    for name, values in (("logit_bias", bias), ("banned_words", banned_words)):
-        require("" not in list(values), f"{where}{name} holds an empty text, which no token spells")
+def check_sampling(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+    """Raise ConfigError for values out of range."""
+    check_temperature(temperature, "temperature=")
+    require(top_k >= 0, f"top_k={top_k} is negative; use 0 to keep every token")
+    require(0 < top_p <= 1, f"top_p={top_p} is outside (0, 1]; use 1 to keep every token")
+    require(0 <= min_p <= 1, f"min_p={min_p} is outside [0, 1]; use 0 to keep every token")
 
 
 @dataclass

@@ -31,6 +31,7 @@ from transformers.generation.logits_process import (
 from decode.api import generate
 from decode.common.errors import ConfigError
 from decode.common.typed_config import require
+from decode.config import Rule, SamplingConfig
 from decode.drafters.base import Drafter
 from decode.sampling.stopping import own_eos_ids
 
@@ -56,8 +57,8 @@ def speculative(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     drafter: Drafter | None = None,
-    verifier: str = "coupled",
-    num_draft_tokens: int = 5,
+    verifier: Rule = SamplingConfig.verifier,
+    num_draft_tokens: int = SamplingConfig.num_draft_tokens,
     audit: bool = False,
     **model_kwargs: Any,
 ) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from decode.autotune.budget import Budget
-from decode.common.errors import ConfigError, InputError
+from decode.common.errors import InputError
 from decode.drafters.base import Context, Drafter, drafted_depth
 from decode.forward.kept_runners import Lease
 from decode.forward.target import runner_for
@@ -44,8 +44,6 @@ class Request:
     """The tree of a round; cut to what its rows can still emit."""
     replacement: bool = False
     """Where a rule draws siblings from q: independently, duplicates included, rather than without replacement."""
-    lossy: bool = False
-    """Permit a rule that changes the target's distribution."""
     seed: int = 0
     rows: list[int] | None = None
     """The requests' own indices, which key the noise; 0, 1, ... by default."""
@@ -86,10 +84,7 @@ class Loop:
         self.request, self.lease = request, Lease()
         self.drafter = drafter if drafter is None else self.lease.own(drafter)
         self.verifier = VERIFIERS[request.verifier]
-        self.verifier.check(request.sampling, request.lossy)
-        self.drawn: Drawn = self.verifier.drawn(request.shape, request.replacement)
-        _check_strict(request)
-        _check_confidence(request)
+        self.drawn: Drawn = _drawn(request)
         lengths = [len(prompt) for prompt in request.prompts]
         _check_context(model, lengths, request.max_new_tokens)
         in_round = max(request.shape.num_nodes, 1 + request.shape.num_read)  # a draft may read more than it proposes
@@ -196,20 +191,20 @@ class Loop:
 
     def _context(self, shape: Shape, gumbel: Tensor | None) -> Context:
         return Context(
-            self.rows.ids,
-            self.rows.lengths,
-            self.request.sampling,
-            self.noise,
-            shape,
-            self.drawn,
-            self.verifier.shares_noise,
-            gumbel,
-            self.round_index,
-            self._history(),
-            self.runner.features,
-            self.lease,
-            self.budget if self.request.confidence else None,
-            self.rows.running,
+            ids=self.rows.ids,
+            lengths=self.rows.lengths,
+            running=self.rows.running,
+            sampling=self.request.sampling,
+            history=self._history(),
+            shape=shape,
+            drawn=self.drawn,
+            noise=self.noise,
+            shares_noise=self.verifier.shares_noise,
+            gumbel=gumbel,
+            round_index=self.round_index,
+            features=self.runner.features,
+            budget=self.budget if self.request.confidence else None,
+            lease=self.lease,
         )
 
     def _propose(self, shape: Shape, gumbel: Tensor | None) -> Tree:
@@ -271,20 +266,14 @@ class Loop:
         return "length" if len(one.tokens) >= one.end else None
 
 
-def _check_strict(request: Request) -> None:
-    if request.strict and request.shape != chain(request.shape.depth):
-        raise ConfigError(
-            f"strict=true pads every pass to a chain of one length, and a round here is {request.shape}: a token's "
-            "place in a tree changes the order of its sums. Use tree=chain, or strict=false"
-        )
-
-
-def _check_confidence(request: Request) -> None:
-    if request.confidence and (not request.adaptive or request.shape != chain(request.shape.depth)):
-        raise ConfigError(
-            f"confidence=true decides how far an adaptive chain goes; adaptive={request.adaptive}, and a round here is "
-            f"{request.shape}. Use adaptive=true and tree=chain, or confidence=false"
-        )
+def _drawn(request: Request) -> Drawn:
+    """How the rule wants children drawn. `SamplingConfig` has refused what is not exact, by name."""
+    drawn = VERIFIERS[request.verifier].drawn(request.shape, request.replacement)
+    assert drawn is not None, (request.verifier, request.shape, request.replacement)
+    assert request.verifier != "greedy" or request.sampling.is_greedy, request.sampling
+    assert not request.strict or request.shape.is_chain, request.shape
+    assert not request.confidence or (request.adaptive and request.shape.is_chain), request.shape
+    return drawn
 
 
 def _check_context(model: PreTrainedModel, lengths: list[int], max_new_tokens: int) -> None:

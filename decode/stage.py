@@ -28,10 +28,9 @@ from decode.models.load import (
     resolve_device,
 )
 from decode.sampling.penalties import penalties
-from decode.sampling.settings import generate_settings, penalty_settings
 from decode.sampling.warp import Sampling
 from decode.terminal import Painter
-from decode.trees.tree_plans import CALIBRATED, describe
+from decode.trees.tree_plans import describe
 
 log = get_logger("decode")
 
@@ -42,7 +41,7 @@ def run(config: DecodeConfig) -> None:
     if config.draft.path is not None:
         describe_draft(config.draft.path, target)
     tokenizer = load_tokenizer(config.target)
-    penalties(target.config.get_text_config().vocab_size, tokenizer, **penalty_settings(config.decode))
+    penalties(target.config.get_text_config().vocab_size, tokenizer, config.decode)
     ids = encode_prompt(config, tokenizer)
     check_prompt(len(ids), config.decode.max_new_tokens, target.max_positions)
     if config.plan:
@@ -50,8 +49,8 @@ def run(config: DecodeConfig) -> None:
             "plan: %d prompt tokens, up to %d new; target %s (%d parameters), draft %s",
             len(ids), config.decode.max_new_tokens, target.path, target.num_parameters, config.draft.path,
         )  # fmt: skip
-        if config.draft.path is not None and config.decode.tree in CALIBRATED:
-            log.info("plan: tree=%s: %s", config.decode.tree, _planned_tree(config, target))
+        if config.draft.path is not None and config.decode.tree == "sequoia":
+            log.info("plan: tree=sequoia: %s", _planned_tree(config, target))
         return
     if config.output_dir is None:
         _decode(config, tokenizer, ids)
@@ -70,9 +69,9 @@ def _planned_tree(config: DecodeConfig, target: ModelDescription) -> str:
     target_key = model_key(target.fingerprint, dtype, device)
     draft_key = model_key(draft.fingerprint, _dtype(config.draft.dtype, dtype), device)
     known = load_calibration(Path(draft.path), key_of(target_key, draft_key, request, batch_size=1))
-    if known is None or (decode.tree == "auto" and not known.trials):
+    if known is None:
         return "not measured yet; the first call measures it and keeps it beside the draft"
-    shape, speedup = choose(decode.tree, decode.tree_nodes, known, request)
+    shape, speedup = choose(decode.tree_nodes, known, request)
     return f"{describe(shape)}, {speedup:.2f} times plain decoding by its calibration"
 
 
@@ -132,7 +131,7 @@ def _decode(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase, ids: list[
         drafter,
         prompt,
         torch.ones_like(prompt),  # a pad token that stands in the text is text
-        **generate_settings(config.decode),
+        **vars(config.decode),
         stop_strings=config.stop_strings,
         tokenizer=tokenizer,
         seed=config.seed,

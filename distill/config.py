@@ -102,7 +102,7 @@ class ResponseSampling:
     """Longest response in tokens."""
 
     def __post_init__(self) -> None:
-        check_sampling(self.temperature, self.top_k, self.top_p, self.min_p, "sampling.")
+        check_sampling(self.temperature, self.top_k, self.top_p, self.min_p)
         require(self.max_new_tokens >= 1, f"sampling.max_new_tokens={self.max_new_tokens}; ask for at least 1 token")
 
 

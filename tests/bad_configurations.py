@@ -68,6 +68,7 @@ _OUT_OF_RANGE = {
         "decode.temperature=1e-40",
         "decode.tree_nodes=0",
         "decode.tree=3x0",
+        "decode.tree=auto",
         "decode.tree=99x99x99",
         "decode.adaptive=true decode.num_draft_tokens=0",
         "decode.confidence=true",

@@ -40,7 +40,7 @@ class RankMeter:
     def __init__(self, loop: Loop, widths: list[int]) -> None:
         self._loop, self._rule = loop, loop.verifier
         self.shares_noise = loop.verifier.shares_noise
-        self.check, self.drawn = loop.verifier.check, loop.verifier.drawn
+        self.drawn = loop.verifier.drawn
         self._wanted = comb(widths)
         self._ranks = [0, *(rank for width in widths for rank in range(width))]  # of each node
         self.stood = [[0] * width for width in widths]
@@ -69,7 +69,7 @@ class RankMeter:
         wanted = self._wanted.cut(tree.max_depth).parents  # heads draft as many tokens as they are
         if tree.parents != wanted:
             raise ConfigError(
-                f"decode.tree=auto and sequoia compare trees, but {type(self._loop.drafter).__name__} drafts parents "
+                f"decode.tree=sequoia compares trees, but {type(self._loop.drafter).__name__} drafts parents "
                 f"{tree.parents} where {wanted} are asked for. Name the plan yourself: decode.tree=chain and "
                 "decode.num_draft_tokens"
             )

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from decode.trees.tree import tree_depths
-from decode.trees.tree_plans import Dynamic, Shape, Static
+from decode.trees.tree_plans import Static
 
 Table = dict[Annotated[int, Field(ge=1, le=1 << 20)], Annotated[float, Field(gt=0, allow_inf_nan=False)]]
 """Seconds by size; what lies between two sizes is on the line that joins them."""
@@ -28,25 +28,22 @@ class RoundCosts:
     t_level: Table
     """Each further level, by the nodes that the draft reads there."""
 
-    def seconds(self, shape: Shape) -> float:
+    def seconds(self, shape: Static) -> float:
         """Drafting and the target's pass."""
         return self.drafting(shape) + interpolate(self.t_target, shape.num_nodes)
 
-    def drafting(self, shape: Shape) -> float:
+    def drafting(self, shape: Static) -> float:
         """Chains cost by their length, trees by the widths of their levels."""
         if shape.depth == 0:
             return 0.0
-        if isinstance(shape, Static) and shape.is_chain:
+        if shape.is_chain:
             return interpolate(self.t_chain, shape.depth)
         first, *widths = level_widths(shape)
         return interpolate(self.t_root, first) + sum(interpolate(self.t_level, width) for width in widths)
 
 
-def level_widths(shape: Shape) -> list[int]:
+def level_widths(shape: Static) -> list[int]:
     """[children of pending, nodes read at depth 1, at depth 2, ...]."""
-    if isinstance(shape, Dynamic):
-        return [shape.beam] * shape.depth
-    assert isinstance(shape, Static)
     depths, inner = tree_depths(shape.parents), set(shape.parents)
     read = [sum(depths[node] == depth and node in inner for node in range(len(depths))) for depth in range(max(depths))]
     return [shape.parents.count(0), *read[1:]]

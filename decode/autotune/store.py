@@ -1,10 +1,10 @@
-"""What is known of a target and a draft on one machine, kept beside the draft: acceptance by depth and rank, costs,
-trials."""
+"""What is known of a target and a draft on one machine, kept beside the draft: acceptance by depth and rank, and
+costs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +27,6 @@ from decode.drafters.lm import LMDraft
 from decode.drafters.load import describe_loaded
 from decode.loop import Request
 from decode.models.fingerprint import files_fingerprint
-from decode.trees.tree_plans import Dynamic, Static
 
 log = get_logger("decode")
 
@@ -39,20 +38,6 @@ _fingerprints: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A shape that was decoded with: tokens per pass, and median seconds of a whole round."""
-
-    shape: Static | Dynamic
-    tau: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    round_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Of one row, once the prompt is read."""
-        return self.tau / self.round_s
-
-
-@dataclass(frozen=True)
 class PairCalibration:
     """One entry of the file."""
 
@@ -60,8 +45,6 @@ class PairCalibration:
     """P(the b-th candidate of a node at depth d is the one that stands, if the node does); one row for all depths where
     they are alike."""
     costs: RoundCosts
-    trials: list[Trial] = field(default_factory=list)
-    """What tree=auto tried, plain decoding (a tree of pending alone) first; empty until it was asked for."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +69,8 @@ class Calibrations(Head):
     @model_validator(mode="after")
     def _has_plain_decoding(self) -> Calibrations:
         for known in (one.calibration for one in self.calibrations):
-            if 1 not in known.costs.t_target or (known.trials and known.trials[0].shape.depth):
-                raise ValueError("costs.t_target and trials should begin with plain decoding, which speedups are over")
+            if 1 not in known.costs.t_target:
+                raise ValueError("costs.t_target should begin with plain decoding, which speedups are over")
         return self
 
 

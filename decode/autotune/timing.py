@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 
 from decode.autotune.estimates import monotone
 from decode.autotune.round_costs import RoundCosts
-from decode.common.errors import ConfigError
 from decode.drafters.base import Context, Drafter
 from decode.forward.kept_runners import Lease
 from decode.forward.target import CachedModel, runner_for
@@ -119,11 +118,7 @@ def _never_falling(table: dict[int, float]) -> dict[int, float]:
 
 def takes(request: Request, shape: Shape) -> bool:
     """Whether the request's rule is exact for this plan."""
-    try:
-        VERIFIERS[request.verifier].drawn(shape, request.replacement)
-    except ConfigError:
-        return False
-    return True
+    return VERIFIERS[request.verifier].drawn(shape, request.replacement) is not None
 
 
 def _context(
@@ -135,14 +130,21 @@ def _context(
     shared = VERIFIERS[request.verifier].shares_noise
     lengths = [max(1, context)] * batch_size
     return Context(
-        ids, lengths, request.sampling, noise, chain(1), "arbitrary", shared, None, 0,
-        features=target.features, lease=lease,
-    )  # fmt: skip
+        ids=ids,
+        lengths=lengths,
+        sampling=request.sampling,
+        shape=chain(1),
+        noise=noise,
+        shares_noise=shared,
+        features=target.features,
+        lease=lease,
+    )
 
 
 def _proposal(drafter: Drafter, request: Request, wanted: Context, plan: Shape) -> Callable[[], Tree]:
     """The draft's part of a round, the noise that it shares with the verdict included."""
     drawn = VERIFIERS[request.verifier].drawn(plan, request.replacement)
+    assert drawn is not None, (request.verifier, plan)
     positions = [list(range(length, length + plan.depth + 1)) for length in wanted.lengths]
     reads_noise = wanted.shares_noise and not request.sampling.is_greedy
 

@@ -74,7 +74,7 @@ class Step:
     """(B, M) logits of the chance that the slot's token is accepted, for families that predict it."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Context:
     """What a drafter may look at while it proposes; rows are the requests of the batch."""
 
@@ -88,13 +88,13 @@ class Context:
     """All randomness; the verifier's rule says which stream a draft may read."""
     shape: Shape
     """The tree wanted in this round; a drafter may propose a smaller one."""
-    drawn: Drawn
+    drawn: Drawn = "arbitrary"
     """How the verifier wants children drawn; log_q is wanted unless `arbitrary`."""
     shares_noise: bool
     """Drafts are drawn with the very noise of the verdict (coupled), or with a stream of their own (rejection)."""
-    gumbel: Tensor | None
+    gumbel: Tensor | None = None
     """(B, D + 1, V) noise of depths 0, 1, ... after pending where it is shared; None when greedy or not shared."""
-    round_index: int
+    round_index: int = 0
     """Number of this round, from 0."""
     history: History | None = None
     """What the target's scores are processed with (penalties, bans), so that a draft may foresee it."""
@@ -111,6 +111,11 @@ class Context:
     def of_running(self, values: list[Value]) -> list[Value]:
         """Those of the rows that have not ended, out of one for each row."""
         return values if self.running is None else [values[row] for row in self.running]
+
+    @property
+    def drafts_chain(self) -> bool:
+        """Whether tokens are drawn one after another; a sampled tree that was cut to a chain keeps its distribution."""
+        return self.shape.is_chain and self.drawn != "swor"
 
     def processed(self, logits: Tensor, paths: Tensor) -> Tensor:
         """logits (B, W, V) of W nodes of one depth as the target's would be processed there; paths (B, W, D) are the

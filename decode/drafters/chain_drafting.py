@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from decode.autotune.budget import Budget
 from decode.drafters.base import Context
-from decode.drafters.levels import Foreseeing, Processed, Round, Unit
+from decode.drafters.drafting import DraftRound, Foreseeing, Processed, Unit
 from decode.sampling.noise import Stream
 from decode.sampling.warp import Sampling, warp
 from decode.trees.tree import Drawn, Tree, chain_parents
 
 
-def propose_chain(drafting: Round, context: Context) -> Tree:
+def propose_chain(drafting: DraftRound, context: Context) -> Tree:
     """k tokens from the warped q, with the verdict's own noise where the rule shares it.
 
     Where the draft predicts what becomes of its tokens, they are drafted as one unit under a budget as well, and cut
@@ -33,14 +33,11 @@ def propose_chain(drafting: Round, context: Context) -> Tree:
     sampling, temperature = context.sampling.apart(context.ids.device)
     draws = (temperature,) if noise is None else (temperature, noise)
 
-    def make() -> ChainPass:
-        return ChainPass(drafting.unit(), k, sampling, context.drawn, len(draws), budget is not None)
+    def make(unit: Unit) -> ChainPass:
+        return ChainPass(unit, k, sampling, context.drawn, len(draws), budget is not None)
 
-    def moved() -> tuple[Tensor, ...]:
-        return (*draws, *drafting.moved())
-
-    key = ("chain", k, sampling, context.drawn, noise is None, budget is not None, *drafting.key)
-    tokens, log_q, *chances = drafting.runner.run(key, make, (*draws, *drafting.inputs), moved)
+    key = ("chain", k, sampling, context.drawn, noise is None, budget is not None)
+    tokens, log_q, *chances = drafting.run(key, make, draws)
     if budget is not None:
         k = _taken(budget, [context.of_running(row) for row in chances[0].T.tolist()])
     proposed = torch.cat([pending_tokens(context), tokens[:, :k]], 1)
@@ -52,21 +49,23 @@ def _taken(budget: Budget, chances: list[list[float]]) -> int:  # (k, rows)
     return next((i for i, row in enumerate(chances) if not budget.takes(row, i)), len(chances))
 
 
-def _propose_steps(levels: Processed, context: Context, foresees: bool) -> Tree:
+def _propose_steps(steps: Processed, context: Context, foresees: bool) -> Tree:
     """The same tokens pass by pass, with processors that look at the prefix, to where the budget does not go on: by
     what the draft predicts of the next token where it does, else by the probability that it gave to the last one."""
     noise, budget = draft_noise(context), context.budget
     tokens, drawn_from = [pending_tokens(context)], []
-    for step in range(context.num_draft_tokens):
-        logits = levels.root() if step == 0 else levels.follow(tokens[-1], step)
-        if budget is not None and foresees and not budget.takes(context.of_running(levels.chance(step).tolist()), step):
-            break
-        token, source = draw(warp(logits, context.sampling), None if noise is None else noise[:, step], context.drawn)
+    for depth in range(context.num_draft_tokens):
+        logits = (steps.step(tokens[-1], depth) if depth else steps.first())[:, 0]
+        if budget is not None and foresees:
+            chance = context.of_running(steps.chance(depth).tolist())
+            if not budget.takes(chance, depth):
+                break
+        token, source = draw(warp(logits, context.sampling), None if noise is None else noise[:, depth], context.drawn)
         tokens.append(token)
         drawn_from.append(source)
         if budget is not None and not foresees:
             confidence = source.log_softmax(-1).gather(1, token)[:, 0].exp()
-            if not budget.goes_on(context.of_running(confidence.tolist()), step + 1):
+            if not budget.goes_on(context.of_running(confidence.tolist()), depth + 1):
                 break
     log_q = torch.stack([*drawn_from, drawn_from[-1]], 1) if context.drawn == "iid" else None
     return Tree(torch.cat(tokens, 1), chain_parents(len(tokens)), context.drawn, log_q)
@@ -85,16 +84,16 @@ class ChainPass(nn.Module):
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         """temperature (1,), noise (B, k, V) unless the draws are argmaxes, then the inputs of the unit."""
         temperature, *rest = given[: self.num_draws]
-        levels = self.unit(*given[self.num_draws :])
+        steps = self.unit(*given[self.num_draws :])
         tokens: list[Tensor] = []
         drawn_from: list[Tensor] = []
         chances: list[Tensor] = []
-        for step in range(self.k):
-            logits = levels.root() if step == 0 else levels.follow(tokens[-1], step)
+        for depth in range(self.k):
+            logits = (steps.step(tokens[-1], depth) if depth else steps.first())[:, 0]
             if self.foresees:
-                chances.append(cast(Foreseeing, levels).chance(step))
+                chances.append(cast(Foreseeing, steps).chance(depth))
             scores = warp(logits, self.sampling, temperature)
-            token, source = draw(scores, rest[0][:, step] if rest else None, self.drawn)
+            token, source = draw(scores, rest[0][:, depth] if rest else None, self.drawn)
             tokens.append(token)
             drawn_from.append(source)
         none = drawn_from[-1].new_zeros(0)

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from decode.common.checked_json import Size
 from decode.common.typed_config import require
 from decode.drafters.base import Batch, Step
+from decode.drafters.drafting import Above, Steps
 from decode.drafters.dspark_blocks import BlockLayer, Blocks
 from decode.drafters.head_cache import Slots
 from decode.drafters.head_draft import Few, HeadConfig, HeadDraft
 from decode.drafters.layers import Extend
-from decode.drafters.levels import Levels
 from decode.models.ends import Ends
 from decode.models.hidden_states import FINAL
 
@@ -153,13 +153,13 @@ class DSparkDraft(HeadDraft):
         for layer, extend in zip(self.blocks, extends, strict=True):
             extend(*layer.self_attn.keys_values(context, positions))
 
-    def levels(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Levels:
-        """As `HeadDraft` says."""
-        return BlockLevels(self, slots, read, ends, features)
+    def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Steps:
+        """The passes of one round."""
+        return BlockSteps(self, slots, read, ends, features)
 
 
 @dataclass
-class BlockLevels:
+class BlockSteps:
     """One round: a pass over the block, then only biases. A node's logits are those of its depth's slot, with the bias
     of its own token."""
 
@@ -175,32 +175,25 @@ class BlockLevels:
     last: Tensor = field(init=False)
     """(B, W) tokens of the nodes whose logits were made last."""
 
-    def root(self) -> Tensor:
-        """As `Levels` says."""
+    def first(self) -> Tensor:
+        """The pass over the block, of which slot 0 drafts the first token."""
         draft, width, pending = self.draft, self.read.shape[1], self.read[:, -1:]
         positions, extends = self.slots.straight(self.ends - 1 - width, width, draft.num_cached)
         draft.read(self.read, self.features, positions, extends)
         positions, extends = self.slots.block(self.ends - 1, draft.config.depth, draft.num_cached)
         self.states = draft.states(pending, positions, extends)
         self.unbiased = draft.unbiased(self.states)
-        return self._logits(pending, 0)[:, 0]
-
-    def follow(self, tokens: Tensor, depth: int) -> Tensor:
-        """As `Levels` says."""
-        return self._logits(tokens, depth)[:, 0]
-
-    def level(self, tokens: Tensor, depth: int, visible: Tensor, owners: Tensor) -> Tensor:
-        """As `Levels` says."""
-        return self._logits(tokens, depth)
+        return self.step(pending, 0)
 
     def chance(self, depth: int) -> Tensor:
-        """As `Foreseeing` says: sigmoid(c / temperature)."""
+        """sigmoid(c / temperature) of this slot, the token before it known."""
         draft = self.draft
         logits = draft.confidence_head(draft.paired(self.states[:, depth], self.last[:, 0]))[:, 0]
         temperatures = draft.config.temperatures
         return (logits.float() / (temperatures[depth] if temperatures else 1.0)).sigmoid()
 
-    def _logits(self, tokens: Tensor, depth: int) -> Tensor:  # (B, W) -> (B, W, V)
+    def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
+        """Those of the slot of this depth, with the bias of each node's own token."""
         self.last = tokens
         logits = self.unbiased[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)
         if self.draft.config.markov_rank:

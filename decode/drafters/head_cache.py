@@ -18,7 +18,7 @@ class Slots:
     def straight(self, first: Tensor, width: int, num_layers: int) -> tuple[Tensor, list[Extend]]:
         """Positions (B, W) of W slots from first (B, 1) on, each of which sees all before it, and the caches.
 
-        What would lie before the first slot of a row is put there (`HeadRound.inputs`).
+        What would lie before the first slot of a row is put there (`head_round`).
         """
         own = (first + self.slots[:width]).clamp(min=0)
         return own, self._extends(own, self.slots <= own[..., None], num_layers)

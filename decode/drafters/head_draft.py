@@ -24,18 +24,17 @@ from decode.common.checked_json import Size
 from decode.common.progress import get_logger
 from decode.common.typed_config import require
 from decode.drafters.base import Batch, Context, Step
-from decode.drafters.chain_drafting import pending_tokens, propose_chain
+from decode.drafters.chain_drafting import pending_tokens
+from decode.drafters.drafting import DraftRound, Steps, Unit, visible_slots
 from decode.drafters.head_cache import Slots, into
 from decode.drafters.layers import Extend, Rope, Rotary
-from decode.drafters.levels import Levels, Unit, visible_slots
-from decode.drafters.tree_drafting import propose_tree
+from decode.drafters.tree_drafting import propose
 from decode.forward.cache import SlotCache
 from decode.forward.kept_runners import Lease, Runners
 from decode.forward.packed_linear import Packing
 from decode.forward.runner import PASSES, Runner, chunks, rounded
 from decode.models.ends import Ends
 from decode.trees.tree import Tree
-from decode.trees.tree_plans import Static
 
 log = get_logger("decode")
 
@@ -89,7 +88,7 @@ class HeadDraft(nn.Module, ABC):
     num_cached: int = 0
     """Layers that keep keys and values of the slots."""
     foresees: bool = False
-    """Predicts what becomes of its tokens (`levels.Foreseeing`)."""
+    """Predicts what becomes of its tokens (`drafting.Foreseeing`)."""
     vocab: Tensor | None
 
     def __init__(self, config: HeadConfig, ends: Ends, vocab: Tensor | None = None) -> None:
@@ -159,7 +158,7 @@ class HeadDraft(nn.Module, ABC):
         """Bring true slots into the caches: tokens (B, T) are those after the features (B, T, n, d)."""
 
     @abstractmethod
-    def levels(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Levels:
+    def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Steps:
         """The passes of one round: read (B, W) the last committed tokens, pending among them, ends (B, 1) the number of
         committed tokens, features (B, W, n, d) of the tokens before those."""
 
@@ -196,9 +195,7 @@ class HeadDraft(nn.Module, ABC):
         width = context.shape.depth + 1  # as many tokens as a verdict can have accepted, so that one capture serves
         self._catch_up(context, [length - 1 - width for length in context.lengths])
         self._known = [length - 1 for length in context.lengths]
-        is_chain = isinstance(context.shape, Static) and context.shape.is_chain
-        propose = propose_chain if is_chain and context.drawn != "swor" else propose_tree
-        return propose(HeadRound(self, context, width), context)
+        return propose(head_round(self, context, width), context)
 
     def reset(self, rows: list[int]) -> None:
         """These rows begin anew; what is not read again is not seen again."""
@@ -264,60 +261,29 @@ class HeadPacking:
             yield
 
 
-@dataclass(frozen=True)
-class HeadRound:
-    """One round of a head whose true slots are in the cache but for the last `width`."""
+def head_round(draft: HeadDraft, context: Context, width: int) -> DraftRound:
+    """One round of a head whose true slots are in the cache but for the last `width`.
 
-    draft: HeadDraft
-    context: Context
-    width: int
+    Its inputs are the last committed tokens (B, width), the number of all (B, 1), and the features (B, width, n, d) of
+    the tokens before each of them. A row that has fewer gives its second token several times, which `Slots.straight`
+    puts into its first slot.
+    """
+    assert context.features is not None
+    runner, device = draft.runner, context.ids.device
+    reach = draft.num_slots(context.shape.num_read) + 1
+    visible = visible_slots(runner, context, reach)
+    ends = torch.tensor(context.lengths, device=device)[:, None]
+    places = (ends - torch.arange(width, 0, -1, device=device)).clamp(min=1)
+    rows = torch.arange(len(ends), device=device)[:, None]
+    read, features = context.ids.gather(1, places), context.features[rows, places - 1]
 
-    @property
-    def runner(self) -> Runner:
-        """As `Round` says."""
-        return self.draft.runner
+    def moved() -> tuple[Tensor, ...]:
+        others = (read + 1) % draft.config.vocab_size
+        return others, (ends + 1).clamp(max=visible - reach), features.flip(-1)
 
-    @property
-    def foresees(self) -> bool:
-        """As `Round` says."""
-        return self.draft.foresees
+    def unit() -> Unit:
+        slots = Slots(runner.cache, visible, runner.device)
+        return Unit(partial(draft.steps, slots), draft, draft.ends.head.model)
 
-    @property
-    def _reach(self) -> int:
-        return self.draft.num_slots(self.context.shape.num_read) + 1
-
-    @property
-    def _visible(self) -> int:
-        return visible_slots(self.runner, self.context, self._reach)
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """As `Round` says."""
-        return self.width, self._visible
-
-    @property
-    def inputs(self) -> tuple[Tensor, ...]:
-        """The last committed tokens (B, width), the number of all (B, 1), and the features (B, width, n, d) of the
-        tokens before each of them. A row that has fewer gives its second token several times, which `Slots.straight`
-        puts into its first slot."""
-        context, device = self.context, self.context.ids.device
-        assert context.features is not None
-        ends = torch.tensor(context.lengths, device=device)[:, None]
-        places = (ends - torch.arange(self.width, 0, -1, device=device)).clamp(min=1)
-        rows = torch.arange(len(ends), device=device)[:, None]
-        return context.ids.gather(1, places), ends, context.features[rows, places - 1]
-
-    def moved(self) -> tuple[Tensor, ...]:
-        """As `Round` says."""
-        read, ends, features = self.inputs
-        others = (read + 1) % self.draft.config.vocab_size
-        return others, (ends + 1).clamp(max=self._visible - self._reach), features.flip(-1)
-
-    def unit(self) -> Unit:
-        """As `Round` says."""
-        draft, slots = self.draft, Slots(self.runner.cache, self._visible, self.runner.device)
-        return Unit(partial(draft.levels, slots), draft, draft.ends.head.model)
-
-    def steps(self) -> Levels:
-        """As `Round` says; not captured."""
-        return self.unit()(*self.inputs)
+    inputs = (read, ends, features)
+    return DraftRound(runner, (width, visible), inputs, moved, unit, lambda: unit()(*inputs), draft.foresees)

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from decode.drafters.base import Batch, Step
+from decode.drafters.drafting import Above, Steps
 from decode.drafters.head_cache import Slots
 from decode.drafters.head_draft import HeadDraft
 from decode.drafters.labels import judged, shifted
 from decode.drafters.layers import MLP, Attention, Extend
-from decode.drafters.levels import Levels
 from decode.drafters.medusa import OneStateConfig, residuals
 from decode.forward.masks import packed_visibility
 from decode.models.ends import Ends
@@ -83,13 +83,13 @@ class HydraDraft(HeadDraft):
         """As `HeadDraft` says."""
         self.states(features, positions, extends)
 
-    def levels(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Levels:
-        """As `HeadDraft` says."""
-        return HydraLevels(self, slots, read, ends, features)
+    def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Steps:
+        """The passes of one round."""
+        return HydraSteps(self, slots, read, ends, features)
 
 
 @dataclass
-class HydraLevels:
+class HydraSteps:
     """One round: the state of the last slot, and along every path the embeddings of its tokens."""
 
     draft: HydraDraft
@@ -100,21 +100,16 @@ class HydraLevels:
     known: Tensor = field(init=False)
     """(B, W, (2 + depth) * d) what the head at each node of the last level reads."""
 
-    def root(self) -> Tensor:
-        """As `Levels` says."""
+    def first(self) -> Tensor:
+        """Of the first head, behind pending."""
         width = self.read.shape[1]
         positions, extends = self.slots.straight(self.ends - 1 - width, width, self.draft.num_cached)
         state = self.draft.states(self.features, positions, extends)[:, -1:]
-        return self._go_on(state, self.read[:, -1:], 0)[:, 0]
+        return self._go_on(state, self.read[:, -1:], 0)
 
-    def follow(self, tokens: Tensor, depth: int) -> Tensor:
-        """As `Levels` says."""
-        return self._go_on(self.known, tokens, depth)[:, 0]
-
-    def level(self, tokens: Tensor, depth: int, visible: Tensor, owners: Tensor) -> Tensor:
-        """As `Levels` says."""
-        index = owners.expand_as(tokens)[..., None].expand(-1, -1, self.known.shape[-1])
-        return self._go_on(self.known.gather(1, index), tokens, depth)
+    def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
+        """Of the head of this depth, behind the paths of the parents."""
+        return self._go_on(self.known if above is None else above.of_parents(self.known, tokens), tokens, depth)
 
     def _go_on(self, above: Tensor, tokens: Tensor, depth: int) -> Tensor:
         """(B, W, V) logits behind tokens (B, W), from what the heads above them read."""

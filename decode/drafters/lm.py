@@ -13,15 +13,14 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from decode.common.progress import get_logger
 from decode.config import ModelConfig, Precision
 from decode.drafters.base import Batch, Context, Step
-from decode.drafters.chain_drafting import pending_tokens, propose_chain
-from decode.drafters.levels import Levels, Unit, visible_slots
-from decode.drafters.tree_drafting import propose_tree
+from decode.drafters.chain_drafting import pending_tokens
+from decode.drafters.drafting import Above, DraftRound, Unit, visible_slots
+from decode.drafters.tree_drafting import propose
 from decode.forward.masks import layer_masks, packed_visibility
 from decode.forward.target import CachedModel, NodePass, runner_for
 from decode.models.load import attention_of, load_model, longest_context
 from decode.models.output_head import head_of
 from decode.trees.tree import Tree
-from decode.trees.tree_plans import Static
 
 log = get_logger("decode")
 
@@ -116,21 +115,16 @@ class LMDraft(nn.Module):
         if min(context.of_running(context.lengths)) >= self._last_length:
             return Tree(pending_tokens(context), (-1,))
         self._count_accepted(context)
-        is_chain = isinstance(context.shape, Static) and context.shape.is_chain
-        if is_chain and context.drawn != "swor":  # a sampled tree that was cut to a chain keeps its distribution
-            # after a round that accepted everything the last draft token is still unread, and reading a token again
-            # writes the same keys and values
-            tree = propose_chain(self._round_of(context, 2), context)
+        # In a chain the last draft token is still unread after a round that accepted everything, and reading a token
+        # again writes the same keys and values. Of a tree as many tokens are read as a verdict can have accepted,
+        # always, so that one capture serves.
+        width = 2 if context.drafts_chain else context.shape.depth + 1
+        self._catch_up(context.ids, [length - width for length in context.lengths])
+        tree = propose(lm_round(self.runner, context, width), context)
+        if context.drafts_chain:
             self._ahead = [tree.num_nodes - 2] * len(context.lengths)  # the last draft token is not read
-        else:
-            # as many tokens as a verdict can have accepted, always, so that one capture serves
-            tree = propose_tree(self._round_of(context, context.shape.depth + 1), context)
         self._known, self._round = list(context.lengths), context.round_index
         return tree
-
-    def _round_of(self, context: Context, width: int) -> LMRound:
-        self._catch_up(context.ids, [length - width for length in context.lengths])
-        return LMRound(self.runner, context, width)
 
     def _count_accepted(self, context: Context) -> None:
         """Draft tokens read in the round just before count as read where they were accepted; after rounds without
@@ -152,114 +146,88 @@ class LMDraft(nn.Module):
             self._known[row] = self._ahead[row] = 0
 
 
-@dataclass(frozen=True)
-class LMRound:
+def lm_round(runner: CachedModel, context: Context, width: int) -> DraftRound:
     """One round of a draft LM whose cache holds all but the last `width` committed tokens.
 
     The first pass reads those, and of a row that has fewer all of them and whatever stands behind: the keys and values
     of that lie where nodes will be, and nobody sees them. So the pass is as wide whatever rows there are, ended ones
     among them. Nodes lie behind the committed tokens, pending among them, until the verdict.
     """
+    reach = context.shape.num_read + 1  # slots behind the committed tokens that passes look at
+    visible = visible_slots(runner, context, reach)
+    ends = torch.tensor(context.lengths, device=context.ids.device)[:, None]
+    places = (ends - width).clamp(min=0) + torch.arange(width, device=ends.device)
+    read = context.ids.gather(1, places)
 
-    runner: CachedModel
-    context: Context
-    width: int
-    foresees: bool = False
+    def unit() -> Unit:
+        node_pass = runner.node_pass(visible)
+        return Unit(lambda read, ends: LMSteps(CapturedPasses(node_pass, ends), read, ends), node_pass)
 
-    @property
-    def _ends(self) -> Tensor:  # (B, 1)
-        return torch.tensor(self.context.lengths, device=self.context.ids.device)[:, None]
-
-    @property
-    def _reach(self) -> int:
-        """Slots behind the committed tokens that passes look at."""
-        return self.context.shape.num_read + 1
-
-    @property
-    def _visible(self) -> int:
-        return visible_slots(self.runner, self.context, self._reach)
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """As `Round` says."""
-        return self.width, self._visible
-
-    @property
-    def inputs(self) -> tuple[Tensor, ...]:
-        """The tokens of the first pass (B, width), and the number of committed ones (B, 1)."""
-        ends = self._ends
-        places = first_read(ends, self.width) + torch.arange(self.width, device=ends.device)
-        return self.context.ids.gather(1, places), ends
-
-    def moved(self) -> tuple[Tensor, ...]:
-        """As `Round` says."""
-        read, ends = self.inputs
-        return self.runner.other(read), (ends + 1).clamp(max=self._visible - self._reach)
-
-    def unit(self) -> Unit:
-        """As `Round` says."""
-        node_pass = self.runner.node_pass(self._visible)
-        return Unit(lambda read, ends: LMUnit(node_pass, read, ends), node_pass)
-
-    def steps(self) -> Levels:
-        """As `Round` says: each pass is captured by itself."""
-        return LMSteps(self.runner, self.context.lengths, *self.inputs)
-
-
-@dataclass(frozen=True)
-class LMUnit:
-    """Levels inside a capture."""
-
-    node_pass: NodePass
-    read: Tensor
-    ends: Tensor
-
-    def root(self) -> Tensor:
-        """As `Levels` says."""
-        begin = first_read(self.ends, self.read.shape[1])
-        return at_pending(self.node_pass.chain(self.read, begin)[0], begin, self.ends)
-
-    def follow(self, tokens: Tensor, depth: int) -> Tensor:
-        """As `Levels` says."""
-        return self.node_pass.chain(tokens, self.ends + depth - 1)[0][:, -1]
-
-    def level(self, tokens: Tensor, depth: int, visible: Tensor, owners: Tensor) -> Tensor:
-        """As `Levels` says."""
-        depths = torch.full_like(tokens, depth - 1)  # from the first one after pending
-        return self.node_pass(tokens, self.ends, depths, visible.expand(len(tokens), -1, -1))[0]
+    return DraftRound(
+        runner,
+        (width, visible),
+        (read, ends),
+        moved=lambda: (runner.other(read), (ends + 1).clamp(max=visible - reach)),
+        unit=unit,
+        steps=lambda: LMSteps(PassByPass(runner, context.lengths), read, ends),
+    )
 
 
 @dataclass(frozen=True)
 class LMSteps:
-    """Levels pass by pass."""
+    """A round over passes of either kind."""
+
+    passes: CapturedPasses | PassByPass
+    read: Tensor
+    """(B, width) the last committed tokens."""
+    ends: Tensor
+    """(B, 1) number of committed tokens."""
+
+    def first(self) -> Tensor:
+        """Of the pass over `read`, what is at the last committed token."""
+        width = self.read.shape[1]
+        logits = self.passes.chain(self.read, -width)
+        rows = torch.arange(len(logits), device=logits.device)
+        begin = (self.ends - width).clamp(min=0)
+        return logits[rows, (self.ends - 1 - begin)[:, 0]][:, None]
+
+    def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
+        """A pass over these nodes."""
+        if above is None:
+            return self.passes.chain(tokens, depth - 1)
+        return self.passes.nodes(tokens, depth - 1, above.visible)
+
+
+@dataclass(frozen=True)
+class CapturedPasses:
+    """Passes inside a unit that is captured as a whole; `place` counts from the first slot behind committed tokens."""
+
+    node_pass: NodePass
+    ends: Tensor
+
+    def chain(self, tokens: Tensor, place: int) -> Tensor:
+        """(B, W, V) of tokens (B, W) that follow one another."""
+        begin = self.ends + place
+        return self.node_pass.chain(tokens, begin.clamp(min=0) if place < 0 else begin)[0]
+
+    def nodes(self, tokens: Tensor, place: int, visible: Tensor) -> Tensor:
+        """(B, W, V) of the last W of M nodes, tokens (B, W), visible (1 or B, W, M)."""
+        depths = torch.full_like(tokens, place)
+        return self.node_pass(tokens, self.ends, depths, visible.expand(len(tokens), -1, -1))[0]
+
+
+@dataclass(frozen=True)
+class PassByPass:
+    """The same passes, each captured by itself, where something looks in between."""
 
     runner: CachedModel
     lengths: list[int]
-    read: Tensor
-    ends: Tensor
 
-    def root(self) -> Tensor:
-        """As `Levels` says."""
-        width = self.read.shape[1]
-        logits = self.runner.chain(self.read, [max(0, length - width) for length in self.lengths])
-        return at_pending(logits, first_read(self.ends, width), self.ends)
+    def chain(self, tokens: Tensor, place: int) -> Tensor:
+        """(B, W, V) of tokens (B, W) that follow one another."""
+        return self.runner.chain(tokens, [max(0, length + place) for length in self.lengths])
 
-    def follow(self, tokens: Tensor, depth: int) -> Tensor:
-        """As `Levels` says."""
-        return self.runner.chain(tokens, [length + depth - 1 for length in self.lengths])[:, -1]
-
-    def level(self, tokens: Tensor, depth: int, visible: Tensor, owners: Tensor) -> Tensor:
-        """As `Levels` says."""
-        depths = torch.full((1, tokens.shape[1]), depth - 1, device=tokens.device)
+    def nodes(self, tokens: Tensor, place: int, visible: Tensor) -> Tensor:
+        """(B, W, V) of the last W of M nodes, tokens (B, W), visible (1 or B, W, M)."""
+        depths = torch.full((1, tokens.shape[1]), place, device=tokens.device)
         return self.runner.forward(tokens, self.lengths, depths, visible)
-
-
-def first_read(ends: Tensor, width: int) -> Tensor:  # (B, 1) -> (B, 1)
-    """Where the first pass of a round begins, of rows with `ends` committed tokens."""
-    return (ends - width).clamp(min=0)
-
-
-def at_pending(logits: Tensor, begin: Tensor, ends: Tensor) -> Tensor:  # (B, W, V), (B, 1), (B, 1) -> (B, V)
-    """Of a first pass from `begin` on, what is at the last committed token."""
-    rows = torch.arange(len(logits), device=logits.device)
-    return logits[rows, (ends - 1 - begin)[:, 0]]

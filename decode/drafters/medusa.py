@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from decode.common.typed_config import require
 from decode.drafters.base import Batch, Step
+from decode.drafters.drafting import Above, Steps
 from decode.drafters.head_cache import Slots
 from decode.drafters.head_draft import Few, HeadConfig, HeadDraft
 from decode.drafters.labels import judged
 from decode.drafters.layers import Extend
-from decode.drafters.levels import Levels
 from decode.models.ends import Ends
 
 
@@ -82,13 +82,13 @@ class MedusaDraft(HeadDraft):
     def read(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
         """Nothing is kept of earlier slots."""
 
-    def levels(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Levels:
-        """As `HeadDraft` says."""
-        return MedusaLevels(self, features)
+    def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Steps:
+        """The passes of one round."""
+        return MedusaSteps(self, features)
 
 
 @dataclass
-class MedusaLevels:
+class MedusaSteps:
     """One round: the heads' distributions at the last slot, each the same at every node of its depth."""
 
     draft: MedusaDraft
@@ -96,16 +96,12 @@ class MedusaLevels:
     logits_of_heads: Tensor = field(init=False)
     """(B, K, V) logits of all heads: one product with the output head, which costs as much as that of a single row."""
 
-    def root(self) -> Tensor:
-        """As `Levels` says."""
+    def first(self) -> Tensor:
+        """All heads at once."""
         state = self.features[:, -1, 0].to(self.draft.dtype)
         self.logits_of_heads = self.draft.logits(torch.stack([head(state) for head in self.draft.heads], 1))
-        return self.logits_of_heads[:, 0]
+        return self.logits_of_heads[:, :1]
 
-    def follow(self, tokens: Tensor, depth: int) -> Tensor:
-        """As `Levels` says."""
-        return self.logits_of_heads[:, depth]
-
-    def level(self, tokens: Tensor, depth: int, visible: Tensor, owners: Tensor) -> Tensor:
-        """As `Levels` says."""
+    def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
+        """Those of the head of this depth."""
         return self.logits_of_heads[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from decode.drafters.base import Batch, Step
+from decode.drafters.drafting import Above, Steps
 from decode.drafters.head_cache import Slots
 from decode.drafters.head_draft import HeadDraft
 from decode.drafters.labels import judged, shifted
 from decode.drafters.layers import Extend
-from decode.drafters.levels import Levels
 from decode.forward.masks import packed_visibility
 
 
@@ -60,13 +60,13 @@ class RecursiveDraft(HeadDraft):
         """As `HeadDraft` says."""
         self.advance(self.fuse(features), tokens, positions, extends[0])
 
-    def levels(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Levels:
-        """As `HeadDraft` says."""
-        return RecursiveLevels(self, slots, read, ends, features)
+    def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Steps:
+        """The passes of one round."""
+        return RecursiveSteps(self, slots, read, ends, features)
 
 
 @dataclass
-class RecursiveLevels:
+class RecursiveSteps:
     """One round: the true slots not read yet, then nodes behind them."""
 
     draft: RecursiveDraft
@@ -77,26 +77,24 @@ class RecursiveLevels:
     state: Tensor = field(init=False)
     """(B, W, d) what the nodes of the last level came to."""
 
-    def root(self) -> Tensor:
-        """As `Levels` says."""
+    def first(self) -> Tensor:
+        """Behind the last of the true slots."""
         width = self.read.shape[1]
         positions, (extend,) = self.slots.straight(self.ends - 1 - width, width, 1)
         state = self.draft.advance(self.draft.fuse(self.features), self.read, positions, extend)
         self.state = state[:, -1:]
-        return self._logits()[:, 0]
+        return self._logits()
 
-    def follow(self, tokens: Tensor, depth: int) -> Tensor:
-        """As `Levels` says."""
-        positions, (extend,) = self.slots.straight(self.ends - 2 + depth, 1, 1)
-        self.state = self.draft.advance(self.state, tokens, positions, extend)
-        return self._logits()[:, 0]
-
-    def level(self, tokens: Tensor, depth: int, visible: Tensor, owners: Tensor) -> Tensor:
-        """As `Levels` says."""
-        index = owners.expand_as(tokens)[..., None].expand(-1, -1, self.state.shape[-1])
-        (extend,) = self.slots.nodes(self.ends - 1, visible, 1)
-        positions = (self.ends - 2 + depth).expand_as(tokens)
-        self.state = self.draft.advance(self.state.gather(1, index), tokens, positions, extend)
+    def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
+        """From what the parents came to."""
+        if above is None:
+            state = self.state
+            positions, (extend,) = self.slots.straight(self.ends - 2 + depth, 1, 1)
+        else:
+            state = above.of_parents(self.state, tokens)
+            positions = (self.ends - 2 + depth).expand_as(tokens)
+            (extend,) = self.slots.nodes(self.ends - 1, above.visible, 1)
+        self.state = self.draft.advance(state, tokens, positions, extend)
         return self._logits()
 
     def _logits(self) -> Tensor:

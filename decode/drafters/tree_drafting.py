@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from decode.drafters.base import Context
-from decode.drafters.chain_drafting import pending_tokens
-from decode.drafters.levels import Levels, Processed, Round, Unit
+from decode.drafters.chain_drafting import pending_tokens, propose_chain
+from decode.drafters.drafting import Above, DraftRound, Processed, Steps, Unit
 from decode.sampling.noise import Stream
 from decode.sampling.warp import Sampling, warp
 from decode.trees.tree import Drawn, Tree, ancestors, tree_depths
@@ -26,7 +26,12 @@ DISAGREEMENT = 0.4
 pair, among 0.15, 0.35, 0.5 and 1 (which is EAGLE-2): flat between 0.35 and 0.5, worse at both ends."""
 
 
-def propose_tree(drafting: Round, context: Context) -> Tree:
+def propose(drafting: DraftRound, context: Context) -> Tree:
+    """The chain or tree that `context.shape` plans."""
+    return propose_chain(drafting, context) if context.drafts_chain else propose_tree(drafting, context)
+
+
+def propose_tree(drafting: DraftRound, context: Context) -> Tree:
     """The tree that `context.shape` plans.
 
     One captured unit where nothing has to be asked between the levels: neither processors nor noise of the draft's own.
@@ -35,8 +40,8 @@ def propose_tree(drafting: Round, context: Context) -> Tree:
     if draws.drawn == "arbitrary" and context.history is None:
         tokens, parents = _as_one_unit(drafting, context, draws)
         return _tree(tokens, parents, shape)
-    levels = Processed(drafting.steps(), context)
-    tokens, parents, log_q = _grow(levels, draws, pending_tokens(context), shape)
+    steps = Processed(drafting.steps(), context)
+    tokens, parents, log_q = _grow(steps, draws, pending_tokens(context), shape)
     return _tree(tokens, parents, shape, draws.drawn, log_q)
 
 
@@ -48,19 +53,15 @@ def _tree(
     return Tree(tokens, parents, depth_bound=shape.depth)
 
 
-def _as_one_unit(drafting: Round, context: Context, draws: Draws) -> tuple[Tensor, ...]:
+def _as_one_unit(drafting: DraftRound, context: Context, draws: Draws) -> tuple[Tensor, ...]:
     sampling, temperature = draws.sampling.apart(context.ids.device)
     given = (pending_tokens(context), temperature)
     given = given if draws.gumbel is None else (*given, draws.gumbel)
 
-    def moved() -> tuple[Tensor, ...]:
-        return (*given, *drafting.moved())
+    def make(unit: Unit) -> TreePass:
+        return TreePass(unit, context.shape, sampling, len(given))
 
-    def make() -> TreePass:
-        return TreePass(drafting.unit(), context.shape, sampling, len(given))
-
-    key = ("tree", context.shape, sampling, draws.gumbel is None, *drafting.key)
-    return drafting.runner.run(key, make, (*given, *drafting.inputs), moved)
+    return drafting.run(("tree", context.shape, sampling, draws.gumbel is None), make, given)
 
 
 @dataclass(frozen=True)
@@ -94,13 +95,13 @@ class Draws:
         return scores if self.gumbel is None else scores + self.gumbel[:, depth, None]
 
 
-def _grow(levels: Levels, draws: Draws, pending: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor | None]:
+def _grow(steps: Steps, draws: Draws, pending: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor | None]:
     """(tokens (B, N), parents (B, N), log q) of a tree behind pending (B, 1)."""
-    logits = levels.root()[:, None]
+    logits = steps.first()
     if isinstance(shape, Dynamic):
-        return *_grow_dynamic(levels, draws, logits, pending, shape), None
+        return *_grow_dynamic(steps, draws, logits, pending, shape), None
     assert isinstance(shape, Static)
-    tokens, log_q = _grow_static(levels, draws, logits, pending, shape.parents)
+    tokens, log_q = _grow_static(steps, draws, logits, pending, shape.parents)
     return tokens, tokens.new_zeros(0), log_q
 
 
@@ -114,9 +115,9 @@ class TreePass(nn.Module):
     def forward(self, *given: Tensor) -> tuple[Tensor, Tensor]:
         """pending (B, 1), temperature (1,), gumbel (B, D + 1, V) where it is shared, then the inputs of the unit."""
         pending, temperature, *gumbel = given[: self.num_given]
-        levels = self.unit(*given[self.num_given :])
+        steps = self.unit(*given[self.num_given :])
         draws = Draws(self.sampling, "arbitrary", gumbel[0] if gumbel else None, temperature=temperature)
-        return _grow(levels, draws, pending, self.shape)[:2]
+        return _grow(steps, draws, pending, self.shape)[:2]
 
 
 @dataclass(frozen=True)
@@ -137,13 +138,8 @@ class Level:
     """Most children of one parent."""
     inner: Tensor
     """(W,) int64: index in `children` of those that have children themselves, which the draft reads next."""
-    ancestors: Tensor
-    """(1, W, M) bool: which of the M nodes read so far, these included, each of them sees."""
-
-    @property
-    def inner_owners(self) -> Tensor:
-        """(1, W) int64: index in `sources` of the parent of each node that is read next."""
-        return self.owners[self.inner][None]
+    above: Above
+    """Where those hang that are read next."""
 
 
 @cache
@@ -164,12 +160,13 @@ def plan_levels(parents: tuple[int, ...], device: torch.device) -> list[Level]:
         visible = above[[children[i] for i in inner]][:, seen][None]
         owner_ids, rank_ids, inner_ids = (torch.tensor(one, device=device).long() for one in (owners, ranks, inner))
         width = max(ranks) + 1
-        levels.append(Level(depth, sources, children, owner_ids, rank_ids, width, inner_ids, visible.to(device)))
+        hanging = Above(visible.to(device), owner_ids[inner_ids][None])
+        levels.append(Level(depth, sources, children, owner_ids, rank_ids, width, inner_ids, hanging))
     return levels
 
 
 def _grow_static(
-    levels: Levels, draws: Draws, logits: Tensor, pending: Tensor, parents: tuple[int, ...]
+    steps: Steps, draws: Draws, logits: Tensor, pending: Tensor, parents: tuple[int, ...]
 ) -> tuple[Tensor, Tensor | None]:
     plan = plan_levels(parents, pending.device)
     tokens, drawn_from = [pending], []
@@ -178,8 +175,7 @@ def _grow_static(
         tokens.append(candidates)
         drawn_from.append(source)
         if level is not plan[-1]:
-            read = candidates[:, level.inner]
-            logits = levels.level(read, level.depth + 1, level.ancestors, level.inner_owners)
+            logits = steps.step(candidates[:, level.inner], level.depth + 1, level.above)
     log_q = None if draws.drawn == "arbitrary" else _log_q_of_nodes(drawn_from, plan, len(parents))
     return torch.cat(tokens, 1), log_q
 
@@ -228,9 +224,7 @@ class Candidates:
     """(B, C) int64: number of the parent among all candidates, -1 for pending."""
 
 
-def _grow_dynamic(
-    levels: Levels, draws: Draws, logits: Tensor, pending: Tensor, shape: Dynamic
-) -> tuple[Tensor, Tensor]:
+def _grow_dynamic(steps: Steps, draws: Draws, logits: Tensor, pending: Tensor, shape: Dynamic) -> tuple[Tensor, Tensor]:
     """EAGLE-2 (Li et al. 2024): the draft reads the `beam` best candidates of a level; the best of all levels stay.
 
     Four are enough: with 16 nodes in 8 levels beams of 2, 3, 4 and 8 gave 4.3, 4.4, 4.5 and 4.5 tokens per pass.
@@ -246,7 +240,7 @@ def _grow_dynamic(
             numbers = chosen + sum(one.values.shape[1] for one in found)
             owners = chosen // (level.values.shape[1] // visible.shape[1])
             visible = _seen_by(owners, visible)
-            logits = levels.level(level.tokens.gather(1, chosen), depth + 1, visible, owners)
+            logits = steps.step(level.tokens.gather(1, chosen), depth + 1, Above(visible, owners))
         found.append(level)
     every = Candidates(*(torch.cat([getattr(one, f.name) for one in found], 1) for f in fields(Candidates)))
     return _best_nodes(pending, every, shape)

@@ -19,7 +19,7 @@ from transformers import (
 
 from decode.arguments import whole
 from decode.common.errors import ConfigError
-from decode.config import check_penalties
+from decode.config import SamplingConfig
 
 
 class GeneratedTokenPenalty(LogitsProcessor):
@@ -39,32 +39,25 @@ class GeneratedTokenPenalty(LogitsProcessor):
 
 
 def penalties(
-    vocab_size: int,
-    tokenizer: PreTrainedTokenizerBase | None,
-    repetition_penalty: float = 1.0,
-    presence_penalty: float = 0.0,
-    frequency_penalty: float = 0.0,
-    logit_bias: Mapping[int | str, float] | None = None,
-    banned_words: Sequence[int | str] = (),
+    vocab_size: int, tokenizer: PreTrainedTokenizerBase | None, settings: SamplingConfig
 ) -> list[LogitsProcessor]:
     """The processors that these settings ask for; none where all are at rest.
 
     A text stands for the tokens it is written with, at the start of a line and after a space; a bias falls on its last
-    token once the others stand. Other spellings in smaller tokens are not found. Raises ConfigError for numbers that
-    are not finite, texts without a tokenizer or that no token spells, token ids outside the vocabulary, tokens with two
-    biases, and bans that leave no token.
+    token once the others stand. Other spellings in smaller tokens are not found. Raises ConfigError for texts without a
+    tokenizer or that no token spells, token ids outside the vocabulary, tokens with two biases, and bans that leave no
+    token.
     """
-    check_penalties(repetition_penalty, presence_penalty, frequency_penalty, logit_bias, banned_words)
     found: list[LogitsProcessor] = []
-    if logit_bias:
-        found.append(SequenceBiasLogitsProcessor(_biases(logit_bias, tokenizer, vocab_size)))
-    if repetition_penalty != 1:
-        found.append(RepetitionPenaltyLogitsProcessor(float(repetition_penalty)))
-    if presence_penalty or frequency_penalty:
-        found.append(GeneratedTokenPenalty(presence_penalty, frequency_penalty))
-    if banned_words:
-        banned = {x for key in banned_words for x in _spellings(key, tokenizer, vocab_size)}
-        _refuse_all(banned, banned_words, vocab_size)
+    if settings.logit_bias:
+        found.append(SequenceBiasLogitsProcessor(_biases(settings.logit_bias, tokenizer, vocab_size)))
+    if settings.repetition_penalty != 1:
+        found.append(RepetitionPenaltyLogitsProcessor(settings.repetition_penalty))
+    if settings.presence_penalty or settings.frequency_penalty:
+        found.append(GeneratedTokenPenalty(settings.presence_penalty, settings.frequency_penalty))
+    if settings.banned_words:
+        banned = {x for key in settings.banned_words for x in _spellings(key, tokenizer, vocab_size)}
+        _refuse_all(banned, settings.banned_words, vocab_size)
         found.append(NoBadWordsLogitsProcessor([list(x) for x in sorted(banned)]))
     return found
 

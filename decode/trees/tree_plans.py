@@ -8,12 +8,10 @@ from typing import Annotated, Protocol
 from pydantic import Field
 
 from decode.common.typed_config import require
-from decode.config import MOST_NODES, TREES, check_tree
+from decode.config import MOST_NODES
 from decode.trees.tree import chain_parents, tree_depths
 
 BEAM = 4  # nodes that a dynamic tree expands a level: a beam of 8 gives no more tokens (see drafters/trees.py)
-
-CALIBRATED = ("auto", "sequoia")  # trees that are chosen by what was measured
 
 
 class Shape(Protocol):
@@ -27,6 +25,11 @@ class Shape(Protocol):
     @property
     def num_nodes(self) -> int:
         """Nodes of the target's pass, pending included."""
+        ...
+
+    @property
+    def is_chain(self) -> bool:
+        """One candidate everywhere."""
         ...
 
     @property
@@ -88,6 +91,11 @@ class Dynamic:
     num_nodes: Annotated[int, Field(ge=1, le=MOST_NODES + 1)]
 
     @property
+    def is_chain(self) -> bool:
+        """Its nodes are where the draft puts them."""
+        return False
+
+    @property
     def num_read(self) -> int:
         """All nodes that are expanded, kept or not."""
         return self.beam * (self.depth - 1)
@@ -122,28 +130,23 @@ def comb(widths: list[int]) -> Static:
     return Static(tuple(parents))
 
 
-def describe(shape: Shape) -> str:
+def describe(shape: Static) -> str:
     """In words, for the log."""
-    if shape.depth == 0:
-        return "no drafting"
-    if isinstance(shape, Static) and shape.is_chain:
+    if shape.is_chain:
         return f"a chain of {shape.depth}"
-    size = f"{shape.num_nodes - 1} draft tokens in {shape.depth} levels"
-    return f"a tree of {size}, parents {shape.parents}" if isinstance(shape, Static) else f"a dynamic tree of {size}"
+    return f"a tree of {shape.num_nodes - 1} draft tokens in {shape.depth} levels, parents {shape.parents}"
 
 
-def parse(tree: str | Shape | None, num_draft_tokens: int, tree_nodes: int) -> Shape:
-    """The plan that `tree` names: chain (None), branching factors such as 3x2x1, or dynamic.
+def parse(tree: str | Shape, num_draft_tokens: int, tree_nodes: int) -> Shape:
+    """The plan that `tree`, as SamplingConfig takes it, names: chain, branching factors such as 3x2x1, or dynamic.
 
-    `num_draft_tokens` is the depth of chain and dynamic, `tree_nodes` the draft nodes of dynamic. The names in
-    CALIBRATED take a model and a draft to become a plan (`auto_tree.resolve`). Raises ConfigError.
+    `num_draft_tokens` is the depth of chain and dynamic, `tree_nodes` the draft nodes of dynamic. sequoia takes a model
+    and a draft to become a plan (`choose_tree.resolve`).
     """
-    check_tree(tree if isinstance(tree, str) else "chain", num_draft_tokens, tree_nodes)
-    if tree is None or tree == "chain":
-        return chain(num_draft_tokens)
     if not isinstance(tree, str):
-        require(hasattr(tree, "num_read"), f"tree={tree!r} is no tree; use {', '.join(TREES)}, 3x2x1 and the like")
         return tree
+    if tree == "chain":
+        return chain(num_draft_tokens)
     if tree == "dynamic":
         return Dynamic(num_draft_tokens, min(tree_nodes, BEAM), 1 + tree_nodes)
     return k_ary([int(factor) for factor in tree.split("x")])

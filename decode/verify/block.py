@@ -16,9 +16,8 @@ from torch import Tensor
 
 from decode.common.errors import ConfigError
 from decode.sampling.noise import Stream
-from decode.sampling.warp import Sampling
 from decode.trees.tree import Drawn, Tree
-from decode.trees.tree_plans import Shape, Static, describe
+from decode.trees.tree_plans import Shape
 from decode.verify.rejection import Walk, end
 from decode.verify.verdict import Question, Verdict, at, follow
 
@@ -28,22 +27,9 @@ class Block:
 
     shares_noise = False
 
-    def check(self, sampling: Sampling, lossy: bool = False) -> None:
-        """Any sampling will do: p is warped before the rule."""
-
-    def drawn(self, shape: Shape, replacement: bool) -> Drawn:
+    def drawn(self, shape: Shape, replacement: bool) -> Drawn | None:
         """Chains, independently."""
-        if not isinstance(shape, Static) or not shape.is_chain:
-            raise ConfigError(
-                f"verifier=block judges the tokens of one chain together, and {describe(shape)} is none. Use "
-                "tree=chain, or verifier=rejection or coupled, which are exact for trees"
-            )
-        if replacement:
-            raise ConfigError(
-                "replacement=true draws the siblings of a tree, and verifier=block takes chains, which have none. "
-                "Use replacement=false"
-            )
-        return "iid"
+        return "iid" if shape.is_chain and not replacement else None
 
     def __call__(self, question: Question) -> Verdict:
         tree, scores = question.tree, question.scores

@@ -16,11 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decode.common.errors import ConfigError
 from decode.sampling.noise import Stream
-from decode.sampling.warp import Sampling
 from decode.trees.tree import Drawn, Tree
-from decode.trees.tree_plans import Shape, Static, describe
+from decode.trees.tree_plans import Shape, Static
 from decode.verify.verdict import Question, Verdict, at, children_of, draw, follow, stopped
 
 
@@ -29,21 +27,14 @@ class Rejection:
 
     shares_noise = False
 
-    def check(self, sampling: Sampling, lossy: bool = False) -> None:
-        """Any sampling will do: p is warped before the rule."""
-
-    def drawn(self, shape: Shape, replacement: bool) -> Drawn:
+    def drawn(self, shape: Shape, replacement: bool) -> Drawn | None:
         """Chains and, with `replacement`, trees are drawn independently from q, other static trees without
         replacement; nodes that are chosen by their values are not sampled any more."""
-        branches = isinstance(shape, Static) and not shape.is_chain
-        if replacement and not branches:
-            raise ConfigError(
-                f"replacement=true draws the siblings of a static tree alike, but {describe(shape)} has none that "
-                "are sampled. Use a tree such as 3x2x1, or replacement=false"
-            )
-        if branches:
+        if isinstance(shape, Static) and not shape.is_chain:
             return "iid" if replacement else "swor"
-        return "iid" if isinstance(shape, Static) else "arbitrary"
+        if replacement:
+            return None
+        return "iid" if shape.is_chain else "arbitrary"
 
     def __call__(self, question: Question) -> Verdict:
         tree, scores = question.tree, question.scores

@@ -15,8 +15,6 @@ equals it is accepted (Gumbel coupling; Daliri, Musco and Suresh 2024 bound its 
 
 from __future__ import annotations
 
-from decode.common.errors import ConfigError
-from decode.sampling.warp import Sampling
 from decode.trees.tree import Drawn
 from decode.trees.tree_plans import Shape
 from decode.verify.block import Block
@@ -30,17 +28,9 @@ class Coupled:
 
     shares_noise = True
 
-    def check(self, sampling: Sampling, lossy: bool = False) -> None:
-        """Any sampling will do."""
-
-    def drawn(self, shape: Shape, replacement: bool) -> Drawn:
-        """Any tree will do, drawn in any way."""
-        if replacement:
-            raise ConfigError(
-                "replacement=true draws siblings independently, and verifier=coupled and greedy take any candidates: "
-                "the draft's best by the shared noise, which differ. Use replacement=false, or verifier=rejection"
-            )
-        return "arbitrary"
+    def drawn(self, shape: Shape, replacement: bool) -> Drawn | None:
+        """Any tree will do, drawn in any way: the draft's best by the shared noise, which differ."""
+        return None if replacement else "arbitrary"
 
     def __call__(self, question: Question) -> Verdict:
         gumbel = question.gumbel
@@ -51,16 +41,7 @@ class Coupled:
 
 
 class Greedy(Coupled):
-    """Coupled without noise; refuses to be asked for anything but temperature 0."""
-
-    def check(self, sampling: Sampling, lossy: bool = False) -> None:
-        """Temperature 0 only."""
-        if not sampling.is_greedy:
-            raise ConfigError(
-                f"verifier=greedy compares argmaxes, which is exact at temperature 0 only, not at "
-                f"{sampling.temperature}. "
-                "Use verifier=coupled, rejection or block"
-            )
+    """Coupled at temperature 0, where there is no noise."""
 
 
 VERIFIERS: dict[str, Verifier] = {

@@ -12,10 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from decode.common.errors import ConfigError
-from decode.sampling.warp import Sampling
 from decode.trees.tree import Drawn, Tree
-from decode.trees.tree_plans import Shape, Static
+from decode.trees.tree_plans import Shape
 from decode.verify.verdict import Question, Verdict, follow
 
 EPSILON, DELTA = 0.09, 0.3  # Medusa's defaults
@@ -26,23 +24,11 @@ class Typical:
 
     shares_noise = False
 
-    def check(self, sampling: Sampling, lossy: bool = False) -> None:
-        """Only for those who ask for it."""
-        if not lossy:
-            raise ConfigError(
-                "verifier=typical with lossy=false: the rule accepts every token that p finds typical, so the text "
-                "no longer follows the target's distribution. Use verifier=coupled, rejection or block, which keep it, "
-                "or set lossy=true to have the distance from the target measured and printed"
-            )
-
-    def drawn(self, shape: Shape, replacement: bool) -> Drawn:
+    def drawn(self, shape: Shape, replacement: bool) -> Drawn | None:
         """Chains from q, trees of the likeliest tokens."""
         if replacement:
-            raise ConfigError(
-                "replacement=true draws the siblings of a tree, and verifier=typical takes the draft's likeliest "
-                "ones. Use replacement=false, or verifier=rejection"
-            )
-        return "iid" if isinstance(shape, Static) and shape.is_chain else "arbitrary"
+            return None
+        return "iid" if shape.is_chain else "arbitrary"
 
     def __call__(self, question: Question) -> Verdict:
         tree, p = question.tree, _law(question)

@@ -62,12 +62,9 @@ class Verifier(Protocol):
 
     shares_noise: bool
 
-    def check(self, sampling: Sampling, lossy: bool = False) -> None:
-        """Raise ConfigError for a sampling that the rule cannot treat exactly; `lossy` permits rules that change the
-        distribution."""
-
-    def drawn(self, shape: Shape, replacement: bool) -> Drawn:
-        """How children must be drawn for this plan; ConfigError where the rule has no exact way."""
+    def drawn(self, shape: Shape, replacement: bool) -> Drawn | None:
+        """How children must be drawn for this plan; None where the rule has no exact way (`SamplingConfig` says why to
+        people)."""
         ...
 
     def __call__(self, question: Question) -> Verdict: ...

@@ -14,7 +14,6 @@ from decode import generate
 from decode.config import SamplingConfig
 from decode.drafters.base import Drafter
 from decode.drafters.lm import LMDraft
-from decode.sampling.settings import generate_settings
 from eval.arms.base import ASSISTED, AUTOREGRESSIVE, TRANSFORMERS, Arm, Sample, synchronize
 from eval.arms.transformers_arms import AssistedArm, Setting, TransformersArm, assisted_settings
 from eval.config import EvalConfig
@@ -30,7 +29,7 @@ class OurArm:
     model: PreTrainedModel
     drafter: Drafter | None
     settings: Mapping[str, Any]
-    """Keyword arguments of decode.generate (`decode.sampling.settings.generate_settings`)."""
+    """Keyword arguments of decode.generate (fields of SamplingConfig)."""
 
     def run(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], max_new_tokens: int, seed: int) -> Sample:
         """One call of decode.generate; times and arrivals are its own."""
@@ -60,7 +59,7 @@ def plain_arms(cfg: EvalConfig, model: PreTrainedModel, temperature: float) -> l
 
 def our_arm(name: str, model: PreTrainedModel, drafter: Any, settings: SamplingConfig) -> Arm:
     """Our decoder with a draft."""
-    return OurArm(name, model, drafter, generate_settings(settings))
+    return OurArm(name, model, drafter, vars(settings))
 
 
 def drafting(cfg: EvalConfig, temperature: float, k: int, **changes: Any) -> SamplingConfig:

@@ -58,7 +58,7 @@ def generator(
     label: str,
 ) -> Generate:
     """A function that continues jobs in batches, longest first, with or without a drafter; one seed, so texts
-    compare. `settings` are keyword arguments of decode.generate (`decode.sampling.settings.generate_settings`)."""
+    compare. `settings` are keyword arguments of decode.generate (fields of SamplingConfig)."""
 
     def run(jobs: Sequence[Job]) -> list[Text]:
         done: dict[int, Text] = {}

@@ -12,7 +12,6 @@ from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokeniz
 from decode.common.progress import get_logger
 from decode.models.load import load_tokenizer
 from decode.sampling.penalties import penalties
-from decode.sampling.settings import generate_settings, penalty_settings
 from decode.sampling.warp import Sampling
 from eval.config import TOKEN_FOR_TOKEN, EvalConfig
 from eval.measure.alpha import Alphas, measure_alpha
@@ -47,7 +46,7 @@ def verifier_at(cfg: EvalConfig, temperature: float) -> str:
 
 def settings_at(cfg: EvalConfig, temperature: float) -> dict[str, Any]:
     """The configured keyword arguments of decode.generate at another temperature."""
-    settings = generate_settings(cfg.decode)
+    settings = vars(cfg.decode)
     if _names_texts(cfg):
         settings["tokenizer"] = load_tokenizer(cfg.target)
     return {**settings, "temperature": temperature, "verifier": verifier_at(cfg, temperature)}
@@ -56,7 +55,7 @@ def settings_at(cfg: EvalConfig, temperature: float) -> dict[str, Any]:
 def processors_of(cfg: EvalConfig, model: PreTrainedModel) -> LogitsProcessorList | None:
     """The configured penalties, biases and bans; None where all are at rest."""
     tokenizer = load_tokenizer(cfg.target) if _names_texts(cfg) else None
-    found = penalties(model.config.get_text_config().vocab_size, tokenizer, **penalty_settings(cfg.decode))
+    found = penalties(model.config.get_text_config().vocab_size, tokenizer, cfg.decode)
     return LogitsProcessorList(found) if found else None
 
 

@@ -20,7 +20,7 @@ from decode.common.run_folder import open_run
 from decode.drafters.base import Drafter, drafted_depth
 from decode.models.load import load_tokenizer
 from decode.stats import Stats
-from decode.trees.tree_plans import CALIBRATED, parse
+from decode.trees.tree_plans import parse
 from eval.arms.base import AUTOREGRESSIVE
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, shared_context
@@ -149,7 +149,7 @@ def floor(
 ) -> dict[str, float]:
     """Milliseconds of the bare passes of one full round, timed alone at the mean context (`decode.calibrate`); empty
     for a tree that is chosen while it runs."""
-    if drafter is not None and cfg.decode.tree in CALIBRATED:
+    if drafter is not None and cfg.decode.tree == "sequoia":
         return {}
     context = sum(map(len, group)) // len(group) + cfg.profile.max_new_tokens // 2
     decode = cfg.decode

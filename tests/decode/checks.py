@@ -232,7 +232,9 @@ def check_drafts_follow_their_distribution(draws: int = 4000) -> None:
     distribution = torch.tensor([0.5, 0.3, 0.15, 0.05])
     noise = Noise(0, list(range(draws)), 4, torch.device("cpu"))
     ids = torch.zeros(draws, 8, dtype=torch.long)
-    context = Context(ids, [3] * draws, Sampling(), noise, chain(1), "iid", False, None, 0)
+    context = Context(
+        ids=ids, lengths=[3] * draws, sampling=Sampling(), noise=noise, shape=chain(1), drawn="iid", shares_noise=False
+    )
     gumbel = chain_drafting.draft_noise(context)
     assert gumbel is not None
     token, log_q = chain_drafting.draw(distribution.log().repeat(draws, 1), gumbel[:, 0], "iid")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -99,8 +97,8 @@ def prefix_of_the_root(patch: pytest.MonkeyPatch) -> None:
 
 def last_draft_token_unread(patch: pytest.MonkeyPatch) -> None:
     """After a round that accepted everything the draft goes on without its own last token."""
-    real = lm.propose_chain
-    patch.setattr(lm, "propose_chain", lambda drafting, context: real(replace(drafting, width=1), context))
+    real = lm.lm_round
+    patch.setattr(lm, "lm_round", lambda runner, context, width: real(runner, context, 1))
 
 
 def draft_keeps_the_row_before(patch: pytest.MonkeyPatch) -> None:

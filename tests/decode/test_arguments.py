@@ -15,6 +15,7 @@ from decode.config import SamplingConfig
 from decode.drafters.lm import LMDraft
 from decode.sampling.penalties import penalties
 from decode.sampling.stopping import StopStrings, eos_ids, own_eos_ids
+from tests.commands import MINIMUM, built
 from tests.decode.checks import VOCAB, ragged_prompts
 from tests.tiny import tiny_llama, tiny_tokenizer
 
@@ -76,6 +77,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "flag number": ({"adaptive": 1}, "adaptive=1 is of type int"),
     "audit text": ({"audit": "yes"}, "audit='yes'"),
     "batch true": ({"batch_size": True}, "batch_size=True"),
+    "unknown": ({"num_draft_token": 4}, "unknown key 'num_draft_token'. Did you mean 'num_draft_tokens'"),
     "pad list": ({"pad_token_id": [0]}, "pad_token_id"),
 }  # fmt: skip
 
@@ -153,8 +155,8 @@ def test_two_biases_of_one_token_are_refused() -> None:
     tokenizer = tiny_tokenizer()
     token = tokenizer.encode("z")[0]
     with pytest.raises(ConfigError, match=rf"token\(s\) \[{token}\] the biases 1.0 and 2.0.*'z'"):
-        penalties(300, tokenizer, logit_bias={token: 1.0, "z": 2.0})
-    assert len(penalties(300, tokenizer, logit_bias={token: 1.0, "z": 1.0})) == 1
+        penalties(300, tokenizer, SamplingConfig(logit_bias={token: 1.0, "z": 2.0}))
+    assert len(penalties(300, tokenizer, SamplingConfig(logit_bias={token: 1.0, "z": 1.0}))) == 1
 
 
 def test_a_text_without_tokens_is_refused() -> None:
@@ -163,17 +165,23 @@ def test_a_text_without_tokens_is_refused() -> None:
             return {"input_ids": []}
 
     with pytest.raises(ConfigError, match="names the text '~~'.*makes no token"):
-        penalties(300, Deaf(), banned_words=["~~"])  # type: ignore[arg-type]
+        penalties(300, Deaf(), SamplingConfig(banned_words=["~~"]))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_the_command_line_refuses_what_generate_refuses(name: str, value: float) -> None:
     settings: dict[str, Any] = {name: value}
-    with pytest.raises(ConfigError, match=rf"decode\.{name}="):
+    with pytest.raises(ConfigError, match=f"{name}="):
         SamplingConfig(**settings)
-    with pytest.raises(ConfigError, match=r"decode\.logit_bias\[3\]="):
+    with pytest.raises(ConfigError, match=r"logit_bias\[3\]="):
         SamplingConfig(logit_bias={3: value})
+
+
+def test_the_command_line_asks_for_what_generate_does_by_default() -> None:
+    config: Any = built("decode", MINIMUM["decode"])
+    assert config.decode == SamplingConfig()
+    assert SamplingConfig().num_draft_tokens == 5
 
 
 def test_a_stop_string_may_stand_alone() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from decode.autotune import choose_tree as auto_tree
+from decode.autotune import choose_tree
 from decode.autotune import timing as calibrate
-from decode.autotune.choose_tree import choose, nominees, resolve, static_plans
+from decode.autotune.choose_tree import choose, resolve, static_plans
 from decode.autotune.rank_profile import acceptance_profile
 from decode.autotune.round_costs import RoundCosts, interpolate, level_widths
-from decode.autotune.store import FILE, PairCalibration, Trial, load_calibration, pair_key, save_calibration
+from decode.autotune.store import FILE, PairCalibration, load_calibration, pair_key, save_calibration
 from decode.common.errors import ConfigError, InputError
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
 from decode.drafters.lm import LMDraft
@@ -24,7 +24,7 @@ from decode.models.load import load_model
 from decode.sampling.warp import Sampling
 from decode.stage import run
 from decode.trees.sequoia import expected_tokens
-from decode.trees.tree_plans import Dynamic, Shape, Static, chain, k_ary
+from decode.trees.tree_plans import Shape, Static, chain, k_ary
 from tests.decode import checks
 from tests.decode.drafters import Oracle
 from tests.decode.heads import random_head
@@ -43,9 +43,8 @@ def few_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "NODES", (1, 4, 8))
     monkeypatch.setattr(calibrate, "CHAINS", (1, 3))
     monkeypatch.setattr(calibrate, "WIDTHS", (2, 4))
-    monkeypatch.setattr(auto_tree, "RUNS", 1)
-    monkeypatch.setattr(auto_tree, "TOKENS", 24)
-    monkeypatch.setattr(auto_tree, "TOKENS_A_ROW", 12)
+    monkeypatch.setattr(choose_tree, "TOKENS", 24)
+    monkeypatch.setattr(choose_tree, "TOKENS_A_ROW", 12)
 
 
 # acceptance by rank
@@ -86,7 +85,7 @@ def test_profiles_add_up_to_at_most_one_under_every_rule(verifier: str, replacem
 def test_a_drafter_that_drafts_no_trees_is_refused() -> None:
     model = tiny_llama(VOCAB)
     with pytest.raises(ConfigError, match=r"Oracle drafts.*decode.tree=chain"):
-        checks.generate(model, Oracle([[1] * 40], VOCAB), torch.ones(1, 4).long(), tree="auto", max_new_tokens=8)
+        checks.generate(model, Oracle([[1] * 40], VOCAB), torch.ones(1, 4).long(), tree="sequoia", max_new_tokens=8)
 
 
 # costs
@@ -126,11 +125,9 @@ def test_between_and_beyond_timed_sizes() -> None:
 
 def test_rounds_cost_by_their_levels() -> None:
     assert level_widths(Static((-1, 0, 0, 0, 1, 1, 2, 4))) == [3, 2, 1]
-    assert level_widths(Dynamic(3, 4, 9)) == [4, 4, 4]
     costs = RoundCosts({1: 8.0, 8: 15.0}, {1: 1.0, 4: 4.0}, {2: 2.0, 4: 2.0}, {2: 0.5, 4: 1.0})
     assert costs.seconds(chain(3)) == 3.0 + 11.0
     assert costs.seconds(k_ary([2, 1])) == 2.0 + 0.5 + 12.0
-    assert costs.seconds(Dynamic(3, 4, 8)) == 2.0 + 2 * 1.0 + 15.0
     assert costs.seconds(chain(0)) == 8.0
 
 
@@ -157,7 +154,7 @@ def test_the_best_static_plan_fits_the_machine(
     profile: list[float], per_node: float, per_level: float, wins: str
 ) -> None:
     calibration = known(profile, per_node, per_level)
-    shape, speedup = choose("sequoia", 15, calibration, REQUEST)
+    shape, speedup = choose(15, calibration, REQUEST)
     assert isinstance(shape, Static)
     assert {"tree": not shape.is_chain and shape.depth > 1, "chain": shape.is_chain, "one level": shape.depth == 1}[
         wins
@@ -175,22 +172,6 @@ def test_the_best_static_plan_fits_the_machine(
 
 def test_plans_keep_to_the_nodes_they_are_given() -> None:
     assert max(plan.num_nodes for plan in static_plans([[0.6, 0.2]], 5)) == 6
-
-
-def test_nominees_are_of_every_kind_that_the_rule_takes() -> None:
-    calibration = known([0.6, 0.2, 0.1], 0.01, 0.01)
-    shapes = nominees(calibration, REQUEST)
-    assert [isinstance(shape, Dynamic) for shape in shapes] == [False, False, True, True]
-    assert [isinstance(shape, Static) and shape.is_chain for shape in shapes] == [True, False, False, False]
-    only_chains = nominees(replace(calibration, profile=[[0.6]]), replace(REQUEST, verifier="block"))
-    assert [isinstance(shape, Static) and shape.is_chain for shape in only_chains] == [True]
-
-
-def test_auto_takes_the_fastest_that_was_tried_and_drafts_nothing_where_nothing_pays() -> None:
-    calibration = known([0.6, 0.2], 0.1, 0.1)
-    tried = [Trial(chain(0), 1.0, 1.0), Trial(chain(4), 2.5, 1.5), Trial(Dynamic(4, 4, 9), 3.0, 1.7)]
-    assert choose("auto", 16, replace(calibration, trials=tried), REQUEST) == (Dynamic(4, 4, 9), pytest.approx(3 / 1.7))
-    assert choose("auto", 16, replace(calibration, trials=tried[:1]), REQUEST)[0] == chain(0)
 
 
 # what is kept
@@ -217,21 +198,18 @@ def test_a_calibration_is_measured_once_and_kept_beside_the_draft(
     plain = checks.generate(model, None, ids, **settings)  # type: ignore[arg-type]
     logging.getLogger("draftsmith").propagate = True
     with caplog.at_level(logging.INFO, "draftsmith"):
-        for tree in ("sequoia", "auto"):
-            out = checks.generate(model, drafter, ids, tree=tree, **settings)  # type: ignore[arg-type]
-            assert torch.equal(out.sequences, plain.sequences)
+        out = checks.generate(model, drafter, ids, tree="sequoia", **settings)  # type: ignore[arg-type]
+    assert torch.equal(out.sequences, plain.sequences)
     assert "times plain decoding" in caplog.text
     assert (pair[1] / FILE).is_file()
-    monkeypatch.setattr(auto_tree, "_measured", None)  # a second measurement would fail
+    monkeypatch.setattr(choose_tree, "_measured", None)  # a second measurement would fail
     again, other = loaded(pair)  # another process: nothing in memory
-    for tree in ("sequoia", "auto"):
-        checks.generate(again, other, ids, tree=tree, **settings)  # type: ignore[arg-type]
+    checks.generate(again, other, ids, tree="sequoia", **settings)  # type: ignore[arg-type]
 
 
 def test_what_is_read_is_what_was_written(tmp_path: Path, pair: tuple[Path, Path]) -> None:
     model, drafter = loaded(pair)
-    trials = [Trial(chain(0), 1.0, 0.1), Trial(Dynamic(4, 4, 9), 3.0, 0.2), Trial(k_ary([2, 1]), 2.0, 0.15)]
-    calibration = replace(known([0.6, 0.2], 0.1, 0.1), trials=trials)
+    calibration = known([0.6, 0.2], 0.1, 0.1)
     key = pair_key(model, drafter, REQUEST, 1)
     save_calibration(tmp_path, key, known([0.1], 0.1, 0.1))
     save_calibration(tmp_path, key, calibration)
@@ -276,10 +254,10 @@ def test_models_made_in_memory_are_measured_once_a_process(monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     model = tiny_llama(VOCAB)
     drafter = LMDraft(tiny_llama(VOCAB, num_layers=1, seed=3))
-    first = resolve("sequoia", 5, model, drafter, REQUEST)
-    monkeypatch.setattr(auto_tree, "_measured", None)
-    assert resolve("sequoia", 5, model, drafter, REQUEST) is first
-    resolve("sequoia", 6, model, drafter, REQUEST)  # another size, chosen by the same measurement
+    first = resolve(5, model, drafter, REQUEST)
+    monkeypatch.setattr(choose_tree, "_measured", None)
+    assert resolve(5, model, drafter, REQUEST) is first
+    resolve(6, model, drafter, REQUEST)  # another size, chosen by the same measurement
     assert list(tmp_path.iterdir()) == []
 
 
@@ -289,30 +267,23 @@ def test_the_plan_names_the_tree_that_was_measured(
     """The key that is made without loading weights is the one that the loaded models make."""
     model, drafter = loaded(pair)
     request = replace(REQUEST, sampling=Sampling(0.9))
-    tried = [Trial(chain(0), 1.0, 1.0), Trial(Dynamic(4, 4, 9), 3.0, 1.0)]
-    calibration = replace(known([0.6, 0.2], 0.0, 0.01), trials=tried)
+    calibration = known([0.6, 0.2], 0.0, 0.01)
     config = DecodeConfig(
         ModelConfig(path=str(pair[0]), device="cpu"), DrafterConfig(str(pair[1])),
-        SamplingConfig(temperature=0.9, tree="auto"), prompt="def main():", plan=True,
+        SamplingConfig(temperature=0.9, tree="sequoia", tree_nodes=5), prompt="def main():", plan=True,
     )  # fmt: skip
     logging.getLogger("draftsmith").propagate = True
     with caplog.at_level(logging.INFO, "draftsmith"):
         run(config)
-        assert "tree=auto: not measured yet" in caplog.text
+        assert "tree=sequoia: not measured yet" in caplog.text
         save_calibration(pair[1], pair_key(model, drafter, request, 1), calibration)
         run(config)
-        assert "tree=auto: a dynamic tree of 8 draft tokens in 4 levels, 3.00 times plain decoding" in caplog.text
-        run(replace(config, decode=replace(config.decode, tree="sequoia", tree_nodes=5)))
         assert "tree=sequoia: a tree of 5 draft tokens" in caplog.text
-
-
-def test_strict_passes_take_no_tree_that_is_yet_to_be_chosen() -> None:
-    with pytest.raises(ConfigError, match=r"strict=true.*tree=auto"):
-        resolve("auto", 16, tiny_llama(VOCAB), None, replace(REQUEST, strict=True))
+        assert "times plain decoding" in caplog.text
 
 
 def test_without_a_draft_there_is_nothing_to_choose() -> None:
-    shape: Shape = resolve("auto", 16, tiny_llama(VOCAB), None, REQUEST)
+    shape: Shape = resolve(16, tiny_llama(VOCAB), None, REQUEST)
     assert shape == chain(0)
 
 

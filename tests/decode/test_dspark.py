@@ -16,8 +16,8 @@ from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenalty
 from decode.autotune.budget import Budget
 from decode.drafters import chain_drafting
 from decode.drafters.base import Batch, Context
+from decode.drafters.drafting import Above, Processed
 from decode.drafters.dspark import DSparkConfig, DSparkDraft, default_taps
-from decode.drafters.levels import Processed
 from decode.forward.cpu_trace import Trace
 from decode.loop import Loop, Request
 from decode.models.ends import ends_of
@@ -259,7 +259,7 @@ def ready(budget: Budget, step: float = 0.4) -> Budget:
     return budget
 
 
-def stopped_at(levels: Any, script: tuple[int, ...], vocab_size: int, monkeypatch: pytest.MonkeyPatch) -> int:
+def stopped_at(steps: Any, script: tuple[int, ...], vocab_size: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """Tokens that a round drafts whose draws come out as scripted."""
     left = list(script)
 
@@ -269,26 +269,25 @@ def stopped_at(levels: Any, script: tuple[int, ...], vocab_size: int, monkeypatc
     monkeypatch.setattr(chain_drafting, "draw", draw)
     noise = Noise(0, [0], vocab_size, torch.device("cpu"))
     ids, shape = torch.zeros(1, 8, dtype=torch.long), chain(len(script))
-    context = Context(ids, [2], Sampling(), noise, shape, "iid", False, None, 0, budget=ready(Budget(4, True)))
-    return chain_drafting._propose_steps(Processed(levels, context), context, foresees=True).num_nodes - 1
+    settings: dict[str, Any] = {"drawn": "iid", "shares_noise": False, "budget": ready(Budget(4, True))}
+    context = Context(ids=ids, lengths=[2], sampling=Sampling(), noise=noise, shape=shape, **settings)
+    return chain_drafting._propose_steps(Processed(steps, context), context, foresees=True).num_nodes - 1
 
 
 class Whims:
-    """Levels whose predictions depend on the tokens drafted so far: of the next token, or, `peeking`, of the token that
+    """Steps whose predictions depend on the tokens drafted so far: of the next token, or, `peeking`, of the token that
     is yet to be drawn."""
 
     def __init__(self, vocab_size: int, script: tuple[int, ...], peeking: bool) -> None:
         self.vocab_size, self.script, self.peeking, self.sums = vocab_size, script, peeking, [0]
 
-    def root(self) -> Tensor:
-        return torch.zeros(1, self.vocab_size)
+    def first(self) -> Tensor:
+        return torch.zeros(1, 1, self.vocab_size)
 
-    def follow(self, tokens: Tensor, depth: int) -> Tensor:
+    def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
+        assert above is None, "a chain is not grown as a tree"
         self.sums.append(self.sums[-1] + int(tokens))
-        return self.root()
-
-    def level(self, tokens: Tensor, depth: int, visible: Tensor, owners: Tensor) -> Tensor:
-        raise AssertionError("a chain is followed, not grown level by level")
+        return self.first()
 
     def chance(self, depth: int) -> Tensor:
         seen = self.script[depth] if self.peeking else self.sums[-1] + depth

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from decode.autotune import choose_tree as auto_tree
+from decode.autotune import choose_tree
 from decode.autotune import timing as calibrate
 from decode.autotune.choose_tree import resolve
 from decode.autotune.rank_profile import acceptance_profile
@@ -170,7 +170,7 @@ def test_the_chosen_tree_is_no_deeper_than_there_are_heads(
 ) -> None:
     monkeypatch.setattr(calibrate, "REPEATS", 2)
     monkeypatch.setattr(calibrate, "NODES", (1, 4, 8))
-    monkeypatch.setattr(auto_tree, "TOKENS_A_ROW", 16)
-    shape = resolve("sequoia", 12, target, fitted, REQUEST)
+    monkeypatch.setattr(choose_tree, "TOKENS_A_ROW", 16)
+    shape = resolve(12, target, fitted, REQUEST)
     assert 1 <= shape.depth <= DEPTH
     assert Loop(target, fitted, replace(REQUEST, shape=shape)).run()[0] == Loop(target, None, REQUEST).run()[0]

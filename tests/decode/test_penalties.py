@@ -10,6 +10,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from decode import generate
 from decode.common.errors import ConfigError
+from decode.config import SamplingConfig
 from decode.drafters.lm import LMDraft
 from decode.sampling.penalties import GeneratedTokenPenalty, penalties
 from decode.sampling.processors import History
@@ -55,8 +56,8 @@ def test_presence_and_frequency_count_what_was_generated() -> None:
 
 
 def test_a_penalty_at_rest_is_no_processor() -> None:
-    assert penalties(VOCAB, None) == []
-    assert len(penalties(VOCAB, None, **SETTINGS["all"])) == 3
+    assert penalties(VOCAB, None, SamplingConfig()) == []
+    assert len(penalties(VOCAB, None, SamplingConfig(**SETTINGS["all"]))) == 3
 
 
 @pytest.mark.parametrize("settings", [{"repetition_penalty": 1.7}, {"banned_words": [7, 11]}, {"logit_bias": {3: 4.0}}])
@@ -89,7 +90,7 @@ def test_words_are_banned_at_the_start_and_after_a_space() -> None:
 
 def test_banned_sequences_are_refused_only_as_a_whole(model) -> None:
     """Of two tokens in a row the second is banned after the first; each alone may be said."""
-    history = LogitsProcessorList(penalties(VOCAB, _Spelling({"ab": [4, 5]}), banned_words=["ab"]))  # type: ignore[arg-type]
+    history = LogitsProcessorList(penalties(VOCAB, _Spelling({"ab": [4, 5]}), SamplingConfig(banned_words=["ab"])))  # type: ignore[arg-type]
     scores = torch.zeros(2, VOCAB)
     have = history(torch.tensor([[1, 4], [4, 1]]), scores)  # type: ignore[arg-type]
     assert have[0, 5] == -torch.inf

@@ -78,6 +78,8 @@ def test_a_rotation_that_depends_on_the_pass_is_used_only_where_it_does_not() ->
         ({"confidence": True}, "adaptive=False"),
         ({"confidence": True, "adaptive": True, "tree": "2x2"}, "tree=chain"),
         ({"strict": True, "tree": "2x2"}, "strict=true"),
+        ({"strict": True, "tree": "sequoia"}, "strict=true"),
+        ({"tree": "auto"}, "adaptive=true.*sequoia"),
         ({"max_new_tokens": 120}, "129, but the model's context is 128"),
     ],
     ids=str,

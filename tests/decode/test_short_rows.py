@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from decode.autotune.budget import Budget
 from decode.drafters import head_draft, lm
 from decode.drafters.base import Context
-from decode.drafters.levels import Round
+from decode.drafters.drafting import DraftRound
 from decode.drafters.lm import LMDraft
 from decode.loop import Loop, Request
 from decode.sampling.warp import Sampling
@@ -54,14 +54,13 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], object]]:
     """(lengths, width of the first pass) of every round that is drafted from here on."""
     found: list[tuple[list[int], object]] = []
     for module in (lm, head_draft):
-        for name in ("propose_chain", "propose_tree"):
-            propose = getattr(module, name)
+        propose = module.propose
 
-            def noting(drafting: Round, context: Context, propose: Any = propose) -> Tree:
-                found.append((list(context.lengths), drafting.key[0]))
-                return propose(drafting, context)
+        def noting(drafting: DraftRound, context: Context, propose: Any = propose) -> Tree:
+            found.append((list(context.lengths), drafting.key[0]))
+            return propose(drafting, context)
 
-            monkeypatch.setattr(module, name, noting)
+        monkeypatch.setattr(module, "propose", noting)
     return found
 
 

@@ -73,6 +73,6 @@ def test_both_loops_run_passes_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> 
 def test_trees_are_refused() -> None:
     with pytest.raises(ConfigError, match="strict=true"):
         generate(target(), None, torch.tensor([[1, 2]]), tree="2x2", strict=True)
-    with pytest.raises(ConfigError, match=r"decode.tree=2x2"):
+    with pytest.raises(ConfigError, match="tree=2x2"):
         SamplingConfig(tree="2x2", strict=True)
     assert SamplingConfig(tree="1x1", strict=True).strict

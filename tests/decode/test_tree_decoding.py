@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from decode.drafters import tree_drafting
 from decode.drafters.base import Context
-from decode.drafters.lm import LMDraft, LMRound
+from decode.drafters.drafting import DraftRound
+from decode.drafters.lm import LMDraft, lm_round
 from decode.forward.target import CachedModel
 from decode.loop import Loop, Request
 from decode.sampling.warp import Sampling
@@ -66,16 +67,16 @@ def test_every_tree_is_the_one_that_plain_passes_grow(arch: str, name: str, monk
     loop = Loop(model, draft, request)
     real, rounds = tree_drafting.propose_tree, []
 
-    def propose(drafting: LMRound, context: Context) -> Tree:
+    def propose(drafting: DraftRound, context: Context) -> Tree:
         tree = real(drafting, context)
         plain = PlainRunner(draft.model, [list(one.tokens) for one in loop.rows.current])
-        want = real(LMRound(cast(CachedModel, plain), context, drafting.width), context)
+        want = real(lm_round(cast(CachedModel, plain), context, cast(int, drafting.key[0])), context)
         assert torch.equal(tree.tokens, want.tokens)
         assert torch.equal(tree.parent_ids, want.parent_ids)
         rounds.append(drafting.runner.replayed)
         return tree
 
-    monkeypatch.setattr("decode.drafters.lm.propose_tree", propose)
+    monkeypatch.setattr("decode.drafters.lm.propose", propose)
     loop.run()
     assert any(rounds)
 

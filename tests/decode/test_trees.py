@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from decode.common.errors import ConfigError
 from decode.drafters import tree_drafting
 from decode.drafters.base import Context
-from decode.drafters.lm import LMRound
+from decode.drafters.lm import lm_round
 from decode.forward.target import CachedModel
 from decode.sampling.noise import Noise, Stream
 from decode.sampling.warp import Sampling, warp
@@ -106,7 +106,17 @@ def context_of(rows: list[list[int]], shape: Shape, sampling: Sampling, drawn: D
     noise = Noise(7, list(range(len(rows))), VOCAB, torch.device("cpu"), audit=True)
     positions = [list(range(length, length + shape.depth + 1)) for length in lengths]
     gumbel = noise.coupled(positions) if shared and not sampling.is_greedy else None
-    return Context(ids, lengths, sampling, noise, shape, drawn, shared, gumbel, 5)
+    return Context(
+        ids=ids,
+        lengths=lengths,
+        sampling=sampling,
+        noise=noise,
+        shape=shape,
+        drawn=drawn,
+        shares_noise=shared,
+        gumbel=gumbel,
+        round_index=5,
+    )
 
 
 def grow(
@@ -114,7 +124,7 @@ def grow(
 ) -> tuple[Tree, Context, PlainRunner]:
     context = context_of(RAGGED, shape, sampling, drawn, shared)
     runner = PlainRunner(draft_model(), RAGGED)
-    drafting = LMRound(cast(CachedModel, runner), context, 2)
+    drafting = lm_round(cast(CachedModel, runner), context, 2)
     return tree_drafting.propose_tree(drafting, context), context, runner
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import LogitsProcessorList
 
+from decode.config import SamplingConfig
 from decode.sampling.penalties import penalties
 from decode.sampling.warp import Sampling
 from eval.measure.continuations import Job, Text, generator
@@ -141,10 +142,10 @@ def test_margins_are_those_of_the_penalised_scores():
     plain = scores_at(model, Sampling(0.0), 0, text, 1)
     best = int(plain.argmax())
     penalised = scores_at(
-        model, Sampling(0.0), 0, text, 1, LogitsProcessorList(penalties(64, None, banned_words=[best]))
+        model, Sampling(0.0), 0, text, 1, LogitsProcessorList(penalties(64, None, SamplingConfig(banned_words=[best])))
     )
     assert penalised[best] == -torch.inf
-    counted = LogitsProcessorList(penalties(64, None, presence_penalty=2.0))
+    counted = LogitsProcessorList(penalties(64, None, SamplingConfig(presence_penalty=2.0)))
     difference = scores_at(model, Sampling(0.0), 0, text, 1, counted) - plain
     assert (difference - difference.max()).argmin() == 4  # generated; the prompt's tokens are not counted
 

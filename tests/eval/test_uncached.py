@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import LogitsProcessorList
 
+from decode.config import SamplingConfig
 from decode.drafters.lm import LMDraft
 from decode.forward.target import NodePass
 from decode.sampling.penalties import penalties
@@ -128,7 +129,7 @@ def test_penalties_are_those_of_the_run():
     asked = {"repetition_penalty": 1.7, "presence_penalty": 1.9, "logit_bias": {5: 2.0}, "banned_words": [9]}
     texts = written(model, sampling, **asked)
     assert sum(check_uncached(model, texts, sampling, SEED), Check()).mismatches > 0
-    processors = LogitsProcessorList(penalties(64, None, **asked))
+    processors = LogitsProcessorList(penalties(64, None, SamplingConfig(**asked)))
     assert check_uncached(model, texts, sampling, SEED, processors) == [Check(0, 0, NEW)] * len(JOBS)
 
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from decode import load_drafter
 from decode.autotune.round_costs import RoundCosts
-from decode.autotune.store import PairCalibration, Trial, load_calibration, save_calibration
+from decode.autotune.store import PairCalibration, load_calibration, save_calibration
 from decode.common.errors import ConfigError, InputError, UserError
 from decode.common.run_folder import open_run, sha256_file
 from decode.common.typed_config import build
@@ -27,7 +27,6 @@ from decode.config import ModelConfig
 from decode.drafters.describe import describe_draft
 from decode.drafters.provenance import read_provenance
 from decode.models.load import ModelDescription, describe_model
-from decode.trees.tree_plans import Dynamic, chain
 from distill.config import DistillConfig
 from distill.records.folder import RecordFolder, RecordWriter
 from distill.records.shards import Record
@@ -65,8 +64,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, target: Path, corpus: Path) 
     live: dict[str, Any] = {"data": data_settings(corpus), "target_source": "live", "steps": 1}
     run(tiny_config(folder / "lm", folder / "target", **live))
     costs = RoundCosts({1: 1.0, 8: 2.0}, {1: 0.1, 4: 0.4}, {2: 0.2}, {2: 0.1})
-    trials = [Trial(chain(0), 1.0, 1.0), Trial(Dynamic(4, 4, 9), 3.0, 1.7)]
-    measured = PairCalibration([[0.7, 0.1], [0.6, 0.1]], costs, trials)
+    measured = PairCalibration([[0.7, 0.1], [0.6, 0.1]], costs)
     save_calibration(folder / "head/model", KEY, measured)
     distilled = build(DistillConfig, json.loads((folder / "records/run.json").read_text())["config"])
     return World(folder, AutoModelForCausalLM.from_pretrained(folder / "target"), distilled, measured)

@@ -11,7 +11,6 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from decode.drafters.base import Drafter
-from decode.sampling.settings import generate_settings
 from decode.stats import Round
 from eval.arms.ours import OurArm
 from eval.config import EvalConfig
@@ -73,7 +72,7 @@ class Judge:
 
     def _measure(self, drafter: Drafter, temperature: float, settings: Any) -> dict[str, Any]:
         cfg, reference = self.cfg, self.references[temperature]
-        arm = OurArm("draft", self.model, drafter, generate_settings(settings))
+        arm = OurArm("draft", self.model, drafter, vars(settings))
         speculate = Speculator(arm, cfg.lossless.batch_size, cfg.seed)
         margin = margin_from(self.model, sampling_at(cfg, temperature), cfg.seed)
         total = sum(check(reference, speculate, margin), Check())
