@@ -292,6 +292,16 @@ def test_publish_refuses_another_schema(tmp_path):
         publish(tmp_path / "results.json", tmp_path / "x", tmp_path / "README.md")
 
 
+@pytest.mark.parametrize("field", ["baseline", "alpha_ci95", "category"])
+def test_publish_refuses_results_that_were_cut(folder, tmp_path, results, field):
+    rows = [{name: value for name, value in row.items() if name != field} for row in results["rows"]]
+    (tmp_path / "results.json").write_text(json.dumps({**results, "rows": rows}))
+    (tmp_path / "README.md").write_text(f"{START}{END}")
+    with pytest.raises(InputError, match=f"lacks what its page shows.*{field}"):
+        publish(tmp_path / "results.json", tmp_path / "x", tmp_path / "README.md")
+    assert not (tmp_path / "x.json").exists()
+
+
 @pytest.fixture
 def no_weights(monkeypatch):
     monkeypatch.setattr(inputs, "load_model", lambda *_: pytest.fail("weights were loaded"))
