@@ -30,7 +30,7 @@ class Plan:
     def of(cls, cfg: TrainConfig, inputs: Inputs, rows_per_step: int) -> Plan:
         """The plan of `cfg` on these inputs."""
         rows = cfg.steps * rows_per_step
-        weights = inputs.shape.num_parameters
+        weights = inputs.blueprint.num_parameters
         checkpoint = weights * (BYTES_PER_WEIGHT + STATE_PER_WEIGHT)
         return cls(
             steps=cfg.steps,

@@ -29,8 +29,16 @@ Change = tuple[str, str, str]
 
 LOSSES: dict[Callable[..., object], list[Change]] = {
     test_objectives.test_sparse_losses_are_those_of_each_row: [
-        ("distill.objectives.losses:forward_kl", "log_q.gather(-1, target.ids))).sum(-1)", "log_q.gather(-1, target.ids))).sum()"),
-        ("distill.objectives.losses:forward_kl", "(target.weight * (", "(target.weight / target.weight.sum(-1, True) * ("),
+        (
+            "distill.objectives.losses:forward_kl",
+            "log_q.gather(-1, target.ids))).sum(-1)",
+            "log_q.gather(-1, target.ids))).sum()",
+        ),
+        (
+            "distill.objectives.losses:forward_kl",
+            "(target.weight * (",
+            "(target.weight / target.weight.sum(-1, True) * (",
+        ),
         ("distill.objectives.losses:acceptance", ".clamp_max(0.0)", ""),
     ],
     test_objectives.test_losses_are_made_in_float32_from_what_a_head_in_bfloat16_gives: [
@@ -43,7 +51,11 @@ LOSSES: dict[Callable[..., object], list[Change]] = {
         ("distill.objectives.by_name:chunked", "batch.ids.flatten()[rows + 1]", "batch.ids.flatten()[rows]"),
     ],
     test_objectives.test_logits_of_the_last_chunk_stay_and_those_of_the_others_are_made_again: [
-        ("distill.objectives.by_name:chunked", "start + chunk_rows >= valid.numel()", "start + chunk_rows > valid.numel()"),
+        (
+            "distill.objectives.by_name:chunked",
+            "start + chunk_rows >= valid.numel()",
+            "start + chunk_rows > valid.numel()",
+        ),
     ],
     partial(test_vocabulary.test_dense_losses_equal_their_definitions, "tv"): [
         ("distill.objectives.by_name:_through", "return within, within", "return renormalised(p, vocab), within"),
@@ -143,7 +155,11 @@ RECORDS: dict[Callable[..., object], list[Change]] = {
         ("distill.records.fit_features:code_bytes", "tokens <= layout.components", "tokens < layout.components"),
     ],
     test_shards.test_the_numbers_of_a_shard: [
-        ("distill.records.shards:FINISH_REASONS", "('length', 'eos', 'stop', 'corpus')", "('eos', 'length', 'stop', 'corpus')"),
+        (
+            "distill.records.shards:FINISH_REASONS",
+            "('length', 'eos', 'stop', 'corpus')",
+            "('eos', 'length', 'stop', 'corpus')",
+        ),
         ("distill.records.shards:SPLITS", "('train', 'validation')", "('validation', 'train')"),
     ],
     test_shards.test_the_summary_of_a_shard: [

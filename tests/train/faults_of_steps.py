@@ -136,7 +136,7 @@ READING: dict[Any, str] = {
         inputs:check_enough: gradient_accumulation * world_size => gradient_accumulation
     """,
     inputs.test_a_sequence_may_fill_the_context: """
-        inputs:_check_draft: cfg.sequence_length <= limit => cfg.sequence_length < limit
+        inputs:_check_length: cfg.sequence_length <= limit => cfg.sequence_length < limit
     """,
     DENSE_CHOSEN: """
         inputs:_choose_store: dense[0] if objective.needs == "dense" and dense else names[0] => names[0]
@@ -145,7 +145,7 @@ READING: dict[Any, str] = {
         inputs:special_tokens: (*ends, *tokenizer.all_special_ids) => tokenizer.all_special_ids
     """,
     inputs.test_how_many_tokens_a_round_has: """
-        inputs:Inputs.num_draft_tokens: self.shape.depth or self.window => self.window
+        inputs:Inputs.num_draft_tokens: self.blueprint.depth or self.window => self.window
     """,
     inputs.test_a_plan_is_worked_out_of_what_a_step_reads: """
         plan:Plan.of: inputs.train.num_tokens / len(inputs.train.rows) => cfg.sequence_length
@@ -190,17 +190,17 @@ NUMBERS: dict[Any, str] = {
         meter:Meter.read: (wait_s - self.wait_s) => wait_s
     """,
     confidence.test_temperatures_are_judged_by_rounds_that_they_were_not_fitted_on: """
-        confidence:calibrated: (logits[half:] / scale, alphas[half:]) => (logits[:half] / scale, alphas[:half])
+        drafts.confidence:calibrated: (logits[half:] / scale, alphas[half:]) => (logits[:half] / scale, alphas[:half])
     """,
     confidence.test_temperatures_are_fitted_on_rounds_that_they_are_not_judged_by: """
-        confidence:calibrated: fitted(logits[:half], alphas[:half]) => fitted(logits, alphas)
+        drafts.confidence:calibrated: fitted(logits[:half], alphas[:half]) => fitted(logits, alphas)
     """,
     confidence.test_chances_that_sparse_records_estimate_above_one_are_one: """
-        confidence:predictions: .clamp(0.0, 1.0) => .clamp(0.0)
+        drafts.confidence:predictions: .clamp(0.0, 1.0) => .clamp(0.0)
     """,
     confidence.test_later_slots_make_up_for_earlier_ones: """
-        confidence:fitted: stood = products[best] => pass
-        confidence:NEAR_ONE: 1e-5 => 0.0
+        drafts.confidence:fitted: stood = products[best] => pass
+        drafts.confidence:NEAR_ONE: 1e-5 => 0.0
     """,
 }
 

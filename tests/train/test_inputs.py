@@ -20,8 +20,8 @@ from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.train.toy import data_settings, head_config, model_config, save_target, text_data, tiny_config
 from train import stage
 from train.drafts.config import DraftConfig
-from train.drafts.head import HeadShape
-from train.drafts.lm import LMShape, lm_build
+from train.drafts.head_blueprint import HeadBlueprint
+from train.drafts.lm_blueprint import LMBlueprint
 from train.inputs import Inputs, _choose_store, check_enough, open_inputs, special_tokens
 from train.plan import Plan
 
@@ -141,9 +141,9 @@ def test_a_draft_vocabulary_is_counted_on_the_training_texts(target: Path, corpu
         sequences = (packed.source[index] for index in range(len(packed.source)))
         counts = Counter(token for one in sequences for token in one.ids[1:].tolist() if token > 1)
         often[split] = [0, 1, *sorted(sorted(counts), key=lambda token: -counts[token])[:30]]
-    assert isinstance(found.shape, HeadShape)
-    assert found.shape.vocab is not None
-    assert found.shape.vocab.tolist() == sorted(often["train"]) != sorted(often["validation"])
+    assert isinstance(found.blueprint, HeadBlueprint)
+    assert found.blueprint.vocab is not None
+    assert found.blueprint.vocab.tolist() == sorted(often["train"]) != sorted(often["validation"])
 
 
 def test_a_tokenizer_is_trained_on_the_training_texts(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,9 +205,9 @@ def test_every_end_of_text_is_always_in_a_draft_vocabulary(tmp_path: Path, targe
 def test_how_many_tokens_a_round_has() -> None:
     """What a head unrolls, and for a draft model what was asked for."""
     for depth, tokens, along_rows in ((3, 3, None), (None, 5, 5)):
-        shape: Any = SimpleNamespace(depth=depth)
+        blueprint: Any = SimpleNamespace(depth=depth)
         nothing: Any = None
-        found = Inputs(nothing, nothing, shape, nothing, nothing, None, None, window=5)
+        found = Inputs(nothing, nothing, blueprint, nothing, nothing, None, None, window=5)
         assert (found.num_draft_tokens, found.window_along_rows) == (tokens, along_rows)
 
 
@@ -234,6 +234,6 @@ def test_a_pretrained_draft_is_loaded_in_the_revision_of_its_configuration(monke
         return tiny_llama().requires_grad_(False)
 
     monkeypatch.setattr("decode.drafters.lm.load_model", load)
-    built = lm_build(DraftConfig(init_from="some/draft", revision="v2"), LMShape(tiny_llama().config, "some/draft"))
+    built = LMBlueprint(DraftConfig(init_from="some/draft", revision="v2"), tiny_llama().config).build()
     assert asked == [("some/draft", "v2", "draft.init_from")]
     assert all(weight.requires_grad for weight in built.module.parameters())
