@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from decode.common.errors import ConfigError, InputError
 from decode.models.load import ModelDescription
 from distill.config import DistillConfig
-from distill.prompts.chat import encode_chat, encode_prompt
-from distill.prompts.draw import Prompt, turns
+from distill.prompts.chat import encode_prompt
+from distill.prompts.draw import Prompt, corpus_text, turns
 from distill.records.features import FeatureLayout
 from distill.records.folder import RecordFolder
 from distill.records.stores import Layout
@@ -81,9 +81,9 @@ def make_plan(
         prompts=Counter(prompt.split for prompt in prompts),
         documents=len({prompt.document for prompt in prompts}),
         responses=sum(prompt.num_turns for prompt in prompts) if config.responses == "target" else 0,
-        tokens=sum(size.tokens for size in sizes),
-        learned_tokens=sum(size.learned for size in sizes),
-        too_long=sum(not size.tokens for size in sizes),
+        tokens=sum(tokens for tokens, _ in sizes),
+        learned_tokens=sum(learned for _, learned in sizes),
+        too_long=sum(not tokens for tokens, _ in sizes),
         layout=layout,
         shard_size=config.records.shard_size,
         num_shards=ceil(len(prompts) / config.records.shard_size),
@@ -129,43 +129,32 @@ def _layout(target: ModelDescription, config: DistillConfig) -> Layout:
     return Layout(list(kept.store), *sizes, dtype, kept.head, kept.tail, kept.topk, features)
 
 
-@dataclass(frozen=True)
-class _Size:
-    """Tokens of the records of one prompt, at most; none where its first response has no room in the context."""
-
-    tokens: int
-    learned: int
-
-
-def _size(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, target: ModelDescription, config: DistillConfig) -> _Size:
-    if prompt.ids is not None:
-        return _text_size(len(prompt.ids), target, config)
-    messages, limit = prompt.messages or [], target.max_positions
+def _size(
+    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, target: ModelDescription, config: DistillConfig
+) -> tuple[int, int]:
+    """(tokens, learned tokens) of the records of one prompt, at most; none where its first response has no room in the
+    context."""
+    limit, room = target.max_positions, config.sampling.max_new_tokens
     if config.responses == "corpus":
-        ids, mask = encode_chat(tokenizer, messages, prompt.document)
-        return _Size(min(len(ids), limit), sum(mask[:limit]))
-    room = config.sampling.max_new_tokens
+        ids, mask = corpus_text(prompt, tokenizer, config, limit)
+        return len(ids), sum(mask)
+    if prompt.ids is not None:
+        length = len(prompt.ids)
+        if length + room > limit:
+            raise InputError(
+                f"a prompt of {length} tokens and a response of {room} do not fit into the {limit} positions of "
+                f"{target.path}; use fewer prompts.tokens or sampling.max_new_tokens"
+            )
+        return length + room, room + (length - 1 if config.data.learn_prompt else 0)
+    messages = prompt.messages or []
     # Each turn is recorded with the text before it, in which the target's own answers stand for those of the corpus.
     first, *rest = [
         len(encode_prompt(tokenizer, messages[:turn], prompt.document)) + number * room
         for number, turn in enumerate(turns(messages))
     ]
     if first + room > limit:
-        return _Size(0, 0)
-    return _Size(sum(min(length + room, limit) for length in (first, *rest)), room * (1 + len(rest)))
-
-
-def _text_size(length: int, target: ModelDescription, config: DistillConfig) -> _Size:
-    room, limit = config.sampling.max_new_tokens, target.max_positions
-    if config.responses == "corpus":
-        length = min(length, limit)
-        return _Size(length, length - 1 if config.data.learn_prompt else max(0, length - config.prompts.tokens))
-    if length + room > limit:
-        raise InputError(
-            f"a prompt of {length} tokens and a response of {room} do not fit into the {limit} positions of "
-            f"{target.path}; use fewer prompts.tokens or sampling.max_new_tokens"
-        )
-    return _Size(length + room, room + (length - 1 if config.data.learn_prompt else 0))
+        return 0, 0
+    return sum(min(length + room, limit) for length in (first, *rest)), room * (1 + len(rest))
 
 
 def _check(plan: Plan) -> None:

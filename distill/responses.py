@@ -12,8 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from decode import generate
 from distill.config import DistillConfig, ResponseSampling
 from distill.corpora.base import Message, unit_hash
-from distill.prompts.chat import encode_chat, encode_prompt
-from distill.prompts.draw import Prompt, turns
+from distill.prompts.chat import encode_prompt
+from distill.prompts.draw import Prompt, corpus_text, turns
 from distill.records.shards import Record
 
 
@@ -125,17 +125,12 @@ class Writer:
         return Record(whole, mask, _meta(prompt, turn, len(ids), response.finish_reason))
 
     def _from_corpus(self, prompt: Prompt) -> Record | None:
-        if prompt.ids is not None:
-            length = min(len(prompt.ids), self.max_positions)
-            end = min(self.config.prompts.tokens, length)
-            learned = np.arange(length) >= (1 if self.config.data.learn_prompt else end)
-            return Record(np.array(prompt.ids[:length], dtype=np.int64), learned, _meta(prompt, 0, end, "corpus"))
-        ids, mask = encode_chat(self.tokenizer, prompt.messages or [], prompt.document)
-        ids, mask = ids[: self.max_positions], mask[: self.max_positions]
-        if not any(mask):
+        ids, mask = corpus_text(prompt, self.tokenizer, self.config, self.max_positions)
+        if prompt.messages is not None and not any(mask):
             self.dropped_turns += prompt.num_turns
             return None
-        return Record(np.array(ids, dtype=np.int64), np.array(mask), _meta(prompt, 0, mask.index(True), "corpus"))
+        end = min(self.config.prompts.tokens, len(ids)) if prompt.messages is None else mask.index(True)
+        return Record(np.array(ids, dtype=np.int64), np.array(mask, dtype=bool), _meta(prompt, 0, end, "corpus"))
 
 
 class _Conversation:

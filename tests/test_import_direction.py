@@ -90,6 +90,6 @@ def _normal(name: str) -> str:
 @pytest.mark.parametrize("stage", MAY_IMPORT)
 def test_configuration_imports_nothing_heavy(stage: str) -> None:
     heavy = "{'torch', 'transformers', 'accelerate', 'datasets', 'wandb', 'matplotlib'} & set(sys.modules)"
-    code = f"import sys; from {stage} import config, cli; print({heavy})"
+    code = f"import sys; from {stage} import config, __main__; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -230,7 +230,7 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
         ("distill.objectives.draft_vocabulary:restricted", "p.weight * inside", "p.weight"),
     ],
     test_prompts.test_windows_come_from_their_split_and_are_numbered_through: [
-        ("distill.prompts.draw:_windows", "corpus.documents(split)", 'corpus.documents("train")'),
+        ("distill.prompts.draw:_prompts", "corpus.documents(split)", 'corpus.documents("train")'),
     ],
     test_prompts.test_a_window_may_start_wherever_it_fits: [
         ("distill.prompts.draw:_cut", "len(ids) - length + 1", "len(ids) - length"),
@@ -244,7 +244,7 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
         ("distill.prompts.draw:_cut", "len(window) > unlearned", "len(window) >= unlearned"),
     ],
     test_prompts.test_a_prompt_begins_as_the_tokenizer_begins_every_text: [
-        ("distill.prompts.draw:_windows", "start_ids(tokenizer) + ids", "ids"),
+        ("distill.prompts.draw:_prompts", "start_ids(tokenizer) + ids", "ids"),
     ],
     test_responses.test_a_response_does_not_depend_on_the_others_of_its_batch: [
         ("distill.responses:target_sampler", "rows=rows,", ""),

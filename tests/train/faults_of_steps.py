@@ -115,7 +115,7 @@ READING: dict[Any, str] = {
     """,
     packing.test_the_longest_go_first_and_each_where_it_leaves_least: """
         packing:pack: -lengths[index] => lengths[index]
-        packing:_best_fit: bisect_left => bisect_right
+        packing:pack: sizes >> length << length => sizes >> length + 1 << length + 1
     """,
     packing.test_equally_long_texts_are_mixed: """
         packing:pack: shuffled.tolist() => range(len(lengths))

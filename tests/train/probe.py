@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from train.cli import main
+from train.__main__ import main
 from train.loop import Loop
 
 rows_read: list[list[int]] = []

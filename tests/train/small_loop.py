@@ -32,7 +32,7 @@ from train.loop import Book, Loop, Machine
 from train.loss import DraftLoss
 from train.optim import Schedule
 from train.packing import Order
-from train.trackers import NoTracker
+from train.trackers import Tracker
 
 VOCAB = 16
 LENGTH = 12
@@ -103,7 +103,7 @@ def small_loop(
     split = (accelerator.process_index, ranks, cfg.gradient_accumulation, cfg.batch_size)
     reader = StepReader(rows, Order(len(rows.rows), per_step, cfg.seed), split)
     log = MetricsLog(folder / "metrics.jsonl") if accelerator.is_main_process else None
-    book = Book(Checkpoints(folder / "checkpoints", 2), log, NoTracker())
+    book = Book(Checkpoints(folder / "checkpoints", 2), log, Tracker())
     return Loop(cfg, machine, reader, rows, book, state or TrainState())
 
 

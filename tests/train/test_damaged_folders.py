@@ -282,7 +282,7 @@ def test_a_damaged_manifest_ends_the_command_with_code_2(
     monkeypatch.setattr(sys, "argv", ["draftsmith-train", *arguments])
     monkeypatch.setattr("train.stage.load_model", None)
     with pytest.raises(SystemExit) as ended:
-        import_module("train.cli").main()
+        import_module("train.__main__").main()
     assert ended.value.code == 2
     told = capsys.readouterr().err
     assert f"{manifest}: layout is None" in told
