@@ -13,12 +13,12 @@ from transformers import PreTrainedTokenizerBase
 from decode.common.errors import ConfigError, InputError
 from decode.common.progress import get_logger
 from distill.corpora import Corpus, Document, Split
-from distill.corpora.base import in_groups
-from distill.objectives.distribution import TargetDistribution
+from distill.corpora.corpus import in_groups
+from distill.objectives.target_distribution import TargetDistribution
 from distill.prompts.chat import encode_chat
 from distill.prompts.tokenizer import encode_texts, start_ids
-from distill.records.folder import RecordFolder
-from distill.records.stores import Head
+from distill.records.distribution_stores import Head
+from distill.records.record_folder import RecordFolder
 
 DOCUMENTS_AT_ONCE = 64
 

@@ -8,7 +8,7 @@ from typing import Literal
 from decode.common.typed_config import require, require_at_least
 from decode.config import ModelConfig
 from distill.config import NEEDS_ALPHA, DataConfig, ObjectiveConfig
-from train.drafts.config import DraftConfig
+from train.drafts.draft_config import DraftConfig
 
 LEARNS_FROM_TEXT = "cross_entropy"
 

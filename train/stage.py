@@ -24,16 +24,16 @@ from train.batches import StepReader
 from train.checkpoint import Checkpoints, TrainState, adopt, check_whole, find_checkpoint, read_state
 from train.config import TrainConfig
 from train.engine import build_accelerator, check_launcher
-from train.inputs import Inputs, check_enough, open_inputs, tokenizer_folder
-from train.live import LiveTarget
-from train.log import MetricsLog
-from train.loop import Book, Loop, Machine
+from train.live_target import LiveTarget
 from train.loss import DraftLoss
-from train.optim import Schedule, build_optimizers
+from train.metrics_log import MetricsLog
+from train.optimizers import Schedule, build_optimizers
 from train.packing import Order
-from train.plan import Plan
-from train.result import keep_result
+from train.run_result import keep_result
 from train.trackers import build_tracker, check_tracker
+from train.training_inputs import Inputs, check_enough, open_inputs, tokenizer_folder
+from train.training_loop import Book, Machine, TrainingLoop
+from train.training_plan import TrainingPlan
 
 logger = get_logger("train")
 
@@ -48,7 +48,7 @@ def run(cfg: TrainConfig) -> None:
     inputs = open_inputs(cfg)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     rows_per_step = check_enough(cfg, inputs, world_size)
-    plan = Plan.of(cfg, inputs, rows_per_step)
+    plan = TrainingPlan.of(cfg, inputs, rows_per_step)
     for line in plan.lines():
         logger.info("plan: %s", line)
     if cfg.plan:
@@ -72,7 +72,7 @@ def _train(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator, folder: R
     log = MetricsLog(folder.file("metrics.jsonl"), state.log_position) if accelerator.is_main_process else None
     tracker = build_tracker(cfg, folder.path, _run_id(folder.path), accelerator.is_main_process)
     book = Book(checkpoints, log, tracker)
-    loop = Loop(cfg, machine, reader, inputs.validation, book, state)
+    loop = TrainingLoop(cfg, machine, reader, inputs.validation, book, state)
     state = loop.run()
     if accelerator.is_main_process:
         keep_result(cfg, inputs, folder, state, book, machine.ends, loop.validation_batches())

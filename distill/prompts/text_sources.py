@@ -15,11 +15,11 @@ from decode.common.run_folder import sha256_file
 from decode.models.load import ModelDescription
 from distill.config import DistillConfig
 from distill.corpora import load_corpus
-from distill.plan import Plan, make_plan, plan_of_records
-from distill.prompts.draw import collect_prompts, digest
-from distill.prompts.examples import caption, examples, marked
-from distill.records.folder import RecordFolder
-from distill.records.shards import Record
+from distill.prompts.drawn_prompts import collect_prompts, digest
+from distill.prompts.shown_examples import caption, examples, marked
+from distill.recording_plan import RecordingPlan, make_plan, plan_of_records
+from distill.records.record_folder import RecordFolder
+from distill.records.record_shards import Record
 from distill.responses import Writer, target_sampler
 
 log = get_logger("distill")
@@ -43,7 +43,7 @@ class PromptTexts:
         """What a resumed run has to find again."""
         return digest(self.prompts)
 
-    def plan(self) -> Plan:
+    def plan(self) -> RecordingPlan:
         """What the run would do; raises where it cannot."""
         return make_plan(self.prompts, self.tokenizer, self.target, self.config)
 
@@ -85,7 +85,7 @@ class RecordedTexts:
     def sha256(self) -> str:
         return sha256_file(self.folder.path / "manifest.json")
 
-    def plan(self) -> Plan:
+    def plan(self) -> RecordingPlan:
         return plan_of_records(self.folder, self.target, self.config)
 
     def examples(self) -> Iterator[str]:

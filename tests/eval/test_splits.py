@@ -11,7 +11,7 @@ import pytest
 
 from decode.config import SamplingConfig
 from distill.corpora import load_corpus
-from distill.corpora.base import Split
+from distill.corpora.corpus import Split
 from eval.config import EvalConfig
 from eval.measure.cells import Cell, Point
 from eval.measure.draft_length import choice_prompts

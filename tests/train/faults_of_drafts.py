@@ -75,25 +75,25 @@ KEEPING: dict[Any, str] = {
         checkpoint:without_aliases: .cpu().contiguous() => .cpu()
     """,
     selection.test_the_lower_loss_decides_where_none_is: """
-        selection:score: -means["loss"] => means["loss"]
+        best_checkpoint:score: -means["loss"] => means["loss"]
     """,
     selection.test_tau_decides_where_p_is_known: """
-        selection:score: value = means["tau"] => value = means["alpha"]
-        selection:score: value = means["tau"] => value = validation.tau or None
+        best_checkpoint:score: value = means["tau"] => value = means["alpha"]
+        best_checkpoint:score: value = means["tau"] => value = validation.tau or None
     """,
     partial(result.test_the_draft_that_is_kept_has_the_best_weights, tied=True): """
-        result:kept_draft: best_weights(state.best_step) => best_weights(state.step)
+        run_result:kept_draft: best_weights(state.best_step) => best_weights(state.step)
     """,
     result.test_what_is_said_is_of_the_best_validation: """
-        result:facts: int(state.best.tokens) => state.tokens
-        result:facts: state.best.means() => state.since_log.means()
+        run_result:facts: int(state.best.tokens) => state.tokens
+        run_result:facts: state.best.means() => state.since_log.means()
     """,
     result.test_a_draft_takes_the_temperatures_that_were_fitted: """
         drafts.head_blueprint:TrainableHead.calibrate: head.config, measured => _, measured
     """,
     partial(result.test_an_export_is_in_the_precision_asked_for_and_says_what_was_measured, dtype="float32"): """
-        result:_export: getattr(torch, cfg.export_dtype) => torch.bfloat16
-        result:_export: cfg.target.revision => None
+        run_result:_export: getattr(torch, cfg.export_dtype) => torch.bfloat16
+        run_result:_export: cfg.target.revision => None
     """,
     IN_HALF: """
         export.draft_folder:_save_weights: one.to(dtype) if => one if
@@ -154,9 +154,9 @@ SHAPES: dict[Any, str] = {
         drafts.rope:rope_of: rope.get("rope_theta", 10000.0)} => 10000.0}
     """,
     ODD_HEADS: """
-        drafts.config:DraftConfig._check_lm: width % (2 * heads) => width % heads
+        drafts.draft_config:DraftConfig._check_lm: width % (2 * heads) => width % heads
     """,
     NO_TAPS: """
-        drafts.config:HeadSettings.__post_init__: 0 < len(taps) == => len(taps) ==
+        drafts.draft_config:HeadSettings.__post_init__: 0 < len(taps) == => len(taps) ==
     """,
 }

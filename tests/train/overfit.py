@@ -17,9 +17,9 @@ from decode.models.load import describe_model
 from distill.config import ObjectiveConfig
 from tests.train.toy import head_config, model_config
 from train.drafts.head_blueprint import head_blueprint
-from train.live import LiveTarget
+from train.live_target import LiveTarget
 from train.loss import DraftLoss
-from train.sums import Sums
+from train.metric_sums import Sums
 
 PROMPT = torch.tensor([[5, 17, 250, 33, 90, 120]])
 NEW_TOKENS = 24

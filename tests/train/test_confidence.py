@@ -15,12 +15,12 @@ from decode.drafters.base import Batch
 from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from decode.drafters.load import load_drafter
 from decode.models.ends import ends_of
-from distill.objectives.distribution import SparseRows
+from distill.objectives.target_distribution import SparseRows
 from tests.tiny import tiny_llama
 from tests.train.toy import data_settings, head_config, save_target, write_corpus
 from train.drafts import confidence
 from train.drafts.confidence import calibrated, error, expected_calibration_error, fitted, predictions
-from train.live import LiveTarget
+from train.live_target import LiveTarget
 
 
 def rounds(count: int, scales: list[float]) -> tuple[Tensor, Tensor]:

@@ -29,8 +29,8 @@ from decode.drafters.provenance import read_provenance
 from decode.models.load import ModelDescription, describe_model
 from decode.trees.tree_plans import Dynamic, chain
 from distill.config import DistillConfig
-from distill.records.folder import RecordFolder, RecordWriter
-from distill.records.shards import Record
+from distill.records.record_folder import RecordFolder, RecordWriter
+from distill.records.record_shards import Record
 from eval.results.training_curves import read_metrics
 from tests.mutations import Mutant, header_mutants, json_mutants
 from tests.train.toy import data_settings, head_config, tiny_config, write_records

@@ -25,11 +25,11 @@ from tests.train.overfit import built_head, one_document
 from tests.train.toy import data_settings, head_config, metrics, save_target, tiny_config
 from train import stage
 from train.drafts.head_blueprint import TrainableHead
-from train.live import LiveTarget
+from train.live_target import LiveTarget
 from train.loss import DraftLoss
-from train.optim import build_optimizers
+from train.metric_sums import Sums
+from train.optimizers import build_optimizers
 from train.stage import run
-from train.sums import Sums
 
 TEXT = {"name": "python_stdlib"}
 

@@ -19,11 +19,11 @@ from distill.corpora import load_corpus
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.train.toy import data_settings, head_config, model_config, save_target, text_data, tiny_config
 from train import stage
-from train.drafts.config import DraftConfig
+from train.drafts.draft_config import DraftConfig
 from train.drafts.head_blueprint import HeadBlueprint
 from train.drafts.lm_blueprint import LMBlueprint
-from train.inputs import Inputs, _choose_store, check_enough, open_inputs, special_tokens
-from train.plan import Plan
+from train.training_inputs import Inputs, _choose_store, check_enough, open_inputs, special_tokens
+from train.training_plan import TrainingPlan
 
 SPLITS = ("train", "validation", "heldout")
 
@@ -153,7 +153,7 @@ def test_a_tokenizer_is_trained_on_the_training_texts(corpus: Path, monkeypatch:
         seen.extend(texts)
         return tiny_tokenizer(entries)
 
-    monkeypatch.setattr("train.inputs.train_bpe", train)
+    monkeypatch.setattr("train.training_inputs.train_bpe", train)
     own: dict[str, Any] = {"tokenizer": {"train_entries": 300}, "objective": {"name": "cross_entropy"}}
     open_inputs(tiny_config(Path("out"), None, data=data_settings(corpus), **own))
     assert seen == [one.text for one in load_corpus(text_data(corpus)).documents("train")]
@@ -216,7 +216,7 @@ def test_a_plan_is_worked_out_of_what_a_step_reads(target: Path, corpus: Path) -
     given: dict[str, Any] = {"data": data_settings(corpus), "target_source": "live", "keep_checkpoints": 2}
     cfg = tiny_config(Path("out"), target, **given, steps=5)
     found = open_inputs(cfg)
-    plan = Plan.of(cfg, found, rows_per_step=4)
+    plan = TrainingPlan.of(cfg, found, rows_per_step=4)
     rows, tokens = len(found.train.rows), sum(found.train.source.lengths)
     weights = 300 * 16 + 4 * 16 * 16 + 3 * 16 * 64 + 3 * 16
     assert (plan.steps, plan.draft_parameters, plan.checkpoint_bytes) == (5, weights, 12 * weights)

@@ -15,7 +15,7 @@ from tests.train.toy import tiny_config
 from train.config import TrainConfig
 from train.drafts.lm_blueprint import TrainableLM
 from train.loss import DraftLoss
-from train.optim import Schedule, build_optimizers
+from train.optimizers import Schedule, build_optimizers
 
 
 def names_of(optimizer, module) -> set[str]:

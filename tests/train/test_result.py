@@ -20,10 +20,10 @@ from train.checkpoint import Checkpoints, TrainState
 from train.config import TrainConfig
 from train.drafts import head_blueprint
 from train.drafts.head_blueprint import TrainableHead
-from train.inputs import Inputs
 from train.loss import DraftLoss
-from train.result import _export, facts, kept_draft
-from train.sums import Sums
+from train.metric_sums import Sums
+from train.run_result import _export, facts, kept_draft
+from train.training_inputs import Inputs
 
 STATE = TrainState(
     step=9,

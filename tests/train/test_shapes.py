@@ -18,7 +18,7 @@ from decode.models.load import ModelDescription, describe_model
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.train.overfit import built_head
 from tests.train.toy import head_config, model_config, tiny_config
-from train.drafts.config import DraftConfig
+from train.drafts.draft_config import DraftConfig
 from train.drafts.head_blueprint import HeadBlueprint, head_blueprint
 from train.drafts.lm_blueprint import LMBlueprint, lm_blueprint
 from train.export.draft_folder import Export

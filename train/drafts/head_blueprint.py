@@ -27,7 +27,7 @@ from decode.models.load import ModelDescription
 from train.config import TrainConfig
 from train.drafts.blueprint import Blueprint, TrainableDraft
 from train.drafts.confidence import calibrated
-from train.drafts.config import DraftConfig, HeadSettings
+from train.drafts.draft_config import DraftConfig, HeadSettings
 from train.drafts.rope import rope_of
 from train.export.draft_folder import Export, export_head
 

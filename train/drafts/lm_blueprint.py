@@ -16,7 +16,7 @@ from decode.models.ends import Ends
 from decode.models.load import ModelDescription, check_same_tokens, describe_model, longest_context
 from train.config import TrainConfig
 from train.drafts.blueprint import Blueprint, TrainableDraft
-from train.drafts.config import LM_HEADS, LM_WIDTH, DraftConfig
+from train.drafts.draft_config import LM_HEADS, LM_WIDTH, DraftConfig
 from train.drafts.rope import rope_of
 from train.export.draft_folder import Export, export_lm
 

@@ -13,7 +13,7 @@ from eval.prompts.prose import prose_prompts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from distill.corpora.base import Split
+    from distill.corpora.corpus import Split
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decode.common.errors import InputError
-from distill.records.folder import RecordFolder
+from distill.records.record_folder import RecordFolder
 from distill.sequences import record_sequences
 from eval.results.training_curves import METRICS, read_metrics
 from train.batches import PackedSource

@@ -11,7 +11,7 @@ from typing import Literal
 
 from decode.common.progress import get_logger, progress
 from decode.common.run_folder import check_same_run, is_finished
-from distill.records.folder import RecordFolder
+from distill.records.record_folder import RecordFolder
 from eval.config import EvalConfig
 from eval.modes.families.arms import train_config
 from eval.modes.families.budgets import pace_of, steps_for_tokens, tokens_per_step

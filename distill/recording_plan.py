@@ -14,16 +14,16 @@ from decode.common.errors import ConfigError, InputError
 from decode.models.load import ModelDescription
 from distill.config import DistillConfig
 from distill.prompts.chat import encode_prompt
-from distill.prompts.draw import Prompt, corpus_text, turns
-from distill.records.features import FeatureLayout
-from distill.records.folder import RecordFolder
-from distill.records.stores import Layout
+from distill.prompts.drawn_prompts import DrawnPrompt, corpus_text, turns
+from distill.records.distribution_stores import Layout
+from distill.records.feature_codes import FeatureLayout
+from distill.records.record_folder import RecordFolder
 
 MAX_SHARD_BYTES = 2 << 30  # a shard is built in memory, twice for a moment
 
 
 @dataclass(frozen=True)
-class Plan:
+class RecordingPlan:
     """Upper bounds of a run: every response as long as it may be."""
 
     prompts: Counter[str]
@@ -71,13 +71,13 @@ class Plan:
 
 
 def make_plan(
-    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, target: ModelDescription, config: DistillConfig
-) -> Plan:
+    prompts: Sequence[DrawnPrompt], tokenizer: PreTrainedTokenizerBase, target: ModelDescription, config: DistillConfig
+) -> RecordingPlan:
     """The plan of a run. Raises InputError where a prompt leaves no room in the context, ConfigError for too big
     shards."""
     layout = _layout(target, config)
     sizes = [_size(prompt, tokenizer, target, config) for prompt in prompts]
-    plan = Plan(
+    plan = RecordingPlan(
         prompts=Counter(prompt.split for prompt in prompts),
         documents=len({prompt.document for prompt in prompts}),
         responses=sum(prompt.num_turns for prompt in prompts) if config.responses == "target" else 0,
@@ -99,10 +99,10 @@ def make_plan(
     return plan
 
 
-def plan_of_records(folder: RecordFolder, target: ModelDescription, config: DistillConfig) -> Plan:
+def plan_of_records(folder: RecordFolder, target: ModelDescription, config: DistillConfig) -> RecordingPlan:
     """The plan of a run that scores the texts of `folder` again; ConfigError for too big shards."""
     first = np.unique(folder.prompts, return_index=True)[1]
-    plan = Plan(
+    plan = RecordingPlan(
         prompts=Counter(folder.split_of(int(index)) for index in first),
         documents=len({document for shard in folder.shards for document in shard.documents}),
         responses=0,
@@ -130,7 +130,7 @@ def _layout(target: ModelDescription, config: DistillConfig) -> Layout:
 
 
 def _size(
-    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, target: ModelDescription, config: DistillConfig
+    prompt: DrawnPrompt, tokenizer: PreTrainedTokenizerBase, target: ModelDescription, config: DistillConfig
 ) -> tuple[int, int]:
     """(tokens, learned tokens) of the records of one prompt, at most; none where its first response has no room in the
     context."""
@@ -157,7 +157,7 @@ def _size(
     return sum(min(length + room, limit) for length in (first, *rest)), room * (1 + len(rest))
 
 
-def _check(plan: Plan) -> None:
+def _check(plan: RecordingPlan) -> None:
     _check_shards(plan)
     components = plan.layout.features.components if plan.layout.features else 0
     if plan.tokens <= components:
@@ -167,7 +167,7 @@ def _check(plan: Plan) -> None:
         )
 
 
-def _check_shards(plan: Plan) -> None:
+def _check_shards(plan: RecordingPlan) -> None:
     shard = plan.bytes_on_disk / max(1, plan.num_shards)
     if shard > MAX_SHARD_BYTES:
         kept = [*plan.layout.store, *(["hidden states"] if plan.layout.features else [])]

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.config import DistillConfig
 from distill.prompts.chat import encode_prompt
-from distill.prompts.draw import Prompt, corpus_text, turns
+from distill.prompts.drawn_prompts import DrawnPrompt, corpus_text, turns
 
 OPEN, CLOSE = "\u27e6", "\u27e7"  # white square brackets: no corpus of code or chat has them
 RESPONSE = f"{OPEN}... the target's response ...{CLOSE}"
@@ -21,7 +21,9 @@ def write_lines(lines: Sequence[str]) -> None:
     sys.stdout.flush()
 
 
-def examples(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, config: DistillConfig) -> Iterator[str]:
+def examples(
+    prompts: Sequence[DrawnPrompt], tokenizer: PreTrainedTokenizerBase, config: DistillConfig
+) -> Iterator[str]:
     """The first `config.show` prompts as text; what stands between the double brackets is learned."""
     for prompt in prompts[: config.show]:
         ids, mask, tail = _sequence(prompt, tokenizer, config)
@@ -47,7 +49,7 @@ def marked(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], mask: Sequenc
 
 
 def _sequence(
-    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, config: DistillConfig
+    prompt: DrawnPrompt, tokenizer: PreTrainedTokenizerBase, config: DistillConfig
 ) -> tuple[list[int], list[bool], str]:
     if config.responses == "corpus":
         return *corpus_text(prompt, tokenizer, config), ""

@@ -14,10 +14,10 @@ from decode.common.typed_config import require
 from decode.config import ModelConfig
 from decode.models.load import ModelDescription, describe_model, load_tokenizer
 from distill.corpora import load_corpus
-from distill.objectives.by_name import OBJECTIVES
 from distill.objectives.draft_vocabulary import frequent_tokens
+from distill.objectives.objective import OBJECTIVES
 from distill.prompts.tokenizer import train_bpe
-from distill.records.folder import RecordFolder
+from distill.records.record_folder import RecordFolder
 from distill.sequences import SequenceSource, record_sequences, text_sequences
 from train.batches import PackedSource
 from train.config import TrainConfig
@@ -45,8 +45,8 @@ class Inputs:
     window: int
     """Draft tokens per round of a family that drafts any number."""
     recorded_weights: str | None = None
-    """Fingerprint of the weights that made the records (`decode.fingerprint`); None without records or where older ones
-    do not say it."""
+    """Fingerprint of the weights that made the records (`decode.models.fingerprint`); None without records, and where
+    older ones do not say it."""
 
     @property
     def window_along_rows(self) -> int | None:

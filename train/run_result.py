@@ -15,17 +15,17 @@ from decode.common.run_folder import RunFolder
 from decode.drafters.base import Batch
 from decode.models.ends import Ends
 from decode.models.fingerprint import weights_fingerprint
+from train.best_checkpoint import rule
 from train.checkpoint import TrainState
 from train.config import TrainConfig
 from train.drafts.blueprint import TrainableDraft
 from train.export.draft_folder import Export
 from train.export.model_card import model_card
-from train.inputs import Inputs, tokenizer_folder
 from train.loss import DraftLoss
-from train.selection import rule
+from train.training_inputs import Inputs, tokenizer_folder
 
 if TYPE_CHECKING:
-    from train.loop import Book
+    from train.training_loop import Book
 
 logger = get_logger("train")
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from decode.common.errors import InputError
 from distill.config import DistillConfig
 from distill.corpora import Corpus, Document, Split
-from distill.corpora.base import Message, in_groups, unit_hash
+from distill.corpora.corpus import Message, in_groups, unit_hash
 from distill.prompts.chat import encode_chat
 from distill.prompts.tokenizer import encode_texts, start_ids
 
@@ -21,7 +21,7 @@ DOCUMENTS_AT_ONCE = 32
 
 
 @dataclass(frozen=True)
-class Prompt:
+class DrawnPrompt:
     """One request: ids of plain text, or messages whose assistant turns are to be written."""
 
     number: int
@@ -45,7 +45,7 @@ def turns(messages: Sequence[Message]) -> list[int]:
     return spoken if messages[-1]["role"] == "assistant" else [*spoken, len(messages)]
 
 
-def collect_prompts(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, config: DistillConfig) -> list[Prompt]:
+def collect_prompts(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, config: DistillConfig) -> list[DrawnPrompt]:
     """The prompts of the training split, then those of the validation split, numbered through.
 
     Raises InputError where the corpus is empty or malformed, or gives no prompt.
@@ -53,7 +53,7 @@ def collect_prompts(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, config: 
     wanted: list[tuple[Split, int | None]] = [("train", config.prompts.count)]
     if config.prompts.validation_count:
         wanted.append(("validation", config.prompts.validation_count))
-    found: list[Prompt] = []
+    found: list[DrawnPrompt] = []
     for split, count in wanted:
         first = len(found)
         for prompt in islice(_prompts(corpus, tokenizer, config, split), count):
@@ -64,7 +64,7 @@ def collect_prompts(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, config: 
 
 
 def corpus_text(
-    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, config: DistillConfig, limit: int | None = None
+    prompt: DrawnPrompt, tokenizer: PreTrainedTokenizerBase, config: DistillConfig, limit: int | None = None
 ) -> tuple[list[int], list[bool]]:
     """(ids, mask of the learned ones) of a prompt whose response stands in the corpus, cut to `limit` tokens."""
     if prompt.ids is None:
@@ -75,7 +75,7 @@ def corpus_text(
     return ids[:limit], mask[:limit]
 
 
-def digest(prompts: Sequence[Prompt]) -> str:
+def digest(prompts: Sequence[DrawnPrompt]) -> str:
     """A hash of all prompts, by which a resumed run knows that its corpus is still the same."""
     sha = hashlib.sha256()
     for prompt in prompts:
@@ -85,7 +85,7 @@ def digest(prompts: Sequence[Prompt]) -> str:
 
 def _prompts(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase, config: DistillConfig, split: Split
-) -> Iterator[Prompt]:
+) -> Iterator[DrawnPrompt]:
     """Those of `split`, not numbered yet."""
     for group in in_groups(corpus.documents(split), DOCUMENTS_AT_ONCE):
         texts = iter(encode_texts(tokenizer, [one.text for one in group if one.text is not None]))
@@ -94,15 +94,15 @@ def _prompts(
                 yield _conversation(document, corpus, split)
             else:
                 for ids in _cut(next(texts), document.id, config):
-                    yield Prompt(-1, document.id, split, start_ids(tokenizer) + ids)
+                    yield DrawnPrompt(-1, document.id, split, start_ids(tokenizer) + ids)
 
 
-def _conversation(document: Document, corpus: Corpus, split: Split) -> Prompt:
+def _conversation(document: Document, corpus: Corpus, split: Split) -> DrawnPrompt:
     if not turns(document.messages or []):
         raise InputError(
             f"{corpus.where}, document {document.id}: nobody but the assistant speaks, so there is no prompt"
         )
-    return Prompt(-1, document.id, split, messages=document.messages)
+    return DrawnPrompt(-1, document.id, split, messages=document.messages)
 
 
 def _cut(ids: list[int], document: str, config: DistillConfig) -> Iterator[list[int]]:
