@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from decode.common.typed_config import require
+from decode.common.typed_config import require, require_at_least
 from decode.config import ModelConfig, check_sampling
 
 CorpusName = Literal["python_stdlib", "text", "jsonl", "parquet", "dataset", "hub"]
@@ -60,8 +60,7 @@ class DataConfig:
             require(0 <= share < 1, f"data.{name}={share} is no share in [0, 1)")
         rest = 1 - self.validation_share - self.heldout_share
         require(rest > 0, f"data.validation_share + data.heldout_share leave {rest:.3f} of the documents to train on")
-        limit = self.max_documents
-        require(limit is None or limit >= 1, f"data.max_documents={limit}; read at least 1 document, or null for all")
+        require_at_least(1, self, "data.", "max_documents")
 
 
 @dataclass
@@ -78,12 +77,8 @@ class PromptConfig:
     """Prompts from the validation split."""
 
     def __post_init__(self) -> None:
-        require(self.tokens >= 1, f"prompts.tokens={self.tokens}; a prompt has at least 1 token")
-        require(self.per_document >= 1, f"prompts.per_document={self.per_document}; take at least 1 window")
-        require(self.count is None or self.count >= 1, f"prompts.count={self.count}; take at least 1, or null for all")
-        require(
-            self.validation_count >= 0, f"prompts.validation_count={self.validation_count} is negative; 0 takes none"
-        )
+        require_at_least(1, self, "prompts.", "tokens", "per_document", "count")
+        require_at_least(0, self, "prompts.", "validation_count")
 
 
 @dataclass
@@ -103,7 +98,7 @@ class ResponseSampling:
 
     def __post_init__(self) -> None:
         check_sampling(self.temperature, self.top_k, self.top_p, self.min_p)
-        require(self.max_new_tokens >= 1, f"sampling.max_new_tokens={self.max_new_tokens}; ask for at least 1 token")
+        require_at_least(1, self, "sampling.", "max_new_tokens")
 
 
 @dataclass
@@ -132,9 +127,7 @@ class FeatureConfig:
             f"records.features.components={self.components} is for code=pca, and the code is {self.code}; set "
             "records.features.code=pca, or leave the components out",
         )
-        for name in ("components", "calibration_prompts"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"records.features.{name}={value}; it must be at least 1")
+        require_at_least(1, self, "records.features.", "components", "calibration_prompts")
 
 
 @dataclass
@@ -158,9 +151,7 @@ class RecordsConfig:
         require(bool(self.store), "records.store is empty; name at least one of head_tail, topk, full, last_hidden")
         repeated = len(set(self.store)) < len(self.store)
         require(not repeated, f"records.store={self.store} names a store twice; name each once")
-        for name in ("head", "tail", "topk", "shard_size"):
-            value = getattr(self, name)
-            require(value >= 1, f"records.{name}={value}; it must be at least 1")
+        require_at_least(1, self, "records.", "head", "tail", "topk", "shard_size")
 
 
 @dataclass
@@ -185,10 +176,9 @@ class ObjectiveConfig:
         require(
             0 < self.beta < 1, f"objective.beta={self.beta} is outside (0, 1); its ends are forward_kl and reverse_kl"
         )
-        require(self.chunk_rows >= 1, f"objective.chunk_rows={self.chunk_rows}; hold at least 1 row")
+        require_at_least(1, self, "objective.", "chunk_rows")
         require(0 < self.decay <= 1, f"objective.decay={self.decay} is outside (0, 1]; 1 counts all tokens alike")
-        weight = self.confidence_weight
-        require(weight >= 0, f"objective.confidence_weight={weight} is negative; 0 leaves confidence untrained")
+        require_at_least(0, self, "objective.", "confidence_weight")
         require(
             self.credit != "e2e_tv" or self.name == "tv",
             f"objective.credit=e2e_tv multiplies the acceptances 1 - TV of a round, and objective={self.name} is no "
@@ -229,8 +219,8 @@ class DistillConfig:
     """Print documents, tokens, bytes on disk and parameters, and exit."""
 
     def __post_init__(self) -> None:
-        require(self.batch_size >= 1, f"batch_size={self.batch_size}; run at least 1 sequence at a time")
-        require(self.show >= 0, f"show={self.show} is negative; 0 shows nothing")
+        require_at_least(1, self, "", "batch_size")
+        require_at_least(0, self, "", "show")
         if self.responses != "records":
             require(
                 self.from_records is None,

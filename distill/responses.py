@@ -11,10 +11,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from decode import generate
 from distill.config import DistillConfig, ResponseSampling
-from distill.corpora.base import Message, unit_hash
-from distill.prompts.chat import encode_chat, encode_prompt
-from distill.prompts.draw import Prompt, turns
-from distill.records.shards import Record
+from distill.corpora.corpus import Message, unit_hash
+from distill.prompts.chat import encode_prompt
+from distill.prompts.drawn_prompts import DrawnPrompt, corpus_text, turns
+from distill.records.record_shards import Record
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Writer:
         tokenizer: PreTrainedTokenizerBase,
         sampler: Sampler | None,
         max_positions: int,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[DrawnPrompt],
     ) -> None:
         """`sampler` may be None with responses=corpus."""
         self.config, self.tokenizer, self.sampler = config, tokenizer, sampler
@@ -89,8 +89,8 @@ class Writer:
             records += self._turn(waiting, histories, turn)
         return sorted(records, key=lambda record: (record.meta["prompt"], record.meta["turn"]))
 
-    def _turn(self, waiting: Sequence[Prompt], histories: dict[int, _Conversation], turn: int) -> list[Record]:
-        ready: list[tuple[Prompt, list[int]]] = []
+    def _turn(self, waiting: Sequence[DrawnPrompt], histories: dict[int, _Conversation], turn: int) -> list[Record]:
+        ready: list[tuple[DrawnPrompt, list[int]]] = []
         for prompt in waiting:
             ids = self._prompt_ids(histories[prompt.number], turn)
             if len(ids) + self.config.sampling.max_new_tokens > self.max_positions:
@@ -110,7 +110,7 @@ class Writer:
             return conversation.prompt.ids
         return encode_prompt(self.tokenizer, conversation.before(turn), conversation.prompt.document)
 
-    def _sample(self, batch: list[tuple[Prompt, list[int]]], turn: int) -> list[Response]:
+    def _sample(self, batch: list[tuple[DrawnPrompt, list[int]]], turn: int) -> list[Response]:
         assert self.sampler is not None
         if not batch:
             return []
@@ -118,30 +118,25 @@ class Writer:
         seed = int(unit_hash("turn", self.config.seed, turn) * 2**31)
         return self.sampler([ids for _, ids in batch], [prompt.number for prompt, _ in batch], seed)
 
-    def _record(self, prompt: Prompt, turn: int, ids: list[int], response: Response) -> Record:
+    def _record(self, prompt: DrawnPrompt, turn: int, ids: list[int], response: Response) -> Record:
         whole = np.array(ids + response.ids, dtype=np.int64)
         learns_prompt = prompt.messages is None and self.config.data.learn_prompt
         mask = np.arange(len(whole)) >= (1 if learns_prompt else len(ids))
         return Record(whole, mask, _meta(prompt, turn, len(ids), response.finish_reason))
 
-    def _from_corpus(self, prompt: Prompt) -> Record | None:
-        if prompt.ids is not None:
-            length = min(len(prompt.ids), self.max_positions)
-            end = min(self.config.prompts.tokens, length)
-            learned = np.arange(length) >= (1 if self.config.data.learn_prompt else end)
-            return Record(np.array(prompt.ids[:length], dtype=np.int64), learned, _meta(prompt, 0, end, "corpus"))
-        ids, mask = encode_chat(self.tokenizer, prompt.messages or [], prompt.document)
-        ids, mask = ids[: self.max_positions], mask[: self.max_positions]
-        if not any(mask):
+    def _from_corpus(self, prompt: DrawnPrompt) -> Record | None:
+        ids, mask = corpus_text(prompt, self.tokenizer, self.config, self.max_positions)
+        if prompt.messages is not None and not any(mask):
             self.dropped_turns += prompt.num_turns
             return None
-        return Record(np.array(ids, dtype=np.int64), np.array(mask), _meta(prompt, 0, mask.index(True), "corpus"))
+        end = min(self.config.prompts.tokens, len(ids)) if prompt.messages is None else mask.index(True)
+        return Record(np.array(ids, dtype=np.int64), np.array(mask, dtype=bool), _meta(prompt, 0, end, "corpus"))
 
 
 class _Conversation:
     """A prompt and what the target has answered so far."""
 
-    def __init__(self, prompt: Prompt) -> None:
+    def __init__(self, prompt: DrawnPrompt) -> None:
         self.prompt = prompt
         self.is_open = True
         self.answers: dict[int, str] = {}
@@ -171,7 +166,7 @@ def _left_padded(prompts: list[list[int]], model: PreTrainedModel) -> tuple[torc
     return ids.to(model.device), mask.to(model.device)
 
 
-def _meta(prompt: Prompt, turn: int, prompt_end: int, finish_reason: str) -> dict:
+def _meta(prompt: DrawnPrompt, turn: int, prompt_end: int, finish_reason: str) -> dict:
     return {
         "document": prompt.document,
         "split": prompt.split,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,12 +13,12 @@ from transformers import PreTrainedTokenizerBase
 from decode.common.errors import ConfigError, InputError
 from decode.common.progress import get_logger
 from distill.corpora import Corpus, Document, Split
-from distill.corpora.base import in_groups
-from distill.objectives.distribution import TargetDistribution
+from distill.corpora.corpus import in_groups
+from distill.objectives.target_distribution import TargetDistribution
 from distill.prompts.chat import encode_chat
 from distill.prompts.tokenizer import encode_texts, start_ids
-from distill.records.folder import RecordFolder
-from distill.records.stores import Head
+from distill.records.distribution_stores import Head
+from distill.records.record_folder import RecordFolder
 
 DOCUMENTS_AT_ONCE = 64
 
@@ -46,27 +45,6 @@ Placed = tuple[TrainSequence, int, int]
 """A sequence, its row b in the batch, and the column where it starts."""
 
 
-class SequenceSource(Protocol):
-    """Sequences by number."""
-
-    lengths: np.ndarray
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> TrainSequence: ...
-
-    def collate(
-        self, items: Sequence[Placed], shape: tuple[int, int], device: torch.device | str, head: Head | None = None
-    ) -> TargetDistribution | None:
-        """p of a batch of `shape` (B, T) holding `items`; None where the source knows none."""
-        ...
-
-    def features(self, items: Sequence[Placed], shape: tuple[int, int], taps: Sequence[int]) -> Tensor | None:
-        """(B, T, len(taps), d) bfloat16 hidden states of the target on the CPU, row t after reading token t; None for
-        no taps, and where the source knows none."""
-        ...
-
-
 class RecordSequences:
     """The records of one split, cut to `max_length` tokens, with p of one of their stores and some layers."""
 
@@ -90,7 +68,8 @@ class RecordSequences:
     def collate(
         self, items: Sequence[Placed], shape: tuple[int, int], device: torch.device | str, head: Head | None = None
     ) -> TargetDistribution:
-        """Row b*T + t holds p of the token after column t, stored wherever that token is to be learned."""
+        """p of a batch of `shape` (B, T) holding `items`: row b*T + t of the token after column t, stored wherever that
+        token is to be learned."""
         row_index = torch.full((shape[0] * shape[1],), -1, dtype=torch.int64)
         stored = 0
         for sequence, row, start in items:
@@ -105,7 +84,8 @@ class RecordSequences:
         return self.store.distribution(arrays, row_index.to(device), head)
 
     def features(self, items: Sequence[Placed], shape: tuple[int, int], taps: Sequence[int]) -> Tensor | None:
-        """Of any of the layers that were asked for; 0 where no token stands."""
+        """(B, T, len(taps), d) bfloat16 hidden states of the target on the CPU, row t after reading token t, 0 where no
+        token stands; None for no taps. `taps` are among the layers that were asked for."""
         if not taps:
             return None
         assert set(taps) <= set(self.taps), (taps, self.taps)
@@ -140,6 +120,10 @@ class TextSequences:
 
     def features(self, items: Sequence[Placed], shape: tuple[int, int], taps: Sequence[int]) -> None:
         """Nor hidden states."""
+
+
+SequenceSource = RecordSequences | TextSequences
+"""Sequences by number, with their `lengths`, and p and hidden states of a batch of them where they are known."""
 
 
 def record_sequences(

@@ -21,14 +21,14 @@ from decode.models.fingerprint import weights_fingerprint
 from decode.models.hidden_states import check_taps
 from decode.models.load import ModelDescription, describe_model, load_model
 from distill.config import DistillConfig
-from distill.passes import Passes
-from distill.plan import Plan
-from distill.prompts.examples import write_lines
+from distill.prompts.shown_examples import write_lines
 from distill.prompts.text_sources import Texts, open_texts
-from distill.records.features import FeatureCode
-from distill.records.fit_features import CODE_FILE, calibrate, load_code
-from distill.records.folder import RecordWriter
-from distill.score import Scorer
+from distill.recording_plan import RecordingPlan
+from distill.records.feature_codes import FeatureCode
+from distill.records.feature_fitting import CODE_FILE, calibrate, load_code
+from distill.records.record_folder import RecordWriter
+from distill.scorer import Scorer
+from distill.target_passes import Passes
 
 
 class PromptsNote(Content):
@@ -113,7 +113,7 @@ def _check_same_target(folder: RunFolder, target: ModelDescription) -> None:
 
 def _write_shards(
     config: DistillConfig,
-    plan: Plan,
+    plan: RecordingPlan,
     target: ModelDescription,
     texts: Texts,
     folder: RunFolder,
@@ -157,7 +157,7 @@ def _load(config: DistillConfig, target: ModelDescription, folder: RunFolder, ra
 
 def _feature_code(
     config: DistillConfig,
-    plan: Plan,
+    plan: RecordingPlan,
     texts: Texts,
     model: Callable[[], PreTrainedModel],
     folder: RunFolder,
@@ -176,7 +176,9 @@ def _feature_code(
     return load_code(layout, folder.path)
 
 
-def _finish(config: DistillConfig, plan: Plan, target: ModelDescription, texts: Texts, records: RecordWriter) -> None:
+def _finish(
+    config: DistillConfig, plan: RecordingPlan, target: ModelDescription, texts: Texts, records: RecordWriter
+) -> None:
     about: dict[str, Any] = {"seed": config.seed, "p": "temperature 1, unwarped", **texts.provenance()}
     note = records.run.file(TARGET_FILE)  # a run that an earlier version started has none
     weights = TARGET.read(note).weights if note.is_file() else None

@@ -24,7 +24,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def run(stage: str, *arguments: str) -> tuple[object, str]:
         monkeypatch.setattr(sys, "argv", [f"draftsmith-{stage}", *arguments])
         with pytest.raises(SystemExit) as ended:
-            import_module(f"{stage}.cli").main()
+            import_module(f"{stage}.__main__").main()
         return ended.value.code, capsys.readouterr().err
 
     return run

@@ -4,10 +4,14 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+
+from decode.drafters.saved_head import HEADS
 
 ROOT = Path(__file__).resolve().parents[1]
 MAY_IMPORT = {
@@ -40,6 +44,49 @@ def test_eval_never_hides_the_builtin() -> None:
     hiding = re.compile(r"^\s*import eval\b", flags=re.MULTILINE)  # `from eval import x` binds x alone
     files = [path for folder in (*MAY_IMPORT, "tests", "scripts") for path in (ROOT / folder).rglob("*.py")]
     assert not [str(path) for path in files if hiding.search(path.read_text(encoding="utf-8"))]
+
+
+def test_training_knows_no_family() -> None:
+    """Outside of train/drafts nothing imports one, and there the registry alone imports what a family gives."""
+    decoding = {kind.__module__ for kinds in HEADS.values() for kind in kinds} | {"decode.drafters.lm"}
+    training = {f"train.drafts.{path.stem}" for path in (ROOT / "train" / "drafts").glob("*_blueprint.py")}
+    training |= {"train.drafts.confidence"}
+    assert len(training) == 3
+    for path in (ROOT / "train").rglob("*.py"):
+        known = set(imported_modules(path)) & (decoding | training)
+        if path.parent.name != "drafts":
+            known -= (
+                {"decode.drafters.lm"} if path.name == "live_target.py" else set()
+            )  # reads the target as a draft is read
+            assert not known, f"{path} imports {known}"
+        elif path.name == "registry.py":
+            assert known == training - {"train.drafts.confidence"}
+        else:
+            assert not {name for name in known if name.endswith("_blueprint")}, path
+
+
+def test_what_is_imported_is_declared() -> None:
+    """In pyproject.toml: a package that only others bring along may go with their next version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *project["optional-dependencies"]["deepspeed"]]
+    declared = {_normal(re.split(r"[<>=\[]", line)[0]) for line in lines}
+    files = [path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py")]
+    imported = {name.split(".")[0] for path in files for name in imported_modules(path)}
+    foreign = {
+        name for name in imported if name not in sys.stdlib_module_names | MAY_IMPORT.keys() and name not in OPTIONAL
+    }
+    known = packages_distributions()
+    missing = {name for name in foreign if not declared & {_normal(one) for one in known.get(name, [name])}}
+    assert foreign
+    assert not missing
+
+
+OPTIONAL = {"vllm"}
+"""Of environments of their own."""
+
+
+def _normal(name: str) -> str:
+    return name.strip().lower().replace("_", "-")
 
 
 @pytest.mark.parametrize("stage", MAY_IMPORT)

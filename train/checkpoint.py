@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from decode.common.checked_json import Amount, Content, Count, JsonFile, Size, shown
 from decode.common.errors import ConfigError, InputError
 from decode.common.sealed import KEPT, SEAL, check_seal, sealed
-from train.sums import Sums
+from train.metric_sums import Sums
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

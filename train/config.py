@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from decode.common.typed_config import require
+from decode.common.typed_config import require, require_at_least
 from decode.config import ModelConfig
 from distill.config import NEEDS_ALPHA, DataConfig, ObjectiveConfig
-from train.drafts.config import DraftConfig
+from train.drafts.draft_config import DraftConfig
 
 LEARNS_FROM_TEXT = "cross_entropy"
 
@@ -153,9 +153,8 @@ class TrainConfig:
         )
 
     def _check_numbers(self) -> None:
-        at_least_one = ("batch_size", "gradient_accumulation", "steps", "window", "log_every", "validate_every")
-        for name in (*at_least_one, "validation_rows", "checkpoint_every", "keep_checkpoints"):
-            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
+        require_at_least(1, self, "", "batch_size", "gradient_accumulation", "steps", "window", "log_every")
+        require_at_least(1, self, "", "validate_every", "validation_rows", "checkpoint_every", "keep_checkpoints")
         require(
             self.sequence_length >= 2,
             f"sequence_length={self.sequence_length} leaves no token to predict; use 2 or more",
@@ -165,7 +164,7 @@ class TrainConfig:
         for name in ("warmup", "final_lr"):
             require(0 <= getattr(self, name) <= 1, f"{name}={getattr(self, name)} is a share and must be in [0, 1]")
         require(0 <= self.seed < 1 << 32, f"seed={self.seed} is outside [0, 2**32), which random generators take")
-        require(self.weight_decay >= 0, f"weight_decay={self.weight_decay} is negative; use 0 for none")
+        require_at_least(0, self, "", "weight_decay")
         require(all(0 <= beta < 1 for beta in self.betas), f"betas={self.betas} must be in [0, 1)")
 
     def _check_sources(self) -> None:

@@ -9,9 +9,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from decode.acceptance import expected_tau, windows
 from decode.drafters.base import Batch, Step
 from distill.config import ObjectiveConfig
-from distill.objectives.by_name import Scores, build_objective, chunked
 from distill.objectives.credits import Rounds, credited
-from train.sums import Sums
+from distill.objectives.objective import Scores, build_objective, chunked
+from train.metric_sums import Sums
 
 
 class DraftLoss(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import bisect
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,37 +21,24 @@ def pack(lengths: Sequence[int], capacity: int, seed: int) -> list[Row]:
     shuffled = np.random.default_rng((seed, 0)).permutation(len(lengths))
     by_length = sorted(shuffled.tolist(), key=lambda index: -lengths[index])
     rows: list[list[int]] = []
-    open_rows: dict[int, list[int]] = {}  # free tokens -> rows with so many
-    free_sizes: list[int] = []  # the keys of open_rows, sorted
+    by_free: dict[int, list[int]] = defaultdict(list)  # free tokens -> open rows with so many
+    sizes = 0  # bit n is set where a row with n free tokens is open: the least fitting one is the lowest bit from there
     for index in by_length:
         length = int(lengths[index])
         assert length <= capacity, (index, length, capacity)
-        row, free = _best_fit(open_rows, free_sizes, length) or (len(rows), capacity)
-        if row == len(rows):
+        fitting = sizes >> length << length
+        if fitting:
+            free = (fitting & -fitting).bit_length() - 1
+            row = by_free[free].pop()
+            sizes ^= 0 if by_free[free] else 1 << free
+        else:
+            free, row = capacity, len(rows)
             rows.append([])
         rows[row].append(index)
-        _put_back(open_rows, free_sizes, row, free - length)
+        if free > length:
+            by_free[free - length].append(row)
+            sizes |= 1 << free - length
     return [tuple(row) for row in rows]
-
-
-def _best_fit(open_rows: dict[int, list[int]], free_sizes: list[int], length: int) -> tuple[int, int] | None:
-    place = bisect.bisect_left(free_sizes, length)
-    if place == len(free_sizes):
-        return None
-    free = free_sizes[place]
-    row = open_rows[free].pop()
-    if not open_rows[free]:
-        del open_rows[free], free_sizes[place]
-    return row, free
-
-
-def _put_back(open_rows: dict[int, list[int]], free_sizes: list[int], row: int, free: int) -> None:
-    if free == 0:
-        return
-    if free not in open_rows:
-        open_rows[free] = []
-        bisect.insort(free_sizes, free)
-    open_rows[free].append(row)
 
 
 @dataclass(frozen=True)

@@ -23,18 +23,17 @@ from decode.models.output_head import OutputHead, head_of
 from train.batches import StepReader
 from train.checkpoint import Checkpoints, TrainState, adopt, check_whole, find_checkpoint, read_state
 from train.config import TrainConfig
-from train.drafts.registry import FAMILIES
 from train.engine import build_accelerator, check_launcher
-from train.inputs import Inputs, check_enough, open_inputs, tokenizer_folder
-from train.live import LiveTarget
-from train.log import MetricsLog
-from train.loop import Book, Loop, Machine
+from train.live_target import LiveTarget
 from train.loss import DraftLoss
-from train.optim import Schedule, build_optimizers
+from train.metrics_log import MetricsLog
+from train.optimizers import Schedule, build_optimizers
 from train.packing import Order
-from train.plan import Plan
-from train.result import keep_result
+from train.run_result import keep_result
 from train.trackers import build_tracker, check_tracker
+from train.training_inputs import Inputs, check_enough, open_inputs, tokenizer_folder
+from train.training_loop import Book, Machine, TrainingLoop
+from train.training_plan import TrainingPlan
 
 logger = get_logger("train")
 
@@ -49,7 +48,7 @@ def run(cfg: TrainConfig) -> None:
     inputs = open_inputs(cfg)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     rows_per_step = check_enough(cfg, inputs, world_size)
-    plan = Plan.of(cfg, inputs, rows_per_step)
+    plan = TrainingPlan.of(cfg, inputs, rows_per_step)
     for line in plan.lines():
         logger.info("plan: %s", line)
     if cfg.plan:
@@ -73,7 +72,7 @@ def _train(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator, folder: R
     log = MetricsLog(folder.file("metrics.jsonl"), state.log_position) if accelerator.is_main_process else None
     tracker = build_tracker(cfg, folder.path, _run_id(folder.path), accelerator.is_main_process)
     book = Book(checkpoints, log, tracker)
-    loop = Loop(cfg, machine, reader, inputs.validation, book, state)
+    loop = TrainingLoop(cfg, machine, reader, inputs.validation, book, state)
     state = loop.run()
     if accelerator.is_main_process:
         keep_result(cfg, inputs, folder, state, book, machine.ends, loop.validation_batches())
@@ -95,14 +94,14 @@ def build_machine(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator) ->
     """The prepared draft with its optimizers, and the target's head where recorded hidden states need it."""
     target, ends = _load_target(cfg, inputs, accelerator.device)
     set_seed(cfg.seed)
-    draft = FAMILIES[cfg.draft.family].build(cfg.draft, inputs.shape, ends).module
-    module = DraftLoss(draft, cfg.objective, inputs.window_along_rows)
-    optimizers = build_optimizers(module, cfg)
+    draft = inputs.blueprint.build(ends)
+    module = DraftLoss(draft.module, cfg.objective, inputs.window_along_rows)
+    optimizers = build_optimizers(module, draft.token_tables(), cfg)
     schedule = Schedule(optimizers, cfg)
     prepared = accelerator.prepare(module, *optimizers)
     live = None
     if target is not None and cfg.target_source == "live":
-        live = LiveTarget(target, inputs.shape.taps)
+        live = LiveTarget(target, inputs.blueprint.taps)
     head = ends.head if ends is not None else head_of(target) if target is not None else None
     return Machine(accelerator, prepared[0], list(prepared[1:]), schedule, live, ends), head
 
@@ -110,13 +109,13 @@ def build_machine(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator) ->
 def _load_target(cfg: TrainConfig, inputs: Inputs, device: torch.device) -> tuple[PreTrainedModel | None, Ends | None]:
     """What of the target this process needs: all of it where it runs alongside, else the ends that heads work between,
     or its output head (with the rest) where recorded hidden states become p through it."""
-    is_live = cfg.target_source == "live"
-    if cfg.draft.is_head and not is_live:
+    is_live, reads_states = cfg.target_source == "live", bool(inputs.blueprint.taps)
+    if reads_states and not is_live:
         return None, load_ends(replace(cfg.target, device=str(device), device_map=None))
     if not is_live and not inputs.needs_target_weights:
         return None, None
     target = load_model(_on(cfg.target, device))
-    return target, ends_of(target) if cfg.draft.is_head else None
+    return target, ends_of(target) if reads_states else None
 
 
 def _restore(accelerator: Accelerator, checkpoints: Checkpoints, folder: Path, start_from: Path | None) -> TrainState:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from decode.common.errors import ConfigError, RunError
 from train.config import TrainConfig
 
 
-class Tracker(Protocol):
-    """Receives every line of metrics.jsonl, and the report at the end."""
+class Tracker:
+    """Receives every line of metrics.jsonl, and the report at the end; this one does nothing with them."""
 
     def log(self, record: dict[str, Any]) -> None:
         """One line: `kind`, `step` and numbers."""
@@ -21,17 +21,7 @@ class Tracker(Protocol):
         """Keep the report's files and the final numbers, and wait until all is written."""
 
 
-class NoTracker:
-    """metrics.jsonl is enough."""
-
-    def log(self, record: dict[str, Any]) -> None:
-        """Nothing to do."""
-
-    def finish(self, report: list[Path], summary: dict[str, Any]) -> None:
-        """Nothing to do."""
-
-
-class WandbTracker:
+class WandbTracker(Tracker):
     """A W&B run, offline unless told otherwise, with everything it writes inside the run folder."""
 
     def __init__(self, cfg: TrainConfig, folder: Path, fingerprint: str) -> None:
@@ -99,7 +89,7 @@ def _places(folder: Path) -> dict[str, str]:
 def build_tracker(cfg: TrainConfig, folder: Path, fingerprint: str, is_main: bool) -> Tracker:
     """The tracker that `cfg.tracker` names; only rank 0 has one."""
     if cfg.tracker.name == "jsonl" or not is_main:
-        return NoTracker()
+        return Tracker()
     return WandbTracker(cfg, folder, fingerprint)
 
 

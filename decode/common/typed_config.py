@@ -20,6 +20,13 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def require_at_least(least: int, config: object, where: str, *names: str) -> None:
+    """Raise ConfigError unless the fields `names` of `config` are at least `least`, or None; `where` ends in a dot."""
+    for name in names:
+        value = getattr(config, name)
+        require(value is None or value >= least, f"{where}{name}={value} must be at least {least}")
+
+
 def build(cls: type[T], container: Mapping, where: str = "") -> T:
     """An instance of the dataclass `cls` from a mapping of plain values; nested dataclasses are built the same way.
 

@@ -38,7 +38,7 @@ class Batch:
     features: Tensor | None = None
     """(B, T, layers, d) hidden states of the target, for families that draft from them."""
     target: Any | None = None
-    """The target's distributions (distill.objectives.distribution.TargetDistribution over B*T rows); None when
+    """The target's distributions (distill.objectives.target_distribution.TargetDistribution over B*T rows); None when
     learning from text."""
 
     def to(self, device: torch.device | str) -> Batch:

@@ -44,7 +44,7 @@ class DSparkConfig(HeadConfig):
     anchors: Size
     """Blocks trained per row."""
     temperatures: tuple[Annotated[float, Field(gt=0, le=1e6)], ...] = ()
-    """Of the predicted chances, by slot, fitted after training (train/confidence.py); () is 1 everywhere."""
+    """Of the predicted chances, by slot, fitted after training (train/drafts/confidence.py); () is 1 everywhere."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

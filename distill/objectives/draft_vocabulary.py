@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from decode.common.errors import ConfigError
-from distill.objectives.distribution import FLOOR, Dense, Distribution, Sparse
+from distill.objectives.target_distribution import FLOOR, Dense, Distribution, Sparse
 from distill.sequences import RecordSequences, SequenceSource
 
 

@@ -13,7 +13,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from decode.common.errors import InputError
-from distill.corpora.base import Message
+from distill.corpora.corpus import Message
 
 TELLING = 8  # characters: a shorter message may stand by chance in the marks around the assistant's words
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -15,64 +15,21 @@ from decode.common.run_folder import sha256_file
 from decode.models.load import ModelDescription
 from distill.config import DistillConfig
 from distill.corpora import load_corpus
-from distill.plan import Plan, make_plan, plan_of_records
-from distill.prompts.draw import collect_prompts, digest
-from distill.prompts.examples import caption, examples, marked
-from distill.records.folder import RecordFolder
-from distill.records.shards import Record
+from distill.prompts.drawn_prompts import collect_prompts, digest
+from distill.prompts.shown_examples import caption, examples, marked
+from distill.recording_plan import RecordingPlan, make_plan, plan_of_records
+from distill.records.record_folder import RecordFolder
+from distill.records.record_shards import Record
 from distill.responses import Writer, target_sampler
 
 log = get_logger("distill")
-
-
-class TextWriter(Protocol):
-    """Gives the sequences of a range of prompts."""
-
-    dropped_turns: int
-
-    def write(self, first: int, last: int) -> list[Record]:
-        """The records, without p, of prompts first .. last - 1, in their order."""
-        ...
-
-
-class Texts(Protocol):
-    """Sequences by the number of the prompt that they answer."""
-
-    num_prompts: int
-    origin: str
-    """What decides the texts, for messages."""
-
-    @property
-    def sha256(self) -> str:
-        """What a resumed run has to find again."""
-        ...
-
-    def plan(self) -> Plan:
-        """What the run would do; raises where it cannot."""
-        ...
-
-    def examples(self) -> Iterator[str]:
-        """The first `show` of them, to be read by a person."""
-        ...
-
-    def writer(self, model: PreTrainedModel) -> TextWriter:
-        """What makes them, by `model` where it is to write."""
-        ...
-
-    def provenance(self) -> dict[str, Any]:
-        """What a manifest says of them."""
-        ...
-
-
-def open_texts(config: DistillConfig, target: ModelDescription) -> Texts:
-    """The texts that `config` asks for; ConfigError or InputError where there are none."""
-    return RecordedTexts(config, target) if config.responses == "records" else PromptTexts(config, target)
 
 
 class PromptTexts:
     """Prompts of a corpus with their responses, by the target or from the corpus."""
 
     origin = "the corpus or the tokenizer"
+    """What decides the texts, for messages."""
 
     def __init__(self, config: DistillConfig, target: ModelDescription) -> None:
         self.config, self.target, self.tokenizer = config, target, _tokenizer(target)
@@ -83,20 +40,25 @@ class PromptTexts:
 
     @property
     def sha256(self) -> str:
+        """What a resumed run has to find again."""
         return digest(self.prompts)
 
-    def plan(self) -> Plan:
+    def plan(self) -> RecordingPlan:
+        """What the run would do; raises where it cannot."""
         return make_plan(self.prompts, self.tokenizer, self.target, self.config)
 
     def examples(self) -> Iterator[str]:
+        """The first `show` of them, to be read by a person."""
         return examples(self.prompts, self.tokenizer, self.config)
 
     def writer(self, model: PreTrainedModel) -> Writer:
+        """What makes the records of a range of prompts, by `model` where it is to write."""
         config = self.config
         sampler = target_sampler(model, config.sampling, config.batch_size) if config.responses == "target" else None
         return Writer(config, self.tokenizer, sampler, self.target.max_positions, self.prompts)
 
     def provenance(self) -> dict[str, Any]:
+        """What a manifest says of them."""
         return {
             "config": asdict(self.config),
             "responses": self.config.responses,
@@ -123,7 +85,7 @@ class RecordedTexts:
     def sha256(self) -> str:
         return sha256_file(self.folder.path / "manifest.json")
 
-    def plan(self) -> Plan:
+    def plan(self) -> RecordingPlan:
         return plan_of_records(self.folder, self.target, self.config)
 
     def examples(self) -> Iterator[str]:
@@ -154,6 +116,15 @@ class RecordedTexts:
 
     def _text(self, index: int) -> Record:
         return self.folder.read(index, stores=(), layers=())
+
+
+Texts = PromptTexts | RecordedTexts
+"""Sequences by the number of the prompt that they answer."""
+
+
+def open_texts(config: DistillConfig, target: ModelDescription) -> Texts:
+    """The texts that `config` asks for; ConfigError or InputError where there are none."""
+    return RecordedTexts(config, target) if config.responses == "records" else PromptTexts(config, target)
 
 
 def _tokenizer(target: ModelDescription) -> PreTrainedTokenizerBase:

@@ -9,7 +9,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from decode.common.errors import InputError
-from distill.records.features import Shapes
+from distill.records.feature_codes import Shapes
 
 CODES = {"U8": np.uint8, "U16": np.uint16, "I8": np.int8, "I16": np.int16, "I32": np.int32, "I64": np.int64,
          "F16": np.float16, "F32": np.float32}  # fmt: skip

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decode.common.errors import ConfigError, InputError
-from distill.corpora.rows import checked_text
+from distill.corpora.row_files import checked_text
 from distill.prompts.chat import encode_prompt
 from distill.prompts.tokenizer import start_ids
 from eval.config import EvalConfig, PromptsConfig
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from distill.corpora import Document
-    from distill.corpora.base import Split
+    from distill.corpora.corpus import Split
 
 DEEPEST_DRAFT = 32
 """Positions kept free behind a continuation for a draft that is longer than what is left to write."""

@@ -30,7 +30,7 @@ def end_of(monkeypatch: pytest.MonkeyPatch, stage: str, *arguments: str) -> obje
         patch.setattr(sys, "stdout", stream)
         patch.setattr(sys, "argv", [f"draftsmith-{stage}", *arguments])
         with pytest.raises(SystemExit) as ended:
-            import_module(f"{stage}.cli").main()
+            import_module(f"{stage}.__main__").main()
     return ended.value.code
 
 

@@ -30,35 +30,35 @@ Change = tuple[str, str, str]
 LOSSES: dict[Callable[..., object], list[Change]] = {
     test_objectives.test_sparse_losses_are_those_of_each_row: [
         (
-            "distill.objectives.losses:forward_kl",
+            "distill.objectives.row_losses:forward_kl",
             "log_q.gather(-1, target.ids))).sum(-1)",
             "log_q.gather(-1, target.ids))).sum()",
         ),
         (
-            "distill.objectives.losses:forward_kl",
+            "distill.objectives.row_losses:forward_kl",
             "(target.weight * (",
             "(target.weight / target.weight.sum(-1, True) * (",
         ),
-        ("distill.objectives.losses:acceptance", ".clamp_max(0.0)", ""),
+        ("distill.objectives.row_losses:acceptance", ".clamp_max(0.0)", ""),
     ],
     test_objectives.test_losses_are_made_in_float32_from_what_a_head_in_bfloat16_gives: [
-        ("distill.objectives.by_name:_evaluator", "step.head(hidden).float()", "step.head(hidden)"),
+        ("distill.objectives.objective:_evaluator", "step.head(hidden).float()", "step.head(hidden)"),
     ],
     partial(test_objectives.test_chunked_equals_plain, "tv", 100): [
-        ("distill.objectives.by_name:_evaluator", "acceptance(log_q.detach(), known)", "acceptance(log_q, known)"),
+        ("distill.objectives.objective:_evaluator", "acceptance(log_q.detach(), known)", "acceptance(log_q, known)"),
     ],
     test_objectives.test_text_alone_gives_cross_entropy_and_no_acceptance: [
-        ("distill.objectives.by_name:chunked", "batch.ids.flatten()[rows + 1]", "batch.ids.flatten()[rows]"),
+        ("distill.objectives.objective:chunked", "batch.ids.flatten()[rows + 1]", "batch.ids.flatten()[rows]"),
     ],
     test_objectives.test_logits_of_the_last_chunk_stay_and_those_of_the_others_are_made_again: [
         (
-            "distill.objectives.by_name:chunked",
+            "distill.objectives.objective:chunked",
             "start + chunk_rows >= valid.numel()",
             "start + chunk_rows > valid.numel()",
         ),
     ],
     partial(test_vocabulary.test_dense_losses_equal_their_definitions, "tv"): [
-        ("distill.objectives.by_name:_through", "return within, within", "return renormalised(p, vocab), within"),
+        ("distill.objectives.objective:_through", "return within, within", "return renormalised(p, vocab), within"),
     ],
     test_credits.test_e2e_tv_ends_a_round_at_a_slot_that_is_missing: [
         ("distill.objectives.credits:credited", "reached(rounds.valid)", "rounds.valid"),
@@ -73,108 +73,112 @@ LOSSES: dict[Callable[..., object], list[Change]] = {
         ("distill.objectives.credits:credited", "* rounds.learned", "* rounds.valid"),
     ],
     test_distribution.test_full_rows_sum_to_1_again_after_half_precision: [
-        ("distill.objectives.distribution:FullRows._read", ".float().log_softmax(-1)", ".float()"),
+        ("distill.objectives.target_distribution:FullRows._read", ".float().log_softmax(-1)", ".float()"),
     ],
     test_distribution.test_the_target_s_distribution_is_not_rounded_to_what_the_draft_is_trained_in: [
-        ("distill.objectives.distribution:HiddenRows._read", "enabled=False", "enabled=True"),
+        ("distill.objectives.target_distribution:HiddenRows._read", "enabled=False", "enabled=True"),
     ],
     test_distribution.test_the_target_s_head_is_not_trained_through_its_distribution: [
-        ("distill.objectives.distribution:HiddenRows._read", "torch.no_grad()", "torch.enable_grad()"),
+        ("distill.objectives.target_distribution:HiddenRows._read", "torch.no_grad()", "torch.enable_grad()"),
     ],
     test_distribution.test_logits_in_bfloat16_give_a_distribution_in_float32: [
-        ("distill.objectives.distribution:HiddenRows._read", ".to(device).float()", ".to(device)"),
-        ("distill.objectives.distribution:HiddenRows._read", "logits / self.temperature", "logits * self.temperature"),
+        ("distill.objectives.target_distribution:HiddenRows._read", ".to(device).float()", ".to(device)"),
+        (
+            "distill.objectives.target_distribution:HiddenRows._read",
+            "logits / self.temperature",
+            "logits * self.temperature",
+        ),
     ],
 }
 
 RECORDS: dict[Callable[..., object], list[Change]] = {
     test_sparse.test_the_codes_of_log_p_are_those_of_every_folder_written_so_far: [
-        ("distill.records.sparse:CODES_PER_NAT", "102", "103"),
-        ("distill.records.sparse:code", ".round()", ""),
+        ("distill.records.sparse_estimate:CODES_PER_NAT", "102", "103"),
+        ("distill.records.sparse_estimate:code", ".round()", ""),
         (
-            "distill.records.sparse:pack_codes",
+            "distill.records.sparse_estimate:pack_codes",
             "(first & 15) << 4 | second >> 8, second & 255",
             "first & 15 | second >> 4, second",
         ),
     ],
     partial(test_stores.test_sparse_rows_have_the_shapes_that_are_planned, "head_tail", [(4,), (9,)]): [
-        ("distill.records.sparse:decode", "mass.unsqueeze(-1) / tail", "mass.unsqueeze(-1)"),
+        ("distill.records.sparse_estimate:decode", "mass.unsqueeze(-1) / tail", "mass.unsqueeze(-1)"),
     ],
     test_sparse.test_the_largest_uniform_and_zero_probabilities_are_never_a_forbidden_token: [
-        ("distill.records.sparse:draw_tail", "right=True", "right=False"),
+        ("distill.records.sparse_estimate:draw_tail", "right=True", "right=False"),
     ],
     test_stores.test_each_row_is_drawn_from_with_its_own_uniforms: [
-        ("distill.records.sparse:draw_tail", ".scatter_(-1, head_ids, 0.0)", ""),
+        ("distill.records.sparse_estimate:draw_tail", ".scatter_(-1, head_ids, 0.0)", ""),
     ],
     test_stores.test_probabilities_too_small_for_a_half_are_kept_finite: [
-        ("distill.records.stores:FullStore.encode", ".clamp_min(-65504.0)", ""),
+        ("distill.records.distribution_stores:FullStore.encode", ".clamp_min(-65504.0)", ""),
     ],
     partial(test_stores.test_hidden_states_come_back_to_the_bit, "float16"): [
-        ("distill.records.stores:HiddenStore.encode", "hidden.to(self.dtype)", "hidden.bfloat16()"),
+        ("distill.records.distribution_stores:HiddenStore.encode", "hidden.to(self.dtype)", "hidden.bfloat16()"),
     ],
     test_score.test_each_text_has_tail_draws_of_its_own: [
-        ("distill.score:Scorer._uniforms", ', record.meta["prompt"]', ""),
-        ("distill.score:Scorer._uniforms", ', record.meta["turn"]', ""),
-        ("distill.score:Scorer._uniforms", ", self.seed", ""),
+        ("distill.scorer:Scorer._uniforms", ', record.meta["prompt"]', ""),
+        ("distill.scorer:Scorer._uniforms", ', record.meta["turn"]', ""),
+        ("distill.scorer:Scorer._uniforms", ", self.seed", ""),
     ],
     test_score.test_tail_draws_do_not_depend_on_what_a_text_is_scored_with: [
-        ("distill.score:Scorer._chunks", "uniforms[part]", "uniforms[: len(rows[part])]"),
+        ("distill.scorer:Scorer._chunks", "uniforms[part]", "uniforms[: len(rows[part])]"),
     ],
     partial(test_score.test_p_of_a_token_is_that_of_the_text_before_it, 2): [
         (
-            "distill.score:Scorer._keep_laws",
+            "distill.scorer:Scorer._keep_laws",
             "np.flatnonzero(record.loss_mask)) - 1",
             "np.flatnonzero(record.loss_mask))",
         ),
     ],
     test_score.test_a_target_in_bfloat16_gives_p_in_float32: [
-        ("distill.score:Scorer._chunks", "self.head(rows[part]).float()", "self.head(rows[part])"),
+        ("distill.scorer:Scorer._chunks", "self.head(rows[part]).float()", "self.head(rows[part])"),
     ],
     test_score.test_hidden_states_are_those_of_every_token_and_of_no_padding: [
-        ("distill.passes:Pass.states", "self.tapped[row, : len(record.ids)]", "self.tapped[row]"),
+        ("distill.target_passes:Pass.states", "self.tapped[row, : len(record.ids)]", "self.tapped[row]"),
     ],
     test_features.test_an_error_is_weighed_against_the_deviation_from_the_mean: [
-        ("distill.records.features:FeatureCode.squared_errors", "error / (states - mean)", "error / states"),
+        ("distill.records.feature_codes:FeatureCode.squared_errors", "error / (states - mean)", "error / states"),
     ],
     test_features.test_a_row_within_the_grid_is_rounded_and_one_beyond_it_stretched: [
-        ("distill.records.features:LEVELS", "127", "128"),
-        ("distill.records.features:on_grid", ".clamp(1.0, MOST_STRETCH)", ".clamp(0.0, MOST_STRETCH)"),
+        ("distill.records.feature_codes:LEVELS", "127", "128"),
+        ("distill.records.feature_codes:on_grid", ".clamp(1.0, MOST_STRETCH)", ".clamp(0.0, MOST_STRETCH)"),
     ],
     test_features.test_a_grid_reaches_from_the_least_to_the_most_and_is_never_too_fine: [
-        ("distill.records.features:grid_of", "(high - low) / (2 * LEVELS)", "(high - low) / LEVELS"),
+        ("distill.records.feature_codes:grid_of", "(high - low) / (2 * LEVELS)", "(high - low) / LEVELS"),
     ],
     partial(test_features.test_a_channel_reaches_as_far_as_ordinary_tokens_do, 22.5, 4.0): [
-        ("distill.records.fit_features:_fit_int8", "ordinary = ordinary[norms <= LONG * norms.median()]", "pass"),
-        ("distill.records.fit_features:LONG", "4.0", "5.0"),
+        ("distill.records.feature_fitting:_fit_int8", "ordinary = ordinary[norms <= LONG * norms.median()]", "pass"),
+        ("distill.records.feature_fitting:LONG", "4.0", "5.0"),
     ],
     test_features.test_layers_count_alike_however_long_their_states_are: [
-        ("distill.records.fit_features:_means", "(square / (ordinary.sum() * layer.shape[1])).sqrt()", "square"),
-        ("distill.records.fit_features:_means", ".sum(0) / ordinary.sum()", ".sum(0) / len(layer)"),
+        ("distill.records.feature_fitting:_means", "(square / (ordinary.sum() * layer.shape[1])).sqrt()", "square"),
+        ("distill.records.feature_fitting:_means", ".sum(0) / ordinary.sum()", ".sum(0) / len(layer)"),
     ],
     test_features.test_too_few_tokens_for_the_components_are_refused: [
-        ("distill.records.fit_features:code_bytes", "tokens <= layout.components", "tokens < layout.components"),
+        ("distill.records.feature_fitting:code_bytes", "tokens <= layout.components", "tokens < layout.components"),
     ],
     test_shards.test_the_numbers_of_a_shard: [
         (
-            "distill.records.shards:FINISH_REASONS",
+            "distill.records.record_shards:FINISH_REASONS",
             "('length', 'eos', 'stop', 'corpus')",
             "('eos', 'length', 'stop', 'corpus')",
         ),
-        ("distill.records.shards:SPLITS", "('train', 'validation')", "('validation', 'train')"),
+        ("distill.records.record_shards:SPLITS", "('train', 'validation')", "('validation', 'train')"),
     ],
     test_shards.test_the_summary_of_a_shard: [
-        ("distill.records.shards:summary", "sum(len(record.ids) for", "sum(record.loss_mask.sum() for"),
+        ("distill.records.record_shards:summary", "sum(len(record.ids) for", "sum(record.loss_mask.sum() for"),
     ],
     test_shards.test_records_are_found_across_shards_of_which_some_are_empty: [
-        ("distill.records.folder:RecordFolder.read", 'side="right"', 'side="left"'),
-        ("distill.records.shards:Shard._slice", "part.start == part.stop", "part.stop == 0"),
+        ("distill.records.record_folder:RecordFolder.read", 'side="right"', 'side="left"'),
+        ("distill.records.record_shards:Shard._slice", "part.start == part.stop", "part.stop == 0"),
     ],
     test_shards.test_a_manifest_adds_its_shards_up: [
-        ("distill.records.folder:RecordWriter._feature_errors", "np.sqrt(total / tokens)", "(total / tokens)"),
-        ("distill.records.folder:RecordWriter._feature_errors", "shard.tokens for", "shard.records for"),
+        ("distill.records.record_folder:RecordWriter._feature_errors", "np.sqrt(total / tokens)", "(total / tokens)"),
+        ("distill.records.record_folder:RecordWriter._feature_errors", "shard.tokens for", "shard.records for"),
     ],
     test_shards.test_a_shard_of_an_earlier_run_is_kept_if_its_bytes_are_those_of_its_note: [
-        ("distill.records.folder:RecordWriter.existing", "checksums=True", "checksums=False"),
+        ("distill.records.record_folder:RecordWriter.existing", "checksums=True", "checksums=False"),
     ],
     test_texts.test_recorded_texts_are_found_by_the_numbers_of_their_prompts: [
         ("distill.prompts.text_sources:RecordedTexts.__init__", "int(self.folder.prompts[-1]) + 1", "len(self.folder)"),
@@ -223,28 +227,32 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
         ("distill.objectives.draft_vocabulary:_learned_ids", "length = source.lengths[index]", "length = None"),
     ],
     test_vocabulary.test_every_end_of_text_is_among_the_special_tokens: [
-        ("train.inputs:special_tokens", "isinstance(ends, int) else ends", "isinstance(ends, int) else ends[:1]"),
+        (
+            "train.training_inputs:special_tokens",
+            "isinstance(ends, int) else ends",
+            "isinstance(ends, int) else ends[:1]",
+        ),
     ],
     test_vocabulary.test_a_top_k_record_keeps_its_missing_mass: [
         ("distill.objectives.draft_vocabulary:renormalised", "within.log_p - share.log()", "within.log_p"),
         ("distill.objectives.draft_vocabulary:restricted", "p.weight * inside", "p.weight"),
     ],
     test_prompts.test_windows_come_from_their_split_and_are_numbered_through: [
-        ("distill.prompts.draw:_windows", "corpus.documents(split)", 'corpus.documents("train")'),
+        ("distill.prompts.drawn_prompts:_prompts", "corpus.documents(split)", 'corpus.documents("train")'),
     ],
     test_prompts.test_a_window_may_start_wherever_it_fits: [
-        ("distill.prompts.draw:_cut", "len(ids) - length + 1", "len(ids) - length"),
-        ("distill.prompts.draw:_cut", ", document, part)", ", part)"),
+        ("distill.prompts.drawn_prompts:_cut", "len(ids) - length + 1", "len(ids) - length"),
+        ("distill.prompts.drawn_prompts:_cut", ", document, part)", ", part)"),
     ],
     test_prompts.test_windows_of_a_document_and_of_two_runs_are_drawn_apart: [
-        ("distill.prompts.draw:_cut", ", document, part)", ", document)"),
-        ("distill.prompts.draw:_cut", "config.seed, ", ""),
+        ("distill.prompts.drawn_prompts:_cut", ", document, part)", ", document)"),
+        ("distill.prompts.drawn_prompts:_cut", "config.seed, ", ""),
     ],
     test_prompts.test_text_of_which_nothing_would_be_learned_is_no_prompt: [
-        ("distill.prompts.draw:_cut", "len(window) > unlearned", "len(window) >= unlearned"),
+        ("distill.prompts.drawn_prompts:_cut", "len(window) > unlearned", "len(window) >= unlearned"),
     ],
     test_prompts.test_a_prompt_begins_as_the_tokenizer_begins_every_text: [
-        ("distill.prompts.draw:_windows", "start_ids(tokenizer) + ids", "ids"),
+        ("distill.prompts.drawn_prompts:_prompts", "start_ids(tokenizer) + ids", "ids"),
     ],
     test_responses.test_a_response_does_not_depend_on_the_others_of_its_batch: [
         ("distill.responses:target_sampler", "rows=rows,", ""),
@@ -269,12 +277,12 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
         ("distill.responses:_Conversation.said", "skip_special_tokens=True", "skip_special_tokens=False"),
     ],
     test_corpora.test_max_documents_stops_before_the_split: [
-        ("distill.corpora.base:Corpus.documents", "self.config.max_documents", "None"),
+        ("distill.corpora.corpus:Corpus.documents", "self.config.max_documents", "None"),
     ],
     test_corpora.test_the_line_between_splits_is_where_it_always_was: [
-        ("distill.corpora.base:split_of", '"split", text.strip()', '"splits", text.strip()'),
-        ("distill.corpora.base:split_of", "text.strip()", "text"),
-        ("distill.corpora.base:split_of", "place < config.heldout_share:", "place < config.validation_share / 2:"),
+        ("distill.corpora.corpus:split_of", '"split", text.strip()', '"splits", text.strip()'),
+        ("distill.corpora.corpus:split_of", "text.strip()", "text"),
+        ("distill.corpora.corpus:split_of", "place < config.heldout_share:", "place < config.validation_share / 2:"),
     ],
 }
 

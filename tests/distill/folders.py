@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from distill.records.features import FeatureLayout
-from distill.records.folder import RecordFolder
-from distill.records.manifest import Counts, Manifest, ShardSummary
-from distill.records.shards import Record, shard_bytes, summary
-from distill.records.stores import Layout
+from distill.records.distribution_stores import Layout
+from distill.records.feature_codes import FeatureLayout
+from distill.records.record_folder import RecordFolder
+from distill.records.record_manifest import Manifest, RecordCounts, ShardSummary
+from distill.records.record_shards import Record, shard_bytes, summary
 
 V, WIDTH = 5, 2
 FULL = Layout(["full"], V, WIDTH, "float32", head=2, tail=1, topk=2)
@@ -40,5 +40,5 @@ def folder_of(path: Path, shards: Sequence[Sequence[Record]], layout: Layout = F
         (path / f"{number}.safetensors").write_bytes(content)
         known.append(ShardSummary.model_construct(None, file=f"{number}.safetensors", **summary(content, records)))
     counts = {name: sum(getattr(shard, name) for shard in known) for name in ("tokens", "learned_tokens")}
-    counted = Counts.model_construct(None, **counts)
+    counted = RecordCounts.model_construct(None, **counts)
     return RecordFolder(path, Manifest.model_construct(layout=layout, shards=known, seed=7, counts=counted))

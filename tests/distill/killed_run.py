@@ -9,9 +9,9 @@ from typing import Any
 
 from decode.common import checked_json
 from distill import responses, stage
-from distill.records import folder as records
-from distill.records.manifest import ShardSummary
-from distill.records.shards import Record
+from distill.records import record_folder as records
+from distill.records.record_manifest import ShardSummary
+from distill.records.record_shards import Record
 from distill.stage import run
 from tests.distill.runs import kept, tiny_config
 

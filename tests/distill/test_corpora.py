@@ -10,7 +10,7 @@ import pytest
 from decode.common.errors import InputError
 from distill.config import DataConfig
 from distill.corpora import Document, load_corpus
-from distill.corpora.base import split_of
+from distill.corpora.corpus import split_of
 
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 ROWS = [{"text": f"document number {n}", "name": f"d{n}", "category": "code"} for n in range(40)]

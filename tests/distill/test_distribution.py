@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from distill.objectives.distribution import Dense, FullRows, HiddenRows, Sparse, SparseRows
+from distill.objectives.target_distribution import Dense, FullRows, HiddenRows, Sparse, SparseRows
 
 INDEX = torch.tensor([2, -1, 0, 1])
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from decode.common.errors import InputError
 from distill.config import FeatureCodeName, FeatureConfig
-from distill.passes import Passes
-from distill.records.features import CODES, FeatureCode, FeatureLayout, grid_of, off_grid, on_grid
-from distill.records.fit_features import LONG, calibrate, code_bytes
-from distill.records.shards import Record
+from distill.records.feature_codes import CODES, FeatureCode, FeatureLayout, grid_of, off_grid, on_grid
+from distill.records.feature_fitting import LONG, calibrate, code_bytes
+from distill.records.record_shards import Record
+from distill.target_passes import Passes
 from tests.tiny import tiny_llama
 
 LAYERS, WIDTH = [2, 0, -1], 24
@@ -165,7 +165,7 @@ def test_layers_count_alike_however_long_their_states_are() -> None:
 
 def test_a_code_is_fitted_to_no_more_tokens_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts of 6 tokens each: the first two begin among the first 10 tokens, the third does not."""
-    monkeypatch.setattr("distill.records.fit_features.MOST_TOKENS", 10)
+    monkeypatch.setattr("distill.records.feature_fitting.MOST_TOKENS", 10)
     layout, target = FeatureLayout([0], 32, "int8", 0), tiny_llama()
     texts = [Record(np.arange(6) + 6 * n, np.ones(6, dtype=bool), {"document": str(n)}) for n in range(3)]
     fits = [load(calibrate(layout, texts[:count], Passes(target, [0], 2)))["mean"][0] for count in (1, 2, 3)]

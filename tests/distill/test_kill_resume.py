@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from decode.common.checked_json import read_json
-from distill.records.folder import RecordFolder
+from distill.records.record_folder import RecordFolder
 from distill.stage import run
 from tests.distill.runs import kept, shard_files, tiny_config
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from decode.common.errors import ConfigError
 from decode.drafters.base import Batch, Step
 from distill.config import ObjectiveConfig
-from distill.objectives.by_name import OBJECTIVES, build_objective, chunked
-from distill.objectives.distribution import Dense, FullRows, Sparse, SparseRows
-from distill.objectives.losses import acceptance, forward_kl, tv
+from distill.objectives.objective import OBJECTIVES, build_objective, chunked
+from distill.objectives.row_losses import acceptance, forward_kl, tv
+from distill.objectives.target_distribution import Dense, FullRows, Sparse, SparseRows
 
 R, V = 5, 7
 

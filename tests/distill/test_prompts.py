@@ -8,7 +8,7 @@ import pytest
 from decode.common.errors import InputError
 from distill.config import DataConfig, DistillConfig, PromptConfig, ResponseSampling
 from distill.corpora import Corpus, Document, Split, load_corpus
-from distill.prompts.draw import Prompt, collect_prompts, digest, turns
+from distill.prompts.drawn_prompts import DrawnPrompt, collect_prompts, digest, turns
 from distill.prompts.tokenizer import start_ids, train_bpe
 from tests.distill.starting import starting_tokenizer
 from tests.tiny import tiny_tokenizer
@@ -29,7 +29,7 @@ def config_of(path: str, **fields: object) -> DistillConfig:
     return DistillConfig(**base | fields)  # type: ignore[arg-type]
 
 
-def collect(config: DistillConfig) -> list[Prompt]:
+def collect(config: DistillConfig) -> list[DrawnPrompt]:
     return collect_prompts(load_corpus(config.data), tiny_tokenizer(), config)
 
 

@@ -14,8 +14,8 @@ from decode.common.checked_json import read_json, write_json
 from decode.common.errors import ConfigError, InputError
 from decode.config import ModelConfig
 from distill.config import DataConfig, DistillConfig, FeatureCodeName, FeatureConfig, PromptConfig, RecordsConfig
-from distill.records.fit_features import CODE_FILE
-from distill.records.folder import RecordFolder
+from distill.records.feature_fitting import CODE_FILE
+from distill.records.record_folder import RecordFolder
 from distill.sequences import record_sequences
 from distill.stage import run
 from tests.distill.runs import LAYERS, kept, shard_files, tiny_config
@@ -231,7 +231,7 @@ def test_what_a_target_cannot_give_is_refused_before_it_is_loaded(
 
 
 def test_a_shard_is_as_big_as_its_hidden_states_make_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distill.plan.MAX_SHARD_BYTES", 10_000)
+    monkeypatch.setattr("distill.recording_plan.MAX_SHARD_BYTES", 10_000)
     own = {"store": ["head_tail"], "shard_size": 4}
     run(tiny_config(folder, "refused", plan=True, records=RecordsConfig(**own)))  # type: ignore[arg-type]
     own["features"] = FeatureConfig(LAYERS)

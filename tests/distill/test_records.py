@@ -10,7 +10,7 @@ from decode.common.checked_json import read_json, write_json
 from decode.common.errors import ConfigError, InputError
 from decode.config import ModelConfig
 from decode.models.load import describe_model
-from distill.records.folder import RecordFolder
+from distill.records.record_folder import RecordFolder
 from distill.sequences import record_sequences
 from distill.stage import run
 from tests.distill.runs import shard_files, tiny_config

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from distill.config import DataConfig, DistillConfig, PromptConfig, ResponseSampling
-from distill.prompts.draw import Prompt
+from distill.prompts.drawn_prompts import DrawnPrompt
 from distill.responses import Response, Writer, target_sampler
 from tests.tiny import tiny_llama, tiny_tokenizer
 
@@ -41,7 +41,7 @@ def chat_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def writer(prompts: list[Prompt], sampler: Scripted | None, positions: int = 1000, **fields: object) -> Writer:
+def writer(prompts: list[DrawnPrompt], sampler: Scripted | None, positions: int = 1000, **fields: object) -> Writer:
     base = {"prompts": PromptConfig(tokens=3), "sampling": ResponseSampling(max_new_tokens=4)}
     return Writer(DistillConfig(**base | fields), chat_tokenizer(), sampler, positions, prompts)  # type: ignore[arg-type]
 
@@ -87,7 +87,7 @@ def test_later_turns_and_other_runs_are_sampled_with_seeds_of_their_own() -> Non
     seeds = []
     for seed in (0, 1):
         sampler = Scripted([40])
-        writer([Prompt(7, "d", "train", messages=ASKED)], sampler, seed=seed).write(0, 1)
+        writer([DrawnPrompt(7, "d", "train", messages=ASKED)], sampler, seed=seed).write(0, 1)
         assert [rows for _, rows, _ in sampler.asked] == [[7], [7]]
         seeds += [asked for _, _, asked in sampler.asked]
     assert len(set(seeds)) == 4
@@ -97,7 +97,7 @@ def test_a_later_turn_is_asked_with_the_words_of_the_target() -> None:
     tokenizer = chat_tokenizer()
     said = tokenizer("so it is<eos>")["input_ids"]
     sampler = Scripted(said)  # type: ignore[arg-type]
-    first, second = writer([Prompt(0, "d", "train", messages=ASKED)], sampler).write(0, 1)
+    first, second = writer([DrawnPrompt(0, "d", "train", messages=ASKED)], sampler).write(0, 1)
     texts = [str(tokenizer.decode(prompts[0])) for prompts, _, _ in sampler.asked]
     assert texts == ["[user]Hi[assistant]", "[user]Hi[assistant]so it is[user]Go on[assistant]"]
     assert str(tokenizer.decode(first.ids)) == "[user]Hi[assistant]so it is<eos>"
@@ -111,18 +111,18 @@ def test_a_later_turn_is_asked_with_the_words_of_the_target() -> None:
 @pytest.mark.parametrize(("learn_prompt", "first"), [(True, 1), (False, 3)])
 def test_the_prompt_of_plain_text_is_learned_if_asked(learn_prompt: bool, first: int) -> None:
     data = DataConfig(learn_prompt=learn_prompt)
-    prompt = Prompt(0, "d", "train", ids=[5, 6, 7])
+    prompt = DrawnPrompt(0, "d", "train", ids=[5, 6, 7])
     (record,) = writer([prompt], Scripted([40, 41]), data=data).write(0, 1)
     assert record.ids.tolist() == [5, 6, 7, 40, 41]
     assert record.loss_mask.tolist() == [place >= first for place in range(5)]
-    whole = Prompt(0, "d", "train", ids=[5, 6, 7, 8, 9])
+    whole = DrawnPrompt(0, "d", "train", ids=[5, 6, 7, 8, 9])
     (record,) = writer([whole], None, data=data, responses="corpus").write(0, 1)
     assert record.loss_mask.tolist() == [place >= first for place in range(5)]
     assert record.meta["prompt_end"] == 3
 
 
 def test_a_turn_is_written_if_its_response_just_fits() -> None:
-    prompt = Prompt(0, "d", "train", messages=ASKED)
+    prompt = DrawnPrompt(0, "d", "train", messages=ASKED)
     sampler = Scripted([40, 41, 42, 43])
     writer([prompt], sampler).write(0, 1)
     first, second = (len(prompts[0]) for prompts, _, _ in sampler.asked)
@@ -142,13 +142,13 @@ def test_text_of_the_corpus_is_cut_to_the_context() -> None:
     messages = ASKED[:2]
     answer = len(tokenizer("[user]Hi[assistant]")["input_ids"])  # type: ignore[arg-type]
     for positions, learned in ((1000, len(tokenizer("gone")["input_ids"])), (answer + 1, 1), (answer, 0)):  # type: ignore[arg-type]
-        one = writer([Prompt(0, "d", "train", messages=messages)], None, positions, responses="corpus")
+        one = writer([DrawnPrompt(0, "d", "train", messages=messages)], None, positions, responses="corpus")
         records = one.write(0, 1)
         assert [(int(found.loss_mask.sum()), found.meta["prompt_end"]) for found in records] == (
             [(learned, answer)] if learned else []
         )
         assert one.dropped_turns == (0 if learned else 1)
-    plain = Prompt(0, "d", "train", ids=[1, 2, 3, 4, 5])
+    plain = DrawnPrompt(0, "d", "train", ids=[1, 2, 3, 4, 5])
     (record,) = writer([plain], None, 4, responses="corpus").write(0, 1)
     assert record.ids.tolist() == [1, 2, 3, 4]
 
@@ -156,7 +156,7 @@ def test_text_of_the_corpus_is_cut_to_the_context() -> None:
 def test_records_are_in_the_order_of_prompts_and_turns() -> None:
     """They are sampled by length, turn by turn."""
     long = [{"role": "user", "content": json.dumps(ASKED)}]
-    prompts = [Prompt(0, "d", "train", messages=long), Prompt(1, "e", "train", messages=ASKED)]
+    prompts = [DrawnPrompt(0, "d", "train", messages=long), DrawnPrompt(1, "e", "train", messages=ASKED)]
     records = writer(prompts, Scripted([40])).write(0, 2)
     assert [(one.meta["prompt"], one.meta["turn"]) for one in records] == [(0, 0), (1, 0), (1, 1)]
     assert [one.meta["document"] for one in records] == ["d", "e", "e"]

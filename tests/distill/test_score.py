@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from distill.records.features import CODES, FeatureLayout
-from distill.records.shards import Record
-from distill.records.stores import Layout, StoreName
-from distill.score import Scorer
+from distill.records.distribution_stores import Layout, StoreName
+from distill.records.feature_codes import CODES, FeatureLayout
+from distill.records.record_shards import Record
+from distill.scorer import Scorer
 from tests.tiny import tiny_llama
 
 V, WIDTH = 64, 32

@@ -9,7 +9,7 @@ import torch
 
 from distill.config import DataConfig
 from distill.corpora import Corpus, load_corpus
-from distill.objectives.distribution import Dense
+from distill.objectives.target_distribution import Dense
 from distill.sequences import record_sequences, text_sequences
 from tests.distill.folders import WITH_STATES, folder_of, record
 from tests.distill.starting import starting_tokenizer

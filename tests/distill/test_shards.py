@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import load
 
 from decode.common.run_folder import RunFolder
-from distill.records.folder import IDENTITIES, RecordWriter
-from distill.records.shards import FINISH_REASONS, Record, shard_bytes, summary
+from distill.records.record_folder import IDENTITIES, RecordWriter
+from distill.records.record_shards import FINISH_REASONS, Record, shard_bytes, summary
 from tests.distill.folders import FULL, WITH_STATES, folder_of, record
 
 ABOUT = {

@@ -18,9 +18,9 @@ from decode.models.fingerprint import weights_fingerprint
 from decode.models.load import describe_model
 from decode.models.output_head import head_of
 from distill.config import DataConfig, PromptConfig, RecordsConfig
-from distill.corpora.base import unit_hash
-from distill.objectives.distribution import Dense, Sparse
-from distill.records.folder import RecordFolder
+from distill.corpora.corpus import unit_hash
+from distill.objectives.target_distribution import Dense, Sparse
+from distill.records.record_folder import RecordFolder
 from distill.sequences import record_sequences
 from distill.stage import run
 from tests.distill.runs import ALL_STORES, shard_files, tiny_config
@@ -233,7 +233,7 @@ def test_what_cannot_work_is_said_before_anything_is_written(folder: Path, field
 def test_a_disk_that_is_too_small_and_shards_that_are_too_big_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distill.plan.MAX_SHARD_BYTES", 1000)
+    monkeypatch.setattr("distill.recording_plan.MAX_SHARD_BYTES", 1000)
     with pytest.raises(ConfigError, match="use records.shard_size=1 or less"):
         run(tiny_config(folder, "refused"))
     monkeypatch.undo()

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from distill.objectives.distribution import Dense, Sparse
-from distill.records.stores import Layout
+from distill.objectives.target_distribution import Dense, Sparse
+from distill.records.distribution_stores import Layout
 
 ROWS = torch.arange(3)
 UNIFORMS = torch.tensor([[0.1, 0.9], [0.5, 0.2], [0.3, 0.6]], dtype=torch.float64)

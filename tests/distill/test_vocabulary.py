@@ -11,14 +11,14 @@ from transformers import GenerationConfig
 
 from decode.common.errors import ConfigError
 from decode.drafters.base import Batch, Step
-from distill.objectives.by_name import OBJECTIVES, Scores, chunked
-from distill.objectives.distribution import Dense, FullRows, Sparse, SparseRows
 from distill.objectives.draft_vocabulary import frequent_tokens, likeliest, places, renormalised, restricted
-from distill.objectives.losses import acceptance
+from distill.objectives.objective import OBJECTIVES, Scores, chunked
+from distill.objectives.row_losses import acceptance
+from distill.objectives.target_distribution import Dense, FullRows, Sparse, SparseRows
 from distill.sequences import TextSequences, TrainSequence, record_sequences
 from tests.distill.folders import folder_of, record
 from tests.tiny import tiny_tokenizer
-from train.inputs import special_tokens
+from train.training_inputs import special_tokens
 
 V, VOCAB = 7, torch.tensor([0, 2, 3, 6])
 ROWS = torch.arange(12)

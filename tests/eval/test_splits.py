@@ -11,7 +11,7 @@ import pytest
 
 from decode.config import SamplingConfig
 from distill.corpora import load_corpus
-from distill.corpora.base import Split
+from distill.corpora.corpus import Split
 from eval.arms import ours as build_arms
 from eval.config import EvalConfig
 from eval.measure import cell_run

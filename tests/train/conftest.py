@@ -39,7 +39,7 @@ def feature_records(tmp_path_factory: pytest.TempPathFactory, target: Path, corp
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """What the meter looks at."""
     clock = Clock()
-    monkeypatch.setattr("train.meter.time", clock)
+    monkeypatch.setattr("train.speed_meter.time", clock)
     return clock
 
 

@@ -75,25 +75,25 @@ KEEPING: dict[Any, str] = {
         checkpoint:without_aliases: .cpu().contiguous() => .cpu()
     """,
     selection.test_the_lower_loss_decides_where_none_is: """
-        selection:score: -means["loss"] => means["loss"]
+        best_checkpoint:score: -means["loss"] => means["loss"]
     """,
     selection.test_tau_decides_where_p_is_known: """
-        selection:score: value = means["tau"] => value = means["alpha"]
-        selection:score: value = means["tau"] => value = validation.tau or None
+        best_checkpoint:score: value = means["tau"] => value = means["alpha"]
+        best_checkpoint:score: value = means["tau"] => value = validation.tau or None
     """,
     partial(result.test_the_draft_that_is_kept_has_the_best_weights, tied=True): """
-        result:kept_draft: best_weights(state.best_step) => best_weights(state.step)
+        run_result:kept_draft: best_weights(state.best_step) => best_weights(state.step)
     """,
     result.test_what_is_said_is_of_the_best_validation: """
-        result:facts: int(state.best.tokens) => state.tokens
-        result:facts: state.best.means() => state.since_log.means()
+        run_result:facts: int(state.best.tokens) => state.tokens
+        run_result:facts: state.best.means() => state.since_log.means()
     """,
     result.test_a_draft_takes_the_temperatures_that_were_fitted: """
-        result:calibrate: draft.config, measured => _, measured
+        drafts.head_blueprint:TrainableHead.calibrate: head.config, measured => _, measured
     """,
     partial(result.test_an_export_is_in_the_precision_asked_for_and_says_what_was_measured, dtype="float32"): """
-        result:_export: getattr(torch, cfg.export_dtype) => torch.bfloat16
-        result:_export: cfg.target.revision => None
+        run_result:_export: getattr(torch, cfg.export_dtype) => torch.bfloat16
+        run_result:_export: cfg.target.revision => None
     """,
     IN_HALF: """
         export.draft_folder:_save_weights: one.to(dtype) if => one if
@@ -112,37 +112,37 @@ KEEPING: dict[Any, str] = {
 
 SHAPES: dict[Any, str] = {
     shapes.test_a_draft_model_speaks_every_row_of_the_targets_head: """
-        drafts.lm:lm_shape: _target_tokens(target) if => _target_tokens(target) | {"vocab_size": len(tokenizer)} if
-        drafts.lm:lm_shape: rope_of(target) => rope_of(None)
+        drafts.lm_blueprint:lm_blueprint: (target) if target => (target) | {"vocab_size": len(tokenizer)} if target
+        drafts.lm_blueprint:lm_blueprint: rope_of(target) => rope_of(None)
     """,
     shapes.test_a_draft_model_has_the_sizes_asked_for: """
-        drafts.lm:lm_shape: draft.tie_embeddings => True
-        drafts.lm:lm_shape: draft.kv_heads or heads => heads
+        drafts.lm_blueprint:lm_blueprint: draft.tie_embeddings => True
+        drafts.lm_blueprint:lm_blueprint: draft.kv_heads or heads => heads
     """,
     shapes.test_a_pretrained_draft_is_trained_in_full_precision: """
-        drafts.lm:lm_build: "float32" => "auto"
+        drafts.lm_blueprint:LMBlueprint.build: "float32" => "auto"
     """,
     partial(shapes.test_a_head_is_made_like_its_target, family="eagle3"): """
-        drafts.head:_sizes: rope_of(target, same_head_dim=True) => rope_of(None)
-        drafts.head:_sizes: getattr(text, "head_dim", None) or => None or
+        drafts.head_blueprint:_sizes: rope_of(target, same_head_dim=True) => rope_of(None)
+        drafts.head_blueprint:_sizes: getattr(text, "head_dim", None) or => None or
     """,
     partial(shapes.test_a_head_is_made_like_its_target, family="mtp"): """
-        drafts.head:_sizes: getattr(text, "rms_norm_eps", 1e-6) => 1e-6
+        drafts.head_blueprint:_sizes: getattr(text, "rms_norm_eps", 1e-6) => 1e-6
     """,
     partial(shapes.test_a_head_norms_queries_where_its_target_does, model_type="qwen3", has_norms=True): """
-        drafts.head:_sizes: in ("qwen3", "gemma3_text") => in ("gemma3_text",)
+        drafts.head_blueprint:_sizes: in ("qwen3", "gemma3_text") => in ("gemma3_text",)
     """,
     shapes.test_confidence_that_is_not_trained_is_not_there: """
-        drafts.head:head_shape: given["confidence"] = False => pass
+        drafts.head_blueprint:head_blueprint: given["confidence"] = False => pass
     """,
     shapes.test_weights_of_a_head_are_counted_without_the_targets_ends_and_without_ids: """
-        drafts.head:HeadShape.num_parameters: if name != "vocab" => if True
+        drafts.head_blueprint:HeadBlueprint.num_parameters: if name != "vocab" => if True
     """,
     shapes.test_a_saved_head_goes_on_in_full_precision_with_the_tokens_it_has: """
-        drafts.head:head_build: shape.target).float() => shape.target)
+        drafts.head_blueprint:HeadBlueprint.build: self.target).float() => self.target)
     """,
     OTHER_DEPTH: """
-        drafts.head:_saved: (saved[name], default[name]) => (asked[name],)
+        drafts.head_blueprint:_saved: (saved[name], default[name]) => (asked[name],)
     """,
     ROPE_PARTIAL: """
         drafts.rope:rope_of: rope.pop("partial_rotary_factor", None) => pass
@@ -154,9 +154,9 @@ SHAPES: dict[Any, str] = {
         drafts.rope:rope_of: rope.get("rope_theta", 10000.0)} => 10000.0}
     """,
     ODD_HEADS: """
-        drafts.config:DraftConfig._check_lm: width % (2 * heads) => width % heads
+        drafts.draft_config:DraftConfig._check_lm: width % (2 * heads) => width % heads
     """,
     NO_TAPS: """
-        drafts.config:HeadSettings.__post_init__: 0 < len(taps) == => len(taps) ==
+        drafts.draft_config:HeadSettings.__post_init__: 0 < len(taps) == => len(taps) ==
     """,
 }

@@ -31,57 +31,57 @@ TAPS_IN_ORDER = partial(live.test_hidden_states_come_in_the_order_of_the_taps, t
 
 LOOP: dict[Any, str] = {
     ACCUMULATED: """
-        loop:Loop.take_step: num_processes * self.cfg.gradient_accumulation => num_processes
-        loop:Loop.take_step: / max(1, total_learned) => / max(1, int(batches[0].loss_mask.sum()))
-        loop:Loop.take_step: sums = sums + values => sums = values
+        training_loop:TrainingLoop.take_step: num_processes * self.cfg.gradient_accumulation => num_processes
+        training_loop:TrainingLoop.take_step: / max(1, total_learned) => / max(1, int(batches[0].loss_mask.sum()))
+        training_loop:TrainingLoop.take_step: sums = sums + values => sums = values
     """,
     loop.test_ranks_together_take_the_step_of_one: """
-        loop:Loop.take_step: accelerator.num_processes * => 1 *
-        loop:Loop.take_step: int(accelerator.reduce(learned, "sum")) => int(learned)
-        loop:Loop._account: Sums.from_tensor(reduced[: len(sums)]) => Sums.from_tensor(sums)
+        training_loop:TrainingLoop.take_step: accelerator.num_processes * => 1 *
+        training_loop:TrainingLoop.take_step: int(accelerator.reduce(learned, "sum")) => int(learned)
+        training_loop:TrainingLoop._account: Sums.from_tensor(reduced[: len(sums)]) => Sums.from_tensor(sums)
     """,
     loop.test_a_loss_that_is_not_finite_on_one_rank_stops_them_all: """
-        loop:Loop._account: float(not torch.isfinite(sums[0])) => 0.0
+        training_loop:TrainingLoop._account: float(not torch.isfinite(sums[0])) => 0.0
     """,
     loop.test_a_gradient_is_clipped_to_the_norm_asked_for_and_logged_as_it_was: """
-        loop:Loop._move_weights: self.cfg.clip => math.inf
+        training_loop:TrainingLoop._move_weights: self.cfg.clip => math.inf
     """,
     loop.test_a_gradient_that_is_not_finite_moves_no_weight: """
-        loop:Loop._move_weights: not math.isfinite(self.grad_norm) => False
+        training_loop:TrainingLoop._move_weights: not math.isfinite(self.grad_norm) => False
     """,
     loop.test_a_second_step_starts_from_no_gradient: """
-        loop:Loop._move_weights: optimizer.zero_grad() => pass
+        training_loop:TrainingLoop._move_weights: optimizer.zero_grad() => pass
     """,
     loop.test_a_validation_is_over_all_of_its_rows_and_in_eval_mode: """
-        loop:Loop.evaluate: self.machine.module.eval() => pass
-        loop:Loop.evaluate: self.machine.module.train() => pass
-        loop:Loop.evaluate: sums = sums + self.machine => sums = self.machine
+        training_loop:TrainingLoop.evaluate: self.machine.module.eval() => pass
+        training_loop:TrainingLoop.evaluate: self.machine.module.train() => pass
+        training_loop:TrainingLoop.evaluate: sums = sums + self.machine => sums = self.machine
     """,
     loop.test_weights_that_came_in_eval_mode_are_trained_in_training_mode: """
-        loop:Loop.run: self.machine.module.train() => pass
+        training_loop:TrainingLoop.run: self.machine.module.train() => pass
     """,
     loop.test_ranks_share_a_validation_and_agree_on_it: """
-        loop:Loop.evaluate: self.accelerator.reduce(sums, "sum") => sums
-        loop:Loop._validation_rows: -count % (ranks * size) => -count % size
+        training_loop:TrainingLoop.evaluate: self.accelerator.reduce(sums, "sum") => sums
+        training_loop:TrainingLoop._validation_rows: -count % (ranks * size) => -count % size
     """,
     loop.test_a_validation_reads_as_many_rows_as_asked_for_and_always_the_same: """
-        loop:Loop._validation_rows: seed=0 => seed=self.cfg.seed
+        training_loop:TrainingLoop._validation_rows: seed=0 => seed=self.cfg.seed
     """,
     loop.test_a_log_line_is_the_mean_of_its_own_steps: """
-        loop:Loop._log_training: self.state.since_log = Sums() => pass
+        training_loop:TrainingLoop._log_training: self.state.since_log = Sums() => pass
     """,
     loop.test_a_run_goes_on_at_its_own_step: """
-        loop:Loop.run: start=first => start=0
+        training_loop:TrainingLoop.run: start=first => start=0
     """,
     loop.test_the_first_of_equally_good_weights_is_kept: """
-        loop:Loop._keep_if_best: score > self.state.best_score => score >= self.state.best_score
-        loop:Loop._keep_if_best: = self.state.step, score, sums => = self.state.step, score, self.state.since_log
+        training_loop:TrainingLoop._keep_if_best: score > self.state.best_score => score >= self.state.best_score
+        training_loop:TrainingLoop._keep_if_best: score, sums => score, self.state.since_log
     """,
     loop.test_a_resumed_run_keeps_weights_that_are_better_than_all_it_finds: """
-        loop:Loop._keep_if_best: self.state.best_score is None or => self.state.best.loss_count == 0 or
+        training_loop:TrainingLoop._keep_if_best: self.state.best_score is None or => self.state.best.loss_count == 0 or
     """,
     loop.test_validations_and_checkpoints_do_not_slow_the_meter_down: """
-        loop:Loop._validate: with self.meter.pause(): => if True:
+        training_loop:TrainingLoop._validate: with self.meter.pause(): => if True:
     """,
 }
 
@@ -115,7 +115,7 @@ READING: dict[Any, str] = {
     """,
     packing.test_the_longest_go_first_and_each_where_it_leaves_least: """
         packing:pack: -lengths[index] => lengths[index]
-        packing:_best_fit: bisect_left => bisect_right
+        packing:pack: sizes >> length << length => sizes >> length + 1 << length + 1
     """,
     packing.test_equally_long_texts_are_mixed: """
         packing:pack: shuffled.tolist() => range(len(lengths))
@@ -124,37 +124,37 @@ READING: dict[Any, str] = {
         packing:share: (micro_step * world_size + rank) => (rank * world_size + micro_step)
     """,
     inputs.test_what_is_validated_on_is_not_trained_on: """
-        inputs:open_inputs: ("train", "validation") => ("train", "train")
+        training_inputs:open_inputs: ("train", "validation") => ("train", "train")
     """,
     inputs.test_a_draft_vocabulary_is_counted_on_the_training_texts: """
-        inputs:open_inputs: frequent_tokens(sources[0] => frequent_tokens(sources[-1]
+        training_inputs:open_inputs: frequent_tokens(sources[0] => frequent_tokens(sources[-1]
     """,
     inputs.test_a_tokenizer_is_trained_on_the_training_texts: """
-        inputs:_tokenizer: documents("train") => documents("validation")
+        training_inputs:_tokenizer: documents("train") => documents("validation")
     """,
     inputs.test_a_step_is_of_the_rows_of_all_ranks_and_micro_steps: """
-        inputs:check_enough: gradient_accumulation * world_size => gradient_accumulation
+        training_inputs:check_enough: gradient_accumulation * world_size => gradient_accumulation
     """,
     inputs.test_a_sequence_may_fill_the_context: """
-        inputs:_check_draft: cfg.sequence_length <= limit => cfg.sequence_length < limit
+        training_inputs:_check_length: cfg.sequence_length <= limit => cfg.sequence_length < limit
     """,
     DENSE_CHOSEN: """
-        inputs:_choose_store: dense[0] if objective.needs == "dense" and dense else names[0] => names[0]
+        training_inputs:_choose_store: dense[0] if objective.needs == "dense" and dense else names[0] => names[0]
     """,
     inputs.test_every_end_of_text_is_always_in_a_draft_vocabulary: """
-        inputs:special_tokens: (*ends, *tokenizer.all_special_ids) => tokenizer.all_special_ids
+        training_inputs:special_tokens: (*ends, *tokenizer.all_special_ids) => tokenizer.all_special_ids
     """,
     inputs.test_how_many_tokens_a_round_has: """
-        inputs:Inputs.num_draft_tokens: self.shape.depth or self.window => self.window
+        training_inputs:Inputs.num_draft_tokens: self.blueprint.depth or self.window => self.window
     """,
     inputs.test_a_plan_is_worked_out_of_what_a_step_reads: """
-        plan:Plan.of: inputs.train.num_tokens / len(inputs.train.rows) => cfg.sequence_length
+        training_plan:TrainingPlan.of: inputs.train.num_tokens / len(inputs.train.rows) => cfg.sequence_length
     """,
     live.test_rows_hold_p_of_the_token_after_them_whatever_lies_before_their_text: """
-        live:LiveTarget.__call__: torch.arange(len(hidden) => torch.arange(1, len(hidden) + 1
+        live_target:LiveTarget.__call__: torch.arange(len(hidden) => torch.arange(1, len(hidden) + 1
     """,
     TAPS_IN_ORDER: """
-        live:LiveTarget.__call__: Taps(self.reader.model, self.taps) => Taps(self.reader.model, sorted(self.taps))
+        live_target:LiveTarget.__call__: (self.reader.model, self.taps) => (self.reader.model, sorted(self.taps))
     """,
 }
 
@@ -176,62 +176,62 @@ NUMBERS: dict[Any, str] = {
         loss:DraftLoss.forward: max(weights, torch.finfo(weighted.dtype).tiny) => weights
     """,
     sums.test_counts_travel_exactly_however_large: """
-        sums:Sums.tensor: torch.float64 => torch.float32
+        metric_sums:Sums.tensor: torch.float64 => torch.float32
     """,
     sums.test_each_sum_is_divided_by_its_own_count: """
-        sums:Sums.means: (self.tau, self.tau_count) => (self.tau, self.alpha_count)
+        metric_sums:Sums.means: (self.tau, self.tau_count) => (self.tau, self.alpha_count)
     """,
     sums.test_what_was_never_counted_has_no_mean: """
-        sums:Sums.means: if count else None => if count else 0.0
+        metric_sums:Sums.means: if count else None => if count else 0.0
     """,
     meter.test_rates_are_of_the_time_since_the_last_reading_and_the_eta_of_all: """
-        meter:Meter.pause: self.since += => self.started +=
-        meter:Meter.read: step - self.first_step => step
-        meter:Meter.read: (wait_s - self.wait_s) => wait_s
+        speed_meter:Meter.pause: self.since += => self.started +=
+        speed_meter:Meter.read: step - self.first_step => step
+        speed_meter:Meter.read: (wait_s - self.wait_s) => wait_s
     """,
     confidence.test_temperatures_are_judged_by_rounds_that_they_were_not_fitted_on: """
-        confidence:calibrated: (logits[half:] / scale, alphas[half:]) => (logits[:half] / scale, alphas[:half])
+        drafts.confidence:calibrated: (logits[half:] / scale, alphas[half:]) => (logits[:half] / scale, alphas[:half])
     """,
     confidence.test_temperatures_are_fitted_on_rounds_that_they_are_not_judged_by: """
-        confidence:calibrated: fitted(logits[:half], alphas[:half]) => fitted(logits, alphas)
+        drafts.confidence:calibrated: fitted(logits[:half], alphas[:half]) => fitted(logits, alphas)
     """,
     confidence.test_chances_that_sparse_records_estimate_above_one_are_one: """
-        confidence:predictions: .clamp(0.0, 1.0) => .clamp(0.0)
+        drafts.confidence:predictions: .clamp(0.0, 1.0) => .clamp(0.0)
     """,
     confidence.test_later_slots_make_up_for_earlier_ones: """
-        confidence:fitted: stood = products[best] => pass
-        confidence:NEAR_ONE: 1e-5 => 0.0
+        drafts.confidence:fitted: stood = products[best] => pass
+        drafts.confidence:NEAR_ONE: 1e-5 => 0.0
     """,
 }
 
 
 OPTIMIZERS: dict[Any, str] = {
     DECAYED: """
-        optim:build_optimizers: "weight_decay": 0.0 => "weight_decay": cfg.weight_decay
-        optim:build_optimizers: matrices, "weight_decay": cfg.weight_decay => matrices, "weight_decay": 0.0
+        optimizers:build_optimizers: "weight_decay": 0.0 => "weight_decay": cfg.weight_decay
+        optimizers:build_optimizers: matrices, "weight_decay": cfg.weight_decay => matrices, "weight_decay": 0.0
     """,
     DECAYED_BY_MUON: """
-        optim:build_optimizers: lr=cfg.muon_lr => lr=cfg.lr
-        optim:build_optimizers: muon_lr, weight_decay=cfg.weight_decay => muon_lr
+        optimizers:build_optimizers: lr=cfg.muon_lr => lr=cfg.lr
+        optimizers:build_optimizers: muon_lr, weight_decay=cfg.weight_decay => muon_lr
     """,
     optim.test_adamw_averages_as_its_betas_say: """
-        optim:build_optimizers: lr=cfg.lr, betas=cfg.betas => lr=cfg.lr
+        optimizers:build_optimizers: lr=cfg.lr, betas=cfg.betas => lr=cfg.lr
     """,
     optim.test_muons_updates_are_of_adamws_size: """
-        optim:build_optimizers: adjust_lr_fn="match_rms_adamw" => adjust_lr_fn=None
+        optimizers:build_optimizers: adjust_lr_fn="match_rms_adamw" => adjust_lr_fn=None
     """,
     partial(optim.test_frozen_weights_are_nobodys, optimizer="adamw"): """
-        optim:build_optimizers: if weight.requires_grad => if True
+        optimizers:build_optimizers: if weight.requires_grad => if True
     """,
     optim.test_the_rate_of_every_step_by_hand: """
-        optim:Schedule.factor: (step + 1) / self.warmup_steps => step / self.warmup_steps
-        optim:Schedule.factor: (step - self.warmup_steps) / => step /
+        optimizers:Schedule.factor: (step + 1) / self.warmup_steps => step / self.warmup_steps
+        optimizers:Schedule.factor: (step - self.warmup_steps) / => step /
     """,
     optim.test_a_run_without_warmup_begins_at_the_peak: """
-        optim:Schedule.__init__: cfg.warmup * cfg.steps => cfg.warmup * cfg.steps * cfg.gradient_accumulation
+        optimizers:Schedule.__init__: cfg.warmup * cfg.steps => cfg.warmup * cfg.steps * cfg.gradient_accumulation
     """,
     optim.test_each_optimizer_follows_its_own_peak: """
-        optim:Schedule.__init__: group["lr"] for => cfg.lr for
-        optim:Schedule.apply: peak * factor => group["lr"] * factor
+        optimizers:Schedule.__init__: group["lr"] for => cfg.lr for
+        optimizers:Schedule.apply: peak * factor => group["lr"] * factor
     """,
 }

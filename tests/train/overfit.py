@@ -16,10 +16,10 @@ from decode.models.ends import ends_of
 from decode.models.load import describe_model
 from distill.config import ObjectiveConfig
 from tests.train.toy import head_config, model_config
-from train.drafts.head import head_build, head_shape
-from train.live import LiveTarget
+from train.drafts.head_blueprint import head_blueprint
+from train.live_target import LiveTarget
 from train.loss import DraftLoss
-from train.sums import Sums
+from train.metric_sums import Sums
 
 PROMPT = torch.tensor([[5, 17, 250, 33, 90, 120]])
 NEW_TOKENS = 24
@@ -47,9 +47,9 @@ def built_head(target_folder: Path, family: str) -> BuiltHead:
     """As training builds it, with random weights."""
     target = AutoModelForCausalLM.from_pretrained(target_folder)
     cfg = head_config(Path("out"), target_folder, family, data={"name": "python_stdlib"})
-    shape = head_shape(cfg, describe_model(model_config(target_folder)), None)
+    blueprint = head_blueprint(cfg, describe_model(model_config(target_folder)), None)
     torch.manual_seed(0)
-    head = head_build(cfg.draft, shape, ends_of(target)).module
+    head = blueprint.build(ends_of(target)).module
     assert isinstance(head, HeadDraft)
     return BuiltHead(target, head)
 

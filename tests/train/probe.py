@@ -8,21 +8,21 @@ from pathlib import Path
 
 from torch import Tensor
 
-from train.cli import main
-from train.loop import Loop
+from train.__main__ import main
+from train.training_loop import TrainingLoop
 
 rows_read: list[list[int]] = []
-take_step = Loop.take_step
-run = Loop.run
+take_step = TrainingLoop.take_step
+run = TrainingLoop.run
 
 
-def probed_step(self: Loop, step: int, batches: list) -> None:
+def probed_step(self: TrainingLoop, step: int, batches: list) -> None:
     rank = self.reader.split[0]
     rows_read.append([row for micro in self.reader.rows_of(step, rank) for row in micro])
     take_step(self, step, batches)
 
 
-def probed_run(self: Loop):
+def probed_run(self: TrainingLoop):
     state = run(self)
     found = {
         "rows": rows_read,
@@ -45,8 +45,8 @@ def _whole_size(weight) -> int:
     return getattr(weight, "ds_numel", weight.numel())
 
 
-Loop.take_step = probed_step  # type: ignore[method-assign]
-Loop.run = probed_run  # type: ignore[method-assign]
+TrainingLoop.take_step = probed_step  # type: ignore[method-assign]
+TrainingLoop.run = probed_run  # type: ignore[method-assign]
 
 if __name__ == "__main__":
     main()

@@ -26,13 +26,13 @@ from train.batches import PackedSource, StepReader
 from train.checkpoint import Checkpoints, TrainState
 from train.config import TrainConfig
 from train.engine import build_accelerator
-from train.live import LiveTarget
-from train.log import MetricsLog
-from train.loop import Book, Loop, Machine
+from train.live_target import LiveTarget
 from train.loss import DraftLoss
-from train.optim import Schedule
+from train.metrics_log import MetricsLog
+from train.optimizers import Schedule
 from train.packing import Order
-from train.trackers import NoTracker
+from train.trackers import Tracker
+from train.training_loop import Book, Machine, TrainingLoop
 
 VOCAB = 16
 LENGTH = 12
@@ -90,7 +90,7 @@ def small_config(folder: Path, **changes: Any) -> TrainConfig:
 
 def small_loop(
     cfg: TrainConfig, module: nn.Module | None = None, accelerator: Any = None, state: TrainState | None = None
-) -> Loop:
+) -> TrainingLoop:
     """Over `one_text_a_row`, which it also validates on; SGD at `cfg.lr`."""
     module, folder = module or small_draft(), Path(cfg.output_dir)
     folder.mkdir(exist_ok=True)
@@ -103,11 +103,11 @@ def small_loop(
     split = (accelerator.process_index, ranks, cfg.gradient_accumulation, cfg.batch_size)
     reader = StepReader(rows, Order(len(rows.rows), per_step, cfg.seed), split)
     log = MetricsLog(folder / "metrics.jsonl") if accelerator.is_main_process else None
-    book = Book(Checkpoints(folder / "checkpoints", 2), log, NoTracker())
-    return Loop(cfg, machine, reader, rows, book, state or TrainState())
+    book = Book(Checkpoints(folder / "checkpoints", 2), log, Tracker())
+    return TrainingLoop(cfg, machine, reader, rows, book, state or TrainState())
 
 
-def weights_of(loop: Loop) -> Tensor:
+def weights_of(loop: TrainingLoop) -> Tensor:
     """All weights in a row."""
     return torch.cat([weight.detach().flatten() for weight in loop.machine.module.parameters()])
 
@@ -149,7 +149,7 @@ class Rank:
         return torch.nn.utils.clip_grad_norm_(weights, clip)
 
 
-def small_ranks(folder: Path, module: Callable[[], DraftLoss] = small_draft, **changes: Any) -> list[Loop]:
+def small_ranks(folder: Path, module: Callable[[], DraftLoss] = small_draft, **changes: Any) -> list[TrainingLoop]:
     """The loops of two ranks with a draft of `module` each, of the same weights."""
     barrier, given = threading.Barrier(2), [None, None]
     loops = []
@@ -159,10 +159,10 @@ def small_ranks(folder: Path, module: Callable[[], DraftLoss] = small_draft, **c
     return loops
 
 
-def together(loops: list[Loop], run: Callable[[Loop], Any]) -> list[Any]:
+def together(loops: list[TrainingLoop], run: Callable[[TrainingLoop], Any]) -> list[Any]:
     """What `run` makes of each rank's loop, all at once; an error on one of them ends all."""
 
-    def on_rank(loop: Loop) -> Any:
+    def on_rank(loop: TrainingLoop) -> Any:
         try:
             return run(loop)
         except BaseException:

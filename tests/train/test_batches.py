@@ -11,7 +11,7 @@ from decode.drafters.lm import LMDraft
 from decode.models.load import load_tokenizer
 from distill.config import ObjectiveConfig
 from distill.corpora import load_corpus
-from distill.records.folder import RecordFolder
+from distill.records.record_folder import RecordFolder
 from distill.sequences import TextSequences, TrainSequence, record_sequences, text_sequences
 from tests.tiny import tiny_llama
 from tests.train.clock import Clock

@@ -19,8 +19,8 @@ from torch.optim import AdamW
 
 from decode.common.errors import ConfigError, InputError
 from train.checkpoint import Checkpoints, TrainState, adopt, find_checkpoint, read_state, without_aliases
-from train.log import MetricsLog
-from train.sums import Sums
+from train.metric_sums import Sums
+from train.metrics_log import MetricsLog
 
 
 class OneProcess:

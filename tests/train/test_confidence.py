@@ -15,12 +15,12 @@ from decode.drafters.base import Batch
 from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from decode.drafters.load import load_drafter
 from decode.models.ends import ends_of
-from distill.objectives.distribution import SparseRows
+from distill.objectives.target_distribution import SparseRows
 from tests.tiny import tiny_llama
 from tests.train.toy import data_settings, head_config, save_target, write_corpus
-from train import confidence
-from train.confidence import calibrated, error, expected_calibration_error, fitted, predictions
-from train.live import LiveTarget
+from train.drafts import confidence
+from train.drafts.confidence import calibrated, error, expected_calibration_error, fitted, predictions
+from train.live_target import LiveTarget
 
 
 def rounds(count: int, scales: list[float]) -> tuple[Tensor, Tensor]:
@@ -162,7 +162,7 @@ def test_a_run_exports_what_it_calibrated(tmp_path: Path, monkeypatch: pytest.Mo
         found.append(errors)
         return replace(config, temperatures=(1.5, 2.0, 0.5)), errors
 
-    monkeypatch.setattr("train.result.calibrated", with_temperatures)
+    monkeypatch.setattr("train.drafts.head_blueprint.calibrated", with_temperatures)
     target = save_target(tmp_path / "target")
     data: dict[str, Any] = {"data": data_settings(write_corpus(tmp_path / "corpus"))}
     run(head_config(tmp_path / "run", target, "dspark", **data))

@@ -29,7 +29,7 @@ TARGET, TEXT = Path("some/target"), {"name": "python_stdlib"}
         (TARGET, {"records": "r", "draft": {"width": 18, "heads": 4}}, "does not divide"),
         (TARGET, {"records": "r", "draft": {"width": 20, "heads": 4}}, "width=20 does not divide into 4 even heads"),
         (TARGET, {"records": "r", "draft": {"heads": 2, "kv_heads": 4}}, "heads=2 is no multiple of kv_heads=4"),
-        (TARGET, {"records": "r", "draft": {"lora": {"rank": -1}}}, "rank=-1 is negative"),
+        (TARGET, {"records": "r", "draft": {"lora": {"rank": -1}}}, "rank=-1 must be at least 0"),
         (TARGET, {"records": "r", "steps": 0}, "at least 1"),
         (TARGET, {"data": TEXT, "objective": {"name": "cross_entropy", "credit": "dpace"}}, "text holds no p"),
         (TARGET, {"records": "r", "objective": {"credit": "e2e_tv"}}, "objective=forward_kl is no TV"),

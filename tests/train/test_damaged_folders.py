@@ -28,8 +28,8 @@ from decode.drafters.describe import describe_draft
 from decode.drafters.provenance import read_provenance
 from decode.models.load import ModelDescription, describe_model
 from distill.config import DistillConfig
-from distill.records.folder import RecordFolder, RecordWriter
-from distill.records.shards import Record
+from distill.records.record_folder import RecordFolder, RecordWriter
+from distill.records.record_shards import Record
 from eval.results.training_curves import read_metrics
 from tests.mutations import Mutant, header_mutants, json_mutants
 from tests.train.toy import data_settings, head_config, tiny_config, write_records
@@ -280,7 +280,7 @@ def test_a_damaged_manifest_ends_the_command_with_code_2(
     monkeypatch.setattr(sys, "argv", ["draftsmith-train", *arguments])
     monkeypatch.setattr("train.stage.load_model", None)
     with pytest.raises(SystemExit) as ended:
-        import_module("train.cli").main()
+        import_module("train.__main__").main()
     assert ended.value.code == 2
     told = capsys.readouterr().err
     assert f"{manifest}: layout is None" in told

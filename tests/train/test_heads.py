@@ -24,11 +24,12 @@ from tests.tiny import tiny_tokenizer
 from tests.train.overfit import built_head, one_document
 from tests.train.toy import data_settings, head_config, metrics, save_target, tiny_config
 from train import stage
-from train.live import LiveTarget
+from train.drafts.head_blueprint import TrainableHead
+from train.live_target import LiveTarget
 from train.loss import DraftLoss
-from train.optim import build_optimizers
+from train.metric_sums import Sums
+from train.optimizers import build_optimizers
 from train.stage import run
-from train.sums import Sums
 
 TEXT = {"name": "python_stdlib"}
 
@@ -202,8 +203,10 @@ def test_training_starts_from_the_targets_own_layer(
 def test_muon_takes_the_layers_matrices_alone(tmp_path: Path, target: Path, corpus: Path) -> None:
     """Tables of tokens (DSpark's bias) map no hidden state to another."""
     run(head_config(tmp_path / "out", target, "dspark", data=data_settings(corpus), optimizer="muon", steps=2))
-    module = DraftLoss(built_head(target, "dspark").head, ObjectiveConfig(), None)
-    muon, adamw = build_optimizers(module, head_config(tmp_path, target, "dspark", data=TEXT, optimizer="muon"))
+    head = TrainableHead(built_head(target, "dspark").head)
+    module = DraftLoss(head.module, ObjectiveConfig(), None)
+    cfg = head_config(tmp_path, target, "dspark", data=TEXT, optimizer="muon")
+    muon, adamw = build_optimizers(module, head.token_tables(), cfg)
     names = {id(weight): name.removeprefix("draft.") for name, weight in module.named_parameters()}
     by_muon, by_adamw = (
         {names[id(weight)] for group in one.param_groups for weight in group["params"]} for one in (muon, adamw)
@@ -218,7 +221,8 @@ def test_muon_leaves_tables_of_a_reduced_vocabulary_alone(target: Path, vocab: i
     known = built_head(target, "dspark").head
     ids = None if vocab is None else torch.arange(vocab)
     head = HEADS["dspark"][1](replace(known.config, draft_vocab_size=vocab), known.ends, ids)
-    muon, _ = build_optimizers(head, head_config(Path("out"), target, "dspark", data=TEXT, optimizer="muon"))
+    cfg = head_config(Path("out"), target, "dspark", data=TEXT, optimizer="muon")
+    muon, _ = build_optimizers(head, TrainableHead(head).token_tables(), cfg)
     moved = {id(weight) for group in muon.param_groups for weight in group["params"]}
     tables = {name for name, weight in head.named_parameters() if weight.ndim == 2 and id(weight) not in moved}
     assert {name.split(".")[0] for name in tables} == {"markov_in", "markov_out", "mask"}

@@ -19,11 +19,11 @@ from distill.corpora import load_corpus
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.train.toy import data_settings, head_config, model_config, save_target, text_data, tiny_config
 from train import stage
-from train.drafts.config import DraftConfig
-from train.drafts.head import HeadShape
-from train.drafts.lm import LMShape, lm_build
-from train.inputs import Inputs, _choose_store, check_enough, open_inputs, special_tokens
-from train.plan import Plan
+from train.drafts.draft_config import DraftConfig
+from train.drafts.head_blueprint import HeadBlueprint
+from train.drafts.lm_blueprint import LMBlueprint
+from train.training_inputs import Inputs, _choose_store, check_enough, open_inputs, special_tokens
+from train.training_plan import TrainingPlan
 
 SPLITS = ("train", "validation", "heldout")
 
@@ -141,9 +141,9 @@ def test_a_draft_vocabulary_is_counted_on_the_training_texts(target: Path, corpu
         sequences = (packed.source[index] for index in range(len(packed.source)))
         counts = Counter(token for one in sequences for token in one.ids[1:].tolist() if token > 1)
         often[split] = [0, 1, *sorted(sorted(counts), key=lambda token: -counts[token])[:30]]
-    assert isinstance(found.shape, HeadShape)
-    assert found.shape.vocab is not None
-    assert found.shape.vocab.tolist() == sorted(often["train"]) != sorted(often["validation"])
+    assert isinstance(found.blueprint, HeadBlueprint)
+    assert found.blueprint.vocab is not None
+    assert found.blueprint.vocab.tolist() == sorted(often["train"]) != sorted(often["validation"])
 
 
 def test_a_tokenizer_is_trained_on_the_training_texts(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_a_tokenizer_is_trained_on_the_training_texts(corpus: Path, monkeypatch:
         seen.extend(texts)
         return tiny_tokenizer(entries)
 
-    monkeypatch.setattr("train.inputs.train_bpe", train)
+    monkeypatch.setattr("train.training_inputs.train_bpe", train)
     own: dict[str, Any] = {"tokenizer": {"train_entries": 300}, "objective": {"name": "cross_entropy"}}
     open_inputs(tiny_config(Path("out"), None, data=data_settings(corpus), **own))
     assert seen == [one.text for one in load_corpus(text_data(corpus)).documents("train")]
@@ -205,9 +205,9 @@ def test_every_end_of_text_is_always_in_a_draft_vocabulary(tmp_path: Path, targe
 def test_how_many_tokens_a_round_has() -> None:
     """What a head unrolls, and for a draft model what was asked for."""
     for depth, tokens, along_rows in ((3, 3, None), (None, 5, 5)):
-        shape: Any = SimpleNamespace(depth=depth)
+        blueprint: Any = SimpleNamespace(depth=depth)
         nothing: Any = None
-        found = Inputs(nothing, nothing, shape, nothing, nothing, None, None, window=5)
+        found = Inputs(nothing, nothing, blueprint, nothing, nothing, None, None, window=5)
         assert (found.num_draft_tokens, found.window_along_rows) == (tokens, along_rows)
 
 
@@ -216,7 +216,7 @@ def test_a_plan_is_worked_out_of_what_a_step_reads(target: Path, corpus: Path) -
     given: dict[str, Any] = {"data": data_settings(corpus), "target_source": "live", "keep_checkpoints": 2}
     cfg = tiny_config(Path("out"), target, **given, steps=5)
     found = open_inputs(cfg)
-    plan = Plan.of(cfg, found, rows_per_step=4)
+    plan = TrainingPlan.of(cfg, found, rows_per_step=4)
     rows, tokens = len(found.train.rows), sum(found.train.source.lengths)
     weights = 300 * 16 + 4 * 16 * 16 + 3 * 16 * 64 + 3 * 16
     assert (plan.steps, plan.draft_parameters, plan.checkpoint_bytes) == (5, weights, 12 * weights)
@@ -234,6 +234,6 @@ def test_a_pretrained_draft_is_loaded_in_the_revision_of_its_configuration(monke
         return tiny_llama().requires_grad_(False)
 
     monkeypatch.setattr("decode.drafters.lm.load_model", load)
-    built = lm_build(DraftConfig(init_from="some/draft", revision="v2"), LMShape(tiny_llama().config, "some/draft"))
+    built = LMBlueprint(DraftConfig(init_from="some/draft", revision="v2"), tiny_llama().config).build()
     assert asked == [("some/draft", "v2", "draft.init_from")]
     assert all(weight.requires_grad for weight in built.module.parameters())

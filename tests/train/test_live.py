@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from decode.drafters.base import Batch
-from distill.objectives.distribution import Dense
+from distill.objectives.target_distribution import Dense
 from tests.tiny import tiny_llama
-from train.live import LiveTarget
+from train.live_target import LiveTarget
 
 TEXTS = ([5, 9, 2, 7, 1], [3, 3, 8])
 

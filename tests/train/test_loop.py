@@ -25,15 +25,15 @@ from tests.train.small_loop import (
     weights_of,
 )
 from train.checkpoint import Checkpoints, TrainState, read_state
-from train.loop import Loop
 from train.loss import DraftLoss
-from train.sums import Sums
+from train.metric_sums import Sums
+from train.training_loop import TrainingLoop
 
 UNEVEN = [0, 1, 2, 3]
 """Rows of 12, 2, 7 and 3 tokens, of which 11, 1, 6 and 2 are learned."""
 
 
-def stepped(loop: Loop, micro_steps: list[list[int]]) -> Loop:
+def stepped(loop: TrainingLoop, micro_steps: list[list[int]]) -> TrainingLoop:
     """After one step over these rows."""
     loop.take_step(0, [one_text_a_row().batch(rows) for rows in micro_steps])
     return loop
@@ -107,7 +107,7 @@ def test_a_loss_that_is_not_finite_on_one_rank_stops_them_all(tmp_path: Path) ->
         weight.data.fill_(float("nan"))
     before = weights_of(loops[0])
 
-    def run(loop: Loop) -> str:
+    def run(loop: TrainingLoop) -> str:
         rows = loop.reader.rows_of(3, loop.accelerator.process_index)
         with pytest.raises(RunError) as error:
             loop.take_step(3, [one_text_a_row().batch(rows[0])])
@@ -174,7 +174,7 @@ def test_ranks_share_a_validation_and_agree_on_it(tmp_path: Path) -> None:
     """Eight rows over two ranks with three rows at a time: four are empty."""
     alone = small_loop(small_config(tmp_path / "alone", validation_rows=64)).evaluate()
     loops = small_ranks(tmp_path, watched, batch_size=3, validation_rows=64)
-    ours, theirs = together(loops, Loop.evaluate)
+    ours, theirs = together(loops, TrainingLoop.evaluate)
     assert ours == theirs
     torch.testing.assert_close(ours.tensor(), alone.tensor(), rtol=1e-6, atol=1e-6)
     seen, others = (sum(count for _, count in cast(Watched, loop.machine.module).seen) for loop in loops)
@@ -182,7 +182,7 @@ def test_ranks_share_a_validation_and_agree_on_it(tmp_path: Path) -> None:
     assert 0 < seen < sum(LENGTHS)
 
 
-def lines(loop: Loop, kind: str) -> list[dict[str, Any]]:
+def lines(loop: TrainingLoop, kind: str) -> list[dict[str, Any]]:
     path = Path(loop.cfg.output_dir) / "metrics.jsonl"
     return [line for line in map(json.loads, path.read_text().splitlines()) if line["kind"] == kind]
 
@@ -224,7 +224,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, taus: list[float]) -> None:
     values = iter(
         [Sums(loss=9.0 - n, loss_count=1.0, tau=tau, tau_count=1.0, tokens=1.0) for n, tau in enumerate(taus)]
     )
-    monkeypatch.setattr(Loop, "evaluate", lambda self: next(values))
+    monkeypatch.setattr(TrainingLoop, "evaluate", lambda self: next(values))
 
 
 def test_the_first_of_equally_good_weights_is_kept(
@@ -258,9 +258,9 @@ def test_validations_and_checkpoints_do_not_slow_the_meter_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step takes a second, each of those ten, and so does keeping the best weights."""
-    clock, account = Clock(), Loop._account
+    clock, account = Clock(), TrainingLoop._account
 
-    def step(loop: Loop, number: int, sums: Tensor) -> None:
+    def step(loop: TrainingLoop, number: int, sums: Tensor) -> None:
         clock.now += 1.0
         account(loop, number, sums)
 
@@ -268,9 +268,9 @@ def test_validations_and_checkpoints_do_not_slow_the_meter_down(
         clock.now += 10.0
         return Sums(loss=1.0, loss_count=1.0, tokens=1.0)
 
-    monkeypatch.setattr("train.meter.time", clock)
-    monkeypatch.setattr(Loop, "_account", step)
-    monkeypatch.setattr(Loop, "evaluate", slow)
+    monkeypatch.setattr("train.speed_meter.time", clock)
+    monkeypatch.setattr(TrainingLoop, "_account", step)
+    monkeypatch.setattr(TrainingLoop, "evaluate", slow)
     monkeypatch.setattr(Checkpoints, "save", slow)
     monkeypatch.setattr(Checkpoints, "save_best", slow)
     cfg = small_config(tmp_path / "out", steps=2, log_every=2, validate_every=1, checkpoint_every=1, lr=1e-12)

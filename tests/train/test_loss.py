@@ -12,12 +12,12 @@ from decode.acceptance import overlap
 from decode.drafters.base import Batch, Step
 from decode.drafters.lm import LMDraft
 from distill.config import ObjectiveConfig
-from distill.objectives.by_name import Scores
-from distill.objectives.distribution import Dense, FullRows
+from distill.objectives.objective import Scores
+from distill.objectives.target_distribution import Dense, FullRows
 from tests.tiny import tiny_llama
-from train.live import LiveTarget
+from train.live_target import LiveTarget
 from train.loss import DraftLoss, confidence_loss
-from train.sums import Sums
+from train.metric_sums import Sums
 
 
 def packed_batch() -> Batch:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.train.clock import Clock
-from train.meter import Meter
+from train.speed_meter import Meter
 
 
 def test_rates_are_of_the_time_since_the_last_reading_and_the_eta_of_all(clock: Clock) -> None:

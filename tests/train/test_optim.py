@@ -13,8 +13,9 @@ from distill.config import ObjectiveConfig
 from tests.tiny import tiny_llama
 from tests.train.toy import tiny_config
 from train.config import TrainConfig
+from train.drafts.lm_blueprint import TrainableLM
 from train.loss import DraftLoss
-from train.optim import Schedule, build_optimizers
+from train.optimizers import Schedule, build_optimizers
 
 
 def names_of(optimizer, module) -> set[str]:
@@ -24,9 +25,10 @@ def names_of(optimizer, module) -> set[str]:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_muon_moves_the_matrices_of_the_layers_only(tied: bool) -> None:
-    module = DraftLoss(LMDraft(tiny_llama(num_layers=1, tie_word_embeddings=tied)), ObjectiveConfig(), 2)
+    draft = TrainableLM(LMDraft(tiny_llama(num_layers=1, tie_word_embeddings=tied)))
+    module = DraftLoss(draft.module, ObjectiveConfig(), 2)
     cfg = tiny_config(Path("out"), Path("target"), records="r", optimizer="muon")
-    muon, adamw = build_optimizers(module, cfg)
+    muon, adamw = build_optimizers(module, draft.token_tables(), cfg)
     assert isinstance(muon, Muon)
     assert isinstance(adamw, AdamW)
     matrices = {f"self_attn.{name}_proj.weight" for name in "qkvo"}
@@ -59,7 +61,9 @@ def test_weight_decay_shrinks_matrices_and_nothing_else(optimizer: str, kept_of_
     module = Odd()
     for weight in module.parameters():
         weight.grad = torch.zeros_like(weight)
-    for one in build_optimizers(module, config(optimizer=optimizer, lr=0.1, muon_lr=0.4, weight_decay=0.5)):
+    for one in build_optimizers(
+        module, [module.table.weight], config(optimizer=optimizer, lr=0.1, muon_lr=0.4, weight_decay=0.5)
+    ):
         one.step()
     left = {name: sorted(set(weight.flatten().tolist())) for name, weight in module.named_parameters()}
     wanted = dict.fromkeys(["linear.bias", "norm.weight", "norm.bias"], 1.0)
@@ -72,7 +76,7 @@ def test_adamw_averages_as_its_betas_say() -> None:
     (0.1875 + 6.75) / 0.9375."""
     module = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(module.weight)
-    (adamw,) = build_optimizers(module, config(lr=0.1, betas=[0.5, 0.25]))
+    (adamw,) = build_optimizers(module, [], config(lr=0.1, betas=[0.5, 0.25]))
     for gradient in (1.0, 3.0):
         module.weight.grad = torch.full((1, 1), gradient)
         adamw.step()
@@ -84,7 +88,8 @@ def test_muons_updates_are_of_adamws_size() -> None:
     for rows, columns in ((128, 128), (128, 16)):
         module = nn.Linear(columns, rows, bias=False)
         nn.init.zeros_(module.weight)
-        muon, _ = build_optimizers(nn.ModuleList([module, nn.LayerNorm(2)]), config(optimizer="muon", muon_lr=0.5))
+        both = nn.ModuleList([module, nn.LayerNorm(2)])
+        muon, _ = build_optimizers(both, [], config(optimizer="muon", muon_lr=0.5))
         module.weight.grad = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
         muon.step()
         assert float(module.weight.detach().square().mean().sqrt()) == pytest.approx(0.2 * 0.5, rel=0.2)
@@ -96,7 +101,7 @@ def test_frozen_weights_are_nobodys(optimizer: str) -> None:
     module.table.requires_grad_(False)
     module.norm.requires_grad_(False)
     held = set()
-    for one in build_optimizers(module, config(optimizer=optimizer)):
+    for one in build_optimizers(module, [module.table.weight], config(optimizer=optimizer)):
         held |= names_of(one, module)
     assert held == {"linear.weight", "linear.bias"}
 
@@ -104,7 +109,7 @@ def test_frozen_weights_are_nobodys(optimizer: str) -> None:
 def rates(**changes: Any) -> list[float]:
     """Of AdamW at every step."""
     cfg = config(**changes)
-    optimizers = build_optimizers(nn.Linear(1, 1), cfg)
+    optimizers = build_optimizers(nn.Linear(1, 1), [], cfg)
     schedule = Schedule(optimizers, cfg)
     return [schedule.apply(optimizers, step) for step in range(cfg.steps)]
 
@@ -126,7 +131,8 @@ def test_a_run_without_warmup_begins_at_the_peak() -> None:
 
 def test_each_optimizer_follows_its_own_peak() -> None:
     cfg = config(optimizer="muon", lr=0.1, muon_lr=0.4, steps=4, warmup=0.5)
-    optimizers = build_optimizers(Odd(), cfg)
+    module = Odd()
+    optimizers = build_optimizers(module, [module.table.weight], cfg)
     schedule = Schedule(optimizers, cfg)
     for step, factor in ((0, 0.5), (1, 1.0)):  # nothing is left of the step before
         assert schedule.apply(optimizers, step) == pytest.approx(0.4 * factor)

@@ -14,16 +14,16 @@ from torch import nn
 from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from tests.train.overfit import built_head
 from tests.train.test_checkpoint import OneProcess
-from tests.train.test_shapes import TEXT, lm
-from tests.train.toy import head_config, tiny_config
-from train import result
+from tests.train.test_shapes import lm
+from tests.train.toy import tiny_config
 from train.checkpoint import Checkpoints, TrainState
 from train.config import TrainConfig
-from train.drafts.lm import lm_build
-from train.inputs import Inputs
+from train.drafts import head_blueprint
+from train.drafts.head_blueprint import TrainableHead
 from train.loss import DraftLoss
-from train.result import _export, calibrate, facts, kept_draft
-from train.sums import Sums
+from train.metric_sums import Sums
+from train.run_result import _export, facts, kept_draft
+from train.training_inputs import Inputs
 
 STATE = TrainState(
     step=9,
@@ -36,13 +36,13 @@ STATE = TrainState(
 
 def inputs(**fields: Any) -> Inputs:
     """With these fields alone."""
-    names = ("target", "tokenizer", "shape", "train", "validation", "store", "data", "window")
+    names = ("target", "tokenizer", "blueprint", "train", "validation", "store", "data", "window")
     return Inputs(**{name: fields.get(name) for name in names})  # type: ignore[arg-type]
 
 
 def test_what_is_said_is_of_the_best_validation() -> None:
-    shape = SimpleNamespace(num_parameters=123, depth=None)
-    assert facts(inputs(shape=shape), STATE) == {
+    blueprint = SimpleNamespace(num_parameters=123, depth=None)
+    assert facts(inputs(blueprint=blueprint), STATE) == {
         "step": 6,
         "rule": "highest held-out tau estimate",
         "loss": 2.0,
@@ -62,14 +62,14 @@ def small(**changes: Any) -> TrainConfig:
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_draft_that_is_kept_has_the_best_weights(tmp_path: Path, tied: bool) -> None:
     """Tied ones are in the file once. Weights of a later step lie beside them."""
-    cfg, shape = small(), lm(tie_embeddings=tied)
+    cfg, blueprint = small(), lm(tie_embeddings=tied)
     checkpoints, trained = Checkpoints(tmp_path, 2), {}
     for step in (6, 9):
-        module = DraftLoss(lm_build(cfg.draft, shape).module, cfg.objective, 4)
+        module = DraftLoss(blueprint.build().module, cfg.objective, 4)
         trained[step] = module.state_dict()
         checkpoints.save_best(OneProcess(), step, trained[step])  # type: ignore[arg-type]
     book: Any = SimpleNamespace(checkpoints=checkpoints)
-    kept = kept_draft(cfg, inputs(shape=shape, window=4), book, STATE, None)
+    kept = kept_draft(cfg, inputs(blueprint=blueprint, window=4), book, STATE, None)
     for name, weight in kept.module.state_dict().items():
         assert torch.equal(weight, trained[6][f"draft.{name}"]), name
 
@@ -81,9 +81,11 @@ def test_an_export_is_in_the_precision_asked_for_and_says_what_was_measured(dtyp
     )
     cfg = small(export_dtype=dtype, window=3)
     cfg.target.revision = "abc"
-    shape = SimpleNamespace(num_parameters=123, depth=2)
-    measured = facts(inputs(shape=shape), STATE)
-    export = _export(cfg, inputs(target=target, shape=shape, window=3, data={"name": "text"}), measured, "weights")
+    blueprint = SimpleNamespace(num_parameters=123, depth=2)
+    measured = facts(inputs(blueprint=blueprint), STATE)
+    export = _export(
+        cfg, inputs(target=target, blueprint=blueprint, window=3, data={"name": "text"}), measured, "weights"
+    )
     assert export.dtype == getattr(torch, dtype)
     assert (export.tokenizer_source, export.tokenizer_revision, export.num_draft_tokens) == ("hub/name", "abc", 2)
     assert export.provenance["measured"] == measured
@@ -97,16 +99,15 @@ def test_an_export_is_in_the_precision_asked_for_and_says_what_was_measured(dtyp
 def test_a_draft_takes_the_temperatures_that_were_fitted(monkeypatch: pytest.MonkeyPatch, target: Path) -> None:
     draft = built_head(target, "dspark").head
     assert isinstance(draft, DSparkDraft)
-    cfg = head_config(Path("out"), target, "dspark", data=TEXT, objective={"chunk_rows": 17})
     validation: Any = ["a batch"]
 
     def calibrated(given: nn.Module, batches: Any, chunk_rows: int) -> tuple[DSparkConfig, dict[str, float]]:
         assert (given, batches, chunk_rows) == (draft, validation, 17)
         return replace(draft.config, temperatures=(1.0, 2.0, 3.0)), {"confidence_ece": 0.25}
 
-    monkeypatch.setattr(result, "calibrated", calibrated)
-    assert calibrate(draft, validation, cfg) == {"confidence_ece": 0.25}
+    monkeypatch.setattr(head_blueprint, "calibrated", calibrated)
+    assert TrainableHead(draft).calibrate(validation, 17) == {"confidence_ece": 0.25}
     assert draft.config.temperatures == (1.0, 2.0, 3.0)
     draft.config = replace(draft.config, confidence=False)
-    assert calibrate(draft, validation, cfg) == {}
-    assert calibrate(nn.Linear(1, 1), validation, cfg) == {}
+    assert TrainableHead(draft).calibrate(validation, 17) == {}
+    assert lm().build().calibrate(validation, 17) == {}

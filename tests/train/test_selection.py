@@ -2,8 +2,8 @@
 
 import math
 
-from train.selection import rule, score
-from train.sums import Sums
+from train.best_checkpoint import rule, score
+from train.metric_sums import Sums
 
 
 def test_tau_decides_where_p_is_known() -> None:

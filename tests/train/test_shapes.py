@@ -18,10 +18,9 @@ from decode.models.load import ModelDescription, describe_model
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.train.overfit import built_head
 from tests.train.toy import head_config, model_config, tiny_config
-from train.drafts.config import DraftConfig
-from train.drafts.family import Built
-from train.drafts.head import HeadShape, head_build, head_export, head_shape
-from train.drafts.lm import LMShape, lm_build, lm_shape
+from train.drafts.draft_config import DraftConfig
+from train.drafts.head_blueprint import HeadBlueprint, head_blueprint
+from train.drafts.lm_blueprint import LMBlueprint, lm_blueprint
 from train.export.draft_folder import Export
 
 TEXT = {"name": "python_stdlib"}
@@ -38,9 +37,9 @@ def described(config: PretrainedConfig = LLAMA) -> ModelDescription:
     return ModelDescription(ModelConfig(path="there"), config)
 
 
-def lm(target: ModelDescription | None = None, **draft: Any) -> LMShape:
+def lm(target: ModelDescription | None = None, **draft: Any) -> LMBlueprint:
     cfg = tiny_config(Path("out"), Path("there"), records="r", draft=draft)
-    return lm_shape(cfg, target or described(), tiny_tokenizer())
+    return lm_blueprint(cfg, target or described(), tiny_tokenizer())
 
 
 def test_a_draft_model_speaks_every_row_of_the_targets_head() -> None:
@@ -67,7 +66,7 @@ def test_without_a_target_the_tokenizer_says_which_tokens_there_are() -> None:
     cfg = tiny_config(
         Path("out"), None, data=TEXT, tokenizer={"train_entries": 300}, objective={"name": "cross_entropy"}
     )
-    config = lm_shape(cfg, None, tiny_tokenizer(300)).config
+    config = lm_blueprint(cfg, None, tiny_tokenizer(300)).config
     assert (config.vocab_size, config.eos_token_id, config.pad_token_id) == (300, 0, 1)
     assert config.max_position_embeddings == cfg.sequence_length
 
@@ -82,12 +81,12 @@ def test_weights_are_counted_with_the_tied_ones_once() -> None:
 def test_a_pretrained_draft_is_trained_in_full_precision(tmp_path: Path) -> None:
     """Steps smaller than bfloat16 can tell from 0 would be lost."""
     tiny_llama(16, 8, num_layers=1).bfloat16().save_pretrained(tmp_path)
-    built = lm_build(DraftConfig(init_from=str(tmp_path)), LMShape(LLAMA, str(tmp_path)))
+    built = LMBlueprint(DraftConfig(init_from=str(tmp_path)), LLAMA).build()
     assert {weight.dtype for weight in built.module.parameters()} == {torch.float32}
 
 
-def head(family: str = "eagle3", target: ModelDescription | None = None, **changes: Any) -> HeadShape:
-    return head_shape(
+def head(family: str = "eagle3", target: ModelDescription | None = None, **changes: Any) -> HeadBlueprint:
+    return head_blueprint(
         head_config(Path("out"), Path("there"), family, data=TEXT, **changes), target or described(), None
     )
 
@@ -147,12 +146,12 @@ def test_confidence_that_is_not_trained_is_not_there() -> None:
 
 def test_weights_of_a_head_are_counted_without_the_targets_ends_and_without_ids(tmp_path: Path, target: Path) -> None:
     cfg = head_config(Path("out"), target, data=TEXT, head={"vocab": 40})
-    shape = head_shape(cfg, describe_model(model_config(target)), None)
-    assert shape.wants_vocab == 40
-    shape = shape.with_vocab(torch.arange(40))
-    built = head_build(cfg.draft, shape, built_head(target, "eagle3").head.ends).module
+    blueprint = head_blueprint(cfg, describe_model(model_config(target)), None)
+    assert blueprint.wants_vocab == 40
+    blueprint = blueprint.with_vocab(torch.arange(40))
+    built = blueprint.build(built_head(target, "eagle3").head.ends).module
     assert isinstance(built, HeadDraft)
-    assert shape.num_parameters == sum(weight.numel() for weight in built.parameters())
+    assert blueprint.num_parameters == sum(weight.numel() for weight in built.parameters())
     assert built.vocab is not None
     assert built.vocab.tolist() == list(range(40))
 
@@ -161,20 +160,20 @@ def saved_head(folder: Path, target: Path) -> Path:
     """One that was exported in half precision, with a draft vocabulary of 40 tokens."""
     cfg = head_config(Path("out"), target, data=TEXT, head={"vocab": 40})
     known = describe_model(model_config(target))
-    shape = head_shape(cfg, known, None).with_vocab(torch.arange(40))
+    blueprint = head_blueprint(cfg, known, None).with_vocab(torch.arange(40))
     provenance = {"target": {"path": str(target), "fingerprint": known.fingerprint}}
     export = Export(str(target), None, torch.bfloat16, 3, "card", provenance)
-    head_export(Built(head_build(cfg.draft, shape, built_head(target, "eagle3").head.ends).module), folder, export)
+    blueprint.build(built_head(target, "eagle3").head.ends).export(folder, export)
     return folder
 
 
 def test_a_saved_head_goes_on_in_full_precision_with_the_tokens_it_has(tmp_path: Path, target: Path) -> None:
     folder = saved_head(tmp_path / "saved", target)
     cfg = head_config(Path("out"), target, data=TEXT, draft={"init_from": str(folder)})
-    shape = head_shape(cfg, describe_model(model_config(target)), None)
-    assert shape.wants_vocab is None
-    assert shape.config.draft_vocab_size == 40
-    built = head_build(cfg.draft, shape, built_head(target, "eagle3").head.ends).module
+    blueprint = head_blueprint(cfg, describe_model(model_config(target)), None)
+    assert blueprint.wants_vocab is None
+    assert blueprint.config.draft_vocab_size == 40
+    built = blueprint.build(built_head(target, "eagle3").head.ends).module
     assert isinstance(built, HeadDraft)
     assert {weight.dtype for weight in built.parameters()} == {torch.float32}
     assert built.vocab is not None
@@ -197,4 +196,4 @@ def test_a_saved_head_of_another_shape_than_asked_for(
     draft = asked.get("draft", {}) | {"init_from": str(folder)}
     cfg = head_config(Path("out"), target, data=TEXT, draft=draft, head=asked.get("head", {}))
     with pytest.raises(ConfigError, match=message):
-        head_shape(cfg, describe_model(model_config(target)), None)
+        head_blueprint(cfg, describe_model(model_config(target)), None)

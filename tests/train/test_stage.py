@@ -11,12 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from decode.common.errors import ConfigError, RunError
-from distill.objectives.by_name import OBJECTIVES
+from distill.objectives.objective import OBJECTIVES
 from tests.train.toy import data_settings, metrics, tiny_config, write_records
-from train import loop as loop_module
+from train import training_loop as loop_module
 from train.config import LEARNS_FROM_TEXT
+from train.metric_sums import Sums
 from train.stage import run
-from train.sums import Sums
 
 
 def result(folder: Path) -> dict[str, Any]:
@@ -110,11 +110,11 @@ def test_the_kept_weights_are_those_of_the_best_tau_not_of_the_lowest_loss(
 ) -> None:
     scripted = iter([(2.0, 3.0), (1.0, 2.5), (0.5, 2.0)])  # (loss, tau): loss falls while acceptance falls
 
-    def evaluate(self: loop_module.Loop) -> Sums:
+    def evaluate(self: loop_module.TrainingLoop) -> Sums:
         loss, tau = next(scripted)
         return Sums(loss=loss, loss_count=1, alpha=0.5, alpha_count=1, tau=tau, tau_count=1, tokens=1)
 
-    monkeypatch.setattr(loop_module.Loop, "evaluate", evaluate)
+    monkeypatch.setattr(loop_module.TrainingLoop, "evaluate", evaluate)
     run(tiny_config(tmp_path / "out", target, records=str(records), steps=6, validate_every=2, keep_checkpoints=3))
     kept = result(tmp_path / "out")
     assert kept["step"] == 2
@@ -153,12 +153,12 @@ def test_a_plan_runs_nothing(tmp_path: Path, target: Path, records: Path) -> Non
 def test_a_loss_that_is_not_a_number_stops_the_run_and_names_the_batch(
     tmp_path: Path, target: Path, records: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    account = loop_module.Loop._account
+    account = loop_module.TrainingLoop._account
 
-    def poisoned(self: loop_module.Loop, step: int, sums: torch.Tensor) -> None:
+    def poisoned(self: loop_module.TrainingLoop, step: int, sums: torch.Tensor) -> None:
         account(self, step, sums * float("nan") if step == 4 else sums)
 
-    monkeypatch.setattr(loop_module.Loop, "_account", poisoned)
+    monkeypatch.setattr(loop_module.TrainingLoop, "_account", poisoned)
     with pytest.raises(RunError, match=r"loss is not finite at step 5.*\.txt.*step_00000003"):
         run(tiny_config(tmp_path / "out", target, records=str(records)))
     assert [path.name for path in (tmp_path / "out" / "checkpoints").glob("step_*")] == ["step_00000003"]

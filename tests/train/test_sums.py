@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import torch
 
-from train.sums import Sums
+from train.metric_sums import Sums
 
 ONE = Sums(6.0, 3.0, 2.0, 4.0, 9.0, 2.0, 10.0, 1.5, 6.0)
 

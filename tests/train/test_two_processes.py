@@ -12,7 +12,7 @@ from typing import IO
 
 import pytest
 
-from distill.records.folder import RecordFolder
+from distill.records.record_folder import RecordFolder
 from tests.train.toy import ROOT, command, metrics, tiny_settings
 
 PATIENCE_S = 300.0  # for a start on a busy machine; a second training would never end

@@ -13,7 +13,7 @@ from train.config import TrainConfig
 
 
 def model_card(cfg: TrainConfig, facts: dict[str, Any], num_draft_tokens: int) -> str:
-    """The card of a finished run; `facts` are the measured numbers, see `train.result.facts`."""
+    """The card of a finished run; `facts` are the measured numbers, see `train.run_result.facts`."""
     parts = [_head(cfg), _measured(cfg, facts, num_draft_tokens), _origin(cfg, facts), _launch(cfg, num_draft_tokens)]
     return "\n".join(line for part in parts for line in [*part, ""])
 

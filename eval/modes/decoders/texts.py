@@ -24,7 +24,7 @@ from eval.prompts.held_out import DEEPEST_DRAFT, check_room, held_out_prompts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from distill.corpora.base import Split
+    from distill.corpora.corpus import Split
 
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -52,8 +52,8 @@ def _composed(overrides: tuple[str, ...]) -> dict[str, Any]:
 def facts_of(cfg: EvalConfig, arm: str, target: ModelDescription) -> ArmFacts:
     """Family, size and taps, from descriptions alone."""
     train = train_config(cfg, arm)
-    shape = FAMILIES[train.draft.family].shape(train, target, None)
-    return ArmFacts(train.draft.family, shape.num_parameters, shape.taps)
+    blueprint = FAMILIES[train.draft.family](train, target, None)
+    return ArmFacts(train.draft.family, blueprint.num_parameters, blueprint.taps)
 
 
 def describe_arms(cfg: EvalConfig, target: ModelDescription) -> dict[str, ArmFacts]:

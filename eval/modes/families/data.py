@@ -12,7 +12,7 @@ from decode.common.typed_config import build
 from decode.models.load import ModelDescription
 from distill import stage
 from distill.config import DistillConfig
-from distill.records.folder import RecordFolder
+from distill.records.record_folder import RecordFolder
 from eval.config import EvalConfig
 from eval.inputs import check_same_shares
 from eval.modes.families.arms import ArmFacts

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from decode.common.run_folder import is_finished
 from decode.models.load import ModelDescription
-from distill.records.folder import RecordFolder
+from distill.records.record_folder import RecordFolder
 from eval.config import EvalConfig
 from eval.modes.families.arms import ArmFacts
 from eval.modes.families.speed import cells

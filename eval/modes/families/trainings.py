@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 from decode.common.errors import InputError, RunError
 from decode.common.progress import get_logger, progress
 from decode.common.run_folder import check_same_run, is_finished
-from distill.records.folder import RecordFolder
+from distill.records.record_folder import RecordFolder
 from distill.sequences import record_sequences
 from eval.config import EvalConfig
 from eval.modes.families.arms import train_config

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from decode.common.checked_json import Size
 from distill.config import StoreName
-from distill.objectives.distribution import FullRows, HiddenRows, SparseRows, TargetDistribution
-from distill.records import sparse
-from distill.records.features import FeatureLayout, Shapes
+from distill.objectives.target_distribution import FullRows, HiddenRows, SparseRows, TargetDistribution
+from distill.records import sparse_estimate as sparse
+from distill.records.feature_codes import FeatureLayout, Shapes
 
 Arrays = dict[str, np.ndarray]
 Head = Callable[[Tensor], Tensor]

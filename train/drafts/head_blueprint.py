@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from decode.common.errors import InputError
 from decode.common.typed_config import require
+from decode.drafters.base import Batch
+from decode.drafters.dspark import DSparkDraft
 from decode.drafters.dspark import default_taps as dspark_taps
 from decode.drafters.eagle3 import default_taps as eagle3_taps
 from decode.drafters.head_draft import HeadConfig, HeadDraft
@@ -22,14 +25,41 @@ from decode.models.ends import Ends
 from decode.models.hidden_states import FINAL, check_taps
 from decode.models.load import ModelDescription
 from train.config import TrainConfig
-from train.drafts.config import DraftConfig, HeadSettings
-from train.drafts.family import Built
+from train.drafts.blueprint import Blueprint, TrainableDraft
+from train.drafts.confidence import calibrated
+from train.drafts.draft_config import DraftConfig, HeadSettings
 from train.drafts.rope import rope_of
 from train.export.draft_folder import Export, export_head
 
 
+class TrainableHead(TrainableDraft):
+    """A head of any family."""
+
+    def __init__(self, head: HeadDraft) -> None:
+        super().__init__(head)
+        self.head = head
+
+    def token_tables(self) -> list[nn.Parameter]:
+        """With what adds to the target's logits, over its vocabulary or a reduced one."""
+        size = self.head.config.draft_vocab_size or self.head.config.vocab_size
+        linear = [child for child in self.head.modules() if isinstance(child, nn.Linear)]
+        wide = [weight for child in linear if child.out_features == size for weight in child.parameters()]
+        return [*super().token_tables(), *wide]
+
+    def calibrate(self, validation: Iterable[Batch], chunk_rows: int) -> dict[str, float]:
+        """The temperatures of a head that predicts its own acceptance."""
+        head = self.head
+        if not isinstance(head, DSparkDraft) or not head.config.confidence:
+            return {}
+        head.config, measured = calibrated(head.to(head.device), validation, chunk_rows)
+        return measured
+
+    def export(self, folder: Path, export: Export) -> None:
+        export_head(self.head, folder, export)
+
+
 @dataclass(frozen=True)
-class HeadShape:
+class HeadBlueprint(Blueprint):
     """A head of any family."""
 
     config: HeadConfig
@@ -42,33 +72,43 @@ class HeadShape:
     """(V_draft,) ascending target ids of a new head's reduced draft vocabulary, from `with_vocab`."""
 
     @property
-    def taps(self) -> tuple[int, ...]:
-        """As `Shape` says."""
-        return self.config.taps
-
-    @property
-    def depth(self) -> int | None:
-        """As `Shape` says."""
-        return self.config.depth
-
-    @property
     def num_parameters(self) -> int:
-        """As `Shape` says; the target's ends are not among them."""
+        """The target's ends are not among them."""
         return sum(prod(shape) for name, shape in expected(self.config).items() if name != "vocab")
 
     @property
+    def max_positions(self) -> int:
+        return self.config.max_positions
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.config.taps
+
+    @property
+    def depth(self) -> int:
+        return self.config.depth
+
+    @property
     def wants_vocab(self) -> int | None:
-        """Entries of a reduced draft vocabulary that is yet to be chosen."""
         return self.config.draft_vocab_size if self.source is None else None
 
-    def with_vocab(self, vocab: Tensor) -> HeadShape:
-        """The same with the tokens chosen."""
+    def with_vocab(self, vocab: Tensor) -> HeadBlueprint:
         return replace(self, vocab=vocab)
 
+    def build(self, ends: Ends | None) -> TrainableHead:
+        """Between the target's `ends`, which it refers to and does not own."""
+        assert ends is not None, "a head is built between its target's ends"
+        if self.source is not None:
+            return TrainableHead(load_head(self.source, ends, self.target).float())
+        head = HEADS[self.config.family][1](self.config, ends, self.vocab)
+        if self.own is not None:
+            head.load_state_dict(self.own | ({} if self.vocab is None else {"vocab": self.vocab}))
+        return TrainableHead(head)
 
-def head_shape(
+
+def head_blueprint(
     cfg: TrainConfig, target: ModelDescription | None, tokenizer: PreTrainedTokenizerBase | None
-) -> HeadShape:
+) -> HeadBlueprint:
     """A head of the target's own sizes where none are configured, or the saved head of `init_from`.
 
     Raises InputError for a target that heads do not know, for hidden states that it does not have and for a saved head
@@ -93,30 +133,15 @@ def head_shape(
         given = {name: value for name, value in sizes.items() if value is not None}
         require(not given, f"draft.head.init_own=true takes the target's own layer as it is; leave {given} out")
         config, weights = own_mtp(target, draft.head.depth)
-        return HeadShape(replace(config, draft_vocab_size=draft.head.vocab), target, own=weights)
+        return HeadBlueprint(replace(config, draft_vocab_size=draft.head.vocab), target, own=weights)
     kind = HEADS[draft.family][0]
     given = (
         vars(draft.head) | _sizes(draft, target, text) | {"family": draft.family, "layers": draft.layers, "taps": taps}
     )
     if cfg.objective.confidence_weight == 0:  # what was never trained must not cut drafts
         given["confidence"] = False
-    return HeadShape(kind(**{field.name: given[field.name] for field in fields(kind) if field.name in given}), target)
-
-
-def head_build(draft: DraftConfig, shape: HeadShape, ends: Ends | None) -> Built:
-    """Between the target's `ends`, which it refers to and does not own."""
-    assert ends is not None, "a head is built between its target's ends"
-    if shape.source is not None:
-        return Built(load_head(shape.source, ends, shape.target).float())
-    head = HEADS[shape.config.family][1](shape.config, ends, shape.vocab)
-    if shape.own is not None:
-        head.load_state_dict(shape.own | ({} if shape.vocab is None else {"vocab": shape.vocab}))
-    return Built(head)
-
-
-def head_export(built: Built, folder: Path, export: Export) -> None:
-    """As `train.export.draft_folder.export_head` says."""
-    export_head(cast(HeadDraft, built.module), folder, export)
+    config = kind(**{field.name: given[field.name] for field in fields(kind) if field.name in given})
+    return HeadBlueprint(config, target)
 
 
 def default_taps(family: str, num_layers: int, path: str) -> tuple[int, ...]:
@@ -156,7 +181,7 @@ def _sizes(draft: DraftConfig, target: ModelDescription, text: PretrainedConfig)
     }
 
 
-def _saved(draft: DraftConfig, target: ModelDescription) -> HeadShape:
+def _saved(draft: DraftConfig, target: ModelDescription) -> HeadBlueprint:
     assert draft.init_from is not None
     folder = Path(model_folder(draft.init_from))
     if not (folder / "config.json").is_file():
@@ -178,7 +203,7 @@ def _saved(draft: DraftConfig, target: ModelDescription) -> HeadShape:
             f"draft.{_where(name)}={asked[name]}, and the head {draft.init_from} has {saved[name]}, which stays as it "
             f"is. Set draft.{_where(name)}={saved[name]}, or train a new head without draft.init_from",
         )
-    return HeadShape(config, target, folder)
+    return HeadBlueprint(config, target, folder)
 
 
 def _asked(draft: DraftConfig) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from decode.common.errors import InputError
 from distill.config import DataConfig
-from distill.corpora.base import Document, Message
+from distill.corpora.corpus import Document, Message
 
 SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from decode.models.output_head import head_of
-from distill.corpora.base import unit_hash
-from distill.passes import Pass, Passes
-from distill.records.features import FeatureCode
-from distill.records.shards import Record
-from distill.records.stores import Arrays, Layout
+from distill.corpora.corpus import unit_hash
+from distill.records.distribution_stores import Arrays, Layout
+from distill.records.feature_codes import FeatureCode
+from distill.records.record_shards import Record
+from distill.target_passes import Pass, Passes
 
 CHUNK_ENTRIES = 1 << 23  # rows * vocabulary held at once: 32 MiB in float32, three times over while a tail is drawn
 ERRORS = "errors"  # what the errors of coded states are called, as long as they travel with them

@@ -17,7 +17,7 @@ from decode.common.progress import get_logger
 from decode.drafters.base import Batch
 from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from distill.config import ObjectiveConfig
-from distill.objectives.by_name import build_objective, chunked
+from distill.objectives.objective import build_objective, chunked
 
 log = get_logger("train")
 

@@ -13,17 +13,17 @@ from transformers import PreTrainedTokenizerBase
 from decode.common.errors import ConfigError, InputError
 from decode.models.load import ModelDescription
 from distill.config import DistillConfig
-from distill.prompts.chat import encode_chat, encode_prompt
-from distill.prompts.draw import Prompt, turns
-from distill.records.features import FeatureLayout
-from distill.records.folder import RecordFolder
-from distill.records.stores import Layout
+from distill.prompts.chat import encode_prompt
+from distill.prompts.drawn_prompts import DrawnPrompt, corpus_text, turns
+from distill.records.distribution_stores import Layout
+from distill.records.feature_codes import FeatureLayout
+from distill.records.record_folder import RecordFolder
 
 MAX_SHARD_BYTES = 2 << 30  # a shard is built in memory, twice for a moment
 
 
 @dataclass(frozen=True)
-class Plan:
+class RecordingPlan:
     """Upper bounds of a run: every response as long as it may be."""
 
     prompts: Counter[str]
@@ -71,19 +71,19 @@ class Plan:
 
 
 def make_plan(
-    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, target: ModelDescription, config: DistillConfig
-) -> Plan:
+    prompts: Sequence[DrawnPrompt], tokenizer: PreTrainedTokenizerBase, target: ModelDescription, config: DistillConfig
+) -> RecordingPlan:
     """The plan of a run. Raises InputError where a prompt leaves no room in the context, ConfigError for too big
     shards."""
     layout = _layout(target, config)
     sizes = [_size(prompt, tokenizer, target, config) for prompt in prompts]
-    plan = Plan(
+    plan = RecordingPlan(
         prompts=Counter(prompt.split for prompt in prompts),
         documents=len({prompt.document for prompt in prompts}),
         responses=sum(prompt.num_turns for prompt in prompts) if config.responses == "target" else 0,
-        tokens=sum(size.tokens for size in sizes),
-        learned_tokens=sum(size.learned for size in sizes),
-        too_long=sum(not size.tokens for size in sizes),
+        tokens=sum(tokens for tokens, _ in sizes),
+        learned_tokens=sum(learned for _, learned in sizes),
+        too_long=sum(not tokens for tokens, _ in sizes),
         layout=layout,
         shard_size=config.records.shard_size,
         num_shards=ceil(len(prompts) / config.records.shard_size),
@@ -99,10 +99,10 @@ def make_plan(
     return plan
 
 
-def plan_of_records(folder: RecordFolder, target: ModelDescription, config: DistillConfig) -> Plan:
+def plan_of_records(folder: RecordFolder, target: ModelDescription, config: DistillConfig) -> RecordingPlan:
     """The plan of a run that scores the texts of `folder` again; ConfigError for too big shards."""
     first = np.unique(folder.prompts, return_index=True)[1]
-    plan = Plan(
+    plan = RecordingPlan(
         prompts=Counter(folder.split_of(int(index)) for index in first),
         documents=len({document for shard in folder.shards for document in shard.documents}),
         responses=0,
@@ -129,46 +129,35 @@ def _layout(target: ModelDescription, config: DistillConfig) -> Layout:
     return Layout(list(kept.store), *sizes, dtype, kept.head, kept.tail, kept.topk, features)
 
 
-@dataclass(frozen=True)
-class _Size:
-    """Tokens of the records of one prompt, at most; none where its first response has no room in the context."""
-
-    tokens: int
-    learned: int
-
-
-def _size(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, target: ModelDescription, config: DistillConfig) -> _Size:
-    if prompt.ids is not None:
-        return _text_size(len(prompt.ids), target, config)
-    messages, limit = prompt.messages or [], target.max_positions
+def _size(
+    prompt: DrawnPrompt, tokenizer: PreTrainedTokenizerBase, target: ModelDescription, config: DistillConfig
+) -> tuple[int, int]:
+    """(tokens, learned tokens) of the records of one prompt, at most; none where its first response has no room in the
+    context."""
+    limit, room = target.max_positions, config.sampling.max_new_tokens
     if config.responses == "corpus":
-        ids, mask = encode_chat(tokenizer, messages, prompt.document)
-        return _Size(min(len(ids), limit), sum(mask[:limit]))
-    room = config.sampling.max_new_tokens
+        ids, mask = corpus_text(prompt, tokenizer, config, limit)
+        return len(ids), sum(mask)
+    if prompt.ids is not None:
+        length = len(prompt.ids)
+        if length + room > limit:
+            raise InputError(
+                f"a prompt of {length} tokens and a response of {room} do not fit into the {limit} positions of "
+                f"{target.path}; use fewer prompts.tokens or sampling.max_new_tokens"
+            )
+        return length + room, room + (length - 1 if config.data.learn_prompt else 0)
+    messages = prompt.messages or []
     # Each turn is recorded with the text before it, in which the target's own answers stand for those of the corpus.
     first, *rest = [
         len(encode_prompt(tokenizer, messages[:turn], prompt.document)) + number * room
         for number, turn in enumerate(turns(messages))
     ]
     if first + room > limit:
-        return _Size(0, 0)
-    return _Size(sum(min(length + room, limit) for length in (first, *rest)), room * (1 + len(rest)))
+        return 0, 0
+    return sum(min(length + room, limit) for length in (first, *rest)), room * (1 + len(rest))
 
 
-def _text_size(length: int, target: ModelDescription, config: DistillConfig) -> _Size:
-    room, limit = config.sampling.max_new_tokens, target.max_positions
-    if config.responses == "corpus":
-        length = min(length, limit)
-        return _Size(length, length - 1 if config.data.learn_prompt else max(0, length - config.prompts.tokens))
-    if length + room > limit:
-        raise InputError(
-            f"a prompt of {length} tokens and a response of {room} do not fit into the {limit} positions of "
-            f"{target.path}; use fewer prompts.tokens or sampling.max_new_tokens"
-        )
-    return _Size(length + room, room + (length - 1 if config.data.learn_prompt else 0))
-
-
-def _check(plan: Plan) -> None:
+def _check(plan: RecordingPlan) -> None:
     _check_shards(plan)
     components = plan.layout.features.components if plan.layout.features else 0
     if plan.tokens <= components:
@@ -178,7 +167,7 @@ def _check(plan: Plan) -> None:
         )
 
 
-def _check_shards(plan: Plan) -> None:
+def _check_shards(plan: RecordingPlan) -> None:
     shard = plan.bytes_on_disk / max(1, plan.num_shards)
     if shard > MAX_SHARD_BYTES:
         kept = [*plan.layout.store, *(["hidden states"] if plan.layout.features else [])]

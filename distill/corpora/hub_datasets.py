@@ -8,8 +8,8 @@ from typing import Any
 
 from decode.common.errors import InputError
 from distill.config import DataConfig
-from distill.corpora.base import Document
-from distill.corpora.rows import row_document
+from distill.corpora.corpus import Document
+from distill.corpora.row_files import row_document
 
 SAVED_MARKS = ("state.json", "dataset_dict.json")  # what `save_to_disk` leaves
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from decode.common.errors import RunError
 from decode.models.hidden_states import Taps
-from distill.records.shards import Record
+from distill.records.record_shards import Record
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from decode.common.errors import InputError
 from distill.config import DataConfig
-from distill.corpora.base import Corpus, Document
-from distill.corpora.files import python_stdlib, text_files
-from distill.corpora.hub import dataset_rows
-from distill.corpora.rows import jsonl_rows, parquet_rows
+from distill.corpora.corpus import Corpus, Document
+from distill.corpora.hub_datasets import dataset_rows
+from distill.corpora.row_files import jsonl_rows, parquet_rows
+from distill.corpora.text_files import python_stdlib, text_files
 
 FILE_READERS: dict[str, Callable[[Path, DataConfig], Iterator[Document]]] = {
     "text": lambda path, _: text_files(path),

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from transformers import PreTrainedTokenizerBase
 
 from distill.config import DistillConfig
-from distill.prompts.chat import encode_chat, encode_prompt
-from distill.prompts.draw import Prompt, turns
+from distill.prompts.chat import encode_prompt
+from distill.prompts.drawn_prompts import DrawnPrompt, corpus_text, turns
 
 OPEN, CLOSE = "\u27e6", "\u27e7"  # white square brackets: no corpus of code or chat has them
 RESPONSE = f"{OPEN}... the target's response ...{CLOSE}"
@@ -21,7 +21,9 @@ def write_lines(lines: Sequence[str]) -> None:
     sys.stdout.flush()
 
 
-def examples(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, config: DistillConfig) -> Iterator[str]:
+def examples(
+    prompts: Sequence[DrawnPrompt], tokenizer: PreTrainedTokenizerBase, config: DistillConfig
+) -> Iterator[str]:
     """The first `config.show` prompts as text; what stands between the double brackets is learned."""
     for prompt in prompts[: config.show]:
         ids, mask, tail = _sequence(prompt, tokenizer, config)
@@ -47,15 +49,13 @@ def marked(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], mask: Sequenc
 
 
 def _sequence(
-    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, config: DistillConfig
+    prompt: DrawnPrompt, tokenizer: PreTrainedTokenizerBase, config: DistillConfig
 ) -> tuple[list[int], list[bool], str]:
-    tail = RESPONSE if config.responses == "target" else ""
-    if prompt.ids is not None:
-        end = config.prompts.tokens if config.responses == "corpus" else len(prompt.ids)
-        first = 1 if config.data.learn_prompt else end
-        return prompt.ids, [place >= first for place in range(len(prompt.ids))], tail
-    messages = prompt.messages or []
     if config.responses == "corpus":
-        return *encode_chat(tokenizer, messages, prompt.document), tail
+        return *corpus_text(prompt, tokenizer, config), ""
+    if prompt.ids is not None:
+        first = 1 if config.data.learn_prompt else len(prompt.ids)
+        return prompt.ids, [place >= first for place in range(len(prompt.ids))], RESPONSE
+    messages = prompt.messages or []
     ids = encode_prompt(tokenizer, messages[: turns(messages)[-1]], prompt.document)
-    return ids, [False] * len(ids), tail
+    return ids, [False] * len(ids), RESPONSE

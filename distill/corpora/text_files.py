@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from decode.common.errors import InputError
-from distill.corpora.base import Document, unit_hash
+from distill.corpora.corpus import Document, unit_hash
 
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
 TEXT_SUFFIXES = {".txt", ".md", ".rst", ".py", ".text"}

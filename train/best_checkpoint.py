@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from train.sums import Sums
+from train.metric_sums import Sums
 
 
 def score(validation: Sums) -> float:

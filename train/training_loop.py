@@ -15,16 +15,16 @@ from decode.common.errors import RunError
 from decode.common.progress import get_logger, progress
 from decode.drafters.base import Batch
 from decode.models.ends import Ends
-from train import selection
+from train import best_checkpoint as selection
 from train.batches import PADDING, PackedSource, StepReader
 from train.checkpoint import Checkpoints, TrainState
 from train.config import TrainConfig
-from train.live import LiveTarget
-from train.log import MetricsLog
-from train.meter import Meter
-from train.optim import Schedule
+from train.live_target import LiveTarget
+from train.metric_sums import Sums
+from train.metrics_log import MetricsLog
+from train.optimizers import Schedule
 from train.packing import Order, share
-from train.sums import Sums
+from train.speed_meter import Meter
 from train.trackers import Tracker
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Book:
         self.tracker.log(record)
 
 
-class Loop:
+class TrainingLoop:
     """Trains from `state.step` to `cfg.steps`; all ranks run it in lockstep and come to the same decisions."""
 
     def __init__(

@@ -5,24 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
-from transformers import PreTrainedModel
 
-from decode.drafters.head_draft import HeadDraft
 from train.config import TrainConfig
 
 
-def build_optimizers(module: nn.Module, cfg: TrainConfig) -> list[Optimizer]:
+def build_optimizers(module: nn.Module, token_tables: Iterable[Tensor], cfg: TrainConfig) -> list[Optimizer]:
     """AdamW over everything, or Muon (Jordan et al. 2024) for the layers' matrices and AdamW for the rest.
 
-    Muon orthogonalises a matrix that maps hidden states to hidden states; embeddings, head, norms and biases do not.
+    Muon orthogonalises a matrix that maps hidden states to hidden states; `token_tables`, norms and biases do not.
     """
-    trained = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
-    ends = _embedding_weights(module)
-    hidden = [weight for _, weight in trained if weight.ndim == 2 and id(weight) not in ends]
-    tables = [weight for _, weight in trained if id(weight) in ends]
-    vectors = [weight for _, weight in trained if weight.ndim != 2]
+    trained = [weight for weight in module.parameters() if weight.requires_grad]
+    by_token = {id(weight) for weight in token_tables}
+    hidden = [weight for weight in trained if weight.ndim == 2 and id(weight) not in by_token]
+    tables = [weight for weight in trained if id(weight) in by_token]
+    vectors = [weight for weight in trained if weight.ndim != 2]
     matrices = tables if cfg.optimizer == "muon" else hidden + tables
     groups = [{"params": matrices, "weight_decay": cfg.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     adamw = AdamW([group for group in groups if group["params"]], lr=cfg.lr, betas=cfg.betas)
@@ -54,14 +52,3 @@ class Schedule:
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
         return self.peaks[0][0] * factor
-
-
-def _embedding_weights(module: nn.Module) -> set[int]:
-    """Identities of the token tables: input embeddings, output heads, and what a head adds to its target's logits."""
-    tables = [child for child in module.modules() if isinstance(child, nn.Embedding)]
-    models = [child for child in module.modules() if isinstance(child, PreTrainedModel)]
-    heads = [head for head in (model.get_output_embeddings() for model in models) if head is not None]
-    configs = [child.config for child in module.modules() if isinstance(child, HeadDraft)]
-    sizes = {config.draft_vocab_size or config.vocab_size for config in configs}
-    heads += [child for child in module.modules() if isinstance(child, nn.Linear) and child.out_features in sizes]
-    return {id(weight) for table in (*tables, *heads) for weight in table.parameters()}

@@ -12,17 +12,16 @@ from decode.common.errors import ConfigError
 from decode.common.progress import get_logger, is_main_process
 from decode.common.typed_config import require
 from decode.config import ModelConfig
-from decode.models.load import ModelDescription, check_same_tokens, describe_model, load_tokenizer
+from decode.models.load import ModelDescription, describe_model, load_tokenizer
 from distill.corpora import load_corpus
-from distill.objectives.by_name import OBJECTIVES
 from distill.objectives.draft_vocabulary import frequent_tokens
+from distill.objectives.objective import OBJECTIVES
 from distill.prompts.tokenizer import train_bpe
-from distill.records.folder import RecordFolder
+from distill.records.record_folder import RecordFolder
 from distill.sequences import SequenceSource, record_sequences, text_sequences
 from train.batches import PackedSource
 from train.config import TrainConfig
-from train.drafts.family import Shape
-from train.drafts.head import HeadShape
+from train.drafts.blueprint import Blueprint
 from train.drafts.registry import FAMILIES
 
 logger = get_logger("train")
@@ -36,7 +35,7 @@ class Inputs:
 
     target: ModelDescription | None
     tokenizer: PreTrainedTokenizerBase
-    shape: Shape
+    blueprint: Blueprint
     train: PackedSource
     validation: PackedSource
     store: str | None
@@ -46,18 +45,18 @@ class Inputs:
     window: int
     """Draft tokens per round of a family that drafts any number."""
     recorded_weights: str | None = None
-    """Fingerprint of the weights that made the records (`decode.fingerprint`); None without records or where older ones
-    do not say it."""
+    """Fingerprint of the weights that made the records (`decode.models.fingerprint`); None without records, and where
+    older ones do not say it."""
 
     @property
     def window_along_rows(self) -> int | None:
         """As `train.loss.DraftLoss` wants it: None where a family unrolls its rounds."""
-        return self.window if self.shape.depth is None else None
+        return self.window if self.blueprint.depth is None else None
 
     @property
     def num_draft_tokens(self) -> int:
         """Of a round, as training judges it and engines are told to start with."""
-        return self.shape.depth or self.window
+        return self.blueprint.depth or self.window
 
     @property
     def needs_target_weights(self) -> bool:
@@ -68,23 +67,24 @@ class Inputs:
 def open_inputs(cfg: TrainConfig) -> Inputs:
     """Everything but weights; raises ConfigError or InputError for whatever does not fit together."""
     target = None if cfg.target.path is None else describe_model(cfg.target)
-    _check_draft(cfg, target)
+    tokenizer = _tokenizer(cfg, target)
+    blueprint = FAMILIES[cfg.draft.family](cfg, target, tokenizer)
+    _check_length(cfg, target, blueprint)
     records = None
     if cfg.records is not None:
         records = RecordFolder.open(cfg.records, target, checksums=is_main_process())
     store = None if records is None else _choose_store(cfg, records)
-    tokenizer = _tokenizer(cfg, target)
-    shape = FAMILIES[cfg.draft.family].shape(cfg, target, tokenizer)
-    taps = shape.taps if cfg.target_source == "records" else ()  # a live target makes them itself
+    taps = blueprint.taps if cfg.target_source == "records" else ()  # a live target makes them itself
     sources = [_source(cfg, tokenizer, records, store, split, taps) for split in ("train", "validation")]
-    if isinstance(shape, HeadShape) and shape.wants_vocab is not None:
+    if blueprint.wants_vocab is not None:
         assert target is not None
         always = special_tokens(target, tokenizer)
-        shape = shape.with_vocab(frequent_tokens(sources[0], shape.wants_vocab, target.vocab_size, always))
+        vocab = frequent_tokens(sources[0], blueprint.wants_vocab, target.vocab_size, always)
+        blueprint = blueprint.with_vocab(vocab)
     train, validation = (PackedSource.of(source, cfg.sequence_length, cfg.seed, taps) for source in sources)
     data = records.manifest.config.data.model_dump() if records is not None else cfg.data and asdict(cfg.data)
     recorded = None if records is None else records.manifest.target.weights
-    return Inputs(target, tokenizer, shape, train, validation, store, data, cfg.window, recorded)
+    return Inputs(target, tokenizer, blueprint, train, validation, store, data, cfg.window, recorded)
 
 
 def check_enough(cfg: TrainConfig, inputs: Inputs, world_size: int) -> int:
@@ -101,18 +101,9 @@ def check_enough(cfg: TrainConfig, inputs: Inputs, world_size: int) -> int:
     return rows
 
 
-def _check_draft(cfg: TrainConfig, target: ModelDescription | None) -> None:
-    pretrained = None
-    if cfg.draft.init_from is not None and not cfg.draft.is_head:  # heads: train.family_head
-        source = ModelConfig(path=cfg.draft.init_from, revision=cfg.draft.revision)
-        pretrained = describe_model(source, role="draft.init_from")
-        if target is not None:
-            check_same_tokens(target, pretrained)
-    limits = {
-        "the target's context": target.max_positions if target else None,
-        "draft.max_positions": cfg.draft.max_positions if pretrained is None else None,
-        f"the context of {cfg.draft.init_from}": pretrained.max_positions if pretrained else None,
-    }
+def _check_length(cfg: TrainConfig, target: ModelDescription | None, blueprint: Blueprint) -> None:
+    of_draft = f"the context of {cfg.draft.init_from}" if cfg.draft.init_from else "draft.max_positions"
+    limits = {"the target's context": target.max_positions if target else None, of_draft: blueprint.max_positions}
     for what, limit in limits.items():
         require(
             limit is None or cfg.sequence_length <= limit,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from decode.acceptance import overlap
-from distill.objectives.distribution import FLOOR, Dense, Distribution, Sparse
+from distill.objectives.target_distribution import FLOOR, Dense, Distribution, Sparse
 
 
 def cross_entropy(log_q: Tensor, target: Distribution | None, next_ids: Tensor) -> Tensor:  # (R, V), p, (R,) -> (R,)

@@ -8,28 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
 from decode.common.checked_json import write_json
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder
 from decode.drafters.base import Batch
-from decode.drafters.dspark import DSparkDraft
 from decode.models.ends import Ends
 from decode.models.fingerprint import weights_fingerprint
+from train.best_checkpoint import rule
 from train.checkpoint import TrainState
-from train.confidence import calibrated
 from train.config import TrainConfig
-from train.drafts.family import Built
-from train.drafts.registry import FAMILIES
+from train.drafts.blueprint import TrainableDraft
 from train.export.draft_folder import Export
 from train.export.model_card import model_card
-from train.inputs import Inputs, tokenizer_folder
 from train.loss import DraftLoss
-from train.selection import rule
+from train.training_inputs import Inputs, tokenizer_folder
 
 if TYPE_CHECKING:
-    from train.loop import Book
+    from train.training_loop import Book
 
 logger = get_logger("train")
 
@@ -45,12 +41,12 @@ def keep_result(
 ) -> None:
     """Export the best weights to `model/`, hand the report to the tracker, and finish the run; rank 0 only.
 
-    `validation` are batches that a draft's confidence is calibrated on, where it has any.
+    `validation` are batches that a draft is calibrated on, where its family is.
     """
-    built = kept_draft(cfg, inputs, book, state, ends)
-    measured = facts(inputs, state) | calibrate(built.module, validation, cfg)
+    draft = kept_draft(cfg, inputs, book, state, ends)
+    measured = facts(inputs, state) | draft.calibrate(validation, cfg.objective.chunk_rows)
     weights = _target_weights(cfg, inputs, ends)
-    FAMILIES[cfg.draft.family].export(built, folder.path / "model", _export(cfg, inputs, measured, weights))
+    draft.export(folder.path / "model", _export(cfg, inputs, measured, weights))
     write_json(folder.file("result.json"), measured)
     book.tracker.finish([folder.path / "model" / "README.md", folder.file("result.json")], measured)
     if book.log is not None:
@@ -59,23 +55,15 @@ def keep_result(
     logger.info("kept step %d; exported to %s", measured["step"], folder.path / "model")
 
 
-def kept_draft(cfg: TrainConfig, inputs: Inputs, book: Book, state: TrainState, ends: Ends | None) -> Built:
+def kept_draft(cfg: TrainConfig, inputs: Inputs, book: Book, state: TrainState, ends: Ends | None) -> TrainableDraft:
     """The draft with the weights of the best validation, on the CPU and outside of any engine."""
     assert state.best_step is not None, "the last step always validates"
-    built = FAMILIES[cfg.draft.family].build(cfg.draft, inputs.shape, ends)
-    module = DraftLoss(built.module, cfg.objective, inputs.window_along_rows)
+    draft = inputs.blueprint.build(ends)
+    module = DraftLoss(draft.module, cfg.objective, inputs.window_along_rows)
     weights = load_file(book.checkpoints.best_weights(state.best_step))
     _, unexpected = module.load_state_dict(weights, strict=False)  # tied weights are stored under one of their names
     assert not unexpected, unexpected
-    return built
-
-
-def calibrate(draft: nn.Module, validation: Iterable[Batch], cfg: TrainConfig) -> dict[str, float]:
-    """Give a draft that predicts its acceptance its temperatures; what was measured of them."""
-    if not isinstance(draft, DSparkDraft) or not draft.config.confidence:
-        return {}
-    draft.config, measured = calibrated(draft.to(draft.device), validation, cfg.objective.chunk_rows)
-    return measured
+    return draft
 
 
 def facts(inputs: Inputs, state: TrainState) -> dict[str, Any]:
@@ -86,7 +74,7 @@ def facts(inputs: Inputs, state: TrainState) -> dict[str, Any]:
         **state.best.means(),
         "validation_tokens": int(state.best.tokens),
         "tokens": state.tokens,
-        "num_parameters": inputs.shape.num_parameters,
+        "num_parameters": inputs.blueprint.num_parameters,
     }
 
 

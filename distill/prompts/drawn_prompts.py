@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from itertools import islice
 
 from transformers import PreTrainedTokenizerBase
@@ -13,14 +13,15 @@ from transformers import PreTrainedTokenizerBase
 from decode.common.errors import InputError
 from distill.config import DistillConfig
 from distill.corpora import Corpus, Document, Split
-from distill.corpora.base import Message, in_groups, unit_hash
+from distill.corpora.corpus import Message, in_groups, unit_hash
+from distill.prompts.chat import encode_chat
 from distill.prompts.tokenizer import encode_texts, start_ids
 
 DOCUMENTS_AT_ONCE = 32
 
 
 @dataclass(frozen=True)
-class Prompt:
+class DrawnPrompt:
     """One request: ids of plain text, or messages whose assistant turns are to be written."""
 
     number: int
@@ -44,7 +45,7 @@ def turns(messages: Sequence[Message]) -> list[int]:
     return spoken if messages[-1]["role"] == "assistant" else [*spoken, len(messages)]
 
 
-def collect_prompts(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, config: DistillConfig) -> list[Prompt]:
+def collect_prompts(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, config: DistillConfig) -> list[DrawnPrompt]:
     """The prompts of the training split, then those of the validation split, numbered through.
 
     Raises InputError where the corpus is empty or malformed, or gives no prompt.
@@ -52,17 +53,29 @@ def collect_prompts(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, config: 
     wanted: list[tuple[Split, int | None]] = [("train", config.prompts.count)]
     if config.prompts.validation_count:
         wanted.append(("validation", config.prompts.validation_count))
-    found: list[Prompt] = []
+    found: list[DrawnPrompt] = []
     for split, count in wanted:
         first = len(found)
-        for window in islice(_windows(corpus, tokenizer, config, split), count):
-            found.append(Prompt(len(found), window.id, split, window.ids, window.messages))
+        for prompt in islice(_prompts(corpus, tokenizer, config, split), count):
+            found.append(replace(prompt, number=len(found)))
         if len(found) == first:
             raise InputError(f"{corpus.where}: no document of the {split} split is long enough to give a prompt")
     return found
 
 
-def digest(prompts: Sequence[Prompt]) -> str:
+def corpus_text(
+    prompt: DrawnPrompt, tokenizer: PreTrainedTokenizerBase, config: DistillConfig, limit: int | None = None
+) -> tuple[list[int], list[bool]]:
+    """(ids, mask of the learned ones) of a prompt whose response stands in the corpus, cut to `limit` tokens."""
+    if prompt.ids is None:
+        ids, mask = encode_chat(tokenizer, prompt.messages or [], prompt.document)
+    else:
+        first = 1 if config.data.learn_prompt else config.prompts.tokens
+        ids, mask = prompt.ids, [place >= first for place in range(len(prompt.ids))]
+    return ids[:limit], mask[:limit]
+
+
+def digest(prompts: Sequence[DrawnPrompt]) -> str:
     """A hash of all prompts, by which a resumed run knows that its corpus is still the same."""
     sha = hashlib.sha256()
     for prompt in prompts:
@@ -70,33 +83,26 @@ def digest(prompts: Sequence[Prompt]) -> str:
     return sha.hexdigest()
 
 
-@dataclass(frozen=True)
-class _Window:
-    id: str
-    ids: list[int] | None = None
-    messages: list[Message] | None = None
-
-
-def _windows(
+def _prompts(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase, config: DistillConfig, split: Split
-) -> Iterator[_Window]:
+) -> Iterator[DrawnPrompt]:
+    """Those of `split`, not numbered yet."""
     for group in in_groups(corpus.documents(split), DOCUMENTS_AT_ONCE):
         texts = iter(encode_texts(tokenizer, [one.text for one in group if one.text is not None]))
         for document in group:
             if document.messages is not None:
-                yield _conversation(document, corpus)
+                yield _conversation(document, corpus, split)
             else:
                 for ids in _cut(next(texts), document.id, config):
-                    yield _Window(document.id, start_ids(tokenizer) + ids)
+                    yield DrawnPrompt(-1, document.id, split, start_ids(tokenizer) + ids)
 
 
-def _conversation(document: Document, corpus: Corpus) -> _Window:
-    messages = document.messages or []
-    if not turns(messages):
+def _conversation(document: Document, corpus: Corpus, split: Split) -> DrawnPrompt:
+    if not turns(document.messages or []):
         raise InputError(
             f"{corpus.where}, document {document.id}: nobody but the assistant speaks, so there is no prompt"
         )
-    return _Window(document.id, messages=messages)
+    return DrawnPrompt(-1, document.id, split, messages=document.messages)
 
 
 def _cut(ids: list[int], document: str, config: DistillConfig) -> Iterator[list[int]]:

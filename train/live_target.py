@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from decode.drafters.base import Batch
 from decode.drafters.lm import LMDraft
 from decode.models.hidden_states import Taps
-from distill.objectives.distribution import HiddenRows
+from distill.objectives.target_distribution import HiddenRows
 
 
 class LiveTarget:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from decode.common.typed_config import require
+from decode.common.typed_config import require, require_at_least
 
 LM_WIDTH, LM_HEADS = 256, 4
 
@@ -24,7 +24,7 @@ class AdapterConfig:
     """Names of the linear layers that get one."""
 
     def __post_init__(self) -> None:
-        require(self.rank >= 0, f"rank={self.rank} is negative; use 0 to train the whole draft")
+        require_at_least(0, self, "", "rank")
         require(self.rank == 0 or bool(self.targets), "targets is empty, so adapters would be put nowhere; name layers")
 
 
@@ -64,10 +64,8 @@ class HeadSettings:
     """mtp: start from the prediction layers that the target's own checkpoint holds."""
 
     def __post_init__(self) -> None:
-        for name in ("depth", "mlp_layers", "anchors"):
-            require(getattr(self, name) >= 1, f"head.{name}={getattr(self, name)} must be at least 1")
-        require(self.markov_rank >= 0, f"head.markov_rank={self.markov_rank} is negative; 0 is DFlash")
-        require(self.vocab is None or self.vocab >= 1, f"head.vocab={self.vocab} must be at least 1, or null for all")
+        require_at_least(1, self, "head.", "depth", "mlp_layers", "anchors", "vocab")
+        require_at_least(0, self, "head.", "markov_rank")
         taps = self.taps
         require(
             taps is None or 0 < len(taps) == len(set(taps)),
@@ -105,9 +103,7 @@ class DraftConfig:
     """Every family but lm."""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "width", "heads", "kv_heads", "mlp_width", "max_positions"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"{name}={value} must be at least 1, or null")
+        require_at_least(1, self, "", "layers", "width", "heads", "kv_heads", "mlp_width", "max_positions")
         if self.is_head:
             self._check_head()
         else:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from train.config import TrainConfig
-from train.inputs import Inputs
+from train.training_inputs import Inputs
 
 BYTES_PER_WEIGHT = 4
 STATE_PER_WEIGHT = 8  # two fp32 averages of AdamW; Muon keeps one
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """Sizes of a run."""
 
     steps: int
@@ -27,10 +27,10 @@ class Plan:
     """All that is kept at once: checkpoints, the best weights twice while they change, the export."""
 
     @classmethod
-    def of(cls, cfg: TrainConfig, inputs: Inputs, rows_per_step: int) -> Plan:
+    def of(cls, cfg: TrainConfig, inputs: Inputs, rows_per_step: int) -> TrainingPlan:
         """The plan of `cfg` on these inputs."""
         rows = cfg.steps * rows_per_step
-        weights = inputs.shape.num_parameters
+        weights = inputs.blueprint.num_parameters
         checkpoint = weights * (BYTES_PER_WEIGHT + STATE_PER_WEIGHT)
         return cls(
             steps=cfg.steps,

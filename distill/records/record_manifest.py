@@ -11,7 +11,7 @@ from decode.common.checked_json import Amount, Content, Count, JsonFile, PlainPa
 from decode.common.run_folder import RunEnd
 from decode.drafters.provenance import TextOrigin
 from distill.config import StoreName
-from distill.records.stores import Layout
+from distill.records.distribution_stores import Layout
 
 RECORDS_VERSION = 2
 READABLE_VERSIONS = (1, 2)  # 1 knew no hidden states: its layout names none, and is read as a layout that keeps none
@@ -39,7 +39,7 @@ class FileSummary(Content):
     sha256: Sha256
 
 
-class Counts(Content):
+class RecordCounts(Content):
     """Sums over all shards."""
 
     bytes: Count
@@ -104,7 +104,7 @@ class Manifest(RunEnd):
     responses: Literal["target", "corpus", "records"]
     sampling: dict[str, Any]
     prompts_sha256: Sha256
-    counts: Counts
+    counts: RecordCounts
     finish_reasons: dict[FinishReason, Count]
     code_file: FileSummary | None = None
     feature_errors: dict[str, Amount] = {}

@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from decode.common.errors import ConfigError
 from decode.drafters.base import Batch, Step
 from distill.config import ObjectiveConfig
-from distill.objectives.distribution import Distribution, TargetDistribution
 from distill.objectives.draft_vocabulary import likeliest, places, renormalised, restricted
-from distill.objectives.losses import acceptance, cross_entropy, forward_kl, jsd, reverse_kl, tv
+from distill.objectives.row_losses import acceptance, cross_entropy, forward_kl, jsd, reverse_kl, tv
+from distill.objectives.target_distribution import Distribution, TargetDistribution
 
 ObjectiveFunction = Callable[[Tensor, Distribution | None, Tensor], Tensor]
 

@@ -16,11 +16,11 @@ from safetensors.numpy import save
 
 from decode.common.checked_json import JsonFile, Text
 from decode.common.errors import InputError
-from distill.records.features import Shapes
-from distill.records.manifest import REMEDY, FinishReason, ShardSummary
+from distill.records.distribution_stores import Layout
+from distill.records.feature_codes import Shapes
+from distill.records.record_manifest import REMEDY, FinishReason, ShardSummary
 from distill.records.safetensors_file import open_arrays
-from distill.records.sparse import id_width, pack_ids, unpack_ids
-from distill.records.stores import Layout
+from distill.records.sparse_estimate import id_width, pack_ids, unpack_ids
 
 SPLITS = ("train", "validation")
 FINISH_REASONS = get_args(FinishReason)

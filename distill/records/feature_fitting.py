@@ -13,11 +13,11 @@ from torch import Tensor
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from decode.models.load import device_of
-from distill.passes import Passes
-from distill.records.features import CODES, FeatureCode, FeatureLayout, Pca, Tensors, grid_of
-from distill.records.manifest import REMEDY
+from distill.records.feature_codes import CODES, FeatureCode, FeatureLayout, Pca, Tensors, grid_of
+from distill.records.record_manifest import REMEDY
+from distill.records.record_shards import Record
 from distill.records.safetensors_file import open_arrays
-from distill.records.shards import Record
+from distill.target_passes import Passes
 
 CODE_FILE = "features.safetensors"
 MOST_TOKENS = 1 << 16  # states that are held at once: 2 GB in bfloat16 for 4 layers of 4,096 channels

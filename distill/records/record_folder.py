@@ -17,9 +17,10 @@ from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from decode.common.run_folder import RUN, RunFolder, sha256_file
 from decode.models.load import ModelDescription
-from distill.records.features import FeatureCode
-from distill.records.fit_features import CODE_FILE, load_code
-from distill.records.manifest import (
+from distill.records.distribution_stores import Layout
+from distill.records.feature_codes import FeatureCode
+from distill.records.feature_fitting import CODE_FILE, load_code
+from distill.records.record_manifest import (
     COUNTS,
     MANIFEST,
     RECORDS_VERSION,
@@ -30,8 +31,7 @@ from distill.records.manifest import (
     RecordedTarget,
     ShardSummary,
 )
-from distill.records.shards import SPLITS, Record, Shard, shard_bytes, summary
-from distill.records.stores import Layout
+from distill.records.record_shards import SPLITS, Record, Shard, shard_bytes, summary
 
 IDENTITIES = {
     "fingerprint": "the records hold the distributions of other weights",
@@ -90,7 +90,7 @@ class RecordWriter:
         self, num_shards: int, target: ModelDescription, weights: str | None, provenance: dict[str, Any]
     ) -> dict[str, Any]:
         """Merge the shards of all ranks into the manifest; rank 0 only, once all shards are there. `weights` is the
-        fingerprint of those that made them (`decode.fingerprint`)."""
+        fingerprint of those that made them (`decode.models.fingerprint`)."""
         shards = [SHARD.read(self._files(index)[1]) for index in range(num_shards)]
         manifest = {
             "records_version": RECORDS_VERSION,

@@ -1,0 +1,80 @@
+"""What a draft family gives to training: a blueprint, and the draft built from it. Nothing outside of this folder asks
+which family it is; a new one is a file with these two classes, and a line in `registry.py`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from decode.drafters.base import Batch
+from decode.models.ends import Ends
+from decode.models.load import ModelDescription
+from train.config import TrainConfig
+from train.export.draft_folder import Export
+
+
+class TrainableDraft(ABC):
+    """A draft in memory, in fp32."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """`module` is what is trained; its `unroll(batch)` gives the steps that the loop judges."""
+        self.module = module
+
+    def token_tables(self) -> list[nn.Parameter]:
+        """Weights with a row for each token, which map no hidden state to another: Muon must not orthogonalise them."""
+        tables = [child for child in self.module.modules() if isinstance(child, nn.Embedding)]
+        return [weight for table in tables for weight in table.parameters()]
+
+    def calibrate(self, validation: Iterable[Batch], chunk_rows: int) -> dict[str, float]:
+        """Fit what is fitted after training, on teacher-forced batches with p; what was measured of it, by name."""
+        return {}
+
+    @abstractmethod
+    def export(self, folder: Path, export: Export) -> None:
+        """Write `folder`, which appears whole, and which `decode.load_drafter` loads."""
+
+
+class Blueprint(ABC):
+    """A draft as it will be built; known before any weight is loaded."""
+
+    @property
+    @abstractmethod
+    def num_parameters(self) -> int:
+        """Weights that are trained or kept, tied ones once; counted without allocating them."""
+
+    @property
+    @abstractmethod
+    def max_positions(self) -> int:
+        """Longest context in tokens."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers of the target whose hidden states it drafts from; empty for a draft that reads tokens alone."""
+        return ()
+
+    @property
+    def depth(self) -> int | None:
+        """Draft tokens of a round, which it unrolls in training; None where it drafts any number, one by one."""
+        return None
+
+    @property
+    def wants_vocab(self) -> int | None:
+        """Entries of a reduced draft vocabulary that is yet to be chosen, from the training texts."""
+        return None
+
+    def with_vocab(self, vocab: Tensor) -> Blueprint:
+        """The same with the tokens chosen: (V_draft,) ascending target ids."""
+        raise NotImplementedError(f"{type(self).__name__} drafts every token")
+
+    @abstractmethod
+    def build(self, ends: Ends | None) -> TrainableDraft:
+        """From torch's global generator or from saved weights; a draft with `taps` stands between the target's
+        `ends`."""
+
+
+Family = Callable[[TrainConfig, ModelDescription | None, PreTrainedTokenizerBase | None], Blueprint]
+"""The draft that a configuration means; UserError where there is no such draft."""

@@ -1,0 +1,121 @@
+"""Drafts that are language models of their own: a small Llama, or any pretrained model with the target's tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedTokenizerBase
+
+from decode.config import ModelConfig
+from decode.drafters.lm import LMDraft
+from decode.models.ends import Ends
+from decode.models.load import ModelDescription, check_same_tokens, describe_model, longest_context
+from train.config import TrainConfig
+from train.drafts.blueprint import Blueprint, TrainableDraft
+from train.drafts.draft_config import LM_HEADS, LM_WIDTH, DraftConfig
+from train.drafts.rope import rope_of
+from train.export.draft_folder import Export, export_lm
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+
+class TrainableLM(TrainableDraft):
+    """A draft model, and the adapters inside it where it is trained through those."""
+
+    def __init__(self, module: LMDraft, adapters: PeftModel | None = None) -> None:
+        super().__init__(module)
+        self.model, self.adapters = module.model, adapters
+
+    def token_tables(self) -> list[nn.Parameter]:
+        head = self.model.get_output_embeddings()
+        return [*super().token_tables(), *([] if head is None else head.parameters())]
+
+    def export(self, folder: Path, export: Export) -> None:
+        """A transformers folder; adapters are kept beside it in peft's format, and merged in it."""
+        model: Any = self.model
+        if self.adapters is not None:
+            self.adapters.save_pretrained(str(folder.parent / "adapter"))
+            model = self.adapters.merge_and_unload()  # type: ignore[operator]
+        export_lm(model, folder, export)
+
+
+@dataclass(frozen=True)
+class LMBlueprint(Blueprint):
+    """A transformers model: pretrained where `draft.init_from` names one."""
+
+    draft: DraftConfig
+    config: PretrainedConfig
+
+    @property
+    def num_parameters(self) -> int:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(self.config).num_parameters()
+
+    @property
+    def max_positions(self) -> int:
+        return longest_context(self.config) or 1 << 30
+
+    def build(self, ends: Ends | None = None) -> TrainableLM:
+        """With adapters where they are asked for; it has ends of its own."""
+        source, lora = self.draft.init_from, self.draft.lora
+        if source is None:
+            return TrainableLM(LMDraft.from_config(self.config))
+        module = LMDraft.from_pretrained(source, "float32", self.draft.revision, role="draft.init_from")
+        if lora.rank == 0:
+            return TrainableLM(module)
+        from peft import LoraConfig, get_peft_model
+
+        settings = LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,  # type: ignore[arg-type]
+            target_modules=list(lora.targets),
+            task_type="CAUSAL_LM",
+        )
+        return TrainableLM(module, get_peft_model(module.model, settings))  # type: ignore[arg-type]
+
+
+def lm_blueprint(
+    cfg: TrainConfig, target: ModelDescription | None, tokenizer: PreTrainedTokenizerBase | None
+) -> LMBlueprint:
+    """A Llama of the configured size over the target's (or the tokenizer's) tokens, or the model of `init_from`, which
+    must have the target's tokens."""
+    draft = cfg.draft
+    if draft.init_from is not None:
+        source = ModelConfig(path=draft.init_from, revision=draft.revision)
+        pretrained = describe_model(source, role="draft.init_from")
+        if target is not None:
+            check_same_tokens(target, pretrained)
+        return LMBlueprint(draft, pretrained.config)
+    tokens = _target_tokens(target) if target else _tokenizer_tokens(tokenizer)
+    longest = draft.max_positions or (target.max_positions if target else cfg.sequence_length)
+    width, heads = draft.width or LM_WIDTH, draft.heads or LM_HEADS
+    config = LlamaConfig(
+        hidden_size=width,
+        intermediate_size=draft.mlp_width or -(-width * 8 // 3 // 64) * 64,
+        num_hidden_layers=draft.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=draft.kv_heads or heads,
+        head_dim=width // heads,
+        max_position_embeddings=longest,
+        tie_word_embeddings=draft.tie_embeddings,
+        rope_parameters=rope_of(target),
+        **tokens,
+    )
+    return LMBlueprint(draft, config)
+
+
+def _target_tokens(target: ModelDescription) -> dict[str, Any]:
+    text = target.config.get_text_config()
+    special = {name: getattr(text, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return {"vocab_size": target.vocab_size, **special}
+
+
+def _tokenizer_tokens(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
+    assert tokenizer is not None, "a model without a target needs a tokenizer"
+    special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return {"vocab_size": len(tokenizer), **special}
