@@ -13,6 +13,7 @@ from eval.config import Mode
 from eval.results.row import Part, Row
 
 SCHEMA = 2
+_EDITED = "it was edited or cut, and what it says was not measured. Write the report again"
 
 
 class ResultsFile(Part):
@@ -46,12 +47,13 @@ def read_results(path: Path) -> dict[str, Any]:
             f"{path} has schema {schema!r}, and this version reads schema {SCHEMA}; write the report again"
         )
     try:
-        ResultsFile.model_validate(content)
+        rows = ResultsFile.model_validate(content).rows
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise InputError(
-            f"{path}: {where}: {first['msg']}, found {str(first['input'])[:80]!r}: it was edited or cut, and what it "
-            "says was not measured. Write the report again"
-        ) from error
+        raise InputError(f"{path}: {where}: {first['msg']}, found {str(first['input'])[:80]!r}: {_EDITED}") from error
+    for number, row in enumerate(rows):
+        missing = sorted(Row.model_fields.keys() - row.model_fields_set)
+        if missing:
+            raise InputError(f"{path}: row {number} lacks {', '.join(missing)}: {_EDITED}")
     return content
