@@ -57,7 +57,7 @@ class DataConfig:
         )
         for name in ("validation_share", "heldout_share"):
             share = getattr(self, name)
-            require(0 <= share < 1, f"data.{name}={share} is no share in [0, 1)")
+            require(0 <= share < 1, f"data.{name}={share} is not a share in [0, 1)")
         rest = 1 - self.validation_share - self.heldout_share
         require(rest > 0, f"data.validation_share + data.heldout_share leave {rest:.3f} of the documents to train on")
         require_at_least(1, self, "data.", "max_documents")
@@ -181,7 +181,7 @@ class ObjectiveConfig:
         require_at_least(0, self, "objective.", "confidence_weight")
         require(
             self.credit != "e2e_tv" or self.name == "tv",
-            f"objective.credit=e2e_tv multiplies the acceptances 1 - TV of a round, and objective={self.name} is no "
+            f"objective.credit=e2e_tv multiplies the acceptances 1 - TV of a round, and objective={self.name} is not a "
             "TV. Use objective=tv, or another credit",
         )
 

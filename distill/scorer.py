@@ -40,12 +40,12 @@ class Scorer:
     def score(self, records: Sequence[Record]) -> None:
         """Set payload and features of each record; the same records give the same bits."""
         for one in self.passes.over(records):
-            self._keep_laws(one)
+            self._keep_distributions(one)
             if self.code is not None:
                 self.code = self.code.to(one.hidden.device)
                 self._keep_features(one, self.code)
 
-    def _keep_laws(self, one: Pass) -> None:
+    def _keep_distributions(self, one: Pass) -> None:
         counts = [int(record.loss_mask.sum()) for record in one.records]
         places = [torch.from_numpy(np.flatnonzero(record.loss_mask)) - 1 for record in one.records]
         hidden = one.hidden

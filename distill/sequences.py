@@ -49,9 +49,9 @@ class RecordSequences:
     """The records of one split, cut to `max_length` tokens, with p of one of their stores and some layers."""
 
     def __init__(
-        self, folder: RecordFolder, indices: np.ndarray, max_length: int, store: str, taps: Sequence[int] = ()
+        self, folder: RecordFolder, indices: np.ndarray, max_length: int, store: str, layers: Sequence[int] = ()
     ) -> None:
-        self.folder, self.indices, self.max_length, self.taps = folder, indices, max_length, tuple(taps)
+        self.folder, self.indices, self.max_length, self.layers = folder, indices, max_length, tuple(layers)
         self.store = folder.layout.store_named(store)
         self.lengths = np.minimum(folder.lengths[indices], max_length)
 
@@ -59,7 +59,7 @@ class RecordSequences:
         return len(self.indices)
 
     def __getitem__(self, index: int) -> TrainSequence:
-        record = self.folder.read(int(self.indices[index]), [self.store.name], self.taps)
+        record = self.folder.read(int(self.indices[index]), [self.store.name], self.layers)
         mask = record.loss_mask[: self.max_length]
         payload = {name: rows[: mask.sum()] for name, rows in record.payload.items()}
         features = {name: rows[: self.max_length] for name, rows in record.features.items()}
@@ -83,16 +83,16 @@ class RecordSequences:
             arrays[name] = np.concatenate([none, *(payload[name] for payload in payloads)]).astype(dtype, copy=False)
         return self.store.distribution(arrays, row_index.to(device), head)
 
-    def features(self, items: Sequence[Placed], shape: tuple[int, int], taps: Sequence[int]) -> Tensor | None:
-        """(B, T, len(taps), d) bfloat16 hidden states of the target on the CPU, row t after reading token t, 0 where no
-        token stands; None for no taps. `taps` are among the layers that were asked for."""
-        if not taps:
+    def features(self, items: Sequence[Placed], shape: tuple[int, int], layers: Sequence[int]) -> Tensor | None:
+        """(B, T, len(layers), d) bfloat16 hidden states of the target on the CPU, row t after reading token t, 0 where
+        no token stands; None for no layers. All of them must be among those asked for."""
+        if not layers:
             return None
-        assert set(taps) <= set(self.taps), (taps, self.taps)
-        states = torch.zeros(*shape, len(taps), self.folder.layout.hidden_size, dtype=torch.bfloat16)
+        assert set(layers) <= set(self.layers), (layers, self.layers)
+        states = torch.zeros(*shape, len(layers), self.folder.layout.hidden_size, dtype=torch.bfloat16)
         for sequence, row, start in items:
             arrays = {name: torch.from_numpy(rows) for name, rows in sequence.features.items()}
-            states[row, start : start + len(sequence.ids)] = self.folder.feature_code.decode(arrays, taps)
+            states[row, start : start + len(sequence.ids)] = self.folder.feature_code.decode(arrays, layers)
         return states
 
 
@@ -118,7 +118,7 @@ class TextSequences:
     ) -> None:
         """Text knows no distributions."""
 
-    def features(self, items: Sequence[Placed], shape: tuple[int, int], taps: Sequence[int]) -> None:
+    def features(self, items: Sequence[Placed], shape: tuple[int, int], layers: Sequence[int]) -> None:
         """Nor hidden states."""
 
 
@@ -127,14 +127,14 @@ SequenceSource = RecordSequences | TextSequences
 
 
 def record_sequences(
-    folder: RecordFolder, split: str, max_length: int, store: str | None = None, taps: Sequence[int] = ()
+    folder: RecordFolder, split: str, max_length: int, store: str | None = None, layers: Sequence[int] = ()
 ) -> RecordSequences:
     """The sequences of `split`. `store` picks one of several; None is the first that the records were written with.
 
-    `taps` are the layers whose hidden states `features` can give. Raises ConfigError where there is no such store,
+    `layers` are those whose hidden states `features` can give. Raises ConfigError where there is no such store,
     InputError where there are no such layers and where the split is empty.
     """
-    _check_layers(folder, taps)
+    _check_layers(folder, layers)
     names = folder.layout.store
     if store is not None and store not in names:
         raise ConfigError(f"{folder.path} holds the stores {', '.join(names)}, not {store!r}; ask for one of them")
@@ -151,17 +151,17 @@ def record_sequences(
             "longer sequence_length",
             *(cut, len(indices), split, folder.path, max_length),
         )
-    return RecordSequences(folder, indices, max_length, store or names[0], taps)
+    return RecordSequences(folder, indices, max_length, store or names[0], layers)
 
 
-def _check_layers(folder: RecordFolder, taps: Sequence[int]) -> None:
+def _check_layers(folder: RecordFolder, layers: Sequence[int]) -> None:
     kept = folder.layout.features
     there = [] if kept is None else kept.layers
-    if not set(taps) <= set(there):
-        wanted = ",".join(map(str, dict.fromkeys([*there, *taps])))
+    if not set(layers) <= set(there):
+        wanted = ",".join(map(str, dict.fromkeys([*there, *layers])))
         raise InputError(
-            f"{folder.path} holds the hidden states {there or 'of no layer'}, and the draft reads {list(taps)}. Score "
-            f"the same texts again with `python -m distill responses=records from_records={folder.path} "
+            f"{folder.path} holds the hidden states {there or 'of no layer'}, and the draft reads {list(layers)}. "
+            f"Score the same texts again with `python -m distill responses=records from_records={folder.path} "
             f"records.features.layers=[{wanted}]`, or let the target make them in training (target_source=live)"
         )
 

@@ -21,13 +21,13 @@ class Pass:
     records: list[Record]
     hidden: Tensor
     """(B, T, d) final hidden states."""
-    tapped: Tensor | None
+    read: Tensor | None
     """(B, T, n, d) hidden states of the n layers asked for, None for none."""
 
     def states(self) -> list[Tensor]:
         """(L, n, d) of each record; RunError where one is not finite: a code would carry it to all others."""
-        assert self.tapped is not None
-        found = [self.tapped[row, : len(record.ids)] for row, record in enumerate(self.records)]
+        assert self.read is not None
+        found = [self.read[row, : len(record.ids)] for row, record in enumerate(self.records)]
         finite = [bool(state.isfinite().all()) for state in found]
         broken = [record.meta["document"] for record, good in zip(self.records, finite, strict=True) if not good]
         if broken:
@@ -43,7 +43,7 @@ class Passes:
     """Passes of `model`, which leave its hidden states at `layers`."""
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int], batch_size: int) -> None:
-        self.model, self.taps, self.batch_size = model, Taps(model, layers), batch_size
+        self.model, self.reader, self.batch_size = model, Taps(model, layers), batch_size
 
     @torch.no_grad()
     def over(self, records: Sequence[Record]) -> Iterator[Pass]:
@@ -51,9 +51,9 @@ class Passes:
         order = sorted(range(len(records)), key=lambda index: len(records[index].ids))
         for start in range(0, len(order), self.batch_size):
             batch = [records[index] for index in order[start : start + self.batch_size]]
-            with self.taps:
+            with self.reader:
                 hidden = self._hidden(batch)
-            yield Pass(batch, hidden, self.taps.stacked() if self.taps.layers else None)
+            yield Pass(batch, hidden, self.reader.stacked() if self.reader.layers else None)
 
     def _hidden(self, batch: list[Record]) -> Tensor:
         lengths = [len(record.ids) for record in batch]

@@ -26,13 +26,13 @@ class PackedSource:
     rows: list[Row]
     length: int
     """Tokens per row T."""
-    taps: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()
     """Layers of the target whose hidden states a batch brings along, where the source knows them."""
 
     @classmethod
-    def of(cls, source: SequenceSource, length: int, seed: int, taps: tuple[int, ...] = ()) -> PackedSource:
+    def of(cls, source: SequenceSource, length: int, seed: int, layers: tuple[int, ...] = ()) -> PackedSource:
         """All sequences of `source`, packed into rows of `length` tokens."""
-        return cls(source, pack(source.lengths.tolist(), length, seed), length, taps)
+        return cls(source, pack(source.lengths.tolist(), length, seed), length, layers)
 
     @property
     def num_tokens(self) -> int:
@@ -60,7 +60,7 @@ class PackedSource:
                 placed.append((sequence, b, start))
                 start = span.stop
         target = self.source.collate(placed, shape, torch.device("cpu"), head)
-        features = self.source.features(placed, shape, self.taps)
+        features = self.source.features(placed, shape, self.layers)
         return Batch(ids, positions, document, loss_mask, features=features, target=target)
 
 

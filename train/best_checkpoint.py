@@ -12,7 +12,7 @@ from train.metric_sums import Sums
 
 
 def score(validation: Sums) -> float:
-    """Larger is better: the tau estimate where p is known, else minus the loss; -inf where that is no number."""
+    """Larger is better: the tau estimate where p is known, else minus the loss; -inf where that is NaN."""
     means = validation.means()
     value = means["tau"]
     if value is None:

@@ -22,7 +22,7 @@ class Meter:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Time that is no training time."""
+        """Time that does not count as training."""
         start = time.perf_counter()
         yield
         self.since += time.perf_counter() - start

@@ -101,7 +101,7 @@ def build_machine(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator) ->
     prepared = accelerator.prepare(module, *optimizers)
     live = None
     if target is not None and cfg.target_source == "live":
-        live = LiveTarget(target, inputs.blueprint.taps)
+        live = LiveTarget(target, inputs.blueprint.layers_read)
     head = ends.head if ends is not None else head_of(target) if target is not None else None
     return Machine(accelerator, prepared[0], list(prepared[1:]), schedule, live, ends), head
 
@@ -109,7 +109,7 @@ def build_machine(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator) ->
 def _load_target(cfg: TrainConfig, inputs: Inputs, device: torch.device) -> tuple[PreTrainedModel | None, Ends | None]:
     """What of the target this process needs: all of it where it runs alongside, else the ends that heads work between,
     or its output head (with the rest) where recorded hidden states become p through it."""
-    is_live, reads_states = cfg.target_source == "live", bool(inputs.blueprint.taps)
+    is_live, reads_states = cfg.target_source == "live", bool(inputs.blueprint.layers_read)
     if reads_states and not is_live:
         return None, load_ends(replace(cfg.target, device=str(device), device_map=None))
     if not is_live and not inputs.needs_target_weights:

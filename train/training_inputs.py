@@ -50,7 +50,7 @@ class Inputs:
 
     @property
     def window_along_rows(self) -> int | None:
-        """As `train.loss.DraftLoss` wants it: None where a family unrolls its rounds."""
+        """Draft tokens of a round of a family that drafts them one by one; None where a family unrolls its rounds."""
         return self.window if self.blueprint.depth is None else None
 
     @property
@@ -74,14 +74,14 @@ def open_inputs(cfg: TrainConfig) -> Inputs:
     if cfg.records is not None:
         records = RecordFolder.open(cfg.records, target, checksums=is_main_process())
     store = None if records is None else _choose_store(cfg, records)
-    taps = blueprint.taps if cfg.target_source == "records" else ()  # a live target makes them itself
-    sources = [_source(cfg, tokenizer, records, store, split, taps) for split in ("train", "validation")]
+    layers = blueprint.layers_read if cfg.target_source == "records" else ()  # a live target makes them itself
+    sources = [_source(cfg, tokenizer, records, store, split, layers) for split in ("train", "validation")]
     if blueprint.wants_vocab is not None:
         assert target is not None
         always = special_tokens(target, tokenizer)
         vocab = frequent_tokens(sources[0], blueprint.wants_vocab, target.vocab_size, always)
         blueprint = blueprint.with_vocab(vocab)
-    train, validation = (PackedSource.of(source, cfg.sequence_length, cfg.seed, taps) for source in sources)
+    train, validation = (PackedSource.of(source, cfg.sequence_length, cfg.seed, layers) for source in sources)
     data = records.manifest.config.data.model_dump() if records is not None else cfg.data and asdict(cfg.data)
     recorded = None if records is None else records.manifest.target.weights
     return Inputs(target, tokenizer, blueprint, train, validation, store, data, cfg.window, recorded)
@@ -158,10 +158,10 @@ def _source(
     records: RecordFolder | None,
     store: str | None,
     split: str,
-    taps: tuple[int, ...],
+    layers: tuple[int, ...],
 ) -> SequenceSource:
     if records is not None:
-        return record_sequences(records, split, cfg.sequence_length, store, taps)
+        return record_sequences(records, split, cfg.sequence_length, store, layers)
     assert cfg.data is not None, "checked by TrainConfig"
     logger.info("reading and tokenising the %s split", split)
     return text_sequences(load_corpus(cfg.data), tokenizer, split, cfg.sequence_length)  # type: ignore[arg-type]

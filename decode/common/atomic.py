@@ -9,7 +9,7 @@ from uuid import uuid4
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write `content` so that `path` appears once all of it is on the disk; a killed writer leaves a hidden file."""
-    # process ids are no names: in containers that share a disk they are often the same
+    # process ids do not tell processes apart: in containers that share a disk they are often the same
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
         with temporary.open("wb") as file:

@@ -113,7 +113,7 @@ def parsed(text: bytes, where: Path | str, remedy: str) -> Any:
     except _OutOfBoundsError as error:
         raise InputError(f"{where}: {error}. {remedy}") from error
     except ValueError as error:
-        raise InputError(f"{where} is no valid JSON ({error}); it was cut short or edited. {remedy}") from error
+        raise InputError(f"{where} is not valid JSON ({error}); it was cut short or edited. {remedy}") from error
     return content
 
 
@@ -147,7 +147,7 @@ def _content_of(path: Path, remedy: str) -> bytes:
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for
-            raise InputError(f"{path} is no file, and JSON is read from it. {remedy}")
+            raise InputError(f"{path} is not a file, and JSON is read from it. {remedy}")
         if found.st_size > MOST_BYTES:
             raise InputError(f"{path} has {found.st_size} bytes, and at most {MOST_BYTES} are read as JSON. {remedy}")
         return path.read_bytes()

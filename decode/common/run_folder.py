@@ -231,13 +231,13 @@ def _is_empty(path: Path) -> bool:
     except FileNotFoundError:
         return True
     except (OSError, ValueError) as error:
-        raise ConfigError(f"output_dir = {str(path)!r} is no folder that can be used: {error}.") from error
+        raise ConfigError(f"output_dir = {str(path)!r} is not a folder that can be used: {error}.") from error
     return all(name.startswith(".run.json.") or name == LOCK_FILE for name in names)
 
 
 def _refusal(path: Path, continues: bool) -> str:
     if continues:
-        return f"{path} is not empty and holds no run.json, so it is no run to continue. Use another output_dir."
+        return f"{path} is not empty and holds no run.json, so it is not a run to continue. Use another output_dir."
     state = "a finished run" if (path / "manifest.json").exists() else "files"
     return (
         f"{path} already holds {state}, and nothing is overwritten. Use resume=auto to continue or reuse it, another "

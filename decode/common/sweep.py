@@ -39,7 +39,7 @@ def run_sweep(stage: str, config_class: type, arguments: Sequence[str]) -> int:
     """Run every combination in its own subprocess and folder; 0 if all are done, 1 if any failed (named at the end).
 
     A job's folder is <output_dir>/<swept keys and values>. Finished ones are skipped; one that finished with another
-    configuration is a ConfigError, as is any combination that is no valid configuration.
+    configuration is a ConfigError, as is any combination that is not a valid configuration.
     """
     require(os.environ.get("WORLD_SIZE", "1") == "1", "--multirun starts its own processes, so it takes no launcher.")
     jobs = plan_sweep(stage, config_class, arguments)

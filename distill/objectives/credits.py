@@ -97,7 +97,7 @@ CREDITS: dict[str, Callable[[Rounds, float], Tensor]] = {
     "dpace": dpace,
     "first_failure": first_failure,
 }
-"""Weights by name; e2e_tv is no weight, see `credited`."""
+"""Weights by name; e2e_tv is not a weight, see `credited`."""
 
 
 def _alphas(rounds: Rounds) -> Tensor:

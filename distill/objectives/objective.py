@@ -29,9 +29,9 @@ class Objective:
     needs: Literal["text", "any", "dense"]
     fn: ObjectiveFunction
     """(log q (R, V) float32, target distribution of the rows or None, next_ids (R,)) -> loss (R,)."""
-    compares_laws: bool = False
-    """A divergence: on a reduced draft vocabulary it needs p renormalised, and cannot learn from rows whose likeliest
-    token lies outside. What measures acceptance must not renormalise: mass outside is never accepted."""
+    is_divergence: bool = False
+    """Compares whole distributions: on a reduced draft vocabulary it needs p renormalised, and cannot learn from rows
+    whose likeliest token lies outside. What measures acceptance must not renormalise: mass outside is never accepted."""
 
     def check_source(self, is_dense: bool | None) -> None:
         """Raise ConfigError where p is missing (None), or sparse and the objective needs all of it."""
@@ -50,10 +50,10 @@ class Objective:
 
 OBJECTIVES: dict[str, Objective] = {
     "cross_entropy": Objective("cross_entropy", "text", cross_entropy),
-    "forward_kl": Objective("forward_kl", "any", forward_kl, compares_laws=True),
+    "forward_kl": Objective("forward_kl", "any", forward_kl, is_divergence=True),
     "tv": Objective("tv", "any", tv),
-    "reverse_kl": Objective("reverse_kl", "dense", reverse_kl, compares_laws=True),
-    "jsd": Objective("jsd", "dense", jsd, compares_laws=True),
+    "reverse_kl": Objective("reverse_kl", "dense", reverse_kl, is_divergence=True),
+    "jsd": Objective("jsd", "dense", jsd, is_divergence=True),
 }
 
 
@@ -133,7 +133,7 @@ def _through(
     """(p of the loss, p of the acceptance, next ids, rows that can be learned), on a reduced draft vocabulary."""
     next_at, is_inside = places(next_ids, vocab)
     within = None if p is None else restricted(p, vocab)
-    if objective.compares_laws:
+    if objective.is_divergence:
         assert p is not None
         return renormalised(p, vocab), within, next_at, places(likeliest(p), vocab)[1]
     learned = is_inside if objective.needs == "text" else torch.ones_like(is_inside)

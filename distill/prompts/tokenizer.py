@@ -36,7 +36,7 @@ def train_bpe(texts: Iterable[str], entries: int, eos: str = EOS, pad: str = PAD
 
 
 def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of each text, without special tokens; texts longer than the model's context are no matter here."""
+    """Token ids of each text, without special tokens; texts longer than the model's context do not matter here."""
     if not texts:
         return []
     return tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]  # type: ignore[return-value]

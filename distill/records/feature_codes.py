@@ -30,7 +30,7 @@ class FeatureLayout:
     """What a record folder keeps of a token's hidden states; part of its manifest."""
 
     layers: Annotated[list[Annotated[int, Field(ge=FINAL)]], Field(min_length=1)]
-    """Taps of the target, in the order they are laid out."""
+    """Layers of the target whose hidden states are kept, in the order they are laid out."""
     hidden_size: Size
     code: FeatureCodeName
     components: Count

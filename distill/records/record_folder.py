@@ -194,8 +194,8 @@ def _read_manifest(path: Path) -> Manifest:
         raise InputError(f"{path}: no such record folder; write one with `python -m distill output_dir={path}`")
     if not (path / "manifest.json").is_file():
         raise InputError(
-            f"{path} holds no manifest.json, so it is no finished record folder; if its run was killed, finish it by "
-            "the same `python -m distill` command with resume=auto"
+            f"{path} holds no manifest.json, so it is not a finished record folder; if its run was killed, finish it "
+            "by the same `python -m distill` command with resume=auto"
         )
     manifest = MANIFEST.read(path / "manifest.json")
     if (path / "run.json").is_file():

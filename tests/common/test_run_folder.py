@@ -123,7 +123,7 @@ def test_json_is_replaced_whole_and_read_with_clear_errors(tmp_path: Path) -> No
     with pytest.raises(InputError, match=r"missing\.json"):
         read_json(tmp_path / "missing.json")
     path.write_text(json.dumps({"a": 1})[:-1])
-    with pytest.raises(InputError, match=r"a\.json is no valid JSON"):
+    with pytest.raises(InputError, match=r"a\.json is not valid JSON"):
         read_json(path)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match=r"a\.json"):

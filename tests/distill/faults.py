@@ -126,7 +126,7 @@ RECORDS: dict[Callable[..., object], list[Change]] = {
     ],
     partial(test_score.test_p_of_a_token_is_that_of_the_text_before_it, 2): [
         (
-            "distill.scorer:Scorer._keep_laws",
+            "distill.scorer:Scorer._keep_distributions",
             "np.flatnonzero(record.loss_mask)) - 1",
             "np.flatnonzero(record.loss_mask))",
         ),
@@ -135,7 +135,7 @@ RECORDS: dict[Callable[..., object], list[Change]] = {
         ("distill.scorer:Scorer._chunks", "self.head(rows[part]).float()", "self.head(rows[part])"),
     ],
     test_score.test_hidden_states_are_those_of_every_token_and_of_no_padding: [
-        ("distill.target_passes:Pass.states", "self.tapped[row, : len(record.ids)]", "self.tapped[row]"),
+        ("distill.target_passes:Pass.states", "self.read[row, : len(record.ids)]", "self.read[row]"),
     ],
     test_features.test_an_error_is_weighed_against_the_deviation_from_the_mean: [
         ("distill.records.feature_codes:FeatureCode.squared_errors", "error / (states - mean)", "error / states"),

@@ -124,5 +124,5 @@ def test_tokens_behind_a_missing_slot_earn_nothing_for_those_before_it() -> None
 
 
 def test_e2e_tv_asks_for_tv() -> None:
-    with pytest.raises(ConfigError, match="objective=forward_kl is no TV"):
+    with pytest.raises(ConfigError, match="objective=forward_kl is not a TV"):
         ObjectiveConfig(name="forward_kl", credit="e2e_tv")

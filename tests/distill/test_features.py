@@ -135,7 +135,7 @@ def test_a_grid_reaches_from_the_least_to_the_most_and_is_never_too_fine() -> No
 
 
 def test_an_error_is_weighed_against_the_deviation_from_the_mean() -> None:
-    """257 is no number of bfloat16: 256 is kept, off by 1 where the token deviates by 2 from the mean."""
+    """bfloat16 does not hold 257: 256 is kept, off by 1 where the token deviates by 2 from the mean."""
     layout = FeatureLayout([0, 4], 2, "bf16", 0)
     code = CODES["bf16"](layout, {"mean": torch.tensor([[255.0, 3.0], [0.0, 0.0]])})
     states = torch.tensor([[[257.0, 3.0], [3.0, 4.0]]])

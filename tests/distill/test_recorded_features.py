@@ -57,7 +57,7 @@ def exact(folder: Path, ids: np.ndarray) -> torch.Tensor:  # (T, layers, d)
 @pytest.mark.parametrize(("code", "error"), [("bf16", 0.004), ("int8", 0.03), ("pca", 0.9)])
 def test_every_token_has_the_states_of_the_target(folder: Path, code: FeatureCodeName, error: float) -> None:
     records = RecordFolder.open(folder / code)
-    source = record_sequences(records, "train", 64, taps=LAYERS)
+    source = record_sequences(records, "train", 64, layers=LAYERS)
     sequence, other = source[0], source[3]
     states = source.features([(sequence, 1, 4), (other, 0, 0)], (2, 20), LAYERS)
     assert states is not None
@@ -100,8 +100,8 @@ def test_hidden_states_change_neither_texts_nor_distributions(folder: Path) -> N
 
 
 def test_a_batch_brings_the_layers_that_were_asked_for(folder: Path) -> None:
-    source = record_sequences(RecordFolder.open(folder / "int8"), "train", 9, taps=(1, -1))
-    packed = PackedSource.of(source, 32, seed=0, taps=(-1, 1))
+    source = record_sequences(RecordFolder.open(folder / "int8"), "train", 9, layers=(1, -1))
+    packed = PackedSource.of(source, 32, seed=0, layers=(-1, 1))
     batch = packed.batch([0, 1])
     assert batch.features is not None
     assert batch.features.shape == (2, 32, 2, 32)
@@ -179,10 +179,10 @@ def test_conversations_without_a_record_leave_their_shards_as_they_are(tmp_path:
 def test_a_folder_without_the_layers_names_the_remedy(folder: Path) -> None:
     records = RecordFolder.open(folder / "bf16")
     with pytest.raises(InputError, match=r"holds the hidden states \[0, 1, -1\], and the draft reads \[0, 2\]") as told:
-        record_sequences(records, "train", 64, taps=(0, 2))
+        record_sequences(records, "train", 64, layers=(0, 2))
     assert "records.features.layers=[0,1,-1,2]" in str(told.value)
     with pytest.raises(InputError, match="of no layer.*target_source=live"):
-        record_sequences(RecordFolder.open(folder / "none"), "train", 64, taps=(0,))
+        record_sequences(RecordFolder.open(folder / "none"), "train", 64, layers=(0,))
 
 
 def test_records_of_version_1_are_read_as_before(folder: Path, tmp_path: Path) -> None:

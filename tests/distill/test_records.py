@@ -57,7 +57,7 @@ def edit_manifest(folder: Path, **fields: object) -> None:
         (flip_a_bit, r"has SHA-256 [0-9a-f]{64}, and the manifest says [0-9a-f]{64}"),
         (lambda folder: first_shard(folder).unlink(), "shard-00000.safetensors is missing"),
         (lambda folder: (folder / "records" / "manifest.json").unlink(), "resume=auto"),
-        (lambda folder: (folder / "records" / "manifest.json").write_text("{"), "no valid JSON"),
+        (lambda folder: (folder / "records" / "manifest.json").write_text("{"), "not valid JSON"),
         (lambda folder: shutil.rmtree(folder / "records"), "no such record folder"),
         (
             lambda folder: edit_manifest(folder, stage="train"),

@@ -106,7 +106,7 @@ def test_a_cut_record_keeps_the_distributions_of_what_is_left(tmp_path: Path) ->
 
 def test_hidden_states_stand_at_their_tokens(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, [RECORDS], WITH_STATES)
-    source = record_sequences(folder, "train", 4, taps=(0, 3))
+    source = record_sequences(folder, "train", 4, layers=(0, 3))
     states = source.features([(source[1], 1, 2), (source[2], 0, 0)], (2, 7), (0, 3))
     assert states is not None
     bits = states.view(torch.int16)

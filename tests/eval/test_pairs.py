@@ -129,5 +129,5 @@ def test_metrics_are_looked_for_in_the_drafts_folder_and_then_in_its_runs(tmp_pa
     (tmp_path / "model/metrics.jsonl").write_text(json.dumps(LINES[0]))
     assert training_curves(both) == {"found": LINES[:1]}
     (tmp_path / "model/metrics.jsonl").write_text(json.dumps(LINES[0]) + "\n{")
-    with pytest.raises(InputError, match=r"metrics.jsonl:2 is no valid JSON"):
+    with pytest.raises(InputError, match=r"metrics.jsonl:2 is not valid JSON"):
         training_curves(both)

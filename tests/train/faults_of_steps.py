@@ -27,7 +27,7 @@ DENSE_CHOSEN = partial(
     stores=["head_tail", "last_hidden"],
     chosen="last_hidden",
 )
-TAPS_IN_ORDER = partial(live.test_hidden_states_come_in_the_order_of_the_taps, taps=(0, 1, -1))
+LAYERS_IN_ORDER = partial(live.test_hidden_states_come_in_the_order_of_the_layers, layers=(0, 1, -1))
 
 LOOP: dict[Any, str] = {
     ACCUMULATED: """
@@ -153,8 +153,8 @@ READING: dict[Any, str] = {
     live.test_rows_hold_p_of_the_token_after_them_whatever_lies_before_their_text: """
         live_target:LiveTarget.__call__: torch.arange(len(hidden) => torch.arange(1, len(hidden) + 1
     """,
-    TAPS_IN_ORDER: """
-        live_target:LiveTarget.__call__: (self.reader.model, self.taps) => (self.reader.model, sorted(self.taps))
+    LAYERS_IN_ORDER: """
+        live_target:LiveTarget.__call__: (self.reader.model, self.layers) => (self.reader.model, sorted(self.layers))
     """,
 }
 

@@ -83,7 +83,7 @@ def told() -> Told:
 
 def test_a_batch_token_by_token() -> None:
     """Texts side by side in one row, each with positions, number and learned tokens of its own, then padding."""
-    packed = PackedSource(told(), [(1, 0), (2,)], 7, taps=(2, -1))
+    packed = PackedSource(told(), [(1, 0), (2,)], 7, layers=(2, -1))
     assert packed.num_tokens == 9
     batch = packed.batch([0, PADDING, 1], head="the head")
     assert batch.ids.tolist() == [[8, 9, 5, 6, 7, 0, 0], [0] * 7, [1, 2, 3, 4, 0, 0, 0]]

@@ -129,8 +129,8 @@ def test_recorded_hidden_states_come_with_their_rows(target: Path, feature_recor
     """Those that the draft reads, in its order; a live target makes them itself."""
     given: dict[str, Any] = {"records": str(feature_records), "head": {"taps": [0, -1]}}
     found = open_inputs(head_config(Path("out"), target, **given))
-    assert found.train.taps == found.validation.taps == (0, -1)
-    assert open_inputs(head_config(Path("out"), target, **given, target_source="live")).train.taps == ()
+    assert found.train.layers == found.validation.layers == (0, -1)
+    assert open_inputs(head_config(Path("out"), target, **given, target_source="live")).train.layers == ()
 
 
 def test_a_draft_vocabulary_is_counted_on_the_training_texts(target: Path, corpus: Path) -> None:

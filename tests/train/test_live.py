@@ -34,18 +34,18 @@ def test_rows_hold_p_of_the_token_after_them_whatever_lies_before_their_text() -
     torch.testing.assert_close(distribution.log_p, torch.cat(alone).float().log_softmax(-1), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("taps", [(0, 1, -1), (-1, 0)])
-def test_hidden_states_come_in_the_order_of_the_taps(taps: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("layers", [(0, 1, -1), (-1, 0)])
+def test_hidden_states_come_in_the_order_of_the_layers(layers: tuple[int, ...]) -> None:
     """0 is the embedding, 1 the first layer's output, -1 the final state, from which the head makes logits."""
     model = tiny_llama(16, 16, dtype=torch.float64)
-    batch = LiveTarget(model, taps)(two_texts())
+    batch = LiveTarget(model, layers)(two_texts())
     assert batch.features is not None
-    assert batch.features.shape == (1, 9, len(taps), 16)
+    assert batch.features.shape == (1, 9, len(layers), 16)
     with torch.no_grad():
         for text, place in zip(TEXTS, (slice(0, 5), slice(5, 8)), strict=True):
             out = model(torch.tensor([text]), output_hidden_states=True)
             known = {0: out.hidden_states[0], 1: out.hidden_states[1], -1: out.hidden_states[-1]}
-            for number, tap in enumerate(taps):
+            for number, tap in enumerate(layers):
                 torch.testing.assert_close(batch.features[:, place, number], known[tap])
-            final = batch.features[:, place, taps.index(-1)]
+            final = batch.features[:, place, layers.index(-1)]
             torch.testing.assert_close(model.lm_head(final), out.logits)

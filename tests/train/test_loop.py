@@ -125,7 +125,7 @@ class Watched(DraftLoss):
     seen: list[tuple[bool, int]]
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """As `DraftLoss` says."""
+        """(loss, sums) of a batch, as a draft gives them."""
         self.seen.append((self.training, int((batch.document >= 0).sum())))
         return super().forward(batch)
 

@@ -126,7 +126,7 @@ def test_a_run_without_warmup_begins_at_the_peak() -> None:
     assert rates(lr=0.3, steps=3, warmup=0.0) == pytest.approx([0.3, 0.3, 0.15])  # a step at the peak
     assert rates(lr=0.3, steps=4, warmup=1.0) == pytest.approx([0.075, 0.15, 0.225, 0.3])
     accumulated = rates(lr=0.3, steps=4, warmup=0.5, gradient_accumulation=8)
-    assert accumulated[:2] == pytest.approx([0.15, 0.3])  # micro-steps are no steps
+    assert accumulated[:2] == pytest.approx([0.15, 0.3])  # micro-steps are not steps
 
 
 def test_each_optimizer_follows_its_own_peak() -> None:

@@ -110,7 +110,7 @@ def test_a_head_has_the_sizes_asked_for() -> None:
     config = asdict(head(draft=asked, head={"depth": 5, "vocab": 11}).config)
     assert {name: config[name] for name in asked} == asked
     assert (config["depth"], config["draft_vocab_size"]) == (5, 11)
-    with pytest.raises(ConfigError, match="draft.heads=3 is no multiple of draft.kv_heads=2"):
+    with pytest.raises(ConfigError, match="draft.heads=3 is not a multiple of draft.kv_heads=2"):
         head(draft={"heads": 3})
 
 

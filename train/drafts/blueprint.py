@@ -52,7 +52,7 @@ class Blueprint(ABC):
         """Longest context in tokens."""
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def layers_read(self) -> tuple[int, ...]:
         """Layers of the target whose hidden states it drafts from; empty for a draft that reads tokens alone."""
         return ()
 
@@ -72,7 +72,7 @@ class Blueprint(ABC):
 
     @abstractmethod
     def build(self, ends: Ends | None) -> TrainableDraft:
-        """From torch's global generator or from saved weights; a draft with `taps` stands between the target's
+        """From torch's global generator or from saved weights; a draft with `layers_read` stands between the target's
         `ends`."""
 
 

@@ -118,7 +118,7 @@ class DraftConfig:
         width, heads = self.width or LM_WIDTH, self.heads or LM_HEADS
         require(width % (2 * heads) == 0, f"width={width} does not divide into {heads} even heads")
         kv = self.kv_heads or heads
-        require(heads % kv == 0, f"heads={heads} is no multiple of kv_heads={kv}")
+        require(heads % kv == 0, f"heads={heads} is not a multiple of kv_heads={kv}")
         require(
             self.lora.rank == 0 or self.init_from is not None,
             f"lora.rank={self.lora.rank} adapts a pretrained draft, but init_from is null: the frozen rest would stay "

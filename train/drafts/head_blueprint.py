@@ -81,7 +81,7 @@ class HeadBlueprint(Blueprint):
         return self.config.max_positions
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def layers_read(self) -> tuple[int, ...]:
         return self.config.taps
 
     @property
@@ -164,7 +164,7 @@ def _sizes(draft: DraftConfig, target: ModelDescription, text: PretrainedConfig)
     """Fields of a head's configuration that are the target's own unless set."""
     heads = draft.heads or text.num_attention_heads
     kv_heads = draft.kv_heads or getattr(text, "num_key_value_heads", None) or heads
-    require(heads % kv_heads == 0, f"draft.heads={heads} is no multiple of draft.kv_heads={kv_heads}")
+    require(heads % kv_heads == 0, f"draft.heads={heads} is not a multiple of draft.kv_heads={kv_heads}")
     return {
         "hidden_size": target.hidden_size,
         "vocab_size": target.vocab_size,

@@ -53,7 +53,7 @@ def facts_of(cfg: EvalConfig, arm: str, target: ModelDescription) -> ArmFacts:
     """Family, size and taps, from descriptions alone."""
     train = train_config(cfg, arm)
     blueprint = FAMILIES[train.draft.family](train, target, None)
-    return ArmFacts(train.draft.family, blueprint.num_parameters, blueprint.taps)
+    return ArmFacts(train.draft.family, blueprint.num_parameters, blueprint.layers_read)
 
 
 def describe_arms(cfg: EvalConfig, target: ModelDescription) -> dict[str, ArmFacts]:
