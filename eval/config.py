@@ -15,7 +15,7 @@ from train.config import TrackerConfig
 TOKEN_FOR_TOKEN = ("coupled", "greedy")
 """Verifiers whose output equals autoregressive output of the same seed; the others are exact in distribution only."""
 
-Mode = Literal["report", "decoders", "families", "certificate", "profile"]
+Mode = Literal["report", "decoders", "families", "certificate", "profile", "bandwidth"]
 
 
 @dataclass
@@ -156,6 +156,29 @@ class ProfileConfig:
 
 
 @dataclass
+class BandwidthConfig:
+    """Decoding speed against memory bandwidth, on a model made at random (`mode=bandwidth`)."""
+
+    shape: Literal["8b", "1b", "toy"] = "8b"
+    """Of the Llama that is made."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Its precision."""
+    prompt_tokens: int = 128
+    """Tokens in the cache at the start."""
+    new_tokens: int = 256
+    """Tokens decoded in a call."""
+    repeats: int = 5
+    """Calls timed."""
+    copy_bytes: int = 4 << 30
+    """Size of the buffer that is copied."""
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_tokens", "repeats", "copy_bytes"):
+            require(getattr(self, name) >= 1, f"bandwidth.{name}={getattr(self, name)}; use at least 1")
+        require(self.new_tokens >= 2, f"bandwidth.new_tokens={self.new_tokens}; times lie between tokens, so use 2")
+
+
+@dataclass
 class EvalConfig:
     """`python -m eval`: a measured report of one target with one or several drafts, a certificate, or a profile."""
 
@@ -194,6 +217,8 @@ class EvalConfig:
     """A certificate of losslessness instead of the report."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     """A profile of the rounds instead of the report."""
+    bandwidth: BandwidthConfig = field(default_factory=BandwidthConfig)
+    """Decoding speed against memory bandwidth, under mode=bandwidth; on target.device."""
     decoders: DecodersConfig = field(default_factory=DecodersConfig)
     """The comparison of decoders, under mode=decoders."""
     families: FamiliesConfig = field(default_factory=FamiliesConfig)
@@ -218,6 +243,8 @@ class EvalConfig:
         )
         default = f"runs/{self.name}/{self.mode}" if self.name else f"runs/{self.mode}/report"
         self.name, self.output_dir = self.name or self.mode, self.output_dir or default
+        if self.mode == "bandwidth":  # makes its own target and drafts nothing
+            return
         require(self.target.path is not None, "target.path is not set; name a transformers folder or hub id")
         is_given = bool(self.drafts) or self.mode == "families"
         require(is_given, "drafts is empty; name at least one, e.g. '+drafts.distilled=runs/x/draft/model'")

@@ -13,6 +13,7 @@ MODES = {
     "report": "eval.modes.report",
     "certificate": "eval.modes.certificate",
     "profile": "eval.modes.profile",
+    "bandwidth": "eval.modes.bandwidth",
     "decoders": "eval.modes.decoders.mode",
     "families": "eval.modes.families.mode",
 }

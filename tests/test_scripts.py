@@ -144,13 +144,13 @@ def test_a_failing_stage_ends_the_gpu_benchmark_with_its_code(tmp_path: Path) ->
 def test_bandwidth_is_measured_and_rendered_on_any_device(tmp_path: Path) -> None:
     done = gpu_benchmark(tmp_path, "bandwidth")
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "results" / "bandwidth_cpu.json").read_text())
+    found = json.loads((tmp_path / "runs" / "bandwidth" / "bandwidth.json").read_text())
     weights = 2 * (found["shape"]["num_parameters"] - 512 * 64 + 64)
     cache = 2 * 2 * 2 * 16 * 2 * (found["prompt_tokens"] + found["new_tokens"] / 2)
     assert found["bytes_per_token"] == weights + cache  # two layers of two heads of 16, keys and values, two bytes each
     for row in found["rows"]:
         assert row["share"] == pytest.approx(row["tokens_per_s"] / row["bound"])
-    assert "share of the bound" in (tmp_path / "results" / "bandwidth_cpu.md").read_text()
+    assert "share of the bound" in (tmp_path / "runs" / "bandwidth" / "bandwidth.md").read_text()
 
 
 @pytest.mark.slow

@@ -34,9 +34,7 @@ def build(cls: type[T], container: Mapping, where: str = "") -> T:
     of another type, and whatever the dataclass itself refuses in `__post_init__`.
     """
     if not isinstance(container, Mapping):
-        raise ConfigError(
-            f"{where or cls.__name__} = {container!r} is not a mapping of keys. {_choices(cls)}"
-        )
+        raise ConfigError(f"{where or cls.__name__} = {container!r} is not a mapping of keys. {_choices(cls)}")
     types_by_name = _field_types(cls)
     for key in container:
         if key not in types_by_name:

@@ -1,19 +1,17 @@
-"""How near autoregressive decoding comes to the memory bandwidth of a card, on a model made there at random.
+"""`mode=bandwidth`: how near autoregressive decoding comes to the memory bandwidth of a device.
 
-`python -m eval.modes.bandwidth docs/results/bandwidth` makes a Llama of the 8B shape in bfloat16, decodes with our own
-loop at batch 1, measures how fast the device copies memory, and writes NAME.json and NAME.md with the share reached. A
-token needs every weight once (of the embedding one row) and the keys and values of its context; nothing decodes faster.
+A Llama of the 8B shape is made at random in bfloat16, our own loop decodes with it at batch 1, and the device is timed
+at copying memory. A token needs every weight once (of the embedding one row) and the keys and values of its context;
+nothing decodes faster, so the figure is the share of that bound which is reached.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
@@ -23,21 +21,22 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from decode import generate
 from decode.common.checked_json import write_json
 from decode.common.environment import environment, git_state
-from decode.common.errors import InputError, UserError
 from decode.common.progress import get_logger
+from decode.common.run_folder import open_run
 from decode.models.load import resolve_device
 from eval.arms.base import synchronize
+from eval.config import EvalConfig
 from eval.render.columns import Column, Table, column, columns
 from eval.render.formatting import number, share
 from eval.render.templates import render_markdown
+from eval.results.document import command
 
 SCHEMA = 1
-GOAL = 0.75
 log = get_logger("eval")
 
 
 @dataclass(frozen=True)
-class Shape:
+class LlamaShape:
     """A Llama without weights."""
 
     width: int
@@ -49,13 +48,13 @@ class Shape:
 
 
 SHAPES = {
-    "8b": Shape(4096, 14336, 32, 32, 8, 128256),
-    "1b": Shape(2048, 8192, 16, 32, 8, 128256),
-    "toy": Shape(64, 128, 2, 4, 2, 512),
+    "8b": LlamaShape(4096, 14336, 32, 32, 8, 128256),
+    "1b": LlamaShape(2048, 8192, 16, 32, 8, 128256),
+    "toy": LlamaShape(64, 128, 2, 4, 2, 512),
 }
 
 
-def make_model(shape: Shape, device: torch.device, dtype: torch.dtype, positions: int) -> PreTrainedModel:
+def make_model(shape: LlamaShape, device: torch.device, dtype: torch.dtype, positions: int) -> PreTrainedModel:
     """Random weights of that shape, made on the device: no file is read."""
     config = LlamaConfig(
         hidden_size=shape.width,
@@ -115,41 +114,46 @@ def decode_speed(model: PreTrainedModel, prompt: int, new: int, temperature: flo
     return median(speeds[1:])
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def run(cfg: EvalConfig) -> None:
+    """Write bandwidth.json and bandwidth.md to cfg.output_dir; raises ConfigError before anything is made."""
+    resolve_device(cfg.target.device)
+    if cfg.plan:
+        sys.stdout.write(f"a Llama of the {cfg.bandwidth.shape} shape in {cfg.bandwidth.dtype}, made at random\n")
+        return
+    with open_run(cfg.output_dir, "eval", cfg, cfg.resume) as folder:
+        if folder.is_finished:
+            return
+        found = measure(cfg)
+        write_json(folder.file("bandwidth.json"), found)
+        folder.file("bandwidth.md").write_text(render(found), encoding="utf-8")
+        folder.finish({"rows": len(found["rows"])})
+        log.info("result: %s", folder.file("bandwidth.md"))
+
+
+def measure(cfg: EvalConfig) -> dict[str, Any]:
     """Bandwidth, speed and the share of the bound, at temperature 0 and 1."""
-    device, shape = resolve_device(options.device), SHAPES[options.shape]
-    dtype = getattr(torch, options.dtype)
-    log.info("making %s on %s", options.shape, device)
-    model = make_model(shape, device, dtype, options.prompt + options.new + 64)
-    moved = bytes_per_token(model, options.prompt + options.new / 2)
-    copied = copy_bandwidth(device, options.copy_bytes)
+    size, device = cfg.bandwidth, resolve_device(cfg.target.device)
+    shape, dtype = SHAPES[size.shape], getattr(torch, size.dtype)
+    log.info("making %s on %s", size.shape, device)
+    model = make_model(shape, device, dtype, size.prompt_tokens + size.new_tokens + 64)
+    moved = bytes_per_token(model, size.prompt_tokens + size.new_tokens / 2)
+    copied = copy_bandwidth(device, size.copy_bytes)
     log.info("a token reads %.2f GB; the device copies %.0f GB/s", moved / 1e9, copied / 1e9)
     rows = []
     for temperature in (0.0, 1.0):
-        speed = decode_speed(model, options.prompt, options.new, temperature, options.repeats)
-        rows.append(
-            {
-                "temperature": temperature,
-                "tokens_per_s": speed,
-                "bound": copied / moved,
-                "share": speed * moved / copied,
-            }
-        )
-        log.info("T=%g: %.1f tokens/s, %.0f%% of the bound", temperature, speed, 100 * speed * moved / copied)
+        speed = decode_speed(model, size.prompt_tokens, size.new_tokens, temperature, size.repeats)
+        bound = copied / moved
+        rows.append({"temperature": temperature, "tokens_per_s": speed, "bound": bound, "share": speed / bound})
+        log.info("T=%g: %.1f tokens/s, %.0f%% of the bound", temperature, speed, 100 * speed / bound)
     return {
         "schema": SCHEMA,
-        "environment": {
-            **environment(),
-            "git": git_state(),
-            "command": " ".join(["python -m eval.modes.bandwidth", *sys.argv[1:]]),
-        },
-        "shape": {"name": options.shape, **asdict(shape), "num_parameters": model.num_parameters()},
-        "dtype": options.dtype,
-        "prompt_tokens": options.prompt,
-        "new_tokens": options.new,
+        "environment": {**environment(), "git": git_state(), "command": command()},
+        "shape": {"name": size.shape, **asdict(shape), "num_parameters": model.num_parameters()},
+        "dtype": size.dtype,
+        "prompt_tokens": size.prompt_tokens,
+        "new_tokens": size.new_tokens,
         "bytes_per_token": moved,
         "copy_bytes_per_s": copied,
-        "goal_share": GOAL,
         "rows": rows,
     }
 
@@ -159,7 +163,6 @@ def render(found: dict[str, Any]) -> str:
     shown = columns(
         *("T", Column("tokens/s", lambda row: number(row["tokens_per_s"], 1))),
         *(Column("bound", lambda row: number(row["bound"], 1)), column("share of the bound", "share", share)),
-        Column("goal", lambda _: share(found["goal_share"])),
     )
     return render_markdown("bandwidth.md.j2", found=found, shares=Table("Share", shown, found["rows"]))
 
@@ -168,36 +171,3 @@ def device_slug() -> str:
     """The card's name for a file, the processor's where there is no card."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
-
-
-def main() -> None:
-    """Entry point of `python -m eval.modes.bandwidth`; exit code 2 for bad input."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("destination", type=Path, help="path of the result without suffix; the card's name is added")
-    parser.add_argument("--shape", choices=SHAPES, default="8b")
-    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--prompt", type=int, default=128, help="tokens in the cache at the start")
-    parser.add_argument("--new", type=int, default=256, help="tokens decoded")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--copy-bytes", type=int, default=4 << 30, help="size of the buffer that is copied")
-    options = parser.parse_args()
-    try:
-        if min(options.prompt, options.repeats, options.copy_bytes) < 1 or options.new < 2:
-            raise InputError(
-                f"--prompt={options.prompt} --new={options.new} --repeats={options.repeats} "
-                f"--copy-bytes={options.copy_bytes}: use at least 1 each, and 2 new tokens, or there is nothing to time"
-            )
-        found = measure(options)
-    except UserError as error:
-        sys.stderr.write(f"draftsmith bandwidth: error: {error}\n")
-        sys.exit(2)
-    destination = options.destination.with_name(f"{options.destination.name}_{device_slug()}")
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    write_json(destination.with_suffix(".json"), found)
-    destination.with_suffix(".md").write_text(render(found), encoding="utf-8")
-    log.info("result: %s", destination.with_suffix(".md"))
-
-
-if __name__ == "__main__":
-    main()

@@ -72,7 +72,7 @@ def bandwidth_found() -> dict:
     row = {"temperature": 1.0, "tokens_per_s": 1.0, "bound": 2.0, "share": 0.5}
     environment = ENVIRONMENT | {"packages": {"torch": "2", "transformers": "5"}}
     found = {"rows": [row], "environment": environment, "shape": {"name": "toy", "num_parameters": 10}, "dtype": "d"}
-    return found | {"goal_share": 0.7, "bytes_per_token": 1, "copy_bytes_per_s": 2, "prompt_tokens": 1, "new_tokens": 1}
+    return found | {"bytes_per_token": 1, "copy_bytes_per_s": 2, "prompt_tokens": 1, "new_tokens": 1}
 
 
 def card() -> str:
