@@ -24,7 +24,7 @@ class Fault:
     """`old` stands once in the source of `where`, and `new` in its place is wrong."""
 
     where: str
-    """"train.optimizers:build", "train.training_loop:Loop.step", or a constant, whose `old` and `new` are Python literals."""
+    """"train.optimizers:build", "train.loss:DraftLoss.forward", or a constant, whose `old` and `new` are literals."""
     old: str
     new: str
     caught_by: Callable[..., object]

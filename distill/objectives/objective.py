@@ -31,7 +31,7 @@ class Objective:
     """(log q (R, V) float32, target distribution of the rows or None, next_ids (R,)) -> loss (R,)."""
     is_divergence: bool = False
     """Compares whole distributions: on a reduced draft vocabulary it needs p renormalised, and cannot learn from rows
-    whose likeliest token lies outside. What measures acceptance must not renormalise: mass outside is never accepted."""
+    whose likeliest token lies outside. What measures acceptance must not renormalise: mass outside is not accepted."""
 
     def check_source(self, is_dense: bool | None) -> None:
         """Raise ConfigError where p is missing (None), or sparse and the objective needs all of it."""
