@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.bad_configurations import bad_arguments, good_commands, tiny_training
-from tests.commands import MINIMUM, ROOT, STAGES
+from tests.commands import MINIMUM, ROOT, STAGES, entry_module
 from tests.tiers import by_default
 
 
@@ -24,7 +24,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def run(stage: str, *arguments: str) -> tuple[object, str]:
         monkeypatch.setattr(sys, "argv", [f"draftsmith-{stage}", *arguments])
         with pytest.raises(SystemExit) as ended:
-            import_module(f"{stage}.cli").main()
+            import_module(entry_module(stage)).main()
         return ended.value.code, capsys.readouterr().err
 
     return run

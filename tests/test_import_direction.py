@@ -5,11 +5,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.commands import entry_module
+
 ROOT = Path(__file__).resolve().parents[1]
+MOST_FLOORS = 12  # of decode; 18 before its drafters stopped importing what they only name
 MAY_IMPORT = {
     "decode": {"decode"},
     "distill": {"decode", "distill"},
@@ -36,6 +40,27 @@ def test_a_package_imports_only_the_floors_below(package: str) -> None:
     assert not wrong
 
 
+def test_decode_has_few_floors() -> None:
+    """Modules on the longest chain of imports at run time; each is a hop for who reads from the top."""
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / "decode").rglob("*.py")}
+    above = {name: set(imported_at_once(path)) & set(modules) for name, path in modules.items()}
+
+    @cache
+    def floors(name: str) -> tuple[str, ...]:
+        return max((floors(one) for one in above[name]), key=len, default=()) + (name,)
+
+    longest = max(map(floors, modules), key=len)
+    assert len(longest) <= MOST_FLOORS, " <- ".join(longest)
+
+
+def imported_at_once(path: Path) -> Iterator[str]:
+    """What importing the module imports; annotations alone (TYPE_CHECKING) and late imports do not count."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
 def test_eval_never_hides_the_builtin() -> None:
     hiding = re.compile(r"^\s*import eval\b", flags=re.MULTILINE)  # `from eval import x` binds x alone
     files = [path for folder in (*MAY_IMPORT, "tests", "scripts") for path in (ROOT / folder).rglob("*.py")]
@@ -45,6 +70,6 @@ def test_eval_never_hides_the_builtin() -> None:
 @pytest.mark.parametrize("stage", MAY_IMPORT)
 def test_configuration_imports_nothing_heavy(stage: str) -> None:
     heavy = "{'torch', 'transformers', 'accelerate', 'datasets', 'wandb', 'matplotlib'} & set(sys.modules)"
-    code = f"import sys; from {stage} import config, cli; print({heavy})"
+    code = f"import sys, {stage}.config, {entry_module(stage)}; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -15,8 +15,8 @@ from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder
 from decode.drafters.base import Batch
 from decode.drafters.dspark import DSparkDraft
-from decode.models.ends import Ends
 from decode.models.fingerprint import weights_fingerprint
+from decode.models.output_head import Ends
 from train.checkpoint import TrainState
 from train.confidence import calibrated
 from train.config import TrainConfig

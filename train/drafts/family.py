@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from decode.models.ends import Ends
 from decode.models.load import ModelDescription
+from decode.models.output_head import Ends
 from train.config import TrainConfig
 from train.drafts.config import DraftConfig
 from train.export.draft_folder import Export

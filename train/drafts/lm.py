@@ -10,8 +10,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from decode.drafters.lm import LMDraft
-from decode.models.ends import Ends
 from decode.models.load import ModelDescription
+from decode.models.output_head import Ends
 from train.config import TrainConfig
 from train.drafts.config import LM_HEADS, LM_WIDTH, DraftConfig
 from train.drafts.family import Built

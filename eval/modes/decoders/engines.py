@@ -10,7 +10,7 @@ from typing import Any
 
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder
-from decode.drafters.load import model_folder
+from decode.drafters.saved_draft import model_folder
 from eval.arms.vllm_peer import WORKER, Engine
 from eval.config import EvalConfig
 
