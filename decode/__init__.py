@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from decode.api import generate
     from decode.custom_generate import speculative
-    from decode.drafters.load import load_drafter
+    from decode.drafters.saved_draft import load_drafter
 
 __all__ = ["generate", "load_drafter", "speculative"]
 
-_HOME = {"generate": "decode.api", "speculative": "decode.custom_generate", "load_drafter": "decode.drafters.load"}
+_HOME = {
+    "generate": "decode.api",
+    "speculative": "decode.custom_generate",
+    "load_drafter": "decode.drafters.saved_draft",
+}
 
 
 def __getattr__(name: str) -> Any:

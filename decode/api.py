@@ -18,12 +18,11 @@ from decode.common.typed_config import require
 from decode.config import sampling_config
 from decode.drafters.base import Drafter
 from decode.drafters.lm import LMDraft
-from decode.inputs import check_ids, prompts_of
 from decode.loop import Event, Loop, Observer, Request
 from decode.models.load import refuse_unsupported
-from decode.sampling.audit import Audited
+from decode.requests import check_ids, prompts_of
 from decode.sampling.penalties import penalties
-from decode.sampling.processors import check_processors
+from decode.sampling.processors import Audited, check_processors
 from decode.sampling.stopping import StopStrings, eos_ids, own_eos_ids
 from decode.sampling.warp import Sampling
 from decode.stats import Stats

@@ -21,7 +21,7 @@ from decode.drafters.base import Context, Drafter, drafted_depth
 from decode.forward.kept_runners import Lease
 from decode.forward.target import runner_for
 from decode.models.load import device_of, longest_context
-from decode.requests import Progress, Rows
+from decode.requests import RequestState, Rows
 from decode.sampling.noise import Noise
 from decode.sampling.processors import History
 from decode.sampling.stopping import StopStrings
@@ -89,7 +89,7 @@ class Loop:
         _check_context(model, lengths, request.max_new_tokens)
         in_round = max(request.shape.num_nodes, 1 + request.shape.num_read)  # a draft may read more than it proposes
         capacity = max(lengths) + request.max_new_tokens + in_round
-        requests = [Progress(len(x), list(x), len(x) + request.max_new_tokens) for x in request.prompts]
+        requests = [RequestState(len(x), list(x), len(x) + request.max_new_tokens) for x in request.prompts]
         self.rows = Rows(requests, request.batch_size or len(requests), capacity, device_of(model))
         taps = drafter.taps if drafter is not None else ()
         self.runner = runner_for(model, self.rows.size, capacity, self.lease, taps=taps)
@@ -258,7 +258,7 @@ class Loop:
         self.stats.rounds.append(Round(index, drafted, accepted, taken))
         return Event(index, tokens[:taken], accepted, drafted)
 
-    def _reason(self, one: Progress) -> str | None:
+    def _reason(self, one: RequestState) -> str | None:
         if one.tokens[-1] in self.request.eos_ids:
             return "eos"
         if self.request.stop is not None and self.request.stop.ends(one.tokens, one.prompt_length):

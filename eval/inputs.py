@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from decode import load_drafter
 from decode.common.errors import InputError
 from decode.config import ModelConfig
-from decode.drafters.describe import describe_draft
 from decode.drafters.provenance import TextOrigin, read_provenance
+from decode.drafters.saved_draft import describe_draft
 from decode.models.load import ModelDescription, describe_model, load_model
 from distill.config import DataConfig
 from eval.config import EvalConfig

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from decode.drafters.saved_head import HEADS
 
 ROOT = Path(__file__).resolve().parents[1]
+MOST_FLOORS = 12  # of decode; 18 before its drafters stopped importing what they only name
 MAY_IMPORT = {
     "decode": {"decode"},
     "distill": {"decode", "distill"},
@@ -38,6 +40,27 @@ def test_a_package_imports_only_the_floors_below(package: str) -> None:
     wrong = [f"{path}: {name}" for path in files for name in imported_modules(path) if name.split(".")[0] in forbidden]
     assert files
     assert not wrong
+
+
+def test_decode_has_few_floors() -> None:
+    """Modules on the longest chain of imports at run time; each is a hop for who reads from the top."""
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / "decode").rglob("*.py")}
+    above = {name: set(imported_at_once(path)) & set(modules) for name, path in modules.items()}
+
+    @cache
+    def floors(name: str) -> tuple[str, ...]:
+        return max((floors(one) for one in above[name]), key=len, default=()) + (name,)
+
+    longest = max(map(floors, modules), key=len)
+    assert len(longest) <= MOST_FLOORS, " <- ".join(longest)
+
+
+def imported_at_once(path: Path) -> Iterator[str]:
+    """What importing the module imports; annotations alone (TYPE_CHECKING) and late imports do not count."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def test_eval_never_hides_the_builtin() -> None:

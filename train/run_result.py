@@ -13,8 +13,8 @@ from decode.common.checked_json import write_json
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder
 from decode.drafters.base import Batch
-from decode.models.ends import Ends
 from decode.models.fingerprint import weights_fingerprint
+from decode.models.output_head import Ends
 from train.best_checkpoint import rule
 from train.checkpoint import TrainState
 from train.config import TrainConfig

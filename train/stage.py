@@ -17,9 +17,8 @@ from decode.common.errors import ConfigError
 from decode.common.progress import get_logger, is_main_process
 from decode.common.run_folder import RUN, RunFolder, check_run, free_disk_check, open_run
 from decode.config import ModelConfig
-from decode.models.ends import Ends, ends_of, load_ends
 from decode.models.load import load_model
-from decode.models.output_head import OutputHead, head_of
+from decode.models.output_head import Ends, OutputHead, ends_of, head_of, load_ends
 from train.batches import StepReader
 from train.checkpoint import Checkpoints, TrainState, adopt, check_whole, find_checkpoint, read_state
 from train.config import TrainConfig

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from decode.common.errors import RunError
 from decode.common.progress import get_logger, progress
 from decode.drafters.base import Batch
-from decode.models.ends import Ends
+from decode.models.output_head import Ends
 from train import best_checkpoint as selection
 from train.batches import PADDING, PackedSource, StepReader
 from train.checkpoint import Checkpoints, TrainState

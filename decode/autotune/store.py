@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,7 +15,6 @@ from pydantic import Field, model_validator
 from torch import nn
 from transformers import PreTrainedModel
 
-from decode.autotune.round_costs import RoundCosts
 from decode.common.checked_json import Content, JsonFile, Share, read_json, shown
 from decode.common.environment import environment
 from decode.common.errors import InputError
@@ -24,9 +23,12 @@ from decode.common.sealed import SEAL, check_seal, sealed
 from decode.drafters.base import Drafter
 from decode.drafters.head_draft import HeadDraft
 from decode.drafters.lm import LMDraft
-from decode.drafters.load import describe_loaded
-from decode.loop import Request
 from decode.models.fingerprint import files_fingerprint
+from decode.models.load import describe_loaded
+from decode.trees.sequoia import RoundCosts
+
+if TYPE_CHECKING:
+    from decode.loop import Request
 
 log = get_logger("decode")
 

@@ -14,13 +14,13 @@ import torch
 from transformers import PreTrainedModel
 
 from decode.autotune.estimates import monotone
-from decode.autotune.round_costs import RoundCosts
 from decode.drafters.base import Context, Drafter
 from decode.forward.kept_runners import Lease
 from decode.forward.target import CachedModel, runner_for
 from decode.loop import Request
 from decode.sampling.noise import Noise
 from decode.sampling.warp import Sampling
+from decode.trees.sequoia import RoundCosts
 from decode.trees.tree import Tree
 from decode.trees.tree_plans import Shape, chain, k_ary
 from decode.verify.rules import VERIFIERS

@@ -1,13 +1,15 @@
 """The command line of every stage: Hydra composes, our dataclass checks, then the stage's code is imported."""
 
 import os
+import select
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from decode.common.compose import compose, wants_sweep
 from decode.common.errors import RunError, UserError
-from decode.common.output import is_unread, quiet_when_unread
 from decode.common.progress import is_main_process
 from decode.common.sweep import run_sweep
 from decode.common.typed_config import build
@@ -67,3 +69,52 @@ def _load(name: str) -> Any:
 
 def _say(stage: str, what: str, error: Exception) -> None:
     sys.stderr.write(f"draftsmith {stage}: {what}: {error}\n")
+
+
+UNREAD = 141  # 128 + SIGPIPE: what a shell sees of a program that the signal ends
+
+
+@contextmanager
+def quiet_when_unread() -> Iterator[None]:
+    """End the process with `UNREAD`, and without a word, where standard output or error is a pipe without a reader.
+
+    Resetting SIGPIPE to the system's default would do the same, but also end us wherever a worker's pipe or a socket
+    breaks. Buffers are flushed here: what is left in one when Python ends, Python complains of.
+    """
+    try:
+        try:
+            yield
+        finally:
+            for stream in _streams():
+                stream.flush()
+    except BrokenPipeError:
+        if not is_unread():
+            raise
+        for stream in filter(_lost_its_reader, _streams()):
+            _throw_away(stream)
+        sys.exit(UNREAD)
+
+
+def is_unread() -> bool:
+    """Whether standard output or error is a pipe without a reader, so that a BrokenPipeError may come from there."""
+    return any(map(_lost_its_reader, _streams()))
+
+
+def _streams() -> list[TextIO]:
+    return [stream for stream in (sys.stdout, sys.stderr) if stream is not None]  # None: closed by whoever started us
+
+
+def _lost_its_reader(stream: TextIO) -> bool:
+    try:
+        file = stream.fileno()
+    except (OSError, ValueError):  # not a file, or closed
+        return False
+    poll = select.poll()
+    poll.register(file, 0)  # errors are told without being asked for
+    return any(events & select.POLLERR for _, events in poll.poll(0))
+
+
+def _throw_away(stream: TextIO) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from decode.forward.kept_runners import Lease
-
 if TYPE_CHECKING:
     from decode.autotune.budget import Budget
+    from decode.forward.kept_runners import Lease
     from decode.sampling.noise import Noise
     from decode.sampling.processors import History
     from decode.sampling.warp import Sampling
@@ -101,7 +100,7 @@ class Context:
     features: Tensor | None = None
     """(B, capacity, n, d) the target's hidden states at `taps` of every committed token but pending; None without
     taps."""
-    lease: Lease = field(default_factory=Lease)
+    lease: Lease
     """The call: what caches a drafter takes for it are its own until it ends."""
     budget: Budget | None = None
     """Whether to go on is asked after every token of a chain; None where the length is settled beforehand."""
@@ -152,3 +151,20 @@ def drafted_depth(drafter: Drafter, shape: Shape) -> int:
     """Levels of `shape` that the drafter drafts: a head has as many as it was trained with (`most_tokens`)."""
     most: int | None = getattr(drafter, "most_tokens", None)
     return shape.depth if most is None else min(shape.depth, most)
+
+
+def shifted(ids: Tensor, places: int) -> Tensor:
+    """ids (B, T) moved to the left; what comes in at the end belongs to slots that are not valid."""
+    return ids.roll(-places, 1)
+
+
+def judged(batch: Batch, ahead: int) -> tuple[Tensor, Tensor]:
+    """(target rows, valid) (B, T) of slots t whose token t + ahead + 1 is drafted: the row before it, and whether it is
+    a token of the same document that is to be learned."""
+    batch_size, length = batch.ids.shape
+    place = torch.arange(length, device=batch.ids.device) + ahead
+    last = length - 2  # row and token of a slot whose own lie behind the end, which is not valid
+    rows = torch.arange(batch_size, device=place.device)[:, None] * length + place.clamp(max=last)
+    token = (place + 1).clamp(max=length - 1)
+    same = (batch.document[:, token] == batch.document) & (batch.document >= 0)
+    return rows, same & batch.loss_mask[:, token] & (place <= last)

@@ -6,17 +6,19 @@ step by step and 3.4 ms as one capture (2 cores).
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
-from decode.autotune.budget import Budget
 from decode.drafters.base import Context
 from decode.drafters.drafting import DraftRound, Foreseeing, Processed, Unit
 from decode.sampling.noise import Stream
 from decode.sampling.warp import Sampling, warp
 from decode.trees.tree import Drawn, Tree, chain_parents
+
+if TYPE_CHECKING:
+    from decode.autotune.budget import Budget
 
 
 def propose_chain(drafting: DraftRound, context: Context) -> Tree:

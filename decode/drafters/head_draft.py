@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from pydantic import Field
@@ -26,15 +26,16 @@ from decode.common.typed_config import require
 from decode.drafters.base import Batch, Context, Step
 from decode.drafters.chain_drafting import pending_tokens
 from decode.drafters.drafting import DraftRound, Steps, Unit, visible_slots
-from decode.drafters.head_cache import Slots, into
-from decode.drafters.layers import Extend, Rope, Rotary
+from decode.drafters.layers import Extend, Rope, Rotary, Slots, into
 from decode.drafters.tree_drafting import propose
 from decode.forward.cache import SlotCache
 from decode.forward.kept_runners import Lease, Runners
 from decode.forward.packed_linear import Packing
 from decode.forward.runner import PASSES, Runner, chunks, rounded
-from decode.models.ends import Ends
 from decode.trees.tree import Tree
+
+if TYPE_CHECKING:
+    from decode.models.output_head import Ends
 
 log = get_logger("decode")
 

@@ -15,15 +15,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from decode.drafters.base import Batch, Step
+from decode.drafters.base import Batch, Step, judged, shifted
 from decode.drafters.drafting import Above, Steps
-from decode.drafters.head_cache import Slots
 from decode.drafters.head_draft import HeadDraft
-from decode.drafters.labels import judged, shifted
-from decode.drafters.layers import MLP, Attention, Extend
+from decode.drafters.layers import MLP, Attention, Extend, Slots
 from decode.drafters.medusa import OneStateConfig, residuals
-from decode.forward.masks import packed_visibility
-from decode.models.ends import Ends
+from decode.forward.attention import packed_visibility
+from decode.models.output_head import Ends
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from decode.drafters.base import Batch, Context, Step
 from decode.drafters.chain_drafting import pending_tokens
 from decode.drafters.drafting import Above, DraftRound, Unit, visible_slots
 from decode.drafters.tree_drafting import propose
-from decode.forward.masks import layer_masks, packed_visibility
+from decode.forward.attention import layer_masks, packed_visibility
 from decode.forward.target import CachedModel, NodePass, runner_for
 from decode.models.load import attention_of, load_model, longest_context
 from decode.models.output_head import head_of

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from decode.common.typed_config import require
-from decode.drafters.base import Batch, Step
+from decode.drafters.base import Batch, Step, judged
 from decode.drafters.drafting import Above, Steps
-from decode.drafters.head_cache import Slots
 from decode.drafters.head_draft import Few, HeadConfig, HeadDraft
-from decode.drafters.labels import judged
-from decode.drafters.layers import Extend
-from decode.models.ends import Ends
+from decode.drafters.layers import Extend, Slots
+from decode.models.output_head import Ends
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,10 +21,10 @@ from decode.drafters.hydra import HydraConfig, HydraDraft
 from decode.drafters.medusa import MedusaConfig, MedusaDraft
 from decode.drafters.mtp import MTPConfig, MTPDraft
 from decode.drafters.provenance import FILE, TrainedTarget, check_sum, read_provenance
-from decode.models.ends import Ends
 from decode.models.fingerprint import comparable
 from decode.models.hidden_states import check_taps
 from decode.models.load import ModelDescription
+from decode.models.output_head import Ends
 from decode.sampling.stopping import own_eos_ids
 
 WEIGHTS = "model.safetensors"

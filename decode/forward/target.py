@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from decode.common.errors import InputError
-from decode.forward.attention import grouped, pays
+from decode.forward.attention import grouped, layer_masks, pays
 from decode.forward.cache import SlotCache
 from decode.forward.kept_runners import Lease, Runners
-from decode.forward.masks import layer_masks
 from decode.forward.packed_linear import Packed, Packing
 from decode.forward.runner import PASSES, Runner, chunks, rounded
 from decode.models.hidden_states import Taps

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,8 +20,10 @@ from transformers.utils import logging as hf_logging
 
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
-from decode.config import ModelConfig
-from decode.models.weight_files import read_headers
+from decode.models.checkpoint_files import read_headers
+
+if TYPE_CHECKING:
+    from decode.config import ModelConfig
 
 SHOWN = 4  # names in a message
 MASKS = re.compile(r"\.attn(\.attention)?\.(masked_)?bias$")  # causal masks, which GPT-2 and its like used to save
@@ -96,7 +98,7 @@ def is_quantised(config: PretrainedConfig) -> bool:
 
 def own_draft_layers(names: Collection[str]) -> tuple[str, ...]:
     """Prefixes of the draft layers (MTP) that a target's checkpoint holds beside its own weights, unknown to its class;
-    `decode.drafters.own_mtp` reads them."""
+    `decode.drafters.mtp` reads them."""
     found = {match[0] for match in map(OWN_DRAFT.match, names) if match}
     return tuple(one for one in found if "mtp" in one or any(one + part in names for part in OWN_DRAFT_PARTS))
 

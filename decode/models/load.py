@@ -28,9 +28,8 @@ from decode.common.checked_json import read_json
 from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.models.checkpoint_check import check_headers, check_report, is_quantised, no_model
-from decode.models.config_files import check_model_files, check_words
+from decode.models.checkpoint_files import DAMAGED, check_model_files, check_words, damaged, weight_files
 from decode.models.fingerprint import files_fingerprint, weights_fingerprint
-from decode.models.weight_files import DAMAGED, damaged, weight_files
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 OWN_MASKS = ("bloom", "gpt_neo", "mpt")  # attention that counts columns of the cache, not positions
@@ -145,6 +144,19 @@ def describe_model(source: ModelConfig, role: str = "target") -> ModelDescriptio
     if folder.is_dir():
         check_headers(source, config, role)
     return ModelDescription(source, config)
+
+
+def describe_loaded(model: PreTrainedModel, check: bool = True) -> ModelDescription:
+    """The description of a model that is in memory already, found again by the path it came from; InputError, with
+    `check`, where it came from nowhere. What was done to its weights since shows in `weights_fingerprint` alone."""
+    path = model.config.name_or_path or model.name_or_path
+    if check and not path:
+        raise InputError(
+            "the target was built in memory, so nothing says which files it is, and whether a saved draft fits it "
+            "cannot be checked. Save it, and load it with from_pretrained, or insist with load_drafter(..., "
+            "check=False)"
+        )
+    return ModelDescription(ModelConfig(path=path or "the target in memory"), model.config, model)
 
 
 def load_model(source: ModelConfig, role: str = "target") -> PreTrainedModel:

@@ -1,7 +1,10 @@
-"""From final hidden states to logits: the output head with the scale and soft cap that some models apply after it."""
+"""From tokens to states and from states to logits: a target's embedding, and its output head with the scale and soft
+cap that some models apply after it. Heads use both; the target alone owns them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -10,7 +13,9 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from decode.common.errors import InputError
-from decode.models.load import device_of
+from decode.config import ModelConfig
+from decode.models.checkpoint_check import check_report, quiet
+from decode.models.load import describe_model, device_of, read_weights, resolve_device
 
 
 class OutputHead:
@@ -77,3 +82,33 @@ def head_of(model: PreTrainedModel) -> OutputHead:
             "Supported are a plain head, final_logit_softcapping, logit_scale and logits_scaling"
         )
     return head
+
+
+@dataclass(frozen=True)
+class Ends:
+    """No module on purpose: a draft that refers to it neither saves nor trains nor moves the target's weights."""
+
+    embed: Callable[[Tensor], Tensor]
+    """Token ids (...) -> (..., d), scaled as the target's first layer gets them."""
+    head: OutputHead
+    """Final hidden states (..., d) -> logits (..., V)."""
+
+
+def ends_of(model: PreTrainedModel) -> Ends:
+    """Those of a model in memory, looked up at every call."""
+    return Ends(lambda ids: model.get_input_embeddings()(ids), OutputHead(model))
+
+
+def load_ends(source: ModelConfig) -> Ends:
+    """Those of a checkpoint, of which no layer is read into memory: the model is loaded with none.
+
+    Raises InputError as `decode.models.load.describe_model` does.
+    """
+    description = describe_model(source)
+    fields = {"num_hidden_layers": 0, "layer_types": []}
+    fields = {name: value for name, value in fields.items() if hasattr(description.config, name)}
+    config = type(description.config)(**description.config.to_dict() | fields)
+    with quiet():  # else it lists every weight of the layers that are left out on purpose
+        model, report = read_weights(replace(source, device_map=None), config, role="target")
+    check_report(report | {"unexpected_keys": ()}, source, role="target")
+    return ends_of(model.to(resolve_device(source.device)).eval().requires_grad_(False))  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ P(at least i stand | x_1..x_i) is then r_i, the most that any rule can give.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,9 +18,10 @@ from torch import Tensor
 from decode.common.errors import ConfigError
 from decode.sampling.noise import Stream
 from decode.trees.tree import Drawn, Tree
-from decode.trees.tree_plans import Shape
-from decode.verify.rejection import Walk, end
-from decode.verify.verdict import Question, Verdict, at, follow
+from decode.verify.verdict import Question, Verdict, Walk, at, end, follow
+
+if TYPE_CHECKING:
+    from decode.trees.tree_plans import Shape
 
 
 class Block:
@@ -45,7 +47,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BlockPlan:
     """The rule without its dice, so that tests can enumerate it."""
 
     stop: Tensor
@@ -54,11 +56,11 @@ class Plan:
     """(B, k + 1, V) mass, not normalised, of the token after 0..k accepted ones."""
 
 
-def plan(tree: Tree, scores: Tensor) -> Plan:
+def plan(tree: Tree, scores: Tensor) -> BlockPlan:
     """h and the residuals of chains drawn from tree.log_q, for the target's warped scores (B, k + 1, V)."""
     p, drafted = scores.softmax(-1), tree.tokens[:, 1:, None]
     if tree.num_nodes == 1:
-        return Plan(p[:, :0, 0], p)
+        return BlockPlan(p[:, :0, 0], p)
     assert tree.log_q is not None
     q = tree.log_q[:, :-1].exp().to(p.dtype)
     tiny = torch.finfo(p.dtype).tiny
@@ -70,7 +72,7 @@ def plan(tree: Tree, scores: Tensor) -> Plan:
     inner = mass[:, 1:] / (mass[:, 1:] + 1 - reached[:, :-1]).clamp(min=tiny)
     # nothing is left after the prefix only if the next token stands for sure: any distribution will do there
     residual = torch.where(mass[..., None] > 0, left, p[:, :-1])
-    return Plan(torch.cat([inner, reached[:, -1:]], dim=1), torch.cat([residual, p[:, -1:]], dim=1))
+    return BlockPlan(torch.cat([inner, reached[:, -1:]], dim=1), torch.cat([residual, p[:, -1:]], dim=1))
 
 
 def running_minimum(ratio: Tensor) -> Tensor:  # (B, k) -> (B, k)
@@ -81,7 +83,7 @@ def running_minimum(ratio: Tensor) -> Tensor:  # (B, k) -> (B, k)
     return torch.stack(reached[1:], dim=1)
 
 
-def walk(tree: Tree, plan: Plan, u: Tensor) -> Walk:
+def walk(tree: Tree, plan: BlockPlan, u: Tensor) -> Walk:
     """Throw the dice: u (B, k) decides on the stops, and the last one that is taken stands."""
     steps = torch.arange(tree.num_nodes, device=u.device)
     stops = torch.nn.functional.pad(u < plan.stop, (1, 0), value=True)  # after pending, if nowhere else

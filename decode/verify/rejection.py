@@ -19,7 +19,7 @@ from torch import Tensor
 from decode.sampling.noise import Stream
 from decode.trees.tree import Drawn, Tree
 from decode.trees.tree_plans import Shape, Static
-from decode.verify.verdict import Question, Verdict, at, children_of, draw, follow, stopped
+from decode.verify.verdict import Question, Verdict, Walk, at, children_of, draw, end, follow
 
 
 class Rejection:
@@ -47,7 +47,7 @@ class Rejection:
 
 
 @dataclass(frozen=True)
-class Plan:
+class NodePlan:
     """The rule at a node without its dice, so that tests can enumerate it; R children, in their order."""
 
     p_drafted: Tensor
@@ -63,7 +63,7 @@ class Plan:
         return (self.p_drafted / self.q_drafted).clamp(max=1)
 
 
-def node_plan(p: Tensor, q: Tensor, drafted: Tensor, present: Tensor, without_replacement: bool) -> Plan:
+def node_plan(p: Tensor, q: Tensor, drafted: Tensor, present: Tensor, without_replacement: bool) -> NodePlan:
     """The rule at nodes with distributions p, q (..., V) and children `drafted` (..., R), where those `present` exist.
 
     A child outside q's support was never drawn (more children than tokens are asked for where a filter leaves few):
@@ -79,7 +79,7 @@ def node_plan(p: Tensor, q: Tensor, drafted: Tensor, present: Tensor, without_re
         p = torch.where(here, _residual(p, q), p)
         if without_replacement and rank + 1 < drafted.shape[-1]:
             q = torch.where(here, normalised(q.scatter(-1, x, 0.0)), q)
-    return Plan(torch.cat(p_drafted, -1), torch.cat(q_drafted, -1), p)
+    return NodePlan(torch.cat(p_drafted, -1), torch.cat(q_drafted, -1), p)
 
 
 def _residual(p: Tensor, q: Tensor) -> Tensor:
@@ -102,24 +102,6 @@ def delta(tree: Tree, scores: Tensor, u: Tensor) -> Verdict:
     """Children that were not sampled: a token of p is drawn at each depth, u (B, D + 1); the child that equals it
     stands."""
     return follow(tree, scores, lambda rows, depths: draw(rows.softmax(-1), u[:, depths]))
-
-
-@dataclass(frozen=True)
-class Walk:
-    """How far the dice went: all that is left is one draw."""
-
-    path: Tensor
-    """(B, D + 1) as in a verdict."""
-    accepted: Tensor
-    """(B,) int64."""
-    residual: Tensor
-    """(B, V): distribution of the token that ends the round, up to a factor."""
-
-
-def end(tree: Tree, walked: Walk, question: Question) -> Verdict:
-    """Draw the token that ends the round, once in a row: every round stops somewhere."""
-    last = draw(walked.residual, question.uniforms(Stream.RESIDUAL, range(1))[:, 0])
-    return stopped(tree, walked.path, walked.accepted, last)
 
 
 def walk(tree: Tree, scores: Tensor, u: Tensor) -> Walk:

@@ -15,12 +15,16 @@ equals it is accepted (Gumbel coupling; Daliri, Musco and Suresh 2024 bound its 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from decode.trees.tree import Drawn
-from decode.trees.tree_plans import Shape
 from decode.verify.block import Block
 from decode.verify.rejection import Rejection
 from decode.verify.typical import Typical
 from decode.verify.verdict import Question, Verdict, Verifier, follow
+
+if TYPE_CHECKING:
+    from decode.trees.tree_plans import Shape
 
 
 class Coupled:

@@ -9,12 +9,16 @@ whole text is deterministic.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from decode.trees.tree import Drawn, Tree
-from decode.trees.tree_plans import Shape
 from decode.verify.verdict import Question, Verdict, follow
+
+if TYPE_CHECKING:
+    from decode.trees.tree_plans import Shape
 
 EPSILON, DELTA = 0.09, 0.3  # Medusa's defaults
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from torch import Tensor
 from decode.sampling.noise import Noise, Stream
 from decode.sampling.warp import Sampling
 from decode.trees.tree import Drawn, Tree, tree_depths
-from decode.trees.tree_plans import Shape
+
+if TYPE_CHECKING:
+    from decode.trees.tree_plans import Shape
 
 Pick = Callable[[Tensor, slice], Tensor]
 """(scores (B, n, V) of nodes, their depths) -> (B, n) the token that the target wants after each."""
@@ -102,6 +104,24 @@ def stopped(tree: Tree, path: Tensor, accepted: Tensor, last: Tensor) -> Verdict
     drafted = torch.cat([tree.tokens.gather(1, path[:, 1:]), last[:, None]], dim=1)
     steps = torch.arange(path.shape[1], device=path.device)
     return Verdict(path, accepted, torch.where(steps < accepted[:, None], drafted, last[:, None]))
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How far the dice went: all that is left is one draw."""
+
+    path: Tensor
+    """(B, D + 1) as in a verdict."""
+    accepted: Tensor
+    """(B,) int64."""
+    residual: Tensor
+    """(B, V): distribution of the token that ends the round, up to a factor."""
+
+
+def end(tree: Tree, walked: Walk, question: Question) -> Verdict:
+    """Draw the token that ends the round, once in a row: every round stops somewhere."""
+    last = draw(walked.residual, question.uniforms(Stream.RESIDUAL, range(1))[:, 0])
+    return stopped(tree, walked.path, walked.accepted, last)
 
 
 def at(values: Tensor, node: Tensor) -> Tensor:  # (B, N, V), (B,) -> (B, V)

@@ -21,7 +21,7 @@ from decode.common.environment import environment, git_state
 from decode.common.errors import RunError
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
-from decode.drafters.describe import DraftDescription, describe_draft
+from decode.drafters.saved_draft import DraftDescription, describe_draft
 from decode.models.load import ModelDescription, load_tokenizer
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, shared_context

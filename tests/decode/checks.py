@@ -14,6 +14,7 @@ from decode.api import Output, generate
 from decode.drafters import chain_drafting
 from decode.drafters.base import Context, Drafter
 from decode.drafters.lm import LMDraft
+from decode.forward.kept_runners import Lease
 from decode.loop import Loop, Request
 from decode.sampling.noise import Noise, Stream
 from decode.sampling.warp import Sampling
@@ -233,7 +234,14 @@ def check_drafts_follow_their_distribution(draws: int = 4000) -> None:
     noise = Noise(0, list(range(draws)), 4, torch.device("cpu"))
     ids = torch.zeros(draws, 8, dtype=torch.long)
     context = Context(
-        ids=ids, lengths=[3] * draws, sampling=Sampling(), noise=noise, shape=chain(1), drawn="iid", shares_noise=False
+        ids=ids,
+        lengths=[3] * draws,
+        sampling=Sampling(),
+        noise=noise,
+        shape=chain(1),
+        drawn="iid",
+        shares_noise=False,
+        lease=Lease(),
     )
     gumbel = chain_drafting.draft_noise(context)
     assert gumbel is not None

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from decode.drafters.base import Batch
 from decode.drafters.head_draft import HeadDraft
 from decode.drafters.saved_head import HEADS
-from decode.models.ends import ends_of
 from decode.models.hidden_states import FINAL, Taps
+from decode.models.output_head import ends_of
 
 DEPTH = 4
 TAPS: dict[str, tuple[int, ...]] = {"eagle3": (0, 1, 4), "dspark": (0, 1, 4)}

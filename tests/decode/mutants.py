@@ -153,7 +153,7 @@ def block_without_the_minimum(patch: pytest.MonkeyPatch) -> None:
 def block_with_the_residual_of_rejection(patch: pytest.MonkeyPatch) -> None:
     """(p - q)+ instead of (r p - q)+: the part of p that the block has already spent comes again."""
 
-    def mutant(tree: Tree, scores: Tensor) -> block.Plan:
+    def mutant(tree: Tree, scores: Tensor) -> block.BlockPlan:
         plan = real_block(tree, scores)
         assert tree.log_q is not None
         p, q = scores.softmax(-1), tree.log_q.exp()
@@ -166,7 +166,7 @@ def block_with_the_residual_of_rejection(patch: pytest.MonkeyPatch) -> None:
 def first_refusal_ends_the_block(patch: pytest.MonkeyPatch) -> None:
     """Block verification's stops walked as if they were acceptances one by one."""
 
-    def mutant(tree: Tree, plan: block.Plan, u: Tensor) -> rejection.Walk:
+    def mutant(tree: Tree, plan: block.BlockPlan, u: Tensor) -> rejection.Walk:
         accepted = (u < plan.stop).long().cumprod(-1).sum(-1)
         path = torch.minimum(torch.arange(tree.num_nodes), accepted[:, None])
         return rejection.Walk(path, accepted, verdict.at(plan.residual, accepted))

@@ -7,7 +7,7 @@ import torch
 
 from decode.drafters import lm
 from decode.forward import target
-from decode.requests import Progress
+from decode.requests import RequestState
 from decode.sampling import processors
 from decode.trees.tree import Tree
 
@@ -82,7 +82,7 @@ def end_token_inside_the_path(patch: pytest.MonkeyPatch) -> None:
         self.reason = reason_to_end(self)
         return len(tokens)
 
-    patch.setattr(Progress, "extend", mutant)
+    patch.setattr(RequestState, "extend", mutant)
 
 
 def prefix_of_another_node(patch: pytest.MonkeyPatch) -> None:

@@ -11,19 +11,17 @@ import torch
 
 from decode.autotune import choose_tree
 from decode.autotune import timing as calibrate
-from decode.autotune.choose_tree import choose, resolve, static_plans
-from decode.autotune.rank_profile import acceptance_profile
-from decode.autotune.round_costs import RoundCosts, interpolate, level_widths
+from decode.autotune.choose_tree import acceptance_profile, choose, resolve, static_plans
 from decode.autotune.store import FILE, PairCalibration, load_calibration, pair_key, save_calibration
 from decode.common.errors import ConfigError, InputError
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
 from decode.drafters.lm import LMDraft
-from decode.drafters.load import load_drafter
+from decode.drafters.saved_draft import load_drafter
 from decode.loop import Request
 from decode.models.load import load_model
 from decode.sampling.warp import Sampling
 from decode.stage import run
-from decode.trees.sequoia import expected_tokens
+from decode.trees.sequoia import RoundCosts, expected_tokens, interpolate, level_widths
 from decode.trees.tree_plans import Shape, Static, chain, k_ary
 from tests.decode import checks
 from tests.decode.drafters import Oracle

@@ -11,7 +11,7 @@ import torch
 from decode import generate
 from decode.drafters.base import Batch
 from decode.drafters.lm import LMDraft
-from decode.forward.cpu_trace import Trace
+from decode.forward.capture import Trace
 from decode.forward.runner import CAPTURE_AFTER
 from decode.forward.target import CachedModel
 from decode.trees.tree_plans import chain, k_ary

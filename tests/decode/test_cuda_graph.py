@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from decode.forward.capture import Uncapturable, capture
-from decode.forward.cuda_graph import Graph
+from decode.forward.capture import Graph, Uncapturable, capture
 from decode.forward.packed_linear import Packing
 from tests.tiny import tiny_llama
 

@@ -18,10 +18,11 @@ from decode.drafters import chain_drafting
 from decode.drafters.base import Batch, Context
 from decode.drafters.drafting import Above, Processed
 from decode.drafters.dspark import DSparkConfig, DSparkDraft, default_taps
-from decode.forward.cpu_trace import Trace
+from decode.forward.capture import Trace
+from decode.forward.kept_runners import Lease
 from decode.loop import Loop, Request
-from decode.models.ends import ends_of
 from decode.models.hidden_states import Taps
+from decode.models.output_head import ends_of
 from decode.sampling.noise import Noise
 from decode.sampling.warp import Sampling
 from decode.stats import Round
@@ -269,7 +270,12 @@ def stopped_at(steps: Any, script: tuple[int, ...], vocab_size: int, monkeypatch
     monkeypatch.setattr(chain_drafting, "draw", draw)
     noise = Noise(0, [0], vocab_size, torch.device("cpu"))
     ids, shape = torch.zeros(1, 8, dtype=torch.long), chain(len(script))
-    settings: dict[str, Any] = {"drawn": "iid", "shares_noise": False, "budget": ready(Budget(4, True))}
+    settings: dict[str, Any] = {
+        "drawn": "iid",
+        "shares_noise": False,
+        "budget": ready(Budget(4, True)),
+        "lease": Lease(),
+    }
     context = Context(ids=ids, lengths=[2], sampling=Sampling(), noise=noise, shape=shape, **settings)
     return chain_drafting._propose_steps(Processed(steps, context), context, foresees=True).num_nodes - 1
 

@@ -12,15 +12,14 @@ from transformers import PreTrainedModel
 
 from decode.autotune import choose_tree
 from decode.autotune import timing as calibrate
-from decode.autotune.choose_tree import resolve
-from decode.autotune.rank_profile import acceptance_profile
+from decode.autotune.choose_tree import acceptance_profile, resolve
 from decode.common.errors import ConfigError
 from decode.drafters.base import Context
 from decode.drafters.head_draft import HeadDraft
 from decode.drafters.saved_head import HEADS
 from decode.forward.runner import CAPTURE_AFTER
 from decode.loop import Loop, Request
-from decode.models.ends import ends_of
+from decode.models.output_head import ends_of
 from decode.sampling.noise import Noise
 from decode.sampling.warp import Sampling
 from decode.trees.tree import Tree, tree_depths

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, mod
 
 from decode import generate, load_drafter
 from decode.common.errors import InputError
-from decode.drafters.load import load_own
 from decode.drafters.mtp import MTPDraft
+from decode.drafters.saved_draft import load_own
 from decode.models.hidden_states import FINAL, Taps
 from tests.tiny import tiny_llama
 

@@ -9,14 +9,14 @@ from decode import generate
 from decode.common.errors import ConfigError
 from decode.drafters.lm import LMDraft
 from decode.forward import runner, target
-from decode.requests import Progress, Rows
+from decode.requests import RequestState, Rows
 from tests.decode.checks import VOCAB, ragged_prompts
 from tests.tiers import by_default
 from tests.tiny import tiny_llama
 
 
 def test_waiting_requests_take_the_rows_of_finished_ones_in_order() -> None:
-    requests = [Progress(2, [index, 7], 4) for index in range(5)]
+    requests = [RequestState(2, [index, 7], 4) for index in range(5)]
     rows = Rows(requests, 2, 8, torch.device("cpu"))
     assert rows.refill() == []
     requests[1].reason = "eos"

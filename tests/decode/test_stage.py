@@ -12,9 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from decode.common.errors import ConfigError, InputError
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
 from decode.loop import Event
-from decode.stage import run
+from decode.stage import CYAN, GREEN, RED, RESET, Painter, run
 from decode.stats import Round, Stats
-from decode.terminal import CYAN, GREEN, RED, RESET, Painter
 from tests.tiny import save_tiny_target, tiny_tokenizer
 
 

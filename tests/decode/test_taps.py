@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.forward.target import CachedModel
-from decode.models.ends import ends_of, load_ends
 from decode.models.hidden_states import FINAL, HEAD_TARGETS, Taps, check_taps
+from decode.models.output_head import ends_of, load_ends
 from tests.tiny import MODELS, tiny_llama
 
 HEADS_DRAFT_FOR = [name for name, make in MODELS.items() if make().config.model_type in HEAD_TARGETS]

@@ -15,6 +15,7 @@ from decode.common.errors import ConfigError
 from decode.drafters import tree_drafting
 from decode.drafters.base import Context
 from decode.drafters.lm import lm_round
+from decode.forward.kept_runners import Lease
 from decode.forward.target import CachedModel
 from decode.sampling.noise import Noise, Stream
 from decode.sampling.warp import Sampling, warp
@@ -116,6 +117,7 @@ def context_of(rows: list[list[int]], shape: Shape, sampling: Sampling, drawn: D
         shares_noise=shared,
         gumbel=gumbel,
         round_index=5,
+        lease=Lease(),
     )
 
 

@@ -20,9 +20,9 @@ from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.drafters.lm import LMDraft
 from decode.models import checkpoint_check
-from decode.models.config_files import CONFIG
-from decode.models.ends import load_ends
+from decode.models.checkpoint_files import CONFIG
 from decode.models.load import describe_model, load_model
+from decode.models.output_head import load_ends
 from tests.decode import test_own_mtp as own
 from tests.tiny import MODELS, save_tiny_target, tiny_llama
 

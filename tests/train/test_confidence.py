@@ -13,8 +13,8 @@ from torch import Tensor
 
 from decode.drafters.base import Batch
 from decode.drafters.dspark import DSparkConfig, DSparkDraft
-from decode.drafters.load import load_drafter
-from decode.models.ends import ends_of
+from decode.drafters.saved_draft import load_drafter
+from decode.models.output_head import ends_of
 from distill.objectives.target_distribution import SparseRows
 from tests.tiny import tiny_llama
 from tests.train.toy import data_settings, head_config, save_target, write_corpus

@@ -18,15 +18,15 @@ import pytest
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from decode import load_drafter
-from decode.autotune.round_costs import RoundCosts
 from decode.autotune.store import PairCalibration, load_calibration, save_calibration
 from decode.common.errors import ConfigError, InputError, UserError
 from decode.common.run_folder import open_run, sha256_file
 from decode.common.typed_config import build
 from decode.config import ModelConfig
-from decode.drafters.describe import describe_draft
 from decode.drafters.provenance import read_provenance
+from decode.drafters.saved_draft import describe_draft
 from decode.models.load import ModelDescription, describe_model
+from decode.trees.sequoia import RoundCosts
 from distill.config import DistillConfig
 from distill.records.record_folder import RecordFolder, RecordWriter
 from distill.records.record_shards import Record

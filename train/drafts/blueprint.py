@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from decode.drafters.base import Batch
-from decode.models.ends import Ends
 from decode.models.load import ModelDescription
+from decode.models.output_head import Ends
 from train.config import TrainConfig
 from train.export.draft_folder import Export
 

@@ -18,12 +18,12 @@ from decode.drafters.dspark import DSparkDraft
 from decode.drafters.dspark import default_taps as dspark_taps
 from decode.drafters.eagle3 import default_taps as eagle3_taps
 from decode.drafters.head_draft import HeadConfig, HeadDraft
-from decode.drafters.load import family_of, model_folder
-from decode.drafters.own_mtp import own_mtp
+from decode.drafters.mtp import own_mtp
+from decode.drafters.saved_draft import family_of, model_folder
 from decode.drafters.saved_head import HEADS, expected, load_head, read_head
-from decode.models.ends import Ends
 from decode.models.hidden_states import FINAL, check_taps
 from decode.models.load import ModelDescription
+from decode.models.output_head import Ends
 from train.config import TrainConfig
 from train.drafts.blueprint import Blueprint, TrainableDraft
 from train.drafts.confidence import calibrated

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Pr
 
 from decode.config import ModelConfig
 from decode.drafters.lm import LMDraft
-from decode.models.ends import Ends
 from decode.models.load import ModelDescription, check_same_tokens, describe_model, longest_context
+from decode.models.output_head import Ends
 from train.config import TrainConfig
 from train.drafts.blueprint import Blueprint, TrainableDraft
 from train.drafts.draft_config import LM_HEADS, LM_WIDTH, DraftConfig

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder
 from decode.config import SamplingConfig
-from decode.drafters.load import model_folder
+from decode.drafters.saved_draft import model_folder
 from eval.arms.base import STATIC, Arm, eos_ids
 from eval.arms.ours import assisted_arms, our_arm, plain_arms
 from eval.arms.transformers_arms import TransformersArm, static_options

@@ -1,8 +1,10 @@
-"""From a folder to a drafter: the family a draft was saved as, checked against the target it is to serve."""
+"""Saved drafts: what one is, read from its folder without its weights, and from a folder to a drafter, both checked
+against the target that it is to serve."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import cast
 
@@ -14,13 +16,19 @@ from decode.config import ModelConfig, Precision
 from decode.drafters.base import Drafter
 from decode.drafters.head_draft import HeadDraft
 from decode.drafters.lm import LMDraft
-from decode.drafters.mtp import MTPDraft
-from decode.drafters.own_mtp import own_mtp
+from decode.drafters.mtp import MTPDraft, own_mtp
 from decode.drafters.provenance import FILE, read_provenance
-from decode.drafters.saved_head import HEADS, load_head
-from decode.models.ends import ends_of
-from decode.models.fingerprint import changed_since_read
-from decode.models.load import ModelDescription, check_same_size, check_same_tokens, describe_model, load_model
+from decode.drafters.saved_head import HEADS, expected, load_head, read_head
+from decode.models.fingerprint import changed_since_read, files_fingerprint
+from decode.models.load import (
+    ModelDescription,
+    check_same_size,
+    check_same_tokens,
+    describe_loaded,
+    describe_model,
+    load_model,
+)
+from decode.models.output_head import ends_of
 
 FAMILIES = ("lm", *HEADS)
 OWN = "mtp"
@@ -89,14 +97,33 @@ def family_of(path: str) -> str:
     return family
 
 
-def describe_loaded(model: PreTrainedModel, check: bool = True) -> ModelDescription:
-    """The description of a model that is in memory already, found again by the path it came from; InputError, with
-    `check`, where it came from nowhere. What was done to its weights since shows in `weights_fingerprint` alone."""
-    path = model.config.name_or_path or model.name_or_path
-    if check and not path:
-        raise InputError(
-            "the target was built in memory, so nothing says which files it is, and whether a saved draft fits it "
-            "cannot be checked. Save it, and load it with from_pretrained, or insist with load_drafter(..., "
-            "check=False)"
-        )
-    return ModelDescription(ModelConfig(path=path or "the target in memory"), model.config, model)
+@dataclass(frozen=True)
+class DraftDescription:
+    """A draft of any family."""
+
+    path: str
+    """Its folder; of a target's own layers, the target's."""
+    family: str
+    fingerprint: str
+    max_positions: int
+    """Longest context in tokens."""
+    num_parameters: int
+    """Its own; a head's do not hold the target's embedding and output head."""
+
+
+def describe_draft(path: str, target: ModelDescription, role: str = "draft") -> DraftDescription:
+    """The draft in `path` (a draft's folder, that of the run that trained it, a hub id, or OWN); raises InputError
+    where it does not fit the target."""
+    folder = str(model_folder(path))
+    if folder == OWN:
+        config, weights = own_mtp(target, depth=1)
+        size = sum(tensor.numel() for tensor in weights.values())
+        return DraftDescription(target.path, config.family, target.fingerprint, config.max_positions, size)
+    family = family_of(folder)
+    if family in HEADS:
+        config = read_head(folder, target)
+        size = sum(map(prod, expected(config).values()))
+        return DraftDescription(folder, family, files_fingerprint(Path(folder)), config.max_positions, size)
+    found = describe_model(ModelConfig(path=folder), role)
+    check_same_tokens(target, found)
+    return DraftDescription(found.path, family, found.fingerprint, found.max_positions, found.num_parameters)
