@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 
@@ -79,9 +78,3 @@ def _arguments(text: str, script: str) -> list[str]:
 def _value_of(name: str, script: str) -> str:
     found = re.search(rf"^\s*{name}=(?:\$\{{\w+:-([^}}]*)\}}|(\S+))", script, flags=re.MULTILINE)
     return (found[1] or found[2]) if found else "1"
-
-
-def entry_module(stage: str) -> str:
-    """The module whose `main` the stage's console script runs."""
-    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
-    return scripts[f"draftsmith-{stage}"].split(":")[0]
