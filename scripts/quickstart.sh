@@ -10,15 +10,15 @@ cores=$(nproc)
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores < 8 ? cores : 8))}
 
 step "install" 120 ensure_environment
-step "target" 400 python -m train experiment=quickstart_target resume=auto
+step "target" 330 python -m train experiment=quickstart_target resume=auto
 step "records" 150 python -m distill experiment=quickstart_records resume=auto
-step "draft, distilled" 100 accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no \
+step "draft, distilled" 95 accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no \
     --dynamo_backend no -m train experiment=quickstart_draft resume=auto
-step "draft, text alone" 100 accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no \
+step "draft, text alone" 95 accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no \
     --dynamo_backend no -m train experiment=quickstart_draft_text resume=auto
 step "one completion" 20 python -m decode target=quickstart draft.path=runs/quickstart/draft/model \
     prompt_file=scripts/quickstart_prompt.txt
-step "report" 370 python -m eval experiment=quickstart_report resume=auto
+step "report" 380 python -m eval experiment=quickstart_report resume=auto
 
 show_times
 printf '\nThe report: runs/quickstart/report/index.html (figures in results.json, a summary in summary.md)\n'
