@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import MINIMUM, STAGES
+from tests.commands import MINIMUM, STAGES, entry_module
 from tests.common.toy import write_toy_stage
 from tests.tiny import save_tiny_target
 
@@ -30,7 +30,7 @@ def end_of(monkeypatch: pytest.MonkeyPatch, stage: str, *arguments: str) -> obje
         patch.setattr(sys, "stdout", stream)
         patch.setattr(sys, "argv", [f"draftsmith-{stage}", *arguments])
         with pytest.raises(SystemExit) as ended:
-            import_module(f"{stage}.cli").main()
+            import_module(entry_module(stage)).main()
     return ended.value.code
 
 

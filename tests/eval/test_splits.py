@@ -151,7 +151,7 @@ def test_a_cell_of_decoders_times_its_own_reported_text(monkeypatch: pytest.Monk
     assert arm.asked == ids(REPORTED[:6])  # three batches of two
     assert found["prompts"] == 6
     assert found["mean_tokens"] == 4
-    assert list(seen) == [("2x1", 4), ("chain", 1)]
+    assert list(seen) == [("2x1", 5), ("chain", 1)]
 
 
 def test_settings_of_decoders_are_chosen_on_the_screening_prompts_of_both_texts(
