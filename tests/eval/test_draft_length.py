@@ -74,6 +74,6 @@ def test_a_validation_split_without_prompts_is_refused(folder):
 def test_the_quickstart_chooses_on_validation_prompts():
     cfg = built("eval", ["experiment=quickstart_report"])
     assert isinstance(cfg, EvalConfig)
-    assert cfg.timing.choose_k == [2, 3, 4, 5, 6]
+    assert cfg.timing.choose_k == [3, 4, 5, 6]
     with pytest.raises(ConfigError, match="timing.choose_k"):
         built("eval", ["experiment=quickstart_report", "timing.choose_k=[0]"])
