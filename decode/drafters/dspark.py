@@ -235,7 +235,7 @@ class DSparkDraft(HeadDraft):
         return self.config.depth
 
     def read(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
-        """As `HeadDraft` says; the tokens themselves are known by the features of the slots after."""
+        """Keep keys and values of committed tokens, which their own hidden states tell: the ids are not read."""
         context = self.context(features)
         for layer, extend in zip(self.blocks, extends, strict=True):
             extend(*layer.self_attn.keys_values(context, positions))

@@ -56,7 +56,7 @@ class RecursiveDraft(HeadDraft):
     # decoding face
 
     def read(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
-        """As `HeadDraft` says."""
+        """Pass committed tokens through the layer, whose keys and values later steps look at."""
         self.advance(self.fuse(features), tokens, positions, extends[0])
 
     def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Steps:
@@ -111,7 +111,7 @@ class Unrolled:
         self.values: list[Tensor] = []
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """As `layers.Extend` says."""
+        """(keys, values, visible) of all steps so far: a step sees the first one causally, of the others its own slot."""
         self.keys.append(keys)
         self.values.append(values)
         visible = torch.cat([self.causal, *[self.own] * (len(self.keys) - 1)], 2)
@@ -149,15 +149,15 @@ class Eagle3Draft(RecursiveDraft):
         self.norm = nn.RMSNorm(width, eps)
 
     def fuse(self, features: Tensor) -> Tensor:
-        """As `RecursiveDraft` says."""
+        """features (B, T, layers, d) -> (B, T, d): low, middle and high hidden states in one."""
         return self.fc(features.flatten(2).to(self.dtype))
 
     def advance(self, state: Tensor, tokens: Tensor, positions: Tensor, extend: Extend) -> Tensor:
-        """As `RecursiveDraft` says."""
+        """One step: (B, T, d) states and the (B, T) tokens after them -> the next states."""
         both = torch.cat([self.input_layernorm(self.embed(tokens)), self.hidden_norm(state)], -1)
         state = state + self.self_attn(both, positions, extend)
         return state + self.mlp(self.post_attention_layernorm(state))
 
     def normed(self, state: Tensor) -> Tensor:
-        """As `RecursiveDraft` says."""
+        """What the output head reads of a state."""
         return self.norm(state)

@@ -78,7 +78,7 @@ class HydraDraft(HeadDraft):
         return 0
 
     def read(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
-        """As `HeadDraft` says."""
+        """Keep the states of tokens that are committed; nothing is drafted from them alone."""
         self.states(features, positions, extends)
 
     def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Steps:

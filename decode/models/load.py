@@ -95,7 +95,7 @@ class ModelDescription:
 
     @cached_property
     def weights_fingerprint(self) -> str | None:
-        """As `decode.fingerprint` says; None where it is not in memory."""
+        """Of the weights in memory (`weights_fingerprint`); None where the model is not there."""
         return None if self.model is None else weights_fingerprint(self.model)
 
     @cached_property
