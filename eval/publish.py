@@ -19,7 +19,7 @@ from decode.common.errors import InputError, UserError
 from eval.modes.decoders import page as decoders
 from eval.modes.families import page as families
 from eval.render import report_page as report
-from eval.results.results_file import read_results
+from eval.results.schema import read_results
 
 PAGES = {
     "report": report.render_summary,

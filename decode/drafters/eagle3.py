@@ -111,7 +111,7 @@ class Unrolled:
         self.values: list[Tensor] = []
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(keys, values, visible) of all steps so far: a step sees the first one causally, of the others its own slot."""
+        """(keys, values, visible) of all steps so far: the first one is seen causally, of the others a slot its own."""
         self.keys.append(keys)
         self.values.append(values)
         visible = torch.cat([self.causal, *[self.own] * (len(self.keys) - 1)], 2)

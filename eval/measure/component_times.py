@@ -14,7 +14,7 @@ from decode.autotune.timing import Costs, measure
 from decode.config import SamplingConfig
 from decode.drafters.base import drafted_depth
 from decode.trees.tree_plans import chain
-from eval.results.row import ComponentTimes
+from eval.results.schema import ComponentTimes
 
 
 def is_plain_chain(settings: SamplingConfig) -> bool:

@@ -28,7 +28,7 @@ from eval.arms.base import synchronize
 from eval.config import EvalConfig
 from eval.render.columns import Column, Table, column, columns
 from eval.render.formatting import number, share
-from eval.render.templates import render_markdown
+from eval.render.page import render_markdown
 from eval.results.document import command
 
 SCHEMA = 1

@@ -26,7 +26,7 @@ from eval.render.report_page import render_page, render_summary
 from eval.render.tracking import track_report
 from eval.results.document import LENGTH, Measured, arm_name, draft_lengths, make_results, scopes
 from eval.results.figures import Drafted
-from eval.results.results_file import write_results
+from eval.results.schema import write_results
 from eval.results.training_curves import training_curves
 
 log = get_logger("eval")

@@ -6,7 +6,7 @@ from typing import Any
 
 from eval.render.columns import Column, Table, column, columns
 from eval.render.formatting import number, thousands
-from eval.render.templates import render_markdown
+from eval.render.page import render_markdown
 
 LISTED = 20
 LOSSLESS = (

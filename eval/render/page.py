@@ -1,13 +1,63 @@
-"""A page: one content, written as one HTML file that needs nothing from outside itself, and as Markdown."""
+"""Pages: what one holds, and the templates that write it as HTML or Markdown, where every value is escaped."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from decode.common import markdown
+from eval.render import formatting
 from eval.render.columns import Table
-from eval.render.templates import render_html, render_markdown
+
+_FORMATS = "number with_interval interval whole thousands short share count losslessness uncached hardware software"
+_FORMATS += " size folders batches"
+
+
+class Code(str):
+    """A text that is shown as code, such as a command."""
+
+
+def render_html(name: str, **values: Any) -> str:
+    """The HTML template `name`; jinja2.UndefinedError where it shows what `values` lack."""
+    return _HTML.get_template(name).render(values) + "\n"
+
+
+def render_markdown(name: str, **values: Any) -> str:
+    """The Markdown template `name`, its parts one empty line apart; raises as `render_html`."""
+    text = _MARKDOWN.get_template(name).render(values)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def _environment(plain: Callable[[str], str], code: Callable[[str], str]) -> Environment:
+    def shown(value: Any) -> Markup:
+        if isinstance(value, Markup):
+            return value
+        return Markup(code(value) if isinstance(value, Code) else plain(str(value)))
+
+    environment = Environment(
+        loader=PackageLoader("eval.render"),
+        autoescape=True,  # what `shown` returns passes through it as it is
+        finalize=shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update({name: getattr(formatting, name) for name in _FORMATS.split()}, code=Code)
+    return environment
+
+
+def _table(table: Table) -> Markup:
+    return Markup(markdown.table(table.headers, table.cells))
+
+
+_HTML = _environment(escape, lambda text: f"<code>{escape(text)}</code>")
+_MARKDOWN = _environment(markdown.plain, markdown.code)
+_MARKDOWN.filters["table"] = _table
 
 
 class Plot(NamedTuple):

@@ -1,14 +1,95 @@
-"""The report: index.html, summary.md, and the short form for README.md."""
+"""A report as a page and as Markdown: headline, plots and every table."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from eval.render.formatting import size
+from eval.render.columns import Column, Row, Table, column, columns
+from eval.render.formatting import MISSING, number, setting, size, thousands
 from eval.render.page import Page, Plot, as_html, as_markdown
 from eval.render.plots import acceptance_plot, draft_length_plot, temperature_plot, training_plot
-from eval.render.report_tables import main_table, overall_rows, report_tables
 from eval.results.training_curves import Curves
+
+_SPEED = columns(
+    *("T", "draft", "k", "alpha", "tau", "tokens/s", "baseline", "speedup", "whole call", "predicted", "realised")
+)
+_EXACTNESS = columns(
+    *("T", "draft", "verifier", "mismatches", "near-ties", "in tokens", "flips when timed", "repeated 4-grams"),
+    *("ttft", "itl p50", "itl p95", "memory"),
+)
+_PEER = Column("peer", lambda peer: f"{peer['name']} {peer['version']}")
+_PEERS = columns("T", _PEER, Column("best setting", setting), "tokens/s", "ours / peer")
+_TRIED = columns("T", Column("setting", setting), "tokens/s")
+_CATEGORIES = columns("category", "T", "draft", "prompts", "alpha", "tau", "speedup")
+_LENGTHS = columns("k", column("tau", write=number), "tokens/s", "speedup", "predicted", "realised")
+_CURVE = columns(
+    *("T", "draft", Column("alpha", lambda point: number(point["alpha"], 3))),
+    *(column("expected tau", "tau", number), column("predicted speedup", "predicted_speedup", number)),
+)
+_ARMS = columns("T", "arm", Column("tokens/s", lambda arm: number(arm["tokens_per_s"], 1)))
+
+
+def _uncached_flips(row: Row) -> str:
+    flips, tokens = row["uncached_dtype_flips"], row["uncached_dtype_tokens"]
+    if flips is None:
+        return MISSING
+    return f"{flips:,} in {tokens:,} ({100 * flips / max(tokens, 1):.2f}%, {row['dtype']})"
+
+
+_UNCACHED = columns(
+    *("T", "draft", column("mismatches", "uncached_mismatches", thousands)),
+    *(column("near-ties", "uncached_near_ties", thousands), column("in tokens", "uncached_tokens_checked", thousands)),
+    Column("flips when timed", _uncached_flips),
+)
+
+
+def overall_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows over all prompts, sampled ones before greedy ones."""
+    rows = [row for row in results["rows"] if row["category"] is None]
+    return sorted(rows, key=lambda row: row["temperature"] == 0)
+
+
+def main_table(results: dict[str, Any]) -> Table:
+    """Speed and acceptance over all prompts."""
+    return Table("Results", _SPEED, overall_rows(results), "Brackets are 95% intervals over prompts.")
+
+
+def report_tables(results: dict[str, Any]) -> list[Table]:
+    """Every table, in reading order."""
+    return [main_table(results), *_tables_of_exactness(results), *_tables_of_sweeps(results), *_tables_of_arms(results)]
+
+
+def _tables_of_exactness(results: dict[str, Any]) -> list[Table]:
+    rows, peers = overall_rows(results), [peer for peer in results["peers"] if peer["best"]]
+    left_out = f"Left out: {results['peers_left_out']}." if results["peers_left_out"] else ""
+    energy = f"Energy: {rows[0]['energy_reason']}." if rows else ""
+    uncached = [row for row in rows if row["uncached_tokens_checked"] or row["uncached_dtype_tokens"]]
+    apart = "What both of our loops get wrong alike shows here: this forward has neither cache nor masks of ours."
+    return [
+        Table("Against transformers assisted generation", _PEERS, peers, left_out, reason=left_out),
+        Table("Exactness and latency", _EXACTNESS, rows, energy),
+        Table("Against an uncached forward", _UNCACHED, uncached, apart),
+        Table("By category", _CATEGORIES, [row for row in results["rows"] if row["category"] is not None]),
+    ]
+
+
+def _tables_of_sweeps(results: dict[str, Any]) -> list[Table]:
+    lengths, curve = results["sweeps"]["num_draft_tokens"], results["sweeps"]["temperature"]
+    title = f"Draft length ({lengths['draft']}, T={lengths['temperature']:g})"
+    promised = "Teacher-forced. tau is what alpha promises; the coupled verifier accepts slightly less."
+    return [Table(title, _LENGTHS, lengths["points"]), Table("Temperature", _CURVE, curve["points"], promised)]
+
+
+def _tables_of_arms(results: dict[str, Any]) -> list[Table]:
+    components = columns("T", "draft", "t_target(1)", "t_target(k+1)", "t_draft")
+    tried = [peer for peer in results["peers"] if not peer["best"]]
+    note = "On separate prompts, not comparable with the speeds above."
+    return [
+        Table("Component times", components, overall_rows(results)),
+        Table("All arms", _ARMS, results["arms"]),
+        Table("Settings tried for transformers assisted generation", _TRIED, tried, note),
+    ]
+
 
 _GREEDY = (
     "Greedy decoding only: figures at temperature 0 depend on how much the text repeats itself, so none is a headline."

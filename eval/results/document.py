@@ -19,10 +19,8 @@ from eval.measure.component_times import promised_speedup
 from eval.measure.quality import Quality
 from eval.prompts.held_out import Prompt, PromptSets
 from eval.results.figures import Scope, described, quality_figures
-from eval.results.ratios import ratio, tokens_per_s
-from eval.results.results_file import SCHEMA
-from eval.results.row import Row
-from eval.results.statistics import Estimate, finite
+from eval.results.schema import SCHEMA, Row
+from eval.results.statistics import Estimate, arm_ratio, arm_speed, finite
 
 LENGTH = "draft length"
 """Among the families of a choice, the first draft by its length."""
@@ -106,7 +104,7 @@ def make_results(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
         "peers": _peers(cfg, measured),
         "peers_left_out": assisted_refusal(cfg),
         "arms": [
-            {"temperature": cell["temperature"], "arm": one["arm"], "tokens_per_s": tokens_per_s([cell], one["arm"])}
+            {"temperature": cell["temperature"], "arm": one["arm"], "tokens_per_s": arm_speed([cell], one["arm"])}
             for cell in measured.cells
             for one in cell["arms"]
         ],
@@ -235,8 +233,8 @@ def _peers(cfg: EvalConfig, measured: Measured) -> list[dict[str, Any]]:
             continue
         place = {"name": ASSISTED, "draft": first, "temperature": cell["temperature"], "batch_size": 1}
         place["version"] = version("transformers")
-        estimate = ratio([cell], arm_name(first, _k(cfg)), ASSISTED, cfg.seed)
-        timed = {"prompts": "reported", "tokens_per_s": tokens_per_s([cell], ASSISTED)}
+        estimate = arm_ratio([cell], arm_name(first, _k(cfg)), ASSISTED, cfg.seed)
+        timed = {"prompts": "reported", "tokens_per_s": arm_speed([cell], ASSISTED)}
         best = {"best": True, "setting": tried[choice["best"][ASSISTED]]}
         peers.append({**place, **best, **timed, **_ours_over(estimate)})
         for label, speed in choice["tokens_per_s"][ASSISTED].items():

@@ -16,7 +16,7 @@ from eval.measure.component_times import is_plain_chain, promised_speedup
 from eval.measure.losslessness import Check, flips
 from eval.measure.quality import Quality
 from eval.measure.timed_run import Samples, call_seconds_per_token, seconds_per_token
-from eval.results.row import ComponentTimes, Row
+from eval.results.schema import ComponentTimes, Row
 from eval.results.statistics import (
     Estimate,
     bootstrap,

@@ -10,7 +10,7 @@ from decode.autotune.timing import Costs
 from decode.config import SamplingConfig
 from eval.measure import component_times as components
 from eval.measure.component_times import CostMeter, is_plain_chain, promised_speedup
-from eval.results.row import ComponentTimes
+from eval.results.schema import ComponentTimes
 
 
 def metered(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[tuple[str, int], ComponentTimes], list[tuple[Any, ...]]]:

@@ -22,7 +22,7 @@ from eval.config import PeersConfig
 from eval.measure.component_times import CostMeter, promised_speedup
 from eval.measure.timed_run import call_seconds_per_token, interleave, order, seconds_per_token, warm_up
 from eval.prompts.held_out import Prompt
-from eval.results.row import ComponentTimes
+from eval.results.schema import ComponentTimes
 from tests.tiny import tiny_llama
 
 GREEDY = Sampling(0.0)

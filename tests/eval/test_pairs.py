@@ -16,7 +16,7 @@ from eval.measure.cells import arm_times
 from eval.modes.decoders.results import _cell as cell_of_decoders
 from eval.modes.decoders.results import _peers as peers_of_decoders
 from eval.modes.families.results import _cell as cell_of_families
-from eval.results.ratios import faster, ratio, seconds, tokens_per_s
+from eval.results.statistics import arm_ratio, arm_seconds, arm_speed, fastest_arm
 from eval.results.training_curves import series, training_curves
 from tests.eval.samples import at_paces, sample
 
@@ -30,31 +30,31 @@ SECOND = cell(ours=[0.1, 0.5], other=[0.7, 0.5], third=[0.01, 0.01])
 
 
 def test_a_ratio_is_the_others_time_over_ours_by_the_median_of_all_pairs() -> None:
-    found = ratio([FIRST, SECOND], "ours", "other", 0)
+    found = arm_ratio([FIRST, SECOND], "ours", "other", 0)
     assert found is not None
     assert found.value == pytest.approx(2.5)  # of 2, 3, 7 and 1; what has no time on either side is left out
     assert found.ci95 == pytest.approx((1.0, 7.0))
-    assert ratio([SECOND], "ours", "none", 0) is None
-    assert ratio([cell(ours=[None], other=[1.0])], "ours", "other", 0) is None
+    assert arm_ratio([SECOND], "ours", "none", 0) is None
+    assert arm_ratio([cell(ours=[None], other=[1.0])], "ours", "other", 0) is None
 
 
 def test_cells_in_which_one_of_the_two_did_not_run_are_left_out() -> None:
-    found = ratio([FIRST, SECOND], "third", "other", 0)
+    found = arm_ratio([FIRST, SECOND], "third", "other", 0)
     assert found is not None
     assert found.value == pytest.approx((70 + 50) / 2)
 
 
 def test_a_speed_is_the_median_over_all_batches() -> None:
-    assert tokens_per_s([FIRST, SECOND], "ours") == pytest.approx(10.0)  # of 10, 10, 10 and 2
-    assert tokens_per_s([FIRST, SECOND], "other") == pytest.approx(1 / 0.4)
-    assert tokens_per_s([FIRST], "none") is None
-    assert tokens_per_s([cell(ours=[None])], "ours") is None
-    assert np.isnan(seconds(FIRST, "ours")).tolist() == [False, False, True]  # type: ignore[arg-type]
+    assert arm_speed([FIRST, SECOND], "ours") == pytest.approx(10.0)  # of 10, 10, 10 and 2
+    assert arm_speed([FIRST, SECOND], "other") == pytest.approx(1 / 0.4)
+    assert arm_speed([FIRST], "none") is None
+    assert arm_speed([cell(ours=[None])], "ours") is None
+    assert np.isnan(arm_seconds(FIRST, "ours")).tolist() == [False, False, True]  # type: ignore[arg-type]
 
 
 def test_the_faster_of_several_has_most_tokens_per_second() -> None:
-    assert faster([FIRST, SECOND], ["ours", "other", "none"]) == "ours"
-    assert faster([FIRST], ["none"]) is None
+    assert fastest_arm([FIRST, SECOND], ["ours", "other", "none"]) == "ours"
+    assert fastest_arm([FIRST], ["none"]) is None
 
 
 def test_kept_times_are_seconds_per_token_with_and_without_the_prompt() -> None:

@@ -31,7 +31,7 @@ from eval.results.figures import (
     tokens_per_s,
     uncached_flips,
 )
-from eval.results.row import ComponentTimes, Row
+from eval.results.schema import ComponentTimes, Row
 from eval.results.statistics import Estimate
 from tests.eval.samples import ALL, NONE, at_paces, sample, timed_samples
 

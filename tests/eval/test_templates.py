@@ -11,8 +11,7 @@ from jinja2 import UndefinedError
 
 from decode.common.compose import CONF
 from eval.render.columns import Column, Table, column, estimate
-from eval.render.page import Page, as_html, as_markdown
-from eval.render.templates import render_markdown
+from eval.render.page import Page, as_html, as_markdown, render_markdown
 
 ROOT = CONF.parent
 ENVIRONMENT = {"cpu": "*y*`", "cores": 2, "threads": 1, "python": "3", "seed": 0, "command": "x *y*"}

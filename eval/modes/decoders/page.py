@@ -1,4 +1,4 @@
-"""A comparison of decoders: index.html, and summary.md or its page under docs/results."""
+"""The comparison of decoders as a page and as Markdown: the best settings, a plot against batch size, every table."""
 
 from __future__ import annotations
 
@@ -8,10 +8,112 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from eval.arms.base import AUTOREGRESSIVE
+from eval.modes.decoders.arms import our_name
 from eval.modes.decoders.cells import OURS
-from eval.modes.decoders.tables import best_arms, decoder_tables
+from eval.render.columns import Column, Row, Table, columns, estimate
+from eval.render.formatting import MISSING, number, with_interval
 from eval.render.page import Page, Plot, as_html, as_markdown
 from eval.render.plots import COLORS, GREY, draw
+
+_PEER = Column("peer", lambda peer: f"{peer['name']} ({peer['version']})")
+_PEERS = columns("batch", "T", "text", _PEER, "tokens/s", "ours / peer")
+_OURS = columns(
+    *("batch", "T", "text", "setting", "verifier", "tree", "k", "tau", "tokens/s", "speedup", "predicted", "realised"),
+    *("flips when timed", "repeated 4-grams"),
+)
+_COMPONENTS = columns("batch", "T", "text", "k", "t_target(1)", "t_target(k+1)", "t_draft")
+_ARMS = columns(
+    *("batch", "T", "text", "arm", Column("tokens/s", lambda arm: number(arm["tokens_per_s"], 1))),
+    estimate("over transformers generate", "over_transformers"),
+    estimate("over our loop", "over_autoregressive"),
+    estimate("over assisted", "over_assisted"),
+)
+_OVER_VLLM = Column("over vLLM", lambda arm: with_interval(arm.get("over_vllm"), arm.get("over_vllm_ci95")))
+_BATCHES = "Brackets are 95% intervals over batches of prompts."
+
+
+def decoder_tables(results: dict[str, Any]) -> list[Table]:
+    """Every table, in reading order."""
+    predicted = [row for row in results["rows"] if row["component_times"] is not None]
+    over = "Speedup is over the faster way without a draft. Plain chains alone are predicted from component times."
+    return [
+        *(_speeds(results, rows) for rows in dict.fromkeys(cell["batch_size"] for cell in results["cells"])),
+        Table("Our chosen setting against the others", _PEERS, results["peers"], _BATCHES),
+        Table("Our settings", _OURS, results["rows"], over),
+        Table("Component times", _COMPONENTS, predicted),
+        _choice_table(results),
+        _arm_table(results),
+        _settings_table(results),
+    ]
+
+
+def best_arms(results: dict[str, Any]) -> dict[tuple[int, float], str]:
+    """(batch size, temperature) -> the arm of the setting of ours that was chosen there."""
+    return {(one["batch_size"], one["temperature"]): our_name(one["best"][OURS]) for one in results["choices"]}
+
+
+def _speeds(results: dict[str, Any], rows: int) -> Table:
+    """Every arm's speed by temperature and text at one batch size, and over transformers generate."""
+    cells = [cell for cell in results["cells"] if cell["batch_size"] == rows]
+    arms = sorted(dict.fromkeys(one["arm"] for cell in cells for one in cell["arms"]), key=_place)
+    best = best_arms(results)
+    speeds = [_speed_column(cell, best[rows, cell["temperature"]]) for cell in cells]
+    reasons = dict.fromkeys(f"{arm} ({reason})" for cell in cells for arm, reason in cell["left_out"].items())
+    note = (
+        "Tokens per second of the whole batch, and times as fast as transformers generate; * marks the chosen setting."
+    )
+    return Table(
+        f"Batch {rows}",
+        [Column("arm", str), *speeds],
+        arms,
+        f"{note} Left out: {'; '.join(reasons)}." if reasons else note,
+    )
+
+
+def _speed_column(cell: dict[str, Any], best: str) -> Column:
+    arms = {one["arm"]: one for one in cell["arms"]}
+
+    def speed(arm: str) -> str:
+        if arm not in arms:
+            return MISSING
+        over = with_interval(arms[arm]["over_transformers"], arms[arm]["over_transformers_ci95"])
+        return f"{number(arms[arm]['tokens_per_s'], 0)}{'*' if arm == best else ''}; {over}"
+
+    return Column(f"T={cell['temperature']:g}, {cell['text']}", speed)
+
+
+def _place(arm: str) -> int:
+    """Ours first: the loop, then its settings; then transformers, then vLLM."""
+    return next(i for i, start in enumerate((AUTOREGRESSIVE, OURS, "transformers", "")) if arm.startswith(start))
+
+
+def _arm_table(results: dict[str, Any]) -> Table:
+    """Every arm of every cell, over those that are asked about."""
+    rows: list[Row] = [
+        {**cell, **one} for cell in results["cells"] for one in sorted(cell["arms"], key=lambda one: _place(one["arm"]))
+    ]
+    return Table("All arms", [*_ARMS, _OVER_VLLM] if any("over_vllm" in row for row in rows) else _ARMS, rows)
+
+
+def _choice_table(results: dict[str, Any]) -> Table:
+    """Every setting tried, on validation prompts; the best of each family first."""
+    rows = []
+    for one in results["choices"]:
+        for family, speeds in one["tokens_per_s"].items():
+            ranked = sorted(speeds, key=lambda name: -(speeds[name] or 0.0))
+            tried = ", ".join(f"{name} {number(speeds[name], 0)}" for name in ranked)
+            rows.append({**one, "family": family, "chosen": one["best"][family], "tried": tried})
+    note = "Tokens per second on validation prompts of both texts; not comparable with the tables above."
+    return Table("Settings tried", columns("batch", "T", "family", "chosen", "tried"), rows, note)
+
+
+def _settings_table(results: dict[str, Any]) -> Table:
+    """What the names of our settings stand for."""
+    rows = [
+        {"setting": name, "decode.": ", ".join(f"{key}={value}" for key, value in changes.items()) or "as configured"}
+        for name, changes in results["settings"].items()
+    ]
+    return Table("What our settings are", columns("setting", "decode."), rows)
 
 
 def render_page(results: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from eval.modes.decoders.arms import is_vllm, our_name
 from eval.modes.decoders.cells import OURS
 from eval.results.document import DEFINITIONS, heading, target_entry
 from eval.results.figures import described
-from eval.results.ratios import faster, ratio, tokens_per_s
+from eval.results.statistics import arm_ratio, arm_speed, fastest_arm
 
 _SHARED = ("tau", "acceptance_by_position", "tokens_per_s", "baseline", "speedup", "whole_call_speedup", "ci95")
 _SHARED += ("component_times", "predicted_speedup", "realised", "ttft_s", "itl_s", "dtype_flips")
@@ -68,17 +68,17 @@ def _prompts(cfg: EvalConfig, cells: Sequence[Mapping[str, Any]]) -> dict[str, A
 
 def _cell(cell: dict[str, Any], seed: int) -> dict[str, Any]:
     """The cell with every arm's speed, and its ratios over those that a reader asks about first, where they ran."""
-    vllm = faster([cell], [one["arm"] for one in cell["arms"] if is_vllm(one["arm"])])
+    vllm = fastest_arm([cell], [one["arm"] for one in cell["arms"] if is_vllm(one["arm"])])
     others = {"over_transformers": TRANSFORMERS, "over_autoregressive": AUTOREGRESSIVE, "over_assisted": ASSISTED}
     others |= {} if vllm is None else {"over_vllm": vllm}
     arms = [
         {
             **one,
-            "tokens_per_s": tokens_per_s([cell], one["arm"]),
+            "tokens_per_s": arm_speed([cell], one["arm"]),
             **{
                 key: value
                 for name, other in others.items()
-                for key, value in described(name, ratio([cell], one["arm"], other, seed)).items()
+                for key, value in described(name, arm_ratio([cell], one["arm"], other, seed)).items()
             },
         }
         for one in cell["arms"]
@@ -100,7 +100,7 @@ def _peers(cell: dict[str, Any], choices: Sequence[dict[str, Any]], seed: int) -
             "temperature": cell["temperature"],
             "batch_size": cell["batch_size"],
             "version": version("transformers") if one["arm"].startswith("transformers") else cell["vllm_version"],
-            "tokens_per_s": tokens_per_s([cell], one["arm"]),
+            "tokens_per_s": arm_speed([cell], one["arm"]),
             **_ours_over(cell, ours, one["arm"], seed),
         }
         for one in cell["arms"]
@@ -109,7 +109,7 @@ def _peers(cell: dict[str, Any], choices: Sequence[dict[str, Any]], seed: int) -
 
 
 def _ours_over(cell: dict[str, Any], ours: str, peer: str, seed: int) -> dict[str, Any]:
-    estimate = ratio([cell], ours, peer, seed)
+    estimate = arm_ratio([cell], ours, peer, seed)
     if estimate is None:
         return {"ratio_ours_over_peer": None, "ratio_ci95": None}
     return {"ratio_ours_over_peer": estimate.value, "ratio_ci95": estimate.interval}

@@ -33,7 +33,7 @@ from eval.modes.families.results import Measured, make_results
 from eval.modes.families.speed import Race, cells, points
 from eval.modes.families.trainings import Training, in_child, pace_of, train_all, trainings
 from eval.prompts.held_out import DEEPEST_DRAFT, Prompt, check_room, split_prompts
-from eval.results.results_file import write_results
+from eval.results.schema import write_results
 
 log = get_logger("eval")
 

@@ -15,7 +15,7 @@ from eval.modes.families.groups import Group, Kept, grouped, measured, quality_r
 from eval.modes.families.recommend import recommend
 from eval.results.document import DEFINITIONS, heading, target_entry
 from eval.results.figures import described
-from eval.results.ratios import faster, ratio, tokens_per_s
+from eval.results.statistics import arm_ratio, arm_speed, fastest_arm
 
 _SHARED = ("acceptance_by_position", "tokens_per_s", "baseline", "speedup", "component_times", "predicted_speedup")
 _SHARED += ("realised", "losslessness", "dtype_flips", "repeated_4gram_share")
@@ -139,12 +139,12 @@ def _prompts(cfg: EvalConfig, run: Measured) -> dict[str, Any]:
 
 def _cell(cell: dict[str, Any], seed: int) -> dict[str, Any]:
     """The cell with every arm's speed, and its ratio over the faster way without a draft."""
-    base = faster([cell], (AUTOREGRESSIVE, TRANSFORMERS))
+    base = fastest_arm([cell], (AUTOREGRESSIVE, TRANSFORMERS))
     arms = [
         {
             **one,
-            "tokens_per_s": tokens_per_s([cell], one["arm"]),
-            **described("over_baseline", ratio([cell], one["arm"], str(base), seed)),
+            "tokens_per_s": arm_speed([cell], one["arm"]),
+            **described("over_baseline", arm_ratio([cell], one["arm"], str(base), seed)),
         }
         for one in cell["arms"]
     ]

@@ -100,16 +100,16 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_pairs.test_a_ratio_is_the_others_time_over_ours_by_the_median_of_all_pairs,
-        ("eval.results.ratios:ratio", "np.stack([theirs, mine], axis=1)", "np.stack([mine, theirs], axis=1)"),
+        ("eval.results.statistics:arm_ratio", "np.stack([theirs, mine], axis=1)", "np.stack([mine, theirs], axis=1)"),
     ),
     *noticed_by(
         test_pairs.test_a_speed_is_the_median_over_all_batches,
-        ("eval.results.ratios:seconds", "np.nan if value is None", "0.0 if value is None"),
-        ("eval.results.ratios:tokens_per_s", "nanmedian(each)", "nanmean(each)"),
+        ("eval.results.statistics:arm_seconds", "np.nan if value is None", "0.0 if value is None"),
+        ("eval.results.statistics:arm_speed", "nanmedian(each)", "nanmean(each)"),
     ),
     *noticed_by(
         test_pairs.test_the_faster_of_several_has_most_tokens_per_second,
-        ("eval.results.ratios:faster", "max(speeds", "min(speeds"),
+        ("eval.results.statistics:fastest_arm", "max(speeds", "min(speeds"),
     ),
     *noticed_by(
         test_pairs.test_kept_times_are_seconds_per_token_with_and_without_the_prompt,
@@ -119,16 +119,16 @@ FAULTS: list[Fault] = [
         test_pairs.test_every_arm_of_a_cell_is_held_against_the_three_that_are_asked_about,
         (
             "eval.modes.decoders.results:_cell",
-            'ratio([cell], one["arm"], other, seed)',
-            'ratio([cell], other, one["arm"], seed)',
+            'arm_ratio([cell], one["arm"], other, seed)',
+            'arm_ratio([cell], other, one["arm"], seed)',
         ),
     ),
     *noticed_by(
         test_pairs.test_peers_are_held_against_our_best_setting,
         (
             "eval.modes.decoders.results:_ours_over",
-            "ratio([cell], ours, peer, seed)",
-            "ratio([cell], peer, ours, seed)",
+            "arm_ratio([cell], ours, peer, seed)",
+            "arm_ratio([cell], peer, ours, seed)",
         ),
     ),
     *noticed_by(
