@@ -110,3 +110,9 @@ def folders(named: Mapping[str, str]) -> str:
 def batches(timed: Mapping[str, int]) -> str:
     """Batch size -> number of batches, in words."""
     return ", ".join(f"{number} of {rows}" for rows, number in timed.items())
+
+
+def overall_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows over all prompts, sampled ones before greedy ones."""
+    rows = [row for row in results["rows"] if row["category"] is None]
+    return sorted(rows, key=lambda row: row["temperature"] == 0)

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from eval.render.report_page import overall_rows
+from eval.render.formatting import overall_rows
 from eval.results.training_curves import Curves, series
 
 COLORS = ("#1f5fbf", "#c2571a", "#2a7f4f", "#7a4fa3", "#8a6d1b")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from eval.render.columns import Column, Row, Table, column, columns
-from eval.render.formatting import MISSING, number, setting, size, thousands
+from eval.render.formatting import MISSING, number, overall_rows, setting, size, thousands
 from eval.render.page import Page, Plot, as_html, as_markdown
 from eval.render.plots import acceptance_plot, draft_length_plot, temperature_plot, training_plot
 from eval.results.training_curves import Curves
@@ -41,12 +41,6 @@ _UNCACHED = columns(
     *(column("near-ties", "uncached_near_ties", thousands), column("in tokens", "uncached_tokens_checked", thousands)),
     Column("flips when timed", _uncached_flips),
 )
-
-
-def overall_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows over all prompts, sampled ones before greedy ones."""
-    rows = [row for row in results["rows"] if row["category"] is None]
-    return sorted(rows, key=lambda row: row["temperature"] == 0)
 
 
 def main_table(results: dict[str, Any]) -> Table:
