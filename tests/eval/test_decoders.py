@@ -120,7 +120,7 @@ def test_every_cell_times_every_arm(results):
 
 @pytest.mark.slow
 def test_rows_have_the_reports_schema(results):
-    assert results["schema"] == 1
+    assert (results["schema"], results["mode"]) == (2, "decoders")
     assert all(set(row) >= ROW_KEYS for row in results["rows"])
     chain = [row for row in results["rows"] if row["setting"] == "chain2"]
     assert all(row["realised"] > 0 for row in chain if row["speedup"] is not None)
@@ -193,7 +193,7 @@ def test_publishing_leaves_the_readme_alone(folder, tmp_path):
     readme.write_text("no marks in here")
     publish(folder / "report/results.json", tmp_path / "docs/decoders", readme)
     assert "# Decoders compared" in (tmp_path / "docs/decoders.md").read_text()
-    assert json.loads((tmp_path / "docs/decoders.json").read_text())["face"] == "decoders"
+    assert json.loads((tmp_path / "docs/decoders.json").read_text())["mode"] == "decoders"
     assert readme.read_text() == "no marks in here"
 
 

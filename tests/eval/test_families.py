@@ -222,7 +222,7 @@ def results(measured) -> dict:
 
 @pytest.mark.slow
 def test_results_hold_every_arm_budget_and_cell(results):
-    assert (results["schema"], results["face"]) == (1, "families")
+    assert (results["schema"], results["mode"]) == (2, "families")
     assert [(one["arm"], one["budget"]) for one in results["trainings"]] == [
         ("lm", "tokens"),
         ("wide", "tokens"),
