@@ -1,4 +1,4 @@
-# Sourced by the scripts beside it: a virtual environment with everything installed, and steps that report their time.
+# Sourced by the scripts beside it: a virtual environment of its own, and steps that report their time.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -35,31 +35,49 @@ make_venv() {
     "$python" -m venv .venv
 }
 
-# torch first, from the index the user names (CPU builds live apart from the default index), then DeepSpeed, whose setup
-# looks at the installed torch, then the rest. PIP_INDEX_URL is honoured by pip itself.
-install() {
-    local pip=(.venv/bin/python -m pip install --quiet --quiet)
-    local torch="torch==${TORCH_VERSION:-2.13.0}"
-    echo "1/3 $torch, from ${TORCH_INDEX_URL:-${PIP_INDEX_URL:-the default index}} (the largest: 0.2 GB for CPUs, 3 GB with CUDA)"
-    "${pip[@]}" "setuptools>=77" wheel packaging
-    "${pip[@]}" ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "$torch"
-    echo "2/3 DeepSpeed"
-    DS_BUILD_OPS=0 "${pip[@]}" --no-build-isolation "deepspeed>=0.18"
-    echo "3/3 draftsmith and what else it needs"
-    "${pip[@]}" --no-build-isolation --editable ".[deepspeed,dev]"
+# Modules are compiled when they are first imported: to compile all of torch at once takes longer than to unpack it.
+pip_install() {
+    .venv/bin/python -m pip install --quiet --quiet --no-compile "$@"
 }
 
-# Makes and activates .venv; does nothing but activate it where it is up to date with pyproject.toml.
+# torch first, from the index the user names (CPU builds live apart from the default index), then the rest.
+# PIP_INDEX_URL is honoured by pip itself.
+install_pipeline() {
+    local torch="torch==${TORCH_VERSION:-2.13.0}"
+    echo "$torch, from ${TORCH_INDEX_URL:-${PIP_INDEX_URL:-the default index}} (the largest: 0.2 GB for CPUs, 3 GB with CUDA)"
+    pip_install "setuptools>=77" wheel packaging
+    pip_install ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "$torch"
+    echo "draftsmith and what it needs"
+    pip_install --no-build-isolation --editable .
+}
+
+# DeepSpeed's setup looks at the installed torch.
+install_test_tools() {
+    echo "DeepSpeed and the tools of the tests"
+    DS_BUILD_OPS=0 pip_install --no-build-isolation "deepspeed>=0.18"
+    pip_install --no-build-isolation --editable ".[deepspeed,dev]"
+}
+
+# once_for STAMP INSTALL: installs unless that was done for today's pyproject.toml.
+once_for() {
+    cmp -s pyproject.toml ".venv/$1" && return
+    "$2"
+    cp pyproject.toml ".venv/$1"
+}
+
+# Makes and activates .venv, with what the pipeline needs; only activates it where it is up to date with pyproject.toml.
 ensure_environment() {
-    local stamp=.venv/.installed-from
-    if ! cmp -s pyproject.toml "$stamp"; then
-        [ -x .venv/bin/python ] || make_venv
-        is_new_enough .venv/bin/python || die ".venv holds an old Python. Delete it, and run this again."
-        install
-        cp pyproject.toml "$stamp"
-    fi
+    [ -x .venv/bin/python ] || make_venv
+    is_new_enough .venv/bin/python || die ".venv holds an old Python. Delete it, and run this again."
+    once_for .installed-from install_pipeline
     # shellcheck disable=SC1091
     source .venv/bin/activate
+}
+
+# And what lint, types and all tiers of tests need.
+ensure_test_environment() {
+    ensure_environment
+    once_for .installed-test-tools-from install_test_tools
 }
 
 STEPS=()

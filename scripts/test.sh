@@ -14,7 +14,7 @@ export OMP_NUM_THREADS=1
 # Modules are compiled once for three tiers and the processes that tests start.
 unset PYTHONDONTWRITEBYTECODE
 
-step "install" 150 ensure_environment
+step "install" 150 ensure_test_environment
 step "compiler" 1 compiler
 step "lint" 10 ruff check
 step "format" 10 ruff format --check

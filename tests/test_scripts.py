@@ -57,22 +57,35 @@ def test_a_missing_venv_module_is_said_with_the_remedy(clone: Path) -> None:
     assert not (clone / ".venv").exists()
 
 
-def test_an_environment_that_is_up_to_date_is_only_activated(clone: Path) -> None:
-    (clone / ".venv" / "bin").mkdir(parents=True)
-    (clone / ".venv" / "bin" / "activate").write_text("echo activated\n")
-    shutil.copy(clone / "pyproject.toml", clone / ".venv" / ".installed-from")
-    assert bash(clone, "ensure_environment").stdout == "activated\n"
-
-
-def test_torch_comes_from_the_index_that_the_user_names(clone: Path) -> None:
+@pytest.fixture
+def clone_with_pip(clone: Path) -> Path:
+    """A clone whose environment shows what it is asked to install, and installs nothing."""
     python = clone / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "python $*"\n')
     python.chmod(0o755)
-    (python.parent / "activate").touch()
-    lines = bash(clone, "ensure_environment", TORCH_INDEX_URL="https://example.org/cpu", TORCH_VERSION="2.12.0").stdout
+    (python.parent / "activate").write_text("echo activated\n")
+    return clone
+
+
+def test_an_environment_that_is_up_to_date_is_only_activated(clone_with_pip: Path) -> None:
+    shutil.copy(clone_with_pip / "pyproject.toml", clone_with_pip / ".venv" / ".installed-from")
+    assert bash(clone_with_pip, "ensure_environment").stdout == "activated\n"
+
+
+def test_torch_comes_from_the_index_that_the_user_names(clone_with_pip: Path) -> None:
+    chosen = {"TORCH_INDEX_URL": "https://example.org/cpu", "TORCH_VERSION": "2.12.0"}
+    lines = bash(clone_with_pip, "ensure_environment", **chosen).stdout
     assert "--index-url https://example.org/cpu torch==2.12.0" in lines
-    assert (clone / ".venv" / ".installed-from").read_text() == (clone / "pyproject.toml").read_text()
+    assert (clone_with_pip / ".venv" / ".installed-from").read_text() == (clone_with_pip / "pyproject.toml").read_text()
+
+
+def test_only_the_tests_install_deepspeed_and_each_environment_is_installed_once(clone_with_pip: Path) -> None:
+    assert "deepspeed" not in bash(clone_with_pip, "ensure_environment").stdout
+    lines = bash(clone_with_pip, "ensure_test_environment").stdout
+    assert "--editable .[deepspeed,dev]" in lines
+    assert "torch==" not in lines
+    assert bash(clone_with_pip, "ensure_test_environment").stdout == "activated\n"
 
 
 def test_steps_are_shown_and_timed_and_a_failure_ends_the_script(clone: Path) -> None:
