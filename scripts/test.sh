@@ -11,8 +11,6 @@ compiler() {
 
 # One thread for each process: the tests' matrices are tiny, and the engines tier runs two processes at once.
 export OMP_NUM_THREADS=1
-# Modules are compiled once for three tiers and the processes that tests start.
-unset PYTHONDONTWRITEBYTECODE
 
 step "install" 150 ensure_test_environment
 step "compiler" 1 compiler
