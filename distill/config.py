@@ -11,7 +11,8 @@ from decode.config import ModelConfig, check_sampling
 CorpusName = Literal["python_stdlib", "text", "jsonl", "parquet", "dataset", "hub"]
 StoreName = Literal["head_tail", "topk", "full", "last_hidden"]
 FeatureCodeName = Literal["bf16", "int8", "pca"]
-ObjectiveName = Literal["cross_entropy", "forward_kl", "tv", "reverse_kl", "jsd"]
+TermName = Literal["cross_entropy", "forward_kl", "tv", "neg_log_alpha", "reverse_kl", "jsd"]
+ObjectiveName = Literal[TermName, "lk_hybrid", "mixture"]
 CreditName = Literal["none", "decay", "dpace", "first_failure", "e2e_tv"]
 NEEDS_ALPHA = ("dpace", "first_failure")  # credits that ask how likely the tokens before were accepted
 
@@ -159,11 +160,21 @@ class ObjectiveConfig:
     """What a draft is fitted by (group `objective` of the train stage)."""
 
     name: ObjectiveName = "forward_kl"
-    """cross_entropy learns from text alone; forward_kl and tv take any record; reverse_kl and jsd need full p."""
+    """cross_entropy learns from text alone; forward_kl, tv, neg_log_alpha and lk_hybrid take any record; reverse_kl and
+    jsd need full p; mixture is what `terms` says."""
+    terms: dict[TermName, float] = field(default_factory=dict)
+    """mixture only: objective -> weight, as {cross_entropy: 0.1, tv: 0.9}."""
+    eta: float = 3.0
+    """lk_hybrid only: a row's loss is w KL + (1 - w) TV with w = exp(-eta alpha)."""
+    warm_up: TermName | None = None
+    """Objective that is minimised at first, until the held-out alpha reaches `switch_at`; None is none."""
+    switch_at: float = 0.3
+    """warm_up only: the acceptance from which the objective itself takes over, for good."""
     beta: float = 0.5
     """jsd only: weight of p in the mixture m = beta p + (1 - beta) q."""
-    chunk_rows: int = 1024
-    """Rows of logits held at once: a few times chunk_rows * vocabulary * 4 bytes of memory."""
+    chunk_rows: int | None = None
+    """Rows of logits held at once: a few times chunk_rows * vocabulary * 4 bytes of memory; None is 1024, or as many as
+    make 128 MB for a large vocabulary."""
     credit: CreditName = "none"
     """What each token of a round counts: all alike, `decay`, the chance that it is of use (dpace) or reached
     (first_failure); e2e_tv minimises what a whole round loses (with objective=tv)."""
@@ -183,6 +194,30 @@ class ObjectiveConfig:
             self.credit != "e2e_tv" or self.name == "tv",
             f"objective.credit=e2e_tv multiplies the acceptances 1 - TV of a round, and objective={self.name} is not a "
             "TV. Use objective=tv, or another credit",
+        )
+        self._check_terms()
+        require(
+            0 < self.switch_at < 1,
+            f"objective.switch_at={self.switch_at} is an acceptance that a draft never crosses; use one inside (0, 1)",
+        )
+        require(
+            self.warm_up is None or self.credit != "e2e_tv",
+            f"objective.credit=e2e_tv multiplies acceptances, and objective.warm_up={self.warm_up} is to be weighed by "
+            "it as well. Train the warm-up as a run of its own, and start from it by draft.init_from",
+        )
+
+    def _check_terms(self) -> None:
+        require_at_least(0, self, "objective.", "eta")
+        require(
+            bool(self.terms) == (self.name == "mixture"),
+            f"objective.terms={self.terms} and objective={self.name}: the terms are those of objective=mixture, which "
+            "needs some. Say objective=mixture 'objective.terms={cross_entropy: 0.1, tv: 0.9}', or leave them out",
+        )
+        wrong = {name: weight for name, weight in self.terms.items() if not weight > 0}
+        require(
+            not wrong,
+            f"objective.terms={self.terms} has weights that are not above 0, {wrong}: such a term would teach nothing, "
+            "or the opposite. Give positive weights, or leave it out",
         )
 
 

@@ -41,10 +41,12 @@ class TrainState:
     """Metrics of the steps after the last log line."""
     log_position: int = 0
     """Bytes of metrics.jsonl at this step."""
+    switched_at: int | None = None
+    """Step at which the objective took over from its warm-up."""
 
 
 class SavedSums(Content):
-    """`Sums`; checkpoints of before any family predicted its acceptance lack the last two."""
+    """`Sums`; older checkpoints lack the last ones."""
 
     loss: float
     loss_count: Amount
@@ -55,6 +57,8 @@ class SavedSums(Content):
     tokens: Amount
     confidence_loss: float = 0.0
     confidence_count: Amount = 0.0
+    greedy: Amount = 0.0
+    tau_greedy: Amount = 0.0
 
 
 class SavedState(Content):
@@ -69,6 +73,7 @@ class SavedState(Content):
     best: SavedSums
     since_log: SavedSums
     log_position: Count
+    switched_at: Count | None = None
 
     @model_validator(mode="after")
     def _knows_its_best(self) -> SavedState:

@@ -106,12 +106,13 @@ class TrainConfig:
     """Micro-steps per optimizer step."""
     steps: int = 1000
     """Optimizer steps."""
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """muon: torch.optim.Muon for the 2-D weights of the layers, AdamW for embeddings, head and norms."""
-    lr: float = 1e-3
-    """Peak learning rate of AdamW."""
-    muon_lr: float = 4e-3
-    """Peak learning rate of Muon, whose updates are scaled to AdamW's size."""
+    optimizer: Literal["auto", "adamw", "muon"] = "auto"
+    """muon: torch.optim.Muon for the 2-D weights of the layers, AdamW for embeddings, head and norms; auto is muon from
+    random weights, and adamw from saved ones and under DeepSpeed."""
+    lr: float | None = None
+    """Peak learning rate of AdamW; None is chosen by the draft's width and where its weights come from."""
+    muon_lr: float | None = None
+    """Peak learning rate of Muon, whose updates are scaled to AdamW's size; None is chosen likewise."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's averaging of gradients and of their squares."""
     warmup: float = 0.05
@@ -160,7 +161,8 @@ class TrainConfig:
             f"sequence_length={self.sequence_length} leaves no token to predict; use 2 or more",
         )
         for name in ("lr", "muon_lr", "clip"):
-            require(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be above 0")
+            value = getattr(self, name)
+            require(value is None or value > 0, f"{name}={value} must be above 0")
         for name in ("warmup", "final_lr"):
             require(0 <= getattr(self, name) <= 1, f"{name}={getattr(self, name)} is a share and must be in [0, 1]")
         require(0 <= self.seed < 1 << 32, f"seed={self.seed} is outside [0, 2**32), which random generators take")
@@ -195,6 +197,13 @@ class TrainConfig:
             not needs_p or self.records is not None,
             f"objective={self.objective.name} needs the target's distribution p for every token, and text holds none. "
             "Set records=FOLDER (from `python -m distill`), or target_source=live to run the target alongside",
+        )
+        require(
+            self.objective.warm_up is None or self.validate_every < self.steps,
+            f"objective.warm_up={self.objective.warm_up} ends at the first validation that finds alpha of "
+            f"{self.objective.switch_at:g} or more, and validate_every={self.validate_every} of steps={self.steps} is "
+            f"after the last step: objective={self.objective.name} would never be minimised. Validate more often, or "
+            "leave the warm-up out",
         )
         knows_p = has_target and (self.records is not None or self.target_source == "live")
         require(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -10,7 +12,8 @@ from decode.acceptance import expected_tau, windows
 from decode.drafters.base import Batch, Step
 from distill.config import ObjectiveConfig
 from distill.objectives.credits import Rounds, credited
-from distill.objectives.objective import Scores, build_objective, chunked
+from distill.objectives.objective import build_objective
+from distill.objectives.scoring import MOST_ROWS, Scores, score
 from train.metric_sums import Sums
 
 
@@ -24,7 +27,11 @@ class DraftLoss(nn.Module):
         self.draft = draft
         self.config = objective
         self.objective = build_objective(objective)
+        self.warm_up = None if objective.warm_up is None else build_objective(ObjectiveConfig(name=objective.warm_up))
+        self.is_warm = self.warm_up is None
+        """The loop says when the warm-up is over."""
         self.window = window
+        self.chunk_rows = objective.chunk_rows or MOST_ROWS
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """(differentiable loss (), everything else as `Sums.tensor`).
@@ -34,7 +41,8 @@ class DraftLoss(nn.Module):
         sum and its weights, whose ratio does not depend on how rows are split into batches.
         """
         steps = list(self.draft.unroll(batch))  # type: ignore[operator]
-        scores = [chunked(step, batch, self.objective, self.config.chunk_rows) for step in steps]
+        objective = self.objective if self.is_warm or self.warm_up is None else self.warm_up
+        scores = score(steps, batch, objective, self.chunk_rows)
         learned = int(batch.next_token_rows().sum())
         weighted, weights = self._weighted_loss(scores)
         confidence, predicted = confidence_loss(steps, scores)
@@ -46,8 +54,8 @@ class DraftLoss(nn.Module):
 
     def _weighted_loss(self, scores: list[Scores]) -> tuple[Tensor, float]:
         if self.config.credit == "none":  # all slots, also those that no whole window holds
-            total = torch.stack([score.loss.sum() for score in scores]).sum()
-            return total, float(sum(score.learned.sum() for score in scores))
+            total = torch.stack([one.loss.sum() for one in scores]).sum()
+            return total, float(sum(one.learned.sum() for one in scores))
         total, weights = credited(rounds_of(scores, self.window), self.config)
         return total, float(weights)
 
@@ -55,20 +63,32 @@ class DraftLoss(nn.Module):
         tokens = float((batch.document >= 0).sum())
         if batch.target is None:
             return Sums(loss, count, tokens=tokens)
-        alpha = sum(float(score.alpha.double().sum()) for score in scores if score.alpha is not None)
-        slots = sum(int(score.valid.sum()) for score in scores)
-        rounds = expected_rounds(scores, self.window)
-        tau = expected_tau(rounds) * len(rounds) if len(rounds) else 0.0
-        return Sums(loss, count, alpha, slots, tau, len(rounds), tokens)
+        alpha, greedy = (sum(float(one.double().sum()) for one in chances) for chances in _known(scores))
+        slots = sum(int(one.valid.sum()) for one in scores)
+        rounds, greedy_rounds = (expected_rounds(one, self.window) for one in (scores, _at_zero(scores)))
+        tau, tau_greedy = (expected_tau(one) * len(one) if len(one) else 0.0 for one in (rounds, greedy_rounds))
+        return Sums(
+            loss, count, alpha, slots, tau, len(rounds), tokens, greedy=greedy, tau_greedy=tau_greedy
+        )  # fmt: skip
+
+
+def _known(scores: list[Scores]) -> tuple[list[Tensor], list[Tensor]]:
+    """Chances of acceptance at temperature 1 and 0, by step."""
+    ones = [one.alpha for one in scores if one.alpha is not None]
+    return ones, [one.greedy for one in scores if one.greedy is not None]
+
+
+def _at_zero(scores: list[Scores]) -> list[Scores]:
+    return [replace(one, alpha=one.greedy) for one in scores]
 
 
 def confidence_loss(steps: list[Step], scores: list[Scores]) -> tuple[Tensor, int]:
     """(sum of the cross-entropies () between predicted and actual chances of acceptance, slots they are over); zeros
     for a family that predicts none, and where no p is known."""
     total, count = torch.zeros((), device=scores[0].loss.device), 0
-    for step, score in zip(steps, scores, strict=True):
-        if step.confidence is not None and score.alpha is not None:
-            logits, chances = step.confidence[score.valid].float(), score.alpha[score.valid].clamp(0.0, 1.0)
+    for step, one in zip(steps, scores, strict=True):
+        if step.confidence is not None and one.alpha is not None:
+            logits, chances = step.confidence[one.valid].float(), one.alpha[one.valid].clamp(0.0, 1.0)
             total = total + binary_cross_entropy_with_logits(logits, chances, reduction="sum")
             count += len(chances)
     return total, count
@@ -85,12 +105,12 @@ def rounds_of(scores: list[Scores], window: int | None) -> Rounds:
         alpha = None if first.alpha is None else windows(first.alpha, first.valid, window)
         loss, learned = (windows(rows, first.valid, window) for rows in (first.loss, first.learned))
         return Rounds(loss, alpha, torch.ones_like(learned), learned)
-    alphas = [score.alpha for score in scores if score.alpha is not None]
+    alphas = [one.alpha for one in scores if one.alpha is not None]
     return Rounds(
-        loss=_stacked([score.loss for score in scores]),
+        loss=_stacked([one.loss for one in scores]),
         alpha=_stacked(alphas) if alphas else None,
-        valid=_stacked([score.valid for score in scores]),
-        learned=_stacked([score.learned for score in scores]),
+        valid=_stacked([one.valid for one in scores]),
+        learned=_stacked([one.learned for one in scores]),
     )
 
 

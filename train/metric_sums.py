@@ -27,6 +27,10 @@ class Sums:
     confidence_loss: float = 0.0
     """Sum of the cross-entropy of predicted acceptance over `confidence_count` slots, where a family predicts it."""
     confidence_count: float = 0.0
+    greedy: float = 0.0
+    """Of the `alpha_count` slots, those where draft and target prefer the same token: acceptance at temperature 0."""
+    tau_greedy: float = 0.0
+    """`tau` at temperature 0, over as many rounds."""
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -36,16 +40,19 @@ class Sums:
         """The inverse of `tensor`."""
         return cls(*values.tolist())
 
-    def tensor(self, device: torch.device | None = None) -> Tensor:  # (9,) float64
+    def tensor(self, device: torch.device | None = None) -> Tensor:  # (11,) float64
         """The fields in order."""
         return torch.tensor(astuple(self), dtype=torch.float64, device=device)
 
     def means(self) -> dict[str, float | None]:
-        """loss, alpha, tau and confidence_loss per token, slot or round; None where nothing was counted."""
+        """loss, alpha, tau, both at temperature 0, and confidence_loss, per token, slot or round; None where none was
+        counted."""
         pairs = {
             "loss": (self.loss, self.loss_count),
             "alpha": (self.alpha, self.alpha_count),
             "tau": (self.tau, self.tau_count),
+            "alpha_greedy": (self.greedy, self.alpha_count),
+            "tau_greedy": (self.tau_greedy, self.tau_count),
             "confidence_loss": (self.confidence_loss, self.confidence_count),
         }
         return {name: total / count if count else None for name, (total, count) in pairs.items()}

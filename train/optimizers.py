@@ -15,7 +15,10 @@ def build_optimizers(module: nn.Module, token_tables: Iterable[Tensor], cfg: Tra
     """AdamW over everything, or Muon (Jordan et al. 2024) for the layers' matrices and AdamW for the rest.
 
     Muon orthogonalises a matrix that maps hidden states to hidden states; `token_tables`, norms and biases do not.
+    `cfg` is `train.settled.settled`.
     """
+    assert cfg.lr is not None, "settled"
+    assert cfg.muon_lr is not None, "settled"
     trained = [weight for weight in module.parameters() if weight.requires_grad]
     by_token = {id(weight) for weight in token_tables}
     hidden = [weight for weight in trained if weight.ndim == 2 and id(weight) not in by_token]

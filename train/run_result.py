@@ -15,6 +15,7 @@ from decode.common.run_folder import RunFolder
 from decode.drafters.base import Batch
 from decode.models.fingerprint import weights_fingerprint
 from decode.models.output_head import Ends
+from distill.objectives.scoring import MOST_ROWS
 from train.best_checkpoint import rule
 from train.checkpoint import TrainState
 from train.config import TrainConfig
@@ -44,7 +45,7 @@ def keep_result(
     `validation` are batches that a draft is calibrated on, where its family is.
     """
     draft = kept_draft(cfg, inputs, book, state, ends)
-    measured = facts(inputs, state) | draft.calibrate(validation, cfg.objective.chunk_rows)
+    measured = facts(inputs, state) | draft.calibrate(validation, cfg.objective.chunk_rows or MOST_ROWS)
     weights = _target_weights(cfg, inputs, ends)
     draft.export(folder.path / "model", _export(cfg, inputs, measured, weights))
     write_json(folder.file("result.json"), measured)
@@ -74,6 +75,7 @@ def facts(inputs: Inputs, state: TrainState) -> dict[str, Any]:
         **state.best.means(),
         "validation_tokens": int(state.best.tokens),
         "tokens": state.tokens,
+        **({} if state.switched_at is None else {"switched_at": state.switched_at}),
         "num_parameters": inputs.blueprint.num_parameters,
     }
 

@@ -29,6 +29,7 @@ from train.metrics_log import MetricsLog
 from train.optimizers import Schedule, build_optimizers
 from train.packing import Order
 from train.run_result import keep_result
+from train.settled import settled
 from train.trackers import build_tracker, check_tracker
 from train.training_inputs import Inputs, check_enough, open_inputs, tokenizer_folder
 from train.training_loop import Book, Machine, TrainingLoop
@@ -47,7 +48,8 @@ def run(cfg: TrainConfig) -> None:
     inputs = open_inputs(cfg)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     rows_per_step = check_enough(cfg, inputs, world_size)
-    plan = TrainingPlan.of(cfg, inputs, rows_per_step)
+    known = settled(cfg, inputs.blueprint.width, inputs.vocab_size)
+    plan = TrainingPlan.of(known, inputs, rows_per_step)
     for line in plan.lines():
         logger.info("plan: %s", line)
     if cfg.plan:
@@ -56,7 +58,7 @@ def run(cfg: TrainConfig) -> None:
     accelerator = build_accelerator(cfg)
     with open_run(cfg.output_dir, "train", cfg, cfg.resume, accelerator.is_main_process) as folder:
         if not folder.is_finished:
-            _train(cfg, inputs, accelerator, folder, rows_per_step)
+            _train(known, inputs, accelerator, folder, rows_per_step)
 
 
 def _train(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator, folder: RunFolder, rows_per_step: int) -> None:

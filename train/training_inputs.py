@@ -15,7 +15,7 @@ from decode.config import ModelConfig
 from decode.models.load import ModelDescription, describe_model, load_tokenizer
 from distill.corpora import load_corpus
 from distill.objectives.draft_vocabulary import frequent_tokens
-from distill.objectives.objective import OBJECTIVES
+from distill.objectives.objective import build_objective
 from distill.prompts.tokenizer import train_bpe
 from distill.records.record_folder import RecordFolder
 from distill.sequences import SequenceSource, record_sequences, text_sequences
@@ -57,6 +57,11 @@ class Inputs:
     def num_draft_tokens(self) -> int:
         """Of a round, as training judges it and engines are told to start with."""
         return self.blueprint.depth or self.window
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that logits are over."""
+        return self.target.vocab_size if self.target is not None else len(self.tokenizer)
 
     @property
     def needs_target_weights(self) -> bool:
@@ -115,7 +120,7 @@ def _check_length(cfg: TrainConfig, target: ModelDescription | None, blueprint: 
 def _choose_store(cfg: TrainConfig, records: RecordFolder) -> str:
     names = list(records.layout.store)
     dense = [name for name in names if name in DENSE_STORES]
-    objective = OBJECTIVES[cfg.objective.name]
+    objective = build_objective(cfg.objective)
     if cfg.target_source == "records":
         objective.check_source(bool(dense) if objective.needs == "dense" else True)
     return dense[0] if objective.needs == "dense" and dense else names[0]

@@ -20,6 +20,7 @@ from train.batches import PADDING, PackedSource, StepReader
 from train.checkpoint import Checkpoints, TrainState
 from train.config import TrainConfig
 from train.live_target import LiveTarget
+from train.loss import DraftLoss
 from train.metric_sums import Sums
 from train.metrics_log import MetricsLog
 from train.optimizers import Schedule
@@ -87,6 +88,7 @@ class TrainingLoop:
         self.cfg, self.machine, self.reader, self.book, self.state = cfg, machine, reader, book, state
         self.accelerator = machine.accelerator
         self.validation = validation
+        self._objective_takes_over(state.switched_at)
         self.meter = Meter(cfg.steps, state.step)
         self.lr = 0.0
         self.grad_norm: float | None = None
@@ -100,6 +102,13 @@ class TrainingLoop:
                 self.take_step(step, batches)
                 self._write_down(bar)
                 bar.update(1)
+        objective = self.cfg.objective
+        if objective.warm_up is not None and self.state.switched_at is None:
+            logger.warning(
+                "the held-out alpha never reached objective.switch_at=%g, so every step was warm_up=%s and none "
+                "objective=%s. Train longer, or switch earlier",
+                *(objective.switch_at, objective.warm_up, objective.name),
+            )
         return self.state
 
     def take_step(self, step: int, batches: list[Batch]) -> None:
@@ -167,7 +176,7 @@ class TrainingLoop:
         speed = self.meter.read(self.state.step, self.reader.wait_s)
         rates = {"tokens": self.state.tokens, "lr": self.lr, "grad_norm": self.grad_norm}
         self.book.record({"kind": "train", "step": self.state.step, **means, **rates, **speed})
-        shown = {name: f"{value:.3f}" for name, value in means.items() if value is not None}
+        shown = {name: f"{means[name]:.3f}" for name in ("loss", "alpha", "tau") if means[name] is not None}
         shown |= {"tok/s": f"{speed['tokens_per_s']:.0f}", "wait": f"{speed['data_wait_share']:.0%}"}
         bar.set_postfix(shown, refresh=False)
         self.state.since_log = Sums()
@@ -182,6 +191,8 @@ class TrainingLoop:
             sums = self.evaluate()
             self._keep_if_best(sums)
         means = sums.means()
+        if self.state.switched_at is None and (means["alpha"] or 0.0) >= self.cfg.objective.switch_at:
+            self._objective_takes_over(self.state.step)
         self.book.record(
             {
                 "kind": "validation",
@@ -193,6 +204,13 @@ class TrainingLoop:
         )
         shown = ", ".join(f"{name} {value:.4f}" for name, value in means.items() if value is not None)
         logger.info("step %d: held-out %s; best is step %d", self.state.step, shown, self.state.best_step)
+
+    def _objective_takes_over(self, step: int | None) -> None:
+        """From its warm-up, for good; all ranks see the same validation."""
+        loss = cast(DraftLoss, self.accelerator.unwrap_model(self.machine.module))
+        if step is not None and self.cfg.objective.warm_up is not None:
+            logger.info("objective=%s from step %d on", self.cfg.objective.name, step)
+            self.state.switched_at, loss.is_warm = step, True
 
     def _keep_if_best(self, sums: Sums) -> None:
         score = selection.score(sums)

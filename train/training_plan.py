@@ -23,6 +23,8 @@ class TrainingPlan:
     target_parameters: int | None
     checkpoint_bytes: int
     """One checkpoint."""
+    rates: str
+    """Optimizer and peak learning rates."""
     disk_bytes: int
     """All that is kept at once: checkpoints, the best weights twice while they change, the export."""
 
@@ -39,6 +41,7 @@ class TrainingPlan:
             draft_parameters=weights,
             target_parameters=inputs.target.num_parameters if inputs.target else None,
             checkpoint_bytes=checkpoint,
+            rates=_rates(cfg),
             disk_bytes=checkpoint * (cfg.keep_checkpoints + 1) + 3 * weights * BYTES_PER_WEIGHT,
         )
 
@@ -47,7 +50,12 @@ class TrainingPlan:
         target = [] if self.target_parameters is None else [f"target: {self.target_parameters:,} parameters, frozen"]
         return [
             f"{self.steps:,} steps, {self.tokens:,} tokens ({self.epochs:.2f} epochs)",
-            f"trained: {self.draft_parameters:,} parameters",
+            f"trained: {self.draft_parameters:,} parameters, {self.rates}",
             *target,
             f"checkpoint: {self.checkpoint_bytes / 1e6:.1f} MB; on disk at most {self.disk_bytes / 1e6:.1f} MB",
         ]
+
+
+def _rates(cfg: TrainConfig) -> str:
+    adamw = f"AdamW at {cfg.lr:g}"
+    return adamw if cfg.optimizer == "adamw" else f"Muon at {cfg.muon_lr:g}, tables and norms by {adamw}"

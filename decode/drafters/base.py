@@ -71,6 +71,8 @@ class Step:
     """(V_draft,) target ids of a reduced draft vocabulary, None for the full one."""
     confidence: Tensor | None = None
     """(B, M) logits of the chance that the slot's token is accepted, for families that predict it."""
+    head_is_frozen: bool = False
+    """No weight of the head learns, and a row of logits depends on its own row of `hidden` alone."""
 
 
 @dataclass(kw_only=True)

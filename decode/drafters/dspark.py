@@ -170,6 +170,7 @@ class DSparkDraft(HeadDraft):
         self.norm = nn.RMSNorm(width, eps)
         if rank:
             self.markov_in = nn.Embedding(config.vocab_size, rank)
+            nn.init.normal_(self.markov_in.weight, std=0.02)  # of 1, rare tokens would keep noise as their bias
             self.markov_out = nn.Linear(rank, config.draft_vocab_size or config.vocab_size, bias=False)
             nn.init.zeros_(self.markov_out.weight)  # training starts from DFlash
         if config.confidence:
@@ -226,7 +227,7 @@ class DSparkDraft(HeadDraft):
             hidden = self.paired(states[:, :, slot], blocks.tokens[..., slot])
             confidence = self.confidence_head(hidden)[..., 0] if self.config.confidence else None
             rows, valid = blocks.rows[..., slot], blocks.valid[..., slot]
-            yield Step(hidden, self.head, rows, valid, self.vocab, confidence)
+            yield Step(hidden, self.head, rows, valid, self.vocab, confidence, not self.config.markov_rank)
 
     # decoding face
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from decode.common.typed_config import require
 from decode.drafters.base import Batch, Step, judged, shifted
 from decode.drafters.drafting import Above, Steps
 from decode.drafters.head_draft import HeadConfig, HeadDraft
@@ -51,7 +52,7 @@ class RecursiveDraft(HeadDraft):
             tokens = shifted(batch.ids, 1 + step)
             state = self.advance(state, tokens, batch.positions + step, unrolled.extend)
             rows, valid = judged(batch, 1 + step)
-            yield Step(self.normed(state), self.head, rows, valid, self.vocab)
+            yield Step(self.normed(state), self.head, rows, valid, self.vocab, head_is_frozen=True)
 
     # decoding face
 
@@ -120,9 +121,24 @@ class Unrolled:
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config(HeadConfig):
-    """Shape of an EAGLE-3 head."""
+    """Shape of an EAGLE-3 head; the norms of EAGLE-3.1, under the names that vLLM and SGLang read, are off in heads
+    that were saved before there were any."""
 
     family: str = "eagle3"
+    fc_norm: bool = False
+    """Each of the target's hidden states is normalised before they are put together."""
+    norm_before_fc: bool = False
+    """They are normalised together, as one vector."""
+    norm_output: bool = False
+    """What is fed back is what the output head reads, the state behind the last norm."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            not (self.fc_norm and self.norm_before_fc),
+            "fc_norm and norm_before_fc both normalise what fc reads: each state by itself, or all as one vector. "
+            "Choose one of them",
+        )
 
 
 def default_taps(num_layers: int) -> tuple[int, int, int]:
@@ -131,14 +147,19 @@ def default_taps(num_layers: int) -> tuple[int, int, int]:
 
 
 class Eagle3Draft(RecursiveDraft):
-    """The state of a slot is the layer's output before its last norm."""
+    """The state of a slot is the layer's output, before its last norm unless `norm_output`."""
 
     config: Eagle3Config
 
     def __init__(self, config: Eagle3Config, ends: Ends, vocab: Tensor | None = None) -> None:
         super().__init__(config, ends, vocab)
         width, eps = config.hidden_size, config.rms_norm_eps
-        self.fc = nn.Linear(len(config.taps) * width, width, bias=False)
+        inputs = len(config.taps) * width
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(nn.RMSNorm(width, eps) for _ in config.taps)
+        if config.norm_before_fc:
+            self.input_norm = nn.RMSNorm(inputs, eps)
+        self.fc = nn.Linear(inputs, width, bias=False)
         self.input_layernorm = nn.RMSNorm(width, eps)
         self.hidden_norm = nn.RMSNorm(width, eps)
         self.self_attn = Attention(
@@ -150,14 +171,19 @@ class Eagle3Draft(RecursiveDraft):
 
     def fuse(self, features: Tensor) -> Tensor:
         """features (B, T, layers, d) -> (B, T, d): low, middle and high hidden states in one."""
-        return self.fc(features.flatten(2).to(self.dtype))
+        states = features.to(self.dtype)
+        if self.config.fc_norm:
+            states = torch.stack([norm(states[:, :, place]) for place, norm in enumerate(self.fc_norm)], 2)
+        together = states.flatten(2)
+        return self.fc(self.input_norm(together) if self.config.norm_before_fc else together)
 
     def advance(self, state: Tensor, tokens: Tensor, positions: Tensor, extend: Extend) -> Tensor:
         """One step: (B, T, d) states and the (B, T) tokens after them -> the next states."""
         both = torch.cat([self.input_layernorm(self.embed(tokens)), self.hidden_norm(state)], -1)
         state = state + self.self_attn(both, positions, extend)
-        return state + self.mlp(self.post_attention_layernorm(state))
+        state = state + self.mlp(self.post_attention_layernorm(state))
+        return self.norm(state) if self.config.norm_output else state
 
     def normed(self, state: Tensor) -> Tensor:
         """What the output head reads of a state."""
-        return self.norm(state)
+        return state if self.config.norm_output else self.norm(state)

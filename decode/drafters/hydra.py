@@ -69,7 +69,7 @@ class HydraDraft(HeadDraft):
         for index, head in enumerate(self.heads):
             known = self.with_tokens(known, shifted(batch.ids, 1 + index))
             rows, valid = judged(batch, 1 + index)
-            yield Step(head(known), self.head, rows, valid, self.vocab)
+            yield Step(head(known), self.head, rows, valid, self.vocab, head_is_frozen=True)
 
     # decoding face
 

@@ -75,7 +75,7 @@ class MedusaDraft(HeadDraft):
         state = batch.features[:, :, 0].to(self.dtype)
         for index, head in enumerate(self.heads):
             rows, valid = judged(batch, 1 + index)
-            yield Step(head(state), self.head, rows, valid, self.vocab)
+            yield Step(head(state), self.head, rows, valid, self.vocab, head_is_frozen=True)
 
     def read(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
         """Nothing is kept of earlier slots."""

@@ -41,6 +41,8 @@ HEADS: dict[str, tuple[type[HeadConfig], type[HeadDraft]]] = {
     "medusa": (MedusaConfig, MedusaDraft),
     "mtp": (MTPConfig, MTPDraft),
 }
+ADDED = {"eagle3": {"fc_norm": False, "norm_before_fc": False, "norm_output": False}}
+"""Fields that heads saved before do not have, all or none of them, and what such a head is."""
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -115,8 +117,9 @@ def _config(folder: str | Path, family: str) -> HeadConfig:
             f"{folder}/config.json says family={fields.get('family')!r} and {FILE} {family!r}; a head is one of "
             f"{', '.join(HEADS)}. One of the files was edited; copy the folder again"
         )
-    known = HEADS[family][0]
-    wrong = set(fields) ^ {field.name for field in dataclasses.fields(known)}
+    known, added = HEADS[family][0], ADDED.get(family, {})
+    is_older = not set(added) & set(fields)
+    wrong = set(fields) ^ ({field.name for field in dataclasses.fields(known)} - (set(added) if is_older else set()))
     if wrong:
         raise InputError(
             f"{folder}/config.json and this version's {family} heads do not share the fields "

@@ -1,7 +1,8 @@
 """Hidden states of a target while it runs, for drafts that are made from them.
 
-A tap is an index of transformers' `hidden_states`: 0 the embeddings, i the raw output of decoder layer i - 1. FINAL is
-the state behind the last norm, which the output head reads. Hooks rather than `output_hidden_states`, which keeps the
+A tap is an index of transformers' `hidden_states`: 0 the embeddings, i the raw output of decoder layer i - 1, the last
+one's too. FINAL is the state behind the last norm, which the output head reads. Hooks rather than
+`output_hidden_states`, which keeps the
 states of all layers, and which calls the normed state by the raw one's index.
 """
 
@@ -30,11 +31,11 @@ def check_taps(config: PretrainedConfig, taps: Sequence[int], path: str) -> None
             "others may hold them elsewhere or scaled. Use draft=lm, which needs none"
         )
     num_layers = config.num_hidden_layers
-    wrong = [tap for tap in taps if tap != FINAL and not 0 <= tap < num_layers]
+    wrong = [tap for tap in taps if tap != FINAL and not 0 <= tap <= num_layers]
     if wrong or len(set(taps)) < len(taps) or not taps:
         raise InputError(
             f"the hidden states {list(taps)} are asked of {path}, which has {num_layers} layers: name different ones "
-            f"of 0 (embeddings) to {num_layers - 1}, or {FINAL} for the final state"
+            f"of 0 (embeddings) to {num_layers} (the last layer's raw output), or {FINAL} for the final state, normed"
         )
 
 

@@ -1,37 +1,94 @@
-"""Objectives by name, and their evaluation chunk by chunk: never more than one (chunk_rows, V) set of logits."""
+"""Objectives by name: one loss per row, or several with weights that may depend on how much the draft is accepted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from decode.common.errors import ConfigError
-from decode.drafters.base import Batch, Step
-from distill.config import ObjectiveConfig
-from distill.objectives.draft_vocabulary import likeliest, places, renormalised, restricted
-from distill.objectives.row_losses import acceptance, cross_entropy, forward_kl, jsd, reverse_kl, tv
-from distill.objectives.target_distribution import Distribution, TargetDistribution
+from distill.config import ObjectiveConfig, TermName
+from distill.objectives.lesson import Lesson
+from distill.objectives.row_losses import (
+    acceptance,
+    cross_entropy,
+    forward_kl,
+    jsd,
+    neg_log_alpha,
+    reverse_kl,
+    tv,
+)
+from distill.objectives.target_distribution import Distribution
 
-ObjectiveFunction = Callable[[Tensor, Distribution | None, Tensor], Tensor]
+Needs = Literal["text", "any", "dense"]
+"""What is asked of the target: nothing, any record of p, or all of p."""
+ORDER: tuple[Needs, ...] = ("text", "any", "dense")
+
+
+@dataclass(frozen=True)
+class Term:
+    """A loss per row."""
+
+    needs: Needs
+    fn: Callable[[Tensor, Distribution | None, Tensor], Tensor]
+    """(log q (R, V) float32, target distribution of the rows or None, next_ids (R,)) -> loss (R,)."""
+    is_divergence: bool = False
+    """Compares whole distributions (`Lesson.normalised`)."""
+
+    def learned(self, lesson: Lesson) -> Tensor:  # (R,) bool
+        """Rows that it learns from."""
+        if self.is_divergence:
+            return lesson.likeliest_at >= 0
+        return lesson.next_is_inside if self.needs == "text" else torch.ones_like(lesson.next_is_inside)
+
+    def loss(self, log_q: Tensor, lesson: Lesson) -> Tensor:  # (R, V) -> (R,)
+        """0 where it does not learn."""
+        p = lesson.normalised if self.is_divergence else lesson.p
+        return self.fn(log_q, p, lesson.next_at).where(self.learned(lesson), 0.0)
+
+
+TERMS: dict[str, Term] = {
+    "cross_entropy": Term("text", cross_entropy),
+    "forward_kl": Term("any", forward_kl, is_divergence=True),
+    "tv": Term("any", tv),
+    "neg_log_alpha": Term("any", neg_log_alpha),
+    "reverse_kl": Term("dense", reverse_kl, is_divergence=True),
+    "jsd": Term("dense", jsd, is_divergence=True),
+}
+Weigh = Callable[[Tensor | None], Sequence[Tensor | float]]
+"""Acceptance of the rows (R,), without gradient -> the weight of each term, a number or one for each row."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A named loss and what it asks of the target: text alone, any record, or all of p."""
+    """What is minimised, row by row."""
 
     name: str
-    needs: Literal["text", "any", "dense"]
-    fn: ObjectiveFunction
-    """(log q (R, V) float32, target distribution of the rows or None, next_ids (R,)) -> loss (R,)."""
-    is_divergence: bool = False
-    """Compares whole distributions: on a reduced draft vocabulary it needs p renormalised, and cannot learn from rows
-    whose likeliest token lies outside. What measures acceptance must not renormalise: mass outside is not accepted."""
+    terms: tuple[Term, ...]
+    weigh: Weigh = lambda alpha: (1.0,)
+
+    @property
+    def needs(self) -> Needs:
+        """The most that a term asks of the target."""
+        return ORDER[max(ORDER.index(term.needs) for term in self.terms)]
+
+    def learned(self, lesson: Lesson) -> Tensor:  # (R,) bool
+        """Rows that any term learns from."""
+        return torch.stack([term.learned(lesson) for term in self.terms]).any(0)
+
+    def loss(self, log_q: Tensor, lesson: Lesson) -> tuple[Tensor, Tensor | None]:
+        """log q (R, V) float32 -> loss (R,) with gradient, and without, None where no p is known, the chances (R, 2)
+        that the draft's token is accepted: at temperature 1, alpha, and at 0, whether both prefer the same token."""
+        accepted = None
+        if lesson.p is not None:
+            agrees = log_q.detach().argmax(-1) == lesson.likeliest_at
+            accepted = torch.stack([acceptance(log_q.detach(), lesson.p), agrees.to(log_q.dtype)], -1)
+        weighted = zip(self.weigh(None if accepted is None else accepted[:, 0]), self.terms, strict=True)
+        return torch.stack([weight * term.loss(log_q, lesson) for weight, term in weighted]).sum(0), accepted
 
     def check_source(self, is_dense: bool | None) -> None:
         """Raise ConfigError where p is missing (None), or sparse and the objective needs all of it."""
@@ -48,103 +105,27 @@ class Objective:
             )
 
 
-OBJECTIVES: dict[str, Objective] = {
-    "cross_entropy": Objective("cross_entropy", "text", cross_entropy),
-    "forward_kl": Objective("forward_kl", "any", forward_kl, is_divergence=True),
-    "tv": Objective("tv", "any", tv),
-    "reverse_kl": Objective("reverse_kl", "dense", reverse_kl, is_divergence=True),
-    "jsd": Objective("jsd", "dense", jsd, is_divergence=True),
-}
-
-
 def build_objective(config: ObjectiveConfig) -> Objective:
     """The objective of `config`."""
-    objective = OBJECTIVES[config.name]
-    return replace(objective, fn=partial(jsd, beta=config.beta)) if config.name == "jsd" else objective
+    if config.name == "lk_hybrid":
+        return Objective(config.name, (TERMS["forward_kl"], TERMS["tv"]), partial(lk_weights, eta=config.eta))
+    if config.name == "mixture":
+        return mixture(config.terms)
+    term = TERMS[config.name]
+    if config.name == "jsd":
+        term = Term(term.needs, partial(jsd, beta=config.beta), term.is_divergence)
+    return Objective(config.name, (term,))
 
 
-@dataclass(frozen=True)
-class Scores:
-    """What the slots of a step are worth, one by one."""
-
-    loss: Tensor
-    """(B, M) float32, differentiable; 0 where not `learned`."""
-    alpha: Tensor | None
-    """(B, M) float32, detached, 0 where not `valid`; None without a target distribution."""
-    valid: Tensor
-    """(B, M) bool: a slot that counts in alpha: the step's own ones, as far as there is a record of p."""
-    learned: Tensor
-    """(B, M) bool: a slot that counts in the loss: all valid ones, unless a reduced draft vocabulary hides the token
-    to be learned."""
+def mixture(weights: Mapping[TermName, float]) -> Objective:
+    """A weighted sum, as DSpark's 0.1 cross_entropy + 0.9 tv (arXiv 2607.05147)."""
+    name = " + ".join(f"{weight:g} {name}" for name, weight in weights.items())
+    return Objective(name, tuple(TERMS[one] for one in weights), lambda alpha: tuple(weights.values()))
 
 
-def chunked(step: Step, batch: Batch, objective: Objective, chunk_rows: int) -> Scores:
-    """Loss and acceptance of every valid slot, `chunk_rows` rows of logits at a time.
-
-    Logits are made again in the backward pass (all chunks but the last, whose logits may stay). Without valid slots the
-    loss is 0 with a zero gradient. The head is called equally often whatever is valid, on empty chunks if need be,
-    because ranks that share its weights (ZeRO-3) must call it together. Raises ConfigError where the objective needs
-    more of p than the batch has.
-    """
-    target: TargetDistribution | None = batch.target
-    objective.check_source(None if target is None else target.is_dense)
-    valid = step.valid
-    if target is not None:
-        valid = valid & target.has(step.target_rows.where(valid, 0))  # rows of other slots may lie anywhere
-    slots = valid.flatten().nonzero().squeeze(-1)
-    hidden, rows = step.hidden.flatten(0, 1)[slots], step.target_rows.flatten()[slots]
-    next_ids = batch.ids.flatten()[rows + 1]
-    parts = []
-    for start in range(0, valid.numel(), chunk_rows):
-        part = slice(start, start + chunk_rows)
-        evaluate = _evaluator(step, objective, target, rows[part], next_ids[part])
-        is_last = start + chunk_rows >= valid.numel()
-        parts.append(evaluate(hidden[part]) if is_last else _recomputed(evaluate, hidden[part]))
-    losses, alphas, learned = zip(*parts, strict=True)
-    return Scores(
-        loss=_scatter(losses, slots, valid),
-        alpha=None if target is None else _scatter(alphas, slots, valid),
-        valid=valid,
-        learned=_scatter(learned, slots, valid),
-    )
-
-
-Evaluator = Callable[[Tensor], tuple[Tensor, Tensor | None, Tensor]]
-
-
-def _evaluator(
-    step: Step, objective: Objective, target: TargetDistribution | None, rows: Tensor, next_ids: Tensor
-) -> Evaluator:
-    def evaluate(hidden: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        p = None if target is None else target.chunk(rows)
-        log_q = step.head(hidden).float().log_softmax(-1)
-        loss_p, known, next_at, learned = p, p, next_ids, torch.ones_like(rows, dtype=torch.bool)
-        if step.vocab is not None:
-            loss_p, known, next_at, learned = _through(step.vocab, objective, p, next_ids)
-        loss = objective.fn(log_q, loss_p, next_at).where(learned, 0.0)
-        return loss, None if known is None else acceptance(log_q.detach(), known), learned
-
-    return evaluate
-
-
-def _through(
-    vocab: Tensor, objective: Objective, p: Distribution | None, next_ids: Tensor
-) -> tuple[Distribution | None, Distribution | None, Tensor, Tensor]:
-    """(p of the loss, p of the acceptance, next ids, rows that can be learned), on a reduced draft vocabulary."""
-    next_at, is_inside = places(next_ids, vocab)
-    within = None if p is None else restricted(p, vocab)
-    if objective.is_divergence:
-        assert p is not None
-        return renormalised(p, vocab), within, next_at, places(likeliest(p), vocab)[1]
-    learned = is_inside if objective.needs == "text" else torch.ones_like(is_inside)
-    return within, within, next_at, learned
-
-
-def _recomputed(evaluate: Evaluator, hidden: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-    return checkpoint(evaluate, hidden, use_reentrant=False, preserve_rng_state=False)  # type: ignore[return-value]
-
-
-def _scatter(parts: tuple[Tensor, ...], slots: Tensor, valid: Tensor) -> Tensor:
-    """The chunks' rows, put where their slots are; zeros elsewhere."""
-    rows = torch.cat(parts)
-    return rows.new_zeros(valid.numel()).index_copy(0, slots, rows).view(valid.shape)
+def lk_weights(alpha: Tensor | None, eta: float) -> tuple[Tensor, Tensor]:
+    """(of KL, of TV): exp(-eta alpha) and the rest. KL where little is accepted, as its gradient reaches everywhere;
+    TV, the acceptance itself, where much is (LK losses, arXiv 2602.23881; there by batch, here row by row)."""
+    assert alpha is not None, "Objective.check_source"
+    kl = torch.exp(-eta * alpha.clamp(0.0, 1.0))
+    return kl, 1.0 - kl

@@ -39,6 +39,15 @@ def tv(log_q: Tensor, target: Distribution | None, next_ids: Tensor) -> Tensor:
     return 1.0 - acceptance(log_q, target)
 
 
+def neg_log_alpha(log_q: Tensor, target: Distribution | None, next_ids: Tensor) -> Tensor:
+    """-log alpha: TV's gradient divided by alpha, so that it does not vanish where p and q hardly overlap; for a p of
+    one token, cross-entropy (arXiv 2602.23881). On a sparse p the log of an estimate, which is too low on average."""
+    if isinstance(target, Sparse):
+        kept = target.weight.log() + (log_q.gather(-1, target.ids) - target.log_p).clamp_max(0.0)
+        return -kept.clamp_min(FLOOR).logsumexp(-1)
+    return -torch.minimum(_dense(target), log_q).logsumexp(-1)
+
+
 def reverse_kl(log_q: Tensor, target: Distribution | None, next_ids: Tensor) -> Tensor:
     """KL(q || p)."""
     return (log_q.exp() * (log_q - _dense(target))).sum(-1)

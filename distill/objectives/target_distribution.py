@@ -35,6 +35,13 @@ Distribution = Dense | Sparse
 FLOOR = -1e4  # stands for log 0: exp of it is 0, and 0 * FLOOR is 0 where 0 * -inf would be NaN
 
 
+def picked(p: Distribution, index: Tensor) -> Distribution:
+    """Some of its rows (N,)."""
+    if isinstance(p, Dense):
+        return Dense(p.log_p[index])
+    return Sparse(p.ids[index], p.log_p[index], p.weight[index])
+
+
 class TargetDistribution(ABC):
     """p of `num_rows` rows, of which some may not be stored; a chunk is made only when it is asked for."""
 

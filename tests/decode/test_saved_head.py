@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict
@@ -74,6 +75,45 @@ def without_a_tensor(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors")
 
 
+def of_before_the_norms(folder: Path) -> None:
+    content = json.loads((folder / "config.json").read_text())
+    for name in ("fc_norm", "norm_before_fc", "norm_output"):
+        del content[name]
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+def without_a_norm_flag(folder: Path) -> None:
+    content = json.loads((folder / "config.json").read_text())
+    del content["norm_output"]
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+def test_a_head_that_was_saved_before_there_were_norms_loads_as_it_was(folder: Path, target: PreTrainedModel) -> None:
+    before = load_drafter(folder, target=target)
+    of_before_the_norms(folder)
+    after = load_drafter(folder, target=target)
+    assert after.config == before.config  # type: ignore[attr-defined]
+    assert not after.config.norm_output  # type: ignore[attr-defined]
+
+
+def test_a_head_with_norms_is_never_loaded_without_them(folder: Path, target: PreTrainedModel) -> None:
+    """Its norms are foreign weights to a head without; the flag that has no weights is told by the checksum."""
+    head = random_head("eagle3.1", target)
+    text = json.dumps(asdict(head.config))
+    (folder / "config.json").write_text(text)
+    save_file(head.state_dict(), folder / "model.safetensors")
+    load_drafter(folder, target=target)
+    of_before_the_norms(folder)
+    with pytest.raises(UserError, match=r"fc_norm.0.weight"):
+        load_drafter(folder, target=target)
+    (folder / "config.json").write_text(text)
+    edited("draftsmith.json", sha256={"config.json": hashlib.sha256(text.encode()).hexdigest()})(folder)
+    load_drafter(folder, target=target)
+    edited("config.json", norm_output=False)(folder)
+    with pytest.raises(UserError, match=r"config.json has SHA-256"):
+        load_drafter(folder, target=target)
+
+
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "lacks model.safetensors"),
     "half of the weights": (truncated, "damaged"),
@@ -82,6 +122,11 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "another family": (edited("config.json", family="zzz"), "family='zzz'"),
     "a field too many": (edited("config.json", more=1), "do not share the fields more"),
     "another width": (edited("config.json", mlp_width=48), "mlp.up_proj.weight"),
+    "some of the norms' fields": (without_a_norm_flag, "do not share the fields norm_output"),
+    "two norms for one place": (
+        edited("config.json", fc_norm=True, norm_before_fc=True),
+        "both normalise what fc reads",
+    ),
     "no draft tokens": (edited("config.json", depth=0), "depth is 0"),
     "hidden states that are not there": (edited("config.json", taps=[0, 1, 40]), "which has 6 layers"),
     "no target": (edited("draftsmith.json", target={}), "another|trained on the hidden states of None"),

@@ -42,23 +42,31 @@ LOSSES: dict[Callable[..., object], list[Change]] = {
         ("distill.objectives.row_losses:acceptance", ".clamp_max(0.0)", ""),
     ],
     test_objectives.test_losses_are_made_in_float32_from_what_a_head_in_bfloat16_gives: [
-        ("distill.objectives.objective:_evaluator", "step.head(hidden).float()", "step.head(hidden)"),
+        ("distill.objectives.scoring:_Teacher.evaluator", "step.head(hidden).float()", "step.head(hidden)"),
     ],
     partial(test_objectives.test_chunked_equals_plain, "tv", 100): [
-        ("distill.objectives.objective:_evaluator", "acceptance(log_q.detach(), known)", "acceptance(log_q, known)"),
+        (
+            "distill.objectives.objective:Objective.loss",
+            "acceptance(log_q.detach(), lesson.p)",
+            "acceptance(log_q, lesson.p)",
+        ),
     ],
     test_objectives.test_text_alone_gives_cross_entropy_and_no_acceptance: [
-        ("distill.objectives.objective:chunked", "batch.ids.flatten()[rows + 1]", "batch.ids.flatten()[rows]"),
+        ("distill.objectives.scoring:_Teacher.lesson", "batch.ids.flatten()[rows + 1]", "batch.ids.flatten()[rows]"),
     ],
     test_objectives.test_logits_of_the_last_chunk_stay_and_those_of_the_others_are_made_again: [
         (
-            "distill.objectives.objective:chunked",
-            "start + chunk_rows >= valid.numel()",
-            "start + chunk_rows > valid.numel()",
+            "distill.objectives.scoring:_recomputed",
+            "len(losses) == len(rows) - 1",
+            "len(losses) == len(rows)",
         ),
     ],
     partial(test_vocabulary.test_dense_losses_equal_their_definitions, "tv"): [
-        ("distill.objectives.objective:_through", "return within, within", "return renormalised(p, vocab), within"),
+        (
+            "distill.objectives.objective:Term.loss",
+            "lesson.normalised if self.is_divergence else lesson.p",
+            "lesson.normalised",
+        ),
     ],
     test_credits.test_e2e_tv_ends_a_round_at_a_slot_that_is_missing: [
         ("distill.objectives.credits:credited", "reached(rounds.valid)", "rounds.valid"),

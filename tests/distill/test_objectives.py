@@ -1,6 +1,9 @@
 """Objectives against formulas written out by hand, and the chunked evaluation against the plain one."""
 
 import math
+import re
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +12,10 @@ from torch import Tensor
 from decode.common.errors import ConfigError
 from decode.drafters.base import Batch, Step
 from distill.config import ObjectiveConfig
-from distill.objectives.objective import OBJECTIVES, build_objective, chunked
+from distill.objectives.lesson import Lesson
+from distill.objectives.objective import TERMS, Objective, build_objective, lk_weights
 from distill.objectives.row_losses import acceptance, forward_kl, tv
+from distill.objectives.scoring import Scores, score
 from distill.objectives.target_distribution import Dense, FullRows, Sparse, SparseRows
 
 R, V = 5, 7
@@ -32,25 +37,26 @@ def values(name: str, p: Tensor, q: Tensor, next_ids: Tensor) -> Tensor:
         "cross_entropy": -q[torch.arange(R), next_ids].log(),
         "forward_kl": (p * (p / q).log()).sum(-1),
         "tv": (p - q).abs().sum(-1) / 2,
+        "neg_log_alpha": -(1 - (p - q).abs().sum(-1) / 2).log(),
         "reverse_kl": (q * (q / p).log()).sum(-1),
         "jsd": 0.3 * (p * (p / m).log()).sum(-1) + 0.7 * (q * (q / m).log()).sum(-1),
     }[name]
 
 
-@pytest.mark.parametrize("name", list(OBJECTIVES))
+@pytest.mark.parametrize("name", list(TERMS))
 def test_dense_losses_equal_their_definitions(name: str, distributions: tuple[Tensor, Tensor, Tensor]) -> None:
     logits, log_p, next_ids = distributions
-    objective = build_objective(ObjectiveConfig(name=name, beta=0.3))  # type: ignore[arg-type]
-    loss = objective.fn(logits.log_softmax(-1), Dense(log_p), next_ids)
+    (term,) = build_objective(ObjectiveConfig(name=name, beta=0.3)).terms  # type: ignore[arg-type]
+    loss = term.fn(logits.log_softmax(-1), Dense(log_p), next_ids)
     p, q = log_p.exp(), logits.softmax(-1)
     assert torch.allclose(loss, values(name, p, q, next_ids), atol=1e-12)
     assert torch.allclose(acceptance(q.log(), Dense(log_p)), torch.minimum(p, q).sum(-1), atol=1e-12)
 
 
-@pytest.mark.parametrize("name", list(OBJECTIVES))
+@pytest.mark.parametrize("name", list(TERMS))
 def test_gradients_equal_finite_differences(name: str, distributions: tuple[Tensor, Tensor, Tensor]) -> None:
     logits, log_p, next_ids = distributions
-    fn = OBJECTIVES[name].fn
+    fn = TERMS[name].fn
     assert torch.autograd.gradcheck(lambda z: fn(z.log_softmax(-1), Dense(log_p), next_ids), (logits,))
 
 
@@ -97,8 +103,8 @@ def test_sparse_losses_are_those_of_each_row() -> None:
 def test_zero_probabilities_give_no_nan() -> None:
     log_p = torch.tensor([[0.0, float("-inf"), float("-inf")]])
     logits = torch.tensor([[1.0, -90.0, 0.5]], requires_grad=True)
-    for name, objective in OBJECTIVES.items():
-        loss = objective.fn(logits.log_softmax(-1), Dense(log_p), torch.zeros(1, dtype=torch.long))
+    for name, term in TERMS.items():
+        loss = term.fn(logits.log_softmax(-1), Dense(log_p), torch.zeros(1, dtype=torch.long))
         (gradient,) = torch.autograd.grad(loss.sum(), logits)
         assert torch.isfinite(loss).all(), name
         assert torch.isfinite(gradient).all(), name
@@ -119,26 +125,39 @@ def make_step(batch_rows: int = 3, width: int = 6) -> tuple[Step, Batch, Tensor]
     return step, batch, weight
 
 
-@pytest.mark.parametrize("name", list(OBJECTIVES))
+def config(name: str, **fields: Any) -> ObjectiveConfig:
+    terms = {"cross_entropy": 0.1, "tv": 0.9} if name == "mixture" else {}
+    return ObjectiveConfig(name=name, terms=terms, **fields)  # type: ignore[arg-type]
+
+
+def scored(step: Step, batch: Batch, name: str, chunk_rows: int) -> Scores:
+    (scores,) = score([step], batch, build_objective(config(name)), chunk_rows)
+    return scores
+
+
+@pytest.mark.parametrize("name", [*TERMS, "lk_hybrid", "mixture"])
 @pytest.mark.parametrize("chunk_rows", [1, 4, 100])
 def test_chunked_equals_plain(name: str, chunk_rows: int) -> None:
     step, batch, weight = make_step()
-    objective = OBJECTIVES[name]
-    scores = chunked(step, batch, objective, chunk_rows)
+    objective = build_objective(config(name))
+    scores = scored(step, batch, name, chunk_rows)
     gradients = torch.autograd.grad(scores.loss.sum(), [step.hidden, weight])
     logits = step.head(step.hidden).flatten(0, 1)[:-1]
     valid = step.valid.flatten()[:-1]
     assert batch.target is not None
     distribution = batch.target.chunk(torch.arange(len(logits)))
     log_q = logits.log_softmax(-1)
-    loss, alpha = objective.fn(log_q, distribution, batch.ids.flatten()[1:]), acceptance(log_q, distribution)
+    loss, accepted = objective.loss(log_q, Lesson.on(None, distribution, batch.ids.flatten()[1:]))
+    assert accepted is not None
     plain = loss[valid].sum()
     assert torch.allclose(scores.loss.flatten()[:-1][valid], loss[valid], atol=1e-5)
     for ours, theirs in zip(gradients, torch.autograd.grad(plain, [step.hidden, weight]), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
     assert scores.alpha is not None
     assert not scores.alpha.requires_grad
-    assert torch.allclose(scores.alpha.flatten()[:-1][valid], alpha[valid], atol=1e-6)
+    assert scores.greedy is not None
+    assert torch.allclose(scores.alpha.flatten()[:-1][valid], accepted[valid, 0], atol=1e-6)
+    assert torch.equal(scores.greedy.flatten()[:-1][valid], accepted[valid, 1])
     assert torch.equal(scores.valid, step.valid)
     assert torch.equal(scores.learned, step.valid)
     assert not any(rows[~step.valid].any() for rows in (scores.alpha, scores.loss))
@@ -148,15 +167,16 @@ def test_chunked_never_makes_more_rows_of_logits_than_asked() -> None:
     step, batch, _ = make_step()
     head, seen = step.head, []
     step.head = lambda hidden: seen.append(len(hidden)) or head(hidden)
-    chunked(step, batch, OBJECTIVES["forward_kl"], 4).loss.sum().backward()
-    assert max(seen) == 4
+    scored(step, batch, "forward_kl", 4).loss.sum().backward()
+    assert max(seen) <= 4
+    assert len(seen) == 5 + 4  # 18 rows
     assert sum(seen) > int(step.valid.sum())  # all chunks but the last are made again
 
 
 def test_a_batch_without_anything_to_learn_costs_nothing() -> None:
     step, batch, weight = make_step()
     step.valid = torch.zeros_like(step.valid)
-    scores = chunked(step, batch, OBJECTIVES["forward_kl"], 4)
+    scores = scored(step, batch, "forward_kl", 4)
     (gradient,) = torch.autograd.grad(scores.loss.sum(), [step.hidden])
     assert scores.alpha is not None
     assert not any(rows.any() for rows in (scores.loss, scores.alpha, scores.valid))
@@ -166,7 +186,7 @@ def test_a_batch_without_anything_to_learn_costs_nothing() -> None:
 def test_text_alone_gives_cross_entropy_and_no_acceptance() -> None:
     step, batch, _ = make_step()
     batch.target = None
-    scores = chunked(step, batch, OBJECTIVES["cross_entropy"], 4)
+    scores = scored(step, batch, "cross_entropy", 4)
     assert scores.alpha is None
     q = step.head(step.hidden).detach().softmax(-1)
     for row, column in step.valid.nonzero().tolist():
@@ -178,7 +198,7 @@ def test_losses_are_made_in_float32_from_what_a_head_in_bfloat16_gives() -> None
     """log q in bfloat16 has errors of a per cent of p."""
     step, batch, weight = make_step()
     step.head = lambda hidden: (hidden @ weight.T).bfloat16()
-    found = chunked(step, batch, OBJECTIVES["cross_entropy"], 4).loss.detach()
+    found = scored(step, batch, "cross_entropy", 4).loss.detach()
     logits = (step.hidden @ weight.T).bfloat16().double().detach()
     for row, column in step.valid.nonzero().tolist():
         said = -float(logits[row, column].log_softmax(-1)[batch.ids[row, column + 1]])
@@ -190,10 +210,124 @@ def test_logits_of_the_last_chunk_stay_and_those_of_the_others_are_made_again() 
     step.valid = torch.ones_like(step.valid).index_fill(1, torch.tensor([5]), False)
     head, seen = step.head, []
     step.head = lambda hidden: seen.append(len(hidden)) or head(hidden)
-    loss = chunked(step, batch, OBJECTIVES["forward_kl"], 6).loss.sum()
-    assert seen == [6, 6, 3]
+    loss = scored(step, batch, "forward_kl", 6).loss.sum()
+    assert seen == [5, 5, 5]
     loss.backward()
-    assert sorted(seen[3:]) == [6, 6]
+    assert seen[3:] == [5, 5]
+
+
+@pytest.mark.parametrize("name", [*TERMS, "lk_hybrid", "mixture"])
+@pytest.mark.parametrize("chunk_rows", [4, 100])
+def test_a_frozen_head_is_run_once_and_p_made_once_for_all_steps(name: str, chunk_rows: int) -> None:
+    """The same losses and gradients as where all is made again, for weights that differ from row to row."""
+    step, batch, weight = make_step()
+    later = replace(step, hidden=(2 * step.hidden).detach().requires_grad_(), target_rows=step.target_rows.roll(-1, 1))
+    later.valid = step.valid.clone()
+    later.valid[:, -2:] = False
+    weights = torch.rand(2, *step.valid.shape, generator=torch.Generator().manual_seed(3))
+    assert isinstance(batch.target, FullRows)
+    found = {}
+    for frozen in (False, True):
+        head, target = CountedHead(weight), CountedRows(batch.target)
+        steps = [replace(one, head=head, head_is_frozen=frozen) for one in (step, later)]
+        scores = score(steps, replace(batch, target=target), build_objective(config(name)), chunk_rows)
+        total = torch.stack([(each * one.loss).sum() for each, one in zip(weights, scores, strict=True)]).sum()
+        gradients = torch.autograd.grad(total, [step.hidden, later.hidden])
+        found[frozen] = ([one.loss for one in scores], [one.alpha for one in scores], gradients, head.rows, target.rows)
+    for ours, theirs in zip(found[True][:3], found[False][:3], strict=True):
+        torch.testing.assert_close(list(ours), list(theirs), rtol=1e-5, atol=1e-6)
+    slots = int(step.valid.sum() + later.valid.sum())
+    assert found[True][3] == slots
+    if name != "cross_entropy":
+        rows = set(step.target_rows[step.valid].tolist()) | set(later.target_rows[later.valid].tolist())
+        assert found[True][4] == len(rows) < slots <= found[False][4]
+
+
+class CountedHead:
+    """Notes how many rows of logits it makes."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight, self.rows = weight.detach(), 0
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        self.rows += len(hidden)
+        return hidden @ self.weight.T
+
+
+class CountedRows(FullRows):
+    """Notes how many rows of p are made."""
+
+    def __init__(self, source: FullRows) -> None:
+        super().__init__(source.log_p, source.row_index)
+        self.rows = 0
+
+    def _read(self, stored: Tensor, device: torch.device) -> Dense:
+        self.rows += len(stored)
+        found = super()._read(stored, device)
+        assert isinstance(found, Dense)
+        return found
+
+
+def test_validation_makes_no_gradient() -> None:
+    step, batch, _ = make_step()
+    step.head_is_frozen = True
+    with torch.no_grad():
+        scores = scored(step, batch, "forward_kl", 4)
+    assert not scores.loss.requires_grad
+    assert scores.loss.any()
+
+
+def test_acceptance_losses_by_hand() -> None:
+    """p = (1/2, 1/4, 1/4), q = (1/4, 1/4, 1/2): alpha = 3/4, TV = 1/4, KL = log(2) / 4."""
+    p, q = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.25, 0.25, 0.5]])
+    lesson = Lesson.on(None, Dense(p.log()), torch.tensor([2]))
+
+    def said(name: str, **fields: Any) -> float:
+        return float(build_objective(config(name, **fields)).loss(q.log(), lesson)[0])
+
+    share, kl = math.exp(-2 * 0.75), 0.25 * math.log(2)
+    assert said("neg_log_alpha") == pytest.approx(-math.log(0.75))
+    assert said("lk_hybrid", eta=2.0) == pytest.approx(share * kl + (1 - share) * 0.25)
+    assert said("mixture") == pytest.approx(0.1 * math.log(2) + 0.9 * 0.25)
+
+
+def test_neg_log_alpha_of_a_sparse_p() -> None:
+    """-log of the same estimate as acceptance, and TV's gradient divided by it."""
+    sparse = Sparse(torch.tensor([[0, 2, 0]]), torch.tensor([[0.5, 0.25, 1.0]]).log(), torch.tensor([[0.5, 0.5, 0.0]]))
+    logits = torch.tensor([[0.1, 0.7, -0.4]], requires_grad=True)
+    alpha = acceptance(logits.log_softmax(-1), sparse)
+    loss = TERMS["neg_log_alpha"].fn(logits.log_softmax(-1), sparse, torch.tensor([0]))
+    torch.testing.assert_close(loss, -alpha.log())
+    (ours,) = torch.autograd.grad(loss.sum(), logits)
+    tv_loss = TERMS["tv"].fn(logits.log_softmax(-1), sparse, torch.tensor([0]))
+    (theirs,) = torch.autograd.grad(tv_loss.sum(), logits)
+    torch.testing.assert_close(ours, theirs / alpha.detach())
+
+
+def test_lk_leans_on_kl_where_little_is_accepted() -> None:
+    kl, tv = lk_weights(torch.tensor([0.0, 0.5, 1.2]), eta=3.0)
+    torch.testing.assert_close(kl, torch.tensor([1.0, math.exp(-1.5), math.exp(-3.0)]))
+    torch.testing.assert_close(kl + tv, torch.ones(3))
+
+
+def test_a_mixture_needs_what_its_terms_need() -> None:
+    with pytest.raises(ConfigError, match=r"0.5 tv \+ 0.5 jsd needs p on the draft's support"):
+        Objective("0.5 tv + 0.5 jsd", (TERMS["tv"], TERMS["jsd"]), lambda alpha: (0.5, 0.5)).check_source(False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"name": "mixture"}, "the terms are those of objective=mixture"),
+        ({"name": "tv", "terms": {"tv": 1.0}}, "the terms are those of objective=mixture"),
+        ({"name": "mixture", "terms": {"tv": 1.0, "forward_kl": -0.5}}, "not above 0, {'forward_kl': -0.5}"),
+        ({"warm_up": "forward_kl", "switch_at": 1.0}, "an acceptance that a draft never crosses"),
+        ({"name": "tv", "credit": "e2e_tv", "warm_up": "forward_kl"}, "as a run of its own"),
+    ],
+)
+def test_what_no_objective_can_be_is_refused(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        ObjectiveConfig(**fields)
 
 
 def test_a_slot_without_a_record_is_not_valid() -> None:
@@ -205,7 +339,7 @@ def test_a_slot_without_a_record_is_not_valid() -> None:
     step.valid = torch.ones_like(step.valid)
     step.valid[:, -1] = False
     step.target_rows = step.target_rows.where(step.valid, 1000)  # rows of slots that do not count lie anywhere
-    scores = chunked(step, batch, OBJECTIVES["forward_kl"], 4)
+    scores = scored(step, batch, "forward_kl", 4)
     assert not scores.valid[0, 1]
     assert int(scores.valid.sum()) == int(step.valid.sum()) - 1
 
@@ -217,4 +351,4 @@ def test_an_objective_says_what_it_lacks(name: str, sparse: bool | None, told: s
     one = torch.ones(18, 1)
     batch.target = SparseRows(ids, one.log(), one, torch.arange(18)) if sparse else None
     with pytest.raises(ConfigError, match=told):
-        chunked(step, batch, OBJECTIVES[name], 4)
+        scored(step, batch, name, 4)

@@ -12,8 +12,9 @@ from transformers import GenerationConfig
 from decode.common.errors import ConfigError
 from decode.drafters.base import Batch, Step
 from distill.objectives.draft_vocabulary import frequent_tokens, likeliest, places, renormalised, restricted
-from distill.objectives.objective import OBJECTIVES, Scores, chunked
+from distill.objectives.objective import TERMS, Objective
 from distill.objectives.row_losses import acceptance
+from distill.objectives.scoring import Scores, score
 from distill.objectives.target_distribution import Dense, FullRows, Sparse, SparseRows
 from distill.sequences import TextSequences, TrainSequence, record_sequences
 from tests.distill.folders import folder_of, record
@@ -74,7 +75,8 @@ def scores(name: str, logits: Tensor, target, ids: Tensor) -> Scores:  # noqa: A
     step = Step(logits[None], lambda h: h, ROWS[None], torch.ones(1, 12, dtype=torch.bool), VOCAB)
     batch = Batch(ids[None], torch.arange(13)[None], torch.zeros(1, 13, dtype=torch.long), torch.ones(1, 13) > 0)
     batch.target = target
-    return chunked(step, batch, OBJECTIVES[name], 5)
+    (found,) = score([step], batch, Objective(name, (TERMS[name],)), 5)
+    return found
 
 
 def definition(name: str, p: Tensor, q: Tensor, next_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,11 +95,12 @@ def definition(name: str, p: Tensor, q: Tensor, next_ids: Tensor) -> tuple[Tenso
         "forward_kl": (kl(within, whole), ahead),
         "reverse_kl": (kl(whole, within), ahead),
         "jsd": (0.5 * kl(within, m) + 0.5 * kl(whole, m), ahead),
+        "neg_log_alpha": (-torch.minimum(p, whole).sum(-1).log(), torch.ones_like(hit)),
         "tv": ((p - whole).abs().sum(-1) / 2, torch.ones_like(hit)),
     }[name]
 
 
-@pytest.mark.parametrize("name", list(OBJECTIVES))
+@pytest.mark.parametrize("name", list(TERMS))
 def test_dense_losses_equal_their_definitions(name: str) -> None:
     logits, p = make_distributions()
     ids = torch.arange(13) % V
@@ -111,6 +114,8 @@ def test_dense_losses_equal_their_definitions(name: str) -> None:
     assert found.alpha is not None
     assert found.valid.all()
     assert torch.allclose(found.alpha[0], torch.minimum(p, whole).sum(-1), atol=1e-6)
+    assert found.greedy is not None
+    assert torch.equal(found.greedy[0] > 0, p.argmax(-1) == whole.argmax(-1))  # never for a token that is not drafted
 
 
 @pytest.mark.parametrize("name", ["forward_kl", "tv"])

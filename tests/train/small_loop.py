@@ -95,7 +95,7 @@ def small_loop(
     module, folder = module or small_draft(), Path(cfg.output_dir)
     folder.mkdir(exist_ok=True)
     accelerator = accelerator or build_accelerator(cfg)
-    optimizers: list[Any] = [SGD(module.parameters(), lr=cfg.lr)]
+    optimizers: list[Any] = [SGD(module.parameters(), lr=cfg.lr or 1e-2)]
     schedule = Schedule(optimizers, cfg)
     machine = Machine(accelerator, module, optimizers, schedule, small_target())
     rows, ranks = one_text_a_row(), accelerator.num_processes

@@ -12,7 +12,7 @@ from decode.acceptance import overlap
 from decode.drafters.base import Batch, Step
 from decode.drafters.lm import LMDraft
 from distill.config import ObjectiveConfig
-from distill.objectives.objective import Scores
+from distill.objectives.scoring import Scores
 from distill.objectives.target_distribution import Dense, FullRows
 from tests.tiny import tiny_llama
 from train.live_target import LiveTarget
@@ -43,6 +43,9 @@ def test_sums_are_those_of_the_plain_formulas() -> None:
     tau = sum(1 + alpha[b, t] + alpha[b, t] * alpha[b, t + 1] for b, t in pairs)
     assert sums.tau_count == len(pairs)
     torch.testing.assert_close(torch.tensor(sums.tau), tau, rtol=1e-4, atol=1e-4)
+    agrees = (log_p.argmax(-1) == log_q.argmax(-1)).long()
+    assert sums.greedy == int(agrees[rows].sum())
+    assert sums.tau_greedy == sum(int(1 + agrees[b, t] + agrees[b, t] * agrees[b, t + 1]) for b, t in pairs)
 
 
 def test_text_alone_has_no_acceptance() -> None:
@@ -260,7 +263,7 @@ def test_chances_that_were_estimated_above_one_are_one() -> None:
     valid = torch.tensor([[True, True, False]])
     alpha, logits = torch.tensor([[1.5, -0.25, 0.5]]), torch.full((1, 3), 2.0, requires_grad=True)
     step = Step(torch.zeros(1, 3, 1), nn.Identity(), torch.zeros(1, 3, dtype=torch.long), valid, confidence=logits)
-    total, count = confidence_loss([step], [Scores(torch.zeros(1, 3), alpha, valid, valid)])
+    total, count = confidence_loss([step], [Scores(torch.zeros(1, 3), alpha, alpha, valid, valid)])
     assert (float(total.detach()), count) == (pytest.approx(0.126928 + 2.126928, rel=1e-5), 2)
     total.backward()
     assert logits.grad is not None

@@ -16,6 +16,7 @@ from train.config import TrainConfig
 from train.drafts.lm_blueprint import TrainableLM
 from train.loss import DraftLoss
 from train.optimizers import Schedule, build_optimizers
+from train.settled import settled
 
 
 def names_of(optimizer, module) -> set[str]:
@@ -138,3 +139,25 @@ def test_each_optimizer_follows_its_own_peak() -> None:
         assert schedule.apply(optimizers, step) == pytest.approx(0.4 * factor)
         have = [[group["lr"] for group in one.param_groups] for one in optimizers]
         assert have == [[pytest.approx(0.4 * factor)], [pytest.approx(0.1 * factor)] * 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "width", "optimizer", "lr", "muon_lr"),
+    [
+        ({}, 512, "muon", 3e-3, 1e-2),
+        ({}, 64, "muon", 3e-3, 1e-2),  # never above what was tried
+        ({}, 4096, "muon", 3.75e-4, 1.25e-3),
+        ({"engine": {"name": "deepspeed_zero2"}}, 512, "adamw", 3e-3, 1e-2),
+        ({"draft": {"init_from": "x"}}, 1024, "adamw", 1.5e-4, 5e-4),
+        ({"optimizer": "muon", "draft": {"init_from": "x"}, "lr": 1e-5}, 512, "muon", 1e-5, 1e-3),
+        ({"optimizer": "adamw", "lr": 2.0, "muon_lr": 4.0}, 4096, "adamw", 2.0, 4.0),
+    ],
+)
+def test_what_is_left_open_depends_on_width_engine_and_where_weights_come_from(
+    changes: dict[str, Any], width: int, optimizer: str, lr: float, muon_lr: float
+) -> None:
+    found = settled(config(**{"optimizer": "auto", "lr": None, "muon_lr": None} | changes), width, 152_064)
+    assert found.objective.chunk_rows == 64  # as the toy says; else so many that logits take 128 MB
+    assert settled(config(objective={"chunk_rows": None}), 512, 152_064).objective.chunk_rows == 220
+    assert found.optimizer == optimizer
+    assert (found.lr, found.muon_lr) == (pytest.approx(lr), pytest.approx(muon_lr))

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from decode.common.errors import ConfigError, RunError
-from distill.objectives.objective import OBJECTIVES
+from distill.objectives.objective import TERMS
 from tests.train.toy import data_settings, metrics, tiny_config, write_records
 from train import training_loop as loop_module
 from train.config import LEARNS_FROM_TEXT
@@ -54,7 +54,7 @@ def test_recorded_hidden_states_go_through_the_targets_head(tmp_path: Path, targ
     assert stored["alpha"] == pytest.approx(live["alpha"], rel=1e-2)
 
 
-@pytest.mark.parametrize("objective", sorted(OBJECTIVES))
+@pytest.mark.parametrize("objective", sorted([*TERMS, "lk_hybrid"]))
 def test_every_objective_trains_on_dense_records(
     tmp_path: Path, target: Path, full_records: Path, objective: str
 ) -> None:
@@ -208,3 +208,29 @@ def test_a_checkpoint_can_be_continued_in_another_folder(tmp_path: Path, target:
         assert [line[name] for line in ours] == [line[name] for line in theirs]
     ours, theirs = ((tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "rest"))
     assert ours == theirs
+
+
+def test_the_objective_takes_over_when_alpha_has_risen_and_a_resumed_run_remembers(
+    tmp_path: Path, target: Path, full_records: Path
+) -> None:
+    """Logged losses tell which one is minimised: cross-entropy lies above 1, a total variation never does."""
+    warm = {"name": "tv", "warm_up": "cross_entropy", "switch_at": 0.01}
+    changes: dict[str, Any] = {"records": str(full_records), "objective": warm, "log_every": 1, "keep_checkpoints": 9}
+    run(tiny_config(tmp_path / "whole", target, **changes))
+    losses = [line["loss"] for line in metrics(tmp_path / "whole", "train")]
+    assert min(losses[:3]) > 1 > max(losses[3:])
+    assert result(tmp_path / "whole")["switched_at"] == 3
+    later = str(min((tmp_path / "whole" / "checkpoints").glob("step_*")))
+    run(tiny_config(tmp_path / "resumed", target, **changes, resume=later))
+    assert [line["loss"] for line in metrics(tmp_path / "resumed", "train")][-3:] == losses[3:]
+
+
+def test_a_warm_up_that_never_ends_is_said(
+    tmp_path: Path, target: Path, full_records: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    warm = {"name": "tv", "warm_up": "cross_entropy", "switch_at": 0.99}
+    run(tiny_config(tmp_path / "out", target, records=str(full_records), objective=warm))
+    assert "never reached objective.switch_at=0.99" in caplog.text
+    assert "switched_at" not in result(tmp_path / "out")
+    with pytest.raises(ConfigError, match="would never be minimised"):
+        tiny_config(tmp_path / "out", target, records="r", objective=warm, validate_every=6)

@@ -48,6 +48,11 @@ class Blueprint(ABC):
 
     @property
     @abstractmethod
+    def width(self) -> int:
+        """Hidden size d."""
+
+    @property
+    @abstractmethod
     def max_positions(self) -> int:
         """Longest context in tokens."""
 

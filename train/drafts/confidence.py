@@ -17,7 +17,8 @@ from decode.common.progress import get_logger
 from decode.drafters.base import Batch
 from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from distill.config import ObjectiveConfig
-from distill.objectives.objective import build_objective, chunked
+from distill.objectives.objective import build_objective
+from distill.objectives.scoring import score
 
 log = get_logger("train")
 
@@ -62,10 +63,10 @@ def predictions(draft: DSparkDraft, batches: Iterable[Batch], chunk_rows: int) -
         if batch.target is None:
             continue
         steps = list(draft.unroll(batch))
-        scores = [chunked(step, batch, objective, chunk_rows) for step in steps]
-        whole = torch.stack([score.valid for score in scores], -1).all(-1)
+        scores = score(steps, batch, objective, chunk_rows)
+        whole = torch.stack([one.valid for one in scores], -1).all(-1)
         predicted = torch.stack([step.confidence for step in steps if step.confidence is not None], -1)
-        actual = torch.stack([score.alpha for score in scores if score.alpha is not None], -1)
+        actual = torch.stack([one.alpha for one in scores if one.alpha is not None], -1)
         logits.append(predicted[whole].double().cpu())
         alphas.append(actual[whole].double().cpu().clamp(0.0, 1.0))  # estimates from sparse records may lie above
     return torch.cat(logits), torch.cat(alphas)

@@ -35,6 +35,9 @@ OWNERS = {
     "confidence": ("dspark",),
     "anchors": ("dspark",),
     "init_own": ("mtp",),
+    "fc_norm": ("eagle3",),
+    "norm_before_fc": ("eagle3",),
+    "norm_output": ("eagle3",),
 }
 """Settings of a head that some families alone heed."""
 
@@ -58,10 +61,16 @@ class HeadSettings:
     """dspark: rank of the bias that the token before gives; 0 is DFlash, whose tokens do not know each other."""
     confidence: bool = True
     """dspark: predict each token's chance of acceptance."""
-    anchors: int = 64
-    """dspark: blocks trained per row of a batch."""
+    anchors: int | None = None
+    """dspark: blocks trained per row of a batch; None is one for every 8 tokens of the row, as 512 of 4,096."""
     init_own: bool = False
     """mtp: start from the prediction layers that the target's own checkpoint holds."""
+    fc_norm: bool = False
+    """eagle3: normalise each of the target's hidden states before they are put together (EAGLE-3.1)."""
+    norm_before_fc: bool = False
+    """eagle3: normalise them together, as one vector, instead."""
+    norm_output: bool = False
+    """eagle3: feed back what the output head reads, the state behind the last norm (EAGLE-3.1)."""
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "head.", "depth", "mlp_layers", "anchors", "vocab")

@@ -77,6 +77,10 @@ class HeadBlueprint(Blueprint):
         return sum(prod(shape) for name, shape in expected(self.config).items() if name != "vocab")
 
     @property
+    def width(self) -> int:
+        return self.config.hidden_size
+
+    @property
     def max_positions(self) -> int:
         return self.config.max_positions
 
@@ -138,6 +142,7 @@ def head_blueprint(
     given = (
         vars(draft.head) | _sizes(draft, target, text) | {"family": draft.family, "layers": draft.layers, "taps": taps}
     )
+    given["anchors"] = draft.head.anchors or -(-cfg.sequence_length // TOKENS_PER_ANCHOR)
     if cfg.objective.confidence_weight == 0:  # what was never trained must not cut drafts
         given["confidence"] = False
     config = kind(**{field.name: given[field.name] for field in fields(kind) if field.name in given})
@@ -157,6 +162,8 @@ def default_taps(family: str, num_layers: int, path: str) -> tuple[int, ...]:
     return taps
 
 
+TOKENS_PER_ANCHOR = 8
+"""Of a row (DSpark and DFlash: 512 anchors in 4,096 tokens)."""
 DEFAULT_TAPS = {"dspark": dspark_taps, "eagle3": eagle3_taps}
 
 

@@ -57,6 +57,10 @@ class LMBlueprint(Blueprint):
             return AutoModelForCausalLM.from_config(self.config).num_parameters()
 
     @property
+    def width(self) -> int:
+        return self.config.get_text_config().hidden_size
+
+    @property
     def max_positions(self) -> int:
         return longest_context(self.config) or 1 << 30
 
