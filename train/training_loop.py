@@ -207,9 +207,9 @@ class TrainingLoop:
 
     def _objective_takes_over(self, step: int | None) -> None:
         """From its warm-up, for good; all ranks see the same validation."""
-        loss = cast(DraftLoss, self.accelerator.unwrap_model(self.machine.module))
         if step is not None and self.cfg.objective.warm_up is not None:
             logger.info("objective=%s from step %d on", self.cfg.objective.name, step)
+            loss = cast(DraftLoss, self.accelerator.unwrap_model(self.machine.module))
             self.state.switched_at, loss.is_warm = step, True
 
     def _keep_if_best(self, sums: Sums) -> None:

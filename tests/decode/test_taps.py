@@ -56,9 +56,20 @@ def test_passes_keep_them_slot_by_slot(name: str) -> None:
 def test_other_targets_and_other_layers_are_refused() -> None:
     with pytest.raises(InputError, match="llama, qwen3, mistral, gemma3_text"):
         check_taps(GPT2Config(), (FINAL,), "x")
-    for wrong in ([2], [0, 0], [-2], []):
+    for wrong in ([3], [0, 0], [-2], []):
         with pytest.raises(InputError, match="which has 2 layers"):
             check_taps(LlamaConfig(num_hidden_layers=2), wrong, "x")
+
+
+def test_the_last_layer_is_read_before_its_norm_too() -> None:
+    model = tiny_llama(num_layers=2)
+    check_taps(model.config, (2, FINAL), "x")
+    taps = Taps(model, (2, FINAL))
+    with torch.no_grad(), taps:
+        model(torch.tensor([[5, 9, 2]]))
+    raw, final = taps.each()
+    torch.testing.assert_close(model.model.norm(raw), final)
+    assert not torch.allclose(raw, final)
 
 
 @pytest.mark.parametrize("name", HEADS_DRAFT_FOR)

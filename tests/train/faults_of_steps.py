@@ -163,11 +163,11 @@ NUMBERS: dict[Any, str] = {
     loss.test_a_row_by_hand: """
         loss:DraftLoss._sums: float((batch.document >= 0).sum()) => float(batch.document.numel())
         loss:DraftLoss.forward: total = learned * => total = 1 *
-        loss:DraftLoss._sums: expected_tau(rounds) * len(rounds) if => expected_tau(rounds) if
+        loss:DraftLoss._sums: expected_tau(one) * len(one) if => expected_tau(one) if
     """,
     loss.test_what_a_reduced_vocabulary_hides_counts_in_acceptance_alone: """
-        loss:DraftLoss._sums: score.valid.sum() => score.learned.sum()
-        loss:DraftLoss._weighted_loss: score.learned.sum() => score.valid.sum()
+        loss:DraftLoss._sums: one.valid.sum() => one.learned.sum()
+        loss:DraftLoss._weighted_loss: one.learned.sum() => one.valid.sum()
     """,
     loss.test_chances_that_were_estimated_above_one_are_one: """
         loss:confidence_loss: .clamp(0.0, 1.0) => .clamp(0.0)

@@ -119,6 +119,7 @@ def test_a_run_begins_with_nothing() -> None:
         "best": asdict(Sums()),
         "since_log": asdict(Sums()),
         "log_position": 0,
+        "switched_at": None,
     }
 
 

@@ -48,6 +48,8 @@ def test_what_is_said_is_of_the_best_validation() -> None:
         "loss": 2.0,
         "alpha": 0.5,
         "tau": 4.5,
+        "alpha_greedy": 0.0,
+        "tau_greedy": 0.0,
         "confidence_loss": None,
         "validation_tokens": 70,
         "tokens": 5000,
