@@ -14,17 +14,19 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from decode import generate, load_drafter
-from decode.common.errors import UserError
+from decode.common.errors import ConfigError, UserError
 from decode.common.run_folder import sha256_file
+from decode.config import ModelConfig
 from decode.drafters.head_draft import HeadDraft
 from decode.drafters.saved_head import HEADS
+from decode.models.load import describe_model
 from distill.config import ObjectiveConfig
 from tests.tiers import by_default
 from tests.tiny import tiny_tokenizer
 from tests.train.overfit import built_head, one_document
 from tests.train.toy import data_settings, head_config, metrics, save_target, tiny_config
 from train import stage
-from train.drafts.head_blueprint import TrainableHead
+from train.drafts.head_blueprint import TrainableHead, head_blueprint
 from train.live_target import LiveTarget
 from train.loss import DraftLoss
 from train.metric_sums import Sums
@@ -182,6 +184,22 @@ def test_a_saved_head_is_continued(tmp_path: Path, target: Path, corpus: Path) -
     first, second = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("first", "second"))
     for name, weight in first.items():
         assert torch.allclose(weight.float(), second[name].float(), atol=1e-6), name
+
+
+def test_a_new_head_has_the_norms_and_a_saved_one_stays_of_its_kind(
+    tmp_path: Path, target: Path, corpus: Path
+) -> None:
+    """EAGLE-3.1 by default; a head of before goes on as it is, and is not taken for one of the other kind."""
+    text, first = {"data": data_settings(corpus)}, tmp_path / "first"
+    known = describe_model(ModelConfig(path=str(target)))
+    new = head_blueprint(head_config(tmp_path, target, **text), known, None).config
+    assert (new.fc_norm, new.norm_before_fc, new.norm_output) == (True, False, True)  # type: ignore[attr-defined]
+    run(head_config(first, target, **text, head={"fc_norm": False, "norm_output": False}))
+    draft = {"init_from": str(first)}
+    again = head_blueprint(head_config(tmp_path, target, **text, draft=draft), known, None).config
+    assert (again.fc_norm, again.norm_output) == (False, False)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="draft.head.fc_norm=True, and the head .* has False"):
+        head_blueprint(head_config(tmp_path, target, **text, draft=draft, head={"fc_norm": True}), known, None)
 
 
 @pytest.mark.parametrize("vocab", [None, 100])

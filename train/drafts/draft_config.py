@@ -65,12 +65,13 @@ class HeadSettings:
     """dspark: blocks trained per row of a batch; None is one for every 8 tokens of the row, as 512 of 4,096."""
     init_own: bool = False
     """mtp: start from the prediction layers that the target's own checkpoint holds."""
-    fc_norm: bool = False
-    """eagle3: normalise each of the target's hidden states before they are put together (EAGLE-3.1)."""
+    fc_norm: bool | None = None
+    """eagle3: normalise each of the target's hidden states before they are put together (EAGLE-3.1); None is true
+    unless norm_before_fc."""
     norm_before_fc: bool = False
     """eagle3: normalise them together, as one vector, instead."""
-    norm_output: bool = False
-    """eagle3: feed back what the output head reads, the state behind the last norm (EAGLE-3.1)."""
+    norm_output: bool | None = None
+    """eagle3: feed back what the output head reads, the state behind the last norm (EAGLE-3.1); None is true."""
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "head.", "depth", "mlp_layers", "anchors", "vocab")

@@ -143,6 +143,8 @@ def head_blueprint(
         vars(draft.head) | _sizes(draft, target, text) | {"family": draft.family, "layers": draft.layers, "taps": taps}
     )
     given["anchors"] = draft.head.anchors or -(-cfg.sequence_length // TOKENS_PER_ANCHOR)
+    norms = {"fc_norm": not draft.head.norm_before_fc, "norm_output": True}
+    given |= {name: own for name, own in norms.items() if given[name] is None}
     if cfg.objective.confidence_weight == 0:  # what was never trained must not cut drafts
         given["confidence"] = False
     config = kind(**{field.name: given[field.name] for field in fields(kind) if field.name in given})
