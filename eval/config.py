@@ -8,8 +8,7 @@ from typing import ClassVar, Literal
 from decode.common.typed_config import require
 from decode.config import PENALTIES, ModelConfig, SamplingConfig, check_temperature
 from distill.config import DataConfig
-from eval.modes.decoders.config import DecodersConfig
-from eval.modes.families.config import FamiliesConfig
+from eval.comparison_config import DecodersConfig, FamiliesConfig
 from train.config import TrackerConfig
 
 TOKEN_FOR_TOKEN = ("coupled", "greedy")

@@ -1,7 +1,7 @@
 """Publish a report: `python -m eval.publish runs/quickstart/report/results.json docs/results/quickstart`.
 
 Copies the JSON to docs/results/quickstart.json, renders docs/results/quickstart.md from it, and fills the results
-block of README.md, so that no published figure is typed by hand. A suite has its page alone: the README's block is
+block of README.md, so that no published figure is typed by hand. A comparison has its page alone: the README's block is
 the report's.
 """
 

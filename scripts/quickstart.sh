@@ -11,9 +11,9 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores < 8 ? cores : 8))}
 # glibc gives the memory of every large tensor back to the system; to get it anew, page by page, took a fifth of the time.
 export MALLOC_MMAP_MAX_=${MALLOC_MMAP_MAX_:-0} MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-100000000000}
 
-step "install" 120 ensure_environment
-step "target" 330 python -m train experiment=quickstart_target resume=auto
-step "records" 150 python -m distill experiment=quickstart_records resume=auto
+step "install" 70 ensure_environment
+step "target" 320 python -m train experiment=quickstart_target resume=auto
+step "records" 160 python -m distill experiment=quickstart_records resume=auto
 step "draft, distilled" 95 accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no \
     --dynamo_backend no -m train experiment=quickstart_draft resume=auto
 step "draft, text alone" 95 accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no \

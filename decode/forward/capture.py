@@ -4,8 +4,7 @@ A CUDA graph on a GPU; on a CPU a trace over packed weights. Measured on 2 cores
 9.9 ms eager, 6.4 ms captured; six steps of its one-layer draft 8.2 ms eager, 3.4 ms captured. `torch.compile` with
 frozen weights reaches the same (5.7 against 6.0 ms) but compiles 10 seconds a shape, where a capture takes 0.3.
 A pass that looks at values on the host is not captured, and a capture is compared with its pass at other tokens and at
-another place before it is used.
-"""
+another place before it is used."""
 
 from __future__ import annotations
 
@@ -16,10 +15,57 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils import logging as hf_logging
 
-from decode.forward.host_reads import host_reads
 from decode.forward.packed_linear import Packed
+
+OPERATORS = frozenset(
+    {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "nonzero_numpy", "masked_select", "bincount"}
+    | {"unique_consecutive", "unique_dim", "_unique", "_unique2", "unique_dim_consecutive"}
+)
+"""Those that return a value to Python, or a tensor whose shape follows from values."""
+INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
+METHODS = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
+"""Reads that reach no operator."""
+
+
+def host_reads(module: nn.Module, inputs: tuple[Tensor, ...]) -> list[str]:
+    """Names of what `module` at `inputs` reads values by, in the order met; empty where it reads none."""
+    found: dict[str, None] = {}
+    with _Functions(found), _Operators(found):
+        module(*inputs)
+    return list(found)
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self, found: dict[str, None]) -> None:
+        super().__init__()
+        self.found = found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        sizes_follow = func is torch.ops.aten.repeat_interleave.Tensor and (kwargs or {}).get("output_size") is None
+        if name in OPERATORS or sizes_follow or (name in INDEXING and _by_mask(args[1])):
+            self.found[name] = None
+        return func(*args, **(kwargs or {}))
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, found: dict[str, None]) -> None:
+        super().__init__()
+        self.found = found
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in METHODS:
+            self.found[func.__name__] = None
+        return func(*args, **(kwargs or {}))
+
+
+def _by_mask(indices: list[Tensor | None]) -> bool:
+    return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in indices)
+
 
 Pass = Callable[..., tuple[Tensor, ...]]
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}  # else 1e-2: packed weights sum in another order

@@ -1,16 +1,27 @@
-"""Cells of a suite: interleaved runs whose results are kept as soon as they are done, so that a killed run goes on."""
+"""Cells of a comparison: an interleaved run of all arms, whose choices and results are kept as soon as they are done,
+so that a killed run goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedModel
 
 from decode.common.run_folder import RunFolder
 from decode.common.sealed import read_sealed, write_sealed
-from eval.measure.timed_run import Samples, call_seconds_per_token, seconds_per_token
+from decode.sampling.warp import Sampling
+from eval.arms.base import Arm
+from eval.config import TOKEN_FOR_TOKEN, EvalConfig
+from eval.measure.component_times import CostMeter, is_plain_chain
+from eval.measure.losslessness import Check
+from eval.measure.timed_run import Samples, call_seconds_per_token, fastest, interleave, seconds_per_token, warm_up
+from eval.measure.uncached import check_samples
+from eval.prompts.held_out import Prompt
+from eval.results.figures import Drafted, Scope, make_row, tokens_per_s
 
 
 @dataclass(frozen=True)
@@ -97,3 +108,113 @@ def arm_times(name: str, samples: Samples) -> dict[str, Any]:
 
 def _numbers(values: np.ndarray) -> list[float | None]:
     return [float(value) if np.isfinite(value) else None for value in values]
+
+
+def choose(
+    cfg: EvalConfig, point: Point, families: Mapping[str, Mapping[str, Arm]], prompts: Sequence[Prompt]
+) -> dict[str, Any]:
+    """{"best": family -> setting, "tokens_per_s": family -> setting -> speed, "prompts", "seconds"} of arms by family
+    and setting, each continuing `prompts` by timing.screening_tokens tokens once."""
+    began, size, tokens = time.perf_counter(), point.batch_size, cfg.timing.screening_tokens
+    arms = [arm for family in families.values() for arm in family.values()]
+    warm_up(arms, prompts, size, cfg.seed, tokens)
+    samples = interleave(arms, prompts, tokens, 1, cfg.seed, size, f"choosing settings, {point.name}")
+    speeds = {
+        family: {setting: tokens_per_s(samples[arm.name]) for setting, arm in settings.items()}
+        for family, settings in families.items()
+    }
+    return {
+        "batch_size": size,
+        "temperature": point.temperature,
+        "best": {family: fastest(of) for family, of in speeds.items()},
+        "tokens_per_s": speeds,
+        "prompts": len(prompts),
+        "seconds": time.perf_counter() - began,
+    }
+
+
+@dataclass(frozen=True)
+class CellRun:
+    """The models of a timed run, held from cell to cell."""
+
+    cfg: EvalConfig
+    model: PreTrainedModel
+    drafters: Mapping[str, Any]
+    """Draft -> drafter."""
+
+    @property
+    def dtype(self) -> str:
+        """The run's own precision."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    def time(
+        self,
+        cell: Cell,
+        arms: Sequence[Arm],
+        drafted: Sequence[Drafted],
+        prompts: Sequence[Prompt],
+        scopes: Sequence[Scope] = (),
+        judged: Collection[str] = (),
+    ) -> dict[str, Any]:
+        """The cell's content: every arm's times by batch of prompts, and a row for each arm in `drafted` and scope (all
+        prompts, where none is named). The texts of the arms in `judged` are held against an uncached forward
+        afterwards, in the run's own precision: rounding flips near-ties, a fault of our passes far more."""
+        cfg, began = self.cfg, time.perf_counter()
+        meter = self._meter(cell, drafted, prompts)
+        samples = interleave(
+            arms,
+            prompts,
+            cfg.decode.max_new_tokens,
+            cfg.timing.rounds,
+            cfg.seed,
+            cell.batch_size,
+            f"timing {cell.name}",
+            between_rounds=meter.sample,
+        )
+        costs = meter.result()
+        scopes = scopes or [Scope(cell.text, range(len(samples[arms[0].name])))]
+        uncached = {one.arm: self._uncached(one, cell, samples, prompts) for one in drafted if one.arm in judged}
+        rows = [
+            make_row(
+                one,
+                scope,
+                samples,
+                costs.get((one.draft, one.settings.num_draft_tokens)) if is_plain_chain(one.settings) else None,
+                uncached.get(one.arm),
+                cell.batch_size,
+                self.dtype,
+                cfg.seed,
+            )
+            for scope in scopes
+            for one in drafted
+        ]
+        return {
+            **cell.as_dict(),
+            "prompts": len(prompts),
+            "mean_tokens": sum(len(prompt.ids) for prompt in prompts) / len(prompts),
+            "dtype": self.dtype,
+            "arms": [arm_times(name, samples) for name in samples],
+            "rows": [row.model_dump() for row in rows],
+            "seconds": time.perf_counter() - began,
+        }
+
+    def _meter(self, cell: Cell, drafted: Sequence[Drafted], prompts: Sequence[Prompt]) -> CostMeter:
+        lengths: dict[str, list[int]] = {}
+        for one in drafted:
+            if is_plain_chain(one.settings):
+                lengths.setdefault(one.draft, []).append(one.settings.num_draft_tokens)
+        unique = {draft: sorted(set(each)) for draft, each in lengths.items()}
+        context = mean_context(prompts, self.cfg.decode.max_new_tokens)
+        return CostMeter(self.model, self.drafters, unique, context, cell.batch_size, self.cfg.timing.cost_repeats)
+
+    def _uncached(self, one: Drafted, cell: Cell, samples: Samples, prompts: Sequence[Prompt]) -> list[Check] | None:
+        settings = one.settings
+        if settings.verifier not in TOKEN_FOR_TOKEN:
+            return None
+        sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+        return check_samples(self.model, prompts, samples[one.arm], cell.batch_size, sampling, self.cfg.seed)
+
+
+def mean_context(prompts: Sequence[Prompt], max_new_tokens: int) -> int:
+    """Tokens in the cache half way through the mean prompt's continuation."""
+    return round(sum(len(prompt.ids) for prompt in prompts) / len(prompts) + max_new_tokens / 2)

@@ -16,8 +16,7 @@ from eval.arms.ours import assisted_arms, assisted_refusal, drafting, our_arm, p
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, shared_context
 from eval.measure.alpha import Alphas
-from eval.measure.cell_run import CellRun, choose
-from eval.measure.cells import Cell, Point, Results
+from eval.measure.cells import Cell, CellRun, Point, Results, choose
 from eval.measure.quality import Quality, measure_curve, measure_quality, with_answers
 from eval.measure.timed_run import warm_up
 from eval.plan import make_plan

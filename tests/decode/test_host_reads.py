@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from transformers import JetMoeConfig, JetMoeForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
 from decode import generate
-from decode.forward.capture import Trace, Uncapturable, capture
-from decode.forward.host_reads import host_reads
+from decode.forward.capture import Trace, Uncapturable, capture, host_reads
 from decode.forward.packed_linear import Packing
 from decode.forward.runner import CAPTURE_AFTER, Runner
 from tests.tiny import tiny_llama

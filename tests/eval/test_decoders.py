@@ -14,11 +14,11 @@ from decode.common.typed_config import build
 from eval import __main__ as cli
 from eval import stage
 from eval.arms.vllm_peer import Engine, as_sample, check_python
+from eval.comparison_config import arm_settings
 from eval.config import EvalConfig
 from eval.modes.decoders import arms as engines
 from eval.modes.decoders import cells as measuring
 from eval.modes.decoders import mode
-from eval.modes.decoders.config import arm_settings
 from eval.modes.decoders.page import render_page, render_summary
 from eval.modes.decoders.texts import docstrings, load_texts
 from eval.publish import publish

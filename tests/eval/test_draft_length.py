@@ -8,7 +8,7 @@ from decode.common.errors import ConfigError
 from decode.common.typed_config import build
 from eval import stage
 from eval.config import EvalConfig
-from eval.measure import cell_run as choose
+from eval.measure import cells as choose
 from eval.modes.report import with_chosen_length
 from eval.prompts.held_out import load_prompts
 from eval.render.report_page import render_summary

@@ -17,8 +17,7 @@ from eval import __main__ as cli
 from eval import stage
 from eval.config import EvalConfig
 from eval.modes.families import mode, trainings
-from eval.modes.families.arms import train_config
-from eval.modes.families.data import rescoring
+from eval.modes.families.arms import rescoring, train_config
 from eval.modes.families.groups import Group, quality_row
 from eval.modes.families.page import losslessness_of_all, render_summary
 from eval.modes.families.recommend import PLAIN, recommend, sentence
@@ -409,7 +408,7 @@ def test_plan_prints_and_writes_nothing(folder, tmp_path, capsys):
     ("changes", "message"),
     [
         ({"arms": {}}, "arms is empty"),
-        ({"arms": {"lm": ["steps=3"]}}, r"arms.lm sets steps, which the suite sets itself"),
+        ({"arms": {"lm": ["steps=3"]}}, r"arms.lm sets steps, which the comparison sets"),
         ({"training": ["+seed=3"]}, "families.training sets seed"),
         ({"arms": {"a/b": LM}}, "parts of folder names"),
         ({"feature_arm": "eagle9"}, "eagle9 is none of families.arms"),

@@ -186,9 +186,7 @@ def test_a_saved_head_is_continued(tmp_path: Path, target: Path, corpus: Path) -
         assert torch.allclose(weight.float(), second[name].float(), atol=1e-6), name
 
 
-def test_a_new_head_has_the_norms_and_a_saved_one_stays_of_its_kind(
-    tmp_path: Path, target: Path, corpus: Path
-) -> None:
+def test_a_new_head_has_the_norms_and_a_saved_one_stays_of_its_kind(tmp_path: Path, target: Path, corpus: Path) -> None:
     """EAGLE-3.1 by default; a head of before goes on as it is, and is not taken for one of the other kind."""
     text, first = {"data": data_settings(corpus)}, tmp_path / "first"
     known = describe_model(ModelConfig(path=str(target)))

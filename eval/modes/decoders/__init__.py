@@ -1,1 +1,1 @@
-"""The suite that compares decoders: every way of ours against every peer's, cell by cell, on one target and draft."""
+"""Decoders compared: every way of ours against every peer's, cell by cell, on one target and draft."""

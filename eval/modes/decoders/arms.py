@@ -18,9 +18,9 @@ from eval.arms.base import STATIC, Arm, eos_ids
 from eval.arms.ours import assisted_arms, our_arm, plain_arms
 from eval.arms.transformers_arms import TransformersArm, static_options
 from eval.arms.vllm_peer import WORKER, Engine, VllmArm
+from eval.comparison_config import arm_settings
 from eval.config import EvalConfig
 from eval.measure.quality import sampling_at
-from eval.modes.decoders.config import arm_settings
 
 VLLM = "vllm"
 log = get_logger("eval")

@@ -9,9 +9,8 @@ from eval.arms.base import ASSISTED, STATIC, Arm
 from eval.arms.ours import renamed
 from eval.arms.transformers_arms import no_compiler
 from eval.config import EvalConfig
-from eval.measure.cell_run import CellRun
-from eval.measure.cell_run import choose as fastest_settings
-from eval.measure.cells import Cell, Point
+from eval.measure.cells import Cell, CellRun, Point
+from eval.measure.cells import choose as fastest_settings
 from eval.measure.component_times import is_plain_chain
 from eval.measure.timed_run import fastest, warm_up
 from eval.modes.decoders.arms import LOOKUP, Stock, our_name

@@ -16,12 +16,12 @@ from eval.arms.base import ASSISTED, AUTOREGRESSIVE, STATIC, TRANSFORMERS
 from eval.arms.transformers_arms import assisted_settings as assisted_settings
 from eval.arms.transformers_arms import no_compiler
 from eval.arms.vllm_peer import check_python
+from eval.comparison_config import arm_settings
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, shared_context
 from eval.measure.cells import Cell, Results
 from eval.modes.decoders.arms import LOOKUP, Stock, engine_names, started
 from eval.modes.decoders.cells import arms_of, cells, choose, left_out, measure, points, warm
-from eval.modes.decoders.config import arm_settings
 from eval.modes.decoders.page import render_page, render_summary
 from eval.modes.decoders.results import make_results
 from eval.modes.decoders.texts import TextPrompts, load_texts

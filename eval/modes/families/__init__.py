@@ -1,2 +1,2 @@
-"""The suite that compares draft families: each trained by the same loop, on as many tokens and for as long as the
+"""Draft families compared: each trained by the same loop, on as many tokens and for as long as the
 others."""

@@ -1,16 +1,24 @@
-"""An arm of the suite as the trainer sees it: its composed configuration, and what is known of it without weights."""
+"""An arm of the comparison as the trainer sees it, and the records that arms train from: the quickstart's texts,
+read again by the target where hidden states are wanted."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from decode.common.compose import compose
-from decode.common.errors import ConfigError
+from decode.common.errors import ConfigError, InputError
+from decode.common.run_folder import is_finished
 from decode.common.typed_config import build
 from decode.models.load import ModelDescription
+from distill import stage
+from distill.config import DistillConfig
+from distill.records.record_folder import RecordFolder
 from eval.config import EvalConfig
+from eval.inputs import check_same_shares
 from train.config import TrainConfig
 from train.drafts.registry import FAMILIES
 
@@ -27,7 +35,7 @@ class ArmFacts:
 
 
 def train_config(cfg: EvalConfig, arm: str, **settings: Any) -> TrainConfig:
-    """`python -m train` with the arm's overrides, on the suite's target; `settings` are fields that the suite decides.
+    """`python -m train` with the arm's overrides, on its target; `settings` are fields that the mode decides.
 
     ConfigError names the arm where its overrides are refused.
     """
@@ -66,3 +74,90 @@ def describe_arms(cfg: EvalConfig, target: ModelDescription) -> dict[str, ArmFac
             f"of them cannot be compared. Name an arm that does, or set families.feature_arm=null"
         )
     return facts
+
+
+QUICKSTART = "runs/quickstart"
+REMEDY = "write it first: bash scripts/quickstart.sh"
+
+
+def check_quickstart(cfg: EvalConfig) -> None:
+    """Raise InputError where the target or the records are not there, before anything else looks for them."""
+    target, records = str(cfg.target.path), Path(cfg.families.records)
+    if target.startswith(QUICKSTART) and not Path(target).is_dir():
+        raise InputError(f"target.path={target} does not exist, and mode=families drafts for it; {REMEDY}")
+    if not is_finished(records):
+        state = "is not finished" if records.is_dir() else "does not exist"
+        raise InputError(f"families.records={records} {state}, and every arm is trained on its texts; {REMEDY}")
+
+
+def check_records(cfg: EvalConfig, target: ModelDescription) -> RecordFolder:
+    """The records, checked against target and held-out share."""
+    records = RecordFolder.open(cfg.families.records, target, checksums=False)
+    check_same_shares(cfg.data, records.manifest.config.data, f"families.records={cfg.families.records}")
+    return records
+
+
+def layers_wanted(cfg: EvalConfig, facts: Mapping[str, ArmFacts]) -> dict[str, list[int]]:
+    """Code of features -> layers to record: all arms' for the first code, those of `feature_arm` for the others.
+
+    Empty where no arm reads hidden states.
+    """
+    first, *others = cfg.families.feature_codes
+    everything = sorted({tap for one in facts.values() for tap in one.taps})
+    if not everything:
+        return {}
+    coded = cfg.families.feature_arm
+    return {first: everything} | ({code: sorted(facts[coded].taps) for code in others} if coded is not None else {})
+
+
+def record_folders(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> dict[str, str]:
+    """Code -> folder of records; the given records themselves where no hidden states are wanted."""
+    if not wanted:
+        return {cfg.families.feature_codes[0]: cfg.families.records}
+    return {code: str(Path(cfg.families.folder) / f"records_{code}") for code in wanted}
+
+
+def check_layers(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> None:
+    """Raise InputError where a finished folder lacks a layer that an arm has come to want."""
+    folders = record_folders(cfg, wanted)
+    for code, layers in wanted.items():
+        if is_finished(Path(folders[code])):
+            features = RecordFolder.open(folders[code], checksums=False).layout.features
+            there = [] if features is None else features.layers
+            if missing := sorted(set(layers) - set(there)):
+                raise InputError(
+                    f"{folders[code]} holds the hidden states {sorted(there)}, and families.arms read {layers}: "
+                    f"{missing} are missing. Delete the folder, which is then written again, or use another "
+                    "families.folder"
+                )
+
+
+def record_features(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> dict[str, str]:
+    """Write the folders that are not there yet, and name them by code."""
+    folders = record_folders(cfg, wanted)
+    for code, layers in wanted.items():
+        if not is_finished(Path(folders[code])):
+            stage.run(rescoring(cfg, code, layers, folders[code]))
+    return folders
+
+
+def rescoring(cfg: EvalConfig, code: str, layers: list[int], output_dir: str) -> DistillConfig:
+    """The given records' own stores and seed, so that p is what it is there, and features beside them."""
+    written = RecordFolder.open(cfg.families.records, checksums=False).manifest.config
+    settings = {
+        "target": asdict(cfg.target),
+        "responses": "records",
+        "from_records": cfg.families.records,
+        "records": {**written.records.model_dump(), "features": {"layers": layers, "code": code}},
+        "output_dir": output_dir,
+        "resume": "auto",
+        "batch_size": written.batch_size,
+        "seed": written.seed,
+    }
+    return build(DistillConfig, settings)
+
+
+def feature_bytes(folder: str, num_taps: int) -> float:
+    """Bytes on disk that `num_taps` of a folder's layers take, per token; 0 without features."""
+    layout = RecordFolder.open(folder, checksums=False).layout
+    return 0.0 if layout.features is None else layout.feature_bytes_per_token * num_taps / len(layout.features.layers)

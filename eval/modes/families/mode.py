@@ -13,24 +13,24 @@ from decode.common.errors import ConfigError
 from decode.common.progress import get_logger, progress
 from decode.common.run_folder import RunFolder, open_run
 from decode.models.load import ModelDescription, describe_model, load_tokenizer
+from eval.comparison_config import shape_settings
 from eval.config import EvalConfig
 from eval.inputs import load
 from eval.measure.cells import Results
-from eval.modes.families.arms import ArmFacts, describe_arms
-from eval.modes.families.config import shape_settings
-from eval.modes.families.data import (
+from eval.modes.families.arms import (
+    ArmFacts,
     check_layers,
     check_quickstart,
     check_records,
+    describe_arms,
     layers_wanted,
     record_features,
     record_folders,
 )
+from eval.modes.families.measuring import Judge, Race, cells, points
 from eval.modes.families.page import render_page, render_summary
 from eval.modes.families.plan import plan_lines
-from eval.modes.families.quality import Judge
 from eval.modes.families.results import Measured, make_results
-from eval.modes.families.speed import Race, cells, points
 from eval.modes.families.trainings import Training, in_child, pace_of, train_all, trainings
 from eval.prompts.held_out import DEEPEST_DRAFT, Prompt, check_room, split_prompts
 from eval.results.schema import write_results

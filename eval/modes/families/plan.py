@@ -1,4 +1,4 @@
-"""What the suite would run, before any weight is loaded."""
+"""What the comparison would run, before any weight is loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from decode.models.load import ModelDescription
 from distill.records.record_folder import RecordFolder
 from eval.config import EvalConfig
 from eval.modes.families.arms import ArmFacts
-from eval.modes.families.speed import cells
+from eval.modes.families.measuring import cells
 from eval.modes.families.trainings import Training, trainings
 from eval.plan import seconds_per_token
 from eval.render.formatting import count

@@ -9,8 +9,7 @@ from typing import Any
 from decode.models.load import ModelDescription
 from eval.arms.base import AUTOREGRESSIVE, TRANSFORMERS
 from eval.config import EvalConfig
-from eval.modes.families.arms import ArmFacts
-from eval.modes.families.data import feature_bytes
+from eval.modes.families.arms import ArmFacts, feature_bytes
 from eval.modes.families.groups import Group, Kept, grouped, measured, quality_row, tau_ratio, training_row
 from eval.modes.families.recommend import recommend
 from eval.results.document import DEFINITIONS, heading, target_entry

@@ -104,7 +104,7 @@ def in_child(call: Callable[..., T], *arguments: Any) -> T:
 
 
 def _end_with_parent() -> None:
-    """Two suites must never train into one folder: the orphan of a killed run would."""
+    """Two runs must never train into one folder: the orphan of a killed run would."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "started by in_child"
 

@@ -70,15 +70,15 @@ FAULTS: list[Fault] = [
         test_splits.test_settings_of_decoders_are_chosen_on_the_screening_prompts_of_both_texts,
         ("eval.modes.decoders.cells:_screening_prompts", "prompts.screening", "prompts.reported"),
         ("eval.modes.decoders.cells:choose", "for name in chains", "for name in speeds"),
-        ("eval.measure.cell_run:choose", "fastest(of)", "next(iter(of))"),
+        ("eval.measure.cells:choose", "fastest(of)", "next(iter(of))"),
     ),
     *noticed_by(
         test_splits.test_draft_lengths_of_families_are_chosen_on_screening_prompts,
-        ("eval.modes.families.speed:Race.choose", "self.screening", "self.reported"),
+        ("eval.modes.families.measuring:Race.choose", "self.screening", "self.reported"),
     ),
     *noticed_by(
         test_splits.test_families_are_timed_on_reported_prompts_at_the_length_that_was_chosen,
-        ("eval.modes.families.speed:Race.measure", "prompts = self.reported", "prompts = self.screening"),
+        ("eval.modes.families.measuring:Race.measure", "prompts = self.reported", "prompts = self.screening"),
     ),
     *noticed_by(
         test_measure.test_the_drafts_own_settings_come_back,

@@ -149,12 +149,12 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_family_figures.test_a_divergence_is_judged_and_its_resumed_text_counts_no_rounds_twice,
-        ("eval.modes.families.quality:Speculator.__call__", "self.rounds or dict(kept)", "dict(kept)"),
-        ("eval.modes.families.quality:_counts", "one.emitted", "one.accepted"),
+        ("eval.modes.families.measuring:Speculator.__call__", "self.rounds or dict(kept)", "dict(kept)"),
+        ("eval.modes.families.measuring:_counts", "one.emitted", "one.accepted"),
     ),
     *noticed_by(
         test_family_figures.test_rounds_are_kept_by_request_from_the_first_call_alone,
-        ("eval.modes.families.quality:Speculator.__call__", "kept[batch[one.row].row]", "kept[one.row]"),
+        ("eval.modes.families.measuring:Speculator.__call__", "kept[batch[one.row].row]", "kept[one.row]"),
     ),
     *noticed_by(
         test_family_figures.test_tau_of_a_group_is_pooled_and_its_outcomes_are_counted_as_often_as_they_came,

@@ -72,11 +72,11 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_speed.test_the_mean_context_lies_half_way_through_the_continuation,
-        ("eval.measure.cell_run:mean_context", "max_new_tokens / 2", "max_new_tokens"),
+        ("eval.measure.cells:mean_context", "max_new_tokens / 2", "max_new_tokens"),
     ),
     *noticed_by(
         test_speed.test_settings_are_chosen_on_other_prompts_and_the_fastest_is_the_best,
-        ("eval.measure.cell_run:choose", "fastest(of)", "next(iter(of))"),
+        ("eval.measure.cells:choose", "fastest(of)", "next(iter(of))"),
     ),
     *noticed_by(
         test_speed.test_the_peer_is_timed_at_the_setting_that_was_chosen,
@@ -98,11 +98,11 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_speed.test_a_rule_with_noise_of_its_own_is_not_held_against_an_uncached_forward,
-        ("eval.measure.cell_run:CellRun._uncached", "not in TOKEN_FOR_TOKEN", 'not in ("rejection",)'),
+        ("eval.measure.cells:CellRun._uncached", "not in TOKEN_FOR_TOKEN", 'not in ("rejection",)'),
     ),
     *noticed_by(
         test_speed.test_component_times_are_those_at_the_timed_prompts_mean_context,
-        ("eval.measure.cell_run:CellRun._meter", "self.cfg.decode.max_new_tokens", "0"),
+        ("eval.measure.cells:CellRun._meter", "self.cfg.decode.max_new_tokens", "0"),
     ),
     *noticed_by(
         test_padding.test_the_speed_is_the_median_of_the_rounds_after_the_first,

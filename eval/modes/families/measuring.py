@@ -1,5 +1,5 @@
-"""tau, acceptance and losslessness of one trained draft: decoded in batches on held-out prompts, against the target's
-own text."""
+"""What is measured of trained drafts: tau, acceptance and losslessness of each against the target's own text, and
+the speed of the first seed's, every arm at the draft length that suits it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from transformers import PreTrainedModel
 
 from decode.drafters.base import Drafter
 from decode.stats import Round
-from eval.arms.ours import OurArm
+from eval.arms.base import Arm
+from eval.arms.ours import OurArm, drafting, our_arm, plain_arms
+from eval.comparison_config import shape_settings
 from eval.config import EvalConfig
+from eval.measure.cells import Cell, CellRun, Point, Results, choose
 from eval.measure.continuations import Job, Text, batches
 from eval.measure.losslessness import Check, check, margin_from
 from eval.measure.quality import sampling_at, write_alone
-from eval.modes.families.config import shape_settings
+from eval.measure.timed_run import warm_up
+from eval.modes.families.arms import ArmFacts
 from eval.prompts.held_out import Prompt
+from eval.results.figures import Drafted
 
 
 @dataclass
@@ -91,3 +96,72 @@ class Judge:
 def _counts(rounds: Sequence[Round]) -> list[int]:
     """[tokens emitted, target passes] of one prompt."""
     return [sum(one.emitted for one in rounds), len(rounds)]
+
+
+_WARM_UPS = 2
+"""Runs of every arm before it is timed; a pass is captured after some uses of its shape."""
+
+
+def points(cfg: EvalConfig) -> list[Point]:
+    """Batch size outermost: captured passes serve all cells of their shape."""
+    return [Point(rows, temperature) for rows in cfg.families.batch_sizes for temperature in cfg.temperatures]
+
+
+def cells(cfg: EvalConfig) -> list[Cell]:
+    """In the order of the run."""
+    return [Cell(one.batch_size, one.temperature, cfg.prompts.label) for one in points(cfg)]
+
+
+@dataclass(frozen=True)
+class Race:
+    """What is timed: the target in its own precision, a draft for every arm, and prompts."""
+
+    cfg: EvalConfig
+    model: PreTrainedModel
+    drafters: Mapping[str, Any]
+    facts: Mapping[str, ArmFacts]
+    reported: Sequence[Prompt]
+    screening: Sequence[Prompt]
+
+    def run(self, results: Results) -> None:
+        """Every cell that is missing, draft lengths first, each kept as soon as it is done."""
+        for cell in list(results.missing(cells(self.cfg))):
+            choice = results.choice(cell.point)
+            if choice is None:
+                choice = self.choose(cell.point)
+                results.keep_choice(cell.point, choice)
+            results.keep_cell(cell, self.measure(cell, choice))
+
+    def choose(self, point: Point) -> dict[str, Any]:
+        """The fastest of timing.choose_k for every arm, on validation prompts."""
+        arms = {
+            name: {str(k): self._arm(self._drafted(name, k, point.temperature, f"{name}, k={k}")) for k in lengths}
+            for name in self.drafters
+            for lengths in [self._lengths(name)]
+        }
+        wanted = point.batch_size * self.cfg.families.screening_batches
+        return choose(self.cfg, point, arms, self.screening[:wanted])
+
+    def measure(self, cell: Cell, choice: Mapping[str, Any]) -> dict[str, Any]:
+        """The cell's content: every arm's times, and a row for every draft."""
+        cfg, best = self.cfg, choice["best"]
+        prompts = self.reported[: cell.batch_size * cfg.families.num_timed[cell.batch_size]]
+        drafted = [self._drafted(name, int(best[name]), cell.temperature, name) for name in self.drafters]
+        arms = [*plain_arms(cfg, self.model, cell.temperature), *map(self._arm, drafted)]
+        for _ in range(_WARM_UPS):
+            warm_up(arms, self.screening, cell.batch_size, cfg.seed, cfg.decode.max_new_tokens)
+        return CellRun(cfg, self.model, self.drafters).time(cell, arms, drafted, prompts)
+
+    def _drafted(self, name: str, k: int, temperature: float, arm: str) -> Drafted:
+        """A plain chain of k tokens."""
+        settings = drafting(self.cfg, temperature, k, tree="chain")
+        return Drafted(arm, self.facts[name].family, name, settings, f"k={k}")
+
+    def _arm(self, one: Drafted) -> Arm:
+        return our_arm(one.arm, self.model, self.drafters[one.draft], one.settings)
+
+    def _lengths(self, name: str) -> list[int]:
+        """Without those beyond the draft's longest, which would be cut to it."""
+        wanted = self.cfg.timing.choose_k or [self.cfg.decode.num_draft_tokens]
+        most = getattr(self.drafters[name], "most_tokens", None)
+        return wanted if most is None else [k for k in wanted if k <= most] or [most]

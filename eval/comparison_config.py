@@ -1,16 +1,88 @@
-"""What a user sets about the suite of families; imports nothing heavy."""
+"""What a user sets about comparisons, of decoders and of draft families; imports nothing heavy."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from decode.common.typed_config import require
 from decode.config import SamplingConfig
-from eval.arms.named_settings import named_settings
+
+
+def named_settings(
+    changes_by_name: Mapping[str, Mapping[str, Any]], base: SamplingConfig, temperature: float, where: str
+) -> dict[str, SamplingConfig]:
+    """Name -> settings at one temperature. At 0 every rule is greedy, so those that differ in the rule alone are one.
+
+    ConfigError, naming `where.NAME`, for a key that is no setting and for one that is not exact.
+    """
+    found: dict[str, SamplingConfig] = {}
+    known = {one.name for one in fields(SamplingConfig)} - {"temperature", "max_new_tokens"}
+    for name, changes in changes_by_name.items():
+        unknown = sorted(set(changes) - known)
+        require(not unknown, f"{where}.{name} has unknown keys {unknown}; known are {', '.join(sorted(known))}")
+        greedy = {"verifier": "greedy", "replacement": False} if temperature == 0 else {}
+        settings = replace(base, **{**changes, "temperature": temperature, **greedy})
+        require(
+            settings.verifier != "typical",
+            f"{where}.{name} is lossy; comparisons are of exact settings alone",
+        )
+        if settings not in found.values():
+            found[name] = settings
+    return found
+
+
+TextKind = Literal["code", "prose"]
+
+
+@dataclass
+class DecodersConfig:
+    """`mode=decoders`: which settings of ours are tried, and which cells (batch, temperature, text) are timed."""
+
+    batch_sizes: list[int] = field(default_factory=lambda: [1, 4, 8, 16])
+    """Prompts decoded at once; each is a cell at each temperature and for each kind of text."""
+    batches_timed: list[int] = field(default_factory=lambda: [12, 6, 5, 4])
+    """Batches of prompts timed in a cell, by batch size."""
+    texts: list[TextKind] = field(default_factory=lambda: ["code", "prose"])
+    """Kinds of text continued: windows of held-out documents, and docstrings from them (of Python sources)."""
+    arms: dict[str, dict[str, Any]] = field(default_factory=lambda: {"chain4": {"num_draft_tokens": 4}})
+    """Name -> what this setting of ours changes in `decode`; all are tried on prompts that are not reported."""
+    fixed: list[str] = field(default_factory=list)
+    """Settings timed besides the best one, whatever the trial says."""
+    screening_batches: int = 2
+    """Batches per kind of text, from the validation split, on which settings are chosen."""
+    static_batches: list[int] = field(default_factory=lambda: [1, 4, 8, 16])
+    """Batch sizes at which transformers' compiled static cache runs; each compiles for tens of seconds on a CPU."""
+
+    def __post_init__(self) -> None:
+        sizes, counts = self.batch_sizes, self.batches_timed
+        require(bool(sizes), "decoders.batch_sizes is empty; name at least one, e.g. decoders.batch_sizes=[1]")
+        require(len(set(sizes)) == len(sizes), f"decoders.batch_sizes={sizes} repeats one; each has cells of its own")
+        require(
+            len(sizes) == len(counts),
+            f"decoders.batch_sizes={sizes} and decoders.batches_timed={counts} go by pairs; give as many of each",
+        )
+        require(min([*sizes, *counts]) >= 1, f"decoders.batch_sizes={sizes}, batches_timed={counts}; use at least 1")
+        require(bool(self.texts), "decoders.texts is empty; name code, prose or both")
+        require(bool(self.arms), "decoders.arms is empty; name at least one, e.g. '+decoders.arms.chain4={}'")
+        unknown = sorted(set(self.fixed) - set(self.arms))
+        require(not unknown, f"decoders.fixed names {unknown}, and decoders.arms has {sorted(self.arms)}")
+        require(self.screening_batches >= 1, f"decoders.screening_batches={self.screening_batches}; use at least 1")
+
+    @property
+    def num_timed(self) -> dict[int, int]:
+        """Batch size -> batches timed."""
+        return dict(zip(self.batch_sizes, self.batches_timed, strict=True))
+
+
+def arm_settings(cfg: DecodersConfig, base: SamplingConfig, temperature: float) -> dict[str, SamplingConfig]:
+    """Our settings at one temperature."""
+    return named_settings(cfg.arms, base, temperature, "decoders.arms")
+
 
 FeatureCode = Literal["bf16", "int8", "pca"]
-SET_BY_SUITE = ("output_dir", "target", "records", "steps", "seed", "resume", "plan")
+SET_BY_MODE = ("output_dir", "target", "records", "steps", "seed", "resume", "plan")
 """Keys of `python -m train` that arms may not set: the comparison decides them."""
 
 
@@ -60,10 +132,10 @@ class FamiliesConfig:
         for name, overrides in {**self.arms, "": self.training}.items():
             where = f"families.arms.{name}" if name else "families.training"
             keys = [one.lstrip("+~").split("=", 1)[0].split(".")[0] for one in overrides]
-            taken = sorted(set(keys) & set(SET_BY_SUITE))
+            taken = sorted(set(keys) & set(SET_BY_MODE))
             require(
                 not taken,
-                f"{where} sets {', '.join(taken)}, which the suite sets itself so that arms differ in nothing else. "
+                f"{where} sets {', '.join(taken)}, which the comparison sets so that arms differ in nothing else. "
                 "Leave it out; see families.tokens, families.seconds and families.seeds",
             )
         require(
