@@ -188,7 +188,8 @@ def test_a_saved_head_is_continued(tmp_path: Path, target: Path, corpus: Path) -
 
 def test_a_new_head_has_the_norms_and_a_saved_one_stays_of_its_kind(tmp_path: Path, target: Path, corpus: Path) -> None:
     """EAGLE-3.1 by default; a head of before goes on as it is, and is not taken for one of the other kind."""
-    text, first = {"data": data_settings(corpus)}, tmp_path / "first"
+    text: dict[str, Any] = {"data": data_settings(corpus)}
+    first = tmp_path / "first"
     known = describe_model(ModelConfig(path=str(target)))
     new = head_blueprint(head_config(tmp_path, target, **text), known, None).config
     assert (new.fc_norm, new.norm_before_fc, new.norm_output) == (True, False, True)  # type: ignore[attr-defined]
