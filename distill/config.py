@@ -163,7 +163,7 @@ class ObjectiveConfig:
     """cross_entropy learns from text alone; forward_kl, tv, neg_log_alpha and lk_hybrid take any record; reverse_kl and
     jsd need full p; mixture is what `terms` says."""
     terms: dict[TermName, float] = field(default_factory=dict)
-    """mixture only: objective -> weight, as {cross_entropy: 0.1, tv: 0.9}."""
+    """mixture only: objective -> weight; {} is {cross_entropy: 0.1, tv: 0.9}, DSpark's (arXiv 2607.05147)."""
     eta: float = 3.0
     """lk_hybrid only: a row's loss is w KL + (1 - w) TV with w = exp(-eta alpha)."""
     warm_up: TermName | None = None
@@ -208,10 +208,12 @@ class ObjectiveConfig:
 
     def _check_terms(self) -> None:
         require_at_least(0, self, "objective.", "eta")
+        if self.name == "mixture" and not self.terms:
+            self.terms = {"cross_entropy": 0.1, "tv": 0.9}
         require(
-            bool(self.terms) == (self.name == "mixture"),
-            f"objective.terms={self.terms} and objective={self.name}: the terms are those of objective=mixture, which "
-            "needs some. Say objective=mixture 'objective.terms={cross_entropy: 0.1, tv: 0.9}', or leave them out",
+            not self.terms or self.name == "mixture",
+            f"objective.terms={self.terms} and objective={self.name}, which would not heed them: they are the terms of "
+            "objective=mixture. Say objective=mixture, or leave them out",
         )
         wrong = {name: weight for name, weight in self.terms.items() if not weight > 0}
         require(

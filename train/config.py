@@ -108,7 +108,7 @@ class TrainConfig:
     """Optimizer steps."""
     optimizer: Literal["auto", "adamw", "muon"] = "auto"
     """muon: torch.optim.Muon for the 2-D weights of the layers, AdamW for embeddings, head and norms; auto is muon from
-    random weights, and adamw from saved ones and under DeepSpeed."""
+    random weights, and adamw from saved ones, under DeepSpeed, and where `lr` is set and `muon_lr` is not."""
     lr: float | None = None
     """Peak learning rate of AdamW; None is chosen by the draft's width and where its weights come from."""
     muon_lr: float | None = None
@@ -181,7 +181,7 @@ class TrainConfig:
             "there is nothing to train on: set records=FOLDER (from `python -m distill`) or choose data=NAME",
         )
         require(
-            has_target or self.objective.name == LEARNS_FROM_TEXT,
+            has_target or {self.objective.name, self.objective.warm_up or LEARNS_FROM_TEXT} == {LEARNS_FROM_TEXT},
             f"objective={self.objective.name} compares with a target's distribution p, but target.path is null. "
             f"Set target.path, or objective={LEARNS_FROM_TEXT} to train on text alone",
         )
@@ -192,7 +192,8 @@ class TrainConfig:
             self.target_source == "records" or has_target,
             "target_source=live runs the target, but target.path is null. Set target.path",
         )
-        needs_p = self.objective.name != LEARNS_FROM_TEXT and self.target_source == "records"
+        minimised = {self.objective.name, self.objective.warm_up or LEARNS_FROM_TEXT}
+        needs_p = minimised != {LEARNS_FROM_TEXT} and self.target_source == "records"
         require(
             not needs_p or self.records is not None,
             f"objective={self.objective.name} needs the target's distribution p for every token, and text holds none. "

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from decode.common.typed_config import require
@@ -32,6 +33,11 @@ def check_launcher(engine: EngineConfig, environ: Mapping[str, str] = os.environ
             f"the launcher asks for {name}, but engine={engine.name}. The engine is built from engine= alone: choose "
             "the matching engine=, or launch without that option (torchrun, or `accelerate launch --multi_gpu`)",
         )
+    require(
+        not engine.zero_stage or find_spec("deepspeed") is not None,
+        f"engine={engine.name} is DeepSpeed's, which is not installed here. Install it, "
+        "`DS_BUILD_OPS=0 pip install --no-build-isolation deepspeed`, or use engine=ddp",
+    )
     processes = int(environ.get("WORLD_SIZE", "1"))
     require(
         engine.name != "single" or processes == 1,

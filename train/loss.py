@@ -12,7 +12,7 @@ from decode.acceptance import expected_tau, windows
 from decode.drafters.base import Batch, Step
 from distill.config import ObjectiveConfig
 from distill.objectives.credits import Rounds, credited
-from distill.objectives.objective import build_objective
+from distill.objectives.objective import build_objective, warm_up_of
 from distill.objectives.scoring import MOST_ROWS, Scores, score
 from train.metric_sums import Sums
 
@@ -27,7 +27,7 @@ class DraftLoss(nn.Module):
         self.draft = draft
         self.config = objective
         self.objective = build_objective(objective)
-        self.warm_up = None if objective.warm_up is None else build_objective(ObjectiveConfig(name=objective.warm_up))
+        self.warm_up = warm_up_of(objective)
         self.is_warm = self.warm_up is None
         """The loop says when the warm-up is over."""
         self.window = window
@@ -46,7 +46,7 @@ class DraftLoss(nn.Module):
         learned = int(batch.next_token_rows().sum())
         weighted, weights = self._weighted_loss(scores)
         confidence, predicted = confidence_loss(steps, scores)
-        mean = weighted / max(weights, torch.finfo(weighted.dtype).tiny)
+        mean = weighted / weights if weights else 0.0 * weighted  # else 0 by infinity, row by row
         total = learned * (mean + self.config.confidence_weight * confidence / max(1, predicted))
         sums = self._sums(batch, scores, float(weighted.detach()), weights)
         sums += Sums(confidence_loss=float(confidence.detach()), confidence_count=predicted)

@@ -26,10 +26,11 @@ def build_optimizers(module: nn.Module, token_tables: Iterable[Tensor], cfg: Tra
     vectors = [weight for weight in trained if weight.ndim != 2]
     matrices = tables if cfg.optimizer == "muon" else hidden + tables
     groups = [{"params": matrices, "weight_decay": cfg.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    adamw = AdamW([group for group in groups if group["params"]], lr=cfg.lr, betas=cfg.betas)
-    if cfg.optimizer == "adamw":
-        return [adamw]
-    return [Muon(hidden, lr=cfg.muon_lr, weight_decay=cfg.weight_decay, adjust_lr_fn="match_rms_adamw"), adamw]
+    groups = [group for group in groups if group["params"]]
+    found: list[Optimizer] = []
+    if cfg.optimizer == "muon" and hidden:
+        found.append(Muon(hidden, lr=cfg.muon_lr, weight_decay=cfg.weight_decay, adjust_lr_fn="match_rms_adamw"))
+    return [*found, AdamW(groups, lr=cfg.lr, betas=cfg.betas)] if groups else found
 
 
 class Schedule:

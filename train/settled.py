@@ -20,6 +20,7 @@ def settled(cfg: TrainConfig, width: int, vocab_size: int) -> TrainConfig:
     is_pretrained = cfg.draft.init_from is not None or cfg.draft.head.init_own
     scale = min(1.0, KNOWN_WIDTH / width) * (OF_PRETRAINED if is_pretrained else 1.0)
     rates = {name: peak * scale for name, peak in FROM_RANDOM.items() if getattr(cfg, name) is None}
-    auto = "adamw" if is_pretrained or cfg.engine.zero_stage else "muon"
+    sets_adamw = cfg.lr is not None and cfg.muon_lr is None  # lr would else be the rate of norms and tables alone
+    auto = "adamw" if is_pretrained or sets_adamw or cfg.engine.zero_stage else "muon"
     objective = replace(cfg.objective, chunk_rows=cfg.objective.chunk_rows or rows_at_once(vocab_size))
     return replace(cfg, optimizer=auto if cfg.optimizer == "auto" else cfg.optimizer, objective=objective, **rates)

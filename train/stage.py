@@ -50,7 +50,7 @@ def run(cfg: TrainConfig) -> None:
     rows_per_step = check_enough(cfg, inputs, world_size)
     known = settled(cfg, inputs.blueprint.width, inputs.vocab_size)
     plan = TrainingPlan.of(known, inputs, rows_per_step)
-    for line in plan.lines():
+    for line in [*plan.lines(), *(plan.advice() if cfg.plan else ())]:
         logger.info("plan: %s", line)
     if cfg.plan:
         return

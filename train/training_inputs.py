@@ -15,7 +15,7 @@ from decode.config import ModelConfig
 from decode.models.load import ModelDescription, describe_model, load_tokenizer
 from distill.corpora import load_corpus
 from distill.objectives.draft_vocabulary import frequent_tokens
-from distill.objectives.objective import build_objective
+from distill.objectives.objective import build_objective, warm_up_of
 from distill.prompts.tokenizer import train_bpe
 from distill.records.record_folder import RecordFolder
 from distill.sequences import SequenceSource, record_sequences, text_sequences
@@ -120,10 +120,12 @@ def _check_length(cfg: TrainConfig, target: ModelDescription | None, blueprint: 
 def _choose_store(cfg: TrainConfig, records: RecordFolder) -> str:
     names = list(records.layout.store)
     dense = [name for name in names if name in DENSE_STORES]
-    objective = build_objective(cfg.objective)
+    every = [one for one in (build_objective(cfg.objective), warm_up_of(cfg.objective)) if one is not None]
+    needs_dense = any(one.needs == "dense" for one in every)
     if cfg.target_source == "records":
-        objective.check_source(bool(dense) if objective.needs == "dense" else True)
-    return dense[0] if objective.needs == "dense" and dense else names[0]
+        for one in every:
+            one.check_source(bool(dense) if one.needs == "dense" else True)
+    return dense[0] if needs_dense and dense else names[0]
 
 
 def _tokenizer(cfg: TrainConfig, target: ModelDescription | None) -> PreTrainedTokenizerBase:

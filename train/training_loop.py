@@ -191,7 +191,8 @@ class TrainingLoop:
             sums = self.evaluate()
             self._keep_if_best(sums)
         means = sums.means()
-        if self.state.switched_at is None and (means["alpha"] or 0.0) >= self.cfg.objective.switch_at:
+        goes_on = self.state.step < self.cfg.steps
+        if goes_on and self.state.switched_at is None and (means["alpha"] or 0.0) >= self.cfg.objective.switch_at:
             self._objective_takes_over(self.state.step)
         self.book.record(
             {

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from train.config import TrainConfig
 from train.training_inputs import Inputs
 
+USUAL_TOKENS = 250_000_000
+"""What published heads of 8B targets learn from, at least: 500,000 responses of the target (speculators #751) of some
+500 tokens."""
 BYTES_PER_WEIGHT = 4
 STATE_PER_WEIGHT = 8  # two fp32 averages of AdamW; Muon keeps one
 
@@ -44,6 +47,15 @@ class TrainingPlan:
             rates=_rates(cfg),
             disk_bytes=checkpoint * (cfg.keep_checkpoints + 1) + 3 * weights * BYTES_PER_WEIGHT,
         )
+
+    def advice(self) -> list[str]:
+        """What is far from what is known to work; of drafts, not of targets."""
+        if self.target_parameters is None or self.tokens >= USUAL_TOKENS / 10:
+            return []
+        return [
+            f"{self.tokens:,} tokens are {self.tokens / USUAL_TOKENS:.1%} of the {USUAL_TOKENS:,} that published heads "
+            "learn from: enough for a trial, far too few to serve with (docs/train.md, How much)"
+        ]
 
     def lines(self) -> list[str]:
         """For people."""

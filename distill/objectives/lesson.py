@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from distill.objectives.draft_vocabulary import likeliest, places, renormalised, restricted
-from distill.objectives.target_distribution import Distribution, picked
+from distill.objectives.target_distribution import Distribution, Sparse, picked
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,13 @@ class Lesson:
     """(R,) bool."""
     likeliest_at: Tensor
     """(R,) where p's likeliest token stands, -1 where it lies outside or no p is known."""
+
+    @property
+    def has_mass(self) -> Tensor:
+        """(R,) bool: p has any on the vocabulary; a sparse record may have kept no token of it."""
+        if isinstance(self.p, Sparse):
+            return self.p.weight.sum(-1) > 0
+        return torch.ones_like(self.next_is_inside)
 
     @classmethod
     def on(cls, vocab: Tensor | None, p: Distribution | None, next_ids: Tensor) -> Lesson:

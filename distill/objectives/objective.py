@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -38,11 +38,15 @@ class Term:
     """(log q (R, V) float32, target distribution of the rows or None, next_ids (R,)) -> loss (R,)."""
     is_divergence: bool = False
     """Compares whole distributions (`Lesson.normalised`)."""
+    needs_overlap: bool = False
+    """Is infinite where p has no mass on the draft's vocabulary."""
 
     def learned(self, lesson: Lesson) -> Tensor:  # (R,) bool
         """Rows that it learns from."""
         if self.is_divergence:
             return lesson.likeliest_at >= 0
+        if self.needs_overlap:
+            return lesson.has_mass
         return lesson.next_is_inside if self.needs == "text" else torch.ones_like(lesson.next_is_inside)
 
     def loss(self, log_q: Tensor, lesson: Lesson) -> Tensor:  # (R, V) -> (R,)
@@ -55,7 +59,7 @@ TERMS: dict[str, Term] = {
     "cross_entropy": Term("text", cross_entropy),
     "forward_kl": Term("any", forward_kl, is_divergence=True),
     "tv": Term("any", tv),
-    "neg_log_alpha": Term("any", neg_log_alpha),
+    "neg_log_alpha": Term("any", neg_log_alpha, needs_overlap=True),
     "reverse_kl": Term("dense", reverse_kl, is_divergence=True),
     "jsd": Term("dense", jsd, is_divergence=True),
 }
@@ -106,21 +110,23 @@ class Objective:
 
 
 def build_objective(config: ObjectiveConfig) -> Objective:
-    """The objective of `config`."""
+    """The objective of `config`, its warm-up aside."""
     if config.name == "lk_hybrid":
         return Objective(config.name, (TERMS["forward_kl"], TERMS["tv"]), partial(lk_weights, eta=config.eta))
     if config.name == "mixture":
-        return mixture(config.terms)
-    term = TERMS[config.name]
-    if config.name == "jsd":
-        term = Term(term.needs, partial(jsd, beta=config.beta), term.is_divergence)
-    return Objective(config.name, (term,))
+        weights = tuple(config.terms.values())
+        name = " + ".join(f"{weight:g} {name}" for name, weight in config.terms.items())
+        return Objective(name, tuple(_term(one, config) for one in config.terms), lambda alpha: weights)
+    return Objective(config.name, (_term(config.name, config),))
 
 
-def mixture(weights: Mapping[TermName, float]) -> Objective:
-    """A weighted sum, as DSpark's 0.1 cross_entropy + 0.9 tv (arXiv 2607.05147)."""
-    name = " + ".join(f"{weight:g} {name}" for name, weight in weights.items())
-    return Objective(name, tuple(TERMS[one] for one in weights), lambda alpha: tuple(weights.values()))
+def warm_up_of(config: ObjectiveConfig) -> Objective | None:
+    """What is minimised before `build_objective`'s; None where there is no warm-up."""
+    return None if config.warm_up is None else Objective(config.warm_up, (_term(config.warm_up, config),))
+
+
+def _term(name: TermName, config: ObjectiveConfig) -> Term:
+    return replace(TERMS[name], fn=partial(jsd, beta=config.beta)) if name == "jsd" else TERMS[name]
 
 
 def lk_weights(alpha: Tensor | None, eta: float) -> tuple[Tensor, Tensor]:

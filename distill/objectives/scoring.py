@@ -125,7 +125,7 @@ class _Teacher:
         """What a step's hidden states are worth against a lesson of as many rows."""
 
         def evaluate(hidden: Tensor) -> tuple[Tensor, Tensor | None]:
-            return self.objective.loss(step.head(hidden).float().log_softmax(-1), lesson)
+            return self.objective.loss(step.head(hidden).to(hidden.device).float().log_softmax(-1), lesson)
 
         return evaluate
 

@@ -50,6 +50,7 @@ def draft_of(model: PreTrainedModel, **changed: Any) -> DSparkDraft:
     torch.manual_seed(1)
     draft = DSparkDraft(DSparkConfig(**fields), ends_of(model), vocab).double().eval().requires_grad_(False)
     if draft.config.markov_rank:
+        torch.nn.init.normal_(draft.markov_in.weight)
         torch.nn.init.normal_(draft.markov_out.weight)
     return draft
 
@@ -328,7 +329,9 @@ def test_predictions_are_those_that_were_trained(monkeypatch: pytest.MonkeyPatch
     model, asked = target(), []
     temperatures = (1.0, 0.5, 2.0, 4.0)
     draft = draft_of(model, temperatures=temperatures)
-    seen = proposals(draft, monkeypatch)
+    seen, running = proposals(draft, monkeypatch), []
+    propose = draft.propose
+    monkeypatch.setattr(draft, "propose", lambda context: running.append(context.running) or propose(context))
 
     def takes(self: Budget, chance: list[float], drafted: int) -> bool:
         asked.append((drafted, torch.tensor(chance)))
@@ -340,17 +343,18 @@ def test_predictions_are_those_that_were_trained(monkeypatch: pytest.MonkeyPatch
     checks.check_pathwise_equality(model, draft, 3, **settings)
     assert {tree.num_nodes for _, tree in seen} == {2, 3, 4, 5}
     starts = [at for at, (drafted, _) in enumerate(asked) if not drafted]
-    for (known, tree), start, end in zip(seen, starts, [*starts[1:], len(asked)], strict=True):
+    for (known, tree), rows, start, end in zip(seen, running, starts, [*starts[1:], len(asked)], strict=True):
         given = [chance for _, chance in asked[start:end]]
         assert tree.num_nodes - 1 <= len(given) <= tree.num_nodes
-        for row, ids in enumerate(known):
+        for place, row in enumerate(range(len(known)) if rows is None else rows):  # those that have not ended
+            ids = known[row]
             batch = batch_of(model, ids + tree.tokens[row, 1:].tolist() + [0])
             for slot, step in enumerate(draft.unroll(batch)):
                 if slot < len(given):
                     at = (step.target_rows[0] == len(ids) - 1 + slot).nonzero()[0, 0]
                     assert step.confidence is not None
                     want = (step.confidence[0, at] / temperatures[slot]).sigmoid()
-                    torch.testing.assert_close(given[slot][row], want.float(), rtol=0, atol=1e-6)
+                    torch.testing.assert_close(given[slot][place], want.float(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow

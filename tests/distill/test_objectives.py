@@ -9,14 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from decode.common.compose import compose
 from decode.common.errors import ConfigError
+from decode.common.typed_config import build
 from decode.drafters.base import Batch, Step
 from distill.config import ObjectiveConfig
 from distill.objectives.lesson import Lesson
-from distill.objectives.objective import TERMS, Objective, build_objective, lk_weights
+from distill.objectives.objective import TERMS, Objective, build_objective, lk_weights, warm_up_of
 from distill.objectives.row_losses import acceptance, forward_kl, tv
 from distill.objectives.scoring import Scores, score
 from distill.objectives.target_distribution import Dense, FullRows, Sparse, SparseRows
+from train.config import TrainConfig
 
 R, V = 5, 7
 
@@ -126,8 +129,7 @@ def make_step(batch_rows: int = 3, width: int = 6) -> tuple[Step, Batch, Tensor]
 
 
 def config(name: str, **fields: Any) -> ObjectiveConfig:
-    terms = {"cross_entropy": 0.1, "tv": 0.9} if name == "mixture" else {}
-    return ObjectiveConfig(name=name, terms=terms, **fields)  # type: ignore[arg-type]
+    return ObjectiveConfig(name=name, **fields)  # type: ignore[arg-type]
 
 
 def scored(step: Step, batch: Batch, name: str, chunk_rows: int) -> Scores:
@@ -318,8 +320,7 @@ def test_a_mixture_needs_what_its_terms_need() -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"name": "mixture"}, "the terms are those of objective=mixture"),
-        ({"name": "tv", "terms": {"tv": 1.0}}, "the terms are those of objective=mixture"),
+        ({"name": "tv", "terms": {"tv": 1.0}}, "they are the terms of objective=mixture"),
         ({"name": "mixture", "terms": {"tv": 1.0, "forward_kl": -0.5}}, "not above 0, {'forward_kl': -0.5}"),
         ({"warm_up": "forward_kl", "switch_at": 1.0}, "an acceptance that a draft never crosses"),
         ({"name": "tv", "credit": "e2e_tv", "warm_up": "forward_kl"}, "as a run of its own"),
@@ -352,3 +353,36 @@ def test_an_objective_says_what_it_lacks(name: str, sparse: bool | None, told: s
     batch.target = SparseRows(ids, one.log(), one, torch.arange(18)) if sparse else None
     with pytest.raises(ConfigError, match=told):
         scored(step, batch, name, 4)
+
+
+def test_settings_of_a_term_hold_wherever_it_stands() -> None:
+    """In a mixture and in a warm-up too."""
+    lesson = Lesson.on(None, Dense(torch.tensor([[0.5, 0.25, 0.25]]).log()), torch.tensor([2]))
+    log_q = torch.tensor([[0.25, 0.25, 0.5]]).log()
+    alone = build_objective(config("jsd", beta=0.9)).loss(log_q, lesson)[0]
+    mixed = build_objective(config("mixture", terms={"jsd": 2.0}, beta=0.9)).loss(log_q, lesson)[0]
+    warm = warm_up_of(config("tv", warm_up="jsd", beta=0.9))
+    assert warm is not None
+    torch.testing.assert_close(mixed, 2 * alone)
+    torch.testing.assert_close(warm.loss(log_q, lesson)[0], alone)
+
+
+def test_a_mixture_on_the_command_line_is_what_is_said_and_nothing_else() -> None:
+    """Not merged with the weights of the YAML file."""
+    overrides = ["output_dir=x", "records=r", "target.path=t", "objective=mixture"]
+    found = compose("train", TrainConfig, [*overrides, "objective.terms={forward_kl: 0.5, tv: 0.5}"])
+    assert found is not None
+    assert found["objective"]["terms"] == {"forward_kl": 0.5, "tv": 0.5}
+    default = compose("train", TrainConfig, overrides)
+    assert default is not None
+    assert build(TrainConfig, default).objective.terms == {"cross_entropy": 0.1, "tv": 0.9}
+
+
+def test_a_row_without_mass_on_the_draft_vocabulary_teaches_no_overlap() -> None:
+    """-log of nothing would be 10,000 nats, in every mean that is logged."""
+    sparse = Sparse(torch.tensor([[0, 2], [5, 6]]), torch.full((2, 2), 0.5).log(), torch.full((2, 2), 0.5))
+    lesson = Lesson.on(torch.tensor([0, 1, 2]), sparse, torch.tensor([0, 5]))
+    objective = build_objective(config("neg_log_alpha"))
+    loss, _ = objective.loss(torch.full((2, 3), 1 / 3).log(), lesson)
+    assert objective.learned(lesson).tolist() == [True, False]
+    assert float(loss[1]) == 0.0 < float(loss[0]) < 2.0

@@ -233,6 +233,32 @@ def test_muon_takes_the_layers_matrices_alone(tmp_path: Path, target: Path, corp
     assert len(by_muon) + len(by_adamw) == len(names)
 
 
+def test_a_vocabulary_as_wide_as_the_target_hides_no_layer_from_muon(target: Path) -> None:
+    """Medusa's layers are as wide as a vocabulary of d tokens, and all that it has."""
+    known = built_head(target, "medusa").head
+    width = known.config.hidden_size
+    head = HEADS["medusa"][1](replace(known.config, draft_vocab_size=width), known.ends, torch.arange(width))
+    cfg = head_config(Path("out"), target, "medusa", data=TEXT, optimizer="muon")
+    muon, adamw = build_optimizers(head, TrainableHead(head).token_tables(), cfg)
+    counts = [sum(len(group["params"]) for group in one.param_groups) for one in (muon, adamw)]
+    assert counts == [known.config.depth] * 2  # a matrix and a bias for each head
+
+
+def test_blocks_of_a_row_follow_the_run_not_the_saved_head(tmp_path: Path, target: Path, corpus: Path) -> None:
+    """No weight is made of their number, and a longer row has more of them."""
+    text: dict[str, Any] = {"data": data_settings(corpus), "steps": 2}
+    run(head_config(tmp_path / "first", target, "dspark", **text, head={"anchors": None}))
+    known, draft = describe_model(ModelConfig(path=str(target))), {"init_from": str(tmp_path / "first")}
+
+    def anchors(**changes: Any) -> int:
+        cfg = head_config(tmp_path, target, "dspark", **text, draft=draft, **changes)
+        return head_blueprint(cfg, known, None).config.anchors  # type: ignore[attr-defined]
+
+    assert anchors(head={"anchors": None}) == 4
+    assert anchors(head={"anchors": None}, sequence_length=64) == 8
+    assert anchors(head={"anchors": 5}) == 5
+
+
 @pytest.mark.parametrize("vocab", [None, 40])
 def test_muon_leaves_tables_of_a_reduced_vocabulary_alone(target: Path, vocab: int | None) -> None:
     known = built_head(target, "dspark").head

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -224,6 +225,9 @@ def test_a_plan_is_worked_out_of_what_a_step_reads(target: Path, corpus: Path) -
     assert plan.tokens == pytest.approx(20 * tokens / rows, abs=1)
     assert plan.disk_bytes == 3 * 12 * weights + 3 * 4 * weights
     assert plan.lines()[0].startswith("5 steps, ")
+    assert "0.0% of the 250,000,000" in plan.advice()[0]
+    assert not replace(plan, tokens=25_000_000).advice()
+    assert not replace(plan, target_parameters=None).advice()  # a target of one's own
 
 
 def test_a_pretrained_draft_is_loaded_in_the_revision_of_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,6 +150,8 @@ def test_each_optimizer_follows_its_own_peak() -> None:
         ({"engine": {"name": "deepspeed_zero2"}}, 512, "adamw", 3e-3, 1e-2),
         ({"draft": {"init_from": "x"}}, 1024, "adamw", 1.5e-4, 5e-4),
         ({"optimizer": "muon", "draft": {"init_from": "x"}, "lr": 1e-5}, 512, "muon", 1e-5, 1e-3),
+        ({"lr": 2e-3}, 512, "adamw", 2e-3, 1e-2),  # it would else move norms and tables alone
+        ({"lr": 2e-3, "muon_lr": 5e-3}, 512, "muon", 2e-3, 5e-3),
         ({"optimizer": "adamw", "lr": 2.0, "muon_lr": 4.0}, 4096, "adamw", 2.0, 4.0),
     ],
 )

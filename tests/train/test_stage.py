@@ -145,9 +145,13 @@ def test_a_pretrained_draft_starts_where_it_was(tmp_path: Path, target: Path, re
     assert result(tmp_path / "out")["alpha"] > 0.98  # an unbiased estimate of 1
 
 
-def test_a_plan_runs_nothing(tmp_path: Path, target: Path, records: Path) -> None:
+def test_a_plan_runs_nothing_and_says_what_a_budget_is_good_for(
+    tmp_path: Path, target: Path, records: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run(tiny_config(tmp_path / "out", target, records=str(records), plan=True))
     assert not (tmp_path / "out").exists()
+    assert "far too few to serve with" in caplog.text
+    assert "AdamW at 0.01" in caplog.text
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run_and_names_the_batch(
@@ -225,6 +229,18 @@ def test_the_objective_takes_over_when_alpha_has_risen_and_a_resumed_run_remembe
     assert [line["loss"] for line in metrics(tmp_path / "resumed", "train")][-3:] == losses[3:]
 
 
+def test_a_switch_that_comes_with_the_last_step_is_none(
+    tmp_path: Path, target: Path, full_records: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing would be minimised by the objective, whatever the log said."""
+    warm = {"name": "tv", "warm_up": "cross_entropy", "switch_at": 0.5}
+    found = iter([Sums(1.0, 1.0, 0.4, 1.0, 2.0, 1.0), Sums(1.0, 1.0, 0.6, 1.0, 3.0, 1.0)])  # alphas of 0.4 and 0.6
+    monkeypatch.setattr(loop_module.TrainingLoop, "evaluate", lambda self: next(found))
+    run(tiny_config(tmp_path / "out", target, records=str(full_records), objective=warm))
+    assert "switched_at" not in result(tmp_path / "out")
+    assert "cross_entropy, nats" in (tmp_path / "out" / "model" / "README.md").read_text()
+
+
 def test_a_warm_up_that_never_ends_is_said(
     tmp_path: Path, target: Path, full_records: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -232,5 +248,8 @@ def test_a_warm_up_that_never_ends_is_said(
     run(tiny_config(tmp_path / "out", target, records=str(full_records), objective=warm))
     assert "never reached objective.switch_at=0.99" in caplog.text
     assert "switched_at" not in result(tmp_path / "out")
+    of_text = warm | {"name": "cross_entropy", "warm_up": "tv"}
+    with pytest.raises(ConfigError, match="text holds none"):
+        tiny_config(tmp_path / "out", target, data=data_settings(tmp_path), objective=of_text)
     with pytest.raises(ConfigError, match="would never be minimised"):
         tiny_config(tmp_path / "out", target, records="r", objective=warm, validate_every=6)

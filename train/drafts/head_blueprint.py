@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from decode.common.errors import InputError
 from decode.common.typed_config import require
 from decode.drafters.base import Batch
-from decode.drafters.dspark import DSparkDraft
+from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from decode.drafters.dspark import default_taps as dspark_taps
 from decode.drafters.eagle3 import default_taps as eagle3_taps
 from decode.drafters.head_draft import HeadConfig, HeadDraft
@@ -40,11 +40,10 @@ class TrainableHead(TrainableDraft):
         self.head = head
 
     def token_tables(self) -> list[nn.Parameter]:
-        """With what adds to the target's logits, over its vocabulary or a reduced one."""
-        size = self.head.config.draft_vocab_size or self.head.config.vocab_size
-        linear = [child for child in self.head.modules() if isinstance(child, nn.Linear)]
-        wide = [weight for child in linear if child.out_features == size for weight in child.parameters()]
-        return [*super().token_tables(), *wide]
+        """With what adds to the target's logits, over its vocabulary or a reduced one; by its name, since a layer may
+        be as wide as a vocabulary."""
+        added = [child for name, child in self.head.named_modules() if name == "markov_out"]
+        return [*super().token_tables(), *(weight for child in added for weight in child.parameters())]
 
     def calibrate(self, validation: Iterable[Batch], chunk_rows: int) -> dict[str, float]:
         """The temperatures of a head that predicts its own acceptance."""
@@ -129,7 +128,7 @@ def head_blueprint(
     check_taps(text, (FINAL,), target.path)
     draft = cfg.draft
     if draft.init_from is not None:
-        return _saved(draft, target)
+        return _saved(cfg, target)
     taps = tuple(draft.head.taps) if draft.head.taps else default_taps(draft.family, target.num_layers, target.path)
     check_taps(text, taps, target.path)
     if draft.head.init_own:
@@ -142,7 +141,7 @@ def head_blueprint(
     given = (
         vars(draft.head) | _sizes(draft, target, text) | {"family": draft.family, "layers": draft.layers, "taps": taps}
     )
-    given["anchors"] = draft.head.anchors or -(-cfg.sequence_length // TOKENS_PER_ANCHOR)
+    given["anchors"] = _anchors(cfg)
     norms = {"fc_norm": not draft.head.norm_before_fc, "norm_output": True}
     given |= {name: own for name, own in norms.items() if given[name] is None}
     if cfg.objective.confidence_weight == 0:  # what was never trained must not cut drafts
@@ -190,7 +189,8 @@ def _sizes(draft: DraftConfig, target: ModelDescription, text: PretrainedConfig)
     }
 
 
-def _saved(draft: DraftConfig, target: ModelDescription) -> HeadBlueprint:
+def _saved(cfg: TrainConfig, target: ModelDescription) -> HeadBlueprint:
+    draft = cfg.draft
     assert draft.init_from is not None
     folder = Path(model_folder(draft.init_from))
     if not (folder / "config.json").is_file():
@@ -206,13 +206,19 @@ def _saved(draft: DraftConfig, target: ModelDescription) -> HeadBlueprint:
     config = read_head(folder, target)
     asked, default = _asked(draft), _asked(DraftConfig(family=draft.family))
     saved = vars(config) | {"taps": list(config.taps), "vocab": config.draft_vocab_size}
-    for name in asked.keys() & saved.keys():
+    for name in (asked.keys() & saved.keys()) - {"anchors"}:  # of which no weight is made
         require(
             asked[name] in (saved[name], default[name]),
             f"draft.{_where(name)}={asked[name]}, and the head {draft.init_from} has {saved[name]}, which stays as it "
             f"is. Set draft.{_where(name)}={saved[name]}, or train a new head without draft.init_from",
         )
+    if isinstance(config, DSparkConfig):
+        config = replace(config, anchors=_anchors(cfg))
     return HeadBlueprint(config, target, folder)
+
+
+def _anchors(cfg: TrainConfig) -> int:
+    return cfg.draft.head.anchors or -(-cfg.sequence_length // TOKENS_PER_ANCHOR)
 
 
 def _asked(draft: DraftConfig) -> dict[str, Any]:

@@ -38,8 +38,10 @@ def _yaml(fields: dict[str, str]) -> str:
 
 
 def _measured(cfg: TrainConfig, facts: dict[str, Any], k: int) -> list[str]:
+    is_warm = cfg.objective.warm_up is None or facts["step"] > facts.get("switched_at", cfg.steps)
+    minimised = cfg.objective.name if is_warm else cfg.objective.warm_up
     rows = [
-        ("loss per token", facts["loss"], f"{cfg.objective.name}, nats"),
+        ("loss per token", facts["loss"], f"{minimised}, nats"),
         ("alpha", facts["alpha"], "mean of sum_v min(p_v, q_v) at temperature 1"),
         (
             "tau estimate",
