@@ -139,7 +139,7 @@ READING: dict[Any, str] = {
         training_inputs:_check_length: cfg.sequence_length <= limit => cfg.sequence_length < limit
     """,
     DENSE_CHOSEN: """
-        training_inputs:_choose_store: dense[0] if objective.needs == "dense" and dense else names[0] => names[0]
+        training_inputs:_choose_store: dense[0] if needs_dense and dense else names[0] => names[0]
     """,
     inputs.test_every_end_of_text_is_always_in_a_draft_vocabulary: """
         training_inputs:special_tokens: (*ends, *tokenizer.all_special_ids) => tokenizer.all_special_ids
@@ -173,7 +173,7 @@ NUMBERS: dict[Any, str] = {
         loss:confidence_loss: .clamp(0.0, 1.0) => .clamp(0.0)
     """,
     loss.test_padding_alone_is_no_loss_and_no_gradient: """
-        loss:DraftLoss.forward: max(weights, torch.finfo(weighted.dtype).tiny) => weights
+        loss:DraftLoss.forward: weighted / weights if weights else 0.0 * weighted => weighted / weights
     """,
     sums.test_counts_travel_exactly_however_large: """
         metric_sums:Sums.tensor: torch.float64 => torch.float32
