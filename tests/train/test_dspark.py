@@ -32,7 +32,7 @@ def test_resumed_training_draws_the_anchors_that_uninterrupted_training_draws(
 @pytest.mark.parametrize("engine", ["ddp", "deepspeed_zero3"])
 def test_two_ranks_train_blocks_as_one_would(tmp_path: Path, target: Path, feature_records: Path, engine: str) -> None:
     """Every weight is used through its module, so that sharded ones are gathered; with an anchor at every token."""
-    source: dict[str, Any] = {"records": str(feature_records), "head": {"vocab": 250}}
+    source: dict[str, Any] = {"records": str(feature_records), "head": {"vocab": 250}, "lr": 3e-3}
     run(head_config(tmp_path / "one", target, "dspark", **source, batch_size=2))
     changes: dict[str, Any] = source | {"engine": {"name": engine}, "batch_size": 1}
     launch(command(head_settings(tmp_path / "two", target, "dspark", **changes), LAUNCHER, "tests.train.probe"))
