@@ -37,7 +37,7 @@ make_venv() {
     "$python" -m venv .venv
 }
 
-# Modules are compiled when they are first imported: compiling all that is installed took 90 s of the quickstart.
+# Modules are compiled when they are first imported, not all at once when they are installed.
 pip_install() {
     .venv/bin/python -m pip install --quiet --quiet --no-compile "$@"
 }

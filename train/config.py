@@ -171,6 +171,7 @@ class TrainConfig:
 
     def _check_sources(self) -> None:
         has_target = self.target.path is not None
+        minimised = {self.objective.name, self.objective.warm_up or LEARNS_FROM_TEXT}
         require(
             has_target or not self.draft.is_head,
             f"draft={self.draft.family} drafts from hidden states of its target, but target.path is null. Set "
@@ -181,7 +182,7 @@ class TrainConfig:
             "there is nothing to train on: set records=FOLDER (from `python -m distill`) or choose data=NAME",
         )
         require(
-            has_target or {self.objective.name, self.objective.warm_up or LEARNS_FROM_TEXT} == {LEARNS_FROM_TEXT},
+            has_target or minimised == {LEARNS_FROM_TEXT},
             f"objective={self.objective.name} compares with a target's distribution p, but target.path is null. "
             f"Set target.path, or objective={LEARNS_FROM_TEXT} to train on text alone",
         )
@@ -192,7 +193,6 @@ class TrainConfig:
             self.target_source == "records" or has_target,
             "target_source=live runs the target, but target.path is null. Set target.path",
         )
-        minimised = {self.objective.name, self.objective.warm_up or LEARNS_FROM_TEXT}
         needs_p = minimised != {LEARNS_FROM_TEXT} and self.target_source == "records"
         require(
             not needs_p or self.records is not None,

@@ -28,8 +28,7 @@ class DraftLoss(nn.Module):
         self.config = objective
         self.objective = build_objective(objective)
         self.warm_up = warm_up_of(objective)
-        self.is_warm = self.warm_up is None
-        """The loop says when the warm-up is over."""
+        """Minimised until the loop takes it away."""
         self.window = window
         self.chunk_rows = objective.chunk_rows or MOST_ROWS
 
@@ -41,8 +40,7 @@ class DraftLoss(nn.Module):
         sum and its weights, whose ratio does not depend on how rows are split into batches.
         """
         steps = list(self.draft.unroll(batch))  # type: ignore[operator]
-        objective = self.objective if self.is_warm or self.warm_up is None else self.warm_up
-        scores = score(steps, batch, objective, self.chunk_rows)
+        scores = score(steps, batch, self.warm_up or self.objective, self.chunk_rows)
         learned = int(batch.next_token_rows().sum())
         weighted, weights = self._weighted_loss(scores)
         confidence, predicted = confidence_loss(steps, scores)
@@ -63,23 +61,16 @@ class DraftLoss(nn.Module):
         tokens = float((batch.document >= 0).sum())
         if batch.target is None:
             return Sums(loss, count, tokens=tokens)
-        alpha, greedy = (sum(float(one.double().sum()) for one in chances) for chances in _known(scores))
         slots = sum(int(one.valid.sum()) for one in scores)
-        rounds, greedy_rounds = (expected_rounds(one, self.window) for one in (scores, _at_zero(scores)))
-        tau, tau_greedy = (expected_tau(one) * len(one) if len(one) else 0.0 for one in (rounds, greedy_rounds))
-        return Sums(
-            loss, count, alpha, slots, tau, len(rounds), tokens, greedy=greedy, tau_greedy=tau_greedy
-        )  # fmt: skip
+        alpha, tau, rounds = self._accepted(scores)
+        greedy, tau_greedy, _ = self._accepted([replace(one, alpha=one.greedy) for one in scores])
+        return Sums(loss, count, alpha, slots, tau, rounds, tokens, greedy=greedy, tau_greedy=tau_greedy)
 
-
-def _known(scores: list[Scores]) -> tuple[list[Tensor], list[Tensor]]:
-    """Chances of acceptance at temperature 1 and 0, by step."""
-    ones = [one.alpha for one in scores if one.alpha is not None]
-    return ones, [one.greedy for one in scores if one.greedy is not None]
-
-
-def _at_zero(scores: list[Scores]) -> list[Scores]:
-    return [replace(one, alpha=one.greedy) for one in scores]
+    def _accepted(self, scores: list[Scores]) -> tuple[float, float, int]:
+        """(sum of alpha over slots, sum of the expected tokens per pass over rounds, rounds)."""
+        alpha = sum(float(one.alpha.double().sum()) for one in scores if one.alpha is not None)
+        rounds = expected_rounds(scores, self.window)
+        return alpha, expected_tau(rounds) * len(rounds) if len(rounds) else 0.0, len(rounds)
 
 
 def confidence_loss(steps: list[Step], scores: list[Scores]) -> tuple[Tensor, int]:

@@ -15,12 +15,21 @@ OF_PRETRAINED = 0.1
 """Share of those for weights that have learned already."""
 
 
+def chosen_optimizer(cfg: TrainConfig) -> str:
+    """What optimizer=auto is: Muon, but for saved weights, for DeepSpeed, and where `lr` alone is set, which would else
+    be the rate of norms and tables only."""
+    sets_adamw = cfg.lr is not None and cfg.muon_lr is None
+    auto = "adamw" if _is_pretrained(cfg) or sets_adamw or cfg.engine.zero_stage else "muon"
+    return auto if cfg.optimizer == "auto" else cfg.optimizer
+
+
+def _is_pretrained(cfg: TrainConfig) -> bool:
+    return cfg.draft.init_from is not None or cfg.draft.head.init_own
+
+
 def settled(cfg: TrainConfig, width: int, vocab_size: int) -> TrainConfig:
     """`cfg` with the choices that it leaves open made, for a draft of hidden size `width` over so many tokens."""
-    is_pretrained = cfg.draft.init_from is not None or cfg.draft.head.init_own
-    scale = min(1.0, KNOWN_WIDTH / width) * (OF_PRETRAINED if is_pretrained else 1.0)
+    scale = min(1.0, KNOWN_WIDTH / width) * (OF_PRETRAINED if _is_pretrained(cfg) else 1.0)
     rates = {name: peak * scale for name, peak in FROM_RANDOM.items() if getattr(cfg, name) is None}
-    sets_adamw = cfg.lr is not None and cfg.muon_lr is None  # lr would else be the rate of norms and tables alone
-    auto = "adamw" if is_pretrained or sets_adamw or cfg.engine.zero_stage else "muon"
     objective = replace(cfg.objective, chunk_rows=cfg.objective.chunk_rows or rows_at_once(vocab_size))
-    return replace(cfg, optimizer=auto if cfg.optimizer == "auto" else cfg.optimizer, objective=objective, **rates)
+    return replace(cfg, optimizer=chosen_optimizer(cfg), objective=objective, **rates)

@@ -7,6 +7,7 @@ import os
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 from decode.common.errors import ConfigError
 from decode.common.progress import get_logger, is_main_process
 from decode.common.run_folder import RUN, RunFolder, check_run, free_disk_check, open_run
+from decode.common.typed_config import build
 from decode.config import ModelConfig
 from decode.models.load import load_model
 from decode.models.output_head import Ends, OutputHead, ends_of, head_of, load_ends
@@ -29,7 +31,7 @@ from train.metrics_log import MetricsLog
 from train.optimizers import Schedule, build_optimizers
 from train.packing import Order
 from train.run_result import keep_result
-from train.settled import settled
+from train.settled import chosen_optimizer, settled
 from train.trackers import build_tracker, check_tracker
 from train.training_inputs import Inputs, check_enough, open_inputs, tokenizer_folder
 from train.training_loop import Book, Machine, TrainingLoop
@@ -160,8 +162,8 @@ def _check_resume(cfg: TrainConfig) -> None:
     if cfg.plan or cfg.resume in ("never", "auto"):
         return
     checkpoint = find_checkpoint(Path(cfg.resume))
-    theirs = RUN.read(checkpoint.parent.parent / "run.json").config
-    ours = asdict(cfg)
+    theirs = _with_optimizer(RUN.read(checkpoint.parent.parent / "run.json").config)
+    ours = _with_optimizer(asdict(cfg))
     for where in (("draft",), ("optimizer",), ("engine", "name"), ("target", "path")):
         there, here = theirs, ours
         for key in where:
@@ -171,6 +173,14 @@ def _check_resume(cfg: TrainConfig) -> None:
                 f"resume={cfg.resume} was made with {'.'.join(where)}={there}, and this run has {here}: its weights "
                 "and optimizer state would not fit. Give the same value, or start with draft.init_from instead"
             )
+
+
+def _with_optimizer(config: dict[str, Any]) -> dict[str, Any]:
+    """What optimizer=auto stood for; an older version's configuration, which this one does not know, as it is."""
+    try:
+        return config | {"optimizer": chosen_optimizer(build(TrainConfig, config))}
+    except ConfigError:
+        return config
 
 
 def _run_id(folder: Path) -> str:

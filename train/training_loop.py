@@ -211,7 +211,7 @@ class TrainingLoop:
         if step is not None and self.cfg.objective.warm_up is not None:
             logger.info("objective=%s from step %d on", self.cfg.objective.name, step)
             loss = cast(DraftLoss, self.accelerator.unwrap_model(self.machine.module))
-            self.state.switched_at, loss.is_warm = step, True
+            self.state.switched_at, loss.warm_up = step, None
 
     def _keep_if_best(self, sums: Sums) -> None:
         score = selection.score(sums)

@@ -19,7 +19,8 @@ from decode.forward.kept_runners import Lease, Runners
 from decode.forward.packed_linear import Packed, Packing
 from decode.forward.runner import PASSES, Runner, chunks, rounded
 from decode.models.hidden_states import Taps
-from decode.models.load import device_of, longest_context, refuse_unsupported
+from decode.models.load import device_of
+from decode.models.supported import longest_context, refuse_unsupported
 
 
 class NodePass(nn.Module):

@@ -1,11 +1,7 @@
-"""Finding, describing, comparing and loading models; everything that can be refused is refused before weights are
-read."""
+"""Finding, describing and loading models; everything that can be refused is refused before weights are read."""
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,12 +12,10 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as hf_logging
 
 from decode.common.checked_json import read_json
@@ -30,9 +24,10 @@ from decode.config import ModelConfig
 from decode.models.checkpoint_check import check_headers, check_report, is_quantised, no_model
 from decode.models.checkpoint_files import DAMAGED, check_model_files, check_words, damaged, weight_files
 from decode.models.fingerprint import files_fingerprint, weights_fingerprint
+from decode.models.supported import attention_of, longest_context, refuse_unsupported
+from decode.models.vocabulary import chat_template_hash, load_tokenizer, token_map_hash
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-OWN_MASKS = ("bloom", "gpt_neo", "mpt")  # attention that counts columns of the cache, not positions
 QUICKLY_READ = 1 << 30  # bytes: weights that are there before a progress bar is of use
 
 
@@ -205,28 +200,6 @@ def read_weights(source: ModelConfig, config: PretrainedConfig, role: str) -> tu
     return model, report
 
 
-def attention_of(config: PretrainedConfig, asked: str = "auto") -> str:
-    """The attention kernel, "sdpa" or "eager"; raises InputError where the model does not have the one asked for."""
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    has_sdpa = getattr(model_class, "_supports_sdpa", False)
-    if asked == "sdpa" and not has_sdpa:
-        raise InputError(
-            f"attn_implementation=sdpa, and {config.model_type} models compute attention that sdpa "
-            "does not have (sinks or soft caps, say); use attn_implementation=auto, which takes eager for them"
-        )
-    return ("sdpa" if has_sdpa else "eager") if asked == "auto" else asked
-
-
-def longest_context(config: PretrainedConfig) -> int | None:
-    """Tokens up to which a token's position alone decides its rotation; longrope rotates all of a longer pass anew, so
-    that the distribution of a token would depend on how many others are read with it. None where nothing limits it."""
-    text = config.get_text_config()
-    limit = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
-    rope = getattr(text, "rope_parameters", None) or {}
-    original = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
-    return min(limit, original) if limit and original and rope.get("rope_type") in ("longrope", "dynamic") else limit
-
-
 def resolve_device(device: str) -> torch.device:
     """The device: "auto" is CUDA where there is one; raises InputError for a device that is not there."""
     if device == "auto":
@@ -242,56 +215,6 @@ def resolve_device(device: str) -> torch.device:
 def device_of(model: PreTrainedModel) -> torch.device:
     """Where a model takes its token ids: the device of its input embedding, also for a model spread over several."""
     return next(model.get_input_embeddings().parameters()).device
-
-
-def load_tokenizer(source: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or hub id; raises InputError where there is none."""
-    try:
-        return AutoTokenizer.from_pretrained(
-            source.path, revision=source.revision, trust_remote_code=source.trust_remote_code
-        )
-    except Exception as error:  # noqa: BLE001 - the tokenizers library raises nothing narrower for a damaged file
-        raise InputError(
-            f"no tokenizer can be loaded from {source.path} ({type(error).__name__}: {error}), and text cannot be read "
-            "without one. Copy its tokenizer files again"
-        ) from error
-
-
-def token_map_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash of the token-to-id map: two tokenizers with the same hash give every token the same id."""
-    pairs = sorted(tokenizer.get_vocab().items(), key=lambda pair: (pair[1], pair[0]))
-    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
-
-
-def chat_template_hash(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Hash of the chat template, None where there is none."""
-    template = getattr(tokenizer, "chat_template", None)
-    return None if template is None else hashlib.sha256(json.dumps(template).encode()).hexdigest()
-
-
-def check_same_tokens(target: ModelDescription, draft: ModelDescription) -> None:
-    """Raise InputError unless both models speak of the same tokens; without draft tokenizer files only sizes are
-    compared."""
-    check_same_size(target, draft)
-    ours, theirs = draft.token_map_hash, target.token_map_hash
-    if ours is not None and theirs is not None and ours != theirs:
-        raise InputError(
-            f"the tokenizers differ although both vocabularies have {target.vocab_size} entries: token map "
-            f"{ours[:12]} in "
-            f"{draft.path}, {theirs[:12]} in {target.path}; the same id would mean different text. "
-            "Use a draft trained on the target's own tokenizer"
-        )
-
-
-def check_same_size(target: ModelDescription, draft: ModelDescription) -> None:
-    """Raise InputError unless both vocabularies have as many entries."""
-    if target.vocab_size != draft.vocab_size:
-        raise InputError(
-            f"draft {draft.path} has {draft.vocab_size} vocabulary entries, target {target.path} has "
-            f"{target.vocab_size}: "
-            "acceptance compares full distributions, so both must be over the same tokens. "
-            "Use a draft with the target's tokenizer and padded vocabulary size, or train one with `python -m train`"
-        )
 
 
 def _check_folder(folder: Path, role: str) -> None:
@@ -313,49 +236,3 @@ def with_adapter(path: object, role: str) -> str:
         "the packages installed, so the same folder is two models. Merge it (peft's merge_and_unload) and save the "
         "result, or take adapter_config.json away"
     )
-
-
-def refuse_unsupported(config: PretrainedConfig, path: str, role: str = "target") -> None:
-    """Raise InputError for a model whose passes this decoder cannot make exactly."""
-    if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise InputError(
-            f"{role}.path={path} is a {config.model_type} model, which transformers does not load as a causal language "
-            "model; speculative decoding needs one that predicts the next token"
-        )
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if getattr(model_class, "_is_stateful", False):
-        raise InputError(
-            f"{role}.path={path} is a {config.model_type} model with recurrent state, which cannot be rolled back "
-            "after a "
-            "rejected draft token; use a model whose layers are all attention"
-        )
-    _refuse_without_cache(model_class, config, path, role)
-    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    if "mrope_section" in rope:
-        raise InputError(
-            f"{role}.path={path} uses multimodal rotary positions (mrope), which this decoder does not handle"
-        )
-    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if kinds or config.model_type in OWN_MASKS or getattr(config, "alibi", False):
-        raise InputError(
-            f"{role}.path={path} is a {config.model_type} model (unusual layers: {sorted(kinds) or 'none'}), which "
-            "makes its own masks or position biases: rejected tokens and other rows would be seen. Use a model with "
-            "full or sliding-window attention"
-        )
-
-
-def _refuse_without_cache(model_class: Any, config: PretrainedConfig, path: str, role: str) -> None:
-    lacks = {"past_key_values", "position_ids"} - set(inspect.signature(model_class.forward).parameters)
-    if lacks:
-        raise InputError(
-            f"{role}.path={path} is a {config.model_type} model, whose passes take no "
-            f"{' and no '.join(sorted(lacks))}: "
-            "tokens of a tree could not be read behind the ones before them. Use a model that keeps keys and values "
-            "by position"
-        )
-    is_encoder = getattr(config, "is_decoder", None) is False and hasattr(config, "type_vocab_size")
-    if is_encoder:  # as BERT and its kin are; GPT-NeoX says the same of itself, and sees no later tokens
-        raise InputError(
-            f"{role}.path={path} is a {config.model_type} model with is_decoder=False, in which tokens see the ones "
-            "after them, so it predicts no next token. Use a model that was trained as a decoder (is_decoder=True)"
-        )

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from decode.common.progress import get_logger
-from decode.models.load import load_tokenizer
+from decode.models.vocabulary import load_tokenizer
 from decode.sampling.penalties import penalties
 from decode.sampling.warp import Sampling
 from eval.config import TOKEN_FOR_TOKEN, EvalConfig

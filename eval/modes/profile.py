@@ -18,7 +18,7 @@ from decode.common.environment import environment, git_state
 from decode.common.progress import get_logger, progress
 from decode.common.run_folder import open_run
 from decode.drafters.base import Drafter, drafted_depth
-from decode.models.load import load_tokenizer
+from decode.models.vocabulary import load_tokenizer
 from decode.stats import Stats
 from decode.trees.tree_plans import parse
 from eval.arms.base import AUTOREGRESSIVE

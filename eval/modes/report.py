@@ -10,7 +10,7 @@ from typing import Any
 
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
-from decode.models.load import load_tokenizer
+from decode.models.vocabulary import load_tokenizer
 from eval.arms.base import ASSISTED, Arm
 from eval.arms.ours import assisted_arms, assisted_refusal, drafting, our_arm, plain_arms, renamed
 from eval.config import EvalConfig

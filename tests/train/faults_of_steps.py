@@ -163,7 +163,7 @@ NUMBERS: dict[Any, str] = {
     loss.test_a_row_by_hand: """
         loss:DraftLoss._sums: float((batch.document >= 0).sum()) => float(batch.document.numel())
         loss:DraftLoss.forward: total = learned * => total = 1 *
-        loss:DraftLoss._sums: expected_tau(one) * len(one) if => expected_tau(one) if
+        loss:DraftLoss._accepted: expected_tau(rounds) * len(rounds) if => expected_tau(rounds) if
     """,
     loss.test_what_a_reduced_vocabulary_hides_counts_in_acceptance_alone: """
         loss:DraftLoss._sums: one.valid.sum() => one.learned.sum()

@@ -253,3 +253,15 @@ def test_a_warm_up_that_never_ends_is_said(
         tiny_config(tmp_path / "out", target, data=data_settings(tmp_path), objective=of_text)
     with pytest.raises(ConfigError, match="would never be minimised"):
         tiny_config(tmp_path / "out", target, records="r", objective=warm, validate_every=6)
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused_where_both_said_auto(
+    tmp_path: Path, target: Path, records: Path
+) -> None:
+    """A rate of AdamW's chooses AdamW, whose state is not Muon's."""
+    auto: dict[str, Any] = {"records": str(records), "optimizer": "auto", "muon_lr": None}
+    run(tiny_config(tmp_path / "first", target, **auto, lr=None))
+    checkpoint = str(max((tmp_path / "first" / "checkpoints").glob("step_*")))
+    with pytest.raises(ConfigError, match="optimizer=muon, and this run has adamw"):
+        run(tiny_config(tmp_path / "second", target, **auto, lr=1e-2, resume=checkpoint, steps=8))
+    run(tiny_config(tmp_path / "second", target, **auto, lr=None, resume=checkpoint, steps=8))

@@ -1,0 +1,81 @@
+"""Which models this decoder can treat exactly: by what their configuration says of attention, positions and cache."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from transformers import PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from decode.common.errors import InputError
+
+OWN_MASKS = ("bloom", "gpt_neo", "mpt")  # attention that counts columns of the cache, not positions
+
+
+def refuse_unsupported(config: PretrainedConfig, path: str, role: str = "target") -> None:
+    """Raise InputError for a model whose passes this decoder cannot make exactly."""
+    if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise InputError(
+            f"{role}.path={path} is a {config.model_type} model, which transformers does not load as a causal language "
+            "model; speculative decoding needs one that predicts the next token"
+        )
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if getattr(model_class, "_is_stateful", False):
+        raise InputError(
+            f"{role}.path={path} is a {config.model_type} model with recurrent state, which cannot be rolled back "
+            "after a "
+            "rejected draft token; use a model whose layers are all attention"
+        )
+    _refuse_without_cache(model_class, config, path, role)
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    if "mrope_section" in rope:
+        raise InputError(
+            f"{role}.path={path} uses multimodal rotary positions (mrope), which this decoder does not handle"
+        )
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds or config.model_type in OWN_MASKS or getattr(config, "alibi", False):
+        raise InputError(
+            f"{role}.path={path} is a {config.model_type} model (unusual layers: {sorted(kinds) or 'none'}), which "
+            "makes its own masks or position biases: rejected tokens and other rows would be seen. Use a model with "
+            "full or sliding-window attention"
+        )
+
+
+def _refuse_without_cache(model_class: Any, config: PretrainedConfig, path: str, role: str) -> None:
+    lacks = {"past_key_values", "position_ids"} - set(inspect.signature(model_class.forward).parameters)
+    if lacks:
+        raise InputError(
+            f"{role}.path={path} is a {config.model_type} model, whose passes take no "
+            f"{' and no '.join(sorted(lacks))}: "
+            "tokens of a tree could not be read behind the ones before them. Use a model that keeps keys and values "
+            "by position"
+        )
+    is_encoder = getattr(config, "is_decoder", None) is False and hasattr(config, "type_vocab_size")
+    if is_encoder:  # as BERT and its kin are; GPT-NeoX says the same of itself, and sees no later tokens
+        raise InputError(
+            f"{role}.path={path} is a {config.model_type} model with is_decoder=False, in which tokens see the ones "
+            "after them, so it predicts no next token. Use a model that was trained as a decoder (is_decoder=True)"
+        )
+
+
+def attention_of(config: PretrainedConfig, asked: str = "auto") -> str:
+    """The attention kernel, "sdpa" or "eager"; raises InputError where the model does not have the one asked for."""
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    has_sdpa = getattr(model_class, "_supports_sdpa", False)
+    if asked == "sdpa" and not has_sdpa:
+        raise InputError(
+            f"attn_implementation=sdpa, and {config.model_type} models compute attention that sdpa "
+            "does not have (sinks or soft caps, say); use attn_implementation=auto, which takes eager for them"
+        )
+    return ("sdpa" if has_sdpa else "eager") if asked == "auto" else asked
+
+
+def longest_context(config: PretrainedConfig) -> int | None:
+    """Tokens up to which a token's position alone decides its rotation; longrope rotates all of a longer pass anew, so
+    that the distribution of a token would depend on how many others are read with it. None where nothing limits it."""
+    text = config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    rope = getattr(text, "rope_parameters", None) or {}
+    original = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+    return min(limit, original) if limit and original and rope.get("rope_type") in ("longrope", "dynamic") else limit
