@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
-from decode.arguments import flag, texts, whole, wholes
 from decode.autotune.choose_tree import resolve
 from decode.common.errors import ConfigError
-from decode.common.typed_config import require
+from decode.common.typed_config import flag, require, texts, whole, wholes
 from decode.config import sampling_config
 from decode.drafters.base import Drafter
 from decode.drafters.lm import LMDraft

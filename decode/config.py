@@ -10,8 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from decode.arguments import flag, real, whole
-from decode.common.typed_config import require, unknown_key_message
+from decode.common.typed_config import flag, real, require, unknown_key_message, whole
 
 LEAST_TEMPERATURE = 1e-4  # logits of 30 divided by it are float32 numbers with steps of 0.03
 TREES = ("chain", "dynamic", "sequoia")

@@ -16,11 +16,11 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from decode.autotune.budget import Budget
+from decode.common.environment import device_of
 from decode.common.errors import InputError
 from decode.drafters.base import Context, Drafter, drafted_depth
 from decode.forward.kept_runners import Lease
 from decode.forward.target import runner_for
-from decode.models.load import device_of
 from decode.models.supported import longest_context
 from decode.requests import RequestState, Rows
 from decode.sampling.noise import Noise

@@ -14,13 +14,14 @@ from decode.api import Output, generate
 from decode.autotune.choose_tree import choose
 from decode.autotune.store import key_of, load_calibration, model_key
 from decode.common.checked_json import write_json
+from decode.common.environment import resolve_device
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
 from decode.config import DecodeConfig, Precision
 from decode.drafters.saved_draft import describe_draft, load_drafter
 from decode.loop import Event, Request
-from decode.models.load import ModelDescription, describe_model, load_model, resolve_device
+from decode.models.load import ModelDescription, describe_model, load_model
 from decode.models.vocabulary import load_tokenizer
 from decode.sampling.penalties import penalties
 from decode.sampling.warp import Sampling

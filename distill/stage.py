@@ -12,8 +12,7 @@ import torch
 from accelerate import PartialState
 from transformers import PreTrainedModel
 
-from decode.common.atomic import write_atomically
-from decode.common.checked_json import Content, Count, JsonFile, Sha256, Text
+from decode.common.checked_json import Content, Count, JsonFile, Sha256, Text, write_atomically
 from decode.common.errors import InputError
 from decode.common.progress import get_logger, progress
 from decode.common.run_folder import RunFolder, check_run, free_disk_check, open_run

@@ -1,4 +1,5 @@
-"""What every measurement checks before a weight is loaded, and how it loads target and drafts."""
+"""What every measurement has in common: what it checks before a weight is loaded, how it loads target and drafts, and
+the run's settings at each temperature."""
 
 from __future__ import annotations
 
@@ -6,14 +7,18 @@ import gc
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import LogitsProcessorList, PreTrainedModel
 
 from decode import load_drafter
+from decode.common.environment import resolve_device
 from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.drafters.provenance import TextOrigin, read_provenance
 from decode.drafters.saved_draft import describe_draft
 from decode.models.load import ModelDescription, describe_model, load_model
+from decode.models.vocabulary import load_tokenizer
+from decode.sampling.penalties import penalties
+from decode.sampling.warp import Sampling
 from distill.config import DataConfig
 from eval.config import EvalConfig
 
@@ -64,3 +69,49 @@ def load(cfg: EvalConfig, source: ModelConfig) -> tuple[PreTrainedModel, dict[st
         torch.cuda.empty_cache()
     model = load_model(source)
     return model, {name: load_drafter(path, target=model) for name, path in cfg.drafts.items()}
+
+
+def sampling_at(cfg: EvalConfig, temperature: float) -> Sampling:
+    """The run's sampling at another temperature."""
+    return Sampling(temperature, cfg.decode.top_k, cfg.decode.top_p, cfg.decode.min_p)
+
+
+def verifier_at(cfg: EvalConfig, temperature: float) -> str:
+    """greedy at temperature 0, else the configured rule."""
+    return "greedy" if temperature == 0 else cfg.decode.verifier
+
+
+def settings_at(cfg: EvalConfig, temperature: float) -> dict[str, Any]:
+    """The configured keyword arguments of decode.generate at another temperature."""
+    settings = vars(cfg.decode)
+    if _names_texts(cfg):
+        settings["tokenizer"] = load_tokenizer(cfg.target)
+    return {**settings, "temperature": temperature, "verifier": verifier_at(cfg, temperature)}
+
+
+def processors_of(cfg: EvalConfig, model: PreTrainedModel) -> LogitsProcessorList | None:
+    """The configured penalties, biases and bans; None where all are at rest."""
+    tokenizer = load_tokenizer(cfg.target) if _names_texts(cfg) else None
+    found = penalties(model.config.get_text_config().vocab_size, tokenizer, cfg.decode)
+    return LogitsProcessorList(found) if found else None
+
+
+def can_resume(cfg: EvalConfig) -> bool:
+    """Whether a text may be continued from its own middle as from a prompt: these penalties tell one from the other."""
+    return not (cfg.decode.presence_penalty or cfg.decode.frequency_penalty)
+
+
+def _names_texts(cfg: EvalConfig) -> bool:
+    return any(isinstance(key, str) for key in (*cfg.decode.logit_bias, *cfg.decode.banned_words))
+
+
+_BYTES_PER_S = {"cpu": 10e9, "cuda": 1e12}
+"""Weights read per second at batch 1, as an order of magnitude for the estimate."""
+_HOST_S = {"cpu": 0.5e-3, "cuda": 15e-3}
+"""Seconds a token costs besides."""
+
+
+def seconds_per_token(target: ModelDescription, device: str) -> float:
+    """Of plain decoding at batch 1, as an order of magnitude."""
+    kind = resolve_device(device).type
+    return target.weight_bytes / _BYTES_PER_S.get(kind, 10e9) + _HOST_S.get(kind, 3e-3)

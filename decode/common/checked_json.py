@@ -1,10 +1,11 @@
 """The one reader of JSON files that lie in folders: bounded, then held against a pydantic model before anything uses
-it; and the writer, which writes nothing that the reader would refuse."""
+it; and the writer, which writes nothing that the reader would refuse, whole or not at all."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import stat
 from collections import Counter
@@ -13,11 +14,27 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Any, Generic, TypeVar
+from uuid import uuid4
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from decode.common.atomic import write_atomically
 from decode.common.errors import ConfigError, InputError, RunError
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write `content` so that `path` appears once all of it is on the disk; a killed writer leaves a hidden file."""
+    # process ids do not tell processes apart: in containers that share a disk they are often the same
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:  # a full disk would not get emptier by what is left
+        temporary.unlink(missing_ok=True)
+        raise
+
 
 T = TypeVar("T")
 

@@ -1,4 +1,7 @@
-"""Where a number was measured: machine, versions and git state, as plain JSON values."""
+"""The machine: the devices that torch may use, and where a number was measured (machine, versions and git state, as
+plain JSON values). Importing it costs nothing: torch is imported by what needs it."""
+
+from __future__ import annotations
 
 import functools
 import os
@@ -7,6 +10,13 @@ import shutil
 import subprocess
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from decode.common.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = (
@@ -26,7 +36,7 @@ _PACKAGES = (
 
 def environment() -> dict:
     """Python, packages, CPU (name, usable cores, threads), memory in bytes, and the CUDA device's name or None."""
-    import torch  # here, so that importing this module costs nothing
+    import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
@@ -39,6 +49,25 @@ def environment() -> dict:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "cuda_device": device,
     }
+
+
+def resolve_device(device: str) -> torch.device:
+    """The device: "auto" is CUDA where there is one; raises InputError for a device that is not there."""
+    import torch
+
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"device={device}, but torch sees no CUDA device; use device=cpu or device=auto")
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"device={device} is no torch device; use auto, cpu, cuda or cuda:1, say") from error
+
+
+def device_of(model: PreTrainedModel) -> torch.device:
+    """Where a model takes its token ids: the device of its input embedding, also for a model spread over several."""
+    return next(model.get_input_embeddings().parameters()).device
 
 
 @functools.cache

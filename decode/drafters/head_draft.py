@@ -24,8 +24,7 @@ from decode.common.checked_json import Size
 from decode.common.progress import get_logger
 from decode.common.typed_config import require
 from decode.drafters.base import Batch, Context, Step
-from decode.drafters.chain_drafting import pending_tokens
-from decode.drafters.drafting import DraftRound, Steps, Unit, visible_slots
+from decode.drafters.drafting import DraftRound, Steps, Unit, pending_tokens, visible_slots
 from decode.drafters.layers import Extend, Rope, Rotary, Slots, into
 from decode.drafters.tree_drafting import propose
 from decode.forward.cache import SlotCache

@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from decode.common.progress import get_logger
 from decode.config import ModelConfig, Precision
 from decode.drafters.base import Batch, Context, Step
-from decode.drafters.chain_drafting import pending_tokens
-from decode.drafters.drafting import Above, DraftRound, Unit, visible_slots
+from decode.drafters.drafting import Above, DraftRound, Unit, pending_tokens, visible_slots
 from decode.drafters.tree_drafting import propose
 from decode.forward.attention import layer_masks, packed_visibility
 from decode.forward.target import CachedModel, NodePass, runner_for

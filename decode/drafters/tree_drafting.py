@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from decode.drafters.base import Context
-from decode.drafters.chain_drafting import pending_tokens, propose_chain
-from decode.drafters.drafting import Above, DraftRound, Processed, Steps, Unit
+from decode.drafters.drafting import Above, DraftRound, Processed, Steps, Unit, pending_tokens, propose_chain
 from decode.sampling.noise import Stream
 from decode.sampling.warp import Sampling, warp
 from decode.trees.tree import Drawn, Tree, ancestors, tree_depths

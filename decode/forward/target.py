@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from decode.common.environment import device_of
 from decode.common.errors import InputError
 from decode.forward.attention import grouped, layer_masks, pays
 from decode.forward.cache import SlotCache
@@ -19,7 +20,6 @@ from decode.forward.kept_runners import Lease, Runners
 from decode.forward.packed_linear import Packed, Packing
 from decode.forward.runner import PASSES, Runner, chunks, rounded
 from decode.models.hidden_states import Taps
-from decode.models.load import device_of
 from decode.models.supported import longest_context, refuse_unsupported
 
 

@@ -19,6 +19,7 @@ from transformers import (
 from transformers.utils import logging as hf_logging
 
 from decode.common.checked_json import read_json
+from decode.common.environment import resolve_device
 from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.models.checkpoint_check import check_headers, check_report, is_quantised, no_model
@@ -198,23 +199,6 @@ def read_weights(source: ModelConfig, config: PretrainedConfig, role: str) -> tu
     if getattr(model, "_hf_peft_config_loaded", False):
         raise InputError(with_adapter(source.path, role))
     return model, report
-
-
-def resolve_device(device: str) -> torch.device:
-    """The device: "auto" is CUDA where there is one; raises InputError for a device that is not there."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"device={device}, but torch sees no CUDA device; use device=cpu or device=auto")
-    try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise InputError(f"device={device} is no torch device; use auto, cpu, cuda or cuda:1, say") from error
-
-
-def device_of(model: PreTrainedModel) -> torch.device:
-    """Where a model takes its token ids: the device of its input embedding, also for a model spread over several."""
-    return next(model.get_input_embeddings().parameters()).device
 
 
 def _check_folder(folder: Path, role: str) -> None:

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from decode.common.environment import device_of, resolve_device
 from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.models.checkpoint_check import check_report, quiet
-from decode.models.load import describe_model, device_of, read_weights, resolve_device
+from decode.models.load import describe_model, read_weights
 
 
 class OutputHead:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from decode.common.errors import InputError
-from decode.config import ModelConfig
 
 if TYPE_CHECKING:
+    from decode.config import ModelConfig
     from decode.models.load import ModelDescription
 
 

@@ -17,8 +17,8 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from decode.arguments import whole
 from decode.common.errors import ConfigError
+from decode.common.typed_config import whole
 from decode.config import SamplingConfig
 
 

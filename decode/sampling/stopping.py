@@ -7,9 +7,8 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from decode.arguments import wholes
 from decode.common.errors import ConfigError
-from decode.common.typed_config import require
+from decode.common.typed_config import require, wholes
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from decode.common.environment import device_of
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
-from decode.models.load import device_of
 from distill.records.feature_codes import CODES, FeatureCode, FeatureLayout, Pca, Tensors, grid_of
 from distill.records.record_manifest import REMEDY
 from distill.records.record_shards import Record

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from decode.common.atomic import write_atomically
-from decode.common.checked_json import file_within, shown
+from decode.common.checked_json import file_within, shown, write_atomically
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from decode.common.run_folder import RUN, RunFolder, sha256_file

@@ -16,6 +16,19 @@ TRANSFORMERS = "transformers generate"
 """The two arms without a draft; the faster is the baseline."""
 STATIC = "transformers static, compiled"
 ASSISTED = "transformers assisted"
+LOOKUP = "transformers prompt lookup"
+VLLM = "vllm"
+OURS = "ours"
+
+
+def our_name(setting: str) -> str:
+    """Name of a speculative arm of ours."""
+    return f"ours, {setting}"
+
+
+def is_vllm(arm: str) -> bool:
+    """Whether an arm of that name is vLLM's."""
+    return arm.startswith(VLLM)
 
 
 @dataclass(frozen=True)

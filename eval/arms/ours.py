@@ -17,8 +17,8 @@ from decode.drafters.lm import LMDraft
 from eval.arms.base import ASSISTED, AUTOREGRESSIVE, TRANSFORMERS, Arm, Sample, synchronize
 from eval.arms.transformers_arms import AssistedArm, Setting, TransformersArm, assisted_settings
 from eval.config import EvalConfig
+from eval.inputs import sampling_at, settings_at, verifier_at
 from eval.measure.continuations import left_padded
-from eval.measure.quality import sampling_at, settings_at, verifier_at
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,7 +15,9 @@ from decode.common.progress import progress
 from decode.drafters.base import Batch, Step
 from decode.models.output_head import OutputHead, head_of
 from decode.sampling.warp import Sampling, log_probs
-from eval.measure.continuations import Text
+
+if TYPE_CHECKING:
+    from eval.measure.continuations import Text
 
 _LOGIT_ELEMENTS = 2**27
 """Most elements of one pass's logits that are held at a time."""

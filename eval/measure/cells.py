@@ -16,10 +16,17 @@ from decode.common.sealed import read_sealed, write_sealed
 from decode.sampling.warp import Sampling
 from eval.arms.base import Arm
 from eval.config import TOKEN_FOR_TOKEN, EvalConfig
-from eval.measure.component_times import CostMeter, is_plain_chain
-from eval.measure.losslessness import Check
-from eval.measure.timed_run import Samples, call_seconds_per_token, fastest, interleave, seconds_per_token, warm_up
-from eval.measure.uncached import check_samples
+from eval.measure.losslessness import Check, check_samples
+from eval.measure.timed_run import (
+    CostMeter,
+    Samples,
+    call_seconds_per_token,
+    fastest,
+    interleave,
+    is_plain_chain,
+    seconds_per_token,
+    warm_up,
+)
 from eval.prompts.held_out import Prompt
 from eval.results.figures import Drafted, Scope, make_row, tokens_per_s
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
 
 from decode import generate
 from decode.common.progress import progress
-from decode.drafters.base import Drafter
-from eval.prompts.held_out import Prompt
+
+if TYPE_CHECKING:
+    from decode.drafters.base import Drafter
+    from eval.prompts.held_out import Prompt
 
 
 @dataclass(frozen=True)

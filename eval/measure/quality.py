@@ -7,17 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from decode.common.progress import get_logger
-from decode.models.vocabulary import load_tokenizer
-from decode.sampling.penalties import penalties
-from decode.sampling.warp import Sampling
 from eval.config import TOKEN_FOR_TOKEN, EvalConfig
+from eval.inputs import can_resume, processors_of, sampling_at, settings_at, verifier_at
 from eval.measure.alpha import Alphas, measure_alpha
 from eval.measure.continuations import Generate, Text, generator, jobs_for
-from eval.measure.losslessness import Check, check, margin_from
-from eval.measure.uncached import check_uncached, is_judged
+from eval.measure.losslessness import Check, check, check_uncached, is_judged, margin_from
 from eval.prompts.held_out import Prompt, next_turn
 
 log = get_logger("eval")
@@ -32,40 +29,6 @@ class Quality:
     """By prompt; None where the verifier promises equality in distribution only."""
     uncached: dict[int, Check] | None = None
     """By prompt, the target's own text against an uncached forward; None in a precision that flips near-ties."""
-
-
-def sampling_at(cfg: EvalConfig, temperature: float) -> Sampling:
-    """The run's sampling at another temperature."""
-    return Sampling(temperature, cfg.decode.top_k, cfg.decode.top_p, cfg.decode.min_p)
-
-
-def verifier_at(cfg: EvalConfig, temperature: float) -> str:
-    """greedy at temperature 0, else the configured rule."""
-    return "greedy" if temperature == 0 else cfg.decode.verifier
-
-
-def settings_at(cfg: EvalConfig, temperature: float) -> dict[str, Any]:
-    """The configured keyword arguments of decode.generate at another temperature."""
-    settings = vars(cfg.decode)
-    if _names_texts(cfg):
-        settings["tokenizer"] = load_tokenizer(cfg.target)
-    return {**settings, "temperature": temperature, "verifier": verifier_at(cfg, temperature)}
-
-
-def processors_of(cfg: EvalConfig, model: PreTrainedModel) -> LogitsProcessorList | None:
-    """The configured penalties, biases and bans; None where all are at rest."""
-    tokenizer = load_tokenizer(cfg.target) if _names_texts(cfg) else None
-    found = penalties(model.config.get_text_config().vocab_size, tokenizer, cfg.decode)
-    return LogitsProcessorList(found) if found else None
-
-
-def can_resume(cfg: EvalConfig) -> bool:
-    """Whether a text may be continued from its own middle as from a prompt: these penalties tell one from the other."""
-    return not (cfg.decode.presence_penalty or cfg.decode.frequency_penalty)
-
-
-def _names_texts(cfg: EvalConfig) -> bool:
-    return any(isinstance(key, str) for key in (*cfg.decode.logit_bias, *cfg.decode.banned_words))
 
 
 def with_answers(

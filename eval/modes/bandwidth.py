@@ -20,14 +20,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from decode import generate
 from decode.common.checked_json import write_json
-from decode.common.environment import environment, git_state
+from decode.common.environment import environment, git_state, resolve_device
 from decode.common.progress import get_logger
 from decode.common.run_folder import open_run
-from decode.models.load import resolve_device
 from eval.arms.base import synchronize
 from eval.config import EvalConfig
-from eval.render.columns import Column, Table, column, columns
-from eval.render.formatting import number, share
+from eval.render.formatting import Column, Table, column, columns, number, share
 from eval.render.page import render_markdown
 from eval.results.document import command
 

@@ -3,8 +3,7 @@
 Speculative decoding is compared with autoregressive decoding in the same runtime, batched: many greedy tokens in fp32,
 where every divergence must be a near-tie; then the target's own precision, whose divergences are listed; and every
 temperature above 0, where the coupled rule promises equal tokens too. The autoregressive text is held against a plain
-forward of the model without a cache as well: both loops run the same passes, and could be wrong alike.
-"""
+forward of the model without a cache as well: both loops run the same passes, and could be wrong alike."""
 
 from __future__ import annotations
 
@@ -26,11 +25,10 @@ from decode.models.load import ModelDescription
 from decode.models.vocabulary import load_tokenizer
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, shared_context
-from eval.measure.certificate_parts import Part, State, compare, is_done
-from eval.measure.padding import measure_padding
+from eval.measure.certificate_parts import Part, State, compare, is_done, measure_padding
 from eval.prompts.held_out import Prompt, as_many_as, check_lengths
-from eval.render.certificate_page import render_certificate
-from eval.render.formatting import count
+from eval.render.formatting import Column, Table, column, columns, count, number, thousands
+from eval.render.page import render_markdown
 from eval.results.document import command
 from eval.results.statistics import share
 
@@ -189,3 +187,52 @@ def failures(rows: Sequence[dict[str, Any]], strict: bool) -> list[str]:
             wrong = count(row["uncached_mismatches"], "mismatch", "es")
             found.append(f"{wrong} of the autoregressive text with an uncached forward in {tokens}")
     return found
+
+
+LISTED = 20
+LOSSLESS = (
+    "Exact in distribution; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties, and the rate is "
+    "reported."
+)
+
+
+def render_certificate(found: dict[str, Any]) -> str:
+    """Verdict, counts, what was compared, divergences, and on what."""
+    counts, divergences = Table("Counts", _COUNTS, found["parts"]), _divergences(found)
+    more = {"counts": counts, "divergences": divergences, "lossless": LOSSLESS}
+    return render_markdown("certificate.md.j2", found=found, **more)
+
+
+def _judged(header: str, key: str) -> Column:
+    return Column(header, lambda part: thousands(part[key] if part["is_judged"] else None))
+
+
+def _per_10_000(key: str) -> Column:
+    return Column("per 10,000 tokens", lambda part: number(None if part[key] is None else 1e4 * part[key]))
+
+
+_COUNTS = columns(
+    *(column("precision", "dtype"), "T", column("tokens", write=thousands)),
+    *(column("asked for", "wanted_tokens", thousands), column("texts", "sequences", thousands)),
+    *(_judged("mismatches", "mismatches"), _judged("near-ties", "near_ties")),
+    Column("divergences", lambda part: thousands(len(part["divergences"]))),
+    _per_10_000("divergences_per_token"),
+    *(_judged("uncached: mismatches", "uncached_mismatches"), _judged("near-ties", "uncached_near_ties")),
+    *(column("flips", "uncached_flips", thousands), column("in tokens", "uncached_tokens_checked", thousands)),
+    _per_10_000("uncached_flips_per_token"),
+)
+_DIVERGENCES = columns(
+    *(Column("part", lambda one: f"{one['dtype']}, T={one['temperature']:g}"), "prompt", "position"),
+    *(column("target's token", "target_token"), column("speculative token", "speculative_token")),
+    column("top-2 margin", "top2_margin", "{:.2g}".format),
+)
+
+
+def _divergences(found: dict[str, Any]) -> Table:
+    rows = [{**part, **one} for part in found["parts"] for one in part["divergences"]]
+    note = (
+        f"{min(LISTED, len(rows))} of {len(rows):,}; all are in certificate.json. The margin is by how much the target "
+        "prefers its best token to its second (in that precision, noise included); the largest is "
+        f"{max((row['top2_margin'] for row in rows), default=0.0):.2g}."
+    )
+    return Table("Divergences", _DIVERGENCES, rows[:LISTED], note)

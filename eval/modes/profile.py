@@ -23,10 +23,9 @@ from decode.stats import Stats
 from decode.trees.tree_plans import parse
 from eval.arms.base import AUTOREGRESSIVE
 from eval.config import EvalConfig
-from eval.inputs import check_models, load, shared_context
+from eval.inputs import check_models, load, settings_at, shared_context
 from eval.measure.continuations import left_padded
 from eval.measure.operators import profiled
-from eval.measure.quality import settings_at
 from eval.prompts.held_out import Prompt, as_many_as, check_lengths
 from eval.render.profile_page import render_markdown, render_page
 from eval.results.document import command

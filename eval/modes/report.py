@@ -5,21 +5,22 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
+from decode.models.load import ModelDescription
 from decode.models.vocabulary import load_tokenizer
-from eval.arms.base import ASSISTED, Arm
+from eval.arms.base import ASSISTED, AUTOREGRESSIVE, TRANSFORMERS, Arm
 from eval.arms.ours import assisted_arms, assisted_refusal, drafting, our_arm, plain_arms, renamed
+from eval.arms.transformers_arms import assisted_settings
 from eval.config import EvalConfig
-from eval.inputs import check_models, load, shared_context
+from eval.inputs import check_models, load, seconds_per_token, shared_context
 from eval.measure.alpha import Alphas
 from eval.measure.cells import Cell, CellRun, Point, Results, choose
 from eval.measure.quality import Quality, measure_curve, measure_quality, with_answers
 from eval.measure.timed_run import warm_up
-from eval.plan import make_plan
 from eval.prompts.held_out import PromptSets, check_lengths, load_prompts
 from eval.render.report_page import render_page, render_summary
 from eval.render.tracking import track_report
@@ -162,3 +163,62 @@ def _write(cfg: EvalConfig, folder: RunFolder, results: dict[str, Any]) -> None:
     track_report(cfg, folder.path, results)
     folder.finish({"rows": len(results["rows"])})
     log.info("report: %s", folder.file("index.html"))
+
+
+_BATCH_GAIN = 6.0
+"""How much faster than one by one a batch goes, in tokens per second."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Counts of one report."""
+
+    arms: dict[float, list[str]]
+    choose_k: list[int]
+    prompts: PromptSets
+    timed_tokens: int
+    checked_tokens: int
+    screened_tokens: int
+    seconds: float
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        sets = self.prompts
+        arms = [f"  T={temperature:g}: {', '.join(names)}" for temperature, names in self.arms.items()]
+        return [
+            "arms, timed prompt by prompt in one run:",
+            *arms,
+            *([f"k is chosen first, among {self.choose_k}, on other prompts"] if self.choose_k else []),
+            f"prompts: {len(sets.timed)} timed, {len(sets.reported)} checked, {len(sets.screening)} for "
+            "settings and warm-up",
+            f"tokens: {self.timed_tokens:,} timed, {self.checked_tokens:,} checked and for alpha, "
+            f"{self.screened_tokens:,} screened",
+            f"time: about {self.seconds / 60:.0f} min (an order of magnitude)",
+        ]
+
+
+def make_plan(cfg: EvalConfig, target: ModelDescription, prompts: PromptSets) -> Plan:
+    """Upper bounds: texts may end before their limit."""
+    arms = {temperature: _arm_names(cfg, temperature) for temperature in cfg.temperatures}
+    calls = cfg.timing.rounds * len(prompts.timed) * sum(len(names) for names in arms.values())
+    timed = calls * cfg.decode.max_new_tokens
+    checked = _checked_tokens(cfg, len(prompts.reported))
+    screened = len(cfg.timing.choose_k) * len(prompts.screening) * cfg.timing.screening_tokens
+    if assisted_refusal(cfg) is None:
+        per_temperature = len(assisted_settings(cfg.peers)) * len(prompts.screening) * cfg.timing.screening_tokens
+        screened += per_temperature * len(cfg.temperatures)
+    per_token = seconds_per_token(target, cfg.target.device)
+    seconds = per_token * ((timed + screened) / 1.3 + 2 * checked / _BATCH_GAIN)
+    return Plan(arms, cfg.timing.choose_k, prompts, timed, checked, screened, seconds)
+
+
+def _arm_names(cfg: EvalConfig, temperature: float) -> list[str]:
+    drafts = [arm_name(draft, k) for draft in cfg.drafts for k in draft_lengths(cfg, temperature, draft)]
+    peers = [ASSISTED] if assisted_refusal(cfg) is None else []
+    return [AUTOREGRESSIVE, TRANSFORMERS, *drafts, *peers]
+
+
+def _checked_tokens(cfg: EvalConfig, prompts: int) -> int:
+    main = prompts * cfg.lossless.tokens
+    others = len(cfg.temperatures) * len(cfg.drafts) - 1 + len(set(cfg.curve_temperatures) - set(cfg.temperatures))
+    return main + others * min(prompts, cfg.lossless.other_prompts) * cfg.lossless.other_tokens

@@ -19,13 +19,13 @@ from decode.common.errors import ConfigError, InputError
 from distill.corpora.row_files import checked_text
 from distill.prompts.chat import encode_prompt
 from distill.prompts.tokenizer import start_ids
-from eval.config import EvalConfig, PromptsConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from distill.corpora import Document
     from distill.corpora.corpus import Split
+    from eval.config import EvalConfig, PromptsConfig
 
 DEEPEST_DRAFT = 32
 """Positions kept free behind a continuation for a draft that is longer than what is left to write."""

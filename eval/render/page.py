@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from decode.common import markdown
 from eval.render import formatting
-from eval.render.columns import Table
+from eval.render.formatting import Table
 
 _FORMATS = "number with_interval interval whole thousands short share count losslessness uncached hardware software"
 _FORMATS += " size folders batches"

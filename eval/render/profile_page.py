@@ -8,8 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from eval.measure.operators import CLASSES
-from eval.render.columns import Column, Table, column, columns
-from eval.render.formatting import number
+from eval.render.formatting import Column, Table, column, columns, number
 from eval.render.page import Page, Plot, as_html, as_markdown
 from eval.render.plots import COLORS, GREY, draw
 

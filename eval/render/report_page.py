@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from eval.render.columns import Column, Row, Table, column, columns
-from eval.render.formatting import MISSING, number, overall_rows, setting, size, thousands
+from eval.render.formatting import (
+    MISSING,
+    Column,
+    Row,
+    Table,
+    column,
+    columns,
+    number,
+    overall_rows,
+    setting,
+    size,
+    thousands,
+)
 from eval.render.page import Page, Plot, as_html, as_markdown
 from eval.render.plots import acceptance_plot, draft_length_plot, temperature_plot, training_plot
 from eval.results.training_curves import Curves

@@ -15,8 +15,8 @@ from eval.arms.ours import assisted_refusal
 from eval.arms.transformers_arms import assisted_settings
 from eval.config import EvalConfig
 from eval.measure.alpha import Alphas
-from eval.measure.component_times import promised_speedup
 from eval.measure.quality import Quality
+from eval.measure.timed_run import promised_speedup
 from eval.prompts.held_out import Prompt, PromptSets
 from eval.results.figures import Scope, described, quality_figures
 from eval.results.schema import SCHEMA, Row

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from decode.acceptance import acceptance_by_position
-from decode.config import SamplingConfig
 from eval.arms.base import AUTOREGRESSIVE, TRANSFORMERS, Sample
 from eval.config import TOKEN_FOR_TOKEN
-from eval.measure.component_times import is_plain_chain, promised_speedup
 from eval.measure.losslessness import Check, flips
-from eval.measure.quality import Quality
-from eval.measure.timed_run import Samples, call_seconds_per_token, seconds_per_token
+from eval.measure.timed_run import Samples, call_seconds_per_token, is_plain_chain, promised_speedup, seconds_per_token
 from eval.results.schema import ComponentTimes, Row
 from eval.results.statistics import (
     Estimate,
@@ -28,6 +25,10 @@ from eval.results.statistics import (
     repeated_4grams,
     share,
 )
+
+if TYPE_CHECKING:
+    from decode.config import SamplingConfig
+    from eval.measure.quality import Quality
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from transformers import DynamicCache, LogitsProcessor, PreTrainedModel, Repetit
 from transformers.cache_utils import DynamicLayer
 
 from decode.api import Output, generate
-from decode.drafters import chain_drafting
+from decode.drafters import drafting as chain_drafting
 from decode.drafters.base import Context, Drafter
 from decode.drafters.lm import LMDraft
 from decode.forward.kept_runners import Lease

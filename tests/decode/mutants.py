@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from decode.drafters import chain_drafting
+from decode.drafters import drafting as chain_drafting
 from decode.loop import Loop
 from decode.sampling.noise import Noise, Stream
 from decode.trees.tree import Tree

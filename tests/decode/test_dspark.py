@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 from decode.autotune.budget import Budget
-from decode.drafters import chain_drafting
+from decode.drafters import drafting as chain_drafting
 from decode.drafters.base import Batch, Context
 from decode.drafters.drafting import Above, Processed
 from decode.drafters.dspark import DSparkConfig, DSparkDraft, default_taps

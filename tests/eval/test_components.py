@@ -8,8 +8,8 @@ import pytest
 
 from decode.autotune.timing import Costs
 from decode.config import SamplingConfig
-from eval.measure import component_times as components
-from eval.measure.component_times import CostMeter, is_plain_chain, promised_speedup
+from eval.measure import timed_run as components
+from eval.measure.timed_run import CostMeter, is_plain_chain, promised_speedup
 from eval.results.schema import ComponentTimes
 
 

@@ -17,7 +17,7 @@ from eval.arms.vllm_peer import Engine, as_sample, check_python
 from eval.comparison_config import arm_settings
 from eval.config import EvalConfig
 from eval.modes.decoders import arms as engines
-from eval.modes.decoders import cells as measuring
+from eval.modes.decoders import arms as measuring
 from eval.modes.decoders import mode
 from eval.modes.decoders.page import render_page, render_summary
 from eval.modes.decoders.texts import docstrings, load_texts

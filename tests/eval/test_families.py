@@ -18,9 +18,9 @@ from eval import stage
 from eval.config import EvalConfig
 from eval.modes.families import mode, trainings
 from eval.modes.families.arms import rescoring, train_config
-from eval.modes.families.groups import Group, quality_row
 from eval.modes.families.page import losslessness_of_all, render_summary
 from eval.modes.families.recommend import PLAIN, recommend, sentence
+from eval.modes.families.results import Group, quality_row
 from eval.modes.families.trainings import Training, in_child, pace_of, steps_for_tokens
 from eval.publish import publish
 from eval.results.statistics import bootstrap_crossed, ratio_of_ratios, ratio_of_sums

@@ -14,10 +14,9 @@ from eval.arms.base import Sample
 from eval.measure.continuations import Job, Text
 from eval.modes.families import measuring as families_quality
 from eval.modes.families import trainings as budgets
-from eval.modes.families.groups import Group, grouped, quality_row, tau_ratio, training_row
 from eval.modes.families.measuring import Judge, Speculator
 from eval.modes.families.recommend import recommend, rivals
-from eval.modes.families.results import Measured, _codes
+from eval.modes.families.results import Group, Measured, _codes, grouped, quality_row, tau_ratio, training_row
 from eval.modes.families.trainings import Pace, Training, tokens_per_step
 from tests.eval.samples import config
 

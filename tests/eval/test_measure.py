@@ -19,8 +19,15 @@ from eval.arms.transformers_arms import (
     using,
 )
 from eval.config import PeersConfig
-from eval.measure.component_times import CostMeter, promised_speedup
-from eval.measure.timed_run import call_seconds_per_token, interleave, order, seconds_per_token, warm_up
+from eval.measure.timed_run import (
+    CostMeter,
+    call_seconds_per_token,
+    interleave,
+    order,
+    promised_speedup,
+    seconds_per_token,
+    warm_up,
+)
 from eval.prompts.held_out import Prompt
 from eval.results.schema import ComponentTimes
 from tests.tiny import tiny_llama

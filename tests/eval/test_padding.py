@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from decode.stats import Round, Stats
-from eval.measure import padding
-from eval.measure.padding import measure_padding
+from eval.measure import certificate_parts as padding
+from eval.measure.certificate_parts import measure_padding
 from tests.eval.samples import config, prompts
 
 MODEL: Any = SimpleNamespace(device=torch.device("cpu"))

@@ -10,11 +10,12 @@ import pytest
 
 from decode.sampling.warp import Sampling
 from eval.config import EvalConfig
+from eval.inputs import sampling_at, settings_at
 from eval.measure import quality
 from eval.measure.alpha import Alphas
 from eval.measure.continuations import Generate, Job, Text
 from eval.measure.losslessness import Check
-from eval.measure.quality import measure_curve, measure_quality, sampling_at, settings_at
+from eval.measure.quality import measure_curve, measure_quality
 from tests.eval.samples import config, prompts
 
 SIZES = {"prompts": 3, "tokens": 6, "other_prompts": 2, "other_tokens": 4}

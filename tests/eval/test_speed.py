@@ -16,7 +16,7 @@ from eval.arms.ours import OurArm, drafting, plain_arms
 from eval.arms.transformers_arms import Setting, TransformersArm
 from eval.config import EvalConfig
 from eval.measure import cells as cell_run
-from eval.measure import component_times as components
+from eval.measure import timed_run as components
 from eval.measure.cells import Cell, CellRun, Point, choose, mean_context
 from eval.measure.losslessness import Check
 from eval.measure.timed_run import fastest, interleave, warm_up

@@ -16,8 +16,8 @@ from eval.arms import ours as build_arms
 from eval.config import EvalConfig
 from eval.measure import cells as cell_run
 from eval.measure.cells import Cell, Point
-from eval.modes.decoders import cells as choosing
-from eval.modes.decoders import cells as measuring
+from eval.modes.decoders import arms as choosing
+from eval.modes.decoders import arms as measuring
 from eval.modes.decoders.arms import Engines, Stock
 from eval.modes.decoders.texts import TextPrompts, load_texts
 from eval.modes.families import mode as families_mode

@@ -10,7 +10,7 @@ import pytest
 from jinja2 import UndefinedError
 
 from decode.common.compose import CONF
-from eval.render.columns import Column, Table, column, estimate
+from eval.render.formatting import Column, Table, column, estimate
 from eval.render.page import Page, as_html, as_markdown, render_markdown
 
 ROOT = CONF.parent

@@ -10,11 +10,10 @@ from decode.forward.target import NodePass
 from decode.sampling.penalties import penalties
 from decode.sampling.warp import Sampling
 from eval.arms.ours import OurArm
-from eval.measure import uncached
+from eval.measure import losslessness as uncached
 from eval.measure.continuations import Job, Text, generator
-from eval.measure.losslessness import MARGIN, Check, check, margin_from
+from eval.measure.losslessness import MARGIN, Check, check, check_samples, check_uncached, margin_from
 from eval.measure.timed_run import interleave
-from eval.measure.uncached import check_samples, check_uncached
 from eval.prompts.held_out import Prompt
 from tests.tiny import tiny_llama
 

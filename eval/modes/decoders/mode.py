@@ -13,20 +13,29 @@ from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
 from decode.models.load import ModelDescription
 from decode.models.vocabulary import load_tokenizer
-from eval.arms.base import ASSISTED, AUTOREGRESSIVE, STATIC, TRANSFORMERS
+from eval.arms.base import ASSISTED, AUTOREGRESSIVE, LOOKUP, STATIC, TRANSFORMERS
 from eval.arms.transformers_arms import assisted_settings as assisted_settings
 from eval.arms.transformers_arms import no_compiler
 from eval.arms.vllm_peer import check_python
 from eval.comparison_config import arm_settings
 from eval.config import EvalConfig
-from eval.inputs import check_models, load, shared_context
+from eval.inputs import check_models, load, seconds_per_token, shared_context
 from eval.measure.cells import Cell, Results
-from eval.modes.decoders.arms import LOOKUP, Stock, engine_names, started
-from eval.modes.decoders.cells import arms_of, cells, choose, left_out, measure, points, warm
+from eval.modes.decoders.arms import (
+    Stock,
+    arms_of,
+    cells,
+    choose,
+    engine_names,
+    left_out,
+    measure,
+    points,
+    started,
+    warm,
+)
 from eval.modes.decoders.page import render_page, render_summary
 from eval.modes.decoders.results import make_results
 from eval.modes.decoders.texts import TextPrompts, load_texts
-from eval.plan import seconds_per_token
 from eval.results.schema import write_results
 
 _WARM_UPS = 8

@@ -7,11 +7,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from eval.arms.base import AUTOREGRESSIVE
-from eval.modes.decoders.arms import our_name
-from eval.modes.decoders.cells import OURS
-from eval.render.columns import Column, Row, Table, columns, estimate
-from eval.render.formatting import MISSING, number, with_interval
+from eval.arms.base import AUTOREGRESSIVE, OURS, our_name
+from eval.render.formatting import MISSING, Column, Row, Table, columns, estimate, number, with_interval
 from eval.render.page import Page, Plot, as_html, as_markdown
 from eval.render.plots import COLORS, GREY, draw
 

@@ -7,10 +7,8 @@ from importlib.metadata import version
 from typing import Any
 
 from decode.models.load import ModelDescription
-from eval.arms.base import ASSISTED, AUTOREGRESSIVE, TRANSFORMERS
+from eval.arms.base import ASSISTED, AUTOREGRESSIVE, OURS, TRANSFORMERS, is_vllm, our_name
 from eval.config import EvalConfig
-from eval.modes.decoders.arms import is_vllm, our_name
-from eval.modes.decoders.cells import OURS
 from eval.results.document import DEFINITIONS, heading, target_entry
 from eval.results.figures import described
 from eval.results.statistics import arm_ratio, arm_speed, fastest_arm

@@ -16,10 +16,11 @@ from eval.arms.base import Arm
 from eval.arms.ours import OurArm, drafting, our_arm, plain_arms
 from eval.comparison_config import shape_settings
 from eval.config import EvalConfig
+from eval.inputs import sampling_at
 from eval.measure.cells import Cell, CellRun, Point, Results, choose
 from eval.measure.continuations import Job, Text, batches
 from eval.measure.losslessness import Check, check, margin_from
-from eval.measure.quality import sampling_at, write_alone
+from eval.measure.quality import write_alone
 from eval.measure.timed_run import warm_up
 from eval.modes.families.arms import ArmFacts
 from eval.prompts.held_out import Prompt

@@ -6,8 +6,20 @@ from typing import Any
 
 from eval.arms.base import AUTOREGRESSIVE, TRANSFORMERS
 from eval.modes.families.recommend import sentence
-from eval.render.columns import SHARED, Column, Row, Table, column, columns, estimate
-from eval.render.formatting import MISSING, count, milliseconds, number, whole
+from eval.render.formatting import (
+    MISSING,
+    SHARED,
+    Column,
+    Row,
+    Table,
+    column,
+    columns,
+    count,
+    estimate,
+    milliseconds,
+    number,
+    whole,
+)
 from eval.render.page import Page, as_html, as_markdown
 
 

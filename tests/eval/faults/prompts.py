@@ -64,12 +64,12 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_splits.test_a_cell_of_decoders_times_its_own_reported_text,
-        ("eval.modes.decoders.cells:measure", "texts[cell.text].reported", "texts[cell.text].screening"),
+        ("eval.modes.decoders.arms:measure", "texts[cell.text].reported", "texts[cell.text].screening"),
     ),
     *noticed_by(
         test_splits.test_settings_of_decoders_are_chosen_on_the_screening_prompts_of_both_texts,
-        ("eval.modes.decoders.cells:_screening_prompts", "prompts.screening", "prompts.reported"),
-        ("eval.modes.decoders.cells:choose", "for name in chains", "for name in speeds"),
+        ("eval.modes.decoders.arms:_screening_prompts", "prompts.screening", "prompts.reported"),
+        ("eval.modes.decoders.arms:choose", "for name in chains", "for name in speeds"),
         ("eval.measure.cells:choose", "fastest(of)", "next(iter(of))"),
     ),
     *noticed_by(

@@ -88,7 +88,7 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_quality.test_the_runs_filters_hold_at_every_temperature,
-        ("eval.measure.quality:sampling_at", "cfg.decode.top_k, cfg.decode.top_p", "cfg.decode.top_k, 1.0"),
+        ("eval.inputs:sampling_at", "cfg.decode.top_k, cfg.decode.top_p", "cfg.decode.top_k, 1.0"),
     ),
     *noticed_by(
         partial(
@@ -158,19 +158,19 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_family_figures.test_tau_of_a_group_is_pooled_and_its_outcomes_are_counted_as_often_as_they_came,
-        ("eval.modes.families.groups:quality_row", " for _ in range(n)]", "]"),
+        ("eval.modes.families.results:quality_row", " for _ in range(n)]", "]"),
     ),
     *noticed_by(
         test_family_figures.test_what_training_took_is_a_mean_over_seeds,
         (
-            "eval.modes.families.groups:training_row",
+            "eval.modes.families.results:training_row",
             "tokens / seconds",
             'float(np.mean([pace["tokens"] / pace["seconds"] for pace in paces]))',
         ),
     ),
     *noticed_by(
         test_family_figures.test_a_ratio_of_taus_is_ours_over_the_others,
-        ("eval.modes.families.groups:tau_ratio", "[counts(ours), counts(other)]", "[counts(other), counts(ours)]"),
+        ("eval.modes.families.results:tau_ratio", "[counts(ours), counts(other)]", "[counts(other), counts(ours)]"),
     ),
     *noticed_by(
         test_family_figures.test_a_code_is_held_against_the_first_one_seed_by_seed,

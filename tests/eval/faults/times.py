@@ -8,24 +8,24 @@ from tests.faults import Fault, noticed_by
 FAULTS: list[Fault] = [
     *noticed_by(
         test_components.test_medians_of_the_drafts_are_their_own_and_of_the_target_are_shared,
-        ("eval.measure.component_times:CostMeter.result", "target[drafted + 1]", "target[1]"),
-        ("eval.measure.component_times:CostMeter.result", "median(seconds)", "min(seconds)"),
-        ("eval.measure.component_times:CostMeter.result", "median(seconds)", "sum(seconds) / len(seconds)"),
-        ("eval.measure.component_times:CostMeter.result", "median(one.t_draft", "min(one.t_draft"),
+        ("eval.measure.timed_run:CostMeter.result", "target[drafted + 1]", "target[1]"),
+        ("eval.measure.timed_run:CostMeter.result", "median(seconds)", "min(seconds)"),
+        ("eval.measure.timed_run:CostMeter.result", "median(seconds)", "sum(seconds) / len(seconds)"),
+        ("eval.measure.timed_run:CostMeter.result", "median(one.t_draft", "min(one.t_draft"),
     ),
     *noticed_by(
         test_components.test_a_step_and_every_verification_are_timed_at_the_runs_context_and_batch,
         (
-            "eval.measure.component_times:CostMeter.sample",
+            "eval.measure.timed_run:CostMeter.sample",
             "[1, *(self._drafted(name, k) + 1 for k in lengths)]",
             "[1, *lengths]",
         ),
-        ("eval.measure.component_times:CostMeter.sample", "self.batch_size", "1"),
+        ("eval.measure.timed_run:CostMeter.sample", "self.batch_size", "1"),
     ),
     *noticed_by(
         test_components.test_the_promise_is_tau_steps_for_k_draft_tokens_and_one_verification,
         (
-            "eval.measure.component_times:promised_speedup",
+            "eval.measure.timed_run:promised_speedup",
             "costs.t_target_1_s, costs.t_draft_s, costs.t_target_k1_s",
             "costs.t_target_1_s, costs.t_target_k1_s, costs.t_draft_s",
         ),
@@ -106,11 +106,15 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_padding.test_the_speed_is_the_median_of_the_rounds_after_the_first,
-        ("eval.measure.padding:measure_padding", "if turn and speed is not None", "if speed is not None"),
-        ("eval.measure.padding:measure_padding", "median(each)", "max(each)"),
-        ("eval.measure.padding:measure_padding", "median(each)", "sum(each) / len(each)"),
-        ("eval.measure.padding:_tokens_per_s", "stats.arrival_s[-1] - stats.arrival_s[0]", "stats.arrival_s[-1]"),
-        ("eval.measure.padding:_tokens_per_s", "stats.rounds[: len(prompts)]", "stats.rounds[:1]"),
+        ("eval.measure.certificate_parts:measure_padding", "if turn and speed is not None", "if speed is not None"),
+        ("eval.measure.certificate_parts:measure_padding", "median(each)", "max(each)"),
+        ("eval.measure.certificate_parts:measure_padding", "median(each)", "sum(each) / len(each)"),
+        (
+            "eval.measure.certificate_parts:_tokens_per_s",
+            "stats.arrival_s[-1] - stats.arrival_s[0]",
+            "stats.arrival_s[-1]",
+        ),
+        ("eval.measure.certificate_parts:_tokens_per_s", "stats.rounds[: len(prompts)]", "stats.rounds[:1]"),
     ),
     *noticed_by(
         test_profile.test_a_round_is_in_milliseconds_and_reading_the_prompt_is_no_part_of_it,
