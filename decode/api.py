@@ -18,7 +18,7 @@ from decode.config import sampling_config
 from decode.drafters.base import Drafter
 from decode.drafters.lm import LMDraft
 from decode.loop import Event, Loop, Observer, Request
-from decode.models.supported import refuse_unsupported
+from decode.models.compatibility import refuse_unsupported
 from decode.requests import check_ids, prompts_of
 from decode.sampling.penalties import penalties
 from decode.sampling.processors import Audited, check_processors

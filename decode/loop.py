@@ -19,9 +19,9 @@ from decode.autotune.budget import Budget
 from decode.common.environment import device_of
 from decode.common.errors import InputError
 from decode.drafters.base import Context, Drafter, drafted_depth
-from decode.forward.kept_runners import Lease
+from decode.forward.runner import Lease
 from decode.forward.target import runner_for
-from decode.models.supported import longest_context
+from decode.models.compatibility import longest_context
 from decode.requests import RequestState, Rows
 from decode.sampling.noise import Noise
 from decode.sampling.processors import History
@@ -30,7 +30,8 @@ from decode.sampling.warp import Sampling, warp
 from decode.stats import Round, Stats
 from decode.trees.tree import Drawn, Tree
 from decode.trees.tree_plans import Shape, chain
-from decode.verify.rules import VERIFIERS, Question, Verdict
+from decode.verify import VERIFIERS
+from decode.verify.verdict import Question, Verdict
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.drafters.provenance import TextOrigin, read_provenance
 from decode.drafters.saved_draft import describe_draft
+from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model, load_model
-from decode.models.vocabulary import load_tokenizer
 from decode.sampling.penalties import penalties
 from decode.sampling.warp import Sampling
 from distill.config import DataConfig

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from decode.models.supported import attention_of
+from decode.models.compatibility import attention_of
 
 _BASE: dict[str, Any] = {
     "vocab_size": 64,

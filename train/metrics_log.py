@@ -5,9 +5,31 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import ConfigDict, Field
+
+from decode.common.checked_json import Content, Count, JsonFile, Text
 from decode.common.errors import InputError
+
+METRICS = "metrics.jsonl"
+
+
+class Line(Content):
+    """An event, with whatever was measured then."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Annotated[float, Field(allow_inf_nan=True)] | int | Text | None]
+
+    kind: Text
+    step: Count
+
+
+LINE = JsonFile(
+    Line,
+    "the curve and the pace of the training would be another's",
+    "The run's log is damaged: copy it again, or train again.",
+)
 
 
 class MetricsLog:
@@ -41,3 +63,9 @@ class MetricsLog:
     def close(self) -> None:
         """End of the run."""
         self.file.close()
+
+
+def read_metrics(file: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl; InputError names a damaged one."""
+    lines = enumerate(file.read_bytes().splitlines(), start=1)
+    return [LINE.parse(line, f"{file}:{number}").model_dump() for number, line in lines]

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from distill.objectives.scoring import rows_at_once
 from train.config import TrainConfig
+from train.drafts.blueprint import Blueprint
 
 KNOWN_WIDTH = 512
 """Of the drafts that the rates below were found on (docs/train.md)."""
-FROM_RANDOM = {"lr": 3e-3, "muon_lr": 1e-2}
-"""Peaks up to that width; wider drafts take less, in proportion."""
+LR = 3e-3
+"""Peak of AdamW up to that width; Muon's is the family's. Wider drafts take less of both, in proportion."""
 OF_PRETRAINED = 0.1
 """Share of those for weights that have learned already."""
 
@@ -27,9 +28,10 @@ def _is_pretrained(cfg: TrainConfig) -> bool:
     return cfg.draft.init_from is not None or cfg.draft.head.init_own
 
 
-def settled(cfg: TrainConfig, width: int, vocab_size: int) -> TrainConfig:
-    """`cfg` with the choices that it leaves open made, for a draft of hidden size `width` over so many tokens."""
-    scale = min(1.0, KNOWN_WIDTH / width) * (OF_PRETRAINED if _is_pretrained(cfg) else 1.0)
-    rates = {name: peak * scale for name, peak in FROM_RANDOM.items() if getattr(cfg, name) is None}
+def settled(cfg: TrainConfig, blueprint: Blueprint, vocab_size: int) -> TrainConfig:
+    """`cfg` with the choices that it leaves open made, for this draft over so many tokens."""
+    scale = min(1.0, KNOWN_WIDTH / blueprint.width) * (OF_PRETRAINED if _is_pretrained(cfg) else 1.0)
+    peaks = {"lr": LR, "muon_lr": blueprint.muon_lr}
+    rates = {name: peak * scale for name, peak in peaks.items() if getattr(cfg, name) is None}
     objective = replace(cfg.objective, chunk_rows=cfg.objective.chunk_rows or rows_at_once(vocab_size))
     return replace(cfg, optimizer=chosen_optimizer(cfg), objective=objective, **rates)

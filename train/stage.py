@@ -50,7 +50,7 @@ def run(cfg: TrainConfig) -> None:
     inputs = open_inputs(cfg)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     rows_per_step = check_enough(cfg, inputs, world_size)
-    known = settled(cfg, inputs.blueprint.width, inputs.vocab_size)
+    known = settled(cfg, inputs.blueprint, inputs.vocab_size)
     plan = TrainingPlan.of(known, inputs, rows_per_step)
     for line in [*plan.lines(), *(plan.advice() if cfg.plan else ())]:
         logger.info("plan: %s", line)

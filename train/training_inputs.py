@@ -12,8 +12,8 @@ from decode.common.errors import ConfigError
 from decode.common.progress import get_logger, is_main_process
 from decode.common.typed_config import require
 from decode.config import ModelConfig
+from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model
-from decode.models.vocabulary import load_tokenizer
 from distill.corpora import load_corpus
 from distill.objectives.draft_vocabulary import frequent_tokens
 from distill.objectives.objective import build_objective, warm_up_of

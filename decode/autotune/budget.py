@@ -22,16 +22,145 @@ is looked at. A draft that predicts its acceptance (DSpark) is asked about a tok
 a stopping time as well, even though the whole block is drafted as one unit and cut afterwards, and no token is verified
 that was not expected to pay. Its chances pass the same calibration, since they were learned at temperature 1 and of
 rejection.
-"""
+
+What a call learns while it runs comes first: acceptance by position, seconds by size of round, and what the draft's own
+confidence is worth. Counts are forgotten exponentially, because text changes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
+from statistics import median_low
 
-from decode.autotune.estimates import FORGET, PRIOR_WEIGHT, Acceptance, Calibration, Clock
+from decode.acceptance import Outcome
 from decode.stats import Round
 from decode.trees.tree_plans import Shape
+
+FORGET = 0.98  # of a count is left after a round: the last 50 rounds decide
+PRIOR, PRIOR_WEIGHT = 0.7, 2.0  # acceptance before anything is known, and the tokens that outweigh it
+POOL_WEIGHT = 4.0  # tokens of its own that outweigh, at a position, what all positions say
+KEPT = 9  # times a size; their median follows a growing context and passes over hiccups
+BINS = 10
+
+
+class Acceptance:
+    """P(i-th draft token accepted | those before it were), each position drawn towards all of them together."""
+
+    def __init__(self, depth: int) -> None:
+        self.tried, self.taken = [0.0] * depth, [0.0] * depth
+
+    def learn(self, rounds: Iterable[Outcome]) -> None:
+        """Count one round of the batch."""
+        self.keep(FORGET)
+        for one in rounds:
+            for i in range(min(one.drafted, one.accepted + 1)):
+                self.tried[i] += 1
+                self.taken[i] += one.accepted > i
+
+    def keep(self, share: float) -> None:
+        """Forget all but this share of the counts."""
+        self.tried, self.taken = [n * share for n in self.tried], [n * share for n in self.taken]
+
+    def estimates(self) -> list[float]:
+        """One probability a position."""
+        pooled = _posterior(sum(self.taken), sum(self.tried), PRIOR, PRIOR_WEIGHT)
+        return [_posterior(yes, n, pooled, POOL_WEIGHT) for yes, n in zip(self.taken, self.tried, strict=True)]
+
+    def expected(self, depth: int) -> list[float]:
+        """E(0), E(1), ... E(depth): tokens a round emits, 1 + sum of products of the estimates."""
+        reach, total = 1.0, [1.0]
+        for estimate in self.estimates()[:depth]:
+            reach *= estimate
+            total.append(total[-1] + reach)
+        return total
+
+
+class Clock:
+    """Seconds of a round by its depth: medians of the last uses, never falling with depth, a line between them."""
+
+    def __init__(self) -> None:
+        self._times: dict[int, deque[float]] = {}
+
+    def learn(self, depth: int, seconds: float) -> None:
+        """Note a round."""
+        self._times.setdefault(depth, deque(maxlen=KEPT)).append(seconds)
+
+    def knows(self, depth: int) -> bool:
+        """Whether a round of this depth has been timed; a plain one twice, as everything is compared with it."""
+        return len(self._times.get(depth, ())) > (depth == 0)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether plain rounds and deeper ones have been timed."""
+        return self.knows(0) and len(self._times) > 1
+
+    def seconds(self, deepest: int) -> list[float]:
+        """t(0), t(1), ... t(deepest), where `is_ready`."""
+        depths = sorted(self._times)
+        times = [median_low(self._times[depth]) for depth in depths]
+        times = monotone(times, [float(len(self._times[depth])) for depth in depths])
+        return [_on_the_line(depth, depths, times) for depth in range(deepest + 1)]
+
+
+class Calibration:
+    """P(accepted) of a drafted token by the probability that the draft gave it: bins with a Beta prior, made
+    monotone."""
+
+    def __init__(self) -> None:
+        self._tried, self._taken = [0.0] * BINS, [0.0] * BINS
+        self._values = self._curve()
+
+    def learn(self, rounds: Iterable[Outcome], confidences: Sequence[Sequence[float]]) -> None:
+        """Count one round: `confidences` are those of each outcome's drafted tokens."""
+        self._tried, self._taken = [n * FORGET for n in self._tried], [n * FORGET for n in self._taken]
+        for one, row in zip(rounds, confidences, strict=True):
+            for i in range(min(one.drafted, one.accepted + 1)):
+                self._tried[_bin(row[i])] += 1
+                self._taken[_bin(row[i])] += one.accepted > i
+        self._values = self._curve()
+
+    def __call__(self, confidence: float) -> float:
+        """P(accepted), given that the tokens before were."""
+        return self._values[_bin(confidence)]
+
+    def _curve(self) -> list[float]:
+        """The prior of a bin is its own middle: a draft that knows how often it is right."""
+        pairs = enumerate(zip(self._taken, self._tried, strict=True))
+        raw = [_posterior(yes, n, (bin_ + 0.5) / BINS, PRIOR_WEIGHT) for bin_, (yes, n) in pairs]
+        return monotone(raw, [n + PRIOR_WEIGHT for n in self._tried])
+
+
+def monotone(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The closest never falling sequence in weighted squares (pool adjacent violators)."""
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, length
+    for value, weight in zip(values, weights, strict=True):
+        block = (value, weight, 1)
+        while blocks and blocks[-1][0] > block[0]:
+            mean, mass, length = blocks.pop()
+            joint = mass + block[1]
+            block = ((mean * mass + block[0] * block[1]) / joint, joint, length + block[2])
+        blocks.append(block)
+    return [mean for mean, _, length in blocks for _ in range(length)]
+
+
+def _posterior(yes: float, tried: float, prior: float, weight: float) -> float:
+    return (yes + weight * prior) / (tried + weight)
+
+
+def _bin(confidence: float) -> int:
+    return min(int(confidence * BINS), BINS - 1)
+
+
+def _on_the_line(depth: int, depths: list[int], times: list[float]) -> float:
+    """Between two known depths on the line that joins them; past the last on the line from the first to the last."""
+    above = next((i for i, known in enumerate(depths) if known >= depth), None)
+    if above == 0 or len(depths) == 1:
+        return times[0]
+    low, high = (0, -1) if above is None else (above - 1, above)
+    slope = (times[high] - times[low]) / (depths[high] - depths[low])
+    return times[low] + slope * (depth - depths[low])
+
 
 SLACK = 0.025  # of the autoregressive time may go to probing: half of the 5 % that are promised
 LONGEST_GAP = 64  # plain rounds, unless more are owed: text that becomes draftable is noticed by then

@@ -16,7 +16,7 @@ from decode.common.errors import ConfigError
 from decode.common.progress import get_logger
 from decode.drafters.base import Drafter
 from decode.loop import Loop, Request
-from decode.models.supported import longest_context
+from decode.models.compatibility import longest_context
 from decode.trees.sequoia import Planner, Profile, expected_tokens
 from decode.trees.tree import Tree
 from decode.trees.tree_plans import Static, chain, comb, describe

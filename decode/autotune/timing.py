@@ -13,9 +13,9 @@ from typing import TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from decode.autotune.estimates import monotone
+from decode.autotune.budget import monotone
 from decode.drafters.base import Context, Drafter
-from decode.forward.kept_runners import Lease
+from decode.forward.runner import Lease
 from decode.forward.target import CachedModel, runner_for
 from decode.loop import Request
 from decode.sampling.noise import Noise
@@ -23,7 +23,7 @@ from decode.sampling.warp import Sampling
 from decode.trees.sequoia import RoundCosts
 from decode.trees.tree import Tree
 from decode.trees.tree_plans import Shape, chain, k_ary
-from decode.verify.rules import VERIFIERS
+from decode.verify import VERIFIERS
 
 NODES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # of the target's timed passes
 CHAINS = (1, 2, 4, 8)

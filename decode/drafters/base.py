@@ -11,7 +11,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from decode.autotune.budget import Budget
-    from decode.forward.kept_runners import Lease
+    from decode.forward.runner import Lease
     from decode.sampling.noise import Noise
     from decode.sampling.processors import History
     from decode.sampling.warp import Sampling

@@ -28,9 +28,8 @@ from decode.drafters.drafting import DraftRound, Steps, Unit, pending_tokens, vi
 from decode.drafters.layers import Extend, Rope, Rotary, Slots, into
 from decode.drafters.tree_drafting import propose
 from decode.forward.cache import SlotCache
-from decode.forward.kept_runners import Lease, Runners
 from decode.forward.packed_linear import Packing
-from decode.forward.runner import PASSES, Runner, chunks, rounded
+from decode.forward.runner import PASSES, Lease, Runner, Runners, chunks, rounded
 from decode.trees.tree import Tree
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from decode.drafters.drafting import Above, DraftRound, Unit, pending_tokens, vi
 from decode.drafters.tree_drafting import propose
 from decode.forward.attention import layer_masks, packed_visibility
 from decode.forward.target import CachedModel, NodePass, runner_for
+from decode.models.compatibility import attention_of, longest_context
 from decode.models.load import load_model
 from decode.models.output_head import head_of
-from decode.models.supported import attention_of, longest_context
 from decode.trees.tree import Tree
 
 log = get_logger("decode")

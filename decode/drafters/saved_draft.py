@@ -19,10 +19,10 @@ from decode.drafters.lm import LMDraft
 from decode.drafters.mtp import MTPDraft, own_mtp
 from decode.drafters.provenance import FILE, read_provenance
 from decode.drafters.saved_head import HEADS, expected, load_head, read_head
+from decode.models.compatibility import check_same_size, check_same_tokens
 from decode.models.fingerprint import changed_since_read, files_fingerprint
 from decode.models.load import ModelDescription, describe_loaded, describe_model, load_model
 from decode.models.output_head import ends_of
-from decode.models.vocabulary import check_same_size, check_same_tokens
 
 FAMILIES = ("lm", *HEADS)
 OWN = "mtp"

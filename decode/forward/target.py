@@ -16,11 +16,10 @@ from decode.common.environment import device_of
 from decode.common.errors import InputError
 from decode.forward.attention import grouped, layer_masks, pays
 from decode.forward.cache import SlotCache
-from decode.forward.kept_runners import Lease, Runners
 from decode.forward.packed_linear import Packed, Packing
-from decode.forward.runner import PASSES, Runner, chunks, rounded
+from decode.forward.runner import PASSES, Lease, Runner, Runners, chunks, rounded
+from decode.models.compatibility import longest_context, refuse_unsupported
 from decode.models.hidden_states import Taps
-from decode.models.supported import longest_context, refuse_unsupported
 
 
 class NodePass(nn.Module):

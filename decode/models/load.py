@@ -24,9 +24,15 @@ from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.models.checkpoint_check import check_headers, check_report, is_quantised, no_model
 from decode.models.checkpoint_files import DAMAGED, check_model_files, check_words, damaged, weight_files
+from decode.models.compatibility import (
+    attention_of,
+    chat_template_hash,
+    load_tokenizer,
+    longest_context,
+    refuse_unsupported,
+    token_map_hash,
+)
 from decode.models.fingerprint import files_fingerprint, weights_fingerprint
-from decode.models.supported import attention_of, longest_context, refuse_unsupported
-from decode.models.vocabulary import chat_template_hash, load_tokenizer, token_map_hash
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 QUICKLY_READ = 1 << 30  # bytes: weights that are there before a progress bar is of use

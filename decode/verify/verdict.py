@@ -1,4 +1,5 @@
-"""What a verifier is asked and what it answers, and the walk down a tree that every rule takes."""
+"""What a verifier is asked and what it answers, the walk down a tree that every rule takes, and the two rules that are
+nothing but it: coupled noise, and argmaxes at temperature 0."""
 
 from __future__ import annotations
 
@@ -97,6 +98,27 @@ def _follow_chain(tree: Tree, choice: Tensor) -> Verdict:
     accepted = (choice[:, :-1] == tree.tokens[:, 1:]).long().cumprod(-1).sum(-1)
     steps = torch.arange(tree.num_nodes, device=choice.device)
     return Verdict(torch.minimum(steps, accepted[:, None]), accepted, choice)
+
+
+class Coupled:
+    """Accept the child that equals the token which autoregressive sampling with the same noise would emit."""
+
+    shares_noise = True
+
+    def drawn(self, shape: Shape, replacement: bool) -> Drawn | None:
+        """Any tree will do, drawn in any way: the draft's best by the shared noise, which differ."""
+        return None if replacement else "arbitrary"
+
+    def __call__(self, question: Question) -> Verdict:
+        gumbel = question.gumbel
+        if gumbel is None:
+            return follow(question.tree, question.scores, lambda rows, depths: rows.argmax(-1))
+        # normalising log p would shift all scores alike
+        return follow(question.tree, question.scores, lambda rows, depths: (rows + gumbel[:, depths]).argmax(-1))
+
+
+class Greedy(Coupled):
+    """Coupled at temperature 0, where there is no noise."""
 
 
 def stopped(tree: Tree, path: Tensor, accepted: Tensor, last: Tensor) -> Verdict:

@@ -21,8 +21,8 @@ from decode.common.errors import RunError
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
 from decode.drafters.saved_draft import DraftDescription, describe_draft
+from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription
-from decode.models.vocabulary import load_tokenizer
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, shared_context
 from eval.measure.certificate_parts import Part, State, compare, is_done, measure_padding

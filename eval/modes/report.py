@@ -10,8 +10,8 @@ from typing import Any
 
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
+from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription
-from decode.models.vocabulary import load_tokenizer
 from eval.arms.base import ASSISTED, AUTOREGRESSIVE, TRANSFORMERS, Arm
 from eval.arms.ours import assisted_arms, assisted_refusal, drafting, our_arm, plain_arms, renamed
 from eval.arms.transformers_arms import assisted_settings
@@ -22,12 +22,12 @@ from eval.measure.cells import Cell, CellRun, Point, Results, choose
 from eval.measure.quality import Quality, measure_curve, measure_quality, with_answers
 from eval.measure.timed_run import warm_up
 from eval.prompts.held_out import PromptSets, check_lengths, load_prompts
+from eval.render.plots import training_curves
 from eval.render.report_page import render_page, render_summary
 from eval.render.tracking import track_report
 from eval.results.document import LENGTH, Measured, arm_name, draft_lengths, make_results, scopes
 from eval.results.figures import Drafted
 from eval.results.schema import write_results
-from eval.results.training_curves import training_curves
 
 log = get_logger("eval")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -13,8 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from eval.render.formatting import overall_rows
-from eval.results.training_curves import Curves, series
+from train.metrics_log import METRICS, read_metrics
 
+Curves = dict[str, list[dict[str, Any]]]
+"""draft -> lines of its metrics.jsonl."""
 COLORS = ("#1f5fbf", "#c2571a", "#2a7f4f", "#7a4fa3", "#8a6d1b")
 GREY = "#6b7280"
 _STYLE = {
@@ -148,3 +151,19 @@ def training_plot(results: dict[str, Any], curves: Curves) -> str:
 
 def _gaps(values: Sequence[float | None]) -> list[float]:
     return [float("nan") if value is None else value for value in values]
+
+
+def training_curves(drafts: Mapping[str, str]) -> Curves:
+    """Metrics of the drafts whose run folder holds any: the folder itself, or the one that `model/` lies in."""
+    curves: Curves = {}
+    for name, path in drafts.items():
+        file = next((f / METRICS for f in (Path(path), Path(path).parent) if (f / METRICS).is_file()), None)
+        if file is not None:
+            curves[name] = read_metrics(file)
+    return curves
+
+
+def series(lines: list[dict[str, Any]], kind: str, field: str) -> tuple[list[float], list[float]]:
+    """Steps and values of one field in the lines of one kind."""
+    points = [(line["step"], line[field]) for line in lines if line.get("kind") == kind and line.get(field) is not None]
+    return [step for step, _ in points], [value for _, value in points]

@@ -18,8 +18,7 @@ from eval.render.formatting import (
     thousands,
 )
 from eval.render.page import Page, Plot, as_html, as_markdown
-from eval.render.plots import acceptance_plot, draft_length_plot, temperature_plot, training_plot
-from eval.results.training_curves import Curves
+from eval.render.plots import Curves, acceptance_plot, draft_length_plot, temperature_plot, training_plot
 
 _SPEED = columns(
     *("T", "draft", "k", "alpha", "tau", "tokens/s", "baseline", "speedup", "whole call", "predicted", "realised")

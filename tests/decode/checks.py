@@ -14,7 +14,7 @@ from decode.api import Output, generate
 from decode.drafters import drafting as chain_drafting
 from decode.drafters.base import Context, Drafter
 from decode.drafters.lm import LMDraft
-from decode.forward.kept_runners import Lease
+from decode.forward.runner import Lease
 from decode.loop import Loop, Request
 from decode.sampling.noise import Noise, Stream
 from decode.sampling.warp import Sampling

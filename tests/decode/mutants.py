@@ -9,18 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from decode.drafters import drafting as chain_drafting
+from decode.drafters import drafting
 from decode.loop import Loop
 from decode.sampling.noise import Noise, Stream
 from decode.trees.tree import Tree
 from decode.verify import block, rejection, verdict
-from decode.verify import rules as verify
 from decode.verify.verdict import Question, Verdict, draw, follow
 from tests.decode import checks
 from tests.decode import mutants_of_passes as passes
 
 Patch = Callable[[pytest.MonkeyPatch], None]
-real_plan, real_block, real_noise = rejection.node_plan, block.plan, chain_drafting.draft_noise
+real_plan, real_block, real_noise = rejection.node_plan, block.plan, drafting.draft_noise
 real_children = verdict.children_of
 
 
@@ -41,7 +40,7 @@ def resample_on_mismatch(patch: pytest.MonkeyPatch) -> None:
         again = torch.where(n < k, (told.tokens.gather(1, n) + 1) % checks.VOCAB, told.tokens.gather(1, n))
         return replace(told, tokens=told.tokens.scatter(1, n, again))
 
-    patch.setattr(verify, "follow", mutant)
+    patch.setattr(verdict, "follow", mutant)
 
 
 def one_more_accepted(patch: pytest.MonkeyPatch) -> None:
@@ -54,7 +53,7 @@ def one_more_accepted(patch: pytest.MonkeyPatch) -> None:
         last = told.tokens.gather(1, more[:, None])[:, 0]
         return verdict.stopped(tree, path, more, last)
 
-    patch.setattr(verify, "follow", mutant)
+    patch.setattr(verdict, "follow", mutant)
 
 
 def stale_q(patch: pytest.MonkeyPatch) -> None:
@@ -190,13 +189,13 @@ def draw_off_the_support(patch: pytest.MonkeyPatch) -> None:
 def argmax_drafts(patch: pytest.MonkeyPatch) -> None:
     """transformers' Gemma-4 path: drafts are argmaxes, verified with q as if sampled."""
     patch.setattr(
-        chain_drafting, "draw", lambda scores, noise, drawn: (scores.argmax(-1, keepdim=True), scores.log_softmax(-1))
+        drafting, "draw", lambda scores, noise, drawn: (scores.argmax(-1, keepdim=True), scores.log_softmax(-1))
     )
 
 
 def draft_noise_of_one_round(patch: pytest.MonkeyPatch) -> None:
     """Sequoia: draft noise is drawn once and read in every round."""
-    patch.setattr(chain_drafting, "draft_noise", lambda context: real_noise(replace(context, round_index=0)))
+    patch.setattr(drafting, "draft_noise", lambda context: real_noise(replace(context, round_index=0)))
 
 
 def accept_noise_of_one_round(patch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from decode import generate
-from decode.autotune.budget import LONGEST_GAP, Budget
-from decode.autotune.estimates import Acceptance, Calibration, monotone
+from decode.autotune.budget import LONGEST_GAP, Acceptance, Budget, Calibration, monotone
 from decode.drafters.lm import LMDraft
 from decode.stats import Round
 from decode.trees.tree_plans import Dynamic, Shape, chain, k_ary

@@ -19,7 +19,7 @@ from decode.drafters.base import Batch, Context
 from decode.drafters.drafting import Above, Processed
 from decode.drafters.dspark import DSparkConfig, DSparkDraft, default_taps
 from decode.forward.capture import Trace
-from decode.forward.kept_runners import Lease
+from decode.forward.runner import Lease
 from decode.loop import Loop, Request
 from decode.models.hidden_states import Taps
 from decode.models.output_head import ends_of

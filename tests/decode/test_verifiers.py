@@ -17,7 +17,8 @@ from decode.sampling.warp import Sampling
 from decode.stage import run
 from decode.trees.tree import Drawn, Tree
 from decode.trees.tree_plans import Dynamic, Static, chain, k_ary
-from decode.verify.rules import VERIFIERS, Question
+from decode.verify import VERIFIERS
+from decode.verify.verdict import Question
 from tests.decode.checks import check_noise_is_read_once, ragged_prompts
 from tests.decode.drafters import Oracle, OracleTree
 from tests.tiers import by_default

@@ -10,7 +10,7 @@ import pytest
 from decode.common.errors import ConfigError, RunError
 from decode.common.sealed import read_sealed
 from decode.common.typed_config import build
-from decode.models.vocabulary import load_tokenizer
+from decode.models.compatibility import load_tokenizer
 from eval import inputs, stage
 from eval.config import EvalConfig
 from eval.measure import certificate_parts as comparison

@@ -12,10 +12,10 @@ from decode.common.compose import CONF
 from decode.common.typed_config import build
 from eval.modes import bandwidth
 from eval.modes import certificate as certificate_page
+from eval.modes import profile as profile_page
 from eval.modes.decoders import page as decoders
 from eval.modes.families import page as families
 from eval.publish import PAGES
-from eval.render import profile_page
 from eval.render.report_page import render_block, render_page, render_summary
 from tests.eval.test_report import Page
 from tests.train.toy import tiny_settings

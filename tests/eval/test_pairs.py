@@ -16,8 +16,8 @@ from eval.measure.cells import arm_times
 from eval.modes.decoders.results import _cell as cell_of_decoders
 from eval.modes.decoders.results import _peers as peers_of_decoders
 from eval.modes.families.results import _cell as cell_of_families
+from eval.render.plots import series, training_curves
 from eval.results.statistics import arm_ratio, arm_seconds, arm_speed, fastest_arm
-from eval.results.training_curves import series, training_curves
 from tests.eval.samples import at_paces, sample
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from decode.drafters.lm import LMDraft
-from decode.models.vocabulary import load_tokenizer
+from decode.models.compatibility import load_tokenizer
 from distill.config import ObjectiveConfig
 from distill.corpora import load_corpus
 from distill.records.record_folder import RecordFolder

@@ -30,10 +30,10 @@ from decode.trees.sequoia import RoundCosts
 from distill.config import DistillConfig
 from distill.records.record_folder import RecordFolder, RecordWriter
 from distill.records.record_shards import Record
-from eval.results.training_curves import read_metrics
 from tests.mutations import Mutant, header_mutants, json_mutants
 from tests.train.toy import data_settings, head_config, tiny_config, write_records
 from train.checkpoint import check_whole, read_state
+from train.metrics_log import read_metrics
 from train.stage import run
 
 KEY = {"target": {"fingerprint": "a"}, "draft": {"fingerprint": "b"}, "batch_size": 1}

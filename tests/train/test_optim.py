@@ -1,7 +1,8 @@
 """Which weights which optimizer moves, and the learning rate as a function of the step."""
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from distill.config import ObjectiveConfig
 from tests.tiny import tiny_llama
 from tests.train.toy import tiny_config
 from train.config import TrainConfig
+from train.drafts.blueprint import Blueprint
 from train.drafts.lm_blueprint import TrainableLM
 from train.loss import DraftLoss
 from train.optimizers import Schedule, build_optimizers
@@ -158,8 +160,9 @@ def test_each_optimizer_follows_its_own_peak() -> None:
 def test_what_is_left_open_depends_on_width_engine_and_where_weights_come_from(
     changes: dict[str, Any], width: int, optimizer: str, lr: float, muon_lr: float
 ) -> None:
-    found = settled(config(**{"optimizer": "auto", "lr": None, "muon_lr": None} | changes), width, 152_064)
+    draft = cast(Blueprint, SimpleNamespace(width=width, muon_lr=1e-2))
+    found = settled(config(**{"optimizer": "auto", "lr": None, "muon_lr": None} | changes), draft, 152_064)
     assert found.objective.chunk_rows == 64  # as the toy says; else so many that logits take 128 MB
-    assert settled(config(objective={"chunk_rows": None}), 512, 152_064).objective.chunk_rows == 220
+    assert settled(config(objective={"chunk_rows": None}), draft, 152_064).objective.chunk_rows == 220
     assert found.optimizer == optimizer
     assert (found.lr, found.muon_lr) == (pytest.approx(lr), pytest.approx(muon_lr))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,8 @@ def test_weights_of_a_head_are_counted_without_the_targets_ends_and_without_ids(
     cfg = head_config(Path("out"), target, data=TEXT, head={"vocab": 40})
     blueprint = head_blueprint(cfg, describe_model(model_config(target)), None)
     assert blueprint.wants_vocab == 40
+    assert blueprint.muon_lr == 2e-2  # EAGLE-3's own; other families learn at half of it
+    assert replace(blueprint, config=head("hydra").config).muon_lr == 1e-2
     blueprint = blueprint.with_vocab(torch.arange(40))
     built = blueprint.build(built_head(target, "eagle3").head.ends).module
     assert isinstance(built, HeadDraft)

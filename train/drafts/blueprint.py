@@ -57,6 +57,11 @@ class Blueprint(ABC):
         """Longest context in tokens."""
 
     @property
+    def muon_lr(self) -> float:
+        """Peak rate of its matrices under Muon, from random weights, up to a width of 512 (see `train.settled`)."""
+        return 1e-2
+
+    @property
     def layers_read(self) -> tuple[int, ...]:
         """Layers of the target whose hidden states it drafts from; empty for a draft that reads tokens alone."""
         return ()

@@ -12,10 +12,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Pr
 
 from decode.config import ModelConfig
 from decode.drafters.lm import LMDraft
+from decode.models.compatibility import check_same_tokens, longest_context
 from decode.models.load import ModelDescription, describe_model
 from decode.models.output_head import Ends
-from decode.models.supported import longest_context
-from decode.models.vocabulary import check_same_tokens
 from train.config import TrainConfig
 from train.drafts.blueprint import Blueprint, TrainableDraft
 from train.drafts.draft_config import LM_HEADS, LM_WIDTH, DraftConfig

@@ -11,8 +11,8 @@ from typing import Any
 from decode.common.errors import ConfigError
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
+from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription
-from decode.models.vocabulary import load_tokenizer
 from eval.arms.base import ASSISTED, AUTOREGRESSIVE, LOOKUP, STATIC, TRANSFORMERS
 from eval.arms.transformers_arms import assisted_settings as assisted_settings
 from eval.arms.transformers_arms import no_compiler

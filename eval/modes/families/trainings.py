@@ -22,10 +22,10 @@ from distill.records.record_folder import RecordFolder
 from distill.sequences import record_sequences
 from eval.config import EvalConfig
 from eval.modes.families.arms import train_config
-from eval.results.training_curves import METRICS, read_metrics
 from train import stage
 from train.batches import PackedSource
 from train.config import TrainConfig
+from train.metrics_log import METRICS, read_metrics
 
 
 def tokens_per_step(train: TrainConfig, records: RecordFolder) -> float:

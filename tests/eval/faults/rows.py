@@ -137,12 +137,12 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_pairs.test_a_curve_is_of_one_kind_of_line,
-        ("eval.results.training_curves:series", 'line.get("kind") == kind', "kind"),
+        ("eval.render.plots:series", 'line.get("kind") == kind', "kind"),
     ),
     *noticed_by(
         test_pairs.test_metrics_are_looked_for_in_the_drafts_folder_and_then_in_its_runs,
         (
-            "eval.results.training_curves:training_curves",
+            "eval.render.plots:training_curves",
             "(Path(path), Path(path).parent)",
             "(Path(path).parent, Path(path))",
         ),

@@ -1,14 +1,21 @@
-"""Which models this decoder can treat exactly: by what their configuration says of attention, positions and cache."""
+"""Which models this decoder can treat exactly, by what their configuration says of attention, positions and cache; and
+the tokens that a target shares with its draft and its records."""
 
 from __future__ import annotations
 
+import hashlib
 import inspect
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any
 
-from transformers import PretrainedConfig
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from decode.common.errors import InputError
+
+if TYPE_CHECKING:
+    from decode.config import ModelConfig
+    from decode.models.load import ModelDescription
 
 OWN_MASKS = ("bloom", "gpt_neo", "mpt")  # attention that counts columns of the cache, not positions
 
@@ -24,8 +31,7 @@ def refuse_unsupported(config: PretrainedConfig, path: str, role: str = "target"
     if getattr(model_class, "_is_stateful", False):
         raise InputError(
             f"{role}.path={path} is a {config.model_type} model with recurrent state, which cannot be rolled back "
-            "after a "
-            "rejected draft token; use a model whose layers are all attention"
+            "after a rejected draft token; use a model whose layers are all attention"
         )
     _refuse_without_cache(model_class, config, path, role)
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
@@ -79,3 +85,53 @@ def longest_context(config: PretrainedConfig) -> int | None:
     rope = getattr(text, "rope_parameters", None) or {}
     original = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
     return min(limit, original) if limit and original and rope.get("rope_type") in ("longrope", "dynamic") else limit
+
+
+def load_tokenizer(source: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or hub id; raises InputError where there is none."""
+    try:
+        return AutoTokenizer.from_pretrained(
+            source.path, revision=source.revision, trust_remote_code=source.trust_remote_code
+        )
+    except Exception as error:  # noqa: BLE001 - the tokenizers library raises nothing narrower for a damaged file
+        raise InputError(
+            f"no tokenizer can be loaded from {source.path} ({type(error).__name__}: {error}), and text cannot be read "
+            "without one. Copy its tokenizer files again"
+        ) from error
+
+
+def token_map_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash of the token-to-id map: two tokenizers with the same hash give every token the same id."""
+    pairs = sorted(tokenizer.get_vocab().items(), key=lambda pair: (pair[1], pair[0]))
+    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
+
+
+def chat_template_hash(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Hash of the chat template, None where there is none."""
+    template = getattr(tokenizer, "chat_template", None)
+    return None if template is None else hashlib.sha256(json.dumps(template).encode()).hexdigest()
+
+
+def check_same_tokens(target: ModelDescription, draft: ModelDescription) -> None:
+    """Raise InputError unless both models speak of the same tokens; without draft tokenizer files only sizes are
+    compared."""
+    check_same_size(target, draft)
+    ours, theirs = draft.token_map_hash, target.token_map_hash
+    if ours is not None and theirs is not None and ours != theirs:
+        raise InputError(
+            f"the tokenizers differ although both vocabularies have {target.vocab_size} entries: token map "
+            f"{ours[:12]} in "
+            f"{draft.path}, {theirs[:12]} in {target.path}; the same id would mean different text. "
+            "Use a draft trained on the target's own tokenizer"
+        )
+
+
+def check_same_size(target: ModelDescription, draft: ModelDescription) -> None:
+    """Raise InputError unless both vocabularies have as many entries."""
+    if target.vocab_size != draft.vocab_size:
+        raise InputError(
+            f"draft {draft.path} has {draft.vocab_size} vocabulary entries, target {target.path} has "
+            f"{target.vocab_size}: "
+            "acceptance compares full distributions, so both must be over the same tokens. "
+            "Use a draft with the target's tokenizer and padded vocabulary size, or train one with `python -m train`"
+        )
