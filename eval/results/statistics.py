@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 Statistic = Callable[[np.ndarray], np.ndarray]  # (resamples, n, columns) -> (resamples,)
 _CHUNK_ELEMENTS = 4_000_000
@@ -49,14 +50,18 @@ def bootstrap(columns: np.ndarray, statistic: Statistic, seed: int, resamples: i
         raise ValueError("no prompts to resample")
     if len(columns) == 1:
         return Estimate(float(statistic(columns[None])[0]), None)
-    rng = np.random.default_rng(seed)
-    step = max(1, _CHUNK_ELEMENTS // columns.size)
-    parts = []
-    for start in range(0, resamples, step):
-        rows = rng.integers(0, len(columns), size=(min(step, resamples - start), len(columns)))
-        parts.append(statistic(columns[rows]))
-    low, high = np.quantile(np.concatenate(parts), [0.025, 0.975])
-    return Estimate(float(statistic(columns[None])[0]), (float(low), float(high)))
+    found = stats.bootstrap(
+        tuple(columns.T),
+        lambda *drawn, axis: statistic(np.stack(drawn, axis=-1)),
+        n_resamples=resamples,
+        batch=max(1, _CHUNK_ELEMENTS // columns.size),
+        vectorized=True,
+        paired=True,
+        confidence_level=0.95,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return Estimate(float(statistic(columns[None])[0]), (float(found.low), float(found.high)))
 
 
 def bootstrap_crossed(columns: np.ndarray, statistic: Statistic, seed: int, resamples: int = 2_000) -> Estimate:

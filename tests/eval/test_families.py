@@ -17,7 +17,7 @@ from eval import __main__ as cli
 from eval import stage
 from eval.config import EvalConfig
 from eval.modes.families import mode, trainings
-from eval.modes.families.arms import rescoring, train_config
+from eval.modes.families.arms import describe_arms, rescoring, train_config
 from eval.modes.families.page import losslessness_of_all, render_summary
 from eval.modes.families.recommend import PLAIN, recommend, sentence
 from eval.modes.families.results import Group, quality_row
@@ -115,6 +115,12 @@ def test_the_name_of_the_suite_brings_its_settings():
     assert cfg.target.path == "runs/quickstart/target/model"
     for arm in cfg.families.arms:  # every arm's overrides are those of `python -m train`
         assert train_config(cfg, arm).records == "runs/quickstart/records"
+
+
+def test_what_trains_an_arm_stands_beside_it(folder):
+    cfg = config(folder, families={"arms": {"lm": LM, "auto": LM[:-1]}})
+    told = {arm: facts.optimizer for arm, facts in describe_arms(cfg, describe_model(cfg.target)).items()}
+    assert told == {"lm": "adamw 0.001", "auto": "muon 0.01, adamw 0.003"}
 
 
 def test_budgets_become_steps(tmp_path):

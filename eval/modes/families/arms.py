@@ -21,6 +21,7 @@ from eval.config import EvalConfig
 from eval.inputs import check_same_shares
 from train.config import TrainConfig
 from train.drafts.registry import FAMILIES
+from train.settled import settled
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class ArmFacts:
     """Weights trained, tied ones once; the target's frozen ends are not counted."""
     taps: tuple[int, ...]
     """Layers of the target whose hidden states it reads; () for a draft that reads tokens alone."""
+    optimizer: str
+    """What trains it, with its peak rates."""
 
 
 def train_config(cfg: EvalConfig, arm: str, **settings: Any) -> TrainConfig:
@@ -61,7 +64,9 @@ def facts_of(cfg: EvalConfig, arm: str, target: ModelDescription) -> ArmFacts:
     """Family, size and taps, from descriptions alone."""
     train = train_config(cfg, arm)
     blueprint = FAMILIES[train.draft.family](train, target, None)
-    return ArmFacts(train.draft.family, blueprint.num_parameters, blueprint.layers_read)
+    known = settled(train, blueprint, target.vocab_size)
+    rates = f"muon {known.muon_lr:g}, adamw {known.lr:g}" if known.optimizer == "muon" else f"adamw {known.lr:g}"
+    return ArmFacts(train.draft.family, blueprint.num_parameters, blueprint.layers_read, rates)
 
 
 def describe_arms(cfg: EvalConfig, target: ModelDescription) -> dict[str, ArmFacts]:

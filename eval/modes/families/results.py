@@ -127,8 +127,8 @@ _OWN = {
     "equal time": "Every arm trains for as long, validation and export not counted: its steps are set by the pace of "
     "its training at equal tokens, and the seconds that it took then are reported. The target's pass that makes the "
     "hidden states of heads is not in it: once for all arms, its seconds stand beside the codes.",
-    "training": "One loop, one optimizer, the same texts in the same order; the learning rate is the arm's own. The "
-    "last weights are kept.",
+    "training": "One loop, the same texts in the same order; optimizer and rates are the arm's own. The last weights "
+    "are kept.",
     "tau": "Tokens emitted per target pass, the correction or bonus token included, pooled over all passes, prompts "
     "and seeds, on held-out prompts.",
     "tau_ci95": "Percentile bootstrap, 2,000 resamples of seeds and of prompts, each drawn on their own.",

@@ -63,23 +63,21 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_statistics.test_the_interval_leaves_two_and_a_half_per_cent_on_either_side,
-        ("eval.results.statistics:bootstrap", "[0.025, 0.975]", "[0.05, 0.95]"),
-        ("eval.results.statistics:bootstrap", "[0.025, 0.975]", "[0.01, 0.99]"),
-        ("eval.results.statistics:bootstrap", "[0.025, 0.975]", "[0.025, 0.95]"),
-        ("eval.results.statistics:bootstrap", "[0.025, 0.975]", "[0.975, 0.025]"),
+        ("eval.results.statistics:bootstrap", "confidence_level=0.95", "confidence_level=0.9"),
+        ("eval.results.statistics:bootstrap", "confidence_level=0.95", "confidence_level=0.98"),
+        ("eval.results.statistics:bootstrap", "float(found.high)", "float(found.low)"),
+    ),
+    *noticed_by(
+        test_statistics.test_pairing_removes_what_prompts_share,
+        ("eval.results.statistics:bootstrap", "paired=True", "paired=False"),
     ),
     *noticed_by(
         test_statistics.test_every_resample_draws_as_many_prompts_as_there_are_and_each_draw_is_new,
-        (
-            "eval.results.statistics:bootstrap",
-            "rng.integers(0, len(columns), size=(min(step, resamples - start), len(columns)))",
-            "rng.permuted(np.tile(np.arange(len(columns)), (min(step, resamples - start), 1)), axis=1)",
-        ),
-        (
-            "eval.results.statistics:bootstrap",
-            "    parts = []\n    for start in range(0, resamples, step):\n",
-            "    parts = []\n    for start in range(0, resamples, step):\n        rng = np.random.default_rng(seed)\n",
-        ),
+        ("eval.results.statistics:bootstrap", "columns.size", "len(columns)"),
+    ),
+    *noticed_by(
+        test_statistics.test_there_are_as_many_resamples_as_the_reports_say,
+        ("eval.results.statistics:bootstrap", "n_resamples=resamples", "n_resamples=resamples // 2"),
     ),
     *noticed_by(
         test_statistics.test_trainings_and_prompts_are_each_resampled_and_prompts_are_shared_by_the_trainings,
