@@ -22,6 +22,11 @@ from decode.sampling.warp import Sampling
 from distill.config import DataConfig
 from eval.config import EvalConfig
 
+_BYTES_PER_S = {"cpu": 10e9, "cuda": 1e12}
+"""Weights read per second at batch 1, as an order of magnitude for the estimate."""
+_HOST_S = {"cpu": 0.5e-3, "cuda": 15e-3}
+"""Seconds a token costs besides."""
+
 
 def check_models(cfg: EvalConfig) -> tuple[ModelDescription, dict[str, str]]:
     """The target's description and each draft's family; InputError where a draft's tokens are not the target's."""
@@ -83,7 +88,7 @@ def verifier_at(cfg: EvalConfig, temperature: float) -> str:
 
 def settings_at(cfg: EvalConfig, temperature: float) -> dict[str, Any]:
     """The configured keyword arguments of decode.generate at another temperature."""
-    settings = vars(cfg.decode)
+    settings = dict(vars(cfg.decode))
     if _names_texts(cfg):
         settings["tokenizer"] = load_tokenizer(cfg.target)
     return {**settings, "temperature": temperature, "verifier": verifier_at(cfg, temperature)}
@@ -103,12 +108,6 @@ def can_resume(cfg: EvalConfig) -> bool:
 
 def _names_texts(cfg: EvalConfig) -> bool:
     return any(isinstance(key, str) for key in (*cfg.decode.logit_bias, *cfg.decode.banned_words))
-
-
-_BYTES_PER_S = {"cpu": 10e9, "cuda": 1e12}
-"""Weights read per second at batch 1, as an order of magnitude for the estimate."""
-_HOST_S = {"cpu": 0.5e-3, "cuda": 15e-3}
-"""Seconds a token costs besides."""
 
 
 def seconds_per_token(target: ModelDescription, device: str) -> float:

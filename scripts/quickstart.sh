@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole pipeline on a bare machine: a target, its records, two drafts, one completion, one report.
+# The whole pipeline on a bare machine: a target, its records, two drafts and a head, one completion, one report.
 # 894 s on 2 cores of an Intel Xeon, install included; needs Python 3.11+ and git, no GPU, no model hub, no account.
 # Every stage resumes: run it again after an interruption, and nothing that is finished is done twice.
 set -euo pipefail
@@ -18,6 +18,8 @@ step "draft, distilled" 95 accelerate launch --num_processes 1 --num_machines 1 
     --dynamo_backend no -m train experiment=quickstart_draft resume=auto
 step "draft, text alone" 95 accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no \
     --dynamo_backend no -m train experiment=quickstart_draft_text resume=auto
+step "head" 95 accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no \
+    --dynamo_backend no -m train experiment=quickstart_head resume=auto
 step "one completion" 20 python -m decode target=quickstart draft.path=runs/quickstart/draft/model \
     prompt_file=scripts/quickstart_prompt.txt
 step "report" 380 python -m eval experiment=quickstart_report resume=auto

@@ -1,4 +1,5 @@
-"""metrics.jsonl: a line per event, kept in step with the checkpoints: a resumed log has no gap and no repeat."""
+"""metrics.jsonl, written and read back: a line per event, kept in step with the checkpoints, so that a resumed log has
+no gap and no repeat."""
 
 from __future__ import annotations
 

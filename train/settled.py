@@ -17,8 +17,8 @@ OF_PRETRAINED = 0.1
 
 
 def chosen_optimizer(cfg: TrainConfig) -> str:
-    """What optimizer=auto is: Muon, but for saved weights, for DeepSpeed, and where `lr` alone is set, which would else
-    be the rate of norms and tables only."""
+    """The optimizer of the run. `auto` is AdamW for saved weights, under DeepSpeed and where `lr` alone is set, which
+    would else be the rate of norms and tables only; Muon everywhere else."""
     sets_adamw = cfg.lr is not None and cfg.muon_lr is None
     auto = "adamw" if _is_pretrained(cfg) or sets_adamw or cfg.engine.zero_stage else "muon"
     return auto if cfg.optimizer == "auto" else cfg.optimizer

@@ -27,7 +27,7 @@ from train.config import TrainConfig
 from train.engine import build_accelerator, check_launcher
 from train.live_target import LiveTarget
 from train.loss import DraftLoss
-from train.metrics_log import MetricsLog
+from train.metrics_log import METRICS, MetricsLog
 from train.optimizers import Schedule, build_optimizers
 from train.packing import Order
 from train.run_result import keep_result
@@ -72,7 +72,7 @@ def _train(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator, folder: R
     reader = StepReader(inputs.train, Order(len(inputs.train.rows), rows_per_step, cfg.seed), split, head)
     checkpoints = Checkpoints(folder.path / "checkpoints", cfg.keep_checkpoints)
     state = _restore(accelerator, checkpoints, folder.path, start_from)
-    log = MetricsLog(folder.file("metrics.jsonl"), state.log_position) if accelerator.is_main_process else None
+    log = MetricsLog(folder.file(METRICS), state.log_position) if accelerator.is_main_process else None
     tracker = build_tracker(cfg, folder.path, _run_id(folder.path), accelerator.is_main_process)
     book = Book(checkpoints, log, tracker)
     loop = TrainingLoop(cfg, machine, reader, inputs.validation, book, state)

@@ -23,8 +23,8 @@ a stopping time as well, even though the whole block is drafted as one unit and 
 that was not expected to pay. Its chances pass the same calibration, since they were learned at temperature 1 and of
 rejection.
 
-What a call learns while it runs comes first: acceptance by position, seconds by size of round, and what the draft's own
-confidence is worth. Counts are forgotten exponentially, because text changes."""
+The first three classes hold what a call learns while it runs: acceptance by position, seconds by size of round, and
+what the draft's own confidence is worth. Counts are forgotten exponentially, because text changes."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median_low
 
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 from decode.acceptance import Outcome
 from decode.stats import Round
@@ -44,6 +45,11 @@ PRIOR, PRIOR_WEIGHT = 0.7, 2.0  # acceptance before anything is known, and the t
 POOL_WEIGHT = 4.0  # tokens of its own that outweigh, at a position, what all positions say
 KEPT = 9  # times a size; their median follows a growing context and passes over hiccups
 BINS = 10
+SLACK = 0.025  # of the autoregressive time may go to probing: half of the 5 % that are promised
+LONGEST_GAP = 64  # plain rounds, unless more are owed: text that becomes draftable is noticed by then
+PATIENCE = 8.0  # deepest rounds' worth of loss at which drafting ends although the estimates still favour it
+NEW_DEPTH = 1.05  # times the best rate in use that a new depth must promise: its passes are yet to be captured
+REFRESH = 32  # rounds after which t(0) is measured again where it decides
 
 
 class Acceptance:
@@ -83,10 +89,12 @@ class Clock:
 
     def __init__(self) -> None:
         self._times: dict[int, deque[float]] = {}
+        self._fitted: tuple[list[int], list[float]] | None = None
 
     def learn(self, depth: int, seconds: float) -> None:
         """Note a round."""
         self._times.setdefault(depth, deque(maxlen=KEPT)).append(seconds)
+        self._fitted = None
 
     def knows(self, depth: int) -> bool:
         """Whether a round of this depth has been timed; a plain one twice, as everything is compared with it."""
@@ -99,13 +107,18 @@ class Clock:
 
     def seconds(self, deepest: int) -> list[float]:
         """t(0), t(1), ... t(deepest), where `is_ready`."""
-        depths = sorted(self._times)
-        times = [median_low(self._times[depth]) for depth in depths]
-        times = monotone(times, [float(len(self._times[depth])) for depth in depths])
+        self._fitted = self._fitted or self._fit()
+        depths, times = self._fitted
         if deepest > depths[-1] > depths[0]:  # past the last on the line from the first to the last
             slope = (times[-1] - times[0]) / (depths[-1] - depths[0])
             depths, times = [*depths, deepest], [*times, times[0] + slope * (deepest - depths[0])]
         return np.interp(range(deepest + 1), depths, times).tolist()
+
+    def _fit(self) -> tuple[list[int], list[float]]:
+        """Depths and seconds; asked for by every drafted token, and the same until a round is noted."""
+        depths = sorted(self._times)
+        times = [median_low(self._times[depth]) for depth in depths]
+        return depths, monotone(times, [float(len(self._times[depth])) for depth in depths])
 
 
 class Calibration:
@@ -138,8 +151,6 @@ class Calibration:
 
 def monotone(values: Sequence[float], weights: Sequence[float]) -> list[float]:
     """The closest never falling sequence in weighted squares (pool adjacent violators)."""
-    from scipy.optimize import isotonic_regression  # half a second, which plain drafting would pay for nothing
-
     return isotonic_regression(values, weights=weights).x.tolist()
 
 
@@ -149,15 +160,6 @@ def _posterior(yes: float, tried: float, prior: float, weight: float) -> float:
 
 def _bin(confidence: float) -> int:
     return min(int(confidence * BINS), BINS - 1)
-
-
-SLACK = 0.025  # of the autoregressive time may go to probing: half of the 5 % that are promised
-LONGEST_GAP = 64  # plain rounds, unless more are owed: text that becomes draftable is noticed by then
-PATIENCE = 8.0  # deepest rounds' worth of loss at which drafting ends although the estimates still favour it
-NEW_DEPTH = (
-    1.05  # times the rate of the best depth in use that a new one must promise: its passes are yet to be captured
-)
-REFRESH = 32  # rounds after which t(0) is measured again where it decides
 
 
 class Budget:

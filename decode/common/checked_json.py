@@ -20,6 +20,26 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from decode.common.errors import ConfigError, InputError, RunError
 
+T = TypeVar("T")
+MOST_BYTES = 1 << 26
+"""Of a file: the manifest of 100,000 shards has 40 MB."""
+MOST_LEVELS = 32
+"""Of nesting: ours have 6, and Python's own parser gives up at about 1,000."""
+MOST_ENTRIES = 1 << 20
+"""Of a list or object."""
+LONGEST_TEXT = 1 << 20
+"""Characters: chat templates have some 10,000."""
+LARGEST = (1 << 63) - 1
+"""Integer: what numpy and torch can hold."""
+_SHOWN = 80
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Size = Annotated[int, Field(ge=1, le=LARGEST)]
+Seed = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Text = Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write `content` so that `path` appears once all of it is on the disk; a killed writer leaves a hidden file."""
@@ -34,21 +54,6 @@ def write_atomically(path: Path, content: bytes) -> None:
     except OSError:  # a full disk would not get emptier by what is left
         temporary.unlink(missing_ok=True)
         raise
-
-
-T = TypeVar("T")
-
-MOST_BYTES = 1 << 26
-"""Of a file: the manifest of 100,000 shards has 40 MB."""
-MOST_LEVELS = 32
-"""Of nesting: ours have 6, and Python's own parser gives up at about 1,000."""
-MOST_ENTRIES = 1 << 20
-"""Of a list or object."""
-LONGEST_TEXT = 1 << 20
-"""Characters: chat templates have some 10,000."""
-LARGEST = (1 << 63) - 1
-"""Integer: what numpy and torch can hold."""
-_SHOWN = 80
 
 
 class Content(BaseModel):
@@ -66,13 +71,6 @@ def _plain(path: str) -> str:
     return path
 
 
-Count = Annotated[int, Field(ge=0, le=LARGEST)]
-Size = Annotated[int, Field(ge=1, le=LARGEST)]
-Seed = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Text = Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 PlainPath = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_plain)]
 
 

@@ -25,6 +25,10 @@ from decode.common.progress import get_logger, is_main_process
 from decode.common.run_folder import check_same_run, is_finished
 from decode.common.typed_config import build, require
 
+UNREAD = 141  # 128 + SIGPIPE: what a shell sees of a program that the signal ends
+_ROOT = Path(__file__).resolve().parents[2]
+_MAX_NAME = 120
+
 
 def stage_main(stage: str, config: str, run: str) -> NoReturn:
     """Run one stage from `sys.argv`, then exit: 0 done, 1 RunError, 2 UserError, 130 interrupted, 141 output unread.
@@ -82,9 +86,6 @@ def _say(stage: str, what: str, error: Exception) -> None:
     sys.stderr.write(f"draftsmith {stage}: {what}: {error}\n")
 
 
-UNREAD = 141  # 128 + SIGPIPE: what a shell sees of a program that the signal ends
-
-
 @contextmanager
 def quiet_when_unread() -> Iterator[None]:
     """End the process with `UNREAD`, and without a word, where standard output or error is a pipe without a reader.
@@ -129,10 +130,6 @@ def _throw_away(stream: TextIO) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
-
-
-_ROOT = Path(__file__).resolve().parents[2]
-_MAX_NAME = 120
 
 
 @dataclass(frozen=True)

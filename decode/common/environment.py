@@ -29,6 +29,7 @@ _PACKAGES = (
     "tokenizers",
     "safetensors",
     "numpy",
+    "scipy",
     "hydra-core",
     "wandb",
 )

@@ -130,7 +130,7 @@ class Context:
 
 
 class Drafter(Protocol):
-    """The decoding face. `taps` lists the hidden states of the target (`decode.taps`) that it drafts from.
+    """The decoding face. `taps` lists the target's hidden states (`decode.models.hidden_states`) that it drafts from.
 
     Nothing has to be told after a verdict: what was accepted stands in the next context's ids and features, also after
     rounds in which nothing was drafted.

@@ -53,7 +53,7 @@ class HeadConfig:
     vocab_size: Width
     """Tokens V of the target."""
     taps: tuple[int, ...]
-    """Hidden states of the target that it drafts from (`decode.taps`)."""
+    """Hidden states of the target that it drafts from (`decode.models.hidden_states`)."""
     depth: Few
     """Draft tokens that training unrolls: heads K, recursive steps S, or block size."""
     heads: Few

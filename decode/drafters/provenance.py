@@ -44,7 +44,7 @@ class TrainedTarget(Content):
     fingerprint: Text
     vocab_size: Size | None = None
     weights: Text | None = None
-    """Fingerprint of the weights in memory (`decode.fingerprint`); older drafts have none."""
+    """Fingerprint of the weights in memory (`decode.models.fingerprint`); older drafts have none."""
 
 
 class Provenance(Content):

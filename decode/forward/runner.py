@@ -28,6 +28,11 @@ PREFILL_CHUNK = 512  # tokens a pass: bounds the (T, S) mask and the activations
 PASSES = threading.RLock()
 """Held while a pass runs: it puts hooks, packed layers and an attention of its own on the model, which a pass of
 another thread would meet."""
+SAMPLE = 64  # values of a tensor that are looked at to notice silent writes: 1 ms a call for a 28M model
+MOST_RUNNERS = 8  # of one model, so that batches of a few sizes can take turns
+GPU_SHARE = 1 / 8  # of a GPU's memory, for the runners of one model
+CPU_BYTES = 1 << 30  # the same on a CPU
+T = TypeVar("T")
 
 
 class Runner:
@@ -120,12 +125,7 @@ def rounded(capacity: int) -> int:
     return -(-capacity // BUCKET) * BUCKET
 
 
-SAMPLE = 64  # values of a tensor that are looked at to notice silent writes: 1 ms a call for a 28M model
-MOST_RUNNERS = 8  # of one model, so that batches of a few sizes can take turns
-GPU_SHARE = 1 / 8  # of a GPU's memory, for the runners of one model
-CPU_BYTES = 1 << 30  # the same on a CPU
 R = TypeVar("R", bound=Runner)
-T = TypeVar("T")
 
 
 class Lease:

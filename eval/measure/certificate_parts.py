@@ -1,4 +1,5 @@
-"""What a certificate compares: parts by precision and temperature, done chunk by chunk so that a killed run goes on."""
+"""What a certificate compares: parts by precision and temperature, done chunk by chunk so that a killed run goes on;
+and what strict passes cost."""
 
 from __future__ import annotations
 
@@ -21,9 +22,17 @@ from eval.measure.continuations import Job, Text, batches, continue_batch, left_
 from eval.measure.losslessness import MARGIN, Check, Divergence, check_uncached, divergences, scores_at
 from eval.prompts.held_out import Prompt
 
-OPENING = (
-    16  # tokens that the target samples before a prompt is used again: greedy text from the prompt is known by then
-)
+OPENING = 16
+"""Tokens that the target samples before a prompt is used again: greedy text from the prompt is known by then."""
+PADDING_ROUNDS = 4
+PADDING_TOKENS = 48
+PADDING_ARMS = {
+    "plain": (False, False),
+    "plain_padded": (False, True),
+    "speculative": (True, False),
+    "speculative_padded": (True, True),
+}
+"""Name -> (with the draft, strict)."""
 
 
 @dataclass(frozen=True)
@@ -195,28 +204,17 @@ def _entry(
     return entry
 
 
-ROUNDS = 4
-NEW_TOKENS = 48
-ARMS = {
-    "plain": (False, False),
-    "plain_padded": (False, True),
-    "speculative": (True, False),
-    "speculative_padded": (True, True),
-}
-"""Name -> (with the draft, strict)."""
-
-
 def measure_padding(
     cfg: EvalConfig, model: PreTrainedModel, drafter: Drafter, prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
     """Tokens per second after the first arrival of each arm, medians over rounds of timing.batch_size prompts each, at
     the first configured temperature. The first round warms up and is left out."""
     size, temperature = cfg.timing.batch_size, cfg.temperatures[0]
-    speeds: dict[str, list[float]] = {name: [] for name in ARMS}
-    for turn in range(ROUNDS + 1):
+    speeds: dict[str, list[float]] = {name: [] for name in PADDING_ARMS}
+    for turn in range(PADDING_ROUNDS + 1):
         ids = [prompts[(turn * size + i) % len(prompts)].ids for i in range(size)]
-        for name, (drafts, strict) in ARMS.items():
-            settings = {**settings_at(cfg, temperature), "strict": strict, "max_new_tokens": NEW_TOKENS}
+        for name, (drafts, strict) in PADDING_ARMS.items():
+            settings = {**settings_at(cfg, temperature), "strict": strict, "max_new_tokens": PADDING_TOKENS}
             speed = _tokens_per_s(model, drafter if drafts else None, settings, cfg.seed, ids)
             if turn and speed is not None:
                 speeds[name].append(speed)

@@ -33,6 +33,8 @@ MARGIN = 1e-4
 Margin = Callable[[Text, int, int], float]
 """(reference text, index of the diverging new token, the other token) -> how far the worse of the two lies below the
 best score."""
+MOST_LOGITS = 2**25
+"""Logits held at a time: 128 MB in float32; sorting them and drawing their noise takes some ten times as much."""
 
 
 @dataclass(frozen=True)
@@ -157,12 +159,8 @@ def scores_at(
     return scores + noise.coupled([[prefix.shape[1]]])[0, 0]
 
 
-MOST_LOGITS = 2**25
-"""Logits held at a time: 128 MB in float32; sorting them and drawing their noise takes some ten times as much."""
-
-
 def is_judged(dtype: torch.dtype) -> bool:
-    """Whether a token that this forward would not choose is an error in that precision; bf16 may flip near-ties."""
+    """Whether a token that an uncached forward would not choose is an error; bf16 may flip near-ties."""
     return dtype in (torch.float32, torch.float64)
 
 
@@ -224,7 +222,7 @@ def check_text(
     for part in _parts(len(text.new), MOST_LOGITS // model.config.get_text_config().vocab_size):
         logits = _logits(model, text, part)
         logits = logits if processors is None else _processed(logits, text, part, processors)
-        total += _judge(_scores(logits, text, part, sampling, seed), text, part)
+        total += _part_check(_part_scores(logits, text, part, sampling, seed), text, part)
     return total
 
 
@@ -249,7 +247,7 @@ def _processed(logits: Tensor, text: Text, part: range, processors: LogitsProces
     return torch.stack(rows)
 
 
-def _scores(logits: Tensor, text: Text, part: range, sampling: Sampling, seed: int) -> Tensor:  # (n, V) -> (n, V)
+def _part_scores(logits: Tensor, text: Text, part: range, sampling: Sampling, seed: int) -> Tensor:  # (n, V) -> (n, V)
     scores = warp(logits, sampling).log_softmax(-1)
     if sampling.is_greedy:
         return scores
@@ -257,7 +255,7 @@ def _scores(logits: Tensor, text: Text, part: range, sampling: Sampling, seed: i
     return scores + Noise(seed, [text.row], scores.shape[-1], scores.device).coupled(positions)[0]
 
 
-def _judge(scores: Tensor, text: Text, part: range) -> Check:
+def _part_check(scores: Tensor, text: Text, part: range) -> Check:
     emitted = torch.tensor(text.new[part.start : part.stop], device=scores.device)
     differs = scores.argmax(-1) != emitted
     is_near = scores.amax(-1) - scores.gather(-1, emitted[:, None])[:, 0] <= MARGIN  # never true of NaN

@@ -33,6 +33,17 @@ from eval.results.document import command
 from eval.results.statistics import share
 
 SCHEMA = 1
+log = get_logger("eval")
+LISTED = 20
+LOSSLESS = (
+    "Exact in distribution; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties, and the rate is "
+    "reported."
+)
+_DIVERGENCES = columns(
+    *(Column("part", lambda one: f"{one['dtype']}, T={one['temperature']:g}"), "prompt", "position"),
+    *(column("target's token", "target_token"), column("speculative token", "speculative_token")),
+    column("top-2 margin", "top2_margin", "{:.2g}".format),
+)
 
 
 class Verdict(Content):
@@ -43,7 +54,6 @@ class Verdict(Content):
 
 
 CERTIFICATE = JsonFile(Verdict, "a certificate could be taken for a good one", "Delete the folder and certify again.")
-log = get_logger("eval")
 
 
 def run(cfg: EvalConfig) -> None:
@@ -189,13 +199,6 @@ def failures(rows: Sequence[dict[str, Any]], strict: bool) -> list[str]:
     return found
 
 
-LISTED = 20
-LOSSLESS = (
-    "Exact in distribution; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties, and the rate is "
-    "reported."
-)
-
-
 def render_certificate(found: dict[str, Any]) -> str:
     """Verdict, counts, what was compared, divergences, and on what."""
     counts, divergences = Table("Counts", _COUNTS, found["parts"]), _divergences(found)
@@ -220,11 +223,6 @@ _COUNTS = columns(
     *(_judged("uncached: mismatches", "uncached_mismatches"), _judged("near-ties", "uncached_near_ties")),
     *(column("flips", "uncached_flips", thousands), column("in tokens", "uncached_tokens_checked", thousands)),
     _per_10_000("uncached_flips_per_token"),
-)
-_DIVERGENCES = columns(
-    *(Column("part", lambda one: f"{one['dtype']}, T={one['temperature']:g}"), "prompt", "position"),
-    *(column("target's token", "target_token"), column("speculative token", "speculative_token")),
-    column("top-2 margin", "top2_margin", "{:.2g}".format),
 )
 
 

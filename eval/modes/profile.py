@@ -37,6 +37,20 @@ SCHEMA = 1
 TURNS = 3  # times that every arm answers every prompt
 COST_REPEATS = 10
 log = get_logger("eval")
+LEVELS = ("draft", "target", "verify", "commit", "other")
+_SHADES = (*COLORS[:4], GREY)
+_PHASES = columns(
+    column("arm", "name"),
+    *(Column(level, lambda arm, level=level: number(arm["ms_per_round"][level])) for level in LEVELS),
+    Column("round", lambda arm: number(sum(arm["ms_per_round"].values()))),
+    Column("bare passes", lambda arm: number(sum(arm["floor_ms_per_round"].values()))),
+    *(column("tokens a round", "tokens_per_round", number), "tokens/s"),
+    Column("prefill a call", lambda arm: number(arm["prefill_ms_per_call"], 1)),
+)
+_OPERATORS = columns(
+    *("arm", "phase"),
+    *(Column(kind, lambda row, kind=kind: number(row["classes"].get(kind, 0.0))) for kind in CLASSES),
+)
 
 
 @dataclass(frozen=True)
@@ -149,8 +163,8 @@ def _call(
 def floor(
     cfg: EvalConfig, model: PreTrainedModel, drafter: Drafter | None, group: Sequence[Sequence[int]]
 ) -> dict[str, float]:
-    """Milliseconds of the bare passes of one full round, timed alone at the mean context (`decode.calibrate`); empty
-    for a tree that is chosen while it runs."""
+    """Milliseconds of the bare passes of one full round, timed alone at the mean context (see
+    `decode.autotune.timing`); empty for a tree that is chosen while it runs."""
     if drafter is not None and cfg.decode.tree == "sequoia":
         return {}
     context = sum(map(len, group)) // len(group) + cfg.profile.max_new_tokens // 2
@@ -191,22 +205,6 @@ def _classes(seconds: dict[str, float], rounds: int, phase_ms: float) -> dict[st
     """Operators of the profiled call per round; what they leave of the phase, timed without the profiler, is Python."""
     found = {kind: 1e3 * value / rounds for kind, value in seconds.items()}
     return {**found, "Python gap": max(0.0, phase_ms - sum(found.values()))}
-
-
-LEVELS = ("draft", "target", "verify", "commit", "other")
-_SHADES = (*COLORS[:4], GREY)
-_PHASES = columns(
-    column("arm", "name"),
-    *(Column(level, lambda arm, level=level: number(arm["ms_per_round"][level])) for level in LEVELS),
-    Column("round", lambda arm: number(sum(arm["ms_per_round"].values()))),
-    Column("bare passes", lambda arm: number(sum(arm["floor_ms_per_round"].values()))),
-    *(column("tokens a round", "tokens_per_round", number), "tokens/s"),
-    Column("prefill a call", lambda arm: number(arm["prefill_ms_per_call"], 1)),
-)
-_OPERATORS = columns(
-    *("arm", "phase"),
-    *(Column(kind, lambda row, kind=kind: number(row["classes"].get(kind, 0.0))) for kind in CLASSES),
-)
 
 
 def render_markdown(found: dict[str, Any]) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 Statistic = Callable[[np.ndarray], np.ndarray]  # (resamples, n, columns) -> (resamples,)
 _CHUNK_ELEMENTS = 4_000_000
@@ -50,6 +49,8 @@ def bootstrap(columns: np.ndarray, statistic: Statistic, seed: int, resamples: i
         raise ValueError("no prompts to resample")
     if len(columns) == 1:
         return Estimate(float(statistic(columns[None])[0]), None)
+    from scipy import stats  # up to a second, which a plan or a wrong setting would wait for
+
     found = stats.bootstrap(
         tuple(columns.T),
         lambda *drawn, axis: statistic(np.stack(drawn, axis=-1)),

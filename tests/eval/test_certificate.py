@@ -191,7 +191,7 @@ def test_divergences_in_the_targets_own_precision_are_listed_and_no_failure_unle
 
 @pytest.mark.slow
 def test_strict_has_no_divergence_in_bf16_and_states_its_cost(models, tmp_path, monkeypatch):
-    monkeypatch.setattr("eval.measure.certificate_parts.ROUNDS", 1)
+    monkeypatch.setattr("eval.measure.certificate_parts.PADDING_ROUNDS", 1)
     decode = {"num_draft_tokens": 3, "max_new_tokens": 16, "strict": True}
     stage.run(config(models, tmp_path / "c", decode=decode))
     found = read(tmp_path / "c")

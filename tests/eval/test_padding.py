@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from decode.stats import Round, Stats
-from eval.measure import certificate_parts as padding
+from eval.measure import certificate_parts
 from eval.measure.certificate_parts import measure_padding
 from tests.eval.samples import config, prompts
 
@@ -27,8 +27,8 @@ def measured(monkeypatch: pytest.MonkeyPatch, later_s: list[float]) -> tuple[dic
         rounds = [Round(0, 2, 2, 3), Round(1, 2, 0, 1), Round(0, 2, 2, 9), Round(1, 2, 2, 11)]
         return SimpleNamespace(stats=Stats(2, rounds=rounds, arrival_s=[5.0, 5.5, 5.0 + later_s[turn]]))
 
-    monkeypatch.setattr(padding, "generate", generate)
-    monkeypatch.setattr(padding, "ROUNDS", len(later_s) - 1)
+    monkeypatch.setattr(certificate_parts, "generate", generate)
+    monkeypatch.setattr(certificate_parts, "PADDING_ROUNDS", len(later_s) - 1)
     cfg = config(timing={"batch_size": 2}, temperatures=[0.5, 1.0], seed=4)
     return measure_padding(cfg, MODEL, DRAFTER, prompts(3)), calls
 
@@ -55,6 +55,6 @@ def test_every_turn_asks_all_four_for_the_same_prompts(monkeypatch: pytest.Monke
 
 def test_what_came_at_once_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     stats = Stats(2, rounds=[Round(0, 2, 2, 3), Round(1, 2, 2, 3)], arrival_s=[1.0])
-    monkeypatch.setattr(padding, "generate", lambda *_, **__: SimpleNamespace(stats=stats))
+    monkeypatch.setattr(certificate_parts, "generate", lambda *_, **__: SimpleNamespace(stats=stats))
     found = measure_padding(config(timing={"batch_size": 2}), MODEL, DRAFTER, prompts(2))
     assert set(found["tokens_per_s"].values()) == {None}

@@ -30,6 +30,8 @@ from eval.prompts.held_out import Prompt
 from eval.results.figures import Drafted
 
 log = get_logger("eval")
+_WARM_UPS = 2
+"""Runs of every arm before its first cell; a pass is captured after some uses of its shape."""
 
 
 @dataclass(frozen=True)
@@ -166,10 +168,6 @@ def choose(stock: Stock, point: Point, texts: Mapping[str, TextPrompts]) -> dict
 def _screening_prompts(cfg: EvalConfig, point: Point, texts: Mapping[str, TextPrompts]) -> list[Prompt]:
     each = point.batch_size * cfg.decoders.screening_batches
     return [prompt for prompts in texts.values() for prompt in prompts.screening[:each]]
-
-
-_WARM_UPS = 2
-"""Runs of every arm before its first cell; a pass is captured after some uses of its shape."""
 
 
 def timed_settings(stock: Stock, cell: Cell, choice: Mapping[str, Any]) -> list[str]:

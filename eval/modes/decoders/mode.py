@@ -14,8 +14,7 @@ from decode.common.run_folder import RunFolder, open_run
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription
 from eval.arms.base import ASSISTED, AUTOREGRESSIVE, LOOKUP, STATIC, TRANSFORMERS
-from eval.arms.transformers_arms import assisted_settings as assisted_settings
-from eval.arms.transformers_arms import no_compiler
+from eval.arms.transformers_arms import assisted_settings, no_compiler
 from eval.arms.vllm_peer import check_python
 from eval.comparison_config import arm_settings
 from eval.config import EvalConfig
@@ -38,15 +37,16 @@ from eval.modes.decoders.results import make_results
 from eval.modes.decoders.texts import TextPrompts, load_texts
 from eval.results.schema import write_results
 
-_WARM_UPS = 8
+_EXTRA_CALLS = 8
 """Calls per arm that choosing settings and warming up add to a cell."""
 _PER_ROW = 0.07
 """Seconds that one more row adds to a pass, as a share of those of one row."""
+log = get_logger("eval")
 
 
 def weight(cfg: EvalConfig, cell: Cell) -> float:
     """What a cell costs beside the others: its calls, each the slower the more rows it has."""
-    return (cfg.decoders.num_timed[cell.batch_size] + _WARM_UPS) * (1 + _PER_ROW * (cell.batch_size - 1))
+    return (cfg.decoders.num_timed[cell.batch_size] + _EXTRA_CALLS) * (1 + _PER_ROW * (cell.batch_size - 1))
 
 
 def _minutes(cfg: EvalConfig, target: ModelDescription) -> float:
@@ -75,9 +75,6 @@ def plan_lines(cfg: EvalConfig, target: ModelDescription) -> list[str]:
         f"{cfg.timing.rounds} rounds",
         f"time: about {_minutes(cfg, target):.0f} min, compiling not counted (an order of magnitude)",
     ]
-
-
-log = get_logger("eval")
 
 
 def run(cfg: EvalConfig) -> None:

@@ -61,7 +61,7 @@ def _composed(overrides: tuple[str, ...]) -> dict[str, Any]:
 
 
 def facts_of(cfg: EvalConfig, arm: str, target: ModelDescription) -> ArmFacts:
-    """Family, size and taps, from descriptions alone."""
+    """What is known of the arm, from descriptions alone."""
     train = train_config(cfg, arm)
     blueprint = FAMILIES[train.draft.family](train, target, None)
     known = settled(train, blueprint, target.vocab_size)

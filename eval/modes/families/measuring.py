@@ -26,6 +26,9 @@ from eval.modes.families.arms import ArmFacts
 from eval.prompts.held_out import Prompt
 from eval.results.figures import Drafted
 
+_WARM_UPS = 2
+"""Runs of every arm before it is timed; a pass is captured after some uses of its shape."""
+
 
 @dataclass
 class Speculator:
@@ -97,10 +100,6 @@ class Judge:
 def _counts(rounds: Sequence[Round]) -> list[int]:
     """[tokens emitted, target passes] of one prompt."""
     return [sum(one.emitted for one in rounds), len(rounds)]
-
-
-_WARM_UPS = 2
-"""Runs of every arm before it is timed; a pass is captured after some uses of its shape."""
 
 
 def points(cfg: EvalConfig) -> list[Point]:

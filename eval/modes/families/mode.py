@@ -39,6 +39,14 @@ from eval.render.formatting import count
 from eval.results.schema import write_results
 
 log = get_logger("eval")
+_TOKENS_PER_S = 2000.0
+"""Training tokens per second of a small draft on 2 cores, as an order of magnitude."""
+_START_S = 4.0
+"""Seconds that a training costs besides: opening records, one validation, export."""
+_BATCH_GAIN = 6.0
+"""How much faster than one by one the check of losslessness goes, in tokens per second."""
+_EXTRA_CALLS = 4
+"""Calls per arm that choosing draft lengths and warming up add to a cell, beside those of each length tried."""
 
 
 def run(cfg: EvalConfig) -> None:
@@ -173,16 +181,6 @@ def _write(folder: RunFolder, results: dict[str, Any]) -> None:
     log.info("report: %s", folder.file("index.html"))
 
 
-_TOKENS_PER_S = 2000.0
-"""Training tokens per second of a small draft on 2 cores, as an order of magnitude."""
-_START_S = 4.0
-"""Seconds that a training costs besides: opening records, one validation, export."""
-_BATCH_GAIN = 6.0
-"""How much faster than one by one the check of losslessness goes, in tokens per second."""
-_WARM_UPS = 4
-"""Calls per arm that choosing draft lengths and warming up add to a cell, beside those of each length tried."""
-
-
 def plan_lines(
     cfg: EvalConfig,
     target: ModelDescription,
@@ -247,7 +245,7 @@ def _racing(cfg: EvalConfig) -> float:
     arms, tried = len(cfg.families.arms), max(1, len(cfg.timing.choose_k))
     steps = 0.0
     for cell in cells(cfg):
-        calls = cfg.families.num_timed[cell.batch_size] * cfg.timing.rounds + _WARM_UPS
+        calls = cfg.families.num_timed[cell.batch_size] * cfg.timing.rounds + _EXTRA_CALLS
         steps += (arms + 2) * calls * cfg.decode.max_new_tokens
         steps += arms * tried * (cfg.families.screening_batches + 1) * cfg.timing.screening_tokens
     return steps

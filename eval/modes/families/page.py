@@ -34,7 +34,7 @@ _SPEED = columns(
 _ARMS = columns(
     *("arm", "family", column("parameters", "num_parameters", lambda value: f"{value / 1e6:.2f}M")),
     column("target layers read", "taps", lambda taps: ", ".join(map(str, taps)) or MISSING),
-    column("optimizer, peak rates", "optimizer"),
+    Column("optimizer, peak rates", lambda arm: arm.get("optimizer", MISSING)),
     column("python -m train", "overrides", " ".join),
 )
 _EQUAL = column("equal", "budget")

@@ -30,6 +30,26 @@ from eval.results.statistics import (
 
 Kept = Mapping[Training, dict[str, Any]]
 """Training -> what is kept of it: its own fields, `pace` and `measured` (see Judge.measure)."""
+_SHARED = (
+    *("acceptance_by_position", "tokens_per_s", "baseline", "speedup", "component_times", "predicted_speedup"),
+    *("realised", "losslessness", "dtype_flips", "repeated_4gram_share"),
+)
+_OWN = {
+    "equal tokens": "Every arm reads as many training tokens; the time that takes may differ.",
+    "equal time": "Every arm trains for as long, validation and export not counted: its steps are set by the pace of "
+    "its training at equal tokens, and the seconds that it took then are reported. The target's pass that makes the "
+    "hidden states of heads is not in it: once for all arms, its seconds stand beside the codes.",
+    "training": "One loop, the same texts in the same order; optimizer and rates are the arm's own. The last weights "
+    "are kept.",
+    "tau": "Tokens emitted per target pass, the correction or bonus token included, pooled over all passes, prompts "
+    "and seeds, on held-out prompts.",
+    "tau_ci95": "Percentile bootstrap, 2,000 resamples of seeds and of prompts, each drawn on their own.",
+    "draft cost": "Drafting one proposal of the chosen length, timed alone.",
+    "draft length": "Chosen for every arm, batch size and temperature on prompts of the validation split, which are "
+    "never reported: the fastest median.",
+    "timed drafts": "Those of the first seed at equal tokens: intervals of speeds are over prompts, not trainings.",
+    "features": "Hidden states of the target that an arm reads; bytes on disk per training token.",
+}
 
 
 @dataclass(frozen=True)
@@ -118,26 +138,6 @@ def training_row(group: Group, entries: Sequence[dict[str, Any]], facts: Mapping
         "seconds_by_seed": [pace["seconds"] for pace in paces],
         "tokens_per_s": tokens / seconds,
     }
-
-
-_SHARED = ("acceptance_by_position", "tokens_per_s", "baseline", "speedup", "component_times", "predicted_speedup")
-_SHARED += ("realised", "losslessness", "dtype_flips", "repeated_4gram_share")
-_OWN = {
-    "equal tokens": "Every arm reads as many training tokens; the time that takes may differ.",
-    "equal time": "Every arm trains for as long, validation and export not counted: its steps are set by the pace of "
-    "its training at equal tokens, and the seconds that it took then are reported. The target's pass that makes the "
-    "hidden states of heads is not in it: once for all arms, its seconds stand beside the codes.",
-    "training": "One loop, the same texts in the same order; optimizer and rates are the arm's own. The last weights "
-    "are kept.",
-    "tau": "Tokens emitted per target pass, the correction or bonus token included, pooled over all passes, prompts "
-    "and seeds, on held-out prompts.",
-    "tau_ci95": "Percentile bootstrap, 2,000 resamples of seeds and of prompts, each drawn on their own.",
-    "draft cost": "Drafting one proposal of the chosen length, timed alone.",
-    "draft length": "Chosen for every arm, batch size and temperature on prompts of the validation split, which are "
-    "never reported: the fastest median.",
-    "timed drafts": "Those of the first seed at equal tokens: intervals of speeds are over prompts, not trainings.",
-    "features": "Hidden states of the target that an arm reads; bytes on disk per training token.",
-}
 
 
 @dataclass(frozen=True)
