@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from decode.acceptance import expected_tau, greedy_agreement, overlap, windows
 from decode.common.progress import progress
 from decode.drafters.base import Batch, Step
+from decode.models.hidden_states import Taps
 from decode.models.output_head import OutputHead, head_of
 from decode.sampling.warp import Sampling, log_probs
 
@@ -25,7 +26,8 @@ _LOGIT_ELEMENTS = 2**27
 
 @dataclass(frozen=True)
 class Alphas:
-    """alpha at every new token of every text, by the text's row (its prompt's index)."""
+    """alpha at every new token of every text, by the text's row (its prompt's index); of a head at every drafted token,
+    (rounds, depth), NaN where a round goes beyond the text."""
 
     by_row: dict[int, np.ndarray]
 
@@ -35,12 +37,16 @@ class Alphas:
         for row, unit in zip(rows, units or rows, strict=True):
             if row in self.by_row:
                 alpha = self.by_row[row]
-                each[unit] = each.get(unit, np.zeros(2)) + (alpha.sum(), len(alpha))
+                each[unit] = each.get(unit, np.zeros(2)) + (np.nansum(alpha), np.isfinite(alpha).sum())
         return np.array(list(each.values()), dtype=float).reshape(-1, 2)
 
     def expected_tau(self, k: int) -> float:
-        """Tokens per target pass that k drafted tokens promise, from runs of consecutive alphas; NaN where all are
-        shorter."""
+        """Tokens per target pass that k drafted tokens promise, from runs of consecutive alphas, or from a head's
+        rounds, which end at its depth; NaN where all are shorter."""
+        rounds = [alpha[:, :k] for alpha in self.by_row.values() if alpha.ndim == 2]
+        if rounds:
+            every = np.concatenate(rounds)
+            return expected_tau(torch.from_numpy(every[np.isfinite(every).all(1)]))
         width = max((len(alpha) for alpha in self.by_row.values()), default=0)
         alpha, valid = torch.zeros(len(self.by_row), width), torch.zeros(len(self.by_row), width, dtype=torch.bool)
         for i, row in enumerate(self.by_row.values()):
@@ -56,19 +62,22 @@ def measure_alpha(
     """Per drafter, alpha(t) = sum_v min(p_v, q_v) at every new token, both distributions warped by `sampling`; at T=0
     whether argmaxes agree.
 
-    One target pass serves all drafters. A draft is asked through its training face, which stands on the forward it
-    serves from.
+    One target pass serves all drafters, and gives heads the hidden states that they read. A draft is asked through its
+    training face, which stands on the forward it serves from.
     """
     texts = [text for text in texts if text.new]
     found: dict[str, dict[int, np.ndarray]] = {name: {} for name in drafters}
-    head = head_of(target)
+    head, taps = head_of(target), tuple({tap: None for one in drafters.values() for tap in one.taps})
     with progress(len(texts), "texts", f"alpha at T={sampling.temperature:g}") as bar:
         for part in _passes(texts, target.config.get_text_config().vocab_size):
             batch = _batch(part, target.device)
-            hidden = _target_hidden(target, batch)
+            hidden, states = _target_pass(target, batch, taps)
             for name, drafter in drafters.items():
-                step = next(iter(drafter.unroll(batch)))
-                found[name] |= _alpha_rows(head, hidden, step, part, sampling)
+                own = [states[tap] for tap in drafter.taps]
+                steps = list(drafter.unroll(replace(batch, features=torch.stack(own, 2) if own else None)))
+                for i, text in enumerate(part):
+                    each = [_step_alpha(head, hidden[i], step, i, sampling) for step in steps]
+                    found[name][text.row] = np.stack(each, 1) if own else each[0][np.isfinite(each[0])]
             bar.update(len(part))
     return {name: Alphas(rows) for name, rows in found.items()}
 
@@ -93,25 +102,34 @@ def _batch(texts: Sequence[Text], device: torch.device) -> Batch:
     return Batch(ids=ids, positions=positions, document=document, loss_mask=loss_mask).to(device)
 
 
-def _target_hidden(target: PreTrainedModel, batch: Batch) -> torch.Tensor:  # (B, T, d)
+def _target_pass(
+    target: PreTrainedModel, batch: Batch, taps: Sequence[int]
+) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    """The last hidden state (B, T, d), and those at `taps`."""
     mask = (batch.document >= 0).long()
-    out = target.base_model(input_ids=batch.ids, attention_mask=mask, position_ids=batch.positions, use_cache=False)
-    return out.last_hidden_state
+    with Taps(target, taps) as seen:
+        out = target.base_model(input_ids=batch.ids, attention_mask=mask, position_ids=batch.positions, use_cache=False)
+    return out.last_hidden_state, dict(zip(taps, seen.each(), strict=True))
 
 
-def _alpha_rows(
-    head: OutputHead, hidden: torch.Tensor, step: Step, texts: Sequence[Text], sampling: Sampling
-) -> dict[int, np.ndarray]:
-    found = {}
-    for i, text in enumerate(texts):
-        valid = step.valid[i]
-        rows = step.target_rows[i][valid] - i * hidden.shape[1]
-        p, q = head(hidden[i, rows]), step.head(step.hidden[i, valid])
-        found[text.row] = _alpha(p, q, sampling).double().cpu().numpy()
+def _step_alpha(
+    head: OutputHead, hidden: torch.Tensor, step: Step, row: int, sampling: Sampling
+) -> np.ndarray:  # hidden (T, d) of the text in this row -> (M,)
+    valid = step.valid[row]
+    places = step.target_rows[row][valid] - row * len(hidden)
+    alpha = _alpha(head(hidden[places]), step.head(step.hidden[row, valid]), sampling, step.vocab)
+    found = np.full(len(valid), np.nan)
+    found[valid.cpu().numpy()] = alpha.double().cpu().numpy()
     return found
 
 
-def _alpha(logits_p: torch.Tensor, logits_q: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+def _alpha(
+    logits_p: torch.Tensor, logits_q: torch.Tensor, sampling: Sampling, vocab: torch.Tensor | None
+) -> torch.Tensor:
+    """Outside of a reduced draft vocabulary q is 0."""
+    if vocab is not None:
+        whole = torch.full_like(logits_p, float("-inf"), dtype=logits_q.dtype)
+        logits_q = whole.index_copy(-1, vocab, logits_q)
     if sampling.is_greedy:
         return greedy_agreement(logits_p.float(), logits_q.float())
     return overlap(log_probs(logits_p, sampling), log_probs(logits_q, sampling))

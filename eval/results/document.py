@@ -28,7 +28,8 @@ LENGTH = "draft length"
 DEFINITIONS = {
     "alpha": "How much of the target's next-token distribution p the draft's distribution q covers: the sum over the "
     "vocabulary of min(p, q), averaged over tokens; at temperature 0 the share of positions where both prefer the same "
-    "token. Teacher-forced, on text that the target wrote itself after held-out prompts at that temperature.",
+    "token. Teacher-forced, on text that the target wrote itself after held-out prompts at that temperature; of a head "
+    "over all tokens of the rounds that it was trained for.",
     "tau": "Tokens emitted per target pass, the correction or bonus token included, pooled over all passes of the "
     "timed run.",
     "acceptance_by_position": "Of the draft tokens at position i whose predecessors in the same draft were accepted, "

@@ -9,6 +9,7 @@ from decode.sampling.warp import Sampling, log_probs
 from eval.measure import alpha as teacher_forced
 from eval.measure.alpha import Alphas, measure_alpha
 from eval.measure.continuations import Text
+from tests.decode.heads import VARIANTS, batch_of, random_head
 from tests.tiny import tiny_llama
 
 TEXTS = [Text(0, (5, 6, 7), (8, 9, 10, 11)), Text(1, (3,), tuple(range(20, 30))), Text(2, (4, 5), ())]
@@ -52,3 +53,52 @@ def test_expected_tau_uses_runs_of_consecutive_tokens():
 def test_windows_of_one_document_are_resampled_together() -> None:
     alphas = Alphas({0: np.array([0.5, 0.5]), 1: np.array([1.0]), 3: np.array([0.25])})
     assert alphas.sums([0, 1, 2, 3], ["a", "a", "b", "c"]).tolist() == [[2.0, 3.0], [0.25, 1.0]]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.0)])
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+def test_a_head_is_judged_at_every_token_of_its_rounds(name, sampling):
+    target = tiny_llama(seed=0)
+    head = random_head(name, target).eval()
+    draft = LMDraft(tiny_llama(seed=1, num_layers=1))
+    found = measure_alpha(target, {"head": head, "lm": draft}, TEXTS, sampling)
+    assert found["lm"].by_row[1].ndim == 1  # beside a head it is measured as alone
+    np.testing.assert_array_equal(
+        found["lm"].by_row[1], measure_alpha(target, {"lm": draft}, TEXTS, sampling)["lm"].by_row[1]
+    )
+    batch = batch_of(target, head, [list(TEXTS[1].ids)])
+    first, second = list(head.unroll(batch))[:2]
+    with torch.no_grad():
+        logits = target(torch.tensor([TEXTS[1].ids])).logits[0]
+    for number, step in enumerate((first, second)):
+        q = step.head(step.hidden[0])
+        for slot in range(q.shape[0]):
+            have = found["head"].by_row[1][slot, number]
+            row = int(step.target_rows[0, slot])
+            if not bool(step.valid[0, slot]) or row + 1 < len(TEXTS[1].prompt):
+                assert np.isnan(have)
+                continue
+            p = logits[row]
+            if sampling.is_greedy:
+                assert have == float(p.argmax() == q[slot].argmax())
+            else:
+                assert have == pytest.approx(torch.minimum(p.softmax(-1), q[slot].softmax(-1)).sum().item(), abs=1e-5)
+    assert 1 <= found["head"].expected_tau(4) <= 5
+
+
+def test_rounds_of_a_head_that_leave_the_text_promise_nothing():
+    alphas = Alphas({0: np.array([[1.0, 0.5], [0.5, np.nan]])})
+    assert alphas.expected_tau(2) == pytest.approx(1 + 1.5)
+    assert alphas.expected_tau(1) == pytest.approx(1 + 0.75)
+    assert alphas.sums([0]).tolist() == [[2.0, 3.0]]
+
+
+def test_a_reduced_vocabulary_covers_nothing_outside():
+    target, vocab = tiny_llama(seed=0), torch.arange(0, 40)
+    head = random_head("eagle3", target, vocab=vocab).eval()
+    (found,) = measure_alpha(target, {"head": head}, TEXTS[1:2], Sampling(1.0)).values()
+    step = next(iter(head.unroll(batch_of(target, head, [list(TEXTS[1].ids)]))))
+    with torch.no_grad():
+        p = target(torch.tensor([TEXTS[1].ids])).logits[0].softmax(-1)[int(step.target_rows[0, 2]), vocab]
+    q = step.head(step.hidden[0, 2]).softmax(-1)
+    assert found.by_row[1][2, 0] == pytest.approx(torch.minimum(p, q).sum().item(), abs=1e-5)
