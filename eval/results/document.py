@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -128,8 +129,8 @@ def draft_lengths(cfg: EvalConfig, temperature: float, draft: str) -> list[int]:
 
 
 def command() -> str:
-    """The command line of this process, with the module named as a user types it."""
-    return " ".join(["python -m eval", *sys.argv[1:]])
+    """The command line of this process as a user types it, quoted for a shell."""
+    return shlex.join(["python", "-m", "eval", *sys.argv[1:]])
 
 
 def heading(cfg: EvalConfig, seconds: float) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What templates show is escaped in both formats, what is missing is an error, and the wheel brings them along."""
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from jinja2 import UndefinedError
 from decode.common.compose import CONF
 from eval.render.formatting import Column, Table, column, estimate
 from eval.render.page import Page, as_html, as_markdown, render_markdown
+from eval.results.document import command
 
 ROOT = CONF.parent
 ENVIRONMENT = {"cpu": "*y*`", "cores": 2, "threads": 1, "python": "3", "seed": 0, "command": "x *y*"}
@@ -89,3 +91,9 @@ def test_the_wheel_holds_every_template(tmp_path: Path):
     templates = {f"eval/render/templates/{path.name}" for path in (ROOT / "eval/render/templates").iterdir()}
     assert templates <= set(zipfile.ZipFile(wheel).namelist())
     assert {"eval/render/templates/page.html.j2", "eval/render/templates/style.css"} <= templates
+
+
+def test_a_command_is_written_as_a_shell_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["mode=families", '+families.arms.x=["draft=lm","optimizer=adamw"]', "name=two words"]
+    monkeypatch.setattr("sys.argv", ["eval", *given])
+    assert shlex.split(command()) == ["python", "-m", "eval", *given]
