@@ -110,7 +110,7 @@ def _names_texts(cfg: EvalConfig) -> bool:
     return any(isinstance(key, str) for key in (*cfg.decode.logit_bias, *cfg.decode.banned_words))
 
 
-def seconds_per_token(target: ModelDescription, device: str) -> float:
+def rough_seconds_per_token(target: ModelDescription, device: str) -> float:
     """Of plain decoding at batch 1, as an order of magnitude."""
     kind = resolve_device(device).type
     return target.weight_bytes / _BYTES_PER_S.get(kind, 10e9) + _HOST_S.get(kind, 3e-3)

@@ -15,6 +15,7 @@ from decode.common.checked_json import Amount, Content, Count, JsonFile, Size, s
 from decode.common.errors import ConfigError, InputError
 from decode.common.sealed import KEPT, SEAL, check_seal, sealed
 from train.metric_sums import Sums
+from train.metrics_log import METRICS
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -222,7 +223,7 @@ def check_whole(checkpoint: Path) -> None:
     """Raise InputError unless all that a run reads of a checkpoint is there: state, kept weights, its part of the
     log."""
     saved = read_state(checkpoint)
-    log = checkpoint.parent.parent / "metrics.jsonl"
+    log = checkpoint.parent.parent / METRICS
     best = Checkpoints(checkpoint.parent, 1).best_weights(saved.best_step or 0)
     for file, wanted in ((log, True), (best, saved.best_step is not None)):
         if wanted and not file.is_file():
@@ -241,8 +242,8 @@ def adopt(checkpoint: Path, run: Path) -> Path:
     best = f"best_{saved.best_step or 0:08d}"
     if saved.best_step is not None:
         shutil.copytree(checkpoint.parent / best, target.parent / best, dirs_exist_ok=True)
-    log = (checkpoint.parent.parent / "metrics.jsonl").read_bytes()
-    (run / "metrics.jsonl").write_bytes(log[: saved.log_position])
+    log = (checkpoint.parent.parent / METRICS).read_bytes()
+    (run / METRICS).write_bytes(log[: saved.log_position])
     shutil.copytree(checkpoint, target.with_name(f".{target.name}.tmp"), dirs_exist_ok=True)
     target.with_name(f".{target.name}.tmp").rename(target)
     return target

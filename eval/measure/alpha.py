@@ -35,9 +35,10 @@ class Alphas:
         """Per unit (per row, where none are given) that has new tokens: sum of alpha, number of tokens."""
         each: dict[object, np.ndarray] = {}
         for row, unit in zip(rows, units or rows, strict=True):
-            if row in self.by_row:
-                alpha = self.by_row[row]
-                each[unit] = each.get(unit, np.zeros(2)) + (np.nansum(alpha), np.isfinite(alpha).sum())
+            alpha = self.by_row.get(row, np.array([]))
+            known = alpha[np.isfinite(alpha)]
+            if len(known):
+                each[unit] = each.get(unit, np.zeros(2)) + (known.sum(), len(known))
         return np.array(list(each.values()), dtype=float).reshape(-1, 2)
 
     def expected_tau(self, k: int) -> float:

@@ -17,7 +17,7 @@ from eval.arms.base import ASSISTED, AUTOREGRESSIVE, TRANSFORMERS, Arm
 from eval.arms.ours import assisted_arms, assisted_refusal, drafting, our_arm, plain_arms, renamed
 from eval.arms.transformers_arms import assisted_settings
 from eval.config import EvalConfig
-from eval.inputs import check_models, load, seconds_per_token, shared_context
+from eval.inputs import check_models, load, rough_seconds_per_token, shared_context
 from eval.measure.alpha import Alphas
 from eval.measure.cells import Cell, CellRun, Point, Results, choose
 from eval.measure.quality import Quality, measure_curve, measure_quality, with_answers
@@ -206,7 +206,7 @@ def make_plan(cfg: EvalConfig, target: ModelDescription, prompts: PromptSets) ->
     if assisted_refusal(cfg) is None:
         per_temperature = len(assisted_settings(cfg.peers)) * len(prompts.screening) * cfg.timing.screening_tokens
         screened += per_temperature * len(cfg.temperatures)
-    per_token = seconds_per_token(target, cfg.target.device)
+    per_token = rough_seconds_per_token(target, cfg.target.device)
     seconds = per_token * ((timed + screened) / 1.3 + 2 * checked / _BATCH_GAIN)
     return Plan(arms, cfg.timing.choose_k, prompts, timed, checked, screened, seconds)
 

@@ -11,7 +11,7 @@ from transformers import DynamicCache, LogitsProcessor, PreTrainedModel, Repetit
 from transformers.cache_utils import DynamicLayer
 
 from decode.api import Output, generate
-from decode.drafters import drafting as chain_drafting
+from decode.drafters import drafting
 from decode.drafters.base import Context, Drafter
 from decode.drafters.lm import LMDraft
 from decode.forward.runner import Lease
@@ -243,9 +243,9 @@ def check_drafts_follow_their_distribution(draws: int = 4000) -> None:
         shares_noise=False,
         lease=Lease(),
     )
-    gumbel = chain_drafting.draft_noise(context)
+    gumbel = drafting.draft_noise(context)
     assert gumbel is not None
-    token, log_q = chain_drafting.draw(distribution.log().repeat(draws, 1), gumbel[:, 0], "iid")
+    token, log_q = drafting.draw(distribution.log().repeat(draws, 1), gumbel[:, 0], "iid")
     seen = torch.bincount(token[:, 0], minlength=4).double()
     expected = log_q[0].exp().double() * draws
     statistic = 2 * (seen * (seen.clamp(min=1) / expected).log()).sum()

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 from decode.autotune.budget import Budget
-from decode.drafters import drafting as chain_drafting
+from decode.drafters import drafting
 from decode.drafters.base import Batch, Context
 from decode.drafters.drafting import Above, Processed
 from decode.drafters.dspark import DSparkConfig, DSparkDraft, default_taps
@@ -268,7 +268,7 @@ def stopped_at(steps: Any, script: tuple[int, ...], vocab_size: int, monkeypatch
     def draw(scores: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
         return torch.tensor([[left.pop(0)]]), scores
 
-    monkeypatch.setattr(chain_drafting, "draw", draw)
+    monkeypatch.setattr(drafting, "draw", draw)
     noise = Noise(0, [0], vocab_size, torch.device("cpu"))
     ids, shape = torch.zeros(1, 8, dtype=torch.long), chain(len(script))
     settings: dict[str, Any] = {
@@ -278,7 +278,7 @@ def stopped_at(steps: Any, script: tuple[int, ...], vocab_size: int, monkeypatch
         "lease": Lease(),
     }
     context = Context(ids=ids, lengths=[2], sampling=Sampling(), noise=noise, shape=shape, **settings)
-    return chain_drafting._propose_steps(Processed(steps, context), context, foresees=True).num_nodes - 1
+    return drafting._propose_steps(Processed(steps, context), context, foresees=True).num_nodes - 1
 
 
 class Whims:

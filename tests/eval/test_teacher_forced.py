@@ -91,6 +91,8 @@ def test_rounds_of_a_head_that_leave_the_text_promise_nothing():
     assert alphas.expected_tau(2) == pytest.approx(1 + 1.5)
     assert alphas.expected_tau(1) == pytest.approx(1 + 0.75)
     assert alphas.sums([0]).tolist() == [[2.0, 3.0]]
+    too_short = Alphas({0: np.full((3, 2), np.nan), 1: np.array([[1.0, 0.5]])})
+    assert too_short.sums([0, 1]).tolist() == [[1.5, 2.0]]  # a text of no tokens would be a ratio of 0 to 0
 
 
 def test_a_reduced_vocabulary_covers_nothing_outside():

@@ -18,7 +18,7 @@ from eval.arms.transformers_arms import assisted_settings, no_compiler
 from eval.arms.vllm_peer import check_python
 from eval.comparison_config import arm_settings
 from eval.config import EvalConfig
-from eval.inputs import check_models, load, seconds_per_token, shared_context
+from eval.inputs import check_models, load, rough_seconds_per_token, shared_context
 from eval.measure.cells import Cell, Results
 from eval.modes.decoders.arms import (
     Stock,
@@ -53,7 +53,7 @@ def _minutes(cfg: EvalConfig, target: ModelDescription) -> float:
     """An order of magnitude."""
     arms = 6 + len(cfg.decoders.fixed) + len(engine_names(cfg))
     calls = arms * cfg.timing.rounds * sum(weight(cfg, cell) for cell in cells(cfg))
-    return calls * cfg.decode.max_new_tokens * seconds_per_token(target, cfg.target.device) / 60
+    return calls * cfg.decode.max_new_tokens * rough_seconds_per_token(target, cfg.target.device) / 60
 
 
 def plan_lines(cfg: EvalConfig, target: ModelDescription) -> list[str]:

@@ -18,7 +18,7 @@ from decode.models.load import ModelDescription, describe_model
 from distill.records.record_folder import RecordFolder
 from eval.comparison_config import shape_settings
 from eval.config import EvalConfig
-from eval.inputs import load, seconds_per_token
+from eval.inputs import load, rough_seconds_per_token
 from eval.measure.cells import Results
 from eval.modes.families.arms import (
     ArmFacts,
@@ -229,7 +229,7 @@ def _seconds(
     wanted: Mapping[str, Sequence[int]],
     records: RecordFolder,
 ) -> float:
-    per_token = seconds_per_token(target, cfg.target.device)
+    per_token = rough_seconds_per_token(target, cfg.target.device)
     rescored = [code for code in wanted if not is_finished(Path(cfg.families.folder) / f"records_{code}")]
     reading = len(rescored) * records.manifest.counts.tokens * per_token / _BATCH_GAIN
     by_tokens = [one for one in missing if one.budget == "tokens"]
