@@ -10,12 +10,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from decode.common.version import __version__
+
 if TYPE_CHECKING:
     from decode.api import generate
     from decode.custom_generate import speculative
     from decode.drafters.saved_draft import load_drafter
 
-__all__ = ["generate", "load_drafter", "speculative"]
+__all__ = ["__version__", "generate", "load_drafter", "speculative"]
 
 _HOME = {
     "generate": "decode.api",

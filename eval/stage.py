@@ -6,6 +6,7 @@ from importlib import import_module
 
 from transformers.utils import logging as transformers_logging
 
+from decode.common.extras import extra, require_installed
 from eval.config import EvalConfig
 from eval.render.tracking import check_tracking
 
@@ -28,4 +29,6 @@ def run(cfg: EvalConfig) -> None:
     transformers_logging.set_verbosity_error()  # its advice on generate() is about calls that it makes itself
     transformers_logging.disable_progress_bar()
     check_tracking(cfg)
+    for package in ("matplotlib", "markupsafe"):
+        require_installed(package, "a report", f"Install it, {extra('eval')}")
     import_module(MODES[cfg.mode]).run(cfg)

@@ -6,9 +6,9 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from decode.common.extras import extra, require_installed
 from decode.common.typed_config import require
 from train.config import EngineConfig, TrainConfig
 
@@ -33,11 +33,9 @@ def check_launcher(engine: EngineConfig, environ: Mapping[str, str] = os.environ
             f"the launcher asks for {name}, but engine={engine.name}. The engine is built from engine= alone: choose "
             "the matching engine=, or launch without that option (torchrun, or `accelerate launch --multi_gpu`)",
         )
-    require(
-        not engine.zero_stage or find_spec("deepspeed") is not None,
-        f"engine={engine.name} is DeepSpeed's, which is not installed here. Install it, "
-        "`DS_BUILD_OPS=0 pip install --no-build-isolation deepspeed`, or use engine=ddp",
-    )
+    if engine.zero_stage:
+        install = f"DS_BUILD_OPS=0 {extra('deepspeed')} --no-build-isolation"
+        require_installed("deepspeed", f"engine={engine.name}", f"Install it, {install}, or use engine=ddp")
     processes = int(environ.get("WORLD_SIZE", "1"))
     require(
         engine.name != "single" or processes == 1,

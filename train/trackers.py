@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from decode.common.errors import ConfigError, RunError
+from decode.common.errors import RunError
+from decode.common.extras import extra, require_installed
 from train.config import TrainConfig
 
 
@@ -95,7 +96,5 @@ def build_tracker(cfg: TrainConfig, folder: Path, fingerprint: str, is_main: boo
 
 def check_tracker(cfg: TrainConfig) -> None:
     """Raise ConfigError where the tracker cannot work here, before anything is loaded."""
-    from importlib.util import find_spec
-
-    if cfg.tracker.name == "wandb" and find_spec("wandb") is None:
-        raise ConfigError("tracker=wandb needs the package wandb: pip install wandb, or use tracker=jsonl")
+    if cfg.tracker.name == "wandb":
+        require_installed("wandb", "tracker=wandb", f"Install it, {extra('train')}, or use tracker=jsonl")

@@ -34,7 +34,6 @@ from collections.abc import Iterable, Sequence
 from statistics import median_low
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from decode.acceptance import Outcome
 from decode.stats import Round
@@ -151,6 +150,8 @@ class Calibration:
 
 def monotone(values: Sequence[float], weights: Sequence[float]) -> list[float]:
     """The closest never falling sequence in weighted squares (pool adjacent violators)."""
+    from scipy.optimize import isotonic_regression  # half a second, which importing decode would cost everybody
+
     return isotonic_regression(values, weights=weights).x.tolist()
 
 

@@ -23,7 +23,9 @@ from decode.common.compose import compose, parse_overrides, split_arguments, wan
 from decode.common.errors import RunError, UserError
 from decode.common.progress import get_logger, is_main_process
 from decode.common.run_folder import check_same_run, is_finished
+from decode.common.stage_help import HELP_FLAGS, help_text
 from decode.common.typed_config import build, require
+from decode.common.version import __version__
 
 UNREAD = 141  # 128 + SIGPIPE: what a shell sees of a program that the signal ends
 _ROOT = Path(__file__).resolve().parents[2]
@@ -49,10 +51,14 @@ def _run(stage: str, config: str, run: str) -> int:
     arguments = sys.argv[1:]
     config_class = _load(config)
     try:
+        shown = _shown(stage, config_class, arguments)
+        if shown is not None:
+            sys.stdout.write(shown if is_main_process() else "")
+            return 0
         if wants_sweep(arguments):
             return run_sweep(stage, config_class, arguments)
         container = compose(stage, config_class, arguments)
-        if container is None:  # --help, --cfg and --info show something and run nothing
+        if container is None:  # --hydra-help, --cfg and --info show something and run nothing
             return 0
         built = build(config_class, container)
     except UserError as error:
@@ -60,6 +66,15 @@ def _run(stage: str, config: str, run: str) -> int:
             _say(stage, "error", error)
         return 2
     return _run_stage(stage, run, built)
+
+
+def _shown(stage: str, config_class: type, arguments: Sequence[str]) -> str | None:
+    """What to print instead of running: the help, or our version; None where neither is asked for."""
+    if "--version" in arguments:
+        return f"draftsmith {__version__}\n"
+    if not HELP_FLAGS & set(arguments):
+        return None
+    return help_text(stage, config_class, [one for one in arguments if not one.startswith("-") and "=" not in one])
 
 
 def _run_stage(stage: str, run: str, config: Any) -> int:
@@ -178,7 +193,7 @@ def plan_sweep(stage: str, config_class: type, arguments: Sequence[str]) -> list
         name = _name([line for line, swept in zip(lines, is_swept, strict=True) if swept])
         arguments = [*options, *lines]
         container = compose(stage, config_class, arguments)
-        require(container is not None, "--multirun cannot be combined with --cfg, --info or --help.")
+        require(container is not None, "--multirun cannot be combined with --cfg, --info or --hydra-help.")
         jobs.append(Job(name, arguments, build(config_class, container or {})))
     for job in jobs:
         if is_finished(job.folder):

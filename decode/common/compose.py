@@ -45,11 +45,11 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def parse_overrides(stage: str, config_class: type, overrides: Sequence[str]) -> list[Override]:
     """Hydra's parse of the overrides, where no `+` is needed for a field that the YAML leaves out."""
-    groups = _groups(stage)
+    known = groups(stage)
     parsed = [(_parse(text), text) for text in overrides]
     for override, text in parsed:
         _check_renamed(config_class, override.key_or_group, text)
-    return [_parse(_normal(override, text, groups, config_class)) for override, text in parsed]
+    return [_parse(_normal(override, text, known, config_class)) for override, text in parsed]
 
 
 def compose(stage: str, config_class: type, arguments: Sequence[str]) -> dict | None:
@@ -75,7 +75,7 @@ def _compose_once(stage: str, overrides: list[str]) -> DictConfig:
 
 
 def _hydra_main(stage: str, options: list[str], overrides: list[str]) -> DictConfig | None:
-    """What Hydra's own options (`--cfg job`, `--help`, `--config-dir`) ask for; it composes twice, so only for them."""
+    """What Hydra's own options (`--cfg job`, `--hydra-help`) ask for; it composes twice, so only for them."""
     composed: list[DictConfig] = []
     main = hydra.main(config_path=str(CONF), config_name=stage, version_base="1.3")(composed.append)
     with _command_line([sys.argv[0], *options, f"hydra.job.name={stage}", *_HYDRA_SETTINGS, *overrides]):
@@ -91,20 +91,20 @@ def _parse(text: str) -> Override:
         raise ConfigError(f"cannot read {text!r}: {error}. {hint}") from error
 
 
-def _groups(stage: str) -> set[str]:
-    """Names of the groups in the stage's defaults list."""
+def groups(stage: str) -> dict[str, str | None]:
+    """Group -> its choice by default, in the order of the stage's defaults list."""
     path = CONF / f"{stage}.yaml"
-    require(path.exists(), f"{path} is missing: conf/ stays in the clone, so install from there, by `pip install -e .`")
+    require(path.exists(), f"{path} is missing, so nothing has a value. Install draftsmith again: pip install .")
     primary = yaml.safe_load(path.read_text(encoding="utf-8"))
-    keys = [key for entry in primary.get("defaults", []) if isinstance(entry, dict) for key in entry]
-    return {key.removeprefix("override ").lstrip("/").split("@")[0] for key in keys}
+    entries = [entry for entry in primary.get("defaults", []) if isinstance(entry, dict)]
+    return {key: choice for entry in entries for key, choice in entry.items()}
 
 
-def _normal(override: Override, text: str, groups: set[str], config_class: type) -> str:
+def _normal(override: Override, text: str, known: Mapping[str, str | None], config_class: type) -> str:
     if override.type not in (OverrideType.CHANGE, OverrideType.ADD):
         return text
     bare = text.removeprefix("+")
-    if override.key_or_group in groups:
+    if override.key_or_group in known:
         return bare
     return f"++{bare}" if accepts(config_class, override.key_or_group) else text
 

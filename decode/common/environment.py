@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = (
+    "draftsmith",
     "torch",
     "transformers",
     "accelerate",
@@ -84,7 +85,10 @@ def package_versions() -> dict[str, str]:
 
 
 def git_state() -> dict:
-    """The revision of this checkout and whether tracked files differ from it; both None without git."""
+    """The revision of this checkout and whether tracked files differ from it; both None without git, and for an
+    installed copy, whose folder may lie in somebody else's checkout."""
+    if _git("ls-files", "--error-unmatch", __file__) is None:
+        return {"revision": None, "dirty": None}
     revision = _git("rev-parse", "HEAD")
     changes = _git("status", "--porcelain", "--untracked-files=no")
     return {"revision": revision, "dirty": None if changes is None else bool(changes)}

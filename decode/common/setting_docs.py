@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import json
+import re
 import types
 import typing
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -21,7 +22,7 @@ class Setting(NamedTuple):
     default: str
     """In YAML's words: null, true, [0.9, 0.95]; "required" where there is none; empty for a section."""
     text: str
-    """The docstring beneath the field, as one line; empty where there is none."""
+    """The docstring beneath the field, as one line, None written null; empty where there is none."""
 
 
 def setting_docs(config_class: type, where: str = "") -> list[Setting]:
@@ -49,7 +50,8 @@ def _texts(config_class: type) -> dict[str, str]:
     for field, below in zip(definition.body, definition.body[1:], strict=False):
         is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_text:
-            found[field.target.id] = " ".join(str(below.value.value).split())  # type: ignore[attr-defined]
+            text = " ".join(str(below.value.value).split())  # type: ignore[attr-defined]
+            found[field.target.id] = re.sub(r"\bNone\b", "null", text)
     return found
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from decode.common.errors import InputError
+from decode.common.extras import extra, require_installed
 from distill.config import DataConfig
 from distill.corpora.corpus import Corpus, Document
 from distill.corpora.hub_datasets import dataset_rows
@@ -18,16 +19,21 @@ FILE_READERS: dict[str, Callable[[Path, DataConfig], Iterator[Document]]] = {
     "jsonl": jsonl_rows,
     "parquet": parquet_rows,
 }
+NEEDS = {"parquet": "pyarrow", "dataset": "datasets", "hub": "datasets"}
+"""DataConfig.name -> package of the extra `train`."""
 
 
 def load_corpus(config: DataConfig) -> Corpus:
-    """The corpus of `config`; raises InputError where its path does not exist. Rows are read as documents are asked
-    for."""
+    """The corpus of `config`; raises InputError where its path does not exist, and ConfigError where its format needs a
+    package that is not installed. Rows are read as documents are asked for."""
     if config.name == "python_stdlib":
         return Corpus(config, "the Python standard library", python_stdlib)
     assert config.path is not None
     if config.name != "hub" and not Path(config.path).exists():
         raise InputError(f"data.path={config.path} does not exist; give the {config.name} file or folder to read")
+    if config.name in NEEDS:
+        remedy = f"Install it, {extra('train')}, or use data=jsonl or data=text"
+        require_installed(NEEDS[config.name], f"data={config.name}", remedy)
     if config.name in FILE_READERS:
         return Corpus(config, config.path, partial(FILE_READERS[config.name], Path(config.path), config))
     return Corpus(config, config.path, partial(dataset_rows, config))

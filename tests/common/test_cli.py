@@ -116,7 +116,7 @@ def test_malformed_yaml_is_a_message(stage, capsys) -> None:
 def test_an_install_without_conf_says_so(stage, capsys) -> None:
     Path("conf/toystage.yaml").unlink()
     assert stage() == 2
-    assert "pip install -e ." in capsys.readouterr().err
+    assert "Install draftsmith again: pip install ." in capsys.readouterr().err
 
 
 def test_failures_on_the_way_have_their_own_codes(stage, capsys) -> None:

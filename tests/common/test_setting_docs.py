@@ -42,7 +42,7 @@ def test_kinds_defaults_and_texts_are_those_of_the_source() -> None:
         Setting("inner", "", "", "A section."),
         Setting("inner.rate", "float", "0.5", "Share of something."),
         Setting("inner.kinds", "list[a | b]", '["a"]', "Some."),
-        Setting("mode", "x | y | null", "null", "None is neither."),
+        Setting("mode", "x | y | null", "null", "null is neither."),
     ]
 
 

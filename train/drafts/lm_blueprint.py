@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedTokenizerBase
 
+from decode.common.extras import extra, require_installed
 from decode.config import ModelConfig
 from decode.drafters.lm import LMDraft
 from decode.models.compatibility import check_same_tokens, longest_context
@@ -90,6 +91,9 @@ def lm_blueprint(
     """A Llama of the configured size over the target's (or the tokenizer's) tokens, or the model of `init_from`, which
     must have the target's tokens."""
     draft = cfg.draft
+    if draft.lora.rank:
+        remedy = f"Install it, {extra('train')}, or train all weights with draft.lora.rank=0"
+        require_installed("peft", f"draft.lora.rank={draft.lora.rank}", remedy)
     if draft.init_from is not None:
         source = ModelConfig(path=draft.init_from, revision=draft.revision)
         pretrained = describe_model(source, role="draft.init_from")
