@@ -58,9 +58,24 @@ def test_decode_has_few_floors() -> None:
 def imported_at_once(path: Path) -> Iterator[str]:
     """What importing the module imports; annotations alone (TYPE_CHECKING) and late imports do not count."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and node.module:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_the_decoder_needs_small_libraries_alone() -> None:
+    """What `from decode import generate, load_drafter, speculative` imports, from module to module."""
+    found, new = set(), {"decode", "decode.api", "decode.custom_generate", "decode.drafters.saved_draft"}
+    while new:
+        found |= new
+        files = [ROOT / Path(*name.split(".")) for name in new if name.split(".")[0] == "decode"]
+        files = [file for path in files for file in (path.with_suffix(".py"), path / "__init__.py") if file.exists()]
+        new = {name for file in files for name in imported_at_once(file)} - found
+    foreign = {name.split(".")[0] for name in found} - sys.stdlib_module_names - {"decode"}
+    assert "torch" in foreign
+    assert foreign <= {"torch", "transformers", "huggingface_hub", "numpy", "pydantic", "safetensors", "tqdm"}
 
 
 def test_eval_never_hides_the_builtin() -> None:
@@ -87,24 +102,28 @@ def test_training_knows_no_family() -> None:
             assert not {name for name in known if name.endswith("_blueprint")}, path
 
 
-def test_what_is_imported_is_declared() -> None:
+EXTRAS = {"decode": [], "distill": ["train"], "train": ["train", "deepspeed"], "eval": ["train", "eval"]}
+"""What of pyproject.toml a package may import besides the plain dependencies; decode works with these alone."""
+OPTIONAL = "optional-dependencies"
+ELSEWHERE = {"vllm"}
+"""Of environments of their own."""
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_what_is_imported_is_declared(package: str) -> None:
     """In pyproject.toml: a package that only others bring along may go with their next version."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = [*project["dependencies"], *project["optional-dependencies"]["deepspeed"]]
+    lines = [*project["dependencies"], *(line for name in EXTRAS[package] for line in project[OPTIONAL][name])]
     declared = {_normal(re.split(r"[<>=\[]", line)[0]) for line in lines}
-    files = [path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py")]
+    files = (ROOT / package).rglob("*.py")
     imported = {name.split(".")[0] for path in files for name in imported_modules(path)}
     foreign = {
-        name for name in imported if name not in sys.stdlib_module_names | MAY_IMPORT.keys() and name not in OPTIONAL
+        name for name in imported if name not in sys.stdlib_module_names | MAY_IMPORT.keys() and name not in ELSEWHERE
     }
     known = packages_distributions()
     missing = {name for name in foreign if not declared & {_normal(one) for one in known.get(name, [name])}}
     assert foreign
     assert not missing
-
-
-OPTIONAL = {"vllm"}
-"""Of environments of their own."""
 
 
 def _normal(name: str) -> str:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("decode", "distill", "train", "eval")
@@ -110,6 +111,10 @@ def test_every_folder_with_code_is_a_package() -> None:
 
 def test_ci_runs_the_test_script() -> None:
     assert "scripts/test.sh" in (ROOT / ".ci" / "run").read_text()
+    (job,) = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"].values()
+    (step,) = [step for step in job["steps"] if "run" in step]
+    assert step["run"] == "bash scripts/test.sh"
+    assert {"TORCH_VERSION", "TORCH_INDEX_URL", "PYTHON"} == step["env"].keys()  # what scripts/common.sh heeds
 
 
 def gpu_benchmark(folder: Path, *stages: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -63,14 +63,6 @@ def test_a_launcher_that_asks_for_another_engine_is_refused(engine: Any, environ
         check_launcher(EngineConfig(name=engine), environment)
 
 
-def test_deepspeed_that_is_not_installed_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The quickstart's environment has none."""
-    monkeypatch.setattr("decode.common.extras.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="engine=deepspeed_zero2 needs the package deepspeed, .* pip install"):
-        check_launcher(EngineConfig(name="deepspeed_zero2"), {})
-    check_launcher(EngineConfig(name="ddp"), {})
-
-
 @pytest.mark.parametrize(
     ("engine", "environment"),
     [
