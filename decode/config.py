@@ -39,7 +39,7 @@ class ModelConfig:
     trust_remote_code: bool = False
     """Run code that a hub repository ships; off unless asked for."""
     allow_missing: bool = False
-    """Load weights that are not those that config.json calls for: what is missing is random, what is left over lost."""
+    """Load a checkpoint whose tensors are not those of config.json: missing ones become random, extra ones are dropped."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class SamplingConfig:
     libraries too. Making one checks everything that can be told before a model is loaded; raises ConfigError."""
 
     temperature: float = 1.0
-    """0 is greedy."""
+    """Divides the logits; 0 is greedy: the likeliest token."""
     top_k: int = 0
     """Keep the k likeliest tokens; 0 keeps all."""
     top_p: float = 1.0
@@ -65,7 +65,7 @@ class SamplingConfig:
     """What is drafted in a round: chain, branching factors such as 3x2x1, dynamic (the likeliest nodes) or sequoia
     (the best tree known beforehand, which is measured at the first call)."""
     tree_nodes: int = 16
-    """Draft tokens of a dynamic tree, and at most of a sequoia tree."""
+    """Draft tokens of a dynamic tree per round; of a sequoia tree at most."""
     replacement: bool = False
     """verifier=rejection on trees: draw siblings independently instead of without replacement."""
     adaptive: bool = False
@@ -75,9 +75,9 @@ class SamplingConfig:
     repetition_penalty: float = 1.0
     """Divides positive logits of tokens in prompt and text, multiplies negative ones; 1 leaves them alone."""
     presence_penalty: float = 0.0
-    """Taken from the logits of tokens in the generated text."""
+    """Subtracted from the logits of tokens in the generated text, once each; -2 to 2."""
     frequency_penalty: float = 0.0
-    """Taken from a token's logit for every time it was generated."""
+    """Subtracted from a token's logit for every time it was generated; -2 to 2."""
     logit_bias: dict[int | str, float] = field(default_factory=dict)
     """Added to logits, by token id or text: {13: -2, hello: 1.5}."""
     banned_words: list[int | str] = field(default_factory=list)

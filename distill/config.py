@@ -44,7 +44,7 @@ class DataConfig:
     heldout_share: float = 0.05
     """Share of documents kept for evaluation; training and records never see them."""
     max_documents: int | None = None
-    """Read at most this many documents, before they are split; None reads all."""
+    """Documents read at most, before they are split; None reads all."""
     learn_prompt: bool = True
     """Learn the prompt's tokens of plain text too: they cost nothing more to record. Chat prompts are never learned."""
 
@@ -87,7 +87,7 @@ class ResponseSampling:
     """How the target writes its responses. p is recorded at temperature 1, unwarped, whatever stands here."""
 
     temperature: float = 1.0
-    """0 is greedy."""
+    """Divides the logits; 0 is greedy: the likeliest token."""
     top_k: int = 0
     """Keep the k likeliest tokens; 0 keeps all."""
     top_p: float = 1.0
@@ -107,7 +107,7 @@ class FeatureConfig:
     """Hidden states of the target that heads draft from: kept of every token, the prompt's too."""
 
     layers: list[int] = field(default_factory=list)
-    """Which: 0 is the embeddings, i the output of layer i - 1, -1 the final state behind the last norm; [] is none."""
+    """Layers kept: 0 is the embeddings, i the output of layer i - 1, -1 the state after the last norm; [] keeps none."""
     code: FeatureCodeName = "bf16"
     """bf16: exact, 2 bytes a value; int8: 1 byte a value; pca: 1 byte for each principal component of all layers."""
     components: int | None = None
@@ -140,7 +140,7 @@ class RecordsConfig:
     head: int = 8
     """Likeliest tokens kept by head_tail."""
     tail: int = 4
-    """Draws from the rest of p kept by head_tail."""
+    """Tokens drawn from the rest of p and kept by head_tail."""
     topk: int = 64
     """Likeliest tokens kept by topk."""
     shard_size: int = 128
@@ -230,7 +230,7 @@ class DistillConfig:
     target: ModelConfig = field(default_factory=ModelConfig)
     """The model whose distributions are recorded."""
     data: DataConfig = field(default_factory=DataConfig)
-    """Documents that prompts are taken from."""
+    """The corpus that prompts are taken from."""
     prompts: PromptConfig = field(default_factory=PromptConfig)
     """Which prompts."""
     responses: Literal["target", "corpus", "records"] = "target"

@@ -101,7 +101,7 @@ class FamiliesConfig:
     tokens: int = 60_000
     """Training tokens of every arm in the comparison at equal tokens."""
     seconds: float = 20.0
-    """Training time of every arm in the comparison at equal time, validation and export not counted."""
+    """Seconds that every arm trains in the comparison at equal time, validation and export not counted."""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     """Seeds of initial weights and data order; every arm is trained with each."""
     feature_codes: list[FeatureCode] = field(default_factory=lambda: ["bf16"])

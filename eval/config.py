@@ -59,7 +59,7 @@ class TimingConfig:
     """Draft lengths of which the fastest is used for the whole report, by prompts that it does not report; [] uses
     decode.num_draft_tokens."""
     cost_repeats: int = 12
-    """Bare forwards per component and round behind the predicted speedup."""
+    """Bare forwards timed per component and round, for the predicted speedup."""
 
     def __post_init__(self) -> None:
         for name in ("prompts", "rounds", "batch_size", "screening_tokens", "cost_repeats"):
@@ -131,7 +131,7 @@ class CertificateConfig:
     other_tokens: int = 100_000
     """Tokens compared in each other part: the target's own precision, and every temperature above 0."""
     minutes: float | None = None
-    """Stop after this time, with what was compared by then; None compares all."""
+    """Minutes after which to stop, with what was compared by then; None compares all."""
 
     def __post_init__(self) -> None:
         for name in ("tokens", "other_tokens"):
@@ -159,7 +159,7 @@ class BandwidthConfig:
     """Decoding speed against memory bandwidth, on a model made at random (`mode=bandwidth`)."""
 
     shape: Literal["8b", "1b", "toy"] = "8b"
-    """Of the Llama that is made."""
+    """Size of the Llama that is made: 8 or 1 billion parameters, or a toy."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Its precision."""
     prompt_tokens: int = 128
@@ -169,7 +169,7 @@ class BandwidthConfig:
     repeats: int = 5
     """Calls timed."""
     copy_bytes: int = 4 << 30
-    """Size of the buffer that is copied."""
+    """Bytes of the buffer that is copied."""
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "repeats", "copy_bytes"):
@@ -227,7 +227,7 @@ class EvalConfig:
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
     """Where the finished report is logged besides the folder."""
     resume: str = "never"
-    """never: refuse an existing folder; auto: leave a finished report alone, start an unfinished one again."""
+    """never: refuse an existing folder; auto: leave a finished report alone, keep what an unfinished one has."""
     seed: int = 0
     """Seed of windows, noise, orders and bootstrap."""
     plan: bool = False

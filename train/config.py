@@ -20,7 +20,7 @@ class EngineConfig:
     name: Literal["single", "ddp", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"] = "single"
     """single: one process; ddp: a replica per process; deepspeed_zeroN: optimizer state, gradients, weights sharded."""
     device: Literal["auto", "cpu"] = "auto"
-    """auto is CUDA where there is one."""
+    """auto is CUDA where there is one, else the CPU."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """bf16 runs matrix products in bfloat16 over fp32 weights (under ZeRO: over bf16 weights with fp32 masters)."""
     deterministic: bool = True
@@ -91,7 +91,7 @@ class TrainConfig:
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
     """Where metrics go."""
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    """Only without a target."""
+    """The tokenizer of a model that is trained without a target."""
     records: str | None = None
     """Record folder written by `python -m distill`; its sequences are trained on."""
     data: DataConfig | None = None
@@ -99,7 +99,7 @@ class TrainConfig:
     target_source: Literal["records", "live"] = "records"
     """Where p comes from: what the records hold, or the frozen target run in this process."""
     sequence_length: int = 512
-    """Tokens per packed row T."""
+    """Tokens in a packed row (T)."""
     batch_size: int = 8
     """Rows per micro-step and rank."""
     gradient_accumulation: int = 1
@@ -114,7 +114,7 @@ class TrainConfig:
     muon_lr: float | None = None
     """Peak learning rate of Muon, whose updates are scaled to AdamW's size; None is chosen likewise."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's averaging of gradients and of their squares."""
+    """AdamW's decay, per step, of the averages of gradients and of their squares."""
     warmup: float = 0.05
     """Share of the steps in which the learning rate rises linearly to its peak."""
     final_lr: float = 0.0
@@ -142,7 +142,7 @@ class TrainConfig:
     seed: int = 0
     """Seed of the initial weights and of the data order."""
     plan: bool = False
-    """Say what would run, and exit."""
+    """Print steps, tokens, parameters and bytes on disk, and exit."""
 
     def __post_init__(self) -> None:
         self._check_numbers()

@@ -110,7 +110,7 @@ class DraftConfig:
     lora: AdapterConfig = field(default_factory=AdapterConfig)
     """Low-rank adapters of lm; off by default."""
     head: HeadSettings = field(default_factory=HeadSettings)
-    """Every family but lm."""
+    """What heads have, every family but lm."""
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "", "layers", "width", "heads", "kv_heads", "mlp_width", "max_positions")

@@ -1,0 +1,104 @@
+"""Write docs/reference/settings.md from the configuration classes: `python scripts/settings_reference.py`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # run from anywhere, as a script
+
+from decode.common.setting_docs import Setting, setting_docs  # noqa: E402
+from decode.config import DecodeConfig  # noqa: E402
+from distill.config import DistillConfig  # noqa: E402
+from eval.config import EvalConfig  # noqa: E402
+from train.config import TrainConfig  # noqa: E402
+
+PAGE = ROOT / "docs/reference/settings.md"
+STAGES = {"distill": DistillConfig, "train": TrainConfig, "decode": DecodeConfig, "eval": EvalConfig}
+HEAD = """# Settings
+
+<!-- Written by `python scripts/settings_reference.py` from the configuration classes; edit the docstrings there. -->
+
+```
+python -m train draft=eagle3 draft.head.depth=7 engine=ddp lr=1e-3 records=runs/x/records target.path=TARGET output_dir=runs/x/draft
+```
+
+`draft=eagle3` names a YAML of the group `draft` in `conf/`; `draft.head.depth=7` sets one value. A misspelt key is an error that
+names the nearest valid one. Values with commas, brackets or spaces are quoted for the shell: `'temperatures=[1.0, 0.0]'`.
+`--multirun lr=1e-3,3e-3` runs one job for each combination. The defaults below are the classes' own; a YAML may set others, and
+`plan=true` shows what holds.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([HEAD, *(line for stage, config in STAGES.items() for line in _stage(stage, config))])
+
+
+def _stage(stage: str, config: type) -> list[str]:
+    settings = setting_docs(config)
+    lines = [f"## python -m {stage}", "", *_groups(stage, {one.key for one in settings})]
+    sections: list[tuple[Setting | None, list[Setting]]] = [(None, [])]
+    for one in settings:
+        if one.kind:
+            inside = one.key.rpartition(".")[0]
+            next(rows for head, rows in reversed(sections) if (head.key if head else "") == inside).append(one)
+        else:
+            sections.append((one, []))
+    for head, rows in sections:
+        if head is not None:
+            lines += [f"### {stage}: `{head.key}.`", "", _cell(head.text), ""]
+        lines += _table(rows)
+    return lines
+
+
+def _groups(stage: str, keys: set[str]) -> list[str]:
+    """Groups of the stage's defaults list, with the YAMLs that each may name."""
+    defaults = yaml.safe_load((ROOT / f"conf/{stage}.yaml").read_text(encoding="utf-8"))["defaults"]
+    chosen = {name: value for entry in defaults if isinstance(entry, dict) for name, value in entry.items()}
+    lines = ["| group | default | YAMLs |", "|---|---|---|"]
+    for name, value in chosen.items():
+        lines.append(f"| `{name}=` | {'none' if value is None else f'`{value}`'} | {_names(name, keys)} |")
+    return [*lines, ""]
+
+
+def _names(group: str, keys: set[str]) -> str:
+    """YAMLs of the group that set what this stage has: the training's drafts are not the decoder's."""
+    if group == "experiment":
+        return "whole commands, in `conf/experiment/`"
+    names = []
+    for path in sorted((ROOT / f"conf/{group}").glob("*.yaml")):
+        text = path.read_text(encoding="utf-8")
+        mine = {key for key in yaml.safe_load(text) or {} if key != "defaults"}
+        if "_global_" in text or mine <= {key.removeprefix(f"{group}.") for key in keys}:
+            names.append(f"`{path.stem}`")
+    return ", ".join(names)
+
+
+def _table(rows: list[Setting]) -> list[str]:
+    if not rows:
+        return []
+    lines = ["| setting | type | default | meaning |", "|---|---|---|---|"]
+    for one in rows:
+        kind = _cell(one.kind.replace(" | ", " or "))
+        lines.append(f"| `{one.key}` | {kind} | {_code(one.default)} | {_cell(one.text)} |")
+    return [*lines, ""]
+
+
+def _code(text: str) -> str:
+    return text if text == "required" else f"`{text}`".replace("|", "\\|")
+
+
+def _cell(text: str) -> str:
+    text = re.sub(r"\bNone\b", "`null`", text)  # as a YAML says it
+    for mark in ("|", "*", "<"):
+        text = text.replace(mark, f"\\{mark}")
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
