@@ -39,7 +39,7 @@ class ModelConfig:
     trust_remote_code: bool = False
     """Run code that a hub repository ships; off unless asked for."""
     allow_missing: bool = False
-    """Load a checkpoint whose tensors are not those of config.json: missing ones become random, extra ones are dropped."""
+    """Load a checkpoint whose tensors are not those of config.json: missing ones are random, extra ones dropped."""
 
 
 @dataclass

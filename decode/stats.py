@@ -20,12 +20,16 @@ PHASES = ("prefill", "draft", "target", "verify", "commit")
 
 @dataclass(frozen=True)
 class Round:
-    """One target pass of one row; `emitted` leaves out what was cut at the end of the sequence."""
+    """One target pass of one row; all counts are tokens."""
 
     row: int
+    """Index of the request."""
     drafted: int
+    """Draft tokens proposed; of a tree its levels."""
     accepted: int
+    """Draft tokens that the verifier accepted."""
     emitted: int
+    """Tokens that the text grew by, correction or bonus included; what was cut at the end does not count."""
 
 
 @dataclass
@@ -34,8 +38,11 @@ class Stats:
     (commit)."""
 
     num_draft_tokens: int
+    """k, draft tokens on the longest path of a round."""
     rounds: list[Round] = field(default_factory=list)
+    """Every target pass of every row, in order."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    """Phase (prefill, draft, target, verify, commit) -> seconds."""
     arrival_s: list[float] = field(default_factory=list)
     """Seconds from the call to each burst of tokens; one burst per target pass of the batch."""
     finish_reasons: list[str] = field(default_factory=list)
@@ -43,6 +50,7 @@ class Stats:
     distances: list[float] = field(default_factory=list)
     """Per emitted token: TV distance between p and the distribution it came from, where a lossy rule measured it."""
     peak_memory_bytes: int = 0
+    """Of the CUDA allocator; on a CPU of the whole process."""
     _began: float = field(default_factory=time.perf_counter)
 
     @contextmanager

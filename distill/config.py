@@ -107,7 +107,7 @@ class FeatureConfig:
     """Hidden states of the target that heads draft from: kept of every token, the prompt's too."""
 
     layers: list[int] = field(default_factory=list)
-    """Layers kept: 0 is the embeddings, i the output of layer i - 1, -1 the state after the last norm; [] keeps none."""
+    """Layers kept: 0 is the embeddings, i the output of layer i - 1, -1 the state after the last norm; [] is none."""
     code: FeatureCodeName = "bf16"
     """bf16: exact, 2 bytes a value; int8: 1 byte a value; pca: 1 byte for each principal component of all layers."""
     components: int | None = None

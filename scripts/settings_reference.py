@@ -24,13 +24,14 @@ HEAD = """# Settings
 <!-- Written by `python scripts/settings_reference.py` from the configuration classes; edit the docstrings there. -->
 
 ```
-python -m train draft=eagle3 draft.head.depth=7 engine=ddp lr=1e-3 records=runs/x/records target.path=TARGET output_dir=runs/x/draft
+python -m train target.path=TARGET records=runs/x/records draft=eagle3 draft.head.depth=7 output_dir=runs/x/draft
 ```
 
-`draft=eagle3` names a YAML of the group `draft` in `conf/`; `draft.head.depth=7` sets one value. A misspelt key is an error that
-names the nearest valid one. Values with commas, brackets or spaces are quoted for the shell: `'temperatures=[1.0, 0.0]'`.
-`--multirun lr=1e-3,3e-3` runs one job for each combination. The defaults below are the classes' own; a YAML may set others, and
-`plan=true` shows what holds.
+`draft=eagle3` names a YAML of the group `draft` in `conf/`; `draft.head.depth=7` sets one value. A misspelt key is an
+error that names the nearest valid one. Values with commas, brackets or spaces are quoted for the shell:
+`'temperatures=[1.0, 0.0]'`. `--multirun lr=1e-3,3e-3` runs one job for each combination.
+
+The defaults below are the classes' own. A group's YAML may set others; what a run used stands in its `run.json`.
 """
 
 

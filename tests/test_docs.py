@@ -1,16 +1,72 @@
-"""Documents point at files that exist."""
+"""Documents point at files that exist, quote messages that are printed, and show what the code and its results say."""
 
+import ast
 import re
+import runpy
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from eval.results.schema import ComponentTimes, Gaps, ResultsFile, Row
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
+PACKAGES = ("decode", "distill", "train", "eval")
+
+
+def read(document: str) -> str:
+    return (ROOT / document).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_relative_links_lead_somewhere(document: str) -> None:
-    path = ROOT / document
-    links = re.findall(r"\]\(([^)#\s]+)", path.read_text(encoding="utf-8"))
-    assert not [link for link in links if "://" not in link and not (path.parent / link).exists()]
+    links = re.findall(r"\]\(([^)#\s]+)", read(document))
+    assert not [link for link in links if "://" not in link and not ((ROOT / document).parent / link).exists()]
+
+
+@cache
+def texts_of_the_source() -> list[str]:
+    """Every literal text, f-strings without their values: what a message consists of, however it is wrapped."""
+    found = []
+    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                found.append("\0".join(str(one.value) for one in node.values if isinstance(one, ast.Constant)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return found
+
+
+MESSAGES = re.findall(r"```text\n(.*?)\n```", read("docs/reference/troubleshooting.md"), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=[message[:40] for message in MESSAGES])
+def test_a_quoted_message_is_one_that_is_printed(message: str) -> None:
+    parts = [part.strip() for part in message.split("...")]  # "..." stands for values
+    assert any(len(part) > 10 for part in parts)
+    pattern = re.compile(".*".join(map(re.escape, parts)), flags=re.DOTALL)
+    assert any(pattern.search(text) for text in texts_of_the_source())
+
+
+def test_the_settings_are_those_of_the_classes() -> None:
+    script = runpy.run_path(str(ROOT / "scripts/settings_reference.py"))
+    assert script["PAGE"].read_text(encoding="utf-8") == script["page"](), "python scripts/settings_reference.py"
+
+
+def test_every_field_of_results_json_is_explained() -> None:
+    page = read("docs/reference/results_json.md")
+    names = {field.alias or name for name, field in ResultsFile.model_fields.items()}
+    for part in (Row, ComponentTimes, Gaps):
+        names |= part.model_fields.keys()
+    assert not [name for name in sorted(names) if f"`{name}`" not in page]
+
+
+def test_the_navigation_names_every_page() -> None:
+    pages = {str(Path(document).relative_to("docs")) for document in DOCUMENTS if document.startswith("docs/")}
+    named = re.findall(r"[\w/]+\.md", read(".mkdocs.yml").split("nav:")[1])
+    assert sorted(named) == sorted(pages)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(read("README.md").splitlines()) < 150

@@ -9,7 +9,7 @@ from train.config import TrainConfig
 from train.drafts.blueprint import Blueprint
 
 KNOWN_WIDTH = 512
-"""Of the drafts that the rates below were found on (docs/train.md)."""
+"""Of the drafts that the rates below were found on (docs/how-to/train_a_draft.md)."""
 LR = 3e-3
 """Peak of AdamW up to that width; Muon's is the family's. Wider drafts take less of both, in proportion."""
 OF_PRETRAINED = 0.1

@@ -54,7 +54,7 @@ class TrainingPlan:
             return []
         return [
             f"{self.tokens:,} tokens are {self.tokens / USUAL_TOKENS:.1%} of the {USUAL_TOKENS:,} that published heads "
-            "learn from: enough for a trial, far too few to serve with (docs/train.md, How much)"
+            "learn from: enough for a trial, far too few to serve with (docs/how-to/train_a_draft.md, How much)"
         ]
 
     def lines(self) -> list[str]:

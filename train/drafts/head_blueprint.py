@@ -34,7 +34,7 @@ from train.export.draft_folder import Export, export_head
 MUON_LR = {"eagle3": 2e-2, "medusa": 2e-2}
 """Of families that learn better at another rate than the others. Held-out tau estimates after 41k tokens at 1e-2, 2e-2
 and 4e-2: EAGLE-3 2.70, 2.93, 2.67 (three, three seeds and one), Medusa 1.74, 1.96, 2.00 (two seeds each). The other
-families are alike at 1e-2 and 2e-2, and so is Medusa at 2e-2 and 4e-2 (docs/train.md)."""
+families are alike at 1e-2 and 2e-2, and so is Medusa at 2e-2 and 4e-2 (docs/how-to/train_a_draft.md)."""
 
 
 class TrainableHead(TrainableDraft):
