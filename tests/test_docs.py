@@ -1,14 +1,17 @@
 """Documents point at files that exist, quote messages that are printed, and show what the code and its results say."""
 
 import ast
+import hashlib
 import re
 import runpy
 from functools import cache
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from eval.results.schema import ComponentTimes, Gaps, ResultsFile, Row
+from tests.tiny import save_tiny_target
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
@@ -54,6 +57,20 @@ def test_the_settings_are_those_of_the_classes() -> None:
     assert script["PAGE"].read_text(encoding="utf-8") == script["page"](), "python scripts/settings_reference.py"
 
 
+def test_the_chart_is_drawn_from_the_published_figures(tmp_path: Path) -> None:
+    """Other versions of matplotlib place things otherwise, so bytes are compared within one alone."""
+    script = runpy.run_path(str(ROOT / "scripts/families_chart.py"))
+    chart = script["CHART"].read_text(encoding="utf-8")
+    assert hashlib.sha256(script["SOURCE"].read_bytes()).hexdigest() in chart, "python scripts/families_chart.py"
+    script["draw"](tmp_path / "once.svg")
+    script["draw"](tmp_path / "twice.svg")
+    drawn = (tmp_path / "once.svg").read_bytes()
+    assert drawn == (tmp_path / "twice.svg").read_bytes()
+    shown = r"<text[^>]*>(.*?)</text>"
+    assert sorted(re.findall(shown, drawn.decode())) == sorted(re.findall(shown, chart))
+    assert "](docs/results/families.svg)" in read("README.md")
+
+
 def test_every_field_of_results_json_is_explained() -> None:
     page = read("docs/reference/results_json.md")
     names = {field.alias or name for name, field in ResultsFile.model_fields.items()}
@@ -64,8 +81,28 @@ def test_every_field_of_results_json_is_explained() -> None:
 
 def test_the_navigation_names_every_page() -> None:
     pages = {str(Path(document).relative_to("docs")) for document in DOCUMENTS if document.startswith("docs/")}
-    named = re.findall(r"[\w/]+\.md", read(".mkdocs.yml").split("nav:")[1])
+    named = re.findall(r"[\w/-]+\.md", read(".mkdocs.yml").split("nav:")[1])
     assert sorted(named) == sorted(pages)
+
+
+def test_the_readmes_python_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On tiny models in place of the published pair."""
+    code = re.search(r"```python\n(.*?)```", read("README.md"), flags=re.DOTALL)
+    assert code is not None
+    program = code[1]
+    for role, name in {"target": "Qwen/Qwen3-8B", "draft": "Qwen/Qwen3-0.6B"}.items():
+        folder = save_tiny_target(tmp_path / role, max_position_embeddings=512)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+        tokenizer.save_pretrained(folder)
+        assert name in program
+        program = program.replace(name, str(folder))
+    program = program.replace('device_map="auto"', 'device_map="cpu"').replace("=256", "=64")
+    exec(compile(program, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "1.00 tokens per target pass" in printed
+    assert printed.count("tokens per target pass") == 2
+    assert "acceptance by position: [" in printed
 
 
 def test_the_readme_is_short() -> None:
