@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Everything that CI checks: install, lint, format, types, and three tiers of tests. Under 40 minutes on 2 cores.
+# Everything that CI checks: install, lint, format, types, documentation, and three tiers of tests. Under 40 minutes on 2
+# cores.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
@@ -17,6 +18,7 @@ step "compiler" 1 compiler
 step "lint" 10 ruff check
 step "format" 10 ruff format --check
 step "types" 90 pyright
+step "docs" 60 env NO_MKDOCS_2_WARNING=1 mkdocs build --quiet -f .mkdocs.yml --strict
 step "tests: default" 180 pytest -q
 step "tests: slow" 900 pytest -q -m "slow and not engines and not exhaustive and not gpu and not network"
 step "tests: engines" 600 pytest -q -n 0 -m "engines and not exhaustive and not gpu and not network"
