@@ -8,6 +8,7 @@ import operator
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from decode.common.typed_config import flag, real, require, unknown_key_message, whole
@@ -20,12 +21,19 @@ Rule = Literal["coupled", "greedy", "rejection", "block", "typical"]
 Precision = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 
 
+def model_folder(path: str) -> str:
+    """`path`, or `model/` in it where it is the folder of a training run."""
+    inside = Path(path) / "model"
+    is_run = (inside / "config.json").is_file() and not (Path(path) / "config.json").is_file()
+    return str(inside) if is_run else path
+
+
 @dataclass
 class ModelConfig:
     """Where a causal language model lies and how it is loaded."""
 
     path: str | None = None
-    """Folder in transformers format, or hub id."""
+    """Folder in transformers format, that of the run that trained the model, or hub id."""
     revision: str | None = None
     """Hub revision (branch, tag or commit); None is the default branch."""
     dtype: Precision = "auto"
@@ -40,6 +48,9 @@ class ModelConfig:
     """Run code that a hub repository ships; off unless asked for."""
     allow_missing: bool = False
     """Load a checkpoint whose tensors are not those of config.json: missing ones are random, extra ones dropped."""
+
+    def __post_init__(self) -> None:
+        self.path = None if self.path is None else model_folder(self.path)
 
 
 @dataclass

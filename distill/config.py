@@ -8,7 +8,7 @@ from typing import Literal
 from decode.common.typed_config import require, require_at_least
 from decode.config import ModelConfig, check_sampling
 
-CorpusName = Literal["python_stdlib", "text", "jsonl", "parquet", "dataset", "hub"]
+CorpusName = Literal["python_stdlib", "text", "jsonl", "parquet", "dataset", "hub", "own"]
 StoreName = Literal["head_tail", "topk", "full", "last_hidden"]
 FeatureCodeName = Literal["bf16", "int8", "pca"]
 TermName = Literal["cross_entropy", "forward_kl", "tv", "neg_log_alpha", "reverse_kl", "jsd"]
@@ -22,7 +22,7 @@ class DataConfig:
     """Where documents come from and how they are split (group `data`)."""
 
     name: CorpusName = "python_stdlib"
-    """Kind of corpus; everything but python_stdlib needs `path`."""
+    """Kind of corpus; everything but python_stdlib needs `path`, and own, of eval alone, is the draft's."""
     path: str | None = None
     """File or folder (text, jsonl, parquet, dataset), or hub id (hub)."""
     subset: str | None = None
@@ -49,7 +49,11 @@ class DataConfig:
     """Learn the prompt's tokens of plain text too: they cost nothing more to record. Chat prompts are never learned."""
 
     def __post_init__(self) -> None:
-        needs_path = self.name != "python_stdlib"
+        require(
+            self.name != "own" or self.path is None,
+            f"data.path={self.path} does not say what lies there; name it, as data=jsonl or data=text",
+        )
+        needs_path = self.name not in ("python_stdlib", "own")
         require(
             not needs_path or bool(self.path), f"data={self.name} needs data.path, the file, folder or hub id to read"
         )
@@ -62,6 +66,15 @@ class DataConfig:
         rest = 1 - self.validation_share - self.heldout_share
         require(rest > 0, f"data.validation_share + data.heldout_share leave {rest:.3f} of the documents to train on")
         require_at_least(1, self, "data.", "max_documents")
+
+
+def refuse_own(data: DataConfig | None) -> None:
+    """Raise ConfigError where a stage that makes records or drafts is told to read their own corpus."""
+    require(
+        data is None or data.name != "own",
+        "data=own is the corpus that a draft was trained on, for `python -m eval`; name one, as data=jsonl "
+        "data.path=FILE (with records=FOLDER none is needed)",
+    )
 
 
 @dataclass
@@ -258,6 +271,7 @@ class DistillConfig:
     def __post_init__(self) -> None:
         require_at_least(1, self, "", "batch_size")
         require_at_least(0, self, "", "show")
+        refuse_own(self.data)
         if self.responses != "records":
             require(
                 self.from_records is None,

@@ -15,6 +15,7 @@ from decode.models.load import ModelDescription
 from distill.config import DistillConfig
 from distill.prompts.chat import encode_prompt
 from distill.prompts.drawn_prompts import DrawnPrompt, corpus_text, turns
+from distill.prompts.held_out_count import HeldOutCount
 from distill.records.distribution_stores import Layout
 from distill.records.feature_codes import FeatureLayout
 from distill.records.record_folder import RecordFolder
@@ -42,6 +43,8 @@ class RecordingPlan:
     num_shards: int
     """Shards of all ranks together."""
     num_parameters: int
+    held_out: HeldOutCount | None
+    """Of the corpus; None where records of an earlier version, which do not say it, are scored again."""
 
     @property
     def bytes_on_disk(self) -> int:
@@ -62,6 +65,7 @@ class RecordingPlan:
             f"target parameters     {self.num_parameters:,}",
             f"documents             {self.documents:,}",
             f"prompts               {prompts}{left_out}",
+            *([] if self.held_out is None else [f"held out              {self.held_out.line()}"]),
             f"responses             {self.responses:,}",
             f"tokens, at most       {self.tokens:,}, of which p is recorded: {self.learned_tokens:,}",
             f"bytes a token         {self.layout.bytes_per_token} ({stores}{features}, text "
@@ -71,7 +75,11 @@ class RecordingPlan:
 
 
 def make_plan(
-    prompts: Sequence[DrawnPrompt], tokenizer: PreTrainedTokenizerBase, target: ModelDescription, config: DistillConfig
+    prompts: Sequence[DrawnPrompt],
+    held_out: HeldOutCount,
+    tokenizer: PreTrainedTokenizerBase,
+    target: ModelDescription,
+    config: DistillConfig,
 ) -> RecordingPlan:
     """The plan of a run. Raises InputError where a prompt leaves no room in the context, ConfigError for too big
     shards."""
@@ -88,6 +96,7 @@ def make_plan(
         shard_size=config.records.shard_size,
         num_shards=ceil(len(prompts) / config.records.shard_size),
         num_parameters=target.num_parameters,
+        held_out=held_out,
     )
     if plan.too_long == len(prompts):
         raise InputError(
@@ -113,6 +122,7 @@ def plan_of_records(folder: RecordFolder, target: ModelDescription, config: Dist
         shard_size=config.records.shard_size,
         num_shards=ceil((int(folder.prompts[-1]) + 1) / config.records.shard_size),  # some prompts have no record
         num_parameters=target.num_parameters,
+        held_out=folder.manifest.held_out,
     )
     _check(plan)
     return plan

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from decode.common.errors import ConfigError, InputError
 from decode.common.progress import get_logger
+from distill.config import RecordsConfig
 from distill.corpora import Corpus, Document, Split
 from distill.corpora.corpus import in_groups
 from distill.objectives.target_distribution import TargetDistribution
@@ -158,12 +161,30 @@ def _check_layers(folder: RecordFolder, layers: Sequence[int]) -> None:
     kept = folder.layout.features
     there = [] if kept is None else kept.layers
     if not set(layers) <= set(there):
-        wanted = ",".join(map(str, dict.fromkeys([*there, *layers])))
+        again = f"{folder.path}_features"
+        command = _scored_again(folder, [*dict.fromkeys([*there, *layers])], again)
         raise InputError(
             f"{folder.path} holds the hidden states {there or 'of no layer'}, and the draft reads {list(layers)}. "
-            f"Score the same texts again with `python -m distill responses=records from_records={folder.path} "
-            f"records.features.layers=[{wanted}]`, or let the target make them in training (target_source=live)"
+            f"Score the same texts again with `{command}` and train with records={again}, or let the target make them "
+            "in training (target_source=live)"
         )
+
+
+def _scored_again(folder: RecordFolder, layers: list[int], output_dir: str) -> str:
+    """The command that writes the same texts with the hidden states of `layers`, and p as it was kept."""
+    kept, usual = folder.manifest.config.records, RecordsConfig()
+    same = {name: getattr(kept, name) for name in ("store", "head", "tail", "topk", "shard_size")}
+    if folder.layout.features is not None:
+        same["features.code"] = folder.layout.features.code
+    changed = {name: value for name, value in same.items() if value != attrgetter(name)(usual)}
+    given = {f"records.{name}": value for name, value in (changed | {"features.layers": layers}).items()}
+    first = {"target.path": folder.target_path, "responses": "records", "from_records": folder.path}
+    arguments = [f"{key}={_plain(value)}" for key, value in (first | given | {"output_dir": output_dir}).items()]
+    return shlex.join(["python", "-m", "distill", *arguments])
+
+
+def _plain(value: object) -> str:
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
 
 
 def text_sequences(

@@ -147,7 +147,17 @@ class Checkpoints:
                 f"{accelerator.num_processes}: sharded state and random generators would not fit. Start as many as "
                 "before"
             )
-        accelerator.load_state(str(checkpoint))
+        try:
+            accelerator.load_state(str(checkpoint))
+        except RuntimeError as error:
+            other = [line.strip() for line in str(error).splitlines() if "size mismatch" in line]
+            if not other:
+                raise
+            raise ConfigError(
+                f"{checkpoint} holds weights of other shapes than this draft, though both were configured alike: an "
+                "earlier version chose other sizes where draft.width or draft.heads was left out. Finish the run with "
+                f"that version, or train anew in another output_dir ({other[0]})"
+            ) from error
         return saved.state
 
     def forget_after(self, step: int) -> None:
@@ -198,6 +208,11 @@ def find_checkpoint(path: Path) -> Path:
     if newest is None:
         raise InputError(f"resume={path} is neither a checkpoint nor a run folder with one in checkpoints/")
     return newest
+
+
+def saved_optimizer(checkpoint: Path) -> str:
+    """What trained it: Muon leaves the matrices' state beside that of AdamW; DeepSpeed, which has none, takes AdamW."""
+    return "muon" if (checkpoint / "optimizer_1.bin").is_file() else "adamw"
 
 
 def read_state(checkpoint: Path) -> SavedState:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from decode.common.typed_config import require, require_at_least
-from decode.config import ModelConfig
-from distill.config import NEEDS_ALPHA, DataConfig, ObjectiveConfig
+from decode.config import ModelConfig, model_folder
+from distill.config import NEEDS_ALPHA, DataConfig, ObjectiveConfig, refuse_own
 from train.drafts.draft_config import DraftConfig
 
 LEARNS_FROM_TEXT = "cross_entropy"
@@ -59,11 +59,12 @@ class TokenizerConfig:
     """The tokenizer of a model that is trained without a target; with a target, the target's is used."""
 
     path: str | None = None
-    """Folder or hub id of a tokenizer."""
+    """Folder (of a tokenizer, a model, or the run that trained it) or hub id."""
     train_entries: int | None = None
     """Train a byte-level BPE tokenizer of this many entries on the training documents instead."""
 
     def __post_init__(self) -> None:
+        self.path = None if self.path is None else model_folder(self.path)
         require(
             self.path is None or self.train_entries is None,
             f"path={self.path} and train_entries={self.train_entries} exclude each other; set one",
@@ -146,6 +147,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         self._check_numbers()
+        refuse_own(self.data)
         self._check_sources()
         require(
             not (self.optimizer == "muon" and self.engine.zero_stage),

@@ -17,12 +17,20 @@ from transformers import PreTrainedModel
 from decode.common.errors import ConfigError
 from decode.common.progress import get_logger, is_main_process
 from decode.common.run_folder import RUN, RunFolder, check_run, free_disk_check, open_run
-from decode.common.typed_config import build
+from decode.common.typed_config import build, known_part
 from decode.config import ModelConfig
 from decode.models.load import load_model
 from decode.models.output_head import Ends, OutputHead, ends_of, head_of, load_ends
 from train.batches import StepReader
-from train.checkpoint import Checkpoints, TrainState, adopt, check_whole, find_checkpoint, read_state
+from train.checkpoint import (
+    Checkpoints,
+    TrainState,
+    adopt,
+    check_whole,
+    find_checkpoint,
+    read_state,
+    saved_optimizer,
+)
 from train.config import TrainConfig
 from train.engine import build_accelerator, check_launcher
 from train.live_target import LiveTarget
@@ -54,6 +62,8 @@ def run(cfg: TrainConfig) -> None:
     plan = TrainingPlan.of(known, inputs, rows_per_step)
     for line in [*plan.lines(), *(plan.advice() if cfg.plan else ())]:
         logger.info("plan: %s", line)
+    for line in plan.warnings() if is_main_process() else ():
+        logger.warning("%s", line)
     if cfg.plan:
         return
     free_disk_check(cfg.output_dir, plan.disk_bytes)
@@ -162,8 +172,10 @@ def _check_resume(cfg: TrainConfig) -> None:
     if cfg.plan or cfg.resume in ("never", "auto"):
         return
     checkpoint = find_checkpoint(Path(cfg.resume))
-    theirs = _with_optimizer(RUN.read(checkpoint.parent.parent / "run.json").config)
-    ours = _with_optimizer(asdict(cfg))
+    theirs = _of_this_version(RUN.read(checkpoint.parent.parent / "run.json").config)
+    # what auto stood for is what lies there: an earlier version chose by rules of its own
+    theirs |= {"optimizer": saved_optimizer(checkpoint)}
+    ours: dict[str, Any] = asdict(cfg) | {"optimizer": chosen_optimizer(cfg)}
     for where in (("draft",), ("optimizer",), ("engine", "name"), ("target", "path")):
         there, here = theirs, ours
         for key in where:
@@ -175,10 +187,11 @@ def _check_resume(cfg: TrainConfig) -> None:
             )
 
 
-def _with_optimizer(config: dict[str, Any]) -> dict[str, Any]:
-    """What optimizer=auto stood for; an older version's configuration, which this one does not know, as it is."""
+def _of_this_version(config: dict[str, Any]) -> dict[str, Any]:
+    """A run's configuration without fields that are gone since, and with those that came at their defaults; as it is
+    where this version refuses it."""
     try:
-        return config | {"optimizer": chosen_optimizer(build(TrainConfig, config))}
+        return asdict(build(TrainConfig, known_part(TrainConfig, config)))
     except ConfigError:
         return config
 

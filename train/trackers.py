@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from decode.common.errors import RunError
 from decode.common.extras import extra, require_installed
+from decode.common.progress import get_logger
 from train.config import TrainConfig
+
+log = get_logger("tracker")
 
 
 class Tracker:
@@ -67,9 +71,12 @@ class WandbTracker(Tracker):
             artifact.add_file(str(file))
         self.run.log_artifact(artifact)
         self.run.summary.update(summary)
+        parts = Path(self.run.dir).parents[1]  # of <folder>/wandb/offline-run-TIME-ID/files
         self.run.finish()
         self.wandb.teardown()
         self._forget_places()
+        if self.run.offline:
+            log.info("to upload it to Weights & Biases: wandb sync %s/offline-run-*-%s", quote(str(parts)), self.run.id)
 
     def _forget_places(self) -> None:
         """Else the next run of this process would write into this one's folder."""

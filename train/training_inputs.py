@@ -17,6 +17,7 @@ from decode.models.load import ModelDescription, describe_model
 from distill.corpora import load_corpus
 from distill.objectives.draft_vocabulary import frequent_tokens
 from distill.objectives.objective import build_objective, warm_up_of
+from distill.prompts.held_out_count import HeldOutCount, count_held_out
 from distill.prompts.tokenizer import train_bpe
 from distill.records.record_folder import RecordFolder
 from distill.sequences import SequenceSource, record_sequences, text_sequences
@@ -48,6 +49,8 @@ class Inputs:
     recorded_weights: str | None = None
     """Fingerprint of the weights that made the records (`decode.models.fingerprint`); None without records, and where
     older ones do not say it."""
+    held_out: HeldOutCount | None = None
+    """Of the corpus; None where older records do not say it."""
 
     @property
     def window_along_rows(self) -> int | None:
@@ -90,7 +93,8 @@ def open_inputs(cfg: TrainConfig) -> Inputs:
     train, validation = (PackedSource.of(source, cfg.sequence_length, cfg.seed, layers) for source in sources)
     data = records.manifest.config.data.model_dump() if records is not None else cfg.data and asdict(cfg.data)
     recorded = None if records is None else records.manifest.target.weights
-    return Inputs(target, tokenizer, blueprint, train, validation, store, data, cfg.window, recorded)
+    held_out = _held_out(cfg, tokenizer) if records is None else records.manifest.held_out
+    return Inputs(target, tokenizer, blueprint, train, validation, store, data, cfg.window, recorded, held_out)
 
 
 def check_enough(cfg: TrainConfig, inputs: Inputs, world_size: int) -> int:
@@ -142,6 +146,11 @@ def _tokenizer(cfg: TrainConfig, target: ModelDescription | None) -> PreTrainedT
     logger.info("training a tokenizer of %d entries", cfg.tokenizer.train_entries)
     texts = (document.text for document in load_corpus(cfg.data).documents("train") if document.text is not None)
     return train_bpe(texts, cfg.tokenizer.train_entries)
+
+
+def _held_out(cfg: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> HeldOutCount:
+    assert cfg.data is not None, "checked by TrainConfig"
+    return count_held_out(load_corpus(cfg.data), tokenizer)
 
 
 def tokenizer_folder(cfg: TrainConfig) -> Path:

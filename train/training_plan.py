@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from distill.prompts.held_out_count import HeldOutCount
 from train.config import TrainConfig
 from train.training_inputs import Inputs
 
@@ -12,6 +13,8 @@ USUAL_TOKENS = 250_000_000
 500 tokens."""
 BYTES_PER_WEIGHT = 4
 STATE_PER_WEIGHT = 8  # two fp32 averages of AdamW; Muon keeps one
+DEAR = 1 / 3
+"""Share of the target's cost above which a draft hardly pays: 3 draft tokens then cost as much as a target pass."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,13 @@ class TrainingPlan:
     """Tokens that will be read, padding not counted."""
     epochs: float
     draft_parameters: int
+    trained_parameters: int
+    """Less, where adapters alone are trained."""
     target_parameters: int | None
+    cost: float | None
+    """Weights that a draft token reads, as a share of those that a token of the target does."""
+    held_out: HeldOutCount | None
+    heldout_share: float
     checkpoint_bytes: int
     """One checkpoint."""
     rates: str
@@ -35,14 +44,19 @@ class TrainingPlan:
     def of(cls, cfg: TrainConfig, inputs: Inputs, rows_per_step: int) -> TrainingPlan:
         """The plan of `cfg` on these inputs."""
         rows = cfg.steps * rows_per_step
-        weights = inputs.blueprint.num_parameters
-        checkpoint = weights * (BYTES_PER_WEIGHT + STATE_PER_WEIGHT)
+        weights, trained = inputs.blueprint.num_parameters, inputs.blueprint.num_trained
+        checkpoint = weights * BYTES_PER_WEIGHT + trained * STATE_PER_WEIGHT
+        target = None if inputs.target is None else inputs.target.weight_counts
         return cls(
             steps=cfg.steps,
             tokens=round(rows * inputs.train.num_tokens / len(inputs.train.rows)),
             epochs=rows / len(inputs.train.rows),
             draft_parameters=weights,
-            target_parameters=inputs.target.num_parameters if inputs.target else None,
+            trained_parameters=trained,
+            target_parameters=None if target is None else target.total,
+            cost=None if target is None else inputs.blueprint.weights_per_token / target.per_token,
+            held_out=inputs.held_out,
+            heldout_share=(inputs.data or {}).get("heldout_share", 0.0),
             checkpoint_bytes=checkpoint,
             rates=_rates(cfg),
             disk_bytes=checkpoint * (cfg.keep_checkpoints + 1) + 3 * weights * BYTES_PER_WEIGHT,
@@ -57,15 +71,34 @@ class TrainingPlan:
             "learn from: enough for a trial, far too few to serve with (docs/how-to/train_a_draft.md, How much)"
         ]
 
+    def warnings(self) -> list[str]:
+        """What cannot be mended once the draft is trained."""
+        few = None if self.held_out is None else self.held_out.warning(self.heldout_share)
+        found = [] if few is None else [few]
+        if self.cost is not None and self.cost > DEAR:
+            found.append(
+                f"a draft token reads {self.cost:.0%} of the weights that a token of the target does (layers and "
+                f"output head), and above {DEAR:.0%} a draft hardly pays, however well it agrees. Make it smaller: a "
+                "draft LM by draft.layers or draft.width, a head by draft.head.vocab"
+            )
+        return found
+
     def lines(self) -> list[str]:
         """For people."""
-        target = [] if self.target_parameters is None else [f"target: {self.target_parameters:,} parameters, frozen"]
-        return [
+        whole = f" of {self.draft_parameters:,}" if self.trained_parameters < self.draft_parameters else ""
+        lines = [
             f"{self.steps:,} steps, {self.tokens:,} tokens ({self.epochs:.2f} epochs)",
-            f"trained: {self.draft_parameters:,} parameters, {self.rates}",
-            *target,
-            f"checkpoint: {self.checkpoint_bytes / 1e6:.1f} MB; on disk at most {self.disk_bytes / 1e6:.1f} MB",
+            f"trained: {self.trained_parameters:,}{whole} parameters, {self.rates}",
         ]
+        if self.target_parameters is not None:
+            lines.append(
+                f"target: {self.target_parameters:,} parameters, frozen; a draft token reads {self.cost:.1%} of the "
+                "weights that one of the target does"
+            )
+        if self.held_out is not None:
+            lines.append(f"held out: {self.held_out.line()}")
+        megabytes = f"checkpoint: {self.checkpoint_bytes / 1e6:.1f} MB; on disk at most {self.disk_bytes / 1e6:.1f} MB"
+        return [*lines, megabytes]
 
 
 def _rates(cfg: TrainConfig) -> str:

@@ -55,6 +55,16 @@ def build(cls: type[T], container: Mapping, where: str = "") -> T:
         raise ConfigError(f"{where}: {error}") from error
 
 
+def known_part(cls: type, container: Mapping) -> dict[str, Any]:
+    """`container` without the keys that the dataclass `cls`, or one nested in it, does not know."""
+    known: dict[str, Any] = {}
+    for key, value in container.items():
+        if key in _field_types(cls):
+            inner = nested_class(cls, f"{key}.")
+            known[key] = known_part(inner, value) if inner is not None and isinstance(value, Mapping) else value
+    return known
+
+
 def unknown_key_message(cls: type, key: str, where: str = "") -> str:
     """One sentence that names the unknown `key`, its closest valid neighbour, and all valid keys of `cls`."""
     close = difflib.get_close_matches(key, list(_field_types(cls)), n=1)

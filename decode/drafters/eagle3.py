@@ -141,8 +141,14 @@ class Eagle3Config(HeadConfig):
         )
 
 
+LEAST_LAYERS = 8
+
+
 def default_taps(num_layers: int) -> tuple[int, int, int]:
-    """The hidden states that vLLM, SGLang and llama.cpp assume of a target with so many layers."""
+    """The hidden states that vLLM, SGLang and llama.cpp assume of a target with so many layers; of fewer than 8, where
+    those lie side by side or are the same, the ones after a quarter, a half and three quarters of them."""
+    if num_layers < LEAST_LAYERS:
+        return round(num_layers / 4), round(num_layers / 2), round(3 * num_layers / 4)
     return 2, num_layers // 2, num_layers - 3
 
 

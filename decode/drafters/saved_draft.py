@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from decode.common.errors import InputError
-from decode.config import ModelConfig, Precision
+from decode.config import ModelConfig, Precision, model_folder
 from decode.drafters.base import Drafter
 from decode.drafters.head_draft import HeadDraft
 from decode.drafters.lm import LMDraft
@@ -37,7 +37,7 @@ def load_drafter(path: str | Path, target: PreTrainedModel, dtype: Precision = "
     sizes are compared), and where a head was trained on other weights than the target has, in its files or in memory.
     `check=False` compares sizes alone, also with a target that came from no files.
     """
-    folder = str(model_folder(path))
+    folder = model_folder(str(path))
     if dtype == "auto":
         dtype = cast(Precision, str(target.dtype).removeprefix("torch."))
     known = describe_loaded(target, check)
@@ -74,12 +74,6 @@ def _check_as_in_files(target: PreTrainedModel, folder: str) -> None:
         )
 
 
-def model_folder(path: str | Path) -> Path | str:
-    """The folder itself, or `model/` in it where it is the folder of a training run."""
-    inside = Path(path) / "model"
-    return inside if (inside / "config.json").is_file() and not (Path(path) / "config.json").is_file() else path
-
-
 def family_of(path: str) -> str:
     """The family that a draft folder names; raises InputError for one that is not known here."""
     provenance = read_provenance(path)
@@ -108,7 +102,7 @@ class DraftDescription:
 def describe_draft(path: str, target: ModelDescription, role: str = "draft") -> DraftDescription:
     """The draft in `path` (a draft's folder, that of the run that trained it, a hub id, or OWN); raises InputError
     where it does not fit the target."""
-    folder = str(model_folder(path))
+    folder = model_folder(path)
     if folder == OWN:
         config, weights = own_mtp(target, depth=1)
         size = sum(tensor.numel() for tensor in weights.values())

@@ -33,6 +33,7 @@ from decode.models.compatibility import (
     token_map_hash,
 )
 from decode.models.fingerprint import files_fingerprint, weights_fingerprint
+from decode.models.weight_counts import WeightCounts, count_weights
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 QUICKLY_READ = 1 << 30  # bytes: weights that are there before a progress bar is of use
@@ -74,11 +75,14 @@ class ModelDescription:
         return longest_context(self.config) or 1 << 30
 
     @cached_property
+    def weight_counts(self) -> WeightCounts:
+        """Parameters, and those that a token costs."""
+        return count_weights(self.config)
+
+    @property
     def num_parameters(self) -> int:
-        """Parameters, tied ones once; counted on the meta device."""
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(self.config)
-        return model.num_parameters()
+        """Parameters, tied ones once."""
+        return self.weight_counts.total
 
     @property
     def weight_bytes(self) -> int:
@@ -211,6 +215,11 @@ def _check_folder(folder: Path, role: str) -> None:
     if not folder.is_dir():
         raise InputError(f"{role}.path={folder} does not exist; give a folder in transformers format or a hub id")
     if not (folder / "config.json").is_file():
+        if (folder / "run.json").is_file():
+            raise InputError(
+                f"{role}.path={folder} is the folder of a run without a model in model/: one of another stage, or a "
+                "training that is not finished. Finish it by its own command with resume=auto, or give a model's folder"
+            )
         raise InputError(
             f"{role}.path={folder} holds no config.json, so it is not a model folder in transformers format"
         )

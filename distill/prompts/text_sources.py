@@ -16,6 +16,7 @@ from decode.models.load import ModelDescription
 from distill.config import DistillConfig
 from distill.corpora import load_corpus
 from distill.prompts.drawn_prompts import collect_prompts, digest
+from distill.prompts.held_out_count import count_held_out
 from distill.prompts.shown_examples import caption, examples, marked
 from distill.recording_plan import RecordingPlan, make_plan, plan_of_records
 from distill.records.record_folder import RecordFolder
@@ -34,9 +35,14 @@ class PromptTexts:
     def __init__(self, config: DistillConfig, target: ModelDescription) -> None:
         self.config, self.target, self.tokenizer = config, target, _tokenizer(target)
         corpus = load_corpus(config.data)
-        log.info("reading prompts from %s", corpus.where)
+        own = ", the default; chats or text of your own: data=jsonl data.path=FILE" if config.data.path is None else ""
+        log.info("reading prompts from %s (data=%s%s)", corpus.where, config.data.name, own)
         self.prompts = collect_prompts(corpus, self.tokenizer, config)
         self.num_prompts = len(self.prompts)
+        self.held_out = count_held_out(corpus, self.tokenizer)
+        warning = self.held_out.warning(config.data.heldout_share)
+        if warning is not None and is_main_process():
+            log.warning("%s", warning)
 
     @property
     def sha256(self) -> str:
@@ -45,7 +51,7 @@ class PromptTexts:
 
     def plan(self) -> RecordingPlan:
         """What the run would do; raises where it cannot."""
-        return make_plan(self.prompts, self.tokenizer, self.target, self.config)
+        return make_plan(self.prompts, self.held_out, self.tokenizer, self.target, self.config)
 
     def examples(self) -> Iterator[str]:
         """The first `show` of them, to be read by a person."""
@@ -64,6 +70,7 @@ class PromptTexts:
             "responses": self.config.responses,
             "sampling": asdict(self.config.sampling),
             "prompts_sha256": self.sha256,
+            "held_out": self.held_out.model_dump(),
         }
 
 
@@ -111,6 +118,7 @@ class RecordedTexts:
             "responses": before.responses,
             "sampling": before.sampling,
             "prompts_sha256": before.prompts_sha256,
+            "held_out": None if before.held_out is None else before.held_out.model_dump(),
             "from_records": {"path": str(self.folder.path), "manifest_sha256": self.sha256},
         }
 

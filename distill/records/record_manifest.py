@@ -11,6 +11,7 @@ from decode.common.checked_json import Amount, Content, Count, JsonFile, PlainPa
 from decode.common.run_folder import RunEnd
 from decode.drafters.provenance import TextOrigin
 from distill.config import StoreName
+from distill.prompts.held_out_count import HeldOutCount
 from distill.records.distribution_stores import Layout
 
 RECORDS_VERSION = 2
@@ -108,6 +109,8 @@ class Manifest(RunEnd):
     finish_reasons: dict[FinishReason, Count]
     code_file: FileSummary | None = None
     feature_errors: dict[str, Amount] = {}
+    held_out: HeldOutCount | None = None
+    """Of the corpus; older records do not say it."""
     shards: Annotated[list[ShardSummary], Field(min_length=1)]
 
     @field_validator("stage")

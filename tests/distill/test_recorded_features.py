@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from distill.records.feature_fitting import CODE_FILE
 from distill.records.record_folder import RecordFolder
 from distill.sequences import record_sequences
 from distill.stage import run
+from tests.commands import built
 from tests.distill.runs import LAYERS, kept, shard_files, tiny_config
 from tests.tiny import save_tiny_target, tiny_tokenizer
 from train.batches import PackedSource
@@ -181,8 +184,25 @@ def test_a_folder_without_the_layers_names_the_remedy(folder: Path) -> None:
     with pytest.raises(InputError, match=r"holds the hidden states \[0, 1, -1\], and the draft reads \[0, 2\]") as told:
         record_sequences(records, "train", 64, layers=(0, 2))
     assert "records.features.layers=[0,1,-1,2]" in str(told.value)
+    assert "records.topk=5" in str(told.value)  # p is kept as it was
     with pytest.raises(InputError, match="of no layer.*target_source=live"):
         record_sequences(RecordFolder.open(folder / "none"), "train", 64, layers=(0,))
+
+
+@pytest.mark.parametrize("there", ["none", "int8"])
+def test_the_command_that_is_named_writes_what_is_missing(folder: Path, tmp_path: Path, there: str) -> None:
+    """It used to leave out the target, and to write into the default folder."""
+    source = RecordFolder.open(shutil.copytree(folder / there, tmp_path / there))
+    with pytest.raises(InputError) as told:
+        record_sequences(source, "train", 64, layers=(2, -1))
+    command, output_dir = re.findall(r"`(python -m distill .*)` and train with records=(\S+), or", str(told.value))[0]
+    cfg = built("distill", shlex.split(command)[3:])
+    assert isinstance(cfg, DistillConfig)
+    run(cfg)
+    found = RecordFolder.open(output_dir)
+    assert record_sequences(found, "train", 64, layers=(2, -1)).store.name == source.layout.store[0]
+    assert found.layout.store == source.layout.store
+    assert (found.read(3, layers=()).ids == source.read(3, layers=()).ids).all()
 
 
 def test_records_of_version_1_are_read_as_before(folder: Path, tmp_path: Path) -> None:

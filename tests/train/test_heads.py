@@ -26,7 +26,7 @@ from tests.tiny import tiny_tokenizer
 from tests.train.overfit import built_head, one_document
 from tests.train.toy import data_settings, head_config, metrics, save_target, tiny_config
 from train import stage
-from train.drafts.head_blueprint import TrainableHead, head_blueprint
+from train.drafts.head_blueprint import TrainableHead, default_taps, head_blueprint
 from train.live_target import LiveTarget
 from train.loss import DraftLoss
 from train.metric_sums import Sums
@@ -310,6 +310,14 @@ def test_a_target_that_heads_do_not_know(refuse, tmp_path: Path) -> None:
 
 def test_too_few_layers_for_three_features(refuse, target: Path) -> None:
     refuse(target, r"reads 3 different hidden states, for 2 layers .*draft.head.taps=\[0,1,-1\]", head={"taps": None})
+
+
+def test_a_shallow_target_is_read_at_shares_of_its_depth() -> None:
+    """2, L/2 and L - 3 are the same layer twice at 6 layers, and side by side at 7."""
+    found = {layers: default_taps("eagle3", layers, "there") for layers in (4, 5, 6, 7, 8, 36)}
+    assert found == {4: (1, 2, 3), 5: (1, 2, 4), 6: (2, 3, 4), 7: (2, 4, 5), 8: (2, 4, 5), 36: (2, 18, 33)}
+    with pytest.raises(UserError, match="reads 3 different hidden states, for 3 layers"):
+        default_taps("eagle3", 3, "there")
 
 
 def test_layers_that_are_not_there(refuse, target: Path) -> None:

@@ -20,6 +20,7 @@ from distill.corpora import load_corpus
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.train.toy import data_settings, head_config, model_config, save_target, text_data, tiny_config
 from train import stage
+from train.config import TokenizerConfig
 from train.drafts.draft_config import DraftConfig
 from train.drafts.head_blueprint import HeadBlueprint
 from train.drafts.lm_blueprint import LMBlueprint
@@ -96,6 +97,27 @@ def test_missing_paths(refuse, tmp_path: Path, target: Path, records: Path) -> N
     refuse(target, "does not exist", records=str(records), draft={"init_from": str(tmp_path / "none")})
     missing = data_settings(tmp_path / "none")
     refuse(target, "none", data=missing, target_source="live")
+
+
+def test_the_folder_of_a_run_stands_for_its_model(tmp_path: Path, target: Path, records: Path) -> None:
+    """As target, as draft to start from, and for its tokenizer."""
+    run = tmp_path / "run"
+    shutil.copytree(target, run / "model")
+    cfg = tiny_config(tmp_path / "out", run, records=str(records), draft={"init_from": str(run)}, steps=2)
+    assert (cfg.target.path, cfg.draft.init_from) == (str(run / "model"), str(run / "model"))
+    stage.run(cfg)
+    assert (tmp_path / "out" / "model" / "config.json").is_file()
+    assert TokenizerConfig(path=str(run)).path == str(run / "model")
+    assert ModelConfig(path=str(run / "model")).path == str(run / "model")
+    assert ModelConfig(path="Qwen/Qwen3-8B").path == "Qwen/Qwen3-8B"
+
+
+def test_the_folder_of_a_run_that_is_not_finished(refuse, tmp_path: Path, target: Path, records: Path) -> None:
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / "run.json").write_text("{}")
+    refuse(tmp_path / "killed", "run without a model in model/.*resume=auto", records=str(records))
+    init_from = {"init_from": str(tmp_path / "killed")}
+    refuse(target, "run without a model in model/.*resume=auto", records=str(records), draft=init_from)
 
 
 def test_a_checkpoint_of_another_draft(tmp_path: Path, target: Path, records: Path) -> None:
@@ -225,9 +247,43 @@ def test_a_plan_is_worked_out_of_what_a_step_reads(target: Path, corpus: Path) -
     assert plan.tokens == pytest.approx(20 * tokens / rows, abs=1)
     assert plan.disk_bytes == 3 * 12 * weights + 3 * 4 * weights
     assert plan.lines()[0].startswith("5 steps, ")
+    assert plan.trained_parameters == weights
+    assert plan.cost == pytest.approx(weights / (found.target.num_parameters - 300 * 32))  # type: ignore[union-attr]
     assert "0.0% of the 250,000,000" in plan.advice()[0]
     assert not replace(plan, tokens=25_000_000).advice()
     assert not replace(plan, target_parameters=None).advice()  # a target of one's own
+
+
+def test_a_plan_warns_of_what_cannot_be_mended_later(
+    target: Path, corpus: Path, records: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A draft that is dear beside its target, and too little held out; with records it is they who know."""
+    given: dict[str, Any] = {"data": data_settings(corpus), "target_source": "live"}
+    cfg = tiny_config(Path("out"), target, **given)
+    of_text, of_records = open_inputs(cfg), open_inputs(tiny_config(Path("out"), target, records=str(records)))
+    assert of_text.held_out == of_records.held_out
+    plan = TrainingPlan.of(cfg, of_text, rows_per_step=2)
+    assert any(line.startswith("held out: 1 documents, ") for line in plan.lines())
+    assert ["of the 96 held-out prompts" in one for one in plan.warnings()] == [True]
+    enough = replace(plan, held_out=None)
+    assert not enough.warnings()
+    assert not replace(enough, cost=1 / 3).warnings()
+    assert "reads 40% of the weights" in replace(enough, cost=0.4).warnings()[0]
+    assert not replace(enough, cost=None, target_parameters=None).warnings()
+    stage.run(tiny_config(Path("out"), target, **given, plan=True, draft={"width": 64}))
+    assert "a draft hardly pays" in caplog.text
+
+
+def test_checkpoints_of_adapters_are_as_large_as_planned(tmp_path: Path, target: Path, records: Path) -> None:
+    """The whole draft's weights, and the moments of the adapters alone."""
+    lora = {"rank": 2, "targets": ["q_proj"]}
+    cfg = tiny_config(tmp_path / "out", target, records=str(records), draft={"init_from": str(target), "lora": lora})
+    plan = TrainingPlan.of(cfg, open_inputs(cfg), rows_per_step=2)
+    stage.run(cfg)
+    newest = max((tmp_path / "out" / "checkpoints").glob("step_*"))
+    assert plan.trained_parameters == 2 * 2 * (2 * 32 + 32 * 2) // 2
+    written = sum(file.stat().st_size for file in newest.glob("*") if file.suffix in (".safetensors", ".bin"))
+    assert plan.checkpoint_bytes < written < plan.checkpoint_bytes + 16_000  # headers; unplanned moments are 300 kB
 
 
 def test_a_pretrained_draft_is_loaded_in_the_revision_of_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,12 @@ from decode.config import ModelConfig
 from decode.drafters.dspark import DSparkConfig
 from decode.drafters.head_draft import HeadDraft
 from decode.models.load import ModelDescription, describe_model
+from decode.models.weight_counts import count_weights
+from tests import commands
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.train.overfit import built_head
 from tests.train.toy import head_config, model_config, tiny_config
-from train.drafts.draft_config import DraftConfig
+from train.drafts.draft_config import AdapterConfig, DraftConfig
 from train.drafts.head_blueprint import HeadBlueprint, head_blueprint
 from train.drafts.lm_blueprint import LMBlueprint, lm_blueprint
 from train.export.draft_folder import Export
@@ -60,6 +62,71 @@ def test_a_draft_model_has_the_sizes_asked_for() -> None:
     assert config.tie_word_embeddings is False
     assert lm(width=48, heads=4).config.num_key_value_heads == 4
     assert lm(width=48, heads=4, mlp_width=72).config.intermediate_size == 72
+
+
+@pytest.mark.parametrize(
+    ("target_width", "draft", "sizes"),
+    [
+        (4096, {}, (2048, 32)),
+        (512, {}, (256, 4)),  # the quickstart's
+        (200, {}, (64, 1)),
+        (100, {}, (50, 1)),
+        (None, {}, (256, 4)),
+        (512, {"heads": 3}, (252, 3)),
+        (512, {"kv_heads": 2}, (256, 4)),
+        (None, {"width": 200}, (200, 2)),  # 3 heads of 64 would leave a rest
+        (64, {"width": 48, "kv_heads": 2}, (48, 2)),
+    ],
+)
+def test_sizes_that_are_left_out_follow_the_target(
+    target_width: int | None, draft: dict[str, Any], sizes: tuple[int, int]
+) -> None:
+    """Half its width, in heads of 64."""
+    assert DraftConfig(**draft).lm_sizes(target_width) == sizes
+
+
+def test_sizes_that_no_heads_fit() -> None:
+    with pytest.raises(ConfigError, match="width=50 and draft.kv_heads=4 go with no number of even heads up to 4"):
+        DraftConfig(width=50, kv_heads=4).lm_sizes(None)
+
+
+def test_a_draft_of_a_small_target_is_smaller() -> None:
+    """A width of 256 was larger than a target of 1.3M parameters."""
+    target = described(LlamaConfig(vocab_size=1024, hidden_size=128, intermediate_size=384, num_hidden_layers=4))
+    draft = lm(target, width=None, heads=None)
+    assert draft.config.hidden_size == 64
+    assert draft.weights_per_token < target.weight_counts.per_token / 4
+
+
+@pytest.mark.parametrize("experiment", ["quickstart_draft", "quickstart_draft_text"])
+def test_the_quickstart_s_draft_names_its_sizes(experiment: str) -> None:
+    """Its published figures are of 1 layer of 256 channels."""
+    cfg: Any = commands.built("train", [f"experiment={experiment}"])
+    assert (cfg.draft.layers, cfg.draft.width, cfg.draft.heads) == (1, 256, 4)
+
+
+def test_a_token_costs_layers_and_head_but_no_table() -> None:
+    """Tied, the table is the head; of a head of a target the rows that it drafts; what a round shares, shared."""
+    layer, norms, table = 4 * 16 * 16 + 3 * 16 * 64, 3 * 16, PADDED * 16
+    for tied in (True, False):
+        assert lm(tie_embeddings=tied).weights_per_token == layer + norms + table
+    for family, draft in (("mtp", {}), ("eagle3", {"vocab": 40})):
+        found = head(family, head=draft)
+        assert found.weights_per_token == found.num_parameters + draft.get("vocab", PADDED) * 24
+    medusa = head("medusa")
+    assert medusa.weights_per_token == medusa.num_parameters // 3 + PADDED * 24
+    counts = count_weights(LLAMA)
+    assert counts.total - counts.per_token == PADDED * 24
+
+
+def test_adapters_are_counted_by_themselves(tmp_path: Path) -> None:
+    """Rank 2 on two square matrices of 8 in each of 3 layers; the rest is kept, and not trained."""
+    model = tiny_llama(16, 8, num_layers=3)
+    adapted = DraftConfig(init_from="there", lora=AdapterConfig(rank=2, targets=["q_proj", "o_proj"]))
+    blueprint = LMBlueprint(adapted, model.config)
+    assert blueprint.num_trained == 3 * 2 * (2 * 8 + 8 * 2)
+    assert blueprint.num_parameters == model.num_parameters()
+    assert replace(blueprint, draft=DraftConfig(init_from="there")).num_trained == blueprint.num_parameters
 
 
 def test_without_a_target_the_tokenizer_says_which_tokens_there_are() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
+from glob import glob
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,8 @@ def test_an_offline_run_holds_config_curves_and_report(tmp_path: Path, target: P
     done = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     (file,) = (tmp_path / "out").glob("wandb/offline-run-*/*.wandb")
+    named = re.findall(r"to Weights & Biases: wandb sync (\S+)", done.stderr)
+    assert [glob(one) for one in named] == [[str(file.parent)]]
     found = list(wandb_records(file))
     assert _config(found)["lr"] == 0.0125
     assert _config(found)["objective"]["name"] == "forward_kl"

@@ -47,6 +47,16 @@ class Blueprint(ABC):
         """Weights that are trained or kept, tied ones once; counted without allocating them."""
 
     @property
+    def num_trained(self) -> int:
+        """Those of them that are trained, each with its optimizer state."""
+        return self.num_parameters
+
+    @property
+    @abstractmethod
+    def weights_per_token(self) -> int:
+        """Weights that are read to draft a token: layers and output head, but not the rows of an embedding."""
+
+    @property
     @abstractmethod
     def width(self) -> int:
         """Hidden size d."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from decode.common.errors import ConfigError
 from decode.common.typed_config import require, require_at_least
+from decode.config import model_folder
 
-LM_WIDTH, LM_HEADS = 256, 4
+LM_WIDTH = 256
+"""Of a model that is trained without a target."""
+HEAD_DIM = 64
 
 
 @dataclass
@@ -90,15 +94,16 @@ class DraftConfig:
     family: Literal["lm", "medusa", "hydra", "eagle3", "mtp", "dspark"] = "lm"
     """Draft family; the file of that name in decode/drafters/. All but lm are heads on the target's hidden states."""
     init_from: str | None = None
-    """Model (folder or hub id) or saved head (folder) to start from; None starts from random weights."""
+    """Model (folder or hub id) or saved head (folder) to start from, or the folder of the run that trained it; None
+    starts from random weights."""
     revision: str | None = None
     """Hub revision of `init_from`."""
     layers: int = 1
     """Transformer layers of lm and dspark."""
     width: int | None = None
-    """Hidden size d of lm, None is 256; a head is as wide as its target."""
+    """Hidden size d of lm, None is half of its target's, or 256 without one; a head is as wide as its target."""
     heads: int | None = None
-    """Attention heads; None is 4, for a head as many as its target has."""
+    """Attention heads; None is one for every 64 channels of `width`, for a head as many as its target has."""
     kv_heads: int | None = None
     """Key/value heads (grouped-query attention); None is as many as `heads`, for a head as many as its target has."""
     mlp_width: int | None = None
@@ -113,6 +118,7 @@ class DraftConfig:
     """What heads have, every family but lm."""
 
     def __post_init__(self) -> None:
+        self.init_from = None if self.init_from is None else model_folder(self.init_from)
         require_at_least(1, self, "", "layers", "width", "heads", "kv_heads", "mlp_width", "max_positions")
         if self.is_head:
             self._check_head()
@@ -124,11 +130,28 @@ class DraftConfig:
         """Whether it drafts from the target's hidden states."""
         return self.family != "lm"
 
+    def lm_sizes(self, target_width: int | None) -> tuple[int, int]:
+        """(width, heads) of lm, for a target of that width; ConfigError where no number of heads fits what is set."""
+        width = self.width
+        if width is None:
+            wanted = LM_WIDTH if target_width is None else target_width // 2
+            unit = 2 * self.heads if self.heads else HEAD_DIM if wanted >= HEAD_DIM else 2
+            width = max(unit, wanted // unit * unit)
+        most = self.heads or max(1, width // HEAD_DIM, self.kv_heads or 1)
+        for heads in range(most, 0, -1):
+            if width % (2 * heads) == 0 and heads % (self.kv_heads or heads) == 0:
+                return width, heads
+        raise ConfigError(
+            f"draft.width={width} and draft.kv_heads={self.kv_heads} go with no number of even heads up to {most}; set "
+            "draft.heads, a multiple of kv_heads whose double divides the width"
+        )
+
     def _check_lm(self) -> None:
-        width, heads = self.width or LM_WIDTH, self.heads or LM_HEADS
-        require(width % (2 * heads) == 0, f"width={width} does not divide into {heads} even heads")
-        kv = self.kv_heads or heads
-        require(heads % kv == 0, f"heads={heads} is not a multiple of kv_heads={kv}")
+        width, heads, kv = self.width, self.heads, self.kv_heads
+        if width and heads:
+            require(width % (2 * heads) == 0, f"width={width} does not divide into {heads} even heads")
+        if heads and kv:
+            require(heads % kv == 0, f"heads={heads} is not a multiple of kv_heads={kv}")
         require(
             self.lora.rank == 0 or self.init_from is not None,
             f"lora.rank={self.lora.rank} adapts a pretrained draft, but init_from is null: the frozen rest would stay "

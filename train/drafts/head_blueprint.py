@@ -16,10 +16,11 @@ from decode.common.typed_config import require
 from decode.drafters.base import Batch
 from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from decode.drafters.dspark import default_taps as dspark_taps
+from decode.drafters.eagle3 import RecursiveDraft
 from decode.drafters.eagle3 import default_taps as eagle3_taps
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.mtp import own_mtp
-from decode.drafters.saved_draft import family_of, model_folder
+from decode.drafters.saved_draft import family_of
 from decode.drafters.saved_head import HEADS, expected, load_head, read_head
 from decode.models.hidden_states import FINAL, check_taps
 from decode.models.load import ModelDescription
@@ -79,6 +80,15 @@ class HeadBlueprint(Blueprint):
     def num_parameters(self) -> int:
         """The target's ends are not among them."""
         return sum(prod(shape) for name, shape in expected(self.config).items() if name != "vocab")
+
+    @property
+    def weights_per_token(self) -> int:
+        """With the rows of the target's output head that it drafts from. What runs once a round is shared by its
+        tokens."""
+        config = self.config
+        is_one_by_one = issubclass(HEADS[config.family][1], RecursiveDraft)
+        own = self.num_parameters if is_one_by_one else -(-self.num_parameters // config.depth)
+        return own + (config.draft_vocab_size or config.vocab_size) * config.hidden_size
 
     @property
     def width(self) -> int:
@@ -201,7 +211,7 @@ def _sizes(draft: DraftConfig, target: ModelDescription, text: PretrainedConfig)
 def _saved(cfg: TrainConfig, target: ModelDescription) -> HeadBlueprint:
     draft = cfg.draft
     assert draft.init_from is not None
-    folder = Path(model_folder(draft.init_from))
+    folder = Path(draft.init_from)
     if not (folder / "config.json").is_file():
         raise InputError(
             f"draft.init_from={draft.init_from} holds no saved head (config.json, model.safetensors, draftsmith.json); "

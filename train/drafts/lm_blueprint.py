@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from decode.common.extras import extra, require_installed
 from decode.config import ModelConfig
@@ -16,9 +16,10 @@ from decode.drafters.lm import LMDraft
 from decode.models.compatibility import check_same_tokens, longest_context
 from decode.models.load import ModelDescription, describe_model
 from decode.models.output_head import Ends
+from decode.models.weight_counts import WeightCounts, count_weights, empty_model
 from train.config import TrainConfig
 from train.drafts.blueprint import Blueprint, TrainableDraft
-from train.drafts.draft_config import LM_HEADS, LM_WIDTH, DraftConfig
+from train.drafts.draft_config import AdapterConfig, DraftConfig
 from train.drafts.rope import rope_of
 from train.export.draft_folder import Export, export_lm
 
@@ -53,10 +54,25 @@ class LMBlueprint(Blueprint):
     draft: DraftConfig
     config: PretrainedConfig
 
+    @cached_property
+    def counts(self) -> WeightCounts:
+        """Parameters, and those that a token costs."""
+        return count_weights(self.config)
+
     @property
     def num_parameters(self) -> int:
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(self.config).num_parameters()
+        return self.counts.total
+
+    @property
+    def num_trained(self) -> int:
+        """Of a draft with adapters, theirs."""
+        if self.draft.lora.rank == 0:
+            return self.num_parameters
+        return with_adapters(empty_model(self.config), self.draft.lora).get_nb_trainable_parameters()[0]
+
+    @property
+    def weights_per_token(self) -> int:
+        return self.counts.per_token
 
     @property
     def width(self) -> int:
@@ -74,15 +90,20 @@ class LMBlueprint(Blueprint):
         module = LMDraft.from_pretrained(source, "float32", self.draft.revision, role="draft.init_from")
         if lora.rank == 0:
             return TrainableLM(module)
-        from peft import LoraConfig, get_peft_model
+        return TrainableLM(module, with_adapters(module.model, lora))
 
-        settings = LoraConfig(
-            r=lora.rank,
-            lora_alpha=lora.alpha,  # type: ignore[arg-type]
-            target_modules=list(lora.targets),
-            task_type="CAUSAL_LM",
-        )
-        return TrainableLM(module, get_peft_model(module.model, settings))  # type: ignore[arg-type]
+
+def with_adapters(model: PreTrainedModel, lora: AdapterConfig) -> PeftModel:
+    """`model` with new adapters in it, which alone are trained."""
+    from peft import LoraConfig, get_peft_model
+
+    settings = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        target_modules=list(lora.targets),
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, settings)  # type: ignore[return-value]
 
 
 def lm_blueprint(
@@ -102,7 +123,7 @@ def lm_blueprint(
         return LMBlueprint(draft, pretrained.config)
     tokens = _target_tokens(target) if target else _tokenizer_tokens(tokenizer)
     longest = draft.max_positions or (target.max_positions if target else cfg.sequence_length)
-    width, heads = draft.width or LM_WIDTH, draft.heads or LM_HEADS
+    width, heads = draft.lm_sizes(target.hidden_size if target else None)
     config = LlamaConfig(
         hidden_size=width,
         intermediate_size=draft.mlp_width or -(-width * 8 // 3 // 64) * 64,

@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder
-from decode.config import SamplingConfig
-from decode.drafters.saved_draft import model_folder
+from decode.config import SamplingConfig, model_folder
 from eval.arms.base import ASSISTED, LOOKUP, OURS, STATIC, VLLM, Arm, eos_ids, our_name
 from eval.arms.ours import assisted_arms, our_arm, plain_arms, renamed
 from eval.arms.transformers_arms import TransformersArm, no_compiler, static_options
