@@ -59,7 +59,7 @@ class TimingConfig:
     """Draft lengths of which the fastest is used for the whole report, by prompts that it does not report; [] uses
     decode.num_draft_tokens."""
     cost_repeats: int = 12
-    """Bare forwards timed per component and round, for the predicted speedup."""
+    """Bare forwards per component and round behind the predicted speedup, spread over the prompts of the round."""
 
     def __post_init__(self) -> None:
         for name in ("prompts", "rounds", "batch_size", "screening_tokens", "cost_repeats"):

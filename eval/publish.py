@@ -1,25 +1,28 @@
-"""Publish a report: `python -m eval.publish runs/quickstart/report/results.json docs/results/quickstart`.
+"""Publish a report: `python -m eval.publish RUN1/results.json RUN2/results.json RUN3/results.json docs/results/NAME`.
 
-Copies the JSON to docs/results/quickstart.json, renders docs/results/quickstart.md from it, and fills the results
-block of README.md, so that no published figure is typed by hand. A comparison has its page alone: the README's block is
-the report's.
+Pools the runs, writes docs/results/NAME.json, renders docs/results/NAME.md from it, and with three runs or more fills
+the results block of README.md, so that no published figure is typed by hand. Fewer runs have their page alone, which
+says so: one process tells nothing of the next. A block that is named with --readme is filled from them too. A
+comparison has its page alone: the README's block is the report's.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import UndefinedError
 
-from decode.common.checked_json import write_json
 from decode.common.errors import InputError, UserError
 from eval.modes.decoders import page as decoders
 from eval.modes.families import page as families
 from eval.render import report_page as report
-from eval.results.schema import read_results
+from eval.results.poolable import check_poolable
+from eval.results.pooling import pool
+from eval.results.schema import read_results, write_results
 
 PAGES = {
     "report": report.render_summary,
@@ -28,33 +31,48 @@ PAGES = {
 }
 """Mode -> its page."""
 START, END = "<!-- results:start -->", "<!-- results:end -->"
+README = Path("README.md")
+ENOUGH = 3
+"""Runs behind the README's block."""
 
 
-def publish(source: Path, destination: Path, readme: Path) -> None:
-    """Write DESTINATION.json and DESTINATION.md from `source`, and for a report fill the block of `readme`; InputError
-    for bad input."""
-    results = read_results(source)
+def publish(sources: Sequence[Path], destination: Path, readme: Path | None = None) -> list[Path]:
+    """Write DESTINATION.json and DESTINATION.md from `sources`, of a report also the block of `readme`; the files
+    written. InputError for bad input. Without a `readme` that of the project is filled, from ENOUGH runs or more."""
+    each = [read_results(source) for source in sources]
     try:
-        mode = results["mode"]
-        page = PAGES[mode](results)
-        block = report.render_block(results) if mode == "report" else None
+        results, page, block = _rendered(sources, each)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, UndefinedError) as error:
         raise InputError(
-            f"{source} lacks what its page shows, or holds it as something else ({type(error).__name__}: {error}): it "
-            "was edited or cut, and what it says was not measured. Write the report again"
+            f"{' or '.join(map(str, sources))} lacks what its page shows, or holds it as something else "
+            f"({type(error).__name__}: {error}): it was edited or cut, and what it says was not measured. Write the "
+            "report again"
         ) from error
-    if block is None:
-        _write(results, destination, page)
-        return
+    readme = readme or (README if len(results.get("runs", [])) >= ENOUGH else None)
+    if block is None or readme is None:
+        return _write(results, destination, page)
     text = fill_block(_read(readme), f"{block}\n\n[Full results]({_link(destination, readme)})", readme)
-    _write(results, destination, page)
+    written = _write(results, destination, page)
     readme.write_text(text, encoding="utf-8")
+    return [*written, readme]
 
 
-def _write(results: dict[str, Any], destination: Path, page: str) -> None:
+def _rendered(sources: Sequence[Path], each: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], str, str | None]:
+    """What is published, its page, and of a report its block."""
+    results = each[0]
+    if len(each) > 1:
+        check_poolable(sources, each)
+        results = pool(each)
+    page = PAGES[results["mode"]](results)
+    return results, page, report.render_block(results) if results["mode"] == "report" else None
+
+
+def _write(results: dict[str, Any], destination: Path, page: str) -> list[Path]:
     destination.parent.mkdir(parents=True, exist_ok=True)
-    write_json(destination.with_suffix(".json"), results)
-    destination.with_suffix(".md").write_text(page, encoding="utf-8")
+    data, text = destination.with_suffix(".json"), destination.with_suffix(".md")
+    write_results(data, results)
+    text.write_text(page, encoding="utf-8")
+    return [data, text]
 
 
 def fill_block(text: str, block: str, where: Path) -> str:
@@ -86,14 +104,15 @@ def _link(destination: Path, readme: Path) -> str:
 def main() -> None:
     """Entry point of `python -m eval.publish`; exit code 2 for bad input."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, help="results.json of a report")
+    parser.add_argument("results", type=Path, nargs="+", help="results.json of each run of a report")
     parser.add_argument(
         "destination", type=Path, help="path of the page without its suffix, e.g. docs/results/quickstart"
     )
-    parser.add_argument("--readme", type=Path, default=Path("README.md"), help="file whose results block is filled")
+    parser.add_argument("--readme", type=Path, help=f"file whose block is filled; {README}, from {ENOUGH} runs on")
     arguments = parser.parse_args()
     try:
-        publish(arguments.results, arguments.destination, arguments.readme)
+        written = publish(arguments.results, arguments.destination, arguments.readme)
+        sys.stdout.write(f"wrote {', '.join(map(str, written))}\n")
     except UserError as error:
         sys.stderr.write(f"draftsmith publish: error: {error}\n")
         sys.exit(2)

@@ -55,6 +55,11 @@ class RunFolder:
     is_finished: bool = False
     is_main: bool = True
 
+    @property
+    def started(self) -> str:
+        """When the run began, in ISO format; what goes on with it later keeps that."""
+        return RUN.read(self.path / "run.json").started
+
     def file(self, name: str) -> Path:
         """The path of `name` in this folder; its parent folder is made."""
         path = self.path / name

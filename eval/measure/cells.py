@@ -168,6 +168,7 @@ class CellRun:
         afterwards, in the run's own precision: rounding flips near-ties, a fault of our passes far more."""
         cfg, began = self.cfg, time.perf_counter()
         meter = self._meter(cell, drafted, prompts)
+        meter.warm_up()
         samples = interleave(
             arms,
             prompts,
@@ -176,7 +177,7 @@ class CellRun:
             cfg.seed,
             cell.batch_size,
             f"timing {cell.name}",
-            between_rounds=meter.sample,
+            before_each=meter.sample,
         )
         costs = meter.result()
         scopes = scopes or [Scope(cell.text, range(len(samples[arms[0].name])))]
@@ -212,7 +213,8 @@ class CellRun:
                 lengths.setdefault(one.draft, []).append(one.settings.num_draft_tokens)
         unique = {draft: sorted(set(each)) for draft, each in lengths.items()}
         context = mean_context(prompts, self.cfg.decode.max_new_tokens)
-        return CostMeter(self.model, self.drafters, unique, context, cell.batch_size, self.cfg.timing.cost_repeats)
+        repeats = -(-self.cfg.timing.cost_repeats * cell.batch_size // len(prompts))  # of a round, over its groups
+        return CostMeter(self.model, self.drafters, unique, context, cell.batch_size, repeats)
 
     def _uncached(self, one: Drafted, cell: Cell, samples: Samples, prompts: Sequence[Prompt]) -> list[Check] | None:
         settings = one.settings

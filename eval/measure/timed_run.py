@@ -17,6 +17,7 @@ from decode.autotune.timing import Costs, measure
 from decode.common.progress import progress
 from decode.config import SamplingConfig
 from decode.drafters.base import drafted_depth
+from decode.forward.runner import CAPTURE_AFTER
 from decode.trees.tree_plans import chain
 from eval.arms.base import Arm, Sample
 from eval.prompts.held_out import Prompt
@@ -43,19 +44,19 @@ def interleave(
     seed: int,
     batch_size: int,
     label: str,
-    between_rounds: Callable[[], None] = lambda: None,
+    before_each: Callable[[], None] = lambda: None,
 ) -> Samples:
     """Samples of all arms; prompts are grouped by `batch_size`, and a group's rows key its noise in every arm.
 
-    `between_rounds` runs before each round, for what else must be measured under the same conditions.
+    `before_each` runs before each group in each round, for what else must be measured under the same conditions.
     """
     groups = [list(range(start, min(start + batch_size, len(prompts)))) for start in range(0, len(prompts), batch_size)]
     samples: Samples = {arm.name: [[] for _ in groups] for arm in arms}
     assert len(samples) == len(arms), "arm names are unique"
     with progress(rounds * len(groups) * len(arms), "calls", label) as bar:
         for turn in range(rounds):
-            between_rounds()
             for number, rows in enumerate(groups):
+                before_each()
                 for arm in order(arms, seed, turn, number):
                     ids = [prompts[row].ids for row in rows]
                     samples[arm.name][number].append(arm.run(ids, rows, max_new_tokens, seed + turn))
@@ -114,14 +115,22 @@ class CostMeter:
     """Mean context of the run in tokens."""
     batch_size: int
     repeats: int
+    """Forwards of each pass in a piece."""
     _pieces: dict[str, list[Costs]] = field(default_factory=dict)
 
+    def warm_up(self) -> None:
+        """Run every pass until it is captured, unmeasured: the arms' passes are captured by then, too."""
+        for name in self.draft_lengths:
+            self._measure(name, CAPTURE_AFTER)
+
     def sample(self) -> None:
-        """One piece: every drafter's passes, `repeats` forwards of each, interleaved."""
-        for name, lengths in self.draft_lengths.items():
-            sizes = [1, *(self._drafted(name, k) + 1 for k in lengths)]
-            piece = measure(self.model, self.drafters[name], self.context, sizes, self.batch_size, self.repeats)
-            self._pieces.setdefault(name, []).append(piece)
+        """One piece: every drafter's passes, interleaved."""
+        for name in self.draft_lengths:
+            self._pieces.setdefault(name, []).append(self._measure(name, self.repeats))
+
+    def _measure(self, name: str, repeats: int) -> Costs:
+        sizes = [1, *(self._drafted(name, k) + 1 for k in self.draft_lengths[name])]
+        return measure(self.model, self.drafters[name], self.context, sizes, self.batch_size, repeats)
 
     def result(self) -> dict[tuple[str, int], ComponentTimes]:
         """(drafter, k) -> medians over the pieces; a target pass of one size is the same for all drafters, so it is

@@ -11,6 +11,7 @@ from typing import Any
 
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
+from decode.forward.runner import CAPTURE_AFTER
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription
 from eval.arms.base import ASSISTED, AUTOREGRESSIVE, TRANSFORMERS, Arm
@@ -59,7 +60,7 @@ def run(cfg: EvalConfig) -> None:
         prompts, quality, curve = _quality(cfg, prompts, limit)
         seconds = time.perf_counter() - began
         cells = _cells(cfg, prompts, families, choices, kept)
-        measured = Measured(prompts, quality, curve, cells, choices, target, seconds)
+        measured = Measured(prompts, quality, curve, cells, choices, target, seconds, folder.started)
         _write(cfg, folder, make_results(cfg, measured))
 
 
@@ -153,7 +154,9 @@ def time_cell(
     if ASSISTED in choice["best"]:
         tried = assisted_arms(cfg, run.model, next(iter(run.drafters.values())), cell.temperature)
         arms.append(renamed(tried[choice["best"][ASSISTED]], ASSISTED))
-    warm_up(arms, prompts.screening, cell.batch_size, cfg.seed)
+    longest = max(one.settings.num_draft_tokens for one in drafted)
+    until_captured = min(cfg.decode.max_new_tokens, (CAPTURE_AFTER + 1) * (longest + 1))
+    warm_up(arms, prompts.screening, cell.batch_size, cfg.seed, until_captured)
     judged = [one.arm for one in drafted if one.settings.num_draft_tokens == chosen]
     return run.time(cell, arms, drafted, prompts.timed, scopes(cfg, prompts), judged)
 

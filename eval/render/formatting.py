@@ -3,6 +3,7 @@ being its heading and how it writes a row."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,9 +76,23 @@ def count(number: int, word: str, ending: str = "s") -> str:
 
 
 def setting(peer: dict[str, Any]) -> str:
-    """A peer's setting in short."""
-    knobs = peer["setting"]
-    return f"k={knobs['num_assistant_tokens']}, threshold {knobs['assistant_confidence_threshold']:g}"
+    """A peer's setting in short; of runs that chose others, all of them."""
+    each = peer.get("settings_by_run") or [peer["setting"]]
+    named = [f"k={one['num_assistant_tokens']}, threshold {one['assistant_confidence_threshold']:g}" for one in each]
+    return " or ".join(dict.fromkeys(named))
+
+
+def spread(values: Sequence[float | None], digits: int = 1) -> str:
+    """What several runs found: the least to the most."""
+    known = [value for value in values if value is not None]
+    ends = [number(value, digits) for value in (min(known), max(known))] if known else [MISSING]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def machines(environments: Sequence[dict[str, Any]]) -> str:
+    """Each machine once, with its runs where there are several machines."""
+    each = Counter(map(hardware, environments))
+    return "; ".join(f"{name} ({count(runs, 'run')})" if len(each) > 1 else name for name, runs in each.items())
 
 
 def interval(ci95: Sequence[float] | None, digits: int = 2) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from eval.render.formatting import (
@@ -19,6 +20,8 @@ from eval.render.formatting import (
 )
 from eval.render.page import Page, Plot, as_html, as_markdown
 from eval.render.plots import Curves, acceptance_plot, draft_length_plot, temperature_plot, training_plot
+from eval.render.pooled import SHORT, baselines, runs_table, side_by_side, sides
+from eval.render.remarks import ONE_PROCESS, remarks
 
 _SPEED = columns(
     *("T", "draft", "k", "alpha", "tau", "tokens/s", "baseline", "speedup", "whole call", "predicted", "realised")
@@ -55,12 +58,16 @@ _UNCACHED = columns(
 
 def main_table(results: dict[str, Any]) -> Table:
     """Speed and acceptance over all prompts."""
-    return Table("Results", _SPEED, overall_rows(results), "Brackets are 95% intervals over prompts.")
+    over = "runs and prompts" if "runs" in results else "prompts"
+    return Table("Results", _SPEED, overall_rows(results), f"Brackets are 95% intervals over {over}.")
 
 
 def report_tables(results: dict[str, Any]) -> list[Table]:
     """Every table, in reading order."""
-    return [main_table(results), *_tables_of_exactness(results), *_tables_of_sweeps(results), *_tables_of_arms(results)]
+    row = headline_row(results)
+    runs = [runs_table(results, sides(results, row))] if row is not None and "runs" in results else []
+    first = [main_table(results), *runs]
+    return [*first, *_tables_of_exactness(results), *_tables_of_sweeps(results), *_tables_of_arms(results)]
 
 
 def _tables_of_exactness(results: dict[str, Any]) -> list[Table]:
@@ -112,7 +119,9 @@ def render_summary(results: dict[str, Any]) -> str:
 
 def render_block(results: dict[str, Any]) -> str:
     """The short form for README.md: headline, main table, machine and command."""
-    return as_markdown(_page(results, {}), "block.md.j2", main=main_table(results), **_headline(results)).strip()
+    main, told = main_table(results), "" if "runs" in results else ONE_PROCESS
+    main = replace(main, columns=SHORT) if "runs" in results else main
+    return as_markdown(_page(results, {}), "block.md.j2", main=main, told=told, **_headline(results)).strip()
 
 
 def headline_row(results: dict[str, Any]) -> dict[str, Any] | None:
@@ -127,23 +136,28 @@ def _headline(results: dict[str, Any]) -> dict[str, Any]:
         return {"row": None}
     peers = [one for one in results["peers"] if one["temperature"] == row["temperature"]]
     others = [one for one in overall_rows(results) if one["temperature"] == row["temperature"]]
-    return {
+    peer = next((one for one in peers if one["best"]), None)
+    found = {
         "row": row,
         "others": [one for one in others if one["draft"] != row["draft"]],
-        "peer": next((one for one in peers if one["best"]), None),
+        "peer": peer,
         "num_tried": sum(not one["best"] for one in peers),
     }
+    if "runs" not in results:
+        return found
+    both = sides(results, row)
+    return {**found, "both": both, "side_by_side": side_by_side(both, peer), "plain": baselines(results, row)}
 
 
 def _page(results: dict[str, Any], curves: Curves) -> Page:
-    target = results["target"]
+    target, own = results["target"], [] if headline_row(results) else [_GREEDY]
     return Page(
         title=f"Report: {results['name']}",
         results=results,
         method="report_method.j2",
         lead=f"A target of {size(target)}, {target['dtype']} ({target['path']}), served with the drafts "
         f"{', '.join(results['drafts'])}; its output does not change. Sampled decoding first.",
-        headline=[_GREEDY],
+        headline=[*own, *remarks(results)],
         plots=_plots(results, curves),
         every_table=report_tables(results),
     )

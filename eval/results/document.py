@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
 from decode.common.environment import environment, git_state
+from decode.drafters.saved_draft import describe_draft
 from decode.models.load import ModelDescription
 from eval.arms.base import ASSISTED
 from eval.arms.ours import assisted_refusal
@@ -19,9 +22,9 @@ from eval.measure.alpha import Alphas
 from eval.measure.quality import Quality
 from eval.measure.timed_run import promised_speedup
 from eval.prompts.held_out import Prompt, PromptSets
-from eval.results.figures import Scope, described, quality_figures
+from eval.results.figures import Scope, described, listed, quality_figures
 from eval.results.schema import SCHEMA, Row
-from eval.results.statistics import Estimate, arm_ratio, arm_speed, finite
+from eval.results.statistics import Estimate, arm_pairs, arm_ratio, arm_speed, finite
 
 LENGTH = "draft length"
 """Among the families of a choice, the first draft by its length."""
@@ -45,10 +48,11 @@ DEFINITIONS = {
     "ci95": "Percentile bootstrap over prompts, 10,000 resamples; what was measured on one prompt stays together, "
     "for alpha on all prompts of one document. None for a single prompt.",
     "component_times": "Medians of bare forwards timed alone on the decoder's cache at the run's mean context, in "
-    "pieces between the rounds of the timed run.",
-    "predicted_speedup": "tau x t_target(1) / (k x t_draft + t_target(k + 1)), from the component times; of chains of "
-    "one length alone.",
-    "realised": "Measured speedup over predicted speedup: what is left after the decoder's own work.",
+    "pieces between the prompts of the timed run.",
+    "predicted_speedup": "tau x t_target(1) / (k x t_draft + t_target(k + 1)), from the component times; tau is here a "
+    "prompt's own, after its first arrival, and its median over prompts, as speedup is. Of chains of one length alone.",
+    "realised": "Measured speedup over predicted speedup: what is left after the decoder's own work. Above 1 where the "
+    "loop without a draft loses more to its own work than the one with a draft does.",
     "ttft_s": "Seconds until the first tokens arrive, median. For a speculative arm that is a burst.",
     "itl_s": "Seconds between arrivals; the tokens of one target pass arrive together and count as one arrival.",
     "losslessness": "Exact in distribution; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. "
@@ -90,15 +94,21 @@ class Measured:
     """By temperature, what was chosen before."""
     target: ModelDescription
     quality_seconds: float
+    started: str
+    """When the run began, in ISO format: two files that say the same are copies of one run."""
 
 
 def make_results(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
     """The content of results.json."""
     seconds = measured.quality_seconds + sum(one["seconds"] for one in [*measured.cells, *measured.choices])
+    head = heading(cfg, seconds)
+    head["environment"]["started"] = measured.started
     return {
-        **heading(cfg, seconds),
+        **head,
         "target": target_entry(measured.target, measured.cells[0]["dtype"]),
         "drafts": dict(cfg.drafts),
+        "fingerprints": {name: describe_draft(path, measured.target).fingerprint for name, path in cfg.drafts.items()},
+        "settings": _settings(cfg),
         "prompts": _prompts(cfg, measured),
         "length_choice": _length_choice(cfg, measured),
         "definitions": DEFINITIONS,
@@ -153,10 +163,20 @@ def target_entry(target: ModelDescription, dtype: str) -> dict[str, Any]:
     }
 
 
+def _settings(cfg: EvalConfig) -> dict[str, Any]:
+    """What figures depend on besides target, drafts and prompts: how k was found does not count, k does."""
+    own = {name: asdict(getattr(cfg, name)) for name in ("decode", "timing", "peers", "lossless")}
+    for name in ("choose_k", "screening_prompts", "screening_tokens"):
+        del own["timing"][name]
+    return {**own, "temperatures": cfg.temperatures, "curve_temperatures": cfg.curve_temperatures, "seed": cfg.seed}
+
+
 def _prompts(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
     sets = measured.prompts
+    ids = json.dumps([prompt.ids for prompt in sets.reported])
     return {
         "source": cfg.prompts.file or f"held-out split of {cfg.data.name}",
+        "sha256": hashlib.sha256(ids.encode()).hexdigest(),
         "reported": len(sets.reported),
         "timed": len(sets.timed),
         "screening": len(sets.screening),
@@ -238,7 +258,8 @@ def _peers(cfg: EvalConfig, measured: Measured) -> list[dict[str, Any]]:
         estimate = arm_ratio([cell], arm_name(first, _k(cfg)), ASSISTED, cfg.seed)
         timed = {"prompts": "reported", "tokens_per_s": arm_speed([cell], ASSISTED)}
         best = {"best": True, "setting": tried[choice["best"][ASSISTED]]}
-        peers.append({**place, **best, **timed, **_ours_over(estimate)})
+        pairs = {"seconds_by_prompt": listed(arm_pairs([cell], arm_name(first, _k(cfg)), ASSISTED))}
+        peers.append({**place, **best, **timed, **_ours_over(estimate), **pairs})
         for label, speed in choice["tokens_per_s"][ASSISTED].items():
             screened = {"best": False, "setting": tried[label], "prompts": "screening", "tokens_per_s": speed}
             peers.append({**place, **screened, **_ours_over(None)})
@@ -253,6 +274,7 @@ def _ours_over(estimate: Estimate | None) -> dict[str, Any]:
 def _draft_length_sweep(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
     first, temperature = next(iter(cfg.drafts)), cfg.temperatures[0]
     shown = {"num_draft_tokens", "tau", "tokens_per_s", "speedup", "speedup_ci95", "predicted_speedup", "realised"}
+    shown |= {"passes_by_prompt", "seconds_by_prompt"}
     rows = [row for row in _timed(measured.cells[0]) if row.draft == first and row.category is None]
     points = [row.model_dump(include=shown) for row in rows] if cfg.timing.sweep else []
     return {"draft": first, "temperature": temperature, "points": points}

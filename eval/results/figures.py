@@ -100,18 +100,31 @@ def make_row(
 def speed_ratio(samples: Samples, ours: str, other: str, groups: Sequence[int], seed: int) -> Estimate | None:
     """Other's decode seconds per token over ours: median over prompts of the paired ratios; None without a common
     prompt."""
-    return _paired(seconds_per_token(samples[other]), seconds_per_token(samples[ours]), groups, seed)
+    return _ratio(_pairs(samples, ours, other, groups), seed)
 
 
 def call_ratio(samples: Samples, ours: str, other: str, groups: Sequence[int], seed: int) -> Estimate | None:
     """The same for whole calls, prompts included."""
-    return _paired(call_seconds_per_token(samples[other]), call_seconds_per_token(samples[ours]), groups, seed)
+    return _ratio(_call_pairs(samples, ours, other, groups), seed)
 
 
-def _paired(other: np.ndarray, ours: np.ndarray, groups: Sequence[int], seed: int) -> Estimate | None:
-    columns = np.stack([other, ours], axis=1)[list(groups)]
-    columns = columns[np.isfinite(columns).all(1)]
-    return bootstrap(columns, median_of_ratios, seed) if len(columns) else None
+def _pairs(samples: Samples, ours: str, other: str, groups: Sequence[int]) -> np.ndarray:  # (groups, 2)
+    return np.stack([seconds_per_token(samples[other]), seconds_per_token(samples[ours])], axis=1)[list(groups)]
+
+
+def _call_pairs(samples: Samples, ours: str, other: str, groups: Sequence[int]) -> np.ndarray:  # (groups, 2)
+    both = [call_seconds_per_token(samples[other]), call_seconds_per_token(samples[ours])]
+    return np.stack(both, axis=1)[list(groups)]
+
+
+def _ratio(pairs: np.ndarray, seed: int) -> Estimate | None:
+    known = pairs[np.isfinite(pairs).all(1)]
+    return bootstrap(known, median_of_ratios, seed) if len(known) else None
+
+
+def listed(pairs: np.ndarray) -> list[list[float] | None]:
+    """(n, 2) as JSON has it, in the order of the prompts; None where one of the two is unknown."""
+    return [[float(one) for one in pair] if np.isfinite(pair).all() else None for pair in pairs]
 
 
 def tokens_per_s(samples: Sequence[Sequence[Sample]], groups: Sequence[int] | None = None) -> float | None:
@@ -128,11 +141,13 @@ def baseline(samples: Samples, groups: Sequence[int]) -> str:
 def acceptance(samples: Sequence[Sequence[Sample]], k: int, seed: int) -> dict[str, Any]:
     """tau with its interval, and acceptance by position, pooled over all rounds."""
     rounds = [[one for sample in group for one in sample.rounds] for group in samples]
-    estimate = bootstrap(
-        np.array([(sum(r.emitted for r in group), len(group)) for group in rounds]), ratio_of_sums, seed
-    )
+    counts = np.array([(sum(r.emitted for r in group), len(group)) for group in rounds], dtype=float)
     by_position = acceptance_by_position([one for group in rounds for one in group], k)
-    return {**described("tau", estimate), "acceptance_by_position": [finite(value) for value in by_position]}
+    return {
+        **described("tau", bootstrap(counts, ratio_of_sums, seed)),
+        "acceptance_by_position": [finite(value) for value in by_position],
+        "passes_by_prompt": counts.tolist(),
+    }
 
 
 def speed(
@@ -141,8 +156,9 @@ def speed(
     """Speed and speedup of an arm; predicted for plain chains alone, from their component times."""
     base = baseline(samples, groups)
     speedup = speed_ratio(samples, one.arm, base, groups, seed)
-    tau = pooled_tau([samples[one.arm][group] for group in groups])
-    predicted = promised_speedup(costs, tau) if costs is not None and is_plain_chain(one.settings) else None
+    tau = typical_tau([samples[one.arm][group] for group in groups])
+    predicts = costs is not None and tau is not None and is_plain_chain(one.settings)
+    predicted = promised_speedup(costs, tau) if predicts else None
     return {
         "tokens_per_s": tokens_per_s(samples[one.arm], groups),
         "baseline": base,
@@ -152,6 +168,8 @@ def speed(
         "predicted_speedup": predicted,
         "realised": None if speedup is None or predicted is None else speedup.value / predicted,
         "component_times": costs,
+        "seconds_by_prompt": listed(_pairs(samples, one.arm, base, groups)),
+        "call_seconds_by_prompt": listed(_call_pairs(samples, one.arm, base, groups)),
     }
 
 
@@ -162,10 +180,15 @@ def described(name: str, estimate: Estimate | None) -> dict[str, Any]:
     return {name: estimate.value, f"{name}_ci95": estimate.interval}
 
 
-def pooled_tau(samples: Sequence[Sequence[Sample]]) -> float:
-    """Tokens emitted per target pass, over all rounds."""
-    rounds = [one for group in samples for sample in group for one in sample.rounds]
-    return sum(one.emitted for one in rounds) / len(rounds)
+def typical_tau(samples: Sequence[Sequence[Sample]]) -> float | None:
+    """Tokens per target pass after the first arrival: of each prompt, then the median over prompts, as the speedup is.
+
+    Pooled over passes it would be less, since prompts of a low tau take more of them, and the speedup that it predicts
+    too: at T=0, where prompts differ most, measured speedups came out twice as high as such predictions.
+    """
+    later = [[one for sample in group for one in sample.rounds[len(sample.new_ids) :]] for group in samples]
+    each = [sum(one.emitted for one in rounds) / len(rounds) for rounds in later if rounds]
+    return float(np.median(each)) if each else None
 
 
 def latency(samples: Sequence[Sequence[Sample]]) -> dict[str, Any]:
@@ -213,7 +236,8 @@ def _alpha(quality: Quality, scope: Scope, seed: int) -> dict[str, Any]:
     sums = quality.alphas.sums(scope.texts, scope.units)
     if not len(sums):
         return {"alpha": None, "alpha_ci95": None, "alpha_tokens": 0}
-    return {**described("alpha", bootstrap(sums, ratio_of_sums, seed)), "alpha_tokens": int(sums[:, 1].sum())}
+    estimate = described("alpha", bootstrap(sums, ratio_of_sums, seed))
+    return {**estimate, "alpha_tokens": int(sums[:, 1].sum()), "alpha_by_document": sums.tolist()}
 
 
 def _checked(checks: Mapping[int, Check] | None, texts: Sequence[int]) -> dict[str, Any]:

@@ -136,16 +136,20 @@ def arm_speed(cells: Iterable[Mapping[str, Any]], arm: str) -> float | None:
 
 def arm_ratio(cells: Iterable[Mapping[str, Any]], ours: str, other: str, seed: int) -> Estimate | None:
     """How many times as fast as `other` our arm is, over all batches of prompts of the cells where both ran."""
-    columns = []
+    both = arm_pairs(cells, ours, other)
+    both = both[np.isfinite(both).all(1)]
+    return bootstrap(both, median_of_ratios, seed) if len(both) else None
+
+
+def arm_pairs(cells: Iterable[Mapping[str, Any]], ours: str, other: str) -> np.ndarray:  # (n, 2)
+    """Seconds per token of `other` and of our arm by batch of prompts of the cells where both ran; NaN where
+    unknown."""
+    columns = [np.zeros((0, 2))]
     for cell in cells:
         theirs, mine = arm_seconds(cell, other), arm_seconds(cell, ours)
         if theirs is not None and mine is not None:
             columns.append(np.stack([theirs, mine], axis=1))
-    if not columns:
-        return None
-    both = np.concatenate(columns)
-    both = both[np.isfinite(both).all(1)]
-    return bootstrap(both, median_of_ratios, seed) if len(both) else None
+    return np.concatenate(columns)
 
 
 def fastest_arm(cells: list[dict[str, Any]], arms: Iterable[str]) -> str | None:

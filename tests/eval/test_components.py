@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from decode.autotune.timing import Costs
 from decode.config import SamplingConfig
+from decode.forward.runner import CAPTURE_AFTER
 from eval.measure import timed_run as components
+from eval.measure.cells import Cell, CellRun
 from eval.measure.timed_run import CostMeter, is_plain_chain, promised_speedup
 from eval.results.schema import ComponentTimes
+from tests.eval.samples import config
+from tests.eval.samples import prompts as some_prompts
 
 
 def metered(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[tuple[str, int], ComponentTimes], list[tuple[Any, ...]]]:
@@ -47,6 +52,29 @@ def test_medians_of_the_drafts_are_their_own_and_of_the_target_are_shared(monkey
 def test_a_step_and_every_verification_are_timed_at_the_runs_context_and_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = ("target", "one", 77, [1, 3], 4, 9), ("target", "two", 77, [1, 2, 3], 4, 9)
     assert metered(monkeypatch)[1] == [one, two] * 3
+
+
+def test_passes_are_captured_before_any_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def measure(*asked: Any) -> Costs:
+        calls.append(asked[-1])
+        return Costs(1, 1, 0.1 if len(calls) > 1 else 9.0, {1: 1.0, 3: 2.0})
+
+    monkeypatch.setattr(components, "measure", measure)
+    model: Any = None
+    meter = CostMeter(model, {"d": "d"}, {"d": [2]}, 8, 1, repeats=2)
+    meter.warm_up()
+    meter.sample()
+    assert calls == [CAPTURE_AFTER, 2]
+    assert meter.result()["d", 2].t_draft_s == 0.1
+
+
+@pytest.mark.parametrize(("repeats", "prompts", "rows", "each"), [(12, 10, 1, 2), (12, 12, 4, 4), (1, 5, 1, 1)])
+def test_the_forwards_of_a_round_are_spread_over_its_batches(repeats: int, prompts: int, rows: int, each: int) -> None:
+    cfg, model = config(timing={"prompts": prompts, "cost_repeats": repeats}), SimpleNamespace(dtype="torch.float32")
+    run = CellRun(cfg, model, {})  # type: ignore[arg-type]
+    assert run._meter(Cell(rows, 1.0, "text"), [], some_prompts(prompts)).repeats == each
 
 
 def test_the_promise_is_tau_steps_for_k_draft_tokens_and_one_verification() -> None:

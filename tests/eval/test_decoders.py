@@ -191,7 +191,7 @@ def test_the_page_and_the_summary_say_it_plainly(results):
 def test_publishing_leaves_the_readme_alone(folder, tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text("no marks in here")
-    publish(folder / "report/results.json", tmp_path / "docs/decoders", readme)
+    publish([folder / "report/results.json"], tmp_path / "docs/decoders", readme)
     assert "# Decoders compared" in (tmp_path / "docs/decoders.md").read_text()
     assert json.loads((tmp_path / "docs/decoders.json").read_text())["mode"] == "decoders"
     assert readme.read_text() == "no marks in here"

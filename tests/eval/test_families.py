@@ -284,7 +284,7 @@ def test_the_page_says_it_plainly_and_is_published(results, measured, tmp_path):
     assert "Codes of hidden states" not in text
     readme = tmp_path / "README.md"
     readme.write_text("no marks in here")
-    publish(measured / "results.json", tmp_path / "docs/families", readme)
+    publish([measured / "results.json"], tmp_path / "docs/families", readme)
     assert (tmp_path / "docs/families.md").read_text() == text
     assert readme.read_text() == "no marks in here"
 

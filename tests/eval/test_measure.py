@@ -52,14 +52,14 @@ class FakeArm:
 def test_every_round_gives_every_prompt_to_every_arm_before_the_next_prompt():
     calls, pieces = [], []
     arms = [FakeArm(name, calls) for name in "abcd"]
-    samples = interleave(arms, PROMPTS, 4, 2, 7, 1, "x", between_rounds=lambda: pieces.append(len(calls)))
+    samples = interleave(arms, PROMPTS, 4, 2, 7, 1, "x", before_each=lambda: pieces.append(len(calls)))
     assert len(calls) == 2 * 3 * 4
     for start in range(0, len(calls), 4):
         block = calls[start : start + 4]
         assert {name for name, _, _ in block} == set("abcd")
         assert len({(rows, seed) for _, rows, seed in block}) == 1  # same prompt, same seed
     assert len({tuple(name for name, _, _ in calls[i : i + 4]) for i in range(0, len(calls), 4)}) > 1
-    assert pieces == [0, 12]
+    assert pieces == [0, 4, 8, 12, 16, 20]  # what is timed beside the arms sees the machine that they see
     assert all(len(rounds) == 2 for groups in samples.values() for rounds in groups)
 
 

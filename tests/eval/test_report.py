@@ -266,8 +266,8 @@ def test_publish_copies_renders_and_fills_the_readme(folder, tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text(f"# Title\n{START}\nold\n{END}\ntail\n")
     destination = tmp_path / "docs/results/quickstart"
-    publish(folder / "report/results.json", destination, readme)
-    publish(folder / "report/results.json", destination, readme)
+    publish([folder / "report/results.json"], destination, readme)
+    publish([folder / "report/results.json"], destination, readme)
     text = readme.read_text()
     assert "old" not in text
     assert text.startswith("# Title\n")
@@ -281,7 +281,7 @@ def test_publish_copies_renders_and_fills_the_readme(folder, tmp_path):
 def test_publish_refuses_a_readme_without_its_marks(folder, tmp_path, text):
     (tmp_path / "README.md").write_text(text)
     with pytest.raises(InputError, match="results:start"):
-        publish(folder / "report/results.json", tmp_path / "x", tmp_path / "README.md")
+        publish([folder / "report/results.json"], tmp_path / "x", tmp_path / "README.md")
     assert not (tmp_path / "x.json").exists()
 
 
@@ -289,7 +289,7 @@ def test_publish_refuses_another_schema(tmp_path):
     (tmp_path / "results.json").write_text('{"schema": 9}')
     (tmp_path / "README.md").write_text(f"{START}{END}")
     with pytest.raises(InputError, match="schema 9"):
-        publish(tmp_path / "results.json", tmp_path / "x", tmp_path / "README.md")
+        publish([tmp_path / "results.json"], tmp_path / "x", tmp_path / "README.md")
 
 
 @pytest.mark.parametrize("field", ["baseline", "alpha_ci95", "category"])
@@ -298,7 +298,7 @@ def test_publish_refuses_results_that_were_cut(folder, tmp_path, results, field)
     (tmp_path / "results.json").write_text(json.dumps({**results, "rows": rows}))
     (tmp_path / "README.md").write_text(f"{START}{END}")
     with pytest.raises(InputError, match=f"{field}.*edited or cut"):
-        publish(tmp_path / "results.json", tmp_path / "x", tmp_path / "README.md")
+        publish([tmp_path / "results.json"], tmp_path / "x", tmp_path / "README.md")
     assert not (tmp_path / "x.json").exists()
 
 

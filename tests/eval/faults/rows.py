@@ -14,7 +14,7 @@ FAULTS: list[Fault] = [
     *noticed_by(
         test_rows.test_a_speedup_is_the_others_time_over_ours,
         (
-            "eval.results.figures:speed_ratio",
+            "eval.results.figures:_pairs",
             "seconds_per_token(samples[other]), seconds_per_token(samples[ours])",
             "seconds_per_token(samples[ours]), seconds_per_token(samples[other])",
         ),
@@ -22,19 +22,19 @@ FAULTS: list[Fault] = [
     *noticed_by(
         test_rows.test_a_whole_calls_speedup_counts_the_reading_of_the_prompt,
         (
-            "eval.results.figures:call_ratio",
+            "eval.results.figures:_call_pairs",
             "call_seconds_per_token(samples[ours])",
             "seconds_per_token(samples[ours])",
         ),
     ),
     *noticed_by(
         test_rows.test_a_category_is_judged_by_its_own_prompts_alone,
-        ("eval.results.figures:_paired", "[list(groups)]", ""),
+        ("eval.results.figures:_pairs", "[list(groups)]", ""),
         ("eval.results.figures:speed", "baseline(samples, groups)", "AUTOREGRESSIVE"),
     ),
     *noticed_by(
         test_rows.test_a_ratio_is_of_the_prompts_that_both_have_times_for,
-        ("eval.results.figures:_paired", "np.isfinite(columns).all(1)", "np.isfinite(columns).any(1)"),
+        ("eval.results.figures:_ratio", "np.isfinite(pairs).all(1)", "np.isfinite(pairs).any(1)"),
     ),
     *noticed_by(
         test_rows.test_the_speed_of_an_arm_is_the_median_prompts,
@@ -49,11 +49,15 @@ FAULTS: list[Fault] = [
     *noticed_by(
         test_rows.test_tau_counts_the_bonus_token_and_is_pooled_over_rounds,
         ("eval.results.figures:acceptance", "r.emitted", "r.accepted"),
-        (
-            "eval.results.figures:pooled_tau",
-            "sum(one.emitted for one in rounds) / len(rounds)",
-            "float(np.mean([np.mean([one.emitted for s in group for one in s.rounds]) for group in samples]))",
-        ),
+    ),
+    *noticed_by(
+        test_rows.test_a_decoder_that_loses_nothing_realises_what_is_predicted_however_prompts_differ,
+        ("eval.results.figures:speed", "typical_tau([samples[one.arm][group] for group in groups])", "39 / 23"),
+        ("eval.results.figures:typical_tau", "np.median(each)", "np.mean(each)"),
+    ),
+    *noticed_by(
+        test_rows.test_a_prompts_tau_is_that_after_its_first_arrival_over_all_its_rounds,
+        ("eval.results.figures:typical_tau", "sample.rounds[len(sample.new_ids) :]", "sample.rounds[1:]"),
     ),
     *noticed_by(
         test_rows.test_the_interval_of_tau_resamples_prompts_not_rounds,
@@ -100,7 +104,7 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_pairs.test_a_ratio_is_the_others_time_over_ours_by_the_median_of_all_pairs,
-        ("eval.results.statistics:arm_ratio", "np.stack([theirs, mine], axis=1)", "np.stack([mine, theirs], axis=1)"),
+        ("eval.results.statistics:arm_pairs", "np.stack([theirs, mine], axis=1)", "np.stack([mine, theirs], axis=1)"),
     ),
     *noticed_by(
         test_pairs.test_a_speed_is_the_median_over_all_batches,

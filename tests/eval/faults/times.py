@@ -16,11 +16,11 @@ FAULTS: list[Fault] = [
     *noticed_by(
         test_components.test_a_step_and_every_verification_are_timed_at_the_runs_context_and_batch,
         (
-            "eval.measure.timed_run:CostMeter.sample",
-            "[1, *(self._drafted(name, k) + 1 for k in lengths)]",
-            "[1, *lengths]",
+            "eval.measure.timed_run:CostMeter._measure",
+            "[1, *(self._drafted(name, k) + 1 for k in self.draft_lengths[name])]",
+            "[1, *self.draft_lengths[name]]",
         ),
-        ("eval.measure.timed_run:CostMeter.sample", "self.batch_size", "1"),
+        ("eval.measure.timed_run:CostMeter._measure", "self.batch_size", "1"),
     ),
     *noticed_by(
         test_components.test_the_promise_is_tau_steps_for_k_draft_tokens_and_one_verification,

@@ -1,0 +1,101 @@
+"""Sentences that a report says of its own figures, each by a fixed rule: which draft does not pay, why, and which
+length would; how many prompts there were; what a prediction that was exceeded means; that one process is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from eval.render.formatting import count, number, overall_rows, share, with_interval
+from eval.results.paying import dearest_draft, draft_cost, predicted_by_length, verification
+
+Row = Mapping[str, Any]
+MOST_REALISED = 1.05
+"""Of the predicted speedup; above it the page says what that means."""
+ONE_PROCESS = (
+    "One process measured this, once: another time or machine may give another speedup. Measure three times and pool "
+    "them with python -m eval.publish."
+)
+
+
+def remarks(results: Mapping[str, Any]) -> list[str]:
+    """All that is to be said of these results; of a comparison's nothing."""
+    rows = overall_rows(dict(results))
+    found = [text for row in rows if (text := why_it_does_not_pay(row, results["sweeps"]["num_draft_tokens"]))]
+    found += [text for row in rows if (text := _exceeded(row))]
+    return [*found, *_few_prompts(results["prompts"]), *([] if "runs" in results else [ONE_PROCESS])]
+
+
+def why_it_does_not_pay(row: Row, sweep: Mapping[str, Any]) -> str | None:
+    """Cost against acceptance, and the length that pays or would; None for a draft that pays."""
+    if row["speedup"] is None or row["speedup"] >= 1:
+        return None
+    speed = with_interval(row["speedup"], row["speedup_ci95"])
+    lead = f"{_who(row)} does not pay with k={row['num_draft_tokens']}: {speed} times the speed without a draft"
+    return f"{lead}. {_other_length(row, sweep) or _reason(row)}"
+
+
+def _other_length(row: Row, sweep: Mapping[str, Any]) -> str | None:
+    """A length that pays, as measured, or else as predicted and then realised to the row's own share."""
+    if (sweep["draft"], sweep["temperature"]) == (row["draft"], row["temperature"]):
+        timed = max(sweep["points"], key=lambda point: point["speedup"] or 0, default=None)
+        if timed is not None and (timed["speedup"] or 0) > 1:
+            return f"k={timed['num_draft_tokens']} pays: {with_interval(timed['speedup'], timed['speedup_ci95'])}."
+    if row["component_times"] is None:
+        return None
+    others = {k: speed for k, speed in predicted_by_length(row).items() if k != row["num_draft_tokens"]}
+    best = max(others, key=lambda k: others[k], default=None)
+    if best is None or others[best] * min(1, row["realised"]) <= 1:
+        return None
+    return f"k={best} would pay: predicted {number(others[best])}."
+
+
+def _reason(row: Row) -> str:
+    times = row["component_times"]
+    predicted = {} if times is None else predicted_by_length(row)
+    if not predicted:
+        return "Its passes were not timed alone, so what it costs is not known; a plain chain (decode.tree=chain) is."
+    best, longest = max(predicted, key=lambda k: predicted[k]), max(predicted)
+    if predicted[best] > 1:
+        return (
+            f"By its passes alone k={best} would give {number(predicted[best])}, and the decoder's own work takes more "
+            "than that gains."
+        )
+    limit, alpha = dearest_draft(row), f"at alpha {number(row['alpha'])}" if row["alpha"] else "at its acceptance"
+    if limit <= 0:
+        return (
+            f"No k up to {longest} pays: checking {best + 1} tokens takes {number(verification(row, best))} target "
+            f"passes, which {alpha} even a free draft would not win back."
+        )
+    return (
+        f"No k up to {longest} pays: drafting one token costs {number(draft_cost(row))} of a target pass; {alpha} that "
+        f"would have to be below {number(limit)}."
+    )
+
+
+def _exceeded(row: Row) -> str | None:
+    """Results of earlier versions predicted from tau over all passes, which has reasons of its own to be exceeded."""
+    realised, times = row["realised"], row["component_times"]
+    if realised is None or realised <= MOST_REALISED or "passes_by_prompt" not in row:
+        return None
+    token = row["batch_size"] / (row["baseline_tokens_per_s"] * times["t_target_1_s"])
+    told = (
+        f"without a draft a token takes {number(token)} times its bare pass, and with one that work, too, is done less "
+        "often"
+        if token > MOST_REALISED
+        else "passes took longer when timed alone than within the run, so the prediction is too low"
+    )
+    return f"{_who(row)} realises {share(realised)} of its predicted speedup: {told}. The speedup itself is timed."
+
+
+def _few_prompts(prompts: Mapping[str, Any]) -> Iterator[str]:
+    wanted = prompts.get("wanted", {})
+    if prompts["reported"] < wanted.get("reported", 0) or prompts["timed"] < wanted.get("timed", 0):
+        yield (
+            f"{count(wanted['reported'], 'prompt')} were wanted, {wanted['timed']} of them timed, and there were "
+            f"{prompts['reported']}, {prompts['timed']} of them timed: intervals are wider for it."
+        )
+
+
+def _who(row: Row) -> str:
+    return f"At T={row['temperature']:g} {row['draft']}"

@@ -1,0 +1,88 @@
+"""Whether runs may be pooled: they measured the same things, and are not one run twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from decode.common.checked_json import shown
+from decode.common.errors import InputError
+from eval.results.pooling import arm_key, length_key, point_key, row_key
+
+_WANTED = ("settings", "fingerprints")
+_PARTS: dict[str, Callable[[Mapping[str, Any]], list[Any]]] = {
+    "rows": lambda run: sorted(map(str, map(row_key, run["rows"]))),
+    "arms": lambda run: sorted(map(str, map(arm_key, run["arms"]))),
+    "draft lengths": lambda run: sorted(map(length_key, run["sweeps"]["num_draft_tokens"]["points"])),
+    "temperatures of the curve": lambda run: sorted(map(point_key, run["sweeps"]["temperature"]["points"])),
+    "peers": lambda run: sorted(
+        (one["temperature"], one["best"], "" if one["best"] else str(one["setting"])) for one in run["peers"]
+    ),
+    "documents behind alpha": lambda run: [len(row["alpha_by_document"] or []) for row in run["rows"]],
+}
+"""What has to be there in every run, since it is matched by what it is about."""
+_HINTS = {
+    "settings.decode.num_draft_tokens": "; a length that timing.choose_k chose anew in every run is fixed by "
+    "timing.choose_k=[] decode.num_draft_tokens=K"
+}
+"""Setting -> how to have it equal, as a clause."""
+
+
+def check_poolable(files: Sequence[Path], runs: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InputError naming two of `files` and both values where `runs` are not runs of one report at different
+    times."""
+    for file, run in zip(files, runs, strict=True):
+        _check_alone(file, run)
+    (first, *others), (run, *rest) = files, runs
+    for file, other in zip(others, rest, strict=True):
+        _check_same_things(first, run, file, other)
+    started: dict[str, Path] = {}
+    for file, one in zip(files, runs, strict=True):
+        when = one["environment"]["started"]
+        if when in started:
+            raise InputError(
+                f"{started[when]} and {file} are one run, which began at {when}: counted twice it would look like two "
+                "that agree. Name each run once"
+            )
+        started[when] = file
+
+
+def _check_alone(file: Path, run: Mapping[str, Any]) -> None:
+    if run["mode"] != "report":
+        raise InputError(f"{file} is of mode={run['mode']}, and reports alone are pooled; publish it by itself")
+    if "runs" in run:
+        raise InputError(f"{file} is pooled already, from {len(run['runs'])} runs; name the results.json of the runs")
+    missing = [name for name in _WANTED if name not in run]
+    missing += [] if "started" in run["environment"] else ["environment.started"]
+    if missing:
+        raise InputError(
+            f"{file} lacks {', '.join(missing)}, by which runs are told to be of one report: an earlier version wrote "
+            "it. Measure it again, or publish it by itself"
+        )
+
+
+def _check_same_things(file: Path, run: Mapping[str, Any], other_file: Path, other: Mapping[str, Any]) -> None:
+    ours, theirs = _compared(run), _compared(other)
+    for key in [*ours, *(theirs.keys() - ours.keys())]:
+        here, there = ours.get(key, "unset"), theirs.get(key, "unset")
+        if here != there:
+            raise InputError(
+                f"{file} and {other_file} are not runs of one report: {key} is {shown(here)} in the first and "
+                f"{shown(there)} in the second, so they have no common speedup. Pool runs of one target, the same "
+                f"drafts, prompts and settings{_HINTS.get(key, '')}"
+            )
+
+
+def _compared(run: Mapping[str, Any]) -> dict[str, Any]:
+    target = {f"target.{name}": run["target"][name] for name in ("fingerprint", "dtype")}
+    drafts = {f"drafts.{name}": value for name, value in run["fingerprints"].items()}
+    prompts = {f"prompts.{name}": run["prompts"][name] for name in ("sha256", "timed", "max_new_tokens", "rounds")}
+    parts = {name: part(run) for name, part in _PARTS.items()}
+    return {**target, **drafts, **prompts, **_flat(run["settings"], "settings"), **parts}
+
+
+def _flat(content: Any, where: str) -> dict[str, Any]:
+    if not isinstance(content, dict) or not content:
+        return {where: content}
+    return {key: value for name, one in content.items() for key, value in _flat(one, f"{where}.{name}").items()}

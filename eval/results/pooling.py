@@ -1,0 +1,170 @@
+"""Several runs of one report, made one: what changes from process to process has an interval over runs and prompts,
+and what was counted is added up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from eval.results.figures import described
+from eval.results.statistics import Estimate, Statistic, bootstrap_crossed, median_of_ratios, ratio_of_sums
+
+Entry = Mapping[str, Any]
+_SUMS = ("tokens", "alpha_tokens", "mismatches", "near_ties", "tokens_checked", "uncached_mismatches")
+_SUMS += ("uncached_near_ties", "uncached_tokens_checked", "dtype_flips", "dtype_tokens_compared")
+_SUMS += ("uncached_dtype_flips", "uncached_dtype_tokens")
+_MEDIANS = ("tokens_per_s", "baseline_tokens_per_s", "predicted_speedup", "realised", "ttft_s", "repeated_4gram_share")
+_PAIRS: dict[str, tuple[str, Statistic]] = {
+    "alpha": ("alpha_by_document", ratio_of_sums),
+    "tau": ("passes_by_prompt", ratio_of_sums),
+    "speedup": ("seconds_by_prompt", median_of_ratios),
+    "whole_call_speedup": ("call_seconds_by_prompt", median_of_ratios),
+}
+"""Figure -> the field that holds what it is made of, and how it is made."""
+DEFINITIONS = {
+    "runs": "Processes that measured the same target, drafts, prompts and settings at different times. What has no "
+    "interval is a median over runs; numbers of tokens, mismatches, near-ties and flips are sums over runs, of the "
+    "same prompts in each.",
+    "ci95": "Percentile bootstrap over runs and prompts, 2,000 resamples: runs are drawn, and prompts once for all of "
+    "them, since every run has the same prompts and three runs are not three times as many; for alpha all prompts of "
+    "one document stay together. None for one prompt in one run.",
+}
+"""What is said otherwise than of one run."""
+
+
+def pool(runs: Sequence[Entry]) -> dict[str, Any]:
+    """The content of results.json for `runs` that `check_poolable` let pass; each one's own rows stand in `runs`."""
+    first, seed = runs[0], runs[0]["environment"]["seed"]
+    seconds = sum(run["environment"]["report_seconds"] for run in runs)
+    lengths = [run["sweeps"]["num_draft_tokens"]["points"] for run in runs]
+    curves = [run["sweeps"]["temperature"]["points"] for run in runs]
+    return {
+        **first,
+        "environment": {**first["environment"], "report_seconds": seconds},
+        "definitions": {**first["definitions"], **DEFINITIONS},
+        "rows": matched([run["rows"] for run in runs], row_key, lambda each: _row(each, seed)),
+        "peers": matched([run["peers"] for run in runs], peer_key, lambda each: _peer(each, seed)),
+        "arms": matched([run["arms"] for run in runs], arm_key, lambda each: _medians(each, "tokens_per_s")),
+        "sweeps": {
+            "num_draft_tokens": {
+                **first["sweeps"]["num_draft_tokens"],
+                "points": matched(lengths, length_key, lambda each: _length(each, seed)),
+            },
+            "temperature": {
+                **first["sweeps"]["temperature"],
+                "points": matched(curves, point_key, lambda each: _medians(each, "alpha", "tau", "predicted_speedup")),
+            },
+        },
+        "runs": [{name: run[name] for name in ("environment", "length_choice", "rows", "peers")} for run in runs],
+    }
+
+
+def row_key(row: Entry) -> tuple[Any, ...]:
+    """What a row is about."""
+    return tuple(row[name] for name in ("draft", "temperature", "num_draft_tokens", "category", "verifier"))
+
+
+def peer_key(peer: Entry) -> tuple[Any, ...]:
+    """The best setting is each run's own; those that were tried are told apart."""
+    return peer["temperature"], peer["best"], None if peer["best"] else str(peer["setting"])
+
+
+def arm_key(arm: Entry) -> tuple[Any, ...]:
+    """What an arm's speed is about."""
+    return arm["temperature"], arm["arm"]
+
+
+def length_key(point: Entry) -> tuple[Any, ...]:
+    """Of the sweep over draft lengths."""
+    return (point["num_draft_tokens"],)
+
+
+def point_key(point: Entry) -> tuple[Any, ...]:
+    """Of the curve over temperatures."""
+    return point["temperature"], point["draft"]
+
+
+def matched(
+    runs: Sequence[Sequence[Entry]],
+    key: Callable[[Entry], tuple[Any, ...]],
+    pooled: Callable[[list[Entry]], dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """`pooled` of the entries that have the same key in every run, in the order of the first."""
+    tables = [{key(one): one for one in run} for run in runs]
+    return [pooled([table[name] for table in tables]) for name in tables[0]]
+
+
+def _row(each: list[Entry], seed: int) -> dict[str, Any]:
+    estimates = [described(name, _estimate(each, *made_of, seed)) for name, made_of in _PAIRS.items()]
+    summed = {name: _sum([row[name] for row in each]) for name in _SUMS}
+    return {
+        **_medians(each, *_MEDIANS),
+        **{name: value for one in estimates for name, value in one.items()},
+        **summed,
+        **dict.fromkeys([field for field, _ in _PAIRS.values()]),  # each run's own
+        "baseline": " or ".join(sorted({row["baseline"] for row in each})),
+        "acceptance_by_position": [
+            _median(column) for column in zip(*(row["acceptance_by_position"] for row in each), strict=True)
+        ],
+        "itl_s": _medians([row["itl_s"] for row in each], "p50", "p95"),
+        "component_times": _times([row["component_times"] for row in each]),
+        "peak_memory_bytes": max(row["peak_memory_bytes"] for row in each),
+        "speedup_by_run": [row["speedup"] for row in each],
+    }
+
+
+def _peer(each: list[Entry], seed: int) -> dict[str, Any]:
+    found = _medians(each, "tokens_per_s")
+    if not found["best"]:
+        return found
+    ratio = described("ratio", _estimate(each, "seconds_by_prompt", median_of_ratios, seed))
+    return {
+        **found,
+        "ratio_ours_over_peer": ratio["ratio"],
+        "ratio_ci95": ratio["ratio_ci95"],
+        "ratio_by_run": [peer["ratio_ours_over_peer"] for peer in each],
+        "settings_by_run": [peer["setting"] for peer in each],
+        "seconds_by_prompt": None,
+    }
+
+
+def _length(each: list[Entry], seed: int) -> dict[str, Any]:
+    found = _medians(each, "tokens_per_s", "predicted_speedup", "realised")
+    tau = _estimate(each, "passes_by_prompt", ratio_of_sums, seed)
+    speedup = described("speedup", _estimate(each, "seconds_by_prompt", median_of_ratios, seed))
+    return {
+        **found,
+        "tau": None if tau is None else tau.value,
+        **speedup,
+        **dict.fromkeys(("passes_by_prompt", "seconds_by_prompt")),
+    }
+
+
+def _estimate(each: Sequence[Entry], field: str, statistic: Statistic, seed: int) -> Estimate | None:
+    """Over runs and prompts; None where no prompt is known in every run."""
+    runs = [[pair or (np.nan, np.nan) for pair in one[field] or []] for one in each]
+    pairs = np.array(runs, dtype=float).reshape(len(runs), -1, 2)
+    known = pairs[:, np.isfinite(pairs).all((0, 2))]
+    return bootstrap_crossed(known, statistic, seed) if known.size else None
+
+
+def _medians(each: Sequence[Entry], *names: str) -> dict[str, Any]:
+    """The first entry with these fields as medians over all."""
+    return {**each[0], **{name: _median([one[name] for one in each]) for name in names}}
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(median(known)) if known else None
+
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    return None if None in values else sum(value or 0 for value in values)
+
+
+def _times(each: Sequence[Entry | None]) -> dict[str, Any] | None:
+    known = [one for one in each if one is not None]
+    return _medians(known, "t_target_1_s", "t_target_k1_s", "t_draft_s") if known else None
