@@ -47,6 +47,10 @@ def split_of(document: Document, config: DataConfig) -> Split:
     return "validation" if place < config.heldout_share + config.validation_share else "train"
 
 
+class EmptySplitError(InputError):
+    """There are documents, and none of them falls into the split."""
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Documents of one source; `read` starts from the first one at every call."""
@@ -67,7 +71,7 @@ class Corpus:
         if not seen:
             raise InputError(f"{self.where}: no document with text in it, so there is nothing to read")
         if not kept:
-            raise InputError(self._empty_split(split, seen))
+            raise EmptySplitError(self._empty_split(split, seen))
 
     def _empty_split(self, split: Split, seen: int) -> str:
         shares = f"data.validation_share={self.config.validation_share}, data.heldout_share={self.config.heldout_share}"

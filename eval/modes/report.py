@@ -25,6 +25,7 @@ from eval.measure.quality import Quality, measure_curve, measure_quality, with_a
 from eval.measure.timed_run import warm_up
 from eval.prompts.held_out import PromptSets, check_lengths, load_prompts
 from eval.render.plots import training_curves
+from eval.render.remarks import remarks
 from eval.render.report_page import render_page, render_summary
 from eval.render.tracking import track_report
 from eval.results.document import LENGTH, Measured, arm_name, draft_lengths, make_results, scopes
@@ -168,6 +169,8 @@ def _write(cfg: EvalConfig, folder: RunFolder, results: dict[str, Any]) -> None:
     folder.file("index.html").write_text(render_page(results, curves), encoding="utf-8")
     track_report(cfg, folder.path, results)
     folder.finish({"rows": len(results["rows"])})
+    for sentence in remarks(results):
+        log.info(sentence)
     log.info("report: %s", folder.file("index.html"))
 
 

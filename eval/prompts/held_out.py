@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 DEEPEST_DRAFT = 32
 """Positions kept free behind a continuation for a draft that is longer than what is left to write."""
+LEAST = 8
+"""Prompts of a source that has fewer than were asked for; intervals over fewer yet say nothing."""
 _WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 _LAYOUT = 'one object per line such as {"question_id": 81, "category": "writing", "turns": ["..."]}'
 
@@ -172,30 +174,25 @@ def check_room(prompts: Iterable[Prompt], new_tokens: int, max_positions: int) -
 
 def as_many_as(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> list[Prompt]:
     """Up to `wanted` prompts of the run's source, none set apart; ConfigError where there is not one."""
-    from distill.corpora import load_corpus
-
     if cfg.prompts.file is not None:
         questions = _spread(read_questions(cfg.prompts.file), cfg.prompts.limit)[:wanted]
         return [first_turn(question, tokenizer, max_turns=1) for question in questions]
-    documents = load_corpus(cfg.data).documents("heldout")
-    prompts = held_out_prompts(documents, tokenizer, cfg.prompts, wanted, cfg.seed)
-    if not prompts:
-        raise ConfigError(
-            f"the held-out split of data={cfg.data.name} gives no prompt of prompts.tokens={cfg.prompts.tokens}; "
-            "shorten it, or raise data.heldout_share"
-        )
-    return prompts
+    return _prompts_of_split(cfg, tokenizer, "heldout", wanted, 1)
 
 
 def _from_file(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSets:
     assert cfg.prompts.file is not None
     questions = _spread(read_questions(cfg.prompts.file), cfg.prompts.limit)
-    num_screening = cfg.timing.screening_prompts
-    if len(questions) <= num_screening:
+    asked = cfg.lossless.prompts + cfg.timing.screening_prompts
+    least = min(asked, LEAST, cfg.prompts.limit or asked)
+    if len(questions) < least:
         raise ConfigError(
-            f"{cfg.prompts.file} gives {len(questions)} questions and timing.screening_prompts={num_screening} are set "
-            "apart for choosing settings, which leaves none to report; add questions or lower it"
+            f"{cfg.prompts.file} gives {len(questions)} questions, and a report wants {least} at least: over fewer "
+            f"prompts an interval says nothing. Add questions{_as_few(len(questions) - 1, screening=True)}"
         )
+    num_screening = cfg.timing.screening_prompts
+    if len(questions) < asked:  # some to choose by, most to report
+        num_screening = min(num_screening, max(1, len(questions) // 4))
     questions = _by_turns_of_category(questions)
     prompts = [first_turn(question, tokenizer, cfg.prompts.max_turns) for question in questions]
     reported = prompts[num_screening:][: cfg.lossless.prompts]
@@ -244,9 +241,10 @@ def _encode(history: Sequence[dict[str, str]], tokenizer: PreTrainedTokenizerBas
 
 
 def _from_held_out(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSets:
-    reported = split_prompts(cfg, tokenizer, "heldout", cfg.lossless.prompts, "lossless.prompts")
-    screening = split_prompts(cfg, tokenizer, "validation", cfg.timing.screening_prompts, "timing.screening_prompts")
-    return PromptSets(reported, cfg.timing.prompts, screening)
+    wanted = cfg.lossless.prompts
+    reported = _prompts_of_split(cfg, tokenizer, "heldout", wanted, min(wanted, LEAST))
+    screening = _prompts_of_split(cfg, tokenizer, "validation", cfg.timing.screening_prompts, 1)
+    return PromptSets(reported, min(cfg.timing.prompts, len(reported)), screening)
 
 
 def split_prompts(
@@ -260,10 +258,42 @@ def split_prompts(
     if len(windows) < wanted:
         raise ConfigError(
             f"the {split} split of data={cfg.data.name} gives {len(windows)} prompts "
-            f"(prompts.tokens={cfg.prompts.tokens}), and {wanted} are needed ({reason}); lower these, shorten "
-            f"prompts.tokens, or raise data.{split}_share"
+            f"(prompts.tokens={cfg.prompts.tokens}), and {wanted} are needed ({reason}); lower these or prompts.tokens"
         )
     return windows
+
+
+def _prompts_of_split(
+    cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, split: Split, wanted: int, least: int
+) -> list[Prompt]:
+    """Up to `wanted` prompts from a split of cfg.data; ConfigError where there are not even `least`. Other shares are
+    no way out: drafts were trained by these, so part of the prompts would be text that they have seen."""
+    from distill.corpora import load_corpus
+    from distill.corpora.corpus import EmptySplitError
+
+    try:
+        documents = list(load_corpus(cfg.data).documents(split))
+    except EmptySplitError:
+        documents = []
+    windows = held_out_prompts(documents, tokenizer, cfg.prompts, wanted, cfg.seed)
+    if len(windows) < least:
+        is_text = any(document.text is not None for document in documents)
+        shorter = f", shorten prompts.tokens={cfg.prompts.tokens}" if is_text else ""
+        few = _as_few(len(windows)) if split == "heldout" else ""
+        raise ConfigError(
+            f"the {split} split of data={cfg.data.name} gives {len(windows)} prompts, of {len(documents)} documents, "
+            f"and {least} are wanted at least. Add documents, of which the split gets its share{shorter}, or give "
+            f"questions of your own in prompts.file (JSONL){few}"
+        )
+    return windows
+
+
+def _as_few(prompts: int, screening: bool = False) -> str:
+    """What a user may say who wants a report on so few, as a clause."""
+    if prompts < 1:
+        return ""
+    few = f"lossless.prompts={prompts} lossless.other_prompts={prompts} timing.prompts={prompts}"
+    return f", or ask for no more: {few}" + (" timing.screening_prompts=1" if screening else "")
 
 
 def held_out_prompts(

@@ -180,6 +180,11 @@ def _prompts(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
         "reported": len(sets.reported),
         "timed": len(sets.timed),
         "screening": len(sets.screening),
+        "wanted": {
+            "reported": cfg.lossless.prompts,
+            "timed": cfg.timing.prompts,
+            "screening": cfg.timing.screening_prompts,
+        },
         "mean_tokens": sum(len(prompt.ids) for prompt in sets.timed) / len(sets.timed),
         "max_new_tokens": cfg.decode.max_new_tokens,
         "rounds": cfg.timing.rounds,

@@ -157,8 +157,9 @@ def speed(
     base = baseline(samples, groups)
     speedup = speed_ratio(samples, one.arm, base, groups, seed)
     tau = typical_tau([samples[one.arm][group] for group in groups])
-    predicts = costs is not None and tau is not None and is_plain_chain(one.settings)
-    predicted = promised_speedup(costs, tau) if predicts else None
+    predicted = None
+    if costs is not None and tau is not None and is_plain_chain(one.settings):
+        predicted = promised_speedup(costs, tau)
     return {
         "tokens_per_s": tokens_per_s(samples[one.arm], groups),
         "baseline": base,

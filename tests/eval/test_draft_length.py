@@ -67,7 +67,9 @@ def test_without_a_choice_the_configured_length_is_used(folder):
 
 def test_a_validation_split_without_prompts_is_refused(folder):
     cfg = build(EvalConfig, {**values(folder, choose_k=[1], screening_prompts=400), "prompts": {"tokens": 12}})
-    with pytest.raises(ConfigError, match="the validation split.* 400 are needed .timing.screening_prompts"):
+    assert 0 < len(load_prompts(cfg, tiny_tokenizer(), 256).screening) < 400
+    cfg.data.validation_share = 0.0
+    with pytest.raises(ConfigError, match="the validation split of data=text gives 0 prompts"):
         load_prompts(cfg, tiny_tokenizer(), 256)
 
 

@@ -120,7 +120,7 @@ def test_a_limit_takes_questions_from_the_whole_file(tmp_path):
 
 def test_too_few_questions_are_refused(tmp_path):
     cfg = config(prompts={"file": str(write(tmp_path / "q.jsonl", MT_BENCH))})
-    with pytest.raises(ConfigError, match="leaves none to report"):
+    with pytest.raises(ConfigError, match="gives 1 questions, and a report wants 5 at least"):
         load_prompts(cfg, tiny_tokenizer(), 256)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from decode.common.errors import ConfigError
 from decode.config import SamplingConfig
 from distill.corpora import load_corpus
 from distill.corpora.corpus import Split
@@ -22,7 +24,7 @@ from eval.modes.decoders.arms import Engines, Stock
 from eval.modes.decoders.texts import TextPrompts, load_texts
 from eval.modes.families import mode as families_mode
 from eval.modes.families.measuring import Race
-from eval.prompts.held_out import Prompt, as_many_as, load_prompts
+from eval.prompts.held_out import LEAST, Prompt, as_many_as, load_prompts
 from eval.results.figures import Drafted
 from tests.eval.samples import FakeArm, config, prompts
 from tests.tiny import tiny_tokenizer
@@ -69,6 +71,72 @@ def test_questions_that_settings_are_chosen_on_are_not_reported(tmp_path: Path) 
     assert not {prompt.id for prompt in sets.reported} & {prompt.id for prompt in sets.screening}
 
 
+def chats(folder: Path, number: int) -> dict[str, Any]:
+    """A corpus of conversations, split as by default."""
+    lines = ({"messages": [{"role": "user", "content": f"What is {i} and why?"}]} for i in range(number))
+    (folder / "chats.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return {"data": {"name": "jsonl", "path": str(folder / "chats.jsonl")}}
+
+
+def test_a_report_on_few_held_out_chats_uses_what_there_is(tmp_path: Path) -> None:
+    """220 chats hold out 5%, about eleven, and a report by default asks for 96, 12 of them timed."""
+    cfg = config(**chats(tmp_path, 220))
+    sets = load_prompts(cfg, tiny_tokenizer(), 512)
+    there = {document.id for document in load_corpus(cfg.data).documents("heldout")}
+    assert {prompt.id for prompt in sets.reported} == there
+    assert LEAST <= len(there) < 12
+    assert sets.num_timed == len(sets.timed) == len(there)
+    assert 0 < len(sets.screening) <= 8
+
+
+def test_too_few_held_out_prompts_are_refused_with_what_can_be_done(tmp_path: Path) -> None:
+    """Other shares cannot be: the drafts were trained by these."""
+    data = chats(tmp_path, 60)
+    with pytest.raises(ConfigError, match=r"gives (\d) prompts, of \1 documents, and 8 are wanted at least") as error:
+        load_prompts(config(**data), tiny_tokenizer(), 512)
+    said = str(error.value)
+    assert "share" not in said.replace("the split gets its share", "")
+    assert "prompts.tokens" not in said  # a chat's prompt has its own length
+    asked = dict(word.split("=") for word in said.rsplit(": ", 1)[1].split())
+    lossless = {name.removeprefix("lossless."): int(n) for name, n in asked.items() if name.startswith("lossless.")}
+    few = config(**data, lossless=lossless, timing={"prompts": int(asked["timing.prompts"])})
+    assert len(load_prompts(few, tiny_tokenizer(), 512).reported) == lossless["prompts"]
+
+
+def test_a_split_without_documents_is_refused_with_what_can_be_done(tmp_path: Path) -> None:
+    none = corpus(tmp_path, data={"name": "text", "path": str(tmp_path), "heldout_share": 0.0})
+    for load in (lambda: load_prompts(none, tiny_tokenizer(), 256), lambda: as_many_as(none, tiny_tokenizer(), 5)):
+        with pytest.raises(ConfigError, match="gives 0 prompts, of 0 documents.*prompts.file"):
+            load()
+
+
+@pytest.mark.parametrize(("there", "split"), [(8, (6, 2)), (20, (15, 5)), (80, (72, 8)), (104, (96, 8))])
+def test_from_eight_questions_up_a_report_uses_what_there_is(
+    tmp_path: Path, there: int, split: tuple[int, int]
+) -> None:
+    file = questions(tmp_path, there)
+    sets = load_prompts(config(prompts={"file": file}), tiny_tokenizer(), 512)
+    assert (len(sets.reported), len(sets.screening)) == split
+    assert sets.num_timed == min(12, split[0])
+
+
+def test_too_few_questions_are_refused_with_what_can_be_done(tmp_path: Path) -> None:
+    file = {"file": questions(tmp_path, 7)}
+    with pytest.raises(ConfigError, match="gives 7 questions, and a report wants 8 at least") as error:
+        load_prompts(config(prompts=file), tiny_tokenizer(), 512)
+    few = "lossless.prompts=6 lossless.other_prompts=6 timing.prompts=6 timing.screening_prompts=1"
+    assert str(error.value).endswith(few)
+    timing, lossless = {"prompts": 6, "screening_prompts": 1}, {"prompts": 6, "other_prompts": 6}
+    sets = load_prompts(config(prompts=file, timing=timing, lossless=lossless), tiny_tokenizer(), 512)
+    assert (len(sets.reported), len(sets.screening)) == (6, 1)
+
+
+def questions(folder: Path, number: int) -> str:
+    file = folder / "questions.jsonl"
+    file.write_text("\n".join(f'{{"turns": ["question {i}"]}}' for i in range(number)))
+    return str(file)
+
+
 def test_a_certificates_prompts_are_held_out(tmp_path: Path) -> None:
     cfg = corpus(tmp_path)
     assert origins(as_many_as(cfg, tiny_tokenizer(), 50)) == documents(cfg, "heldout")
@@ -100,6 +168,9 @@ class NoMeter:
     """Component times that nobody asks for."""
 
     def __init__(self, *_: Any) -> None:
+        pass
+
+    def warm_up(self) -> None:
         pass
 
     def sample(self) -> None:

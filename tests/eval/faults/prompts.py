@@ -17,6 +17,19 @@ FAULTS: list[Fault] = [
         ("eval.prompts.held_out:_from_file", "prompts[num_screening:]", "prompts"),
     ),
     *noticed_by(
+        partial(test_splits.test_from_eight_questions_up_a_report_uses_what_there_is, there=8, split=(6, 2)),
+        ("eval.prompts.held_out:_from_file", "if len(questions) < asked", "if False"),
+    ),
+    *noticed_by(
+        test_splits.test_a_report_on_few_held_out_chats_uses_what_there_is,
+        ("eval.prompts.held_out:_from_held_out", "min(cfg.timing.prompts, len(reported))", "cfg.timing.prompts"),
+        ("eval.prompts.held_out:_from_held_out", "min(wanted, LEAST)", "wanted"),
+    ),
+    *noticed_by(
+        test_splits.test_too_few_held_out_prompts_are_refused_with_what_can_be_done,
+        ("eval.prompts.held_out:_prompts_of_split", "len(windows) < least", "not windows"),
+    ),
+    *noticed_by(
         test_splits.test_a_certificates_prompts_are_held_out,
         ("eval.prompts.held_out:as_many_as", '"heldout"', '"train"'),
     ),
