@@ -138,7 +138,7 @@ class SamplingConfig:
         branching = isinstance(self.tree, str) and re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", self.tree, re.ASCII)
         require(
             self.tree in TREES or bool(branching),
-            f"tree={self.tree!r} is no tree; use {', '.join(TREES)}, or branching factors such as 3x2x1",
+            f"tree={self.tree!r} is not a tree; use {', '.join(TREES)}, or branching factors such as 3x2x1",
         )
         factors = [int(factor) for factor in self.tree.split("x")] if branching else []
         nodes = sum(itertools.accumulate(factors, operator.mul))
@@ -152,13 +152,15 @@ class SamplingConfig:
         compare."""
         require(
             0 < self.repetition_penalty < math.inf,
-            f"repetition_penalty={self.repetition_penalty} is no finite number above 0; use 1 to penalise nothing",
+            f"repetition_penalty={self.repetition_penalty} is not a finite number above 0; use 1 to penalise nothing",
         )
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             require(-2 <= value <= 2, f"{name}={value} is outside [-2, 2]; use 0 to penalise nothing")
         bias, banned = self.logit_bias, self.banned_words
-        require(isinstance(bias, Mapping), f"logit_bias={bias!r} maps no tokens to numbers; give {{13: -2.0}}, say")
+        require(
+            isinstance(bias, Mapping), f"logit_bias={bias!r} does not map tokens to numbers; give, say, {{13: -2.0}}"
+        )
         for key, value in bias.items():
             require(
                 math.isfinite(real(value, f"logit_bias[{key!r}]")),
@@ -166,7 +168,7 @@ class SamplingConfig:
                 "all others whatever the model says. Give a finite number, and banned_words for what must not come",
             )
         is_list = isinstance(banned, Collection) and not isinstance(banned, str | bytes)
-        require(is_list, f"banned_words={banned!r} is no list; give token ids and texts in one")
+        require(is_list, f"banned_words={banned!r} is not a list; give a list of token ids and texts")
         for name, values in (("logit_bias", bias), ("banned_words", banned)):
             require("" not in list(values), f"{name} holds an empty text, which no token spells")
 
@@ -219,7 +221,10 @@ def check_temperature(temperature: float, name: str) -> None:
 
     `name` stands before the value in the message, = included.
     """
-    require(0 <= temperature < math.inf, f"{name}{temperature} is no number from 0; use 0 for greedy decoding")
+    require(
+        0 <= temperature < math.inf,
+        f"{name}{temperature} is not a finite number of 0 or more; use 0 for greedy decoding",
+    )
     require(
         temperature == 0 or temperature >= LEAST_TEMPERATURE,
         f"{name}{temperature} lies between 0 and {LEAST_TEMPERATURE}, where rounding, and at last overflow, of the "

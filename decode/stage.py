@@ -113,7 +113,7 @@ def _read(name: str) -> str:
     try:
         return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"prompt_file={name} is no UTF-8 text: {error}. Convert it first") from error
+        raise InputError(f"prompt_file={name} is not UTF-8 text: {error}. Convert it first") from error
 
 
 def _decode(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> Output:

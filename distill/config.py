@@ -225,7 +225,7 @@ class ObjectiveConfig:
             self.terms = {"cross_entropy": 0.1, "tv": 0.9}
         require(
             not self.terms or self.name == "mixture",
-            f"objective.terms={self.terms} and objective={self.name}, which would not heed them: they are the terms of "
+            f"objective.terms={self.terms} and objective={self.name}, which would ignore them: they are the terms of "
             "objective=mixture. Say objective=mixture, or leave them out",
         )
         wrong = {name: weight for name, weight in self.terms.items() if not weight > 0}

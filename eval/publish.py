@@ -9,6 +9,7 @@ comparison has its page alone: the README's block is the report's.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,12 +94,8 @@ def _read(readme: Path) -> str:
 
 
 def _link(destination: Path, readme: Path) -> str:
-    page = destination.with_suffix(".md").resolve()
-    return (
-        page.relative_to(readme.resolve().parent).as_posix()
-        if page.is_relative_to(readme.resolve().parent)
-        else page.name
-    )
+    """From the folder of `readme`, which need not lie above the page."""
+    return Path(os.path.relpath(destination.with_suffix(".md").resolve(), readme.resolve().parent)).as_posix()
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from eval.publish import _link
 from eval.results.schema import ComponentTimes, Gaps, ResultsFile, Row
 from tests.tiny import save_tiny_target
 
@@ -77,6 +78,12 @@ def test_every_field_of_results_json_is_explained() -> None:
     for part in (Row, ComponentTimes, Gaps):
         names |= part.model_fields.keys()
     assert not [name for name in sorted(names) if f"`{name}`" not in page]
+
+
+def test_a_published_block_links_to_its_page_from_any_folder() -> None:
+    page = ROOT / "docs/results/full_logits"
+    assert _link(page, ROOT / "docs/theory/estimators.md") == "../results/full_logits.md"
+    assert _link(page, ROOT / "README.md") == "docs/results/full_logits.md"
 
 
 def test_the_navigation_names_every_page() -> None:

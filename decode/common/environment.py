@@ -64,7 +64,7 @@ def resolve_device(device: str) -> torch.device:
     try:
         return torch.device(device)
     except RuntimeError as error:
-        raise InputError(f"device={device} is no torch device; use auto, cpu, cuda or cuda:1, say") from error
+        raise InputError(f"device={device} is not a torch device; use auto, cpu, cuda or cuda:1, say") from error
 
 
 def device_of(model: PreTrainedModel) -> torch.device:

@@ -247,7 +247,7 @@ def texts(values: Any, name: str) -> tuple[str, ...]:
     """Texts from one or several, none of them empty, as that is found everywhere; raises ConfigError."""
     found = (values,) if isinstance(values, str) else tuple(values) if _is_many(values) else (values,)
     wrong = [one for one in found if not isinstance(one, str)]
-    require(not wrong, f"{name}={values!r} holds {wrong}, which are no texts; give str")
+    require(not wrong, f"{name}={values!r} holds {wrong}, which are not texts; give str")
     require("" not in found, f"{name}={values!r} holds an empty text, which is found everywhere; leave it out")
     return found
 

@@ -69,8 +69,11 @@ class HeadConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "taps", tuple(self.taps))  # a list where it comes from JSON
-        require(self.heads % self.kv_heads == 0, f"heads={self.heads} is no multiple of kv_heads={self.kv_heads}")
-        require(self.head_dim % 2 == 0, f"head_dim={self.head_dim} is odd, and rotary positions turn pairs")
+        require(self.heads % self.kv_heads == 0, f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
+        require(
+            self.head_dim % 2 == 0,
+            f"head_dim={self.head_dim} is odd, and rotary positions turn pairs of channels; use an even one",
+        )
 
     def rotary(self) -> Rotary:
         """Its rotary positions."""

@@ -83,7 +83,7 @@ def tree_depths(parents: tuple[int, ...]) -> tuple[int, ...]:
     """Depth of each node; raises ValueError where the array is not topologically sorted with one root, node 0."""
     if not parents or parents[0] != -1 or any(not 0 <= parent < node for node, parent in enumerate(parents) if node):
         raise ValueError(
-            f"parents={parents} is no topologically sorted tree: node 0 has parent -1, others an earlier node"
+            f"parents={parents} is not a topologically sorted tree: node 0 has parent -1, others an earlier node"
         )
     depths = [0]
     for parent in parents[1:]:

@@ -345,7 +345,7 @@ def test_another_vocabulary_is_refused_before_weights_are_loaded(folder, tmp_pat
         ({"drafts": {}}, "drafts is empty"),
         ({"temperatures": []}, "temperatures is empty"),
         ({"temperatures": [1.0, 1.0]}, "repeats one"),
-        ({"temperatures": [-1.0]}, "no number"),
+        ({"temperatures": [-1.0]}, "not a finite number"),
         ({"timing": {"rounds": 0}}, "timing.rounds"),
         ({"lossless": {"prompts": 8, "other_prompts": 4}}, "lossless.prompts"),
         ({"lossless": {"prompts": 16}}, "lossless.other_prompts"),

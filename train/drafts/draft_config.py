@@ -170,8 +170,8 @@ class DraftConfig:
             value = getattr(self.head, name)
             require(
                 value == getattr(default, name) or self.family in owners,
-                f"head.{name}={value} is for draft={' and '.join(owners)}, and draft.family={self.family} would not "
-                "heed it. Leave it out",
+                f"head.{name}={value} is for draft={' and '.join(owners)}, and draft.family={self.family} would "
+                "ignore it. Leave it out",
             )
         require(
             self.layers == 1 or self.family == "dspark",
