@@ -107,7 +107,7 @@ def _random(config: PretrainedConfig) -> Any:
     [
         ({"num_draft_tokens": 100_000}, "num_draft_tokens=100000"),
         ({"tree": "dynamic", "tree_nodes": 100_000}, "tree_nodes=100000"),
-        ({"tree": "²x2"}, "no tree"),
+        ({"tree": "²x2"}, "not a tree"),
         ({"temperature": float("inf")}, "temperature=inf"),
         ({"input_ids": torch.tensor([1, 2])}, "shape"),
         ({"input_ids": torch.zeros(0, 3, dtype=torch.long)}, "shape"),
