@@ -6,12 +6,12 @@ import re
 import sys
 from pathlib import Path
 
-import yaml
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run from anywhere, as a script
 
+from decode.common.compose import groups  # noqa: E402
 from decode.common.setting_docs import Setting, setting_docs  # noqa: E402
+from decode.common.stage_help import choices  # noqa: E402
 from decode.config import DecodeConfig  # noqa: E402
 from distill.config import DistillConfig  # noqa: E402
 from eval.config import EvalConfig  # noqa: E402
@@ -32,6 +32,7 @@ error that names the nearest valid one. Values with commas, brackets or spaces a
 `'temperatures=[1.0, 0.0]'`. `--multirun lr=1e-3,3e-3` runs one job for each combination.
 
 The defaults below are the classes' own. A group's YAML may set others; what a run used stands in its `run.json`.
+`python -m train --help` shows the same in the terminal, `--help draft` one group or section.
 """
 
 
@@ -42,7 +43,7 @@ def page() -> str:
 
 def _stage(stage: str, config: type) -> list[str]:
     settings = setting_docs(config)
-    lines = [f"## python -m {stage}", "", *_groups(stage, {one.key for one in settings})]
+    lines = [f"## python -m {stage}", "", *_groups(stage, settings)]
     sections: list[tuple[Setting | None, list[Setting]]] = [(None, [])]
     for one in settings:
         if one.kind:
@@ -57,27 +58,14 @@ def _stage(stage: str, config: type) -> list[str]:
     return lines
 
 
-def _groups(stage: str, keys: set[str]) -> list[str]:
-    """Groups of the stage's defaults list, with the YAMLs that each may name."""
-    defaults = yaml.safe_load((ROOT / f"conf/{stage}.yaml").read_text(encoding="utf-8"))["defaults"]
-    chosen = {name: value for entry in defaults if isinstance(entry, dict) for name, value in entry.items()}
+def _groups(stage: str, settings: list[Setting]) -> list[str]:
+    """Groups of the stage, with the YAMLs that each may name; experiments are whole commands."""
     lines = ["| group | default | YAMLs |", "|---|---|---|"]
-    for name, value in chosen.items():
-        lines.append(f"| `{name}=` | {'none' if value is None else f'`{value}`'} | {_names(name, keys)} |")
+    for group, default in groups(stage).items():
+        names = ", ".join(f"`{name}`" for name in choices(stage, group, settings) if name != "null")
+        if names:
+            lines.append(f"| `{group}=` | {f'`{default}`' if default else 'none'} | {names} |")
     return [*lines, ""]
-
-
-def _names(group: str, keys: set[str]) -> str:
-    """YAMLs of the group that set what this stage has: the training's drafts are not the decoder's."""
-    if group == "experiment":
-        return "whole commands, in `conf/experiment/`"
-    names = []
-    for path in sorted((ROOT / f"conf/{group}").glob("*.yaml")):
-        text = path.read_text(encoding="utf-8")
-        mine = {key for key in yaml.safe_load(text) or {} if key != "defaults"}
-        if "_global_" in text or mine <= {key.removeprefix(f"{group}.") for key in keys}:
-            names.append(f"`{path.stem}`")
-    return ", ".join(names)
 
 
 def _table(rows: list[Setting]) -> list[str]:

@@ -23,7 +23,7 @@ _END = """
 --multirun      one job for each combination of values given as a=1,2, and a table that compares them
 --cfg job       the values that a command stands for, without running it
 --hydra-help    the flags of Hydra, which reads the command line
-Read on: docs/{stage}.md and README.md of the source"""
+Read on: docs/reference/settings.md and docs/index.md of the source"""
 
 
 def help_text(stage: str, config_class: type, names: list[str]) -> str:
@@ -53,7 +53,7 @@ def _overview(stage: str, settings: list[Setting]) -> Iterator[str]:
     yield "\nSettings, their defaults, and sections of settings:"
     top = [one for one in settings if "." not in one.key and one.key not in groups]
     yield from _columns([(one.key if one.kind else f"{one.key}.*", one.default, _sentence(one.text)) for one in top])
-    yield _END.format(stage=stage)
+    yield _END
 
 
 def _about(name: str, stage: str, settings: list[Setting]) -> str:
