@@ -24,8 +24,8 @@ from eval.config import EvalConfig
 
 _BYTES_PER_S = {"cpu": 10e9, "cuda": 1e12}
 """Weights read per second at batch 1, as an order of magnitude for the estimate."""
-_HOST_S = {"cpu": 0.5e-3, "cuda": 15e-3}
-"""Seconds a token costs besides."""
+_HOST_S = 0.5e-3
+"""Seconds a layer costs besides, on any device: Python calls its kernels one by one."""
 
 
 def check_models(cfg: EvalConfig) -> tuple[ModelDescription, dict[str, str]]:
@@ -113,4 +113,4 @@ def _names_texts(cfg: EvalConfig) -> bool:
 def rough_seconds_per_token(target: ModelDescription, device: str) -> float:
     """Of plain decoding at batch 1, as an order of magnitude."""
     kind = resolve_device(device).type
-    return target.weight_bytes / _BYTES_PER_S.get(kind, 10e9) + _HOST_S.get(kind, 3e-3)
+    return target.weight_bytes / _BYTES_PER_S.get(kind, 10e9) + _HOST_S * target.num_layers

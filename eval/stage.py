@@ -8,6 +8,7 @@ from transformers.utils import logging as transformers_logging
 
 from decode.common.extras import extra, require_installed
 from eval.config import EvalConfig
+from eval.prompts.own_data import with_own_data
 from eval.render.tracking import check_tracking
 
 MODES = {
@@ -31,4 +32,4 @@ def run(cfg: EvalConfig) -> None:
     check_tracking(cfg)
     for package in ("matplotlib", "markupsafe"):
         require_installed(package, "a report", f"Install it, {extra('eval')}")
-    import_module(MODES[cfg.mode]).run(cfg)
+    import_module(MODES[cfg.mode]).run(with_own_data(cfg))

@@ -24,6 +24,7 @@ from eval.measure.cells import Cell, CellRun, Point, Results, choose
 from eval.measure.quality import Quality, measure_curve, measure_quality, with_answers
 from eval.measure.timed_run import warm_up
 from eval.prompts.held_out import PromptSets, check_lengths, load_prompts
+from eval.render.formatting import guess
 from eval.render.plots import training_curves
 from eval.render.remarks import remarks
 from eval.render.report_page import render_page, render_summary
@@ -198,7 +199,7 @@ class Plan:
             "settings and warm-up",
             f"tokens: {self.timed_tokens:,} timed, {self.checked_tokens:,} checked and for alpha, "
             f"{self.screened_tokens:,} screened",
-            f"time: about {self.seconds / 60:.0f} min (an order of magnitude)",
+            f"time: {guess(self.seconds)}",
         ]
 
 

@@ -47,6 +47,18 @@ def milliseconds(value: float | None) -> str:
     return MISSING if value is None else f"{1e3 * value:.1f} ms"
 
 
+def duration(seconds: float) -> str:
+    """In the unit that leaves two digits or three: 45 s, 12 min, 3.1 h."""
+    if seconds < 100:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def guess(seconds: float) -> str:
+    """A time that was estimated by sizes alone, which know it to a factor of some 3 either way."""
+    return f"{duration(seconds / 3)} to {duration(3 * seconds)}, by sizes alone"
+
+
 def megabytes(value: float | None) -> str:
     """Bytes, written in MB or GB."""
     if not value:

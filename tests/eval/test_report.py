@@ -312,7 +312,7 @@ def no_weights(monkeypatch):
 def test_plan_prints_and_writes_nothing(folder, capsys, no_weights):
     stage.run(build(EvalConfig, {**values(folder), "plan": True, "output_dir": str(folder / "planned")}))
     out = capsys.readouterr().out
-    for part in ("transformers assisted", "distilled k=1", "prompts: 4 timed", "tokens:", "min"):
+    for part in ("transformers assisted", "distilled k=1", "prompts: 4 timed", "tokens:", "by sizes alone"):
         assert part in out
     assert not (folder / "planned").exists()
 

@@ -11,7 +11,7 @@ import pytest
 from jinja2 import UndefinedError
 
 from decode.common.compose import CONF
-from eval.render.formatting import Column, Table, column, estimate
+from eval.render.formatting import Column, Table, column, duration, estimate, guess
 from eval.render.page import Page, as_html, as_markdown, render_markdown
 from eval.results.document import command
 
@@ -79,6 +79,14 @@ def test_a_column_writes_the_field_of_its_name_unless_told_otherwise():
         Column("sum", lambda one: str(one["x"] + one["y"])),
     ]
     assert Table("t", columns, [row]).cells == [["1", "25.0%", "1.25"]]
+
+
+def test_a_time_is_never_no_time_at_all():
+    """A plan once said "about 0 min" of 2 min 43 s."""
+    assert [duration(seconds) for seconds in (0, 0.2, 45, 99, 100, 163, 5400, 36_000)] == [
+        *("1 s", "1 s", "45 s", "99 s", "2 min", "3 min", "90 min", "10.0 h"),
+    ]
+    assert guess(90) == "30 s to 4 min, by sizes alone"
 
 
 def test_the_wheel_holds_every_template(tmp_path: Path):

@@ -35,6 +35,7 @@ from eval.modes.decoders.arms import (
 from eval.modes.decoders.page import render_page, render_summary
 from eval.modes.decoders.results import make_results
 from eval.modes.decoders.texts import TextPrompts, load_texts
+from eval.render.formatting import duration, guess
 from eval.results.schema import write_results
 
 _EXTRA_CALLS = 8
@@ -49,11 +50,11 @@ def weight(cfg: EvalConfig, cell: Cell) -> float:
     return (cfg.decoders.num_timed[cell.batch_size] + _EXTRA_CALLS) * (1 + _PER_ROW * (cell.batch_size - 1))
 
 
-def _minutes(cfg: EvalConfig, target: ModelDescription) -> float:
-    """An order of magnitude."""
+def _seconds(cfg: EvalConfig, target: ModelDescription) -> float:
+    """As `rough_seconds_per_token` has it."""
     arms = 6 + len(cfg.decoders.fixed) + len(engine_names(cfg))
     calls = arms * cfg.timing.rounds * sum(weight(cfg, cell) for cell in cells(cfg))
-    return calls * cfg.decode.max_new_tokens * rough_seconds_per_token(target, cfg.target.device) / 60
+    return calls * cfg.decode.max_new_tokens * rough_seconds_per_token(target, cfg.target.device)
 
 
 def plan_lines(cfg: EvalConfig, target: ModelDescription) -> list[str]:
@@ -73,7 +74,7 @@ def plan_lines(cfg: EvalConfig, target: ModelDescription) -> list[str]:
         *([f"{STATIC} is left out: {static}"] if static else []),
         f"batches of prompts timed per cell: {batches}; {cfg.decode.max_new_tokens} new tokens each, "
         f"{cfg.timing.rounds} rounds",
-        f"time: about {_minutes(cfg, target):.0f} min, compiling not counted (an order of magnitude)",
+        f"time: {guess(_seconds(cfg, target))}, compiling not counted",
     ]
 
 
@@ -152,8 +153,8 @@ def _warm(
 
 def _say_progress(cfg: EvalConfig, missing: Sequence[Cell], done: int, seconds: float) -> None:
     spent, ahead = (sum(weight(cfg, cell) for cell in part) for part in (missing[:done], missing[done:]))
-    left = seconds / spent * ahead / 60
-    log.info("cell %d of %d done (%s); about %.0f min left", done, len(missing), missing[done - 1].name, left)
+    left = duration(seconds / spent * ahead)
+    log.info("cell %d of %d done (%s); about %s left", done, len(missing), missing[done - 1].name, left)
 
 
 def _write(folder: RunFolder, results: dict[str, Any]) -> None:

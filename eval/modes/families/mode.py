@@ -35,7 +35,7 @@ from eval.modes.families.page import render_page, render_summary
 from eval.modes.families.results import Measured, make_results
 from eval.modes.families.trainings import Training, in_child, pace_of, train_all, trainings
 from eval.prompts.held_out import DEEPEST_DRAFT, Prompt, check_room, split_prompts
-from eval.render.formatting import count
+from eval.render.formatting import count, guess
 from eval.results.schema import write_results
 
 log = get_logger("eval")
@@ -205,7 +205,7 @@ def plan_lines(
         + (f"; {families.feature_arm} from {', '.join(families.feature_codes[1:])} too" if _codes(every) else ""),
         f"measured: tau of {', '.join(families.shapes)} at T {_listed(cfg.temperatures)} on {cfg.lossless.prompts} "
         f"prompts; speed in {count(len(cells(cfg)), 'cell')} ({', '.join(cell.name for cell in cells(cfg))})",
-        f"time: about {seconds / 60:.0f} min (an order of magnitude)",
+        f"time: {guess(seconds)}",
     ]
 
 

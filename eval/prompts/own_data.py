@@ -1,0 +1,64 @@
+"""`data=own`: prompts from the corpus that the drafts were trained on, whose held-out part they have not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+
+from decode.common.progress import get_logger
+from decode.common.typed_config import build
+from decode.config import model_folder
+from decode.drafters.provenance import TextOrigin, read_provenance
+from distill.config import DataConfig
+from distill.records.record_manifest import MANIFEST
+from eval.config import EvalConfig
+
+log = get_logger("eval")
+
+
+def with_own_data(cfg: EvalConfig) -> EvalConfig:
+    """`cfg` with a corpus in place of data=own, and a line that says which. What is set of `data` besides stays as set.
+
+    Raises InputError where the folder that would say it is damaged.
+    """
+    known = {} if cfg.mode == "bandwidth" else dict(_trained_on(cfg))
+    if cfg.data.name != "own":
+        _say_others(cfg, known)
+        return cfg
+    usual = asdict(DataConfig(name="own"))
+    given = {name: value for name, value in asdict(cfg.data).items() if value != usual[name]}
+    who, data = next(iter(known.items()), ("", DataConfig()))
+    if cfg.prompts.file is None and cfg.mode != "bandwidth":
+        source = f"the corpus of {who}" if who else "since no draft's folder says what it was trained on"
+        log.info("prompts: held-out documents of %s, %s (data=NAME chooses another)", _named(data), source)
+    return replace(cfg, data=replace(data, **given))
+
+
+def _trained_on(cfg: EvalConfig) -> Iterator[tuple[str, DataConfig]]:
+    """Who says it (as on the command line), and what: the drafts in their order, for mode=families its records."""
+    if cfg.mode == "families":
+        manifest = Path(cfg.families.records) / "manifest.json"
+        if manifest.is_file():
+            yield f"families.records={cfg.families.records}", _data_of(MANIFEST.read(manifest).config.data)
+    for name, path in cfg.drafts.items():
+        provenance = read_provenance(model_folder(path))
+        if provenance is not None and provenance.data is not None:
+            yield f"drafts.{name}={path}", _data_of(provenance.data)
+
+
+def _data_of(origin: TextOrigin) -> DataConfig:
+    known = {one.name for one in fields(DataConfig)}
+    return build(DataConfig, {name: value for name, value in origin.model_dump().items() if name in known}, "data")
+
+
+def _say_others(cfg: EvalConfig, known: dict[str, DataConfig]) -> None:
+    """Which drafts learned from another corpus than the prompts are of: their figures are of text that is new to
+    them."""
+    for who, data in known.items():
+        if cfg.prompts.file is None and _named(data) != _named(cfg.data):
+            log.info("prompts: held-out documents of %s, and %s was trained on %s", _named(cfg.data), who, _named(data))
+
+
+def _named(data: DataConfig) -> str:
+    return f"data={data.name}" + (f" data.path={data.path}" if data.path else "")
