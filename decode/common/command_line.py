@@ -41,8 +41,11 @@ def stage_main(stage: str, config: str, run: str) -> NoReturn:
     with quiet_when_unread():
         try:
             code = _run(stage, config, run)
-        except KeyboardInterrupt:
-            sys.stderr.write(f"\ndraftsmith {stage}: interrupted\n")
+        except KeyboardInterrupt:  # before the stage began, or between the jobs of a sweep
+            jobs = wants_sweep(sys.argv[1:])
+            _interrupted(
+                stage, "Finished jobs are kept; to go on, run the same command with resume=auto" if jobs else ""
+            )
             code = 130
     sys.exit(code)
 
@@ -84,12 +87,36 @@ def _run_stage(stage: str, run: str, config: Any) -> int:
     except UserError as error:
         _say(stage, f"error{rank}", error)
         return 2
-    except (RunError, OSError) as error:  # OSError: a disk that is full, a file that went away
-        if isinstance(error, BrokenPipeError) and is_unread():
-            raise
+    except KeyboardInterrupt:
+        _interrupted(stage, how_to_go_on(config))
+        return 130
+    except RunError as error:
         _say(stage, f"failed{rank}", error)
         return 1
+    except OSError as error:  # a disk that is full, a file that went away
+        if isinstance(error, BrokenPipeError) and is_unread():
+            raise
+        _say(stage, f"failed{rank}", error, how_to_go_on(config))
+        return 1
+    except Exception as error:
+        if is_main_process():
+            error.add_note(how_to_go_on(config))  # the last lines of a traceback are read first
+        raise
     return 0
+
+
+def how_to_go_on(config: Any) -> str:
+    """What is kept of a run that ended on its way, and how it goes on, as a sentence; empty where it had not begun."""
+    folder = getattr(config, "output_dir", None)
+    if not folder or not (Path(folder) / "run.json").is_file():
+        return ""
+    again = "again" if config.resume == "auto" else "with resume=auto"
+    return f"What is finished is kept in {folder}; to go on, run the same command {again}"
+
+
+def _interrupted(stage: str, hint: str) -> None:
+    if is_main_process():
+        sys.stderr.write(f"\ndraftsmith {stage}: interrupted. {hint}".rstrip(". ") + "\n")
 
 
 def _load(name: str) -> Any:
@@ -97,8 +124,8 @@ def _load(name: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def _say(stage: str, what: str, error: Exception) -> None:
-    sys.stderr.write(f"draftsmith {stage}: {what}: {error}\n")
+def _say(stage: str, what: str, error: Exception, hint: str = "") -> None:
+    sys.stderr.write(f"draftsmith {stage}: {what}: {error}\n" + (f"{hint}\n" if hint else ""))
 
 
 @contextmanager

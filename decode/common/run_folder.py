@@ -176,9 +176,11 @@ def _check_state(path: Path, stage: str, config: Any, resume: str) -> bool:
     """Whether the run in `path` is finished; ConfigError where it is neither new nor to be continued."""
     continues = _continues(path, resume)
     if not _is_empty(path):
-        if not (continues and (path / "run.json").exists()):
-            raise ConfigError(_refusal(path, continues))
-        check_same_run(path, stage, config)
+        is_run = (path / "run.json").exists()
+        if is_run:  # what another configuration wrote is not to be continued either
+            check_same_run(path, stage, config)
+        if not (continues and is_run):
+            raise ConfigError(_refusal(path, is_run))
     is_done = continues and is_finished(path)
     if is_done:
         log.info("%s is already finished", path)
@@ -240,13 +242,21 @@ def _is_empty(path: Path) -> bool:
     return all(name.startswith(".run.json.") or name == LOCK_FILE for name in names)
 
 
-def _refusal(path: Path, continues: bool) -> str:
-    if continues:
-        return f"{path} is not empty and holds no run.json, so it is not a run to continue. Use another output_dir."
-    state = "a finished run" if (path / "manifest.json").exists() else "files"
+def _refusal(path: Path, is_run: bool) -> str:
+    if not is_run:
+        return (
+            f"{path} is not empty and holds no run.json, so it is not a run to continue, and nothing is overwritten. "
+            "Use another output_dir, or delete the folder."
+        )
+    if (path / "manifest.json").exists():
+        return (
+            f"{path} already holds a finished run, and nothing is overwritten. Use resume=auto to reuse it, another "
+            "output_dir, or delete the folder."
+        )
     return (
-        f"{path} already holds {state}, and nothing is overwritten. Use resume=auto to continue or reuse it, another "
-        "output_dir, or delete the folder."
+        f"{path} already holds this run, begun {RUN.read(path / 'run.json').started} and not finished: it was "
+        "interrupted, or it crashed, and nothing is overwritten. Use resume=auto to go on with it; to begin anew, use "
+        "another output_dir, or delete the folder."
     )
 
 

@@ -125,6 +125,44 @@ def test_failures_on_the_way_have_their_own_codes(stage, capsys) -> None:
     assert stage("outcome=interrupted") == 130
 
 
+@pytest.mark.parametrize(("how", "code"), [("ctrl-c", 130), ("disk", 1), ("crash", 1)])
+def test_a_run_that_ended_on_its_way_says_how_to_go_on_and_so_does_the_next_start(stage, capsys, how, code) -> None:
+    Path("on_the_way").write_text(how)
+    hint = "What is finished is kept in runs/toy; to go on, run the same command"
+    if how == "crash":  # with its traceback, of which this is the end
+        with pytest.raises(ZeroDivisionError) as error:
+            stage()
+        assert error.value.__notes__ == [f"{hint} with resume=auto"]
+    else:
+        assert stage() == code
+        assert f"{hint} with resume=auto\n" in capsys.readouterr().err
+    assert stage() == 2
+    refused = capsys.readouterr().err
+    assert refused.index("resume=auto to go on with it") < refused.index("another output_dir")
+    assert "interrupted, or it crashed" in refused
+    if how == "ctrl-c":
+        assert stage("resume=auto") == 130
+        assert f"{hint} again\n" in capsys.readouterr().err
+    Path("on_the_way").unlink()
+    assert stage("resume=auto") == 0
+
+
+def test_what_ends_before_it_began_promises_nothing(stage, capsys) -> None:
+    assert stage("outcome=interrupted") == 130
+    assert capsys.readouterr().err == "\ndraftsmith toystage: interrupted\n"
+
+
+def test_an_interrupted_sweep_says_how_to_go_on(stage, capsys, monkeypatch) -> None:
+    def ctrl_c(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("decode.common.command_line._execute", ctrl_c)
+    assert stage("-m", "steps=1,2") == 130
+    assert "interrupted. Finished jobs are kept; to go on, run the same command with resume=auto" in (
+        capsys.readouterr().err
+    )
+
+
 def test_one_message_for_many_ranks(stage, capsys, monkeypatch) -> None:
     monkeypatch.setenv("RANK", "1")
     assert stage("stepz=1") == 2

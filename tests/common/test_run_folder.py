@@ -1,6 +1,7 @@
 """Run folders: nothing is overwritten, an unfinished run is continued, a changed configuration is refused."""
 
 import json
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from decode.common.checked_json import read_json, write_json
 from decode.common.errors import ConfigError, InputError
-from decode.common.run_folder import RunFolder, check_run, free_disk_check, sha256_file
+from decode.common.run_folder import RUN, RunFolder, check_run, free_disk_check, sha256_file
 from decode.common.run_folder import open_run as hold_run
 
 
@@ -43,10 +44,10 @@ def test_a_new_run_says_how_it_was_made(tmp_path: Path) -> None:
 
 def test_an_existing_folder_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("x")
-    with pytest.raises(ConfigError, match="resume=auto"):
-        open_run(str(tmp_path), "train", Config())
-    with pytest.raises(ConfigError, match=r"no run\.json"):
-        open_run(str(tmp_path), "train", Config(), "auto")
+    for resume in ("never", "auto"):  # which would be refused, too
+        with pytest.raises(ConfigError, match=r"no run\.json") as error:
+            open_run(str(tmp_path), "train", Config(), resume)
+        assert "resume=auto" not in str(error.value)
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine.txt"]
 
 
@@ -65,6 +66,18 @@ def test_a_changed_configuration_is_refused_with_both_values(tmp_path: Path) -> 
         open_run(str(tmp_path), "train", replace(Config(), nested={"lr": 0.2}), "auto")
     with pytest.raises(ConfigError, match="stage 'train'"):
         open_run(str(tmp_path), "distill", Config(), "auto")
+
+
+def test_a_start_is_told_to_resume_only_where_that_is_taken(tmp_path: Path) -> None:
+    begun = RUN.read(open_run(str(tmp_path), "train", Config()).path / "run.json").started
+    with pytest.raises(ConfigError, match=rf"begun {re.escape(begun)} and not finished.*Use resume=auto to go on"):
+        open_run(str(tmp_path), "train", Config())
+    with pytest.raises(ConfigError, match="seed: 7 there, 8 now") as error:
+        open_run(str(tmp_path), "train", replace(Config(), seed=8))
+    assert "resume=auto" not in str(error.value)
+    open_run(str(tmp_path), "train", Config(), "auto").finish({})
+    with pytest.raises(ConfigError, match="a finished run, and nothing is overwritten. Use resume=auto to reuse it"):
+        open_run(str(tmp_path), "train", Config())
 
 
 def test_what_a_killed_start_left_behind_does_not_block(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ _FILES = {
             extra: Optim | None = None
     """,
     "toystage/stage.py": """
+        from pathlib import Path
         from decode.common.errors import InputError, RunError
         from decode.common.checked_json import write_json
         from decode.common.run_folder import open_run
@@ -58,6 +59,10 @@ _FILES = {
             if config.outcome == "interrupted":
                 raise KeyboardInterrupt
             with open_run(config.output_dir, "toystage", config, config.resume) as folder:
+                if Path("on_the_way").exists():
+                    raise {"crash": ZeroDivisionError, "disk": OSError, "ctrl-c": KeyboardInterrupt}[
+                        Path("on_the_way").read_text()
+                    ]("no more")
                 if not folder.is_finished:
                     write_json(folder.file("seen.json"), {"steps": config.steps, "lr": config.optim.lr})
                     folder.finish({})
