@@ -4,6 +4,10 @@ the end."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TextIO
 
@@ -20,6 +24,7 @@ from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
 from decode.config import DecodeConfig, Precision
 from decode.drafters.saved_draft import describe_draft, load_drafter
+from decode.forward.runner import CAPTURE_AFTER
 from decode.loop import Event, Request
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model, load_model
@@ -119,10 +124,9 @@ def _read(name: str) -> str:
 def _decode(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> Output:
     model = load_model(config.target)
     drafter = None if config.draft.path is None else load_drafter(config.draft.path, model, config.draft.dtype)
-    painter = Painter(tokenizer, sys.stdout, config.color)
-    painter.prompt(ids)
     prompt = torch.tensor([ids], device=model.device)
-    output = generate(
+    complete = partial(
+        generate,
         model,
         drafter,
         prompt,
@@ -131,10 +135,31 @@ def _decode(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase, ids: list[
         stop_strings=config.stop_strings,
         tokenizer=tokenizer,
         seed=config.seed,
-        observer=painter.event,
     )
+    _warm_up(complete)
+    painter = Painter(tokenizer, sys.stdout, config.color)
+    painter.prompt(ids)
+    output = complete(observer=painter.event)
     painter.end(output.stats)
     return output
+
+
+class _WarmError(Exception):
+    """Ends a call that has made its captures."""
+
+
+def _warm_up(complete: Callable[..., Output]) -> None:
+    """The first rounds of the very call to come, unseen: passes are captured in them, which took more time than the
+    whole completion of the quickstart, and the caches of a shorter call would be others."""
+    log.info("warming up: passes are captured before the completion, whose speed is timed without that")
+    rounds = count(1)
+
+    def enough(_: Event) -> None:
+        if next(rounds) > CAPTURE_AFTER:
+            raise _WarmError
+
+    with suppress(_WarmError):
+        complete(observer=enough)
 
 
 def _keep(folder: RunFolder, output: Output, tokenizer: PreTrainedTokenizerBase, prompt_length: int) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from decode import generate, load_drafter
 from decode.common.errors import ConfigError, InputError
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
+from decode.forward import runner
 from decode.loop import Event
+from decode.models.compatibility import load_tokenizer
+from decode.models.load import load_model
 from decode.stage import CYAN, GREEN, RED, RESET, Painter, run
 from decode.stats import Round, Stats
 from tests.tiny import save_tiny_target, tiny_tokenizer
@@ -31,7 +37,10 @@ def config(tmp_path: Path) -> DecodeConfig:
     )
 
 
-def test_a_completion_is_printed_and_kept(config: DecodeConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_completion_is_printed_and_kept(
+    config: DecodeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "CAPTURE_AFTER", 10**9)  # captures would cost more than the passes do
     run(config)
     printed = capsys.readouterr().out
     assert printed.startswith("def main():")
@@ -39,6 +48,45 @@ def test_a_completion_is_printed_and_kept(config: DecodeConfig, capsys: pytest.C
     assert (Path(config.output_dir or "") / "completion.json").is_file()
     with pytest.raises(ConfigError, match="resume"):
         run(config)
+
+
+def test_passes_are_captured_before_the_completion_which_is_the_same(
+    config: DecodeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first completion of the quickstart showed a third of the decoder's speed."""
+    config.decode.max_new_tokens, config.decode.num_draft_tokens = 24, 2
+    captured: list[str] = []
+    calls: list[int] = []
+    original = runner.capture
+
+    def noted(*given: object) -> object:
+        captured.append(type(given[0]).__name__)
+        return original(*given)  # type: ignore[arg-type]
+
+    def call(*given: object, **named: object) -> object:
+        before = len(captured)
+        try:
+            return generate(*given, **named)  # type: ignore[arg-type]
+        finally:
+            calls.append(len(captured) - before)
+
+    monkeypatch.setattr(runner, "capture", noted)
+    monkeypatch.setattr("decode.stage.generate", call)
+    run(config)
+    warming, completing = calls
+    assert warming >= 2  # target and draft
+    assert completing == 0
+    printed = capsys.readouterr()
+    assert "warming up" in printed.err
+    assert printed.out.count("def main():") == 1
+    model = load_model(config.target)
+    drafter = load_drafter(config.draft.path or "", model)
+    tokenizer = load_tokenizer(config.target)
+    ids = torch.tensor([tokenizer("def main():")["input_ids"]])
+    alone = generate(model, drafter, ids, tokenizer=tokenizer, seed=config.seed, **vars(config.decode))
+    kept = json.loads((Path(config.output_dir or "") / "completion.json").read_text())
+    assert kept["tokens"] == alone.sequences[0].tolist()
+    assert f"{alone.stats.num_tokens} tokens in {alone.stats.num_target_passes} target passes" in printed.out
 
 
 def test_tokens_are_painted_by_their_fate() -> None:
