@@ -18,7 +18,7 @@ step "compiler" 1 compiler
 step "lint" 10 ruff check
 step "format" 10 ruff format --check
 step "types" 90 pyright
-step "docs" 60 env NO_MKDOCS_2_WARNING=1 mkdocs build --quiet -f .mkdocs.yml --strict
+step "docs" 60 env NO_MKDOCS_2_WARNING=1 mkdocs build -f .mkdocs.yml --strict
 step "tests: default" 180 pytest -q
 step "tests: slow" 900 pytest -q -m "slow and not engines and not exhaustive and not gpu and not network"
 step "tests: engines" 600 pytest -q -n 0 -m "engines and not exhaustive and not gpu and not network"

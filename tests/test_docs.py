@@ -112,5 +112,10 @@ def test_the_readmes_python_runs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "acceptance by position: [" in printed
 
 
+def test_the_site_is_built_strictly() -> None:
+    """Not --quiet: warnings that are not shown are not counted, and the build always passes."""
+    assert re.search(r"mkdocs build -f \.mkdocs\.yml --strict$", read("scripts/test.sh"), flags=re.MULTILINE)
+
+
 def test_the_readme_is_short() -> None:
     assert len(read("README.md").splitlines()) < 150
