@@ -7,27 +7,36 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+)
 from transformers.generation.streamers import BaseStreamer
 
+from decode.arguments import check_models, expanded, pad_id_of, rows_of, seed_of, stop_strings_of
 from decode.autotune.choose_tree import resolve
 from decode.common.errors import ConfigError
-from decode.common.typed_config import flag, require, texts, whole, wholes
+from decode.common.typed_config import flag, require, whole
 from decode.config import sampling_config
 from decode.drafters.base import Drafter
-from decode.drafters.lm import LMDraft
 from decode.loop import Event, Loop, Observer, Request
-from decode.models.compatibility import refuse_unsupported
+from decode.models.adapters import unwrapped
 from decode.requests import check_ids, prompts_of
+from decode.sampling.allowed_tokens import Allowed, AllowedTokens
+from decode.sampling.audited import Audited
 from decode.sampling.penalties import penalties
-from decode.sampling.processors import Audited, check_processors
-from decode.sampling.stopping import StopStrings, eos_ids, own_eos_ids
+from decode.sampling.processors import check_processors
+from decode.sampling.stopping import Criteria, StopStrings, eos_ids, own_eos_ids
 from decode.sampling.warp import Sampling
 from decode.stats import Stats
 from decode.trees.tree_plans import parse
 
 Processor = LogitsProcessor | Callable[..., Tensor]
+Criterion = StoppingCriteria | Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,8 @@ class Output:
     """What `generate` returns."""
 
     sequences: Tensor
-    """(B, T + new) int64: column T is the first new token, rows right-padded after their end, prompts unchanged."""
+    """(B, T + new) int64: column T is the first new token, rows right-padded after their end, prompts unchanged; with
+    num_return_sequences=n those of the first prompt are the first n rows."""
     lengths: Tensor
     """(B,) int64: tokens of each row, its unpadded prompt included."""
     stats: Stats
@@ -48,11 +58,14 @@ def generate(
     attention_mask: Tensor | None = None,
     *,
     logits_processor: Processor | Iterable[Processor] | None = None,
+    prefix_allowed_tokens_fn: Allowed | None = None,
+    stopping_criteria: Criterion | Iterable[Criterion] | None = None,
     eos_token_id: int | Sequence[int] | Tensor | None = None,
     stop_strings: Sequence[str] | None = None,
     pad_token_id: int | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    seed: int = 0,
+    num_return_sequences: int = 1,
+    seed: int | None = None,
     rows: list[int] | None = None,
     batch_size: int | None = None,
     streamer: BaseStreamer | None = None,
@@ -61,42 +74,53 @@ def generate(
     **settings: Any,
 ) -> Output:
     """Continue `input_ids` (B, T), padded left or right where `attention_mask` is 0; `drafter=None` is autoregressive.
+    `model` is any transformers causal LM, or a PeftModel, with the adapter that is on.
     Without a mask, pad tokens (`pad_token_id`, None being the model's own) are padding unless they are end tokens too.
 
     `settings` are the fields of `decode.config.SamplingConfig`, which says what each means and what it is by default:
     max_new_tokens, temperature, top_k, top_p, min_p; verifier, num_draft_tokens, tree, tree_nodes, replacement,
     adaptive, confidence, strict, lossy; repetition_penalty, presence_penalty, frequency_penalty, logit_bias and
-    banned_words, which come before `logits_processor`, temperature and filters.
+    banned_words, which come before `prefix_allowed_tokens_fn`, `logits_processor`, temperature and filters.
 
     With verifier="coupled" the sequences equal those of `drafter=None` with the same seed, for every drafter: exact
     in distribution; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. temperature=0 is greedy.
-    eos_token_id=None and stop_strings=None are the model's own, () none. `rows` are the requests' own indices, which
+    seed=None draws one from torch's global generator, so torch.manual_seed makes it repeatable.
+    eos_token_id=None and stop_strings=None are the model's own, () none. `rows` are the sequences' own indices, which
     key the noise: a request's text does not depend on the batch it came in. `batch_size` requests are decoded at once,
-    the others take the rows of those that end.
-    `logits_processor` must be functions of each row of ids and scores: they are asked about drafted tokens as well, in
-    any order, so that one which counts its calls would make the text depend on the draft. `audit` asks them three times
-    to find those, and checks that no random number is read twice.
+    the others take the rows of those that end. `num_return_sequences` of each prompt, one after another, have noise of
+    their own.
+
+    `logits_processor` must be functions of each row of ids and scores, `prefix_allowed_tokens_fn` of the sequence's
+    number and its ids: they are asked about drafted tokens as well, in any order, so that one which counts its calls
+    would make the text depend on the draft. `audit` asks them three times to find those, and checks that no random
+    number is read twice. `stopping_criteria` are asked about each token of a row in turn, as in plain decoding, with
+    scores None.
     Raises ConfigError and InputError.
     """
+    model = unwrapped(model)
     vocab_size, config = model.config.get_text_config().vocab_size, model.generation_config
     check_ids(input_ids, vocab_size)
-    _check_models(model, drafter, vocab_size)
+    check_models(model, drafter, vocab_size)
     asked = sampling_config(settings)
     ends = eos_ids(eos_token_id, config, vocab_size)
-    pad = _pad_id(model, pad_token_id)
-    processors = check_processors(logits_processor, len(input_ids))
+    pad = pad_id_of(model, pad_token_id)
+    # where () says that no token ends a row, the model's own end tokens still tell padding from text
+    prompts = prompts_of(input_ids, attention_mask, pad, ends or own_eos_ids(config, vocab_size))
+    prompts = expanded(prompts, num_return_sequences, asked.temperature)
+    processors = check_processors([*_allowed(prefix_allowed_tokens_fn), *_listed(logits_processor)])
+    dead_ends = [_dead_ends(one, prompts) for one in processors if isinstance(one, AllowedTokens)]
     processors = [*penalties(vocab_size, tokenizer, asked), *processors]
     processors = list(map(Audited, processors)) if flag(audit, "audit") else processors
     request = Request(
-        # where () says that no token ends a row, the model's own end tokens still tell padding from text
-        prompts=prompts_of(input_ids, attention_mask, pad, ends or own_eos_ids(config, vocab_size)),
+        prompts=prompts,
         sampling=Sampling(asked.temperature, asked.top_k, asked.top_p, asked.min_p),
         batch_size=None if batch_size is None else whole(batch_size, "batch_size", least=1),
-        seed=_seed(seed),
-        rows=None if rows is None else _rows(rows, len(input_ids)),
+        seed=seed_of(seed),
+        rows=rows_of(rows, len(prompts)),
         eos_ids=frozenset(ends),
         processors=LogitsProcessorList(processors) if processors else None,
-        stop=StopStrings.of(_stop_strings(model, stop_strings), tokenizer),
+        stop=StopStrings.of(stop_strings_of(model, stop_strings), tokenizer),
+        criteria=Criteria.of(stopping_criteria),
         audit=audit,
         max_new_tokens=asked.max_new_tokens,
         verifier=asked.verifier,
@@ -110,7 +134,8 @@ def generate(
     else:
         shape = parse(asked.tree, asked.num_draft_tokens, asked.tree_nodes)
     request = replace(request, shape=shape)
-    observers = [one for one in (observer, _streaming(streamer, input_ids)) if one is not None]
+    input_ids = input_ids.repeat_interleave(len(prompts) // len(input_ids), 0)
+    observers = [*dead_ends, *([] if observer is None else [observer]), *_streaming(streamer, input_ids)]
     tokens, stats = Loop(model, drafter, request).run(_all_of(observers))
     if streamer is not None:
         streamer.end()
@@ -118,58 +143,32 @@ def generate(
     return _output(input_ids, request.prompts, tokens, stats, filler)
 
 
-def _check_models(model: PreTrainedModel, drafter: Drafter | None, vocab_size: int) -> None:
-    refuse_unsupported(model.config, model.config.name_or_path or "")
-    for name, module in (("the target", model), ("the draft", drafter)):
-        drops = isinstance(module, nn.Module) and any(
-            one.training and (getattr(one, "attention_dropout", 0) or (isinstance(one, nn.Dropout) and one.p))
-            for one in module.modules()
-        )
-        require(not drops, f"{name} is in train mode and has dropout, so no two passes agree; call its eval() first")
-    if drafter is not None and not hasattr(drafter, "propose"):
-        raise ConfigError(f"drafter={drafter!r} is no drafter; get one from decode.load_drafter(path, target=model)")
-    known = drafter.model.config.get_text_config().vocab_size if isinstance(drafter, LMDraft) else vocab_size
+def _listed(processors: Any) -> list[Any]:
+    return [] if processors is None else list(processors) if isinstance(processors, Iterable) else [processors]
+
+
+def _allowed(given: Any) -> list[AllowedTokens]:
     require(
-        known == vocab_size,
-        f"the draft knows {known} tokens and the target {vocab_size}: their distributions cannot be compared. Use a "
-        "draft with the target's tokenizer and padded vocabulary size",
+        given is None or callable(given),
+        f"prefix_allowed_tokens_fn={given!r} cannot be called; give a function of a sequence's number and its tokens",
     )
+    return [] if given is None else [AllowedTokens(given)]
 
 
-def _seed(seed: int) -> int:
-    """Noise counts seeds modulo 2**64, so larger ones would repeat the text of smaller ones."""
-    number = whole(seed, "seed")
-    require(-(2**63) <= number < 2**64, f"seed={number} has more than 64 bits; give one from -2**63 to 2**64 - 1")
-    return number
+def _dead_ends(allowed: AllowedTokens, prompts: list[list[int]]) -> Observer:
+    texts = [list(prompt) for prompt in prompts]
+
+    def watch(event: Event) -> None:
+        for token in event.tokens:
+            allowed.refuse_dead_end(event.row, texts[event.row])
+            texts[event.row].append(token)
+
+    return watch
 
 
-def _rows(rows: Any, num_requests: int) -> list[int]:
-    found = wholes(rows, "rows")
-    require(len(found) == num_requests, f"rows={rows} must name each of {num_requests} requests")
-    twice = sorted({row for row in found if found.count(row) > 1})
-    require(
-        not twice,
-        f"rows={found} gives several requests the same index ({twice}), so they would share their noise and equal "
-        "prompts would get equal texts; give each an index of its own",
-    )
-    return found
-
-
-def _stop_strings(model: PreTrainedModel, given: Sequence[str] | None) -> tuple[str, ...]:
-    config = model.generation_config
-    own = None if config is None else config.stop_strings
-    return texts((() if own is None else own) if given is None else given, "stop_strings")
-
-
-def _pad_id(model: PreTrainedModel, given: int | None) -> int | None:
-    config = model.generation_config
-    own = None if config is None else config.pad_token_id
-    return own if given is None else whole(given, "pad_token_id")
-
-
-def _streaming(streamer: BaseStreamer | None, input_ids: Tensor) -> Observer | None:
+def _streaming(streamer: BaseStreamer | None, input_ids: Tensor) -> list[Observer]:
     if streamer is None:
-        return None
+        return []
     if input_ids.shape[0] > 1:
         raise ConfigError(
             f"a streamer follows one sequence, but the batch has {input_ids.shape[0]}; stream one at a time"
@@ -179,7 +178,7 @@ def _streaming(streamer: BaseStreamer | None, input_ids: Tensor) -> Observer | N
     def put(event: Event) -> None:
         streamer.put(torch.tensor(event.tokens))
 
-    return put
+    return [put]
 
 
 def _all_of(observers: list[Observer]) -> Observer | None:

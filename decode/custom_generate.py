@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,10 @@ from transformers import (
     MaxLengthCriteria,
     MinPLogitsWarper,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
     StoppingCriteriaList,
+    StopStringCriteria,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -27,13 +30,14 @@ from transformers.generation.logits_process import (
     MinNewTokensLengthLogitsProcessor,
     SuppressTokensAtBeginLogitsProcessor,
 )
+from transformers.generation.streamers import BaseStreamer
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from decode.api import generate
 from decode.common.errors import ConfigError
-from decode.common.typed_config import require
+from decode.common.typed_config import require, texts
 from decode.config import Rule, SamplingConfig
 from decode.drafters.base import Drafter
-from decode.sampling.stopping import own_eos_ids
 
 WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)  # Sampling does what they do
 COUNT_COLUMNS = (
@@ -48,6 +52,7 @@ COUNT_COLUMNS = (
 HEEDED = ("attention_mask", "position_ids")
 WITHOUT_EFFECT = ("past_key_values", "use_cache", "logits_to_keep", "cache_position", "output_attentions")
 """What transformers prepares for its own loop, or what changes no token."""
+OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
 def speculative(
@@ -59,31 +64,38 @@ def speculative(
     drafter: Drafter | None = None,
     verifier: Rule = SamplingConfig.verifier,
     num_draft_tokens: int = SamplingConfig.num_draft_tokens,
+    seed: int | None = None,
+    stop_strings: Sequence[str] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    streamer: BaseStreamer | None = None,
     audit: bool = False,
     **model_kwargs: Any,
-) -> Tensor:
+) -> Tensor | GenerateDecoderOnlyOutput:
     """For `model.generate(ids, custom_generate=speculative, drafter=drafter)`: the settings come from `generate`'s own.
 
-    The seed is drawn from torch's global generator, so torch.manual_seed makes it repeatable. Raises ConfigError for
-    what speculative decoding cannot honour: beams, criteria other than length and end tokens, processors that follow
-    the filters or count columns of a padded batch, other inputs of the model. transformers hands no streamer on to a
-    custom method: use `decode.generate(..., streamer=...)`.
+    Without a seed one is drawn from torch's global generator. transformers keeps `tokenizer` and `streamer` back from a
+    custom method, without a word: bind them, `custom_generate=partial(speculative, streamer=streamer)`, or call
+    `decode.generate`. Stopping criteria are asked about each row without its padding, token by token, with scores None;
+    return_dict_in_generate=True returns the sequences alone.
+
+    Raises ConfigError for what speculative decoding cannot honour: beams, scores and states, criteria that look at
+    scores, processors that follow the filters or count columns of a padded batch, other inputs of the model.
     """
     mask = model_kwargs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask  # transformers drops one that hides nothing
-    _refuse_foreign(generation_config, stopping_criteria)
+    _refuse_foreign(generation_config)
     _refuse_late_processors(logits_processor)
     _refuse_column_counters(logits_processor, mask)
     _refuse_foreign_inputs(model_kwargs, mask)
     config = generation_config
     samples = bool(config.do_sample)
-    ends = own_eos_ids(config, model.config.get_text_config().vocab_size)
+    length, ends, criteria = _ends(stopping_criteria, model.config.get_text_config().vocab_size)
     out = generate(
         model,
         drafter,
         input_ids,
         attention_mask=mask,
-        max_new_tokens=int(config.max_length or 0) - input_ids.shape[1],
+        max_new_tokens=length - input_ids.shape[1],
         temperature=float(1.0 if config.temperature is None else config.temperature) if samples else 0.0,
         top_k=config.top_k or 0,
         top_p=1.0 if config.top_p is None else config.top_p,
@@ -91,31 +103,50 @@ def speculative(
         logits_processor=[one for one in logits_processor if not isinstance(one, WARPERS)],
         eos_token_id=ends,
         pad_token_id=config.pad_token_id,
+        stopping_criteria=[*criteria, *_at_stop_strings(stop_strings, tokenizer)],
         stop_strings=(),
-        seed=int(torch.randint(2**31, (1,))),
+        seed=seed,
         verifier=verifier,
         num_draft_tokens=num_draft_tokens,
+        streamer=streamer,
         audit=audit,
     )
-    return out.sequences
+    named = bool(config.return_dict_in_generate)
+    return GenerateDecoderOnlyOutput(sequences=out.sequences) if named else out.sequences  # type: ignore[arg-type]
 
 
-def _refuse_foreign(config: GenerationConfig, criteria: StoppingCriteriaList) -> None:
+def _refuse_foreign(config: GenerationConfig) -> None:
     if (config.num_beams or 1) > 1:
         raise ConfigError(
             f"num_beams={config.num_beams}: speculative decoding draws one sequence per row; use num_beams=1"
         )
+    asked = [name for name in OUTPUTS if getattr(config, name, None)]
     require(
-        not config.return_dict_in_generate,
-        "return_dict_in_generate=True asks for scores and states that a round of several tokens does not keep; leave "
-        "it out, or use decode.generate, whose answer has the statistics",
+        not asked,
+        f"{' and '.join(asked)}=True asks for tensors of every token, which a round of several tokens does not keep; "
+        "leave it out, and take them from model(sequences), one pass over the finished text",
     )
-    foreign = [type(one).__name__ for one in criteria if not isinstance(one, MaxLengthCriteria | EosTokenCriteria)]
-    if foreign:
-        raise ConfigError(
-            f"stopping criteria {foreign} are not applied inside a round of several tokens; use max_new_tokens and "
-            "eos_token_id here, or decode.generate(..., stop_strings=..., tokenizer=...)"
-        )
+
+
+def _ends(criteria: StoppingCriteriaList, vocab_size: int) -> tuple[int, list[int], list[StoppingCriteria]]:
+    """(columns at which a text ends, end tokens, the other criteria); one of the caller's own replaces that of its type
+    which transformers made of the settings."""
+    length = min((int(one.max_length) for one in criteria if type(one) is MaxLengthCriteria), default=0)
+    ends = [token for one in criteria if type(one) is EosTokenCriteria for token in one.eos_token_id.flatten().tolist()]
+    others = [one for one in criteria if type(one) not in (MaxLengthCriteria, EosTokenCriteria)]
+    return length, [token for token in ends if 0 <= token < vocab_size], others
+
+
+def _at_stop_strings(strings: Sequence[str] | None, tokenizer: Any) -> list[StoppingCriteria]:
+    if strings is None:
+        return []
+    require(
+        tokenizer is not None,
+        f"stop_strings={strings!r} came without a tokenizer to read text with: transformers keeps tokenizer= back from "
+        "a custom method. Give stopping_criteria=[StopStringCriteria(tokenizer, stop_strings)], or "
+        "custom_generate=partial(speculative, tokenizer=tokenizer)",
+    )
+    return [StopStringCriteria(tokenizer, list(texts(strings, "stop_strings")))]
 
 
 def _refuse_late_processors(processors: LogitsProcessorList) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from decode.models.compatibility import longest_context
 from decode.requests import RequestState, Rows
 from decode.sampling.noise import Noise
 from decode.sampling.processors import History
-from decode.sampling.stopping import StopStrings
+from decode.sampling.stopping import Criteria, StopStrings
 from decode.sampling.warp import Sampling, warp
 from decode.stats import Round, Stats
 from decode.trees.tree import Drawn, Tree
@@ -53,6 +54,8 @@ class Request:
     processors: LogitsProcessorList | None = None
     """Processors that look at the prefix (penalties, bans); each node is given its own."""
     stop: StopStrings | None = None
+    criteria: Criteria | None = None
+    """Stopping criteria of the caller."""
     batch_size: int | None = None
     """Requests decoded at once; the others wait and take the rows of finished ones. None decodes all at once."""
     adaptive: bool = False
@@ -238,7 +241,7 @@ class Loop:
         if not self.request.processors:
             return None
         prompts = [one.prompt_length for one in self.rows.current]
-        return History(self.request.processors, self.rows.ids, self.rows.lengths, prompts)
+        return History(self.request.processors, self.rows.ids, self.rows.lengths, prompts, self.rows.seated)
 
     def _commit(self, verdict: Verdict, drafted: int) -> list[Event]:
         """Extend the rows, cut those that end, count. The only host sync of the round is here."""
@@ -254,16 +257,18 @@ class Loop:
     def _extend(self, row: int, verdict: list[int], drafted: int) -> Event:
         accepted, one, index = verdict[0], self.rows.current[row], self.rows.seated[row]
         tokens = verdict[1 : accepted + 2]
-        taken = one.extend(tokens, self._reason)
+        taken = one.extend(tokens, partial(self._reason, row))
         if taken <= accepted:  # cut: what lies behind the end was neither refused nor emitted
             accepted = drafted = taken
         self.stats.rounds.append(Round(index, drafted, accepted, taken))
         return Event(index, tokens[:taken], accepted, drafted)
 
-    def _reason(self, one: RequestState) -> str | None:
+    def _reason(self, row: int, one: RequestState) -> str | None:
         if one.tokens[-1] in self.request.eos_ids:
             return "eos"
         if self.request.stop is not None and self.request.stop.ends(one.tokens, one.prompt_length):
+            return "stop"
+        if self.request.criteria is not None and self.request.criteria.end(self.rows.ids[[row], : len(one.tokens)]):
             return "stop"
         return "length" if len(one.tokens) >= one.end else None
 

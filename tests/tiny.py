@@ -116,6 +116,12 @@ def tiny_tokenizer(vocab_size: int = 300) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD)
 
 
+def stop_within(tokenizer: PreTrainedTokenizerFast, tokens: list[int]) -> str:
+    """The text of the first token from the fourth on that is whole characters and comes there first."""
+    texts = [str(tokenizer.decode([token])) for token in tokens]
+    return next(text for at, text in enumerate(texts) if at > 2 and text.isascii() and text not in "".join(texts[:at]))
+
+
 def save_tiny_target(folder: Path | str, vocab_size: int = 300, seed: int = 0, **overrides: object) -> Path:
     """A folder in transformers format holding a tiny Llama and its tokenizer; returns the folder."""
     tokenizer = tiny_tokenizer(vocab_size)

@@ -23,6 +23,7 @@ from decode.common.sealed import SEAL, check_seal, sealed
 from decode.drafters.base import Drafter
 from decode.drafters.head_draft import HeadDraft
 from decode.drafters.lm import LMDraft
+from decode.models.adapters import has_adapter_on
 from decode.models.fingerprint import files_fingerprint
 from decode.models.load import describe_loaded
 from decode.trees.sequoia import RoundCosts
@@ -122,7 +123,10 @@ def _draft_fingerprint(drafter: LMDraft | HeadDraft) -> str:
 
 
 def loaded_key(model: PreTrainedModel | LMDraft | HeadDraft, source: str | None, fingerprint: Callable[[], str]) -> Key:
-    """A model that came from nowhere is known by its place in memory. Files are read once: every call asks."""
+    """A model that came from nowhere, or has an adapter on, is known by its place in memory. Files are read once: every
+    call asks."""
+    if isinstance(model, PreTrainedModel) and has_adapter_on(model):
+        return model_key(f"object {id(model)} with an adapter", model.dtype, model.device)
     if model not in _fingerprints:
         _fingerprints[model] = fingerprint() if source else f"object {id(model)}"
     return model_key(_fingerprints[model], model.dtype, model.device)

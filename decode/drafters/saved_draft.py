@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
+from os import PathLike
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -19,7 +20,8 @@ from decode.drafters.lm import LMDraft
 from decode.drafters.mtp import MTPDraft, own_mtp
 from decode.drafters.provenance import FILE, read_provenance
 from decode.drafters.saved_head import HEADS, expected, load_head, read_head
-from decode.models.compatibility import check_same_size, check_same_tokens
+from decode.models.adapters import unwrapped
+from decode.models.compatibility import check_same_size, check_same_tokens, refuse_unsupported
 from decode.models.fingerprint import changed_since_read, files_fingerprint
 from decode.models.load import ModelDescription, describe_loaded, describe_model, load_model
 from decode.models.output_head import ends_of
@@ -29,14 +31,22 @@ OWN = "mtp"
 """In place of a folder: the MTP layer of the target's own checkpoint."""
 
 
-def load_drafter(path: str | Path, target: PreTrainedModel, dtype: Precision = "auto", check: bool = True) -> Drafter:
+def load_drafter(
+    path: str | Path | PreTrainedModel, target: PreTrainedModel, dtype: Precision = "auto", check: bool = True
+) -> Drafter:
     """The drafter saved in `path`, on the target's device, in `dtype` ("auto": the target's own).
 
-    `path` is a draft's folder or that of the run that trained it; a plain transformers folder is an `lm` draft.
-    Raises InputError where vocabularies or tokenizers differ (where a folder holds no tokenizer files, only vocabulary
-    sizes are compared), and where a head was trained on other weights than the target has, in its files or in memory.
-    `check=False` compares sizes alone, also with a target that came from no files.
+    `path` is a draft's folder or that of the run that trained it; a plain transformers folder is an `lm` draft, and so
+    is a causal language model in memory, which is taken as it is, on the target's device. A PeftModel, as target or
+    draft, is the model with the adapter that is on.
+    Raises InputError where vocabularies or tokenizers differ (where a folder holds no tokenizer files, or a model in
+    memory comes from none, only vocabulary sizes are compared), and where a head was trained on other weights than the
+    target has, in its files or in memory. `check=False` compares sizes alone, also with a target that came from no
+    files.
     """
+    target = unwrapped(target)
+    if not isinstance(path, str | PathLike):
+        return _loaded_draft(path, target, dtype, check)
     folder = model_folder(str(path))
     if dtype == "auto":
         dtype = cast(Precision, str(target.dtype).removeprefix("torch."))
@@ -49,6 +59,27 @@ def load_drafter(path: str | Path, target: PreTrainedModel, dtype: Precision = "
     compare = check_same_tokens if check else check_same_size
     compare(known, describe_model(source, role="draft"))
     return cast(Drafter, LMDraft(load_model(replace(source, dtype=dtype), role="draft")).eval())
+
+
+def _loaded_draft(given: Any, target: PreTrainedModel, dtype: Precision, check: bool) -> Drafter:
+    """The draft LM on a model in memory, whose weights, precision and mode stay what they are."""
+    model = unwrapped(given)
+    if not isinstance(model, PreTrainedModel):
+        raise InputError(
+            f"a draft is a folder, a hub id or a transformers model, and {given!r:.80} is of type "
+            f"{type(given).__name__}; give one of these"
+        )
+    refuse_unsupported(model.config, model.config.name_or_path or type(model).__name__, role="draft")
+    wanted = model.dtype if dtype == "auto" else getattr(torch, dtype)
+    if (model.device, model.dtype) != (target.device, wanted):
+        raise InputError(
+            f"the draft in memory is on {model.device} in {model.dtype}, and {target.device} and {wanted} are asked "
+            "for (the target's device, and dtype=). It is not moved behind your back: call its to(...) first"
+        )
+    draft = describe_loaded(model, check=False)
+    has_names = check and bool(model.config.name_or_path and target.config.name_or_path)
+    (check_same_tokens if has_names else check_same_size)(describe_loaded(target, check=False), draft)
+    return cast(Drafter, LMDraft(model))
 
 
 def load_own(target: PreTrainedModel, check: bool = True) -> HeadDraft:
@@ -69,8 +100,9 @@ def _check_as_in_files(target: PreTrainedModel, folder: str) -> None:
         raise InputError(
             f"the MTP layer in {folder} was trained with the weights beside it, and {len(changed)} tensors of the "
             f"target in memory are not those of its files ({', '.join(changed[:3])}): they were changed after they "
-            "were loaded (an adapter merged, more training), and the layer would draft from states that mean something "
-            "else. Load the target anew, train a head for this one, or insist with load_drafter(..., check=False)"
+            "were loaded (an adapter merged or switched on, more training), and the layer would draft from states that "
+            "mean something else. Load the target anew, train a head for this one, or insist with load_drafter(..., "
+            "check=False)"
         )
 
 

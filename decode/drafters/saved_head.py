@@ -189,8 +189,8 @@ def _check_target(folder: str | Path, trained: TrainedTarget, target: ModelDescr
         raise InputError(
             f"the head {folder} was trained on weights with fingerprint {theirs}, and the target in memory has {ours}, "
             f"although {target.path} is the one it knows: the weights were changed after they were loaded (an adapter "
-            "merged, more training), and the head would draft from states that mean something else. Load the target "
-            "anew, train a head for this one, or insist with load_drafter(..., check=False)"
+            "merged or switched on, more training), and the head would draft from states that mean something else. "
+            "Load the target anew, train a head for this one, or insist with load_drafter(..., check=False)"
         )
 
 

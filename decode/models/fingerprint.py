@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from decode.common.checked_json import read_json
+from decode.models.adapters import plain_names
 from decode.models.checkpoint_files import weight_files
 
 EDGE_BYTES = 1 << 20  # read at both ends of a weight file: cheap for 100 GB, blind to nothing real
@@ -70,9 +71,10 @@ def changed_since_read(model: PreTrainedModel, folder: Path) -> list[str]:
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and saved buffers by name, tied ones once, by their first name."""
-    first = {id(one): name for name, one in reversed(model.state_dict(keep_vars=True).items())}
-    return {name: one.detach() for name, one in model.state_dict(keep_vars=True).items() if first[id(one)] == name}
+    """Parameters and saved buffers by name, tied ones once, by their first name; without adapters that are off."""
+    state = plain_names(model, model.state_dict(keep_vars=True))
+    first = {id(one): name for name, one in reversed(state.items())}
+    return {name: one.detach() for name, one in state.items() if first[id(one)] == name}
 
 
 def _is_sampled(tensor: Tensor) -> bool:

@@ -33,6 +33,7 @@ from decode.models.compatibility import (
     token_map_hash,
 )
 from decode.models.fingerprint import files_fingerprint, weights_fingerprint
+from decode.models.quantised import refuse_dependent_rows
 from decode.models.weight_counts import WeightCounts, count_weights
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
@@ -144,6 +145,8 @@ def describe_model(source: ModelConfig, role: str = "target") -> ModelDescriptio
             f"{error}"
         ) from error
     refuse_unsupported(config, source.path, role)
+    if role == "target":  # a draft's passes may depend on one another: its tokens are checked
+        refuse_dependent_rows(config, source.path)
     attention_of(config, source.attn_implementation)
     check_words(config, source.path, role)
     resolve_device(source.device)

@@ -6,13 +6,14 @@ nodes of one depth, of all rows that are equally long.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessorList
 from transformers.generation.logits_process import (
     ClassifierFreeGuidanceLogitsProcessor,
     EncoderNoRepeatNGramLogitsProcessor,
@@ -23,6 +24,7 @@ from transformers.generation.logits_process import (
 )
 
 from decode.common.typed_config import require
+from decode.sampling.allowed_tokens import AllowedTokens
 from decode.trees.tree import Tree
 
 BOUND_TO_CALLS = (
@@ -40,13 +42,16 @@ class History:
     """The processors of a call and the committed tokens that they look at."""
 
     processors: LogitsProcessorList
-    """Called with ids (n, length), scores (n, V) and, where they name it, prompt_lengths (n,) int64."""
+    """Called with ids (n, length), scores (n, V) and, where they name them, prompt_lengths (n,) and requests (n,)
+    int64."""
     ids: Tensor
     """(B, capacity) int64 committed tokens, left-aligned, pending included."""
     lengths: list[int]
     """Committed tokens of each row."""
     prompt_lengths: list[int]
     """How many of them are the prompt's."""
+    requests: list[int]
+    """The request that each row holds, by its place among all sequences of the call."""
 
     def of_tree(self, tree: Tree, logits: Tensor) -> Tensor:
         """Processed logits (B, N, V): a node sees the row's committed tokens and the drafted ones on its path.
@@ -78,36 +83,42 @@ class History:
             chosen = [rows[slot] for slot in slots]
             committed = self.ids[chosen, :length][:, None].expand(-1, width, -1)
             prefixes = torch.cat([committed, paths[slots]], -1).view(-1, length + depth)
-            prompts = torch.tensor([self.prompt_lengths[row] for row in chosen], device=logits.device)
-            prompts = prompts.repeat_interleave(width)
+            told = {"prompt_lengths": self.prompt_lengths, "requests": self.requests}
+            of_rows = {name: [values[row] for row in chosen for _ in range(width)] for name, values in told.items()}
+            tensors = {name: torch.tensor(values, device=logits.device) for name, values in of_rows.items()}
             scores = out[slots].flatten(0, 1)
-            done = processed(self.processors, prefixes, scores, prompts)
+            done = processed(self.processors, prefixes, scores, **tensors)
             out[slots] = done.to(out.dtype).view(len(slots), width, -1)
         return out
 
 
-def check_processors(processors: Any, num_requests: int) -> list[Any]:
-    """The processors as a list; raises ConfigError for what is none, and for those of transformers that are no
-    functions of the prefix."""
-    found = [] if processors is None else list(processors) if isinstance(processors, Iterable) else [processors]
-    for one in found:
+def check_processors(processors: Sequence[Any]) -> list[Any]:
+    """The processors, those that transformers makes of a prefix_allowed_tokens_fn as ours; raises ConfigError for what
+    is none, and for those of transformers that are no functions of the prefix."""
+    for one in processors:
         require(callable(one), f"logits_processor holds {one!r}, which cannot be called; give transformers' processors")
-        bound = isinstance(one, BOUND_TO_CALLS)
-        bound = bound or (isinstance(one, PrefixConstrainedLogitsProcessor) and num_requests > 1)
         require(
-            not bound,
+            not isinstance(one, BOUND_TO_CALLS),
             f"logits processor {name_of(one)} goes by the row of the batch, or by what it was asked before, and here "
-            f"its rows are drafted tokens of {num_requests} request(s), some of them asked about twice. Use one that "
-            "looks at the tokens of a row alone, or transformers' own generate",
+            "its rows are drafted tokens, some of them asked about twice. Use one that looks at the tokens of a row "
+            "alone, or transformers' own generate",
         )
-    return found
+    return [
+        AllowedTokens(one._prefix_allowed_tokens_fn) if isinstance(one, PrefixConstrainedLogitsProcessor) else one
+        for one in processors
+    ]
 
 
-def processed(processors: Iterable[Any], prefixes: Tensor, scores: Tensor, prompt_lengths: Tensor) -> Tensor:
+def processed(
+    processors: Iterable[Any], prefixes: Tensor, scores: Tensor, prompt_lengths: Tensor, requests: Tensor
+) -> Tensor:
     """scores (n, V) of prefixes (n, length) after all processors; raises ConfigError where one returns something that
     is not scores of these rows."""
+    told: dict[str, Any] = {"prompt_lengths": prompt_lengths, "requests": requests}
     for one in processors:
-        done = LogitsProcessorList([one])(prefixes, scores, prompt_lengths=prompt_lengths)  # type: ignore[arg-type]
+        named = inspect.signature(one.__call__).parameters  # transformers hands all of it to those that name any
+        wanted = {name: value for name, value in told.items() if name in named}
+        done = LogitsProcessorList([one])(prefixes, scores, **wanted)  # type: ignore[arg-type]
         _check_answer(one, done, scores)
         scores = done
     return scores
@@ -154,60 +165,3 @@ def _by_length(parents: Sequence[int], num_nodes: int) -> list[tuple[list[int], 
         nodes.append(node)
         paths.append(path)
     return list(groups.values())
-
-
-RTOL, ATOL = 1e-3, 1e-4  # of answers that differ by rounding alone: a processor may hold a network
-
-
-class Audited(LogitsProcessor):
-    """A processor that is asked three times instead of once: for the rows, for the same rows in the opposite order, and
-    for the first prefix of all, whose answer is kept. Raises ConfigError where the answers differ.
-
-    Speculative decoding takes processors for functions of the tokens and the scores: drafted tokens are put before
-    them as well, some of them again in the next round and all nodes of a depth as rows of one call. One that counts its
-    calls, or knows its rows by their place, would make the text depend on the draft.
-    """
-
-    def __init__(self, processor: Any) -> None:
-        self.processor = processor
-        self._first: tuple[Tensor, Tensor, Tensor] | None = None
-        self._answer: Tensor | None = None
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, prompt_lengths: Tensor) -> Tensor:  # type: ignore[override]
-        """ids (n, length), scores (n, V), prompt_lengths (n,) -> (n, V)."""
-        done = self._ask(input_ids, scores, prompt_lengths)
-        self._require_same(done, self._ask(*(one.flip(0) for one in (input_ids, scores, prompt_lengths))).flip(0))
-        if self._first is None:
-            self._first = input_ids[:1].clone(), scores[:1].clone(), prompt_lengths[:1].clone()
-            self._answer = done[:1].clone()
-        assert self._answer is not None
-        self._require_same(self._answer, self._ask(*self._first))
-        self._require_a_choice(done)
-        return done
-
-    def _ask(self, input_ids: Tensor, scores: Tensor, prompt_lengths: Tensor) -> Tensor:
-        shown = input_ids.clone()
-        done = processed([self.processor], shown, scores.clone(), prompt_lengths)
-        require(
-            torch.equal(shown, input_ids),
-            f"logits processor {name_of(self.processor)} writes to the input_ids that it is shown, which the "
-            "processors after it are shown too. Let it work on a copy",
-        )
-        return done
-
-    def _require_same(self, one: Tensor, other: Tensor) -> None:
-        require(
-            torch.allclose(one, other, rtol=RTOL, atol=ATOL, equal_nan=True),
-            f"logits processor {name_of(self.processor)} was asked about the same tokens and scores again and answered "
-            "otherwise: it counts its calls, draws at random, or knows rows by their place. It is asked about drafted "
-            "tokens too, so the text would depend on the draft. Make it a function of each row of input_ids and scores "
-            "(input_ids.shape[1] tells how far the text is), or decode with transformers",
-        )
-
-    def _require_a_choice(self, done: Tensor) -> None:
-        broken = done.isnan().any() | (done == torch.inf).any() | (done == -torch.inf).all(-1).any()
-        require(
-            not bool(broken),
-            f"logits processor {name_of(self.processor)} leaves scores that are nan or inf, or no token at all: there "
-            "is nothing to choose by, and any token would come out. Let it leave some token a finite score",
-        )

@@ -1,11 +1,16 @@
-"""Where a completion ends: at an end-of-text token, or at the token that completes a stop string."""
+"""Where a completion ends: at an end-of-text token, at the token that completes a stop string, or where a criterion of
+the caller says so."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers.generation.stopping_criteria import ConfidenceCriteria
 
 from decode.common.errors import ConfigError
 from decode.common.typed_config import require, wholes
@@ -34,6 +39,45 @@ class StopStrings:
         tail = tokens[max(prompt_length, len(tokens) - longest - 1) :]  # a token is at least one byte
         text = self.tokenizer.decode(tail)
         return any(string in text for string in self.strings)
+
+
+@dataclass(frozen=True)
+class Criteria:
+    """transformers' stopping criteria, asked about a row after each of its tokens as plain decoding asks them: ids
+    (1, n) without padding, prompt included, and None for scores, which a round of several tokens does not keep."""
+
+    criteria: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, given: Any) -> Criteria | None:
+        """None where there are none; raises ConfigError for what is no criterion, or looks at scores."""
+        found = () if given is None else tuple(given) if isinstance(given, Iterable) else (given,)
+        for one in found:
+            require(
+                callable(one), f"stopping_criteria holds {one!r}, which cannot be called; give transformers' criteria"
+            )
+            require(
+                not isinstance(one, ConfidenceCriteria),
+                "stopping criterion ConfidenceCriteria looks at scores, which a round of several tokens does not keep; "
+                "leave it out, or decode with transformers",
+            )
+        return cls(found) if found else None
+
+    def end(self, ids: Tensor) -> bool:
+        """Whether one of them ends the row whose tokens are ids (1, n)."""
+        return any(_answer(one, one(ids, None)) for one in self.criteria)
+
+
+def _answer(criterion: Any, done: Any) -> bool:
+    is_one = isinstance(done, bool) or (isinstance(done, Tensor) and done.dtype == torch.bool and done.numel() == 1)
+    name = getattr(criterion, "__name__", type(criterion).__name__)
+    shown = (tuple(done.shape), done.dtype) if isinstance(done, Tensor) else repr(done)
+    require(
+        is_one,
+        f"stopping criterion {name} was asked about one row and answered {shown}; it must return True or False, or a "
+        "bool tensor of shape (1,)",
+    )
+    return bool(done)
 
 
 def own_eos_ids(config: GenerationConfig | None, vocab_size: int) -> list[int]:

@@ -41,7 +41,7 @@ def test_a_perfect_draft_is_accepted_while_its_passes_are_being_captured(batch: 
     """Checking a capture once overwrote a cached token, and acceptance collapsed in the call that captured."""
     model = MODELS["llama"]()
     ids, mask = ragged_prompts(batch)
-    out = generate(model, LMDraft(model), ids, mask, max_new_tokens=50, num_draft_tokens=4, eos_token_id=())
+    out = generate(model, LMDraft(model), ids, mask, max_new_tokens=50, num_draft_tokens=4, eos_token_id=(), seed=0)
     assert out.stats.tau == 5.0
     assert out.stats.acceptance_by_position == [1.0] * 4
 
@@ -58,7 +58,7 @@ def test_drafts_over_packed_weights_are_captured(name: str, reduced: bool, caplo
     logging.getLogger("draftsmith").propagate = True
     ids, _ = ragged_prompts(1)
     for shape in (chain(3), k_ary([2, 1])):
-        generate(model, draft, ids, max_new_tokens=6 * CAPTURE_AFTER, tree=shape, eos_token_id=())
+        generate(model, draft, ids, max_new_tokens=6 * CAPTURE_AFTER, tree=shape, eos_token_id=(), seed=0)
     assert "uncaptured" not in caplog.text
     passes = draft.runner._passes.values()
     assert len(passes) >= 2
@@ -72,8 +72,8 @@ def test_a_model_that_cannot_be_captured_is_run_as_it_is(monkeypatch: pytest.Mon
     monkeypatch.setattr("decode.forward.capture.Trace", refuse)
     model = MODELS["llama"]()
     ids, _ = ragged_prompts(1)
-    out = generate(model, LMDraft(model), ids, max_new_tokens=50, eos_token_id=())
-    assert torch.equal(out.sequences, generate(model, None, ids, max_new_tokens=50, eos_token_id=()).sequences)
+    out = generate(model, LMDraft(model), ids, max_new_tokens=50, eos_token_id=(), seed=0)
+    assert torch.equal(out.sequences, generate(model, None, ids, max_new_tokens=50, eos_token_id=(), seed=0).sequences)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -124,9 +124,9 @@ def hooked(model: torch.nn.Module) -> None:
 def test_captures_follow_changes_that_torch_does_not_count(change: Callable[[torch.nn.Module], None]) -> None:
     model = tiny_llama()
     ids, _ = ragged_prompts(1)
-    generate(model, None, ids, max_new_tokens=20, temperature=0, eos_token_id=())
+    generate(model, None, ids, max_new_tokens=20, temperature=0, eos_token_id=(), seed=0)
     change(model)
-    ours = generate(model, None, ids, max_new_tokens=20, temperature=0, eos_token_id=())
+    ours = generate(model, None, ids, max_new_tokens=20, temperature=0, eos_token_id=(), seed=0)
     theirs = model.generate(ids, do_sample=False, max_new_tokens=20)  # type: ignore[operator]
     assert torch.equal(ours.sequences, theirs)
 
@@ -138,7 +138,7 @@ def test_one_capture_serves_every_temperature() -> None:
     ids, _ = ragged_prompts(1)
     for tree in ("chain", "dynamic"):
         for temperature in (0.5, 0.9, 1.0, 1.3):
-            settings = {"max_new_tokens": 30, "temperature": temperature, "tree": tree, "eos_token_id": ()}
+            settings = {"max_new_tokens": 30, "temperature": temperature, "tree": tree, "eos_token_id": (), "seed": 0}
             out = generate(model, draft, ids, **settings)  # type: ignore[arg-type]
             assert torch.equal(out.sequences, generate(model, None, ids, **settings).sequences)  # type: ignore[arg-type]
     kinds = [key[0] for key in draft.runner._passes]

@@ -31,11 +31,11 @@ def test_padding_side_does_not_matter_and_prompts_are_unchanged(pair, left: bool
     ids, mask = ragged_prompts(3)
     if not left:
         ids, mask = ids.flip(1), mask.flip(1)
-    out = generate(model, draft, ids, mask, max_new_tokens=10, eos_token_id=())
+    out = generate(model, draft, ids, mask, max_new_tokens=10, eos_token_id=(), seed=0)
     assert out.sequences.shape == (3, ids.shape[1] + 10)
     assert torch.equal(out.sequences[:, : ids.shape[1]], ids)
     assert out.lengths.tolist() == [19, 18, 17]
-    bare = generate(model, None, ids[1:2][:, mask[1].bool()], max_new_tokens=10, rows=[1], eos_token_id=())
+    bare = generate(model, None, ids[1:2][:, mask[1].bool()], max_new_tokens=10, rows=[1], eos_token_id=(), seed=0)
     assert torch.equal(out.sequences[1, ids.shape[1] :], bare.sequences[0, 8:])
 
 
@@ -59,11 +59,11 @@ def test_a_stop_string_ends_the_row_with_the_token_that_completes_it() -> None:
     model = tiny_llama(300)
     draft = LMDraft(tiny_llama(300, num_layers=1, seed=3))
     ids = torch.tensor([[5, 6, 7]])
-    free = generate(model, None, ids, max_new_tokens=30, eos_token_id=())
+    free = generate(model, None, ids, max_new_tokens=30, eos_token_id=(), seed=0)
     stop = str(tokenizer.decode(free.sequences[0, 10:12]))
     for drafter in (None, draft, LMDraft(model)):
         out = generate(
-            model, drafter, ids, max_new_tokens=30, stop_strings=[stop], tokenizer=tokenizer, eos_token_id=()
+            model, drafter, ids, max_new_tokens=30, stop_strings=[stop], tokenizer=tokenizer, eos_token_id=(), seed=0
         )
         text = str(tokenizer.decode(out.sequences[0, 3:]))
         assert stop in text
@@ -71,12 +71,12 @@ def test_a_stop_string_ends_the_row_with_the_token_that_completes_it() -> None:
         assert out.stats.finish_reasons == ["stop"]
     assert model.generation_config is not None
     model.generation_config.stop_strings = [stop]  # None is the model's own, () none
-    own = generate(model, None, ids, max_new_tokens=30, tokenizer=tokenizer, eos_token_id=())
+    own = generate(model, None, ids, max_new_tokens=30, tokenizer=tokenizer, eos_token_id=(), seed=0)
     assert own.stats.finish_reasons == ["stop"]
-    none = generate(model, None, ids, max_new_tokens=30, stop_strings=(), eos_token_id=())
+    none = generate(model, None, ids, max_new_tokens=30, stop_strings=(), eos_token_id=(), seed=0)
     assert torch.equal(none.sequences, free.sequences)
     with pytest.raises(ConfigError, match="tokenizer"):
-        generate(model, None, ids, stop_strings=[stop])
+        generate(model, None, ids, stop_strings=[stop], seed=0)
 
 
 def test_damaged_weights_are_bad_input(tmp_path) -> None:
@@ -105,8 +105,10 @@ def test_one_token_prompts_and_one_new_token(pair) -> None:
     model, draft = pair
     for new in (1, 2, 7):
         ids = torch.tensor([[3], [4]])
-        plain = generate(model, None, ids, max_new_tokens=new, eos_token_id=())
-        assert torch.equal(plain.sequences, generate(model, draft, ids, max_new_tokens=new, eos_token_id=()).sequences)
+        plain = generate(model, None, ids, max_new_tokens=new, eos_token_id=(), seed=0)
+        assert torch.equal(
+            plain.sequences, generate(model, draft, ids, max_new_tokens=new, eos_token_id=(), seed=0).sequences
+        )
 
 
 def test_history_processors_see_each_nodes_own_prefix(pair) -> None:
@@ -116,7 +118,9 @@ def test_history_processors_see_each_nodes_own_prefix(pair) -> None:
         out = check_pathwise_equality(model, kind, 2, max_new_tokens=20, temperature=0.0, logits_processor=penalty)
         assert out.stats.tau > 1.5
     ids, _ = ragged_prompts(1)
-    ours = generate(model, None, ids, max_new_tokens=12, temperature=0, logits_processor=penalty, eos_token_id=())
+    ours = generate(
+        model, None, ids, max_new_tokens=12, temperature=0, logits_processor=penalty, eos_token_id=(), seed=0
+    )
     theirs = model.generate(ids, do_sample=False, max_new_tokens=12, repetition_penalty=1.7)
     assert torch.equal(ours.sequences, theirs)
 
@@ -155,10 +159,10 @@ def test_streamed_tokens_are_the_output(pair) -> None:
 
     ids, _ = ragged_prompts(1)
     streamer = Keeper()
-    out = generate(model, draft, ids, max_new_tokens=15, streamer=streamer, eos_token_id=())
+    out = generate(model, draft, ids, max_new_tokens=15, streamer=streamer, eos_token_id=(), seed=0)
     assert streamer.seen == [*out.sequences[0].tolist(), -1]
     with pytest.raises(ConfigError, match="one sequence"):
-        generate(model, draft, ids.repeat(2, 1), streamer=streamer)
+        generate(model, draft, ids.repeat(2, 1), streamer=streamer, seed=0)
 
 
 def test_statistics_count_what_was_emitted(pair) -> None:
@@ -189,7 +193,7 @@ def test_statistics_count_what_was_emitted(pair) -> None:
 def test_bad_calls_are_refused_with_both_values(pair, settings: dict, error: type[Exception], words: str) -> None:
     ids, _ = ragged_prompts(1)
     with pytest.raises(error, match=words):
-        generate(pair[0], pair[1], ids, **settings)
+        generate(pair[0], pair[1], ids, **settings, seed=0)
 
 
 def test_a_saved_draft_is_loaded_and_checked_against_its_target(tmp_path) -> None:
@@ -199,8 +203,10 @@ def test_a_saved_draft_is_loaded_and_checked_against_its_target(tmp_path) -> Non
     save_tiny_target(tmp_path / "draft", num_layers=1, seed=4)
     drafter = load_drafter(tmp_path / "draft", target=target)
     ids = torch.tensor([[5, 6, 7]])
-    plain = generate(target, None, ids, max_new_tokens=8, eos_token_id=())
-    assert torch.equal(plain.sequences, generate(target, drafter, ids, max_new_tokens=8, eos_token_id=()).sequences)
+    plain = generate(target, None, ids, max_new_tokens=8, eos_token_id=(), seed=0)
+    assert torch.equal(
+        plain.sequences, generate(target, drafter, ids, max_new_tokens=8, eos_token_id=(), seed=0).sequences
+    )
     save_tiny_target(tmp_path / "other", vocab_size=310)
     with pytest.raises(InputError, match="310 vocabulary entries.*300"):
         load_drafter(tmp_path / "other", target=target)
@@ -273,7 +279,7 @@ def test_acceptance_formulas_against_hand_computed_values() -> None:
 def test_values_out_of_range_are_refused(pair, settings: dict) -> None:
     ids, _ = ragged_prompts(1)
     with pytest.raises(ConfigError, match=next(iter(settings))):
-        generate(pair[0], pair[1], ids, **settings)
+        generate(pair[0], pair[1], ids, **settings, seed=0)
 
 
 def test_custom_generate_refuses_processors_that_follow_the_filters(pair) -> None:

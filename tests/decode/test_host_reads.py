@@ -93,7 +93,7 @@ def test_experts_that_are_sorted_on_the_host_are_run_as_they_are(
     model = make()
     logging.getLogger("draftsmith").propagate = True
     ids = torch.tensor([[5, 9, 2], [33, 7, 60]])
-    out = generate(model, None, ids, max_new_tokens=3 * CAPTURE_AFTER, temperature=0, eos_token_id=())
+    out = generate(model, None, ids, max_new_tokens=3 * CAPTURE_AFTER, temperature=0, eos_token_id=(), seed=0)
     assert torch.equal(out.sequences, uncached(model, ids, 3 * CAPTURE_AFTER))
     assert not any(isinstance(one, Trace) for one in runner_of(model)._passes.values())
     assert caplog.text.count("passes run uncaptured, which is slower: the model reads values") == 1
@@ -102,7 +102,7 @@ def test_experts_that_are_sorted_on_the_host_are_run_as_they_are(
 def test_grouped_experts_are_captured() -> None:
     model = mixtral("grouped_mm")
     ids = torch.tensor([[5, 9, 2]])
-    out = generate(model, None, ids, max_new_tokens=3 * CAPTURE_AFTER, temperature=0, eos_token_id=())
+    out = generate(model, None, ids, max_new_tokens=3 * CAPTURE_AFTER, temperature=0, eos_token_id=(), seed=0)
     assert torch.equal(out.sequences, uncached(model, ids, 3 * CAPTURE_AFTER))
     assert any(isinstance(one, Trace) for one in runner_of(model)._passes.values())
 
@@ -126,5 +126,5 @@ def test_a_capture_that_breaks_when_it_is_used_is_not(monkeypatch: pytest.Monkey
     monkeypatch.setattr("decode.forward.capture.Trace", Breaks)
     model = tiny_llama().requires_grad_(False)
     ids = torch.tensor([[5, 9, 2]])
-    out = generate(model, None, ids, max_new_tokens=3 * CAPTURE_AFTER, temperature=0, eos_token_id=())
+    out = generate(model, None, ids, max_new_tokens=3 * CAPTURE_AFTER, temperature=0, eos_token_id=(), seed=0)
     assert torch.equal(out.sequences, uncached(model, ids, 3 * CAPTURE_AFTER))

@@ -91,8 +91,8 @@ def test_the_target_drafts_for_itself_without_a_draft_folder(tmp_path: Path) -> 
     model = saved(tmp_path, model, weights_of(model), QWEN)
     drafter = load_drafter("mtp", target=model)
     ids = torch.tensor([[3, 9, 4]])
-    plain = generate(model, None, ids, max_new_tokens=20, eos_token_id=())
-    drafted = generate(model, drafter, ids, max_new_tokens=20, eos_token_id=(), num_draft_tokens=3)
+    plain = generate(model, None, ids, max_new_tokens=20, eos_token_id=(), seed=0)
+    drafted = generate(model, drafter, ids, max_new_tokens=20, eos_token_id=(), num_draft_tokens=3, seed=0)
     assert torch.equal(plain.sequences, drafted.sequences)
     assert any(one.drafted for one in drafted.stats.rounds)
 

@@ -43,7 +43,7 @@ def test_speculative_output_is_that_of_autoregressive_decoding(model, name: str,
     settings = {"max_new_tokens": 24, "num_draft_tokens": 3, "tree": tree, **SETTINGS[name]}
     out = checks.check_pathwise_equality(model, drafter, 2, **settings)
     assert any(one.accepted for one in out.stats.rounds)
-    free = generate(model, None, *checks.ragged_prompts(2), max_new_tokens=24, eos_token_id=())
+    free = generate(model, None, *checks.ragged_prompts(2), max_new_tokens=24, eos_token_id=(), seed=0)
     assert not torch.equal(free.sequences, out.sequences)
 
 
@@ -68,7 +68,7 @@ def test_settings_shared_with_transformers_mean_the_same(model, settings: dict[s
     if "logit_bias" in theirs:
         theirs["sequence_bias"] = [[[token], bias] for token, bias in theirs.pop("logit_bias").items()]
     ids, _ = checks.ragged_prompts(1)
-    ours = generate(model, None, ids, max_new_tokens=16, temperature=0, eos_token_id=(), **settings)
+    ours = generate(model, None, ids, max_new_tokens=16, temperature=0, eos_token_id=(), **settings, seed=0)
     assert torch.equal(ours.sequences, model.generate(ids, do_sample=False, max_new_tokens=16, **theirs))
 
 
@@ -79,10 +79,10 @@ def test_words_are_banned_at_the_start_and_after_a_space() -> None:
     ids = torch.tensor([tokenizer("def ")["input_ids"]])
     call: dict[str, Any] = {"max_new_tokens": 60, "tokenizer": tokenizer, "eos_token_id": ()}
     call["logit_bias"] = {"z": 12.0, "q": 12.0}
-    free = tokenizer.decode(generate(model, None, ids, **call).sequences[0])
+    free = tokenizer.decode(generate(model, None, ids, **call, seed=0).sequences[0])
     assert "zq" in free
     for drafter in (None, LMDraft(model)):
-        banned = generate(model, drafter, ids, banned_words=["zq"], **call)
+        banned = generate(model, drafter, ids, banned_words=["zq"], **call, seed=0)
         text = tokenizer.decode(banned.sequences[0, ids.shape[1] :])
         assert text.count("z") > 5
         assert "zq" not in text
@@ -128,7 +128,7 @@ def test_nodes_of_a_depth_are_shown_together_and_each_with_its_own_prefix(own_tr
         parents = torch.tensor([parents, (-1, 0, 1, 1, 2, 3), parents])
     tree = Tree(torch.arange(10, 28).view(3, 6), parents, depth_bound=3)
     logits = torch.zeros(3, 6, 30, dtype=torch.float64)
-    out = History(LogitsProcessorList([seen]), ids, [3, 3, 2], [3, 3, 2]).of_tree(tree, logits)
+    out = History(LogitsProcessorList([seen]), ids, [3, 3, 2], [3, 3, 2], [0, 1, 2]).of_tree(tree, logits)
     assert logits.abs().max() == 0
     rows = tree.parents_of_rows()
     for row, committed in enumerate(([1, 2, 3], [4, 5, 6], [7, 8])):

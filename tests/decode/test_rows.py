@@ -36,9 +36,9 @@ def test_text_does_not_depend_on_how_many_rows_there_are(batch_size: int, drafte
     drafter = LMDraft(tiny_llama(VOCAB, num_layers=1, seed=3, dtype=torch.float64)) if drafted else None
     ids, mask = ragged_prompts(7)
     settings = {"max_new_tokens": 24, "num_draft_tokens": 3, "eos_token_id": list(range(6))}
-    whole = generate(model, None, ids, mask, **settings)  # type: ignore[arg-type]
+    whole = generate(model, None, ids, mask, **settings, seed=0)  # type: ignore[arg-type]
     events = []
-    out = generate(model, drafter, ids, mask, batch_size=batch_size, observer=events.append, **settings)  # type: ignore[arg-type]
+    out = generate(model, drafter, ids, mask, batch_size=batch_size, observer=events.append, **settings, seed=0)  # type: ignore[arg-type]
     assert torch.equal(out.sequences, whole.sequences)
     assert out.stats.finish_reasons == whole.stats.finish_reasons
     assert len(set(out.lengths.tolist())) > 3
@@ -60,7 +60,7 @@ def test_a_long_prompt_is_read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> Non
         return real(config, visible, *rest)
 
     monkeypatch.setattr(target, "layer_masks", counted)
-    ours = generate(model, None, ids, max_new_tokens=8, temperature=0, eos_token_id=())
+    ours = generate(model, None, ids, max_new_tokens=8, temperature=0, eos_token_id=(), seed=0)
     assert max(sizes) <= runner.PREFILL_CHUNK * 8000
     theirs = model.generate(ids, do_sample=False, max_new_tokens=8)  # type: ignore[operator]
     assert torch.equal(ours.sequences, theirs)
@@ -70,11 +70,11 @@ def test_captures_follow_the_weights() -> None:
     """Packed weights are copies: after a training step they would be stale."""
     model = tiny_llama(VOCAB)
     ids, _ = ragged_prompts(1)
-    generate(model, None, ids, max_new_tokens=20, temperature=0, eos_token_id=())
+    generate(model, None, ids, max_new_tokens=20, temperature=0, eos_token_id=(), seed=0)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(-1.5)
-    ours = generate(model, None, ids, max_new_tokens=20, temperature=0, eos_token_id=())
+    ours = generate(model, None, ids, max_new_tokens=20, temperature=0, eos_token_id=(), seed=0)
     theirs = model.generate(ids, do_sample=False, max_new_tokens=20)  # type: ignore[operator]
     assert torch.equal(ours.sequences, theirs)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -177,6 +178,21 @@ def test_a_target_whose_weights_were_changed_in_memory_is_refused(folder: Path, 
     load_drafter(folder, target=changed, check=False)
 
 
+def test_a_wrapped_target_is_the_one_that_its_adapter_makes_of_it(folder: Path, target: PreTrainedModel) -> None:
+    """A head of the plain model serves it while adapters are off; with one on it is another target."""
+    settings = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    model = get_peft_model(loaded(target), settings).eval()  # type: ignore[arg-type]
+    with model.disable_adapter():
+        load_drafter(folder, target=model)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="an adapter merged or switched on"):
+        load_drafter(folder, target=model)  # type: ignore[arg-type]
+    drafter, ids = load_drafter(folder, target=model, check=False), torch.tensor([[5, 6, 7]])  # type: ignore[arg-type]
+    texts = [generate(model, one, ids, max_new_tokens=8, eos_token_id=(), seed=0) for one in (None, drafter)]  # type: ignore[arg-type]
+    assert torch.equal(texts[0].sequences, texts[1].sequences)
+    key = pair_key(model.get_base_model(), drafter, Request([[0]], 1), 1)  # type: ignore[arg-type]
+    assert key["target"]["fingerprint"].startswith("object "), "a calibration is not that of the plain model"
+
+
 def test_a_head_that_does_not_know_the_weights_goes_by_the_files(folder: Path, target: PreTrainedModel) -> None:
     """Heads of earlier versions."""
     known = describe_loaded(target)
@@ -199,10 +215,10 @@ def test_who_insists_drafts_for_a_target_that_came_from_nowhere(folder: Path, tm
     tiny_llama(num_layers=1, seed=3).save_pretrained(tmp_path / "lm")
     target = tiny_llama(num_layers=6, eos_token_id=3)
     ids = torch.tensor([[5, 6, 7]])
-    plain = generate(target, None, ids, max_new_tokens=4, eos_token_id=())
+    plain = generate(target, None, ids, max_new_tokens=4, eos_token_id=(), seed=0)
     for path in (folder, tmp_path / "lm"):
         drafter = load_drafter(path, target=target, check=False)
-        drafted = generate(target, drafter, ids, max_new_tokens=4, eos_token_id=(), num_draft_tokens=2)
+        drafted = generate(target, drafter, ids, max_new_tokens=4, eos_token_id=(), num_draft_tokens=2, seed=0)
         assert torch.equal(plain.sequences, drafted.sequences)
         assert pair_key(target, drafter, Request([[0]], 1), 1)["draft"]["fingerprint"] == files_fingerprint(Path(path))
 

@@ -53,7 +53,13 @@ def test_strict_holds_when_waiting_requests_take_rows_at_other_times() -> None:
     model, draft = target(), LMDraft(target(num_layers=1))
     ids = torch.randint(0, VOCAB, (5, 12), generator=torch.Generator().manual_seed(2))
     mask = torch.tensor([[column >= 2 * row for column in range(12)] for row in range(5)]).long()
-    settings = {"max_new_tokens": 40, "batch_size": 2, "strict": True, "eos_token_id": tuple(range(0, VOCAB, 16))}
+    settings = {
+        "max_new_tokens": 40,
+        "batch_size": 2,
+        "strict": True,
+        "seed": 0,
+        "eos_token_id": tuple(range(0, VOCAB, 16)),
+    }
     plain = generate(model, None, ids, mask, **settings)
     speculative = generate(model, draft, ids, mask, **settings)
     assert torch.equal(plain.sequences, speculative.sequences)

@@ -111,12 +111,16 @@ def test_our_own_decoder_drafts_what_the_exported_model_writes(
     """Each round accepts as many tokens as the export's own greedy text agrees with the target's."""
     (target, draft), k = models, 3
     drafter, ids = load_drafter(exported, target=target), torch.arange(10, 18)[None]
-    out = generate(target, drafter, ids, max_new_tokens=12, temperature=0.0, eos_token_id=(), num_draft_tokens=k)
-    written = generate(target, None, ids, max_new_tokens=12 + k, temperature=0.0, eos_token_id=()).sequences
+    out = generate(
+        target, drafter, ids, max_new_tokens=12, temperature=0.0, eos_token_id=(), num_draft_tokens=k, seed=0
+    )
+    written = generate(target, None, ids, max_new_tokens=12 + k, temperature=0.0, eos_token_id=(), seed=0).sequences
     assert torch.equal(out.sequences, written[:, : ids.shape[1] + 12])
     length, accepted = ids.shape[1], []
     for _ in out.stats.rounds:
-        own = generate(draft, None, written[:, :length], max_new_tokens=k, temperature=0.0, eos_token_id=()).sequences
+        own = generate(
+            draft, None, written[:, :length], max_new_tokens=k, temperature=0.0, eos_token_id=(), seed=0
+        ).sequences
         accepted.append(int((own == written[:, : length + k])[0, length:].cumprod(0).sum()))
         length += accepted[-1] + 1
     assert [one.accepted for one in out.stats.rounds][:-1] == accepted[:-1]  # the last round may be cut

@@ -34,6 +34,7 @@ def test_a_text_known_by_heart_is_drafted_whole(sharp_target: Path, family: str)
         eos_token_id=(),
         temperature=0.0,
         num_draft_tokens=depth,
+        seed=0,
     )
     assert torch.equal(out.sequences, known.text)
     accepted = [one.accepted for one in out.stats.rounds]

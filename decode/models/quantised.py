@@ -1,0 +1,124 @@
+"""Quantised targets: taken where a token's pass does not depend on which others are read beside it.
+
+Weights may be stored in any way. What is rounded while the model runs is the activations, and a scale that is taken
+over all tokens of a pass changes with the drafts in it: the same token then has another distribution with a draft than
+without one, by far more than rounding of sums. LLM.int8 on a toy: its logits moved by 0.1 when two other rows came
+along, and by 0.0 at llm_int8_threshold=0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+from transformers import PretrainedConfig
+
+from decode.common.errors import InputError
+
+WEIGHTS_ALONE = ("aqlm", "auto-round", "awq", "eetq", "gguf", "gptq", "higgs", "hqq", "mxfp4", "spqr", "vptq")
+"""Methods that leave activations alone."""
+BY_TOKEN = ("bitnet", "fbgemm_fp8", "fp8")
+"""Methods that round the activations of each token by a scale of its own, or by one that is a constant."""
+TORCH_DYNAMIC = "torch.ao.nn.quantized.dynamic"
+Settings = Mapping[str, Any]
+
+
+def refuse_dependent_rows(config: PretrainedConfig, path: str) -> None:
+    """Raise InputError for a quantisation whose passes mix tokens, and for one that is not known here."""
+    settings = settings_of(config)
+    if settings is None:
+        return
+    method = str(getattr(settings.get("quant_method"), "value", settings.get("quant_method")))
+    if method in (*WEIGHTS_ALONE, *BY_TOKEN):
+        return
+    if method not in RULES:
+        known = sorted((*WEIGHTS_ALONE, *BY_TOKEN, *RULES))
+        raise InputError(
+            f"target.path={path} is quantised by {method}, and whether a token's pass depends there on the others "
+            f"beside it is not known here; then the text would depend on the draft. Known are {', '.join(known)}"
+        )
+    reason = RULES[method](settings)
+    if reason is not None:
+        raise InputError(
+            f"target.path={path} is quantised by {method} with {reason}: a token's distribution depends on the others "
+            "in its pass, drafted ones among them, so the text would depend on the draft. Quantise weights alone, or "
+            "take a scale for each token"
+        )
+
+
+def refuse_dependent_layers(model: nn.Module) -> None:
+    """The same for layers that torch itself quantised in memory, of which no configuration tells."""
+    found = [name for name, module in model.named_modules() if type(module).__module__.startswith(TORCH_DYNAMIC)]
+    if found:
+        raise InputError(
+            f"{len(found)} layers of the target ({', '.join(found[:2])}) are torch's dynamically quantised ones, which "
+            "round the activations of a whole pass by one scale: a token's distribution depends on the drafts beside "
+            "it. Use the model without them, or one whose weights alone are quantised"
+        )
+
+
+def settings_of(config: PretrainedConfig) -> Settings | None:
+    """quantization_config as config.json has it; None where there is none."""
+    found = getattr(config, "quantization_config", None)
+    return found if found is None or isinstance(found, Mapping) else found.to_dict()
+
+
+def _bitsandbytes(settings: Settings) -> str | None:
+    threshold = settings.get("llm_int8_threshold", 6.0)
+    if settings.get("load_in_8bit") and threshold:
+        return (
+            f"load_in_8bit and llm_int8_threshold={threshold}, by which one outlier decides how a column of all tokens "
+            "is computed (0.0 decides nothing)"
+        )
+    return None
+
+
+def _compressed_tensors(settings: Settings) -> str | None:
+    groups = settings.get("config_groups") or {}
+    for name, group in groups.items() if isinstance(groups, Mapping) else ():
+        scheme = (group or {}).get("input_activations") if isinstance(group, Mapping) else None
+        by_pass = scheme and scheme.get("dynamic") and scheme.get("strategy") not in ("token", "group")
+        if by_pass:
+            return f"dynamic activation scales of strategy {scheme['strategy']} in {name}"
+    return None
+
+
+def _torchao(settings: Settings) -> str | None:
+    for kind, data in _torchao_kinds(settings.get("quant_type")):
+        granularity = data.get("granularity")
+        each = granularity if isinstance(granularity, list | tuple) else [granularity]
+        per_tensor = [one for one in each if isinstance(one, Mapping) and one.get("_type") == "PerTensor"]
+        by_default = kind.replace("_", "").lower().startswith("float8dynamicactivationfloat8") and granularity is None
+        if by_default or ("Dynamic" in kind and per_tensor):
+            return f"{kind} of PerTensor granularity, one activation scale for a whole pass"
+        if data.get("weight_only_decode"):
+            return f"{kind} and weight_only_decode, by which passes over one token are rounded in another way"
+    return None
+
+
+def _torchao_kinds(quant_type: Any) -> Iterator[tuple[str, Settings]]:
+    """(class, fields) of every configuration inside, by layer or for all."""
+    if isinstance(quant_type, str):
+        yield quant_type, {}
+    elif isinstance(quant_type, Mapping) and str(quant_type.get("_type", "")).endswith("Config"):
+        data = quant_type.get("_data") or {}
+        yield quant_type["_type"], data
+        yield from _torchao_kinds({name: one for name, one in data.items() if isinstance(one, Mapping)})
+    elif isinstance(quant_type, Mapping):
+        for one in quant_type.values():
+            yield from _torchao_kinds(one) if isinstance(one, Mapping) else ()
+
+
+def _quanto(settings: Settings) -> str | None:
+    kind = settings.get("activations")
+    return None if kind is None else f"activations={kind}, whose scales are not known to be of one token"
+
+
+RULES: dict[str, Callable[[Settings], str | None]] = {
+    "bitsandbytes": _bitsandbytes,
+    "compressed-tensors": _compressed_tensors,
+    "quanto": _quanto,
+    "torchao": _torchao,
+}
+"""By method: what in its settings makes tokens depend on one another; None for nothing."""
