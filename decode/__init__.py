@@ -14,12 +14,14 @@ from decode.common.version import __version__
 
 if TYPE_CHECKING:
     from decode.api import generate
+    from decode.conversation import Conversation
     from decode.custom_generate import speculative
     from decode.drafters.saved_draft import load_drafter
 
-__all__ = ["__version__", "generate", "load_drafter", "speculative"]
+__all__ = ["Conversation", "__version__", "generate", "load_drafter", "speculative"]
 
 _HOME = {
+    "Conversation": "decode.conversation",
     "generate": "decode.api",
     "speculative": "decode.custom_generate",
     "load_drafter": "decode.drafters.saved_draft",

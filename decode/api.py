@@ -17,11 +17,12 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from decode.arguments import check_models, expanded, pad_id_of, rows_of, seed_of, stop_strings_of
+from decode.arguments import check_models, conversation_of, expanded, pad_id_of, rows_of, seed_of, stop_strings_of
 from decode.autotune.choose_tree import resolve
 from decode.common.errors import ConfigError
 from decode.common.typed_config import flag, require, whole
 from decode.config import sampling_config
+from decode.conversation import Conversation
 from decode.drafters.base import Drafter
 from decode.loop import Event, Loop, Observer, Request
 from decode.models.adapters import unwrapped
@@ -65,6 +66,7 @@ def generate(
     pad_token_id: int | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     num_return_sequences: int = 1,
+    conversation: Conversation | None = None,
     seed: int | None = None,
     rows: list[int] | None = None,
     batch_size: int | None = None,
@@ -88,7 +90,8 @@ def generate(
     eos_token_id=None and stop_strings=None are the model's own, () none. `rows` are the sequences' own indices, which
     key the noise: a request's text does not depend on the batch it came in. `batch_size` requests are decoded at once,
     the others take the rows of those that end. `num_return_sequences` of each prompt, one after another, have noise of
-    their own.
+    their own. `conversation` (`decode.Conversation`) reads only what is new in a prompt that begins with the text of
+    the call before.
 
     `logits_processor` must be functions of each row of ids and scores, `prefix_allowed_tokens_fn` of the sequence's
     number and its ids: they are asked about drafted tokens as well, in any order, so that one which counts its calls
@@ -121,6 +124,7 @@ def generate(
         processors=LogitsProcessorList(processors) if processors else None,
         stop=StopStrings.of(stop_strings_of(model, stop_strings), tokenizer),
         criteria=Criteria.of(stopping_criteria),
+        conversation=conversation_of(conversation, len(prompts), asked.strict),
         audit=audit,
         max_new_tokens=asked.max_new_tokens,
         verifier=asked.verifier,

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from decode.common.errors import ConfigError
 from decode.common.typed_config import require, texts, whole, wholes
+from decode.conversation import Conversation
 from decode.drafters.base import Drafter
 from decode.drafters.lm import LMDraft
 from decode.models.compatibility import refuse_unsupported
@@ -74,6 +75,25 @@ def expanded(prompts: list[list[int]], num_return_sequences: Any, temperature: f
         "transformers says too; set a temperature above 0, or num_return_sequences=1",
     )
     return [prompt for prompt in prompts for _ in range(count)]
+
+
+def conversation_of(given: Any, num_sequences: int, strict: bool) -> Conversation | None:
+    """The conversation, of which a call continues one text."""
+    require(
+        given is None or isinstance(given, Conversation),
+        f"conversation={given!r:.80} is of type {type(given).__name__}; give a decode.Conversation()",
+    )
+    require(
+        given is None or num_sequences == 1,
+        f"a conversation is one text, and {num_sequences} sequences are asked for; give each text a conversation and a "
+        "call of its own",
+    )
+    require(
+        given is None or not strict,
+        "strict=True makes every pass alike, and a conversation keeps what passes of other shapes have read; leave one "
+        "out",
+    )
+    return given
 
 
 def stop_strings_of(model: PreTrainedModel, given: Sequence[str] | None) -> tuple[str, ...]:

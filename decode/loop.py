@@ -19,6 +19,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from decode.autotune.budget import Budget
 from decode.common.environment import device_of
 from decode.common.errors import InputError
+from decode.conversation import Conversation
 from decode.drafters.base import Context, Drafter, drafted_depth
 from decode.forward.runner import Lease
 from decode.forward.target import runner_for
@@ -53,6 +54,8 @@ class Request:
     eos_ids: frozenset[int] = frozenset()
     processors: LogitsProcessorList | None = None
     """Processors that look at the prefix (penalties, bans); each node is given its own."""
+    conversation: Conversation | None = None
+    """What calls before have read of the one prompt."""
     stop: StopStrings | None = None
     criteria: Criteria | None = None
     """Stopping criteria of the caller."""
@@ -96,8 +99,13 @@ class Loop:
         capacity = max(lengths) + request.max_new_tokens + in_round
         requests = [RequestState(len(x), list(x), len(x) + request.max_new_tokens) for x in request.prompts]
         self.rows = Rows(requests, request.batch_size or len(requests), capacity, device_of(model))
-        taps = drafter.taps if drafter is not None else ()
-        self.runner = runner_for(model, self.rows.size, capacity, self.lease, taps=taps)
+        self.num_read = [0] * self.rows.size
+        if request.conversation is None:
+            taps = drafter.taps if drafter is not None else ()
+            self.runner = runner_for(model, self.rows.size, capacity, self.lease, taps=taps)
+        else:
+            (prompt,) = request.prompts
+            self.runner, self.num_read[0] = request.conversation.begin(model, drafter, prompt, capacity)
         vocab_size = model.config.get_text_config().vocab_size
         keys = [self._key(index) for index in self.rows.seated]
         self.noise = Noise(request.seed, keys, vocab_size, self.runner.device, request.audit)
@@ -121,6 +129,8 @@ class Loop:
                 self.drafter.reset(list(range(self.rows.size)))
         finally:
             self.lease.end()
+            if self.request.conversation is not None:
+                self.request.conversation.end(None if self.rows.running else self.rows.current[0].tokens)
         self.stats.finish([one.reason or "" for one in self.rows.requests], self.runner.device)
         return [one.tokens for one in self.rows.requests], self.stats
 
@@ -160,7 +170,9 @@ class Loop:
             end = [0] * self.rows.size
             for row in group:
                 end[row] = self.rows.lengths[row] - 1
-            self.runner.prefill(self.rows.ids, [0] * self.rows.size, end)
+            begin = [min(read, last) for read, last in zip(self.num_read, end, strict=True)]
+            self.runner.prefill(self.rows.ids, begin, end)
+            self.stats.num_prefilled += sum(end) - sum(begin)
 
     def _refill(self) -> None:
         """Waiting requests take the place of finished ones, so that no row idles while there is work."""

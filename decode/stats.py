@@ -49,6 +49,8 @@ class Stats:
     """Per row: length, eos or stop."""
     distances: list[float] = field(default_factory=list)
     """Per emitted token: TV distance between p and the distribution it came from, where a lossy rule measured it."""
+    num_prefilled: int = 0
+    """Prompt tokens that the target read; of a conversation, those that it had not read before."""
     peak_memory_bytes: int = 0
     """Of the CUDA allocator; on a CPU of the whole process."""
     _began: float = field(default_factory=time.perf_counter)

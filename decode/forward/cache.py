@@ -96,6 +96,11 @@ class SlotCache(Cache):
         for stack in self._stacks:
             stack.zero_()
 
+    def take_over(self, other: SlotCache, num_slots: int) -> None:
+        """The first slots of a cache of the same layers and rows."""
+        for mine, theirs in zip(self._stacks, other._stacks, strict=True):
+            mine[..., :num_slots, :] = theirs[..., :num_slots, :]
+
     @property
     def num_bytes(self) -> int:
         """Of keys, values and hidden states."""

@@ -15,6 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from decode.models.fingerprint import is_plain
+
 MOST_BYTES = 4 << 30
 ROWS = 8  # the layout is chosen for about this many rows; measured equally fast for 1, 7 and 16
 
@@ -79,7 +81,7 @@ class Packing:
 
 def _can_pack(linear: nn.Linear) -> bool:
     weight = linear.weight
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or not is_plain(weight) or not torch.backends.mkldnn.is_available():
         return False
     if weight.dtype == torch.bfloat16:
         return torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -123,16 +123,19 @@ INSTALLED: dict[str, tuple[str, Any, bool]] = {
     "tokens": ("torchao.quantization", lambda ao: TorchAoConfig(ao.Int8DynamicActivationInt8WeightConfig()), True),
 }
 """By package, where it is installed: what quantises, and whether tokens stay apart."""
+ROUND_ACTIVATIONS = ("8 bit", "tokens")
+"""A last bit of a sum may then move a value by a whole step, so that only passes of one shape give equal texts."""
 
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_quantised_weights_give_the_plain_loops_text_or_are_refused(name: str, tmp_path: Path) -> None:
-    package, settings, is_taken = INSTALLED[name]
+    package, quantise, is_taken = INSTALLED[name]
     module = pytest.importorskip(package)
     tiny_llama(VOCAB, hidden_size=64).save_pretrained(tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=settings(module), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=quantise(module), dtype=torch.float32)
     ids, mask = ragged_prompts(3)
-    call = partial(generate, model, input_ids=ids, attention_mask=mask, max_new_tokens=24, eos_token_id=(), seed=0)
+    settings: dict[str, Any] = {"max_new_tokens": 24, "eos_token_id": (), "seed": 0}
+    call = partial(generate, model, input_ids=ids, attention_mask=mask, strict=name in ROUND_ACTIVATIONS, **settings)
     assert (differ(model) < 1e-5) == is_taken
     if not is_taken:
         with pytest.raises(InputError, match="the text would depend on the draft"):
