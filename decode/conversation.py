@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Conversation:
     """The cache of one text, for `generate(..., conversation=it)`: the next call reads what is new in its prompt alone.
 
-    A prompt that parts from the text so far continues from the longest beginning that both share. Text is that of a call
-    without it: equal in fp64, and in fp32 but for near-ties, because tokens that were written in rounds are not read
-    again. It keeps the target's keys and values; the draft, which is small, reads the whole prompt again.
+    A prompt that parts from the text so far continues from the longest beginning that both share. Text is that of a
+    call without it: equal in fp64, and in fp32 but for near-ties, because tokens that were written in rounds are not
+    read again. It keeps the target's keys and values; the draft, which is small, reads the whole prompt again.
 
     One text at a time, one model and one drafter: ConfigError for others, and where the model was changed in between
     (weights, an adapter), since what it has read would mean something else.
@@ -41,9 +41,8 @@ class Conversation:
         """The runner for `capacity` tokens, and how many tokens of the prompt it has read; `end` follows."""
         require(not self._is_busy, "this conversation is in use by another call; give each text one of its own")
         self._check(model, drafter)
-        shared = sum(
-            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self.ids[:-1], prompt[:-1], strict=False))
-        )
+        both = zip(self.ids[:-1], prompt[:-1], strict=False)  # the last token of a text has not been read
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
         self.ids = self.ids[: shared + 1] if shared else []  # a call that fails leaves what it did not write over
         if self._runner is None or self._runner.cache.capacity < capacity:
             self._grow(model, drafter, capacity, shared)

@@ -132,7 +132,7 @@ def test_what_a_conversation_cannot_be_used_for_is_refused() -> None:
         ("in use by another call", (model, None, ids), {"observer": again}),
     ]
     for words, (target_model, drafter, prompt), settings in refused:
-        asked = {"conversation": begun} | call | settings
+        asked: dict[str, Any] = {"conversation": begun} | call | settings
         with pytest.raises(ConfigError, match=words):
             generate(target_model, drafter, prompt, **asked)
     model.lm_head.weight.data = model.lm_head.weight + 1
