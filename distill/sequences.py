@@ -178,7 +178,11 @@ def _scored_again(folder: RecordFolder, layers: list[int], output_dir: str) -> s
         same["features.code"] = folder.layout.features.code
     changed = {name: value for name, value in same.items() if value != attrgetter(name)(usual)}
     given = {f"records.{name}": value for name, value in (changed | {"features.layers": layers}).items()}
-    first = {"target.path": folder.target_path, "responses": "records", "from_records": folder.path}
+    first = {
+        "target.path": folder.target_path or folder.manifest.target.path,
+        "responses": "records",
+        "from_records": folder.path,
+    }
     arguments = [f"{key}={_plain(value)}" for key, value in (first | given | {"output_dir": output_dir}).items()]
     return shlex.join(["python", "-m", "distill", *arguments])
 

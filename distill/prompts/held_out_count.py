@@ -45,9 +45,8 @@ class HeldOutCount(Content):
         raised = f"data.heldout_share={more:.2g} in place of {share:g}, or " if more > share else ""
         return (
             f"a report on this corpus will find {self.prompts:,} of the {REPORT_PROMPTS} held-out prompts that it asks "
-            f"for (a chat, or a window of {WINDOW} tokens; {self.documents:,} held-out documents): {means}. It must be "
-            f"mended before records and draft are made, since what was trained on cannot be held out later: {raised}"
-            "more documents"
+            f"for (a chat, or a window of {WINDOW} tokens; {self.documents:,} held-out documents): {means}. What was "
+            f"trained on cannot be held out later, so now use {raised}more documents"
         )
 
 

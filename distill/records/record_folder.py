@@ -128,8 +128,8 @@ class RecordFolder:
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest
         self.layout = manifest.layout
-        self.target_path = manifest.target.path
-        """Where the target lies, as far as is known."""
+        self.target_path: str | None = None
+        """Where the target lies, if it is not where it was recorded."""
         self.shards = [Shard(path / shard.file, self.layout, shard) for shard in manifest.shards]
         self._starts = np.cumsum([0, *(len(shard.split) for shard in self.shards)])
         self.lengths = np.concatenate([shard.lengths for shard in self.shards])
@@ -153,7 +153,7 @@ class RecordFolder:
         for known in [*manifest.shards, *([manifest.code_file] if manifest.code_file else [])]:
             _check_file(path, known, checksums)
         folder = cls(path, manifest)
-        folder.target_path = manifest.target.path if target is None else target.path
+        folder.target_path = None if target is None else target.path
         folder.check(checksums)
         return folder
 

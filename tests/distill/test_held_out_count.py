@@ -84,7 +84,7 @@ def test_only_the_documents_that_are_read_count(tmp_path: Path) -> None:
         (8, 0.05, "intervals will be wide", "too few"),
         (48, 0.05, "data.heldout_share=0.1 in place of 0.05, or more documents", "too few"),
         (11, 0.05, "data.heldout_share=0.3 in place", "0.44"),
-        (95, 0.4, "held out later: more documents", "in place of"),
+        (95, 0.4, "later, so now use more documents", "in place of"),
     ],
 )
 def test_few_prompts_are_warned_of_with_what_to_do(prompts: int, share: float, told: str, not_told: str) -> None:
