@@ -58,7 +58,9 @@ class DataConfig:
             not needs_path or bool(self.path), f"data={self.name} needs data.path, the file, folder or hub id to read"
         )
         require(
-            needs_path or self.path is None, f"data=python_stdlib reads the interpreter's own files, not {self.path!r}"
+            needs_path or self.path is None,
+            f"data=python_stdlib reads the interpreter's own files, not {self.path!r}. Name what lies there, as data=jsonl "
+            "or data=text",
         )
         for name in ("validation_share", "heldout_share"):
             share = getattr(self, name)

@@ -11,6 +11,7 @@ from tests.distill import (
     test_credits,
     test_distribution,
     test_features,
+    test_held_out_count,
     test_objectives,
     test_prompts,
     test_responses,
@@ -196,6 +197,9 @@ RECORDS: dict[Callable[..., object], list[Change]] = {
 }
 
 TEXTS: dict[Callable[..., object], list[Change]] = {
+    partial(test_held_out_count.test_it_counts_the_prompts_that_a_report_makes, row=test_held_out_count.chat): [
+        ("distill.prompts.held_out_count:count_held_out", '!= "heldout"', '!= "validation"'),
+    ],
     partial(test_chat.test_a_token_on_the_edge_of_a_turn_is_learned, ""): [
         ("distill.prompts.chat:encode_chat", "a < end and b > begin", "b > begin and b <= end"),
         ("distill.prompts.chat:encode_chat", "a < end and b > begin", "a >= begin and a < end"),

@@ -119,6 +119,15 @@ SHAPES: dict[Any, str] = {
         drafts.lm_blueprint:lm_blueprint: draft.tie_embeddings => True
         drafts.lm_blueprint:lm_blueprint: draft.kv_heads or heads => heads
     """,
+    partial(shapes.test_sizes_that_are_left_out_follow_the_target, target_width=512, draft={}, sizes=(256, 4)): """
+        drafts.draft_config:DraftConfig.lm_sizes: target_width // 2 => target_width
+    """,
+    shapes.test_a_token_costs_layers_and_head_but_no_table: """
+        drafts.head_blueprint:HeadBlueprint.weights_per_token: config.draft_vocab_size or config => config
+    """,
+    shapes.test_adapters_are_counted_by_themselves: """
+        drafts.lm_blueprint:LMBlueprint.num_trained: rank == 0 => rank >= 0
+    """,
     shapes.test_a_pretrained_draft_is_trained_in_full_precision: """
         drafts.lm_blueprint:LMBlueprint.build: "float32" => "auto"
     """,
