@@ -59,8 +59,8 @@ class DataConfig:
         )
         require(
             needs_path or self.path is None,
-            f"data=python_stdlib reads the interpreter's own files, not {self.path!r}. Name what lies there, as data=jsonl "
-            "or data=text",
+            f"data=python_stdlib reads the interpreter's own files, not {self.path!r}. Name what lies there, as "
+            "data=jsonl or data=text",
         )
         for name in ("validation_share", "heldout_share"):
             share = getattr(self, name)
