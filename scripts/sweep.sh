@@ -13,8 +13,8 @@ for layers in 1 2; do
         -m train experiment=quickstart_draft draft.layers="$layers" output_dir="runs/sweep/layers-$layers" resume=auto "$@"
 done
 
-# The kept checkpoint's figures stand in each folder's manifest.
-for manifest in runs/sweep/*/manifest.json; do
+# The first four are compared in runs/sweep/sweep.md; the kept checkpoint's figures of each stand in its manifest.
+for manifest in runs/sweep/layers-*/manifest.json; do
     echo "$manifest"
     python -c 'import json, sys; print(json.dumps(json.load(open(sys.argv[1])), indent=1))' "$manifest"
 done

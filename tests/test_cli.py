@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from decode.common.checked_json import read_json
 from tests.bad_configurations import bad_arguments, good_commands, tiny_training
 from tests.commands import MINIMUM, ROOT, STAGES
 from tests.tiers import by_default
@@ -126,3 +127,9 @@ def test_a_sweep_of_real_training_skips_what_is_finished(tmp_path: Path) -> None
     assert second.returncode == 0, second.stderr
     assert second.stderr.count("already finished") == 2
     assert [(job / "manifest.json").stat().st_mtime_ns for job in jobs] == written
+    lines = [line.split() for line in (tmp_path / "out" / "sweep.md").read_text().splitlines() if line.startswith("| ")]
+    assert lines[0][1::2] == ["seed", "alpha", "tau", "loss", "seconds", "folder", "status"]
+    losses = {str(seed): read_json(job / "manifest.json")["loss"] for seed, job in enumerate(jobs)}
+    assert [line[1] for line in lines[2:]] == sorted(losses, key=lambda seed: losses[seed])  # there is no tau
+    assert [line[7] for line in lines[2:]] == [f"{losses[line[1]]:.4g}" for line in lines[2:]]
+    assert [line[-2] for line in lines[2:]] == ["skipped", "skipped"]

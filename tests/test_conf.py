@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from decode.common.command_line import plan_sweep
 from decode.common.compose import CONF, wants_sweep
 from decode.common.errors import ConfigError
+from decode.common.sweep import plan_sweep
 from tests.commands import MINIMUM, STAGES, built, config_class, groups, shown_commands
 from tests.tiers import by_default
 

@@ -11,6 +11,7 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ import pytest
 from decode import __version__
 from decode.common.errors import ConfigError
 from decode.common.extras import require_installed
+from decode.common.sweep_table import Row, comparison
 from distill.config import DataConfig
 from distill.corpora import load_corpus
 from eval.stage import run as run_eval
@@ -131,7 +133,10 @@ def test_every_stage_runs_from_a_wheel_anywhere_with_what_it_needs_and_no_more(
         assert started["argv"][0] == str(installed / stage / "__main__.py")
         assert started["packages"]["draftsmith"] == PROJECT["version"]
         assert started["git"] == {"revision": None, "dirty": None}
-        assert (tmp_path / "runs" / name / "manifest.json").is_file()
+        figures = comparison(
+            [Row({}, tmp_path / "runs" / name, "finished")], import_module(f"{stage}.__main__").FIGURES
+        )
+        assert name == "target" or " - " not in figures, figures  # every stage writes what a sweep compares it by
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import hashlib
 import json
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from typing import Any
 
 from pydantic import Field
 
-from decode.common.checked_json import Content, JsonFile, Text, shown
+from decode.common.checked_json import Amount, Content, JsonFile, Text, shown
 from decode.common.environment import environment, git_state, package_versions
 from decode.common.errors import ConfigError, UserError
 from decode.common.progress import get_logger, is_main_process
@@ -39,6 +40,10 @@ class RunEnd(Content):
     version: int = Field(alias="schema")
     stage: Text
     finished: Text
+    seconds: Amount | None = None
+    """That the process which finished the run held the folder; None in manifests of version 0.1."""
+    resumed: bool = False
+    """Whether earlier processes had begun it, whose time is in no manifest."""
 
 
 _REMEDY = "Copy the folder again from where it was written, or delete it and run the stage again"
@@ -54,6 +59,8 @@ class RunFolder:
     stage: str
     is_finished: bool = False
     is_main: bool = True
+    is_resumed: bool = False
+    began_s: float = dataclasses.field(default_factory=time.perf_counter)
 
     @property
     def started(self) -> str:
@@ -67,12 +74,13 @@ class RunFolder:
         return path
 
     def finish(self, result: dict, file: JsonFile | None = None) -> None:
-        """Write `manifest.json` (schema, stage, finished, and `result`), last and atomically; rank 0 only.
+        """Write `manifest.json` (what RunEnd says, and `result`), last and atomically; rank 0 only.
 
         RunError where `file`, by default MANIFEST, could not be read back.
         """
         if self.is_main:
             head = {"schema": RUN_SCHEMA, "stage": self.stage, "finished": _now()}
+            head |= {"seconds": round(time.perf_counter() - self.began_s, 1), "resumed": self.is_resumed}
             (file or MANIFEST).write(self.path / "manifest.json", {**head, **result})
 
 
@@ -99,7 +107,8 @@ def open_run(
     a refusal.
     """
     is_main = is_main_process() if is_main is None else is_main
-    path, outcome = Path(output_dir), None
+    path, outcome, began_s = Path(output_dir), None, time.perf_counter()
+    is_resumed = (path / "run.json").exists()
     with ExitStack() as held:
         if is_main:
             try:
@@ -109,7 +118,7 @@ def open_run(
         outcome = _from_main(outcome)
         if isinstance(outcome, UserError):
             raise outcome
-        yield RunFolder(path, stage, bool(outcome), is_main)
+        yield RunFolder(path, stage, bool(outcome), is_main, is_resumed, began_s)
 
 
 def is_finished(path: Path) -> bool:

@@ -27,7 +27,7 @@ from eval.prompts.held_out import PromptSets, check_lengths, load_prompts
 from eval.render.formatting import guess
 from eval.render.plots import training_curves
 from eval.render.remarks import remarks
-from eval.render.report_page import render_page, render_summary
+from eval.render.report_page import headline_row, render_page, render_summary
 from eval.render.tracking import track_report
 from eval.results.document import LENGTH, Measured, arm_name, draft_lengths, make_results, scopes
 from eval.results.figures import Drafted
@@ -169,7 +169,8 @@ def _write(cfg: EvalConfig, folder: RunFolder, results: dict[str, Any]) -> None:
     folder.file("summary.md").write_text(render_summary(results), encoding="utf-8")
     folder.file("index.html").write_text(render_page(results, curves), encoding="utf-8")
     track_report(cfg, folder.path, results)
-    folder.finish({"rows": len(results["rows"])})
+    row = headline_row(results) or results["rows"][0]
+    folder.finish({"rows": len(results["rows"]), **{name: row[name] for name in ("speedup", "alpha", "tau")}})
     for sentence in remarks(results):
         log.info(sentence)
     log.info("report: %s", folder.file("index.html"))

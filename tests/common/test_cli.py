@@ -10,9 +10,11 @@ import pytest
 
 from decode.common import compose
 from decode.common.command_line import stage_main
+from decode.common.sweep_table import Figures
 from tests.common.toy import write_toy_stage
 
 ROOT = Path(__file__).resolve().parents[2]
+FIGURES = Figures({"score": "figures.score", "loss": "loss"}, highest="score", lowest="loss")
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def run(*arguments: str) -> int:
         monkeypatch.setattr(sys, "argv", ["toystage", *arguments])
         with pytest.raises(SystemExit) as ended:
-            stage_main("toystage", "toystage.config:Config", "toystage.stage:run")
+            stage_main("toystage", "toystage.config:Config", "toystage.stage:run", FIGURES)
         assert isinstance(ended.value.code, int)
         return ended.value.code
 
@@ -197,15 +199,41 @@ def test_a_sweep_runs_each_job_once_and_names_the_failed(stage, capfd) -> None:
     Path("runs/it's/optim.lr-0.2").mkdir(parents=True)
     Path("runs/it's/optim.lr-0.2/mine.txt").write_text("in the way")
     assert stage("optim=adam", *sweep) == 1
-    assert "1 of 2 jobs failed: optim.lr-0.2" in capfd.readouterr().err
+    shown = capfd.readouterr()
+    assert "1 of 2 jobs failed: optim.lr-0.2" in shown.err
+    first = rows_of(Path("runs/it's/sweep.md").read_text())
+    assert [row[:3] + row[-1:] for row in first] == [
+        ["optim.lr", "score", "loss", "status"],
+        ["0.3", "0.3", "-", "finished"],
+        ["0.2", "-", "-", "failed, exit code 2"],
+    ]
+    assert rows_of(shown.out) == first
     assert seen(str(folder))["lr"] == 0.3
     written = (folder / "manifest.json").stat().st_mtime_ns
     Path("runs/it's/optim.lr-0.2/mine.txt").unlink()
     assert stage("optim=adam", *sweep) == 0
     assert capfd.readouterr().err.count("already finished") == 1
+    again = rows_of(Path("runs/it's/sweep.md").read_text())
+    assert [row[:2] + row[-2:] for row in again[1:]] == [
+        ["0.3", "0.3", str(folder), "skipped"],
+        ["0.2", "0.2", "runs/it's/optim.lr-0.2", "finished"],
+    ]
     assert (folder / "manifest.json").stat().st_mtime_ns == written
     assert stage("optim=adam", *sweep, "steps=11") == 2
     assert "steps: 10 there, 11 now" in capfd.readouterr().err
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """Cells of the table in a text."""
+    lines = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| --")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+@pytest.mark.slow
+def test_a_plan_of_a_sweep_leaves_no_table(stage, capfd) -> None:
+    assert stage("-m", "steps=1,2", "plan=true", "outcome=done") == 0
+    assert "status" not in capfd.readouterr().out
+    assert not Path("runs/toy/sweep.md").exists()
 
 
 def test_a_sweep_takes_no_launcher(stage, capsys, monkeypatch) -> None:

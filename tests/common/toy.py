@@ -65,17 +65,18 @@ _FILES = {
                     ]("no more")
                 if not folder.is_finished:
                     write_json(folder.file("seen.json"), {"steps": config.steps, "lr": config.optim.lr})
-                    folder.finish({})
+                    folder.finish({"figures": {"score": config.optim.lr}})
     """,
     "toystage/__main__.py": """
         import sys
         from pathlib import Path
         from decode.common import compose
         from decode.common.command_line import stage_main
+        from decode.common.sweep_table import Figures
 
         compose.CONF = Path(__file__).resolve().parents[1] / "conf"
         if __name__ == "__main__":
-            stage_main("toystage", "toystage.config:Config", "toystage.stage:run")
+            stage_main("toystage", "toystage.config:Config", "toystage.stage:run", Figures({}))
     """,
 }
 
