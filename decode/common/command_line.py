@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from decode.common.compose import compose, wants_sweep
