@@ -72,7 +72,7 @@ def shown() -> list[tuple[int, str]]:
 def pattern(line: str) -> str:
     """A regular expression for a shown line: any number stands for any other, and "..." for anything."""
     escaped = re.escape(re.sub(r"\s+", " ", line.strip())).replace(r"\.\.\.", ".*")
-    return re.sub(r"\d(?:[\d,:]|\\\.(?=\d))*", lambda _: r"[\\d.,:]+", escaped)
+    return re.sub(r"\d(?:[\d,:]|\\\.(?=\d))*", lambda _: r"[\d.,:]+", escaped)
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +114,7 @@ def test_what_the_page_shows_is_what_is_printed(reader: Reader) -> None:
 @pytest.mark.slow
 def test_the_report_holds_the_figures_that_the_page_reads(reader: Reader) -> None:
     rows = json.loads((reader.folder / "runs" / "report" / "results.json").read_text())["rows"]
-    assert {(row["draft"], row["temperature"]) for row in rows} == {
-        (draft, temperature) for draft in ("distilled", "head") for temperature in (0.0, 1.0)
-    }
+    assert [row["draft"] for row in rows] == ["distilled", "head"]
     for row in rows:
         assert row["mismatches"] == row["uncached_mismatches"] == 0
         assert row["tokens_checked"] > 100
@@ -130,9 +128,7 @@ def test_the_report_holds_the_figures_that_the_page_reads(reader: Reader) -> Non
 def test_the_drafts_have_learned_what_one_without_training_does_not_know(reader: Reader) -> None:
     untrained = acceptance_of_random_weights(reader.folder)
     rows = json.loads((reader.folder / "runs" / "report" / "results.json").read_text())["rows"]
-    for row in rows:
-        if row["temperature"] == 1:
-            assert row["alpha"] > untrained + 0.2
+    assert min(row["alpha"] for row in rows) > untrained + 0.2
 
 
 @torch.inference_mode()
