@@ -63,7 +63,7 @@ def test_processors_that_count_columns_are_taken_where_no_row_is_padded(model: A
         ({"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidance"),
         ({"encoder_repetition_penalty": 1.5}, "EncoderRepetitionPenalty"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else ",".join(value),
 )
 def test_what_is_not_honoured_is_refused(model: Any, settings: dict[str, Any], words: str) -> None:
     ids, _ = ragged_prompts(1)
