@@ -21,7 +21,7 @@ from decode.arguments import check_models, conversation_of, expanded, pad_id_of,
 from decode.autotune.choose_tree import resolve
 from decode.common.errors import ConfigError
 from decode.common.typed_config import flag, require, whole
-from decode.config import sampling_config
+from decode.config import SamplingConfig, sampling_config
 from decode.conversation import Conversation
 from decode.drafters.base import Drafter
 from decode.loop import Event, Loop, Observer, Request
@@ -34,7 +34,7 @@ from decode.sampling.processors import check_processors
 from decode.sampling.stopping import Criteria, StopStrings, eos_ids, own_eos_ids
 from decode.sampling.warp import Sampling
 from decode.stats import Stats
-from decode.trees.tree_plans import parse
+from decode.trees.tree_plans import Shape, parse
 
 Processor = LogitsProcessor | Callable[..., Tensor]
 Criterion = StoppingCriteria | Callable[..., Any]
@@ -110,10 +110,8 @@ def generate(
     # where () says that no token ends a row, the model's own end tokens still tell padding from text
     prompts = prompts_of(input_ids, attention_mask, pad, ends or own_eos_ids(config, vocab_size))
     prompts = expanded(prompts, num_return_sequences, asked.temperature)
-    processors = check_processors([*_allowed(prefix_allowed_tokens_fn), *_listed(logits_processor)])
-    dead_ends = [_dead_ends(one, prompts) for one in processors if isinstance(one, AllowedTokens)]
-    processors = [*penalties(vocab_size, tokenizer, asked), *processors]
-    processors = list(map(Audited, processors)) if flag(audit, "audit") else processors
+    given = check_processors([*_allowed(prefix_allowed_tokens_fn), *_listed(logits_processor)])
+    processors = [*penalties(vocab_size, tokenizer, asked), *given]
     request = Request(
         prompts=prompts,
         sampling=Sampling(asked.temperature, asked.top_k, asked.top_p, asked.min_p),
@@ -121,7 +119,7 @@ def generate(
         seed=seed_of(seed),
         rows=rows_of(rows, len(prompts)),
         eos_ids=frozenset(ends),
-        processors=LogitsProcessorList(processors) if processors else None,
+        processors=_processor_list(processors, flag(audit, "audit")),
         stop=StopStrings.of(stop_strings_of(model, stop_strings), tokenizer),
         criteria=Criteria.of(stopping_criteria),
         conversation=conversation_of(conversation, len(prompts), asked.strict),
@@ -133,18 +131,26 @@ def generate(
         confidence=asked.confidence,
         strict=asked.strict,
     )
-    if asked.tree == "sequoia":
-        shape = resolve(asked.tree_nodes, model, drafter, request)
-    else:
-        shape = parse(asked.tree, asked.num_draft_tokens, asked.tree_nodes)
-    request = replace(request, shape=shape)
+    request = replace(request, shape=_shape(asked, model, drafter, request))
     input_ids = input_ids.repeat_interleave(len(prompts) // len(input_ids), 0)
+    dead_ends = [_dead_ends(one, prompts) for one in given if isinstance(one, AllowedTokens)]
     observers = [*dead_ends, *([] if observer is None else [observer]), *_streaming(streamer, input_ids)]
     tokens, stats = Loop(model, drafter, request).run(_all_of(observers))
     if streamer is not None:
         streamer.end()
     filler = next(one for one in (pad, *ends, 0) if one is not None)
     return _output(input_ids, request.prompts, tokens, stats, filler)
+
+
+def _shape(asked: SamplingConfig, model: PreTrainedModel, drafter: Drafter | None, request: Request) -> Shape:
+    if asked.tree == "sequoia":
+        return resolve(asked.tree_nodes, model, drafter, request)
+    return parse(asked.tree, asked.num_draft_tokens, asked.tree_nodes)
+
+
+def _processor_list(processors: list[Any], audit: bool) -> LogitsProcessorList | None:
+    found = list(map(Audited, processors)) if audit else processors
+    return LogitsProcessorList(found) if found else None
 
 
 def _listed(processors: Any) -> list[Any]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,7 +20,6 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from decode.autotune.budget import Budget
 from decode.common.environment import device_of
 from decode.common.errors import InputError
-from decode.conversation import Conversation
 from decode.drafters.base import Context, Drafter, drafted_depth
 from decode.forward.runner import Lease
 from decode.forward.target import runner_for
@@ -34,6 +34,9 @@ from decode.trees.tree import Drawn, Tree
 from decode.trees.tree_plans import Shape, chain
 from decode.verify import VERIFIERS
 from decode.verify.verdict import Question, Verdict
+
+if TYPE_CHECKING:
+    from decode.conversation import Conversation
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from decode.models.fingerprint import is_plain
-
 MOST_BYTES = 4 << 30
 ROWS = 8  # the layout is chosen for about this many rows; measured equally fast for 1, 7 and 16
 
@@ -81,7 +79,8 @@ class Packing:
 
 def _can_pack(linear: nn.Linear) -> bool:
     weight = linear.weight
-    if weight.device.type != "cpu" or not is_plain(weight) or not torch.backends.mkldnn.is_available():
+    plain = type(weight) in (Tensor, nn.Parameter)  # quantised storage calls itself float32 too
+    if weight.device.type != "cpu" or not plain or not torch.backends.mkldnn.is_available():
         return False
     if weight.dtype == torch.bfloat16:
         return torch.ops.mkldnn._is_mkldnn_bf16_supported()

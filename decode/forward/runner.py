@@ -17,7 +17,6 @@ from decode.common.progress import get_logger
 from decode.forward.cache import SlotCache
 from decode.forward.capture import Pass, Uncapturable, capture
 from decode.forward.packed_linear import Packed
-from decode.models.fingerprint import is_plain
 
 log = get_logger("decode")
 
@@ -259,7 +258,7 @@ def weights_state(model: nn.Module) -> int:
 def tensor_state(tensor: Tensor) -> tuple[object, ...]:
     """Changes when the tensor is replaced, moved or written to."""
     version = 0 if tensor.is_inference() else tensor._version
-    if not is_plain(tensor):  # quantised storage: many of its kinds have neither values nor a place
+    if type(tensor) not in (Tensor, nn.Parameter):  # quantised storage, which may have neither values nor a place
         return id(tensor), tensor.dtype, version
     if tensor.device.type != "cpu" or not tensor.is_floating_point():
         return tensor.data_ptr(), tensor.dtype, version

@@ -40,7 +40,7 @@ def weights_fingerprint(model: PreTrainedModel) -> str | None:
     """
     weights, method = _weights(model), _quantisation(model)
     sampled = {name: one for name, one in weights.items() if _is_sampled(one)}
-    whole = method is not None or all(map(is_plain, weights.values()))
+    whole = method is not None or all(map(_is_plain, weights.values()))
     if not whole or any(one.is_meta or not one.numel() for one in sampled.values()):
         return None
     kind = method or ("float16" if any(one.dtype == torch.float16 for one in sampled.values()) else PLAIN)
@@ -78,7 +78,7 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _is_sampled(tensor: Tensor) -> bool:
-    return is_plain(tensor) and tensor.is_floating_point() and tensor.itemsize > 1
+    return _is_plain(tensor) and tensor.is_floating_point() and tensor.itemsize > 1
 
 
 def _quantisation(model: nn.Module) -> str | None:
@@ -87,7 +87,7 @@ def _quantisation(model: nn.Module) -> str | None:
     return None if settings is None else str(getattr(method, "value", method))
 
 
-def is_plain(tensor: Tensor) -> bool:
+def _is_plain(tensor: Tensor) -> bool:
     """Neither quantised storage nor a part of a tensor that is spread over processes."""
     return type(tensor) in (Tensor, nn.Parameter)
 
