@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,3 +112,14 @@ def test_a_run_says_it_before_anything_is_recorded_and_keeps_it(
     usual = {name: type(getattr(base, name))() for name in ("data", "prompts", "sampling")}
     run(replace(base, **given, **usual))
     assert read_json(tmp_path / "again" / "manifest.json")["held_out"] == kept.model_dump()
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_python_source_is_not_read_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_own: bool
+) -> None:
+    """It is what a run without data= reads, whatever its target was made for."""
+    data: dict[str, Any] = {} if is_own else {"data": DataConfig(max_documents=120)}
+    run(tiny_config(tmp_path, plan=True, **data))
+    assert ("(data=python_stdlib, the default; chats or text of your own: data=jsonl" in caplog.text) is not is_own
+    assert ("(data=jsonl)" in caplog.text) is is_own
