@@ -6,13 +6,12 @@ import json
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from decode.common.checked_json import read_json
-from distill.config import DataConfig
-from distill.corpora import load_corpus
+from distill.config import DataConfig, PromptConfig
+from distill.corpora import Document, load_corpus
 from distill.prompts.held_out_count import REPORT_PROMPTS, WINDOW, HeldOutCount, count_held_out
 from distill.records.record_folder import RecordFolder
 from distill.stage import run
@@ -103,7 +102,7 @@ def test_a_run_says_it_before_anything_is_recorded_and_keeps_it(
     run(tiny_config(tmp_path, plan=True))
     line = next(one for one in capsys.readouterr().out.splitlines() if one.startswith("held out"))
     assert "of the 96 held-out prompts that it asks for" in caplog.text
-    run(tiny_config(tmp_path))
+    run(tiny_config(tmp_path, prompts=PromptConfig(tokens=6, count=1, validation_count=1)))
     kept = RecordFolder.open(tmp_path / "records").manifest.held_out
     assert kept is not None
     assert line.endswith(kept.line())
@@ -114,12 +113,14 @@ def test_a_run_says_it_before_anything_is_recorded_and_keeps_it(
     assert read_json(tmp_path / "again" / "manifest.json")["held_out"] == kept.model_dump()
 
 
-@pytest.mark.parametrize("is_own", [True, False])
 def test_python_source_is_not_read_without_a_word(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_own: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is what a run without data= reads, whatever its target was made for."""
-    data: dict[str, Any] = {} if is_own else {"data": DataConfig(max_documents=120)}
-    run(tiny_config(tmp_path, plan=True, **data))
-    assert ("(data=python_stdlib, the default; chats or text of your own: data=jsonl" in caplog.text) is not is_own
-    assert ("(data=jsonl)" in caplog.text) is is_own
+    run(tiny_config(tmp_path, plan=True))
+    assert "(data=jsonl)" in caplog.text
+    assert "the default" not in caplog.text
+    files = [Document(f"{number}.py", text(number)["text"]) for number in range(90)]
+    monkeypatch.setattr("distill.corpora.configured.python_stdlib", lambda: iter(files))  # its own are large
+    run(tiny_config(tmp_path, plan=True, data=DataConfig()))
+    assert "(data=python_stdlib, the default; chats or text of your own: data=jsonl" in caplog.text
