@@ -30,7 +30,7 @@ DEFINITIONS = {
     "same prompts in each.",
     "ci95": "Percentile bootstrap over runs and prompts, 2,000 resamples: runs are drawn, and prompts once for all of "
     "them, since every run has the same prompts and three runs are not three times as many; for alpha all prompts of "
-    "one document stay together. None for one prompt in one run.",
+    "one document stay together. None for a single prompt.",
 }
 """What is said otherwise than of one run."""
 
@@ -148,7 +148,10 @@ def _estimate(each: Sequence[Entry], field: str, statistic: Statistic, seed: int
     runs = [[pair or (np.nan, np.nan) for pair in one[field] or []] for one in each]
     pairs = np.array(runs, dtype=float).reshape(len(runs), -1, 2)
     known = pairs[:, np.isfinite(pairs).all((0, 2))]
-    return bootstrap_crossed(known, statistic, seed) if known.size else None
+    if not known.size:
+        return None
+    found = bootstrap_crossed(known, statistic, seed)
+    return found if known.shape[1] > 1 else Estimate(found.value, None)  # runs alone say nothing of other prompts
 
 
 def _medians(each: Sequence[Entry], *names: str) -> dict[str, Any]:

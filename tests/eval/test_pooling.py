@@ -63,6 +63,7 @@ def test_a_prompt_that_one_run_could_not_time_is_left_out_of_all() -> None:
     runs = three_runs()
     runs[0]["rows"][0]["seconds_by_prompt"] = [None, [0.4, 0.2]]
     assert pool(runs)["rows"][0]["speedup"] == 2.0  # the second prompt's 2, 4 and 2
+    assert pool(runs)["rows"][0]["speedup_ci95"] is None  # three runs of one prompt
     for run in runs:
         run["rows"][0]["seconds_by_prompt"] = [None, None]
     assert pool(runs)["rows"][0]["speedup"] is None

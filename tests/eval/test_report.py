@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from decode.common.errors import ConfigError, InputError
+from decode.common.run_folder import RUN
 from decode.common.typed_config import build
 from eval import inputs, stage
 from eval.config import EvalConfig
@@ -90,9 +91,12 @@ def results(folder) -> dict:
     return json.loads((folder / "report/results.json").read_text(), parse_constant=lambda name: pytest.fail(name))
 
 
-def test_schema(results):
+def test_schema(results, folder):
     assert results["schema"] == 2
     assert set(results["environment"]["git"]) == {"revision", "dirty"}
+    assert results["environment"]["started"] == RUN.read(folder / "report/run.json").started
+    assert set(results["fingerprints"]) == set(results["drafts"])
+    assert results["prompts"]["wanted"] == {"reported": 6, "timed": 4, "screening": 1}
     assert {"environment", "target", "definitions", "rows", "peers"} <= set(results)
     assert all(set(row) >= ROW_KEYS for row in results["rows"])
     assert all(set(peer) >= PEER_KEYS for peer in results["peers"])
@@ -277,6 +281,24 @@ def test_publish_copies_renders_and_fills_the_readme(folder, tmp_path):
     assert "(docs/results/quickstart.md)" in text
     assert json.loads(destination.with_suffix(".json").read_text())["schema"] == 2
     assert "## Definitions" in destination.with_suffix(".md").read_text()
+
+
+def test_runs_of_a_measured_report_are_pooled(folder, tmp_path, results):
+    files = [tmp_path / f"{number}.json" for number in range(3)]
+    for number, file in enumerate(files):
+        environment = results["environment"] | {"started": f"{results['environment']['started']}-{number}"}
+        file.write_text(json.dumps({**results, "environment": environment}))
+    (tmp_path / "README.md").write_text(f"{START}{END}")
+    publish(files, tmp_path / "page", tmp_path / "README.md")
+    found = json.loads((tmp_path / "page.json").read_text())
+    for pooled, alone in zip(found["rows"], results["rows"], strict=True):
+        for name in ("alpha", "tau", "speedup", "whole_call_speedup", "realised"):
+            assert pooled[name] == pytest.approx(alone[name]), name  # three times the same
+        assert (pooled["alpha_ci95"] is None) == (alone["alpha_ci95"] is None)
+        assert pooled["tokens_checked"] == 3 * alone["tokens_checked"]
+    assert [one["ratio_ours_over_peer"] for one in found["peers"]] == pytest.approx(
+        [one["ratio_ours_over_peer"] for one in results["peers"]]
+    )
 
 
 @pytest.mark.parametrize("text", ["no marks", f"{END}\n{START}", f"{START}\n{START}\n{END}"])
