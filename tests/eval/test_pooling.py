@@ -176,6 +176,7 @@ def test_the_block_leads_with_what_travels_and_gives_the_speedup_as_a_range() ->
     assert "- Without a draft it makes 1 to 2 tokens/s (own autoregressive loop)." in speed
     assert "| 1 | mine | 2 | 0.750 [0.500, 1.000] | 2.00 | 4.00 [2.00, 8.00]" in speed
     assert "| 3.0 to 6.0 |" in speed
+    assert "\n\n| T | draft | k |" in speed  # else the list would swallow it
     assert "`python -m eval`" in speed
 
 
