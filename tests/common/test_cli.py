@@ -158,7 +158,7 @@ def test_an_interrupted_sweep_says_how_to_go_on(stage, capsys, monkeypatch) -> N
     def ctrl_c(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("decode.common.command_line._execute", ctrl_c)
+    monkeypatch.setattr("decode.common.sweep._execute", ctrl_c)
     assert stage("-m", "steps=1,2") == 130
     assert "interrupted. Finished jobs are kept; to go on, run the same command with resume=auto" in (
         capsys.readouterr().err

@@ -154,7 +154,7 @@ def test_bad_input_is_refused_before_weights_are_loaded(config: DecodeConfig, mo
     file = Path(config.target.path or "") / "latin.txt"
     file.write_bytes(b"caf\xe9")
     config.prompt_file = str(file)
-    with pytest.raises(InputError, match="no UTF-8"):
+    with pytest.raises(InputError, match="not UTF-8"):
         run(config)
     config.draft.path = "absent/draft"
     with pytest.raises(InputError, match="absent/draft"):
