@@ -122,6 +122,7 @@ def _read(name: str) -> str:
 
 
 def _decode(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> Output:
+    log.info("loading %s%s", config.target.path, "" if config.draft.path is None else f" and {config.draft.path}")
     model = load_model(config.target)
     drafter = None if config.draft.path is None else load_drafter(config.draft.path, model, config.draft.dtype)
     prompt = torch.tensor([ids], device=model.device)

@@ -36,7 +36,8 @@ class DataConfig:
     text_field: str = "text"
     """Row field that holds plain text."""
     messages_field: str = "messages"
-    """Row field that holds chat messages; a row that has it is read as chat, even where it has text too."""
+    """Row field that holds chat messages; a row that has it is read as chat, even where it has text too. Unless set,
+    ShareGPT's `conversations` is read as well."""
     id_field: str | None = None
     """Row field that names the document; None is file and row number."""
     validation_share: float = 0.03

@@ -103,9 +103,9 @@ class LosslessConfig:
     tokens: int = 232
     """New tokens for each of them."""
     other_prompts: int = 32
-    """Prompts continued for every other draft and temperature."""
+    """Prompts continued for every other draft and temperature, at most `prompts`."""
     other_tokens: int = 64
-    """New tokens for each of those."""
+    """New tokens for each of those, at most `tokens`."""
     batch_size: int = 32
     """Prompts decoded together."""
     dtype: Literal["float32", "float64", "auto"] = "float32"
@@ -114,12 +114,8 @@ class LosslessConfig:
     def __post_init__(self) -> None:
         for name in ("prompts", "tokens", "other_prompts", "other_tokens", "batch_size"):
             require(getattr(self, name) >= 1, f"lossless.{name}={getattr(self, name)}; use at least 1")
-        for name in ("prompts", "tokens"):
-            most, other = getattr(self, name), getattr(self, f"other_{name}")
-            require(
-                other <= most,
-                f"lossless.other_{name}={other} exceeds lossless.{name}={most}; the first row checks most, so raise it",
-            )
+        self.other_prompts = min(self.other_prompts, self.prompts)
+        self.other_tokens = min(self.other_tokens, self.tokens)
 
 
 @dataclass

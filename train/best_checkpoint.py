@@ -23,4 +23,4 @@ def score(validation: Sums) -> float:
 
 def rule(validation: Sums) -> str:
     """What `score` compares, in words for the model card."""
-    return "highest held-out tau estimate" if validation.tau_count else "lowest held-out loss"
+    return "highest validation tau estimate" if validation.tau_count else "lowest validation loss"

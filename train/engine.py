@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,8 @@ def build_accelerator(cfg: TrainConfig) -> Accelerator:
     from accelerate.utils import GradientAccumulationPlugin
 
     logging.getLogger("accelerate").setLevel(logging.ERROR)  # it warns of tied weights at every checkpoint
+    # On a CPU under bf16 every norm says so, and nothing is lost: it is computed in float32.
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     if on_cpu:
         PartialState(cpu=True)
     if cfg.engine.deterministic:

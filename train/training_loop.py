@@ -105,7 +105,7 @@ class TrainingLoop:
         objective = self.cfg.objective
         if objective.warm_up is not None and self.state.switched_at is None:
             logger.warning(
-                "the held-out alpha never reached objective.switch_at=%g, so every step was warm_up=%s and none "
+                "the validation alpha never reached objective.switch_at=%g, so every step was warm_up=%s and none "
                 "objective=%s. Train longer, or switch earlier",
                 *(objective.switch_at, objective.warm_up, objective.name),
             )
@@ -204,7 +204,7 @@ class TrainingLoop:
             }
         )
         shown = ", ".join(f"{name} {value:.4f}" for name, value in means.items() if value is not None)
-        logger.info("step %d: held-out %s; best is step %d", self.state.step, shown, self.state.best_step)
+        logger.info("step %d: validation %s; best is step %d", self.state.step, shown, self.state.best_step)
 
     def _objective_takes_over(self, step: int | None) -> None:
         """From its warm-up, for good; all ranks see the same validation."""

@@ -11,6 +11,7 @@ from decode.common.errors import InputError
 from distill.config import DataConfig
 from distill.corpora.corpus import Document, Message
 
+SHAREGPT_FIELD = "conversations"
 SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
 
@@ -52,8 +53,9 @@ def row_document(row: Any, where: str, default_id: str, config: DataConfig) -> I
     identity = default_id if config.id_field is None else checked_text(str(row[config.id_field]), where)
     category = row.get("category")
     category = None if category is None else checked_text(str(category), where)
-    if row.get(config.messages_field) is not None:
-        yield Document(identity, messages=_messages(row[config.messages_field], where), category=category)
+    messages = _conversation(row, config)
+    if messages is not None:
+        yield Document(identity, messages=_messages(messages, where), category=category)
         return
     text = row.get(config.text_field)
     if not isinstance(text, str):
@@ -64,6 +66,13 @@ def row_document(row: Any, where: str, default_id: str, config: DataConfig) -> I
         )
     if text.strip():
         yield Document(identity, checked_text(text, where), category=category)
+
+
+def _conversation(row: Mapping, config: DataConfig) -> Any:
+    """What is read as chat, None where nothing is; ShareGPT's own field too, unless another one was named."""
+    found = row.get(config.messages_field)
+    is_named = config.messages_field != DataConfig.messages_field
+    return found if found is not None or is_named else row.get(SHAREGPT_FIELD)
 
 
 def _messages(value: Any, where: str) -> list[Message]:

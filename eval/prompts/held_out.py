@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from decode.common.errors import ConfigError, InputError
 from distill.corpora.row_files import checked_text
 from distill.prompts.chat import encode_prompt
+from distill.prompts.held_out_count import LEAST_PROMPTS
 from distill.prompts.tokenizer import start_ids
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 DEEPEST_DRAFT = 32
 """Positions kept free behind a continuation for a draft that is longer than what is left to write."""
-LEAST = 8
-"""Prompts of a source that has fewer than were asked for; intervals over fewer yet say nothing."""
 _WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 _LAYOUT = 'one object per line such as {"question_id": 81, "category": "writing", "turns": ["..."]}'
 
@@ -184,7 +183,7 @@ def _from_file(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSet
     assert cfg.prompts.file is not None
     questions = _spread(read_questions(cfg.prompts.file), cfg.prompts.limit)
     asked = cfg.lossless.prompts + cfg.timing.screening_prompts
-    least = min(asked, LEAST, cfg.prompts.limit or asked)
+    least = min(asked, LEAST_PROMPTS, cfg.prompts.limit or asked)
     if len(questions) < least:
         raise ConfigError(
             f"{cfg.prompts.file} gives {len(questions)} questions, and a report wants {least} at least: over fewer "
@@ -242,7 +241,7 @@ def _encode(history: Sequence[dict[str, str]], tokenizer: PreTrainedTokenizerBas
 
 def _from_held_out(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSets:
     wanted = cfg.lossless.prompts
-    reported = _prompts_of_split(cfg, tokenizer, "heldout", wanted, min(wanted, LEAST))
+    reported = _prompts_of_split(cfg, tokenizer, "heldout", wanted, min(wanted, LEAST_PROMPTS))
     screening = _prompts_of_split(cfg, tokenizer, "validation", cfg.timing.screening_prompts, 1)
     return PromptSets(reported, min(cfg.timing.prompts, len(reported)), screening)
 
@@ -292,7 +291,7 @@ def _as_few(prompts: int, screening: bool = False) -> str:
     """What a user may say who wants a report on so few, as a clause."""
     if prompts < 1:
         return ""
-    few = f"lossless.prompts={prompts} lossless.other_prompts={prompts} timing.prompts={prompts}"
+    few = f"lossless.prompts={prompts} timing.prompts={prompts}"
     return f", or ask for no more: {few}" + (" timing.screening_prompts=1" if screening else "")
 
 

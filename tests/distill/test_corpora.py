@@ -125,6 +125,14 @@ def test_messages_are_read_in_both_layouts(tmp_path: Path) -> None:
     assert all(document.messages == CHAT and document.text is None for document in documents)
 
 
+def test_sharegpts_own_field_is_read_unless_another_one_is_named(tmp_path: Path) -> None:
+    sharegpt = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+    path = write_jsonl(tmp_path / "chats.jsonl", [{"conversations": sharegpt}] * 40)
+    assert all(one.messages == CHAT for one in everything(wide(name="jsonl", path=path)))
+    with pytest.raises(InputError, match="its fields are 'conversations'"):
+        everything(wide(name="jsonl", path=path, messages_field="chat"))
+
+
 def test_text_folders_and_files(tmp_path: Path) -> None:
     for number in range(30):
         (tmp_path / f"{number}.txt").write_text(f"text {number}")

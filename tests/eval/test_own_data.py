@@ -115,7 +115,7 @@ def test_a_report_without_data_reads_the_chats_of_its_draft(
     draft = saved(tmp_path / "run", own) / "model"
     save_tiny_target(draft, num_layers=1)
     tokenizer.save_pretrained(draft)
-    sizes = ["lossless.prompts=9", "lossless.other_prompts=9", "timing.prompts=8", "timing.screening_prompts=4"]
+    sizes = ["lossless.prompts=9", "timing.prompts=8", "timing.screening_prompts=4"]
     given = [f"target.path={tmp_path / 'target'}", f"drafts.mine={tmp_path / 'run'}", *sizes, "lossless.tokens=64"]
     stage.run(config(*given, "decode.max_new_tokens=64", "plan=true"))
     assert "8 timed, 9 checked" in capsys.readouterr().out

@@ -361,6 +361,12 @@ def test_another_vocabulary_is_refused_before_weights_are_loaded(folder, tmp_pat
         stage.run(build(EvalConfig, {**values(folder), "output_dir": "new", "drafts": {"x": str(tmp_path / "draft")}}))
 
 
+def test_other_rows_check_no_more_than_the_first_one():
+    asked = {"prompts": 12, "tokens": 50}
+    lossless = build(EvalConfig, {**GOOD, "timing": {"prompts": 4}, "lossless": asked}).lossless
+    assert (lossless.prompts, lossless.other_prompts, lossless.tokens, lossless.other_tokens) == (12, 12, 50, 50)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -369,8 +375,7 @@ def test_another_vocabulary_is_refused_before_weights_are_loaded(folder, tmp_pat
         ({"temperatures": [1.0, 1.0]}, "repeats one"),
         ({"temperatures": [-1.0]}, "not a finite number"),
         ({"timing": {"rounds": 0}}, "timing.rounds"),
-        ({"lossless": {"prompts": 8, "other_prompts": 4}}, "lossless.prompts"),
-        ({"lossless": {"prompts": 16}}, "lossless.other_prompts"),
+        ({"lossless": {"prompts": 8}}, "lossless.prompts"),
         ({"curve_temperatures": [-1]}, "curve_temperatures"),
         ({"decode": {"verifier": "greedy", "temperature": 0}}, "compares argmaxes"),
         ({"decode": {"temperature": 0.7}}, r"set temperatures=\[0.7\]"),

@@ -14,6 +14,7 @@ from decode.common.errors import ConfigError
 from decode.config import SamplingConfig
 from distill.corpora import load_corpus
 from distill.corpora.corpus import Split
+from distill.prompts.held_out_count import LEAST_PROMPTS
 from eval.arms import ours as build_arms
 from eval.config import EvalConfig
 from eval.measure import cells as cell_run
@@ -24,7 +25,7 @@ from eval.modes.decoders.arms import Engines, Stock
 from eval.modes.decoders.texts import TextPrompts, load_texts
 from eval.modes.families import mode as families_mode
 from eval.modes.families.measuring import Race
-from eval.prompts.held_out import LEAST, Prompt, as_many_as, load_prompts
+from eval.prompts.held_out import Prompt, as_many_as, load_prompts
 from eval.results.figures import Drafted
 from tests.eval.samples import FakeArm, config, prompts
 from tests.tiny import tiny_tokenizer
@@ -84,7 +85,7 @@ def test_a_report_on_few_held_out_chats_uses_what_there_is(tmp_path: Path) -> No
     sets = load_prompts(cfg, tiny_tokenizer(), 512)
     there = {document.id for document in load_corpus(cfg.data).documents("heldout")}
     assert {prompt.id for prompt in sets.reported} == there
-    assert LEAST <= len(there) < 12
+    assert LEAST_PROMPTS <= len(there) < 12
     assert sets.num_timed == len(sets.timed) == len(there)
     assert 0 < len(sets.screening) <= 8
 
@@ -124,7 +125,7 @@ def test_too_few_questions_are_refused_with_what_can_be_done(tmp_path: Path) -> 
     file = {"file": questions(tmp_path, 7)}
     with pytest.raises(ConfigError, match="gives 7 questions, and a report wants 8 at least") as error:
         load_prompts(config(prompts=file), tiny_tokenizer(), 512)
-    few = "lossless.prompts=6 lossless.other_prompts=6 timing.prompts=6 timing.screening_prompts=1"
+    few = "lossless.prompts=6 timing.prompts=6 timing.screening_prompts=1"
     assert str(error.value).endswith(few)
     timing, lossless = {"prompts": 6, "screening_prompts": 1}, {"prompts": 6, "other_prompts": 6}
     sets = load_prompts(config(prompts=file, timing=timing, lossless=lossless), tiny_tokenizer(), 512)

@@ -44,7 +44,7 @@ def test_what_is_said_is_of_the_best_validation() -> None:
     blueprint = SimpleNamespace(num_parameters=123, depth=None)
     assert facts(inputs(blueprint=blueprint), STATE) == {
         "step": 6,
-        "rule": "highest held-out tau estimate",
+        "rule": "highest validation tau estimate",
         "loss": 2.0,
         "alpha": 0.5,
         "tau": 4.5,
@@ -94,7 +94,7 @@ def test_an_export_is_in_the_precision_asked_for_and_says_what_was_measured(dtyp
     assert export.provenance["target"] == vars(target) | {"weights": "weights"}
     assert export.provenance["data"] == {"name": "text"}
     assert "| alpha | 0.5000 |" in export.card
-    assert "Teacher-forced on 70 validation tokens; kept: step 6 (highest held-out tau estimate)" in export.card
+    assert "Teacher-forced on 70 validation tokens; kept: step 6 (highest validation tau estimate)" in export.card
     assert "5,000 tokens" in export.card
 
 

@@ -12,12 +12,12 @@ def test_tau_decides_where_p_is_known() -> None:
     worse = Sums(loss=4.0, loss_count=4.0, alpha=3.0, alpha_count=4.0, tau=4.5, tau_count=3.0)
     assert score(better) == 2.0
     assert score(worse) == 1.5
-    assert rule(better) == "highest held-out tau estimate"
+    assert rule(better) == "highest validation tau estimate"
 
 
 def test_the_lower_loss_decides_where_none_is() -> None:
     assert score(Sums(loss=4.0, loss_count=4.0)) > score(Sums(loss=3.0, loss_count=2.0))
-    assert rule(Sums(loss=4.0, loss_count=4.0)) == "lowest held-out loss"
+    assert rule(Sums(loss=4.0, loss_count=4.0)) == "lowest validation loss"
 
 
 def test_what_is_no_number_is_worse_than_every_number() -> None:

@@ -118,7 +118,7 @@ def test_the_kept_weights_are_those_of_the_best_tau_not_of_the_lowest_loss(
     run(tiny_config(tmp_path / "out", target, records=str(records), steps=6, validate_every=2, keep_checkpoints=3))
     kept = result(tmp_path / "out")
     assert kept["step"] == 2
-    assert kept["rule"] == "highest held-out tau estimate"
+    assert kept["rule"] == "highest validation tau estimate"
     assert [path.name for path in (tmp_path / "out" / "checkpoints").glob("best_*")] == ["best_00000002"]
 
 

@@ -23,7 +23,7 @@ FAULTS: list[Fault] = [
     *noticed_by(
         test_splits.test_a_report_on_few_held_out_chats_uses_what_there_is,
         ("eval.prompts.held_out:_from_held_out", "min(cfg.timing.prompts, len(reported))", "cfg.timing.prompts"),
-        ("eval.prompts.held_out:_from_held_out", "min(wanted, LEAST)", "wanted"),
+        ("eval.prompts.held_out:_from_held_out", "min(wanted, LEAST_PROMPTS)", "wanted"),
     ),
     *noticed_by(
         test_splits.test_too_few_held_out_prompts_are_refused_with_what_can_be_done,
