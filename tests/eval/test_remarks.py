@@ -85,12 +85,12 @@ def test_a_prediction_that_was_exceeded_is_explained() -> None:
     loop = report([row(realised=1.06, baseline_tokens_per_s=2.0)])  # 0.5 s a token, and its pass takes 0.4
     (first, *_) = remarks(loop)
     assert first == (
-        "At T=1 mine is faster than the model's passes alone predict (106% of that speedup). Without a draft a token "
-        "takes 1.25 times its pass, and a draft saves part of what the decoder adds to each pass, too. The speedup "
-        "itself is measured."
+        "Faster than the passes alone predict: mine at T=1 (106% of that speedup). Without a draft a token takes up to "
+        "1.25 times its pass, and a draft saves part of what the decoder adds to each pass, too. The speedup itself is "
+        "measured."
     )
     alone = report([row(realised=1.5, baseline_tokens_per_s=2.5)])
-    assert "They took longer when timed alone than within the run." in remarks(alone)[0]
+    assert "Passes took longer when timed alone than within the run." in remarks(alone)[0]
     assert remarks(report([row(realised=1.05)])) == [ONE_PROCESS]
     older = row(realised=2.0)
     del older["passes_by_prompt"]  # predicted otherwise
