@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The whole pipeline on a bare machine: a target, its records, two drafts and a head, one completion, one report.
-# 1,055 s on 2 cores of an Intel Xeon, install included; needs Python 3.11+ and git, no GPU, no model hub, no account.
+# 1,075 s on 2 cores of an Intel Xeon, install included; needs Python 3.11+ and git, no GPU, no model hub, no account.
 # Every stage resumes: run it again after an interruption, and nothing that is finished is done twice.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"

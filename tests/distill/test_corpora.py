@@ -127,10 +127,11 @@ def test_messages_are_read_in_both_layouts(tmp_path: Path) -> None:
 
 def test_sharegpts_own_field_is_read_unless_another_one_is_named(tmp_path: Path) -> None:
     sharegpt = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
-    path = write_jsonl(tmp_path / "chats.jsonl", [{"conversations": sharegpt}] * 40)
-    assert all(one.messages == CHAT for one in everything(wide(name="jsonl", path=path)))
+    path = write_jsonl(tmp_path / "chats.jsonl", [{"conversations": sharegpt}])
+    whole = {"name": "jsonl", "path": path, "validation_share": 0, "heldout_share": 0}
+    assert [one.messages for one in load_corpus(wide(**whole)).documents("train")] == [CHAT]
     with pytest.raises(InputError, match="its fields are 'conversations'"):
-        everything(wide(name="jsonl", path=path, messages_field="chat"))
+        list(load_corpus(wide(**whole, messages_field="chat")).documents("train"))
 
 
 def test_text_folders_and_files(tmp_path: Path) -> None:
