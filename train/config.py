@@ -184,6 +184,11 @@ class TrainConfig:
             "there is nothing to train on: set records=FOLDER (from `python -m distill`) or choose data=NAME",
         )
         require(
+            self.records is None or self.data is None,
+            f"records={self.records} hold the texts to train on, and their splits; data.* would have no effect. Leave "
+            "out data, or, for other texts or shares, record them anew with `python -m distill`",
+        )
+        require(
             has_target or minimised == {LEARNS_FROM_TEXT},
             f"objective={self.objective.name} compares with a target's distribution p, but target.path is null. "
             f"Set target.path, or objective={LEARNS_FROM_TEXT} to train on text alone",

@@ -56,7 +56,7 @@ class TrainingPlan:
             target_parameters=None if target is None else target.total,
             cost=None if target is None else inputs.blueprint.weights_per_token / target.per_token,
             held_out=inputs.held_out,
-            heldout_share=(inputs.data or {}).get("heldout_share", 0.0),
+            heldout_share=0.0 if cfg.data is None else cfg.data.heldout_share,  # of records distill has warned
             checkpoint_bytes=checkpoint,
             rates=_rates(cfg),
             disk_bytes=checkpoint * (cfg.keep_checkpoints + 1) + 3 * weights * BYTES_PER_WEIGHT,

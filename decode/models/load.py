@@ -223,8 +223,19 @@ def _check_folder(folder: Path, role: str) -> None:
                 f"{role}.path={folder} is the folder of a run without a model in model/: one of another stage, or a "
                 "training that is not finished. Finish it by its own command with resume=auto, or give a model's folder"
             )
+        if (folder / "adapter_config.json").is_file():
+            raise InputError(
+                f"{role}.path={folder} holds an adapter alone (adapter_config.json), no model. Merge it into its base: "
+                "peft's AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained(MERGED), "
+                "and save the tokenizer beside it"
+            )
         raise InputError(
             f"{role}.path={folder} holds no config.json, so it is not a model folder in transformers format"
+        )
+    if (folder / "draftsmith.json").is_file() and "model_type" not in read_json(folder / "config.json"):
+        raise InputError(
+            f"{role}.path={folder} holds a head, which drafts from hidden states of its target; a language model is "
+            "wanted here. To go on training it, give draft=FAMILY of that head"
         )
     if (folder / "adapter_config.json").is_file():
         raise InputError(with_adapter(folder, role))

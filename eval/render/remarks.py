@@ -24,6 +24,7 @@ def remarks(results: Mapping[str, Any]) -> list[str]:
     found = [text for row in rows if (text := why_it_does_not_pay(row, results["sweeps"]["num_draft_tokens"]))]
     return [
         *found,
+        *_not_shown(rows),
         *_faster_than_predicted(rows),
         *_few_prompts(results["prompts"]),
         *([] if "runs" in results else [ONE_PROCESS]),
@@ -77,6 +78,13 @@ def _reason(row: Row) -> str:
     )
 
 
+def _not_shown(rows: Sequence[Row]) -> Iterator[str]:
+    found = [one for one in rows if one["speedup"] and one["speedup"] >= 1 and (one["speedup_ci95"] or [2.0])[0] <= 1]
+    if found:
+        who = ", ".join(f"{one['draft']} at T={one['temperature']:g}" for one in found)
+        yield f"Not shown to be faster than no draft, since the interval of the speedup holds 1: {who}."
+
+
 def _faster_than_predicted(rows: Sequence[Row]) -> Iterator[str]:
     found = [row for row in rows if _exceeds(row)]
     if not found:
@@ -106,8 +114,8 @@ def _few_prompts(prompts: Mapping[str, Any]) -> Iterator[str]:
     wanted = prompts.get("wanted", {})
     if prompts["reported"] < wanted.get("reported", 0) or prompts["timed"] < wanted.get("timed", 0):
         yield (
-            f"{count(wanted['reported'], 'prompt')} were wanted, {wanted['timed']} of them timed, and there were "
-            f"{prompts['reported']}, {prompts['timed']} of them timed: intervals are wider for it."
+            f"There were {prompts['reported']} of the {count(wanted['reported'], 'prompt')} that were wanted, "
+            f"{prompts['timed']} of {wanted['timed']} timed: intervals are wider for it."
         )
 
 

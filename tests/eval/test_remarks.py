@@ -97,10 +97,17 @@ def test_a_prediction_that_was_exceeded_is_explained() -> None:
     assert remarks(report([row()]) | {"rows": [older]}) == [ONE_PROCESS]
 
 
+def test_an_interval_that_holds_one_is_told() -> None:
+    known = row(speedup=1.2, speedup_ci95=[0.7, 1.4])
+    told = "Not shown to be faster than no draft, since the interval of the speedup holds 1: mine at T=1."
+    assert remarks(report([known])) == [told, ONE_PROCESS]
+    assert remarks(report([row(speedup=1.2, speedup_ci95=[1.01, 1.4])])) == [ONE_PROCESS]
+
+
 def test_fewer_prompts_than_were_wanted_are_told() -> None:
     prompts = report()["prompts"] | {"reported": 11, "timed": 9}
     few = report(prompts=prompts | {"wanted": {"reported": 96, "timed": 12, "screening": 8}})
-    told = "96 prompts were wanted, 12 of them timed, and there were 11, 9 of them timed: intervals are wider for it."
+    told = "There were 11 of the 96 prompts that were wanted, 9 of 12 timed: intervals are wider for it."
     assert remarks(few) == [told, ONE_PROCESS]
     assert remarks(report(prompts=prompts | {"wanted": {"reported": 11, "timed": 9, "screening": 8}})) == [ONE_PROCESS]
 
