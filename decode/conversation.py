@@ -35,6 +35,13 @@ class Conversation:
         self._lease = Lease()
         self._is_busy = False
 
+    def __copy__(self) -> Conversation:
+        """An empty one, which reads its first prompt anew: two texts in one cache would write over each other."""
+        return Conversation()
+
+    def __deepcopy__(self, memo: dict) -> Conversation:
+        return Conversation()
+
     def begin(
         self, model: PreTrainedModel, drafter: Drafter | None, prompt: list[int], capacity: int
     ) -> tuple[CachedModel, int]:

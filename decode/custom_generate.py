@@ -39,7 +39,13 @@ from decode.common.typed_config import require, texts
 from decode.config import Rule, SamplingConfig
 from decode.drafters.base import Drafter
 
-WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)  # Sampling does what they do
+WARPERS = {
+    TemperatureLogitsWarper: "temperature",
+    TopKLogitsWarper: "top_k",
+    TopPLogitsWarper: "top_p",
+    MinPLogitsWarper: "min_p",
+}
+"""What Sampling does in their place -> the setting that transformers makes them of."""
 COUNT_COLUMNS = (
     ExponentialDecayLengthPenalty,
     ForcedBOSTokenLogitsProcessor,
@@ -84,7 +90,7 @@ def speculative(
     mask = model_kwargs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask  # transformers drops one that hides nothing
     _refuse_foreign(generation_config)
-    _refuse_late_processors(logits_processor)
+    _refuse_late_processors(logits_processor, generation_config)
     _refuse_column_counters(logits_processor, mask)
     _refuse_foreign_inputs(model_kwargs, mask)
     config = generation_config
@@ -100,7 +106,7 @@ def speculative(
         top_k=config.top_k or 0,
         top_p=1.0 if config.top_p is None else config.top_p,
         min_p=config.min_p or 0.0,
-        logits_processor=[one for one in logits_processor if not isinstance(one, WARPERS)],
+        logits_processor=[one for one in logits_processor if type(one) not in WARPERS],
         eos_token_id=ends,
         pad_token_id=config.pad_token_id,
         stopping_criteria=[*criteria, *_at_stop_strings(stop_strings, tokenizer)],
@@ -149,17 +155,25 @@ def _at_stop_strings(strings: Sequence[str] | None, tokenizer: Any) -> list[Stop
     return [StopStringCriteria(tokenizer, list(texts(strings, "stop_strings")))]
 
 
-def _refuse_late_processors(processors: LogitsProcessorList) -> None:
-    """Temperature and filters come last here, so what transformers would apply after them has no place."""
-    filters = [at for at, one in enumerate(processors) if isinstance(one, WARPERS)]
-    late = [type(one).__name__ for one in processors[filters[0] :] if not isinstance(one, WARPERS)] if filters else []
+def _refuse_late_processors(processors: LogitsProcessorList, config: GenerationConfig) -> None:
+    """Temperature and filters come last here, by their settings, so what transformers would apply after them, or a
+    filter of the caller's own, has no place."""
+    filters = [at for at, one in enumerate(processors) if _is_set(one, config)]
+    foreign = [one for one in processors if isinstance(one, tuple(WARPERS)) and not _is_set(one, config)]
+    late = [one for one in processors[filters[0] :] if type(one) not in WARPERS] if filters else []
     kinds = [type(processors[at]) for at in filters]
-    if late or len(set(kinds)) < len(kinds):
-        names = late or [kind.__name__ for kind in kinds]
+    if foreign or late or len(set(kinds)) < len(kinds):
+        names = [type(one).__name__ for one in foreign or late] or [kind.__name__ for kind in kinds]
         raise ConfigError(
             f"logits processors {names} would act after, or twice beside, temperature, top_k, top_p and min_p, which "
             "are applied once and last here; drop typical_p and its like, and set filters as arguments of generate"
         )
+
+
+def _is_set(processor: Any, config: GenerationConfig) -> bool:
+    """Whether transformers made it of a setting, which is honoured."""
+    name = WARPERS.get(type(processor))
+    return name is not None and getattr(processor, name) == getattr(config, name, None)
 
 
 def _refuse_column_counters(processors: LogitsProcessorList, mask: Tensor) -> None:

@@ -23,7 +23,7 @@ from eval.modes.families import page as families
 from eval.render import report_page as report
 from eval.results.poolable import check_poolable
 from eval.results.pooling import pool
-from eval.results.schema import read_results, write_results
+from eval.results.schema import ResultsFile, read_results, write_results
 
 PAGES = {
     "report": report.render_summary,
@@ -43,6 +43,7 @@ def publish(sources: Sequence[Path], destination: Path, readme: Path | None = No
     each = [read_results(source) for source in sources]
     try:
         results, page, block = _rendered(sources, each)
+        ResultsFile.model_validate(results)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, UndefinedError) as error:
         raise InputError(
             f"{' or '.join(map(str, sources))} lacks what its page shows, or holds it as something else "

@@ -111,6 +111,11 @@ def plan_sweep(stage: str, config_class: type, arguments: Sequence[str]) -> list
         )
         values = {key.lstrip("+"): value for key, value in (line.split("=", 1) for line in swept)}
         jobs.append(Job(_name(swept), values, arguments, config))
+    folders = [str(job.folder) for job in jobs]
+    twice = sorted({folder for folder in folders if folders.count(folder) > 1})
+    require(
+        not twice, f"--multirun names a combination twice, for one folder: {', '.join(twice)}. Name each value once."
+    )
     for job in jobs:
         if is_finished(job.folder):
             check_same_run(job.folder, stage, job.config)

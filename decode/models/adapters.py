@@ -16,6 +16,9 @@ from decode.common.errors import InputError
 IN_LAYERS = ("ADALORA", "BOFT", "HRA", "IA3", "LN_TUNING", "LOHA", "LOKR", "LORA", "OFT", "VERA")
 """peft's methods that change layers and nothing else, so that the model inside makes the same passes."""
 
+TOKENS = ".token_adapter"
+"""Within a wrapped embedding, around the embedding itself: what peft makes of trainable_token_indices."""
+
 
 def unwrapped(model: Any) -> PreTrainedModel:
     """The transformers model inside a PeftModel, whose layers hold the adapter that is on; any other model as it is.
@@ -48,10 +51,12 @@ def plain_names(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tens
         return dict(state)
     found = {}
     for name, value in state.items():
-        place = next((one for one in places if name.startswith(f"{one}.")), None)
+        around = [one for one in places if name.startswith(f"{one}.")]
+        place = max(around, key=len, default=None)  # trainable tokens wrap a wrapped embedding
         kept = f"{place}.{places[place]}." if place is not None else ""
         if name.startswith(kept):
-            found[name if place is None else f"{place}.{name.removeprefix(kept)}"] = value
+            own = None if place is None else place.removesuffix(TOKENS)
+            found[name if own is None else f"{own}.{name.removeprefix(kept)}"] = value
     return found
 
 

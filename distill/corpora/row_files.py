@@ -72,7 +72,8 @@ def _conversation(row: Mapping, config: DataConfig) -> Any:
     """What is read as chat, None where nothing is; ShareGPT's own field too, unless another one was named."""
     found = row.get(config.messages_field)
     is_named = config.messages_field != DataConfig.messages_field
-    return found if found is not None or is_named else row.get(SHAREGPT_FIELD)
+    is_text = isinstance(row.get(config.text_field), str)
+    return found if found is not None or is_named or is_text else row.get(SHAREGPT_FIELD)
 
 
 def _messages(value: Any, where: str) -> list[Message]:

@@ -18,7 +18,8 @@ log = get_logger("eval")
 
 
 def with_own_data(cfg: EvalConfig) -> EvalConfig:
-    """`cfg` with a corpus in place of data=own, and a line that says which. What is set of `data` besides stays as set.
+    """`cfg` with a corpus in place of data=own, and a line that says which. What is set of `data` besides stays as set,
+    unless it is set to what it is by default: that cannot be told from silence.
 
     Raises InputError where the folder that would say it is damaged.
     """
@@ -32,7 +33,9 @@ def with_own_data(cfg: EvalConfig) -> EvalConfig:
     if cfg.prompts.file is None and cfg.mode != "bandwidth":
         source = f"the corpus of {who}" if who else "since no draft's folder says what it was trained on"
         log.info("prompts: held-out documents of %s, %s (data=NAME chooses another)", _named(data), source)
-    return replace(cfg, data=replace(data, **given))
+    found = replace(cfg, data=replace(data, **given))
+    _say_others(found, known)
+    return found
 
 
 def _trained_on(cfg: EvalConfig) -> Iterator[tuple[str, DataConfig]]:

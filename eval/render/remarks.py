@@ -36,7 +36,8 @@ def why_it_does_not_pay(row: Row, sweep: Mapping[str, Any]) -> str | None:
     if row["speedup"] is None or row["speedup"] >= 1:
         return None
     speed = with_interval(row["speedup"], row["speedup_ci95"])
-    lead = f"{_who(row)} does not pay with k={row['num_draft_tokens']}: {speed} times the speed without a draft"
+    verdict = "does not pay" if (row["speedup_ci95"] or [0, 0])[1] < 1 else "is not shown to pay"
+    lead = f"{_who(row)} {verdict} with k={row['num_draft_tokens']}: {speed} times the speed without a draft"
     return f"{lead}. {_other_length(row, sweep) or _reason(row)}"
 
 
@@ -45,7 +46,8 @@ def _other_length(row: Row, sweep: Mapping[str, Any]) -> str | None:
     if (sweep["draft"], sweep["temperature"]) == (row["draft"], row["temperature"]):
         timed = max(sweep["points"], key=lambda point: point["speedup"] or 0, default=None)
         if timed is not None and (timed["speedup"] or 0) > 1:
-            return f"k={timed['num_draft_tokens']} pays: {with_interval(timed['speedup'], timed['speedup_ci95'])}."
+            verdict = "pays" if (timed["speedup_ci95"] or [0])[0] > 1 else "may pay"
+            return f"k={timed['num_draft_tokens']} {verdict}: {with_interval(timed['speedup'], timed['speedup_ci95'])}."
     if row["component_times"] is None:
         return None
     others = {k: speed for k, speed in predicted_by_length(row).items() if k != row["num_draft_tokens"]}

@@ -17,7 +17,8 @@ _PARTS: dict[str, Callable[[Mapping[str, Any]], list[Any]]] = {
     "draft lengths": lambda run: sorted(map(length_key, run["sweeps"]["num_draft_tokens"]["points"])),
     "temperatures of the curve": lambda run: sorted(map(point_key, run["sweeps"]["temperature"]["points"])),
     "peers": lambda run: sorted(
-        (one["temperature"], one["best"], "" if one["best"] else str(one["setting"])) for one in run["peers"]
+        (one["temperature"], one["best"], "" if one["best"] else str(one["setting"]), one["version"])
+        for one in run["peers"]
     ),
     "documents behind alpha": lambda run: [len(row["alpha_by_document"] or []) for row in run["rows"]],
 }
@@ -51,6 +52,8 @@ def check_poolable(files: Sequence[Path], runs: Sequence[Mapping[str, Any]]) -> 
 def _check_alone(file: Path, run: Mapping[str, Any]) -> None:
     if run["mode"] != "report":
         raise InputError(f"{file} is of mode={run['mode']}, and reports alone are pooled; publish it by itself")
+    if not run["rows"]:
+        raise InputError(f"{file} holds no row, so it measured nothing; name reports of the same drafts")
     if "runs" in run:
         raise InputError(f"{file} is pooled already, from {len(run['runs'])} runs; name the results.json of the runs")
     missing = [name for name in _WANTED if name not in run]

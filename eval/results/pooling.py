@@ -13,6 +13,7 @@ from eval.results.figures import described
 from eval.results.statistics import Estimate, Statistic, bootstrap_crossed, median_of_ratios, ratio_of_sums
 
 Entry = Mapping[str, Any]
+_ABOUT = ("draft", "temperature", "num_draft_tokens", "category", "verifier", "tree", "batch_size", "dtype")
 _SUMS = ("tokens", "alpha_tokens", "mismatches", "near_ties", "tokens_checked", "uncached_mismatches")
 _SUMS += ("uncached_near_ties", "uncached_tokens_checked", "dtype_flips", "dtype_tokens_compared")
 _SUMS += ("uncached_dtype_flips", "uncached_dtype_tokens")
@@ -64,7 +65,7 @@ def pool(runs: Sequence[Entry]) -> dict[str, Any]:
 
 def row_key(row: Entry) -> tuple[Any, ...]:
     """What a row is about."""
-    return tuple(row[name] for name in ("draft", "temperature", "num_draft_tokens", "category", "verifier"))
+    return tuple(row[name] for name in _ABOUT)
 
 
 def peer_key(peer: Entry) -> tuple[Any, ...]:

@@ -92,6 +92,7 @@ def test_values_from_every_route(stage, arguments: list[str], expected: dict) ->
         (["-m", "stepz=1,2"], ["unknown key 'stepz'"]),
         (["-m", "optim.lr=1,-1"], ["must be positive"]),
         (["-m", "steps=glob(*)"], ["glob"]),
+        (["-m", "steps=3,3"], ["a combination twice", "steps-3"]),
     ],
 )
 def test_a_bad_request_is_a_message_and_exit_code_2(stage, capsys, arguments: list[str], said: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -138,3 +139,16 @@ def test_what_a_conversation_cannot_be_used_for_is_refused() -> None:
     model.lm_head.weight.data = model.lm_head.weight + 1
     with pytest.raises(ConfigError, match="changed since this conversation began"):
         generate(model, None, ids, conversation=begun, **call)
+
+
+def test_a_copy_begins_empty_and_disturbs_nothing() -> None:
+    """Two conversations over one cache wrote over each other's keys: the first one went on in another text."""
+    model, conversation = tiny_llama(dtype=torch.float64), Conversation()
+    ids = torch.tensor([[5, 9, 2, 7]])
+    call: dict[str, Any] = {"max_new_tokens": 6, "eos_token_id": (), "seed": 0}
+    begun = generate(model, None, ids, conversation=conversation, **call).sequences
+    for branch in (copy.copy(conversation), copy.deepcopy(conversation)):
+        generate(model, None, torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]]), conversation=branch, **call)
+    longer = torch.cat([begun, ids], 1)
+    went_on = generate(model, None, longer, conversation=conversation, **call)
+    assert torch.equal(went_on.sequences, generate(model, None, longer, **call).sequences)

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria, MaxTimeCriteria
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    TemperatureLogitsWarper,
+)
 from transformers.generation.stopping_criteria import ConfidenceCriteria
 from transformers.generation.streamers import BaseStreamer
 
@@ -61,6 +67,7 @@ def test_processors_that_count_columns_are_taken_where_no_row_is_padded(model: A
         ({"stop_strings": ["a"], "tokenizer": object()}, "transformers keeps tokenizer= back"),
         ({"position_ids": torch.arange(3, 12)[None]}, "position_ids differ"),
         ({"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidance"),
+        ({"do_sample": True, "logits_processor": [TemperatureLogitsWarper(0.01)]}, "TemperatureLogitsWarper"),
         ({"encoder_repetition_penalty": 1.5}, "EncoderRepetitionPenalty"),
     ],
     ids=lambda value: value if isinstance(value, str) else ",".join(value),

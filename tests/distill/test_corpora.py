@@ -130,6 +130,8 @@ def test_sharegpts_own_field_is_read_unless_another_one_is_named(tmp_path: Path)
     path = write_jsonl(tmp_path / "chats.jsonl", [{"conversations": sharegpt}])
     whole = {"name": "jsonl", "path": path, "validation_share": 0, "heldout_share": 0}
     assert [one.messages for one in load_corpus(wide(**whole)).documents("train")] == [CHAT]
+    text = write_jsonl(tmp_path / "text.jsonl", [{"text": "a text", "conversations": 3}])
+    assert [one.text for one in load_corpus(wide(**whole | {"path": text})).documents("train")] == ["a text"]
     with pytest.raises(InputError, match="its fields are 'conversations'"):
         list(load_corpus(wide(**whole, messages_field="chat")).documents("train"))
 

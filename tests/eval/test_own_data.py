@@ -83,6 +83,15 @@ def test_another_corpus_than_a_draft_s_is_said(chat_draft: str, caplog: pytest.L
     assert not caplog.text
 
 
+def test_a_second_draft_s_other_corpus_is_said(
+    chat_draft: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = saved(tmp_path / "other", DataConfig(name="jsonl", path="other.jsonl"))
+    with_own_data(config(chat_draft, f"drafts.other={other}"))
+    assert "and drafts.other=" in caplog.text
+    assert "was trained on data=jsonl data.path=other.jsonl" in caplog.text
+
+
 def test_families_take_the_corpus_of_their_records(tmp_path: Path) -> None:
     recorded = tiny_records(tmp_path)
     distill(recorded)

@@ -76,7 +76,11 @@ def test_a_length_that_was_timed_and_pays_comes_before_any_prediction() -> None:
         {"num_draft_tokens": k, "speedup": speed, "speedup_ci95": [0.9, 1.3]} for k, speed in ((1, 1.1), (2, 1.2))
     ]
     sweep = {**NO_SWEEP, "points": [*points, {"num_draft_tokens": 3, "speedup": None, "speedup_ci95": None}]}
-    assert str(why_it_does_not_pay(LONG, sweep)).endswith(" k=2 pays: 1.20 [0.90, 1.30].")
+    assert str(why_it_does_not_pay(LONG, sweep)).endswith(" k=2 may pay: 1.20 [0.90, 1.30].")
+    points[1]["speedup_ci95"] = [1.1, 1.3]
+    assert str(why_it_does_not_pay(LONG, sweep)).endswith(" k=2 pays: 1.20 [1.10, 1.30].")
+    unsure = LONG | {"speedup_ci95": [0.6, 1.1]}
+    assert "At T=1 mine is not shown to pay with k=" in str(why_it_does_not_pay(unsure, sweep))
     assert str(why_it_does_not_pay(LONG, sweep | {"draft": "other"})).endswith("predicted 1.23.")
     assert str(why_it_does_not_pay(LONG, sweep | {"temperature": 0.0})).endswith("predicted 1.23.")
 
