@@ -41,12 +41,12 @@ def grown(ids: Tensor, new: int) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "tree", "dtype"),
     by_default(
-        4,
+        2,
         [
-            ("near", "chain", torch.float64),
-            ("near", "2x2x1", torch.float32),
             ("eagle3", "2x2x1", torch.float64),
             ("none", "chain", torch.float32),
+            ("near", "chain", torch.float64),
+            ("near", "2x2x1", torch.float32),
             ("unlike", "dynamic", torch.float64),
             ("medusa", "chain", torch.float32),
             ("near", "2x2x1", torch.float64),

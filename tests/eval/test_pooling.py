@@ -212,6 +212,7 @@ def test_pooling_changes_no_run() -> None:
     assert runs == before
 
 
+@pytest.mark.slow
 def test_the_command_takes_several_files_and_says_what_it_wrote(tmp_path: Path) -> None:
     files, readme = write(tmp_path, three_runs()), readme_of(tmp_path)
     command = [sys.executable, "-m", "eval.publish", *map(str, files), str(tmp_path / "page"), "--readme", str(readme)]

@@ -283,6 +283,7 @@ def test_publish_copies_renders_and_fills_the_readme(folder, tmp_path):
     assert "## Definitions" in destination.with_suffix(".md").read_text()
 
 
+@pytest.mark.slow
 def test_runs_of_a_measured_report_are_pooled(folder, tmp_path, results):
     files = [tmp_path / f"{number}.json" for number in range(3)]
     for number, file in enumerate(files):
