@@ -17,13 +17,14 @@ from typing import Any
 
 from jinja2 import UndefinedError
 
+from decode.common.checked_json import write_json
 from decode.common.errors import InputError, UserError
 from eval.modes.decoders import page as decoders
 from eval.modes.families import page as families
 from eval.render import report_page as report
 from eval.results.poolable import check_poolable
 from eval.results.pooling import pool
-from eval.results.schema import ResultsFile, read_results, write_results
+from eval.results.schema import ResultsFile, read_results
 
 PAGES = {
     "report": report.render_summary,
@@ -43,7 +44,7 @@ def publish(sources: Sequence[Path], destination: Path, readme: Path | None = No
     each = [read_results(source) for source in sources]
     try:
         results, page, block = _rendered(sources, each)
-        ResultsFile.model_validate(results)
+        ResultsFile.model_validate(results)  # before anything is written; its errors are ValueErrors
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, UndefinedError) as error:
         raise InputError(
             f"{' or '.join(map(str, sources))} lacks what its page shows, or holds it as something else "
@@ -72,7 +73,7 @@ def _rendered(sources: Sequence[Path], each: Sequence[dict[str, Any]]) -> tuple[
 def _write(results: dict[str, Any], destination: Path, page: str) -> list[Path]:
     destination.parent.mkdir(parents=True, exist_ok=True)
     data, text = destination.with_suffix(".json"), destination.with_suffix(".md")
-    write_results(data, results)
+    write_json(data, results)
     text.write_text(page, encoding="utf-8")
     return [data, text]
 

@@ -32,7 +32,8 @@ class TrainingPlan:
     cost: float | None
     """Weights that a draft token reads, as a share of those that a token of the target does."""
     held_out: HeldOutCount | None
-    heldout_share: float
+    few_held_out: str | None
+    """What to say where a report will find few prompts; of records `distill` has said it."""
     checkpoint_bytes: int
     """One checkpoint."""
     rates: str
@@ -56,7 +57,7 @@ class TrainingPlan:
             target_parameters=None if target is None else target.total,
             cost=None if target is None else inputs.blueprint.weights_per_token / target.per_token,
             held_out=inputs.held_out,
-            heldout_share=0.0 if cfg.data is None else cfg.data.heldout_share,  # of records distill has warned
+            few_held_out=_few_held_out(cfg, inputs),
             checkpoint_bytes=checkpoint,
             rates=_rates(cfg),
             disk_bytes=checkpoint * (cfg.keep_checkpoints + 1) + 3 * weights * BYTES_PER_WEIGHT,
@@ -73,8 +74,7 @@ class TrainingPlan:
 
     def warnings(self) -> list[str]:
         """What cannot be mended once the draft is trained."""
-        few = None if self.held_out is None else self.held_out.warning(self.heldout_share)
-        found = [] if few is None else [few]
+        found = [] if self.few_held_out is None else [self.few_held_out]
         if self.cost is not None and self.cost > DEAR:
             found.append(
                 f"a draft token reads {self.cost:.0%} of the weights that a token of the target does (layers and "
@@ -99,6 +99,12 @@ class TrainingPlan:
             lines.append(f"held out: {self.held_out.line()}")
         megabytes = f"checkpoint: {self.checkpoint_bytes / 1e6:.1f} MB; on disk at most {self.disk_bytes / 1e6:.1f} MB"
         return [*lines, megabytes]
+
+
+def _few_held_out(cfg: TrainConfig, inputs: Inputs) -> str | None:
+    if cfg.data is None or inputs.held_out is None:
+        return None
+    return inputs.held_out.warning(cfg.data.heldout_share)
 
 
 def _rates(cfg: TrainConfig) -> str:

@@ -107,9 +107,9 @@ def test_the_target_is_another_one_while_an_adapter_is_on(folder: Path) -> None:
         assert weights_fingerprint(inside) == weights_fingerprint(plain)
         assert changed_since_read(inside, folder) == []
     tokens = LoraConfig(task_type="CAUSAL_LM", trainable_token_indices=[1, 2], **WHERE)
-    model_of_tokens = get_peft_model(AutoModelForCausalLM.from_pretrained(folder), tokens)
-    with model_of_tokens.disable_adapter():
-        assert weights_fingerprint(model_of_tokens.get_base_model()) == weights_fingerprint(plain)
+    trained_tokens = AutoModelForCausalLM.from_pretrained(folder)
+    with get_peft_model(trained_tokens, tokens).disable_adapter():
+        assert weights_fingerprint(trained_tokens) == weights_fingerprint(plain)
     model.merge_adapter()
     with model.disable_adapter():
         assert weights_fingerprint(inside) != weights_fingerprint(plain), "merged weights are not those of the files"

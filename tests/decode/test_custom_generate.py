@@ -15,13 +15,12 @@ from transformers import (
     TemperatureLogitsWarper,
 )
 from transformers.generation.stopping_criteria import ConfidenceCriteria
-from transformers.generation.streamers import BaseStreamer
 
 from decode import generate, speculative
 from decode.common.errors import ConfigError
 from decode.drafters.lm import LMDraft
 from tests.decode.checks import VOCAB, ragged_prompts
-from tests.tiny import stop_within, tiny_llama, tiny_tokenizer
+from tests.tiny import Keeper, stop_within, tiny_llama, tiny_tokenizer
 
 END = 5
 
@@ -110,19 +109,6 @@ def probe(
 ) -> None:
     """With the parameters of `speculative` that transformers' own methods have too."""
     raise Arrived(locals())
-
-
-class Keeper(BaseStreamer):
-    """What was streamed; -1 is the end."""
-
-    def __init__(self) -> None:
-        self.seen: list[int] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        self.seen += value.flatten().tolist()
-
-    def end(self) -> None:
-        self.seen.append(-1)
 
 
 def test_what_transformers_hands_to_a_custom_method(model: Any) -> None:

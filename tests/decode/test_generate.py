@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, TextStreamer, TopKLogitsWarper, TopPLogitsWarper
+from transformers import GPT2Config, GPT2LMHeadModel, TopKLogitsWarper, TopPLogitsWarper
 from transformers.generation.logits_process import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
 
 from decode import generate, load_drafter, speculative
@@ -17,7 +17,7 @@ from decode.sampling.warp import Sampling, log_probs, warp
 from decode.stats import Round
 from tests.decode.checks import VOCAB, both_ways, check_pathwise_equality, ragged_prompts
 from tests.tiers import by_default
-from tests.tiny import save_tiny_target, tiny_llama, tiny_tokenizer
+from tests.tiny import Keeper, save_tiny_target, tiny_llama, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -146,17 +146,6 @@ def test_custom_generate_takes_the_settings_of_generate(pair) -> None:
 
 def test_streamed_tokens_are_the_output(pair) -> None:
     model, draft = pair
-
-    class Keeper(TextStreamer):
-        def __init__(self) -> None:
-            self.seen: list[int] = []
-
-        def put(self, value: torch.Tensor) -> None:
-            self.seen += value.flatten().tolist()
-
-        def end(self) -> None:
-            self.seen.append(-1)
-
     ids, _ = ragged_prompts(1)
     streamer = Keeper()
     out = generate(model, draft, ids, max_new_tokens=15, streamer=streamer, eos_token_id=(), seed=0)

@@ -125,6 +125,15 @@ def test_results_of_an_earlier_version_are_published_alone_but_not_pooled(tmp_pa
     assert [file.name for file in publish(files[1:], tmp_path / "page")] == ["page.json", "page.md"]
 
 
+def test_seconds_that_cannot_be_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    runs = three_runs()
+    for run in runs:
+        run["rows"][0]["seconds_by_prompt"] = [[0.4, 0.0], [0.4, 0.2]]
+    with pytest.raises(InputError, match="edited or cut"):
+        publish(write(tmp_path, runs), tmp_path / "page", readme_of(tmp_path))
+    assert not (tmp_path / "page.json").exists()
+
+
 def test_one_file_twice_is_one_run(tmp_path: Path) -> None:
     (file,) = write(tmp_path, [report()])
     with pytest.raises(InputError, match="are one run"):

@@ -20,6 +20,7 @@ TARGET, TEXT = Path("some/target"), {"name": "python_stdlib"}
     [
         (TARGET, {}, "nothing to train on"),
         (TARGET, {"data": TEXT}, "text holds none"),
+        (TARGET, {"records": "r", "data": TEXT}, "records=r hold the texts to train on, and their splits"),
         (TARGET, {"records": "r", "tokenizer": {"train_entries": 4096}}, "must use its target's tokens"),
         (None, {"data": TEXT}, "target.path is null"),
         (None, {"data": TEXT, "objective": {"name": "cross_entropy"}}, "tokens are undefined"),

@@ -254,6 +254,17 @@ def test_a_plan_is_worked_out_of_what_a_step_reads(target: Path, corpus: Path) -
     assert not replace(plan, target_parameters=None).advice()  # a target of one's own
 
 
+def test_a_head_or_an_adapter_in_place_of_a_model(refuse, tmp_path: Path, target: Path, records: Path) -> None:
+    for name, files, words in (
+        ("head", ("config.json", "draftsmith.json"), "holds a head, .* a language model is wanted here"),
+        ("adapter", ("adapter_config.json",), "holds an adapter alone .*merge_and_unload"),
+    ):
+        (tmp_path / name).mkdir()
+        for file in files:
+            (tmp_path / name / file).write_text('{"family": "mtp"}')
+        refuse(target, words, records=str(records), draft={"init_from": str(tmp_path / name)})
+
+
 def test_a_plan_warns_of_what_cannot_be_mended_later(
     target: Path, corpus: Path, records: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -265,7 +276,11 @@ def test_a_plan_warns_of_what_cannot_be_mended_later(
     plan = TrainingPlan.of(cfg, of_text, rows_per_step=2)
     assert any(line.startswith("held out: 1 documents, ") for line in plan.lines())
     assert ["of the 96 held-out prompts" in one for one in plan.warnings()] == [True]
-    enough = replace(plan, held_out=None)
+    again = tiny_config(Path("out"), target, records=str(records))
+    of_the_same = TrainingPlan.of(again, of_records, rows_per_step=2)
+    assert of_the_same.lines()[3] == plan.lines()[3]
+    assert not of_the_same.warnings()  # distill has said it, while shares could be changed
+    enough = replace(plan, few_held_out=None)
     assert not enough.warnings()
     assert not replace(enough, cost=1 / 3).warnings()
     assert "reads 40% of the weights" in replace(enough, cost=0.4).warnings()[0]
