@@ -17,18 +17,18 @@ from decode.common.progress import is_main_process
 from decode.common.stage_help import HELP_FLAGS, help_text
 from decode.common.sweep import run_sweep
 from decode.common.sweep_table import Figures
-from decode.common.typed_config import build
+from decode.common.typed_config import build, require
 from decode.common.version import __version__
 
 UNREAD = 141  # 128 + SIGPIPE: what a shell sees of a program that the signal ends
 
 
-def stage_main(stage: str, config: str, run: str, figures: Figures) -> NoReturn:
+def stage_main(stage: str, config: str, run: str, figures: Figures | None) -> NoReturn:
     """Run one stage from `sys.argv`, then exit: 0 done, 1 RunError, 2 UserError, 130 interrupted, 141 output unread.
 
     `config` ("module:Class") is imported to check the configuration, `run` ("module:function") only after that, so that
     a bad configuration fails before torch is imported. `--multirun` runs one subprocess per combination of values, and
-    compares them by `figures`.
+    compares them by `figures`; a stage without any has no sweeps.
     """
     with quiet_when_unread():
         try:
@@ -42,7 +42,7 @@ def stage_main(stage: str, config: str, run: str, figures: Figures) -> NoReturn:
     sys.exit(code)
 
 
-def _run(stage: str, config: str, run: str, figures: Figures) -> int:
+def _run(stage: str, config: str, run: str, figures: Figures | None) -> int:
     arguments = sys.argv[1:]
     config_class = _load(config)
     try:
@@ -51,6 +51,8 @@ def _run(stage: str, config: str, run: str, figures: Figures) -> int:
             sys.stdout.write(shown if is_main_process() else "")
             return 0
         if wants_sweep(arguments):
+            require(figures is not None, "this stage has no --multirun: give it one command for each folder")
+            assert figures is not None
             return run_sweep(stage, config_class, arguments, figures)
         container = compose(stage, config_class, arguments)
         if container is None:  # --hydra-help, --cfg and --info show something and run nothing

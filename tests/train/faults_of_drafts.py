@@ -10,12 +10,12 @@ import torch
 
 from tests.train import test_checkpoint as checkpoint
 from tests.train import test_config as config
-from tests.train import test_export as export
 from tests.train import test_heads as heads
 from tests.train import test_result as result
 from tests.train import test_rope as rope
 from tests.train import test_selection as selection
 from tests.train import test_shapes as shapes
+from tests.train.export import test_draft_folder as export
 
 IN_HALF = partial(export.test_weights_and_config_are_in_the_precision_asked_for, dtype=torch.bfloat16)
 OTHER_DEPTH = partial(

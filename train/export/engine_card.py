@@ -1,0 +1,57 @@
+"""README.md of a folder for an engine: how to serve it, what was tried, what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from decode.common.markdown import code, fenced, plain, table
+from train.export.engines.base import Engine, Loads
+from train.export.source import Source
+
+TRIED = {
+    "run": "run: accepted tokens there equal draftsmith's own, on small models",
+    "checked": "checked against its source, not run",
+}
+
+
+def engine_card(source: Source, commands: Mapping[Engine, str]) -> str:
+    """The card; `commands` are the launch commands by engine."""
+    target = source.target.path
+    fields = {"base_model": target, "tags": ["speculative-decoding", "draftsmith"]}
+    head = yaml.safe_dump(fields, allow_unicode=True, width=10**6).strip()
+    about = f"A draft ({source.form}) for {code(target)}, which verifies what it proposes and writes as before."
+    lines = ["---", head, "---", "", "# Draft for speculative decoding", "", about, "", "## Serve", ""]
+    for engine, command in commands.items():
+        lines += [f"{engine.title} ({_tried(source, engine)}):", "", fenced("bash", command.splitlines()), ""]
+    lines += [
+        "Look at the number of accepted tokens, not at the text: verification keeps the text right even where a draft "
+        "is loaded wrongly.",
+        "",
+    ]
+    return "\n".join([*lines, *_measured(source.written.get("measured") or {}, source.num_draft_tokens)])
+
+
+def _tried(source: Source, engine: Engine) -> str:
+    how = engine.forms[source.form]
+    assert isinstance(how, Loads)
+    return f"from {how.since} on; {TRIED[how.tried]}"
+
+
+def _measured(measured: Mapping[str, Any], k: int) -> list[str]:
+    rows = [
+        ("alpha", measured.get("alpha"), "mean of sum_v min(p_v, q_v) at temperature 1"),
+        ("tau estimate", measured.get("tau"), f"tokens per target pass with {k} draft tokens, bonus token included"),
+    ]
+    cells = [(name, f"{value:.4f}", what) for name, value, what in rows if value is not None]
+    if not cells:
+        return []
+    return [
+        "## Measured",
+        "",
+        plain("Teacher-forced on validation text, when it was trained."),
+        "",
+        table(("", "", ""), cells),
+    ]

@@ -1,0 +1,1 @@
+"""How drafts lie in folders that engines load, one layout a file."""

@@ -1,0 +1,76 @@
+"""What every layout is: the one description of how a form of draft lies in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from decode.common.checked_json import write_json
+from train.export.source import Source
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One tensor as an engine makes room for it."""
+
+    shape: tuple[int, ...]
+    kind: Literal["weight", "float32", "int64", "bool"] = "weight"
+    """weight: the precision of the folder, bfloat16, float16 or float32, one for all of them."""
+    optional: bool = False
+    """Engines do without it, or take the target's."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One form of folder. `config` and `tensors` are written; `manifest` says of any config.json of this form, also of
+    folders made elsewhere, which tensors belong to it."""
+
+    name: str
+    config: Callable[[Source], dict[str, Any]]
+    tensors: Callable[[Source], dict[str, Tensor]]
+    manifest: Callable[[Mapping[str, Any]], dict[str, Spec]]
+    weights: str = "model.safetensors"
+    extras: Callable[[Source, Path], None] = lambda source, folder: None
+    """Writes the other files that engines want."""
+
+    def write(self, source: Source, folder: Path) -> None:
+        """Put config.json, the weights and the extras into `folder`."""
+        write_json(folder / "config.json", self.config(source))
+        save_file(self.tensors(source), folder / self.weights, metadata={"format": "pt"})
+        self.extras(source, folder)
+
+
+def decoder_fields(source: Source) -> dict[str, Any]:
+    """The fields of config.json that every transformer layer needs, as heads have them from their target: with the
+    rotary embedding twice, since older readers know rope_theta and rope_scaling alone."""
+    config, text = source.config, source.target.config.get_text_config()
+    name = str(source.weight_dtype).removeprefix("torch.")
+    rope = dict(config.rope)
+    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.mlp_width,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.rms_norm_eps,
+        "max_position_embeddings": source.target.max_positions,
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": None if scaling.get("rope_type", "default") == "default" else scaling,
+        "rope_parameters": rope,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "bos_token_id": text.bos_token_id,
+        "eos_token_id": text.eos_token_id,
+        "dtype": name,
+        "torch_dtype": name,
+        "use_cache": True,
+    }

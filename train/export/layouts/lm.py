@@ -1,0 +1,55 @@
+"""A draft LM: a plain transformers folder, which every engine loads."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from decode.common.checked_json import read_json
+from train.export.draft_folder import TOKENIZER_FILES
+from train.export.layouts.base import Layout, Spec
+from train.export.source import Source
+
+
+def config(source: Source) -> dict[str, Any]:
+    """As training wrote it, in the precision that is asked for."""
+    fields = read_json(source.folder / "config.json")
+    if source.dtype is None:
+        return fields
+    name = str(source.dtype).removeprefix("torch.")
+    return fields | {"dtype": name, "torch_dtype": name}
+
+
+def tensors(source: Source) -> dict[str, Tensor]:
+    """As training wrote them; a tied output head is left out."""
+    weights = load_file(source.folder / "model.safetensors")
+    return {name: one.to(source.dtype or one.dtype) for name, one in weights.items()}
+
+
+def manifest(fields: Mapping[str, Any]) -> dict[str, Spec]:
+    """The tensors of the transformers class that config.json names."""
+    kind = dict(fields)
+    known = AutoConfig.for_model(kind.pop("model_type"), **kind)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(known)
+    return {
+        name: Spec(tuple(one.shape), optional=known.tie_word_embeddings and name == "lm_head.weight")
+        for name, one in model.state_dict().items()
+    }
+
+
+def _extras(source: Source, folder: Path) -> None:
+    """The target's tokenizer files and how transformers drafts, byte for byte."""
+    for name in ("generation_config.json", *TOKENIZER_FILES):
+        if (source.folder / name).is_file():
+            shutil.copyfile(source.folder / name, folder / name)
+
+
+LM = Layout("lm", config, tensors, manifest, extras=_extras)

@@ -1,0 +1,138 @@
+"""What an export is written from: a trained draft, checked against its target, with the target's ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from decode.common.checked_json import read_json
+from decode.common.errors import InputError
+from decode.config import ModelConfig
+from decode.drafters.dspark import DSparkConfig
+from decode.drafters.head_draft import HeadConfig, HeadDraft
+from decode.drafters.provenance import FILE, read_provenance
+from decode.drafters.saved_draft import describe_draft, family_of
+from decode.drafters.saved_head import HEADS, load_head, read_head
+from decode.models.load import ModelDescription, describe_model
+from decode.models.output_head import load_ends
+from decode.sampling.stopping import own_eos_ids
+from train.export.config import ExportConfig
+
+
+@dataclass(frozen=True)
+class Source:
+    """A draft of any family; weights are read when a layout asks for them."""
+
+    folder: Path
+    """Where it was saved."""
+    form: str
+    """What engines tell apart: its family, but `dflash` for blocks of fill-in layout without a Markov bias."""
+    target: ModelDescription
+    dtype: torch.dtype | None
+    """Precision to write; None is the one it was saved in."""
+    num_draft_tokens: int
+    """k of launch commands."""
+    written: dict[str, Any]
+    """Its draftsmith.json."""
+
+    @cached_property
+    def config(self) -> HeadConfig:
+        """Shape of a head."""
+        return read_head(self.folder, self.target)
+
+    @cached_property
+    def head(self) -> HeadDraft:
+        """A head between the target's ends, in float32 with the values that are written; the target's layers are not
+        read."""
+        head = load_head(self.folder, load_ends(self._ends_source), self.target)
+        return head.to(self.dtype or head.dtype).float().eval().requires_grad_(False)
+
+    @cached_property
+    def weight_dtype(self) -> torch.dtype:
+        """Precision of what is written."""
+        return self.dtype or load_head(self.folder, self.head.ends, self.target).dtype
+
+    @cached_property
+    def weights(self) -> dict[str, Tensor]:
+        """A head's tensors by our names, as they are written."""
+        state = self.head.state_dict()
+        return {name: self._cast(tensor) for name, tensor in state.items()}
+
+    @cached_property
+    def embedding(self) -> Tensor:
+        """(V, d) rows of the target's embedding, as its first layer gets them."""
+        with torch.no_grad():
+            rows = self.head.ends.embed(torch.arange(self.target.vocab_size))
+        return self._cast(rows)
+
+    @cached_property
+    def output_rows(self) -> Tensor:
+        """(V_draft, d) rows of the target's output head for the tokens that are drafted."""
+        rows = self.head.ends.head.weight
+        return self._cast(rows if self.head.vocab is None else rows[self.head.vocab])
+
+    @cached_property
+    def target_model(self) -> PreTrainedModel:
+        """The target without its layers: its configuration and ends."""
+        return self.head.ends.head.model
+
+    @cached_property
+    def ends_of_text(self) -> tuple[int, ...]:
+        """Tokens that end a text, by the target's generation config."""
+        found = own_eos_ids(cast(GenerationConfig, self.target_model.generation_config), self.target.vocab_size)
+        return tuple(sorted(found))
+
+    @property
+    def _ends_source(self) -> ModelConfig:
+        return replace(self.target.source, dtype="float32", device="cpu", device_map=None)
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().to(self.weight_dtype).contiguous() if tensor.is_floating_point() else tensor
+
+
+def open_source(cfg: ExportConfig) -> Source:
+    """The draft of `cfg` and its target; no weights are read.
+
+    Raises InputError for a folder that holds no draft of ours, one that is damaged, and a target that is not there or
+    has changed since the draft was trained on it.
+    """
+    folder = Path(cast(str, cfg.draft.path))
+    provenance = read_provenance(folder)
+    if provenance is None:
+        raise InputError(
+            f"draft.path={folder} holds no {FILE}, so it is not a draft that was trained here; an export is written "
+            "from one: give the folder of a run of `python -m train`, or model/ in it"
+        )
+    trained_on = None if provenance.target is None else provenance.target.path
+    target = describe_model(cfg.target if cfg.target.path else replace(cfg.target, path=trained_on))
+    describe_draft(str(folder), target)
+    written = read_json(folder / FILE)
+    return Source(
+        folder=folder,
+        form=_form(folder, target),
+        target=target,
+        dtype=None if cfg.dtype == "auto" else getattr(torch, cfg.dtype),
+        num_draft_tokens=cfg.num_draft_tokens or _trained_depth(folder, target, written),
+        written=written,
+    )
+
+
+def _form(folder: Path, target: ModelDescription) -> str:
+    family = family_of(str(folder))
+    config = read_head(folder, target) if family in HEADS else None
+    is_dflash = (
+        isinstance(config, DSparkConfig) and getattr(config, "layout", "anchor") == "fill_in" and not config.markov_rank
+    )
+    return "dflash" if is_dflash else family
+
+
+def _trained_depth(folder: Path, target: ModelDescription, written: dict[str, Any]) -> int:
+    if written["family"] in HEADS:
+        return read_head(folder, target).depth
+    return read_json(folder / "generation_config.json")["num_assistant_tokens"]

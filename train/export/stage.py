@@ -1,0 +1,124 @@
+"""`python -m train.export`: from a trained draft to folders that engines load, each of which appears whole or not at
+all."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from decode.common.checked_json import write_json
+from decode.common.errors import InputError
+from decode.common.progress import get_logger
+from decode.common.run_folder import sha256_file
+from decode.common.version import __version__
+from train.export.config import ExportConfig
+from train.export.engine_card import engine_card
+from train.export.engines import ENGINES
+from train.export.engines.base import Engine, Launch, Loads
+from train.export.layouts.base import Layout
+from train.export.source import Source, open_source
+
+FILE = "draftsmith_export.json"
+"""What an exported folder says of itself; engines do not read it."""
+CARD_FOLDER = Path("THIS_FOLDER")
+"""As cards name it: folders are moved and published."""
+log = get_logger("export")
+
+
+def run(cfg: ExportConfig) -> None:
+    """Write what `cfg` says; raises InputError before any weight is read where it cannot be done."""
+    output = Path(cfg.output_dir)
+    if output.exists() or output.is_symlink():
+        raise InputError(
+            f"output_dir={output} exists, and an export never writes over anything; delete it, or name another folder"
+        )
+    source = open_source(cfg)
+    served = by_layout(cfg, source)
+    with whole_folder(output) as draft:
+        for layout, engines in served.items():
+            inside = Path(layout.name) if cfg.format == "all" else Path()
+            write_one(source, layout, engines, draft / inside, cfg.model_impl)
+    for layout, engines in served.items():
+        place = output / layout.name if cfg.format == "all" else output
+        for engine in engines:
+            log.info("%s, for %s:\n%s", place, engine.title, command(source, engine, place.absolute(), cfg.model_impl))
+
+
+def by_layout(cfg: ExportConfig, source: Source) -> dict[Layout, list[Engine]]:
+    """The layouts to write, each with the engines that load it; InputError where an engine that was asked for does not
+    load this draft, or none does."""
+    asked = list(ENGINES.values()) if cfg.format == "all" else [ENGINES[cfg.format]]
+    served: dict[Layout, list[Engine]] = {}
+    reasons = {}
+    for engine in asked:
+        how, why = loads(engine, source, cfg.model_impl)
+        if how is None:
+            reasons[engine.name] = why
+        else:
+            served.setdefault(how.layout, []).append(engine)
+    if not served:
+        what = "no engine loads" if cfg.format == "all" else f"format={cfg.format} cannot be written of"
+        raise InputError(
+            f"{what} {source.folder}, a {source.form} draft: {'; '.join(dict.fromkeys(reasons.values()))}. Pairs of "
+            f"format and draft that exist: {pairs()}"
+        )
+    for name, why in reasons.items():
+        log.info("not for %s: %s", name, why)
+    return served
+
+
+def loads(engine: Engine, source: Source, model_impl: str) -> tuple[Loads | None, str]:
+    """How the engine loads this draft, or None and the reason."""
+    how = engine.forms[source.form]
+    if isinstance(how, str):
+        return None, how
+    why = how.refuses(source, model_impl)
+    return (how, "") if why is None else (None, why)
+
+
+def pairs() -> str:
+    """Every engine with the forms of draft that it loads."""
+    each = {name: [form for form, how in one.forms.items() if isinstance(how, Loads)] for name, one in ENGINES.items()}
+    return "; ".join(f"{name}: {', '.join(forms)}" for name, forms in each.items() if forms)
+
+
+def write_one(source: Source, layout: Layout, engines: list[Engine], draft: Path, model_impl: str) -> None:
+    """One layout with its card, into `draft`."""
+    draft.mkdir(parents=True, exist_ok=True)
+    layout.write(source, draft)
+    commands = {engine: command(source, engine, CARD_FOLDER, model_impl) for engine in engines}
+    (draft / "README.md").write_text(engine_card(source, commands), encoding="utf-8")
+    sums = {path.name: sha256_file(path) for path in sorted(draft.iterdir())}
+    content = {
+        "schema": 1,
+        "draftsmith": __version__,
+        "layout": layout.name,
+        "form": source.form,
+        "engines": [engine.title for engine in engines],
+        "num_draft_tokens": source.num_draft_tokens,
+        "target": source.written["target"],
+        "sha256": sums,
+    }
+    write_json(draft / FILE, content)
+
+
+def command(source: Source, engine: Engine, folder: Path, model_impl: str) -> str:
+    """How the engine is told to draft with what is in `folder`."""
+    how, _ = loads(engine, source, model_impl)
+    assert how is not None
+    return how.launch(Launch(source.target.path, folder, source.num_draft_tokens, model_impl))
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A hidden folder to write into, which gets its name at the end; what is left of a killed export is replaced."""
+    draft = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        draft.mkdir(parents=True)
+        yield draft
+        draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
