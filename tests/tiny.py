@@ -20,7 +20,6 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
 )
-from transformers.generation.streamers import BaseStreamer
 
 EOS, PAD = "<eos>", "<pad>"
 
@@ -115,19 +114,6 @@ def tiny_tokenizer(vocab_size: int = 300) -> PreTrainedTokenizerFast:
     text = Path(__file__).read_text(encoding="utf-8")
     tokenizer.train_from_iterator([text], trainer=trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD)
-
-
-class Keeper(BaseStreamer):
-    """What was streamed; -1 is the end."""
-
-    def __init__(self) -> None:
-        self.seen: list[int] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        self.seen += value.flatten().tolist()
-
-    def end(self) -> None:
-        self.seen.append(-1)
 
 
 def stop_within(tokenizer: PreTrainedTokenizerFast, tokens: list[int]) -> str:

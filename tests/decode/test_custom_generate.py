@@ -20,7 +20,8 @@ from decode import generate, speculative
 from decode.common.errors import ConfigError
 from decode.drafters.lm import LMDraft
 from tests.decode.checks import VOCAB, ragged_prompts
-from tests.tiny import Keeper, stop_within, tiny_llama, tiny_tokenizer
+from tests.streams import Keeper
+from tests.tiny import stop_within, tiny_llama, tiny_tokenizer
 
 END = 5
 

@@ -16,8 +16,9 @@ from decode.drafters.lm import LMDraft
 from decode.sampling.warp import Sampling, log_probs, warp
 from decode.stats import Round
 from tests.decode.checks import VOCAB, both_ways, check_pathwise_equality, ragged_prompts
+from tests.streams import Keeper
 from tests.tiers import by_default
-from tests.tiny import Keeper, save_tiny_target, tiny_llama, tiny_tokenizer
+from tests.tiny import save_tiny_target, tiny_llama, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
