@@ -53,9 +53,10 @@ def test_a_quoted_message_is_one_that_is_printed(message: str) -> None:
     assert any(pattern.search(text) for text in texts_of_the_source())
 
 
-def test_the_settings_are_those_of_the_classes() -> None:
-    script = runpy.run_path(str(ROOT / "scripts/settings_reference.py"))
-    assert script["PAGE"].read_text(encoding="utf-8") == script["page"](), "python scripts/settings_reference.py"
+@pytest.mark.parametrize("name", ["settings_reference", "engines_reference"])
+def test_pages_that_are_written_from_the_code_are_those_of_the_code(name: str) -> None:
+    script = runpy.run_path(str(ROOT / f"scripts/{name}.py"))
+    assert script["PAGE"].read_text(encoding="utf-8") == script["page"](), f"python scripts/{name}.py"
 
 
 def test_the_chart_is_drawn_from_the_published_figures(tmp_path: Path) -> None:
