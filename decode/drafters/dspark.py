@@ -1,16 +1,20 @@
 """DSpark (arXiv 2607.05147): a block of tokens in one pass over the target's hidden states, corrected by the token
 before each of them, with the chance that each is accepted. Without the correction it is DFlash (arXiv 2602.06036).
 
-B slots draft B tokens: slot k of a block whose anchor is token a drafts token a + k + 1, so slot 0, which holds the
-anchor, is trained as well. Published DFlash drafts of its authors are laid out otherwise: their slot k stands for token
-a + k, slot 0 drafts nothing, and a block of B drafts B - 1.
+A block whose anchor is token a holds that token in slot 0 and a mask in each of the others, and is laid out in one of
+two ways. To draft 3 tokens:
+
+    anchor   [a, mask, mask]        slot k drafts token a + k + 1, slot 0 too (published DSpark)
+    fill_in  [a, mask, mask, mask]  slot k drafts token a + k, slot 0 nothing (published DFlash, and engines' DFlash)
+
+Slot k lies at position a + k either way, and sees the target's hidden states of the tokens before a.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
 import torch
 from pydantic import Field
@@ -47,30 +51,29 @@ class BlockLayer(nn.Module):
 
 @dataclass(frozen=True)
 class Blocks:
-    """M blocks of S slots in each of B rows. Slot k of the block whose anchor is token a knows token a alone of its
-    block, and drafts token a + k + 1."""
+    """M blocks in each of B rows, which draft N tokens by S slots. A block knows its anchor, token a, alone of what it
+    stands for, and drafts the tokens a + 1 ... a + N."""
 
     anchors: Tensor
     """(B, M) int64 places in the row."""
     tokens: Tensor
-    """(B, M, S) the token before the one that each slot drafts."""
+    """(B, M, N) the token before each drafted one."""
     rows: Tensor
-    """(B, M, S) flat row b*T + a + k whose p judges the slot."""
+    """(B, M, N) flat row b*T + a + k whose p judges the drafted token."""
     valid: Tensor
-    """(B, M, S) bool: this slot's token and those of the slots before it belong to the anchor's document and are to be
-    learned."""
+    """(B, M, N) bool: this token and those drafted before it belong to the anchor's document and are to be learned."""
     positions: Tensor
-    """(B, M * S) of the slots, inside the document."""
+    """(B, M, S) of the slots, inside the document."""
     document: Tensor
     """(B, T) of the batch."""
 
     @classmethod
-    def of(cls, batch: Batch, count: int, size: int, at_random: bool) -> Blocks:
-        """`count` blocks a row, or one for each of its T tokens where those are fewer."""
+    def of(cls, batch: Batch, config: DSparkConfig, at_random: bool) -> Blocks:
+        """As many blocks a row as there are `anchors`, or one for each of its T tokens where those are fewer."""
         eligible = batch.next_token_rows()
         num_rows, length = eligible.shape
-        anchors, are_chosen = chosen_anchors(eligible, count, at_random)
-        places = anchors[..., None] + torch.arange(size, device=anchors.device)
+        anchors, are_chosen = chosen_anchors(eligible, config.anchors, at_random)
+        places = anchors[..., None] + torch.arange(config.depth, device=anchors.device)
         inside = places.clamp(max=length - 1).flatten(1)  # what lies behind the end is never valid
         learned = eligible.gather(1, inside).view(places.shape) & (places < length)
         first = torch.arange(num_rows, device=anchors.device)[:, None] * length
@@ -80,7 +83,7 @@ class Blocks:
             tokens=batch.ids.gather(1, inside).view(places.shape),
             rows=(first + inside).view(places.shape),
             valid=are_chosen[..., None] & learned.cumprod(-1).bool(),
-            positions=(starts + torch.arange(size, device=anchors.device)).flatten(1),
+            positions=starts + torch.arange(config.slots, device=anchors.device),
             document=batch.document,
         )
 
@@ -88,7 +91,7 @@ class Blocks:
     def visible(self) -> Tensor:
         """(B, M * S, T + M * S) bool: a slot sees the tokens of its document before the anchor, which it has as its
         input, and all slots of its own block."""
-        num_blocks, size = self.tokens.shape[1:]
+        num_blocks, size = self.positions.shape[1:]
         order = torch.arange(self.document.shape[1], device=self.anchors.device)
         same = self.document[:, None] == self.document.gather(1, self.anchors)[..., None]  # (B, M, T)
         context = (same & (order < self.anchors[..., None])).repeat_interleave(size, 1)
@@ -119,7 +122,7 @@ MOST_TAPS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class DSparkConfig(HeadConfig):
-    """Shape of a DSpark head; `depth` is the block size B."""
+    """Shape of a DSpark head; `depth` is the number of tokens that a block drafts."""
 
     family: str = "dspark"
     layers: Few
@@ -130,16 +133,31 @@ class DSparkConfig(HeadConfig):
     """Predict each token's chance of acceptance."""
     anchors: Size
     """Blocks trained per row."""
+    layout: Literal["anchor", "fill_in"] = "anchor"
+    """What the slots of a block draft (the head of this file)."""
+    mask_token: Annotated[int, Field(ge=0)] | None = None
+    """Token whose row of the target's embedding is the mask; None is a vector of the head's own."""
     temperatures: tuple[Annotated[float, Field(gt=0, le=1e6)], ...] = ()
-    """Of the predicted chances, by slot, fitted after training (train/drafts/confidence.py); () is 1 everywhere."""
+    """Of the predicted chances, by place in the round, fitted after training (train/drafts/confidence.py); () is 1
+    everywhere."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "temperatures", tuple(self.temperatures))  # a list where it comes from JSON
         require(
             len(self.temperatures) in (0, self.depth),
-            f"{len(self.temperatures)} temperatures={self.temperatures}, and the block has depth={self.depth} slots",
+            f"{len(self.temperatures)} temperatures={self.temperatures}, and a block drafts depth={self.depth} tokens",
         )
+        require(
+            self.mask_token is None or self.mask_token < self.vocab_size,
+            f"mask_token={self.mask_token}, and the target's embedding, of which a row is to be the mask, has the rows "
+            f"0 to {self.vocab_size - 1}. Name a token of them that no text holds, or none: the mask is then learned",
+        )
+
+    @property
+    def slots(self) -> int:
+        """Slots of a block."""
+        return self.depth + (self.layout == "fill_in")
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
@@ -163,9 +181,10 @@ class DSparkDraft(HeadDraft):
         self.most_tokens, self.num_cached, self.foresees = config.depth, config.layers, config.confidence
         self.fc = nn.Linear(len(config.taps) * width, width, bias=False)
         self.hidden_norm = nn.RMSNorm(width, eps)
-        # a module rather than a bare parameter: engines gather sharded weights when modules are called
-        self.mask = nn.Embedding(1, width)
-        nn.init.normal_(self.mask.weight, std=0.02)
+        if config.mask_token is None:
+            # a module rather than a bare parameter: engines gather sharded weights when modules are called
+            self.mask = nn.Embedding(1, width)
+            nn.init.normal_(self.mask.weight, std=0.02)
         self.layers = nn.ModuleList(BlockLayer(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(width, eps)
         if rank:
@@ -188,13 +207,15 @@ class DSparkDraft(HeadDraft):
         return self.hidden_norm(self.fc(features.to(self.dtype).flatten(2)))
 
     def states(self, anchors: Tensor, positions: Tensor, extends: list[Extend]) -> Tensor:
-        """anchors (B, M) tokens, positions (B, M * S) -> (B, M * S, d) final states of all slots of their blocks."""
+        """anchors (B, M) tokens, positions (B, M * S) -> (B, M, N, d) final states of the slots that draft."""
+        slots, mask = self.config.slots, self.config.mask_token
+        masks = anchors.new_full((*anchors.shape, slots - 1), mask or 0)
         first = self.embed(anchors)[:, :, None]
-        rest = self.mask(anchors.new_zeros(*anchors.shape, self.config.depth - 1))
+        rest = self.mask(masks) if mask is None else self.embed(masks)
         x = torch.cat([first, rest.to(first.dtype)], 2).flatten(1, 2)
         for layer, extend in zip(self.layers, extends, strict=True):
             x = layer(x, positions, extend)
-        return self.norm(x)
+        return self.norm(x).unflatten(1, (-1, slots))[:, :, slots - self.config.depth :]
 
     def paired(self, states: Tensor, before: Tensor) -> Tensor:
         """states (..., d) beside what is known of the tokens before (...): (..., d + rank)."""
@@ -216,24 +237,24 @@ class DSparkDraft(HeadDraft):
     # training face
 
     def unroll(self, batch: Batch) -> Iterator[Step]:
-        """A step for each slot of the blocks at `anchors` tokens of a row: drawn anew in every training step, evenly
-        spaced otherwise."""
+        """A step for each token that the blocks at `anchors` tokens of a row draft; those are drawn anew in every
+        training step, evenly spaced otherwise."""
         assert batch.features is not None
-        blocks = Blocks.of(batch, self.config.anchors, self.config.depth, at_random=self.training)
+        blocks = Blocks.of(batch, self.config, at_random=self.training)
         context, visible = self.context(batch.features), blocks.visible
         extends = [_behind(*layer.self_attn.keys_values(context, batch.positions), visible) for layer in self.blocks]
-        states = self.states(blocks.tokens[..., 0], blocks.positions, extends).unflatten(1, (-1, self.config.depth))
-        for slot in range(self.config.depth):
-            hidden = self.paired(states[:, :, slot], blocks.tokens[..., slot])
+        states = self.states(blocks.tokens[..., 0], blocks.positions.flatten(1), extends)
+        for drafted in range(self.config.depth):
+            hidden = self.paired(states[:, :, drafted], blocks.tokens[..., drafted])
             confidence = self.confidence_head(hidden)[..., 0] if self.config.confidence else None
-            rows, valid = blocks.rows[..., slot], blocks.valid[..., slot]
+            rows, valid = blocks.rows[..., drafted], blocks.valid[..., drafted]
             yield Step(hidden, self.head, rows, valid, self.vocab, confidence, not self.config.markov_rank)
 
     # decoding face
 
     def num_slots(self, num_read: int) -> int:
         """The block, whatever of it becomes a tree."""
-        return self.config.depth
+        return self.config.slots
 
     def read(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
         """Keep keys and values of committed tokens, which their own hidden states tell: the ids are not read."""
@@ -248,8 +269,8 @@ class DSparkDraft(HeadDraft):
 
 @dataclass
 class BlockSteps:
-    """One round: a pass over the block, then only biases. A node's logits are those of its depth's slot, with the bias
-    of its own token."""
+    """One round: a pass over the block, then only biases. A node's logits are those of the slot that drafts behind
+    its depth, with the bias of its own token."""
 
     draft: DSparkDraft
     slots: Slots
@@ -257,31 +278,31 @@ class BlockSteps:
     ends: Tensor
     features: Tensor
     states: Tensor = field(init=False)
-    """(B, S, d) of the block."""
+    """(B, N, d) of the slots that draft."""
     unbiased: Tensor = field(init=False)
-    """(B, S, V_draft)."""
+    """(B, N, V_draft)."""
     last: Tensor = field(init=False)
     """(B, W) tokens of the nodes whose logits were made last."""
 
     def first(self) -> Tensor:
-        """The pass over the block, of which slot 0 drafts the first token."""
+        """The pass over the block; whatever is drafted of it, all its slots are there, as in training."""
         draft, width, pending = self.draft, self.read.shape[1], self.read[:, -1:]
         positions, extends = self.slots.straight(self.ends - 1 - width, width, draft.num_cached)
         draft.read(self.read, self.features, positions, extends)
-        positions, extends = self.slots.block(self.ends - 1, draft.config.depth, draft.num_cached)
-        self.states = draft.states(pending, positions, extends)
+        positions, extends = self.slots.block(self.ends - 1, draft.config.slots, draft.num_cached)
+        self.states = draft.states(pending, positions, extends)[:, 0]
         self.unbiased = draft.unbiased(self.states)
         return self.step(pending, 0)
 
     def chance(self, depth: int) -> Tensor:
-        """sigmoid(c / temperature) of this slot, the token before it known."""
+        """sigmoid(c / temperature) of the token to be drafted at this depth, the one before it known."""
         draft = self.draft
         logits = draft.confidence_head(draft.paired(self.states[:, depth], self.last[:, 0]))[:, 0]
         temperatures = draft.config.temperatures
         return (logits.float() / (temperatures[depth] if temperatures else 1.0)).sigmoid()
 
     def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
-        """Those of the slot of this depth, with the bias of each node's own token."""
+        """Those of the slot that drafts at this depth, with the bias of each node's own token."""
         self.last = tokens
         logits = self.unbiased[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)
         if self.draft.config.markov_rank:

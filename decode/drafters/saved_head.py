@@ -41,7 +41,10 @@ HEADS: dict[str, tuple[type[HeadConfig], type[HeadDraft]]] = {
     "medusa": (MedusaConfig, MedusaDraft),
     "mtp": (MTPConfig, MTPDraft),
 }
-ADDED = {"eagle3": {"fc_norm": False, "norm_before_fc": False, "norm_output": False}}
+ADDED = {
+    "dspark": {"layout": "anchor", "mask_token": None},
+    "eagle3": {"fc_norm": False, "norm_before_fc": False, "norm_output": False},
+}
 """Fields that heads saved before do not have, all or none of them, and what such a head is."""
 Shapes = dict[str, tuple[int, ...]]
 

@@ -38,6 +38,8 @@ OWNERS = {
     "markov_rank": ("dspark",),
     "confidence": ("dspark",),
     "anchors": ("dspark",),
+    "layout": ("dspark",),
+    "mask_token": ("dspark",),
     "init_own": ("mtp",),
     "fc_norm": ("eagle3",),
     "norm_before_fc": ("eagle3",),
@@ -51,7 +53,8 @@ class HeadSettings:
     """What heads have over a draft model: they read the target's hidden states (every family but lm)."""
 
     depth: int = 4
-    """Draft tokens of a round: Medusa's and Hydra's heads, the steps of EAGLE-3 and MTP, the block of DSpark."""
+    """Draft tokens of a round: Medusa's and Hydra's heads, the steps of EAGLE-3 and MTP, what a block of DSpark drafts
+    in either layout."""
     taps: list[int] | None = None
     """Hidden states that are read: 0 the embeddings, i the output of layer i - 1, -1 the final one; None is the
     family's own choice."""
@@ -67,6 +70,13 @@ class HeadSettings:
     """dspark: predict each token's chance of acceptance."""
     anchors: int | None = None
     """dspark: blocks trained per row of a batch; None is one for every 8 tokens of the row, as 512 of 4,096."""
+    layout: Literal["anchor", "fill_in"] | None = None
+    """dspark: anchor is a block of `depth` slots of which each drafts the token behind it, as engines run DSpark;
+    fill_in one of depth + 1 whose masks stand where their tokens will, as engines run DFlash. None is fill_in for
+    markov_rank=0, else anchor."""
+    mask_token: int | None = None
+    """dspark: id of a token whose row of the target's embedding, which stays as it is, is the mask of a block, for
+    engines that take no other; None is a vector that is learned."""
     init_own: bool = False
     """mtp: start from the prediction layers that the target's own checkpoint holds."""
     fc_norm: bool | None = None
@@ -79,7 +89,7 @@ class HeadSettings:
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "head.", "depth", "mlp_layers", "anchors", "vocab")
-        require_at_least(0, self, "head.", "markov_rank")
+        require_at_least(0, self, "head.", "markov_rank", "mask_token")
         taps = self.taps
         require(
             taps is None or 0 < len(taps) == len(set(taps)),

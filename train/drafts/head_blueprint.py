@@ -161,6 +161,7 @@ def head_blueprint(
         vars(draft.head) | _sizes(draft, target, text) | {"family": draft.family, "layers": draft.layers, "taps": taps}
     )
     given["anchors"] = _anchors(cfg)
+    given["layout"] = draft.head.layout or ("anchor" if draft.head.markov_rank else "fill_in")
     norms = {"fc_norm": not draft.head.norm_before_fc, "norm_output": True}
     given |= {name: own for name, own in norms.items() if given[name] is None}
     if cfg.objective.confidence_weight == 0:  # what was never trained must not cut drafts
@@ -226,10 +227,11 @@ def _saved(cfg: TrainConfig, target: ModelDescription) -> HeadBlueprint:
     asked, default = _asked(draft), _asked(DraftConfig(family=draft.family))
     saved = vars(config) | {"taps": list(config.taps), "vocab": config.draft_vocab_size}
     for name in (asked.keys() & saved.keys()) - {"anchors"}:  # of which no weight is made
+        own = "null" if saved[name] is None else saved[name]
         require(
             asked[name] in (saved[name], default[name]),
-            f"draft.{_where(name)}={asked[name]}, and the head {draft.init_from} has {saved[name]}, which stays as it "
-            f"is. Set draft.{_where(name)}={saved[name]}, or train a new head without draft.init_from",
+            f"draft.{_where(name)}={asked[name]}, and the head {draft.init_from} has {own}, which stays as it is. Set "
+            f"draft.{_where(name)}={own}, or train a new head without draft.init_from",
         )
     if isinstance(config, DSparkConfig):
         config = replace(config, anchors=_anchors(cfg))

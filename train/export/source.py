@@ -127,7 +127,7 @@ def _form(folder: Path, target: ModelDescription) -> str:
     family = family_of(str(folder))
     config = read_head(folder, target) if family in HEADS else None
     is_dflash = (
-        isinstance(config, DSparkConfig) and getattr(config, "layout", "anchor") == "fill_in" and not config.markov_rank
+        isinstance(config, DSparkConfig) and config.layout == "fill_in" and not config.markov_rank
     )
     return "dflash" if is_dflash else family
 
