@@ -3,9 +3,11 @@ launched, and why it does not load the others."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from train.export.layouts.base import Layout
 from train.export.source import Source
@@ -30,6 +32,36 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class NameRules:
+    """What an engine makes of the names in a file of weights, as its own loader does; patterns are searched for."""
+
+    renames: tuple[tuple[str, str], ...] = ()
+    """(pattern, replacement), applied one after the other."""
+    skips: tuple[str, ...] = ()
+    """Renamed names that it passes over on purpose, whether they are there or not."""
+    shared: tuple[str, ...] = ()
+    """Renamed names that it takes from the target where they are missing."""
+    unknown: Literal["refused", "skipped"] = "refused"
+    """What it does with a name that it does not know; skipped is without a word."""
+    missing: Literal["refused", "random"] = "refused"
+    """What it does where a tensor is missing; random is without a word."""
+
+    def renamed(self, name: str) -> str:
+        """The engine's own name."""
+        for pattern, replacement in self.renames:
+            name = re.sub(pattern, replacement, name)
+        return name
+
+    def passes_over(self, renamed: str) -> bool:
+        """Whether the engine never looks at it."""
+        return any(re.search(pattern, renamed) for pattern in self.skips)
+
+    def shares(self, renamed: str) -> bool:
+        """Whether the target's own stands in."""
+        return any(re.search(pattern, renamed) for pattern in self.shared)
+
+
+@dataclass(frozen=True)
 class Loads:
     """How an engine loads one form of draft."""
 
@@ -42,6 +74,10 @@ class Loads:
     """Why this very draft cannot be served, and what to do instead; None where it can."""
     tried: str = "checked"
     """run: our tests load it there and compare accepted tokens; checked: by the engine's source alone."""
+    names: NameRules = NameRules()
+    """What it makes of the names of tensors."""
+    targets: frozenset[str] | None = None
+    """Model types of the targets that it can draft for so, None where any does."""
 
 
 @dataclass(frozen=True, eq=False)

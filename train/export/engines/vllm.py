@@ -7,7 +7,7 @@ import json
 import shlex
 from collections.abc import Callable
 
-from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, Engine, Launch, Loads
+from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, Engine, Launch, Loads, NameRules
 from train.export.layouts.lm import LM
 
 
@@ -26,7 +26,7 @@ ENGINE = Engine(
     "vllm",
     "vLLM 0.32",
     {
-        "lm": Loads(LM, "0.16", launch("draft_model"), tried="run"),
+        "lm": Loads(LM, "0.16", launch("draft_model"), tried="run", names=NameRules(skips=(r"rotary_emb\.",))),
         "eagle3": "not written yet",
         "medusa": "not written yet",
         "dflash": "not written yet",
