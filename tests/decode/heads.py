@@ -23,10 +23,8 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "hydra-prefix": ("hydra", {"prefix_attention": True}),
     "eagle3.1": ("eagle3", {"fc_norm": True, "norm_output": True}),
     "eagle3.1-one-norm": ("eagle3", {"norm_before_fc": True, "norm_output": True}),
-    "dspark-fill-in": ("dspark", {"layout": "fill_in"}),
-    "dspark-mask-token": ("dspark", {"mask_token": 60}),
     "dflash": ("dspark", {"markov_rank": 0, "confidence": False, "layout": "fill_in"}),
-    "dflash-anchor": ("dspark", {"markov_rank": 0, "confidence": False}),
+    "dspark-fill-in": ("dspark", {"layout": "fill_in", "mask_token": 7}),
 }
 VARIANTS = {family: (family, {}) for family in HEADS} | {k: v for k, v in OPTIONS.items() if v[0] in HEADS}
 

@@ -93,11 +93,13 @@ def proposals(draft: DSparkDraft, monkeypatch: pytest.MonkeyPatch) -> list[tuple
     return seen
 
 
-@pytest.mark.parametrize("rank", by_default(1, [4, 0]))
-def test_training_and_serving_see_the_same_logits(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("rank", "layout"), by_default(2, [(4, "anchor"), (0, "fill_in"), (0, "anchor"), (4, "fill_in")])
+)
+def test_training_and_serving_see_the_same_logits(rank: int, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In ragged rows, rows taken over, and after every number of accepted tokens; captured and not."""
     model = target()
-    draft = draft_of(model, markov_rank=rank)
+    draft = draft_of(model, markov_rank=rank, layout=layout)
     seen = proposals(draft, monkeypatch)
     request = Request([*PROMPTS, [3, 1, 4]], 14, shape=chain(4), verifier="rejection", batch_size=3)
     Loop(model, draft, request).run()
@@ -323,12 +325,13 @@ def test_drafting_that_stops_by_predictions_keeps_the_distribution(
 
 
 @pytest.mark.slow
-def test_predictions_are_those_that_were_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The budget is asked before each token, with the sigmoid of training's logit over the slot's temperature, and
+@pytest.mark.parametrize("layout", ["anchor", "fill_in"])
+def test_predictions_are_those_that_were_trained(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budget is asked before each token, with the sigmoid of training's logit over the place's temperature, and
     outputs stay those of autoregressive decoding wherever it stops."""
     model, asked = target(), []
     temperatures = (1.0, 0.5, 2.0, 4.0)
-    draft = draft_of(model, temperatures=temperatures)
+    draft = draft_of(model, temperatures=temperatures, layout=layout)
     seen, running = proposals(draft, monkeypatch), []
     propose = draft.propose
     monkeypatch.setattr(draft, "propose", lambda context: running.append(context.running) or propose(context))
@@ -358,8 +361,12 @@ def test_predictions_are_those_that_were_trained(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verifier", ["coupled", "rejection"])
-def test_a_block_cut_afterwards_is_one_that_was_stopped(verifier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("verifier", "layout"), [("coupled", "anchor"), ("rejection", "anchor"), ("coupled", "fill_in")]
+)
+def test_a_block_cut_afterwards_is_one_that_was_stopped(
+    verifier: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without processors all tokens are drafted as one captured unit and cut by their predictions; with one, which
     changes nothing here, they are drafted until a prediction stops them."""
 
@@ -373,7 +380,7 @@ def test_a_block_cut_afterwards_is_one_that_was_stopped(verifier: str, monkeypat
     model, runs = target(), []
     idle = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.0)])
     for processors in (None, idle):
-        draft = draft_of(model)
+        draft = draft_of(model, layout=layout)
         seen = proposals(draft, monkeypatch)
         request = Request(PROMPTS, 16, shape=chain(4), verifier=verifier, adaptive=True, confidence=True)
         out, _ = Loop(model, draft, dataclasses.replace(request, processors=processors)).run()

@@ -25,6 +25,7 @@ from tests.decode.heads import random_head
 from tests.tiny import tiny_llama
 
 Damage = Callable[[Path], None]
+LAYOUT = ("layout", "mask_token")
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +37,18 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
 
 @pytest.fixture
 def folder(tmp_path: Path, target: PreTrainedModel) -> Path:
-    head = random_head("eagle3", target)
-    known = describe_loaded(target)
-    (tmp_path / "config.json").write_text(json.dumps(asdict(head.config)))
-    save_file(head.state_dict(), tmp_path / "model.safetensors")
+    return saved("eagle3", target, tmp_path)
+
+
+def saved(name: str, target: PreTrainedModel, folder: Path) -> Path:
+    """A random head, as training would export it."""
+    head, known = random_head(name, target), describe_loaded(target)
+    (folder / "config.json").write_text(json.dumps(asdict(head.config)))
+    save_file(head.state_dict(), folder / "model.safetensors")
     trained_on = {"path": known.path, "fingerprint": known.fingerprint, "weights": known.weights_fingerprint}
-    provenance = {"schema": 1, "family": "eagle3", "target": trained_on}
-    (tmp_path / "draftsmith.json").write_text(json.dumps(provenance))
-    return tmp_path
+    provenance = {"schema": 1, "family": head.config.family, "target": trained_on}
+    (folder / "draftsmith.json").write_text(json.dumps(provenance))
+    return folder
 
 
 def test_a_whole_folder_is_loaded(folder: Path, target: PreTrainedModel) -> None:
@@ -76,17 +81,17 @@ def without_a_tensor(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors")
 
 
-def of_before_the_norms(folder: Path) -> None:
-    content = json.loads((folder / "config.json").read_text())
-    for name in ("fc_norm", "norm_before_fc", "norm_output"):
-        del content[name]
-    (folder / "config.json").write_text(json.dumps(content))
+def without(*names: str) -> Damage:
+    def edit(folder: Path) -> None:
+        content = json.loads((folder / "config.json").read_text())
+        for name in names:
+            del content[name]
+        (folder / "config.json").write_text(json.dumps(content))
+
+    return edit
 
 
-def without_a_norm_flag(folder: Path) -> None:
-    content = json.loads((folder / "config.json").read_text())
-    del content["norm_output"]
-    (folder / "config.json").write_text(json.dumps(content))
+of_before_the_norms, of_before_layouts = without("fc_norm", "norm_before_fc", "norm_output"), without(*LAYOUT)
 
 
 def test_a_head_that_was_saved_before_there_were_norms_loads_as_it_was(folder: Path, target: PreTrainedModel) -> None:
@@ -115,6 +120,38 @@ def test_a_head_with_norms_is_never_loaded_without_them(folder: Path, target: Pr
         load_drafter(folder, target=target)
 
 
+def test_a_block_that_was_saved_before_there_were_layouts_is_an_anchors(
+    tmp_path: Path, target: PreTrainedModel
+) -> None:
+    """With a mask of its own, as it was trained; a newer head says both, and its mask is missed without."""
+    of_before_layouts(saved("dspark", target, tmp_path))
+    config = load_drafter(tmp_path, target=target).config  # type: ignore[attr-defined]
+    assert (config.layout, config.mask_token, config.slots) == ("anchor", None, config.depth)
+    saved("dspark-fill-in", target, tmp_path)
+    config = load_drafter(tmp_path, target=target).config  # type: ignore[attr-defined]
+    assert (config.layout, config.mask_token, config.slots) == ("fill_in", 7, config.depth + 1)
+    of_before_layouts(tmp_path)
+    with pytest.raises(UserError, match=r"mask.weight missing"):
+        load_drafter(tmp_path, target=target)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (edited("config.json", layout="sideways"), "layout"),
+        (edited("config.json", mask_token=64), "mask_token=64, and the target's embedding.*0 to 63"),
+        (edited("config.json", mask_token=-1), "mask_token"),
+        (edited("config.json", mask_token=None), "mask.weight missing"),
+        (without("layout"), "do not share the fields layout"),
+        (without("mask_token"), "do not share the fields mask_token"),
+    ],
+)
+def test_a_damaged_layout_is_refused(tmp_path: Path, target: PreTrainedModel, damage: Damage, message: str) -> None:
+    damage(saved("dspark-fill-in", target, tmp_path))
+    with pytest.raises(UserError, match=message):
+        describe_draft(str(tmp_path), describe_loaded(target))
+
+
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "lacks model.safetensors"),
     "half of the weights": (truncated, "damaged"),
@@ -123,7 +160,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "another family": (edited("config.json", family="zzz"), "family='zzz'"),
     "a field too many": (edited("config.json", more=1), "do not share the fields more"),
     "another width": (edited("config.json", mlp_width=48), "mlp.up_proj.weight"),
-    "some of the norms' fields": (without_a_norm_flag, "do not share the fields norm_output"),
+    "some of the norms' fields": (without("norm_output"), "do not share the fields norm_output"),
     "two norms for one place": (
         edited("config.json", fc_norm=True, norm_before_fc=True),
         "both normalise what fc reads",

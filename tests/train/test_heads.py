@@ -329,6 +329,12 @@ def test_draft_vocabularies_of_impossible_size(refuse, target: Path, size: int, 
     refuse(target, message, head={"vocab": size})
 
 
+@pytest.mark.parametrize("layout", ["anchor", "fill_in"])
+def test_a_mask_that_is_no_token_of_the_target(refuse, target: Path, layout: str) -> None:
+    message = "mask_token=300, .*has the rows 0 to 299. Name a token of them"
+    refuse(target, message, family="dspark", head={"mask_token": 300, "layout": layout})
+
+
 def test_a_round_that_no_sequence_holds(refuse, target: Path) -> None:
     refuse(target, "has no room for a token", head={"depth": 31})
 
@@ -356,6 +362,10 @@ def test_a_saved_head_that_is_another_one(refuse, tmp_path: Path, target: Path, 
         ({"layers": 2}, "of one layer"),
         ({"head": {"markov_rank": 0}}, "is for draft=dspark"),
         ({"head": {"confidence": False}}, "is for draft=dspark"),
+        ({"head": {"layout": "anchor"}}, "head.layout=anchor is for draft=dspark"),
+        ({"head": {"mask_token": 0}}, "head.mask_token=0 is for draft=dspark"),
+        ({"family": "dspark", "head": {"layout": "sideways"}}, "head.layout"),
+        ({"family": "dspark", "head": {"mask_token": -1}}, "head.mask_token=-1 must be at least 0"),
         ({"family": "mtp", "head": {"init_own": True}, "init_from": "there"}, "set one of them"),
         ({"head": {"taps": []}}, "must name different hidden states"),
         ({"head": {"depth": 0}}, "head.depth=0"),

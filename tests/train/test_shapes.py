@@ -211,6 +211,31 @@ def test_confidence_that_is_not_trained_is_not_there() -> None:
         assert config.confidence is wanted
 
 
+@pytest.mark.parametrize(
+    ("asked", "layout"),
+    [
+        ({"markov_rank": 0}, "fill_in"),
+        ({"markov_rank": 8}, "anchor"),
+        ({"markov_rank": 0, "layout": "anchor"}, "anchor"),
+        ({"markov_rank": 8, "layout": "fill_in"}, "fill_in"),
+    ],
+)
+def test_a_new_block_is_laid_out_as_engines_run_it_unless_asked_otherwise(asked: dict[str, Any], layout: str) -> None:
+    """DFlash and DSpark, as their files in conf/draft say; the number of draft tokens is the same."""
+    blueprint = head("dspark", head=asked)
+    assert isinstance(blueprint.config, DSparkConfig)
+    assert (blueprint.config.layout, blueprint.config.depth, blueprint.depth) == (layout, 3, 3)
+    assert blueprint.config.slots == {"anchor": 3, "fill_in": 4}[layout]
+
+
+def test_a_mask_of_the_vocabulary_is_no_weight_to_train_or_to_read() -> None:
+    learned, row = head("dspark"), head("dspark", head={"mask_token": PADDED - 1})
+    assert learned.num_parameters - row.num_parameters == learned.width
+    assert learned.weights_per_token - row.weights_per_token == learned.width // learned.depth
+    with pytest.raises(ConfigError, match=f"mask_token={PADDED}, .*has the rows 0 to {PADDED - 1}.*no text holds"):
+        head("dspark", head={"mask_token": PADDED})
+
+
 def test_weights_of_a_head_are_counted_without_the_targets_ends_and_without_ids(tmp_path: Path, target: Path) -> None:
     cfg = head_config(Path("out"), target, data=TEXT, head={"vocab": 40})
     blueprint = head_blueprint(cfg, describe_model(model_config(target)), None)
