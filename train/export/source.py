@@ -46,6 +46,11 @@ class Source:
         """Shape of a head."""
         return read_head(self.folder, self.target)
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Hidden states that a head reads; a language model reads none."""
+        return self.config.taps if self.written["family"] in HEADS else ()
+
     @cached_property
     def head(self) -> HeadDraft:
         """A head between the target's ends, in float32 with the values that are written; the target's layers are not
@@ -126,9 +131,7 @@ def open_source(cfg: ExportConfig) -> Source:
 def _form(folder: Path, target: ModelDescription) -> str:
     family = family_of(str(folder))
     config = read_head(folder, target) if family in HEADS else None
-    is_dflash = (
-        isinstance(config, DSparkConfig) and config.layout == "fill_in" and not config.markov_rank
-    )
+    is_dflash = isinstance(config, DSparkConfig) and config.layout == "fill_in" and not config.markov_rank
     return "dflash" if is_dflash else family
 
 

@@ -29,6 +29,8 @@ class Launch:
     draft: Path
     num_draft_tokens: int
     model_impl: str = "auto"
+    taps: tuple[int, ...] = ()
+    """Hidden states that a head reads (`decode.models.hidden_states`)."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,148 @@
+"""An EAGLE-3 head in one folder for vLLM (both runners), SGLang, TensorRT-LLM, llama.cpp and the speculators library.
+
+config.json says everything twice, each half made from the same values: flat, as engines read a head of their own, and
+as the speculators library nests it. Its top-level model_type makes vLLM read the flat half; `speculators_config` lets
+`vllm serve FOLDER` find the target. Layers are called `layers.0`, since the library leaves the `midlayer` of older
+folders random; SGLang knows that name from 0.5.12 on.
+
+Which hidden states are read stands in two lists as well: at the top, indices of transformers' `hidden_states`, which
+are draftsmith's taps (vLLM, llama.cpp, speculators); in `eagle_config`, the layers that those come out of, one less
+(SGLang, which adds one). Engines hand states over in the order of their layers, so `fc` has its columns in that order,
+low to high. Queries, keys and values are made from [embedding; state].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from decode.drafters.eagle3 import Eagle3Config
+from train.export.layouts.base import Layout, Spec, decoder_fields
+from train.export.source import Source
+
+SPECULATORS_VERSION = "0.9.0"
+_OF_THE_LAYER = ("input_layernorm", "hidden_norm", "post_attention_layernorm", "self_attn", "mlp")
+
+
+def config(source: Source) -> dict[str, Any]:
+    """Both halves of config.json."""
+    head = cast(Eagle3Config, source.config)
+    taps, layer = sorted(head.taps), {"model_type": "llama", "num_hidden_layers": 1} | decoder_fields(source)
+    return layer | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": head.draft_vocab_size or head.vocab_size,
+        "target_hidden_size": head.hidden_size,
+        "num_aux_hidden_states": len(taps),
+        "eagle_aux_hidden_state_layer_ids": taps,
+        "norm_before_residual": False,
+        "norm_before_fc": head.norm_before_fc,
+        "fc_norm": head.fc_norm,
+        "norm_output": head.norm_output,
+        "eagle_config": {
+            "use_aux_hidden_state": True,
+            "eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in taps],
+            "norm_before_fc": head.norm_before_fc,
+        },
+        "transformer_layer_config": layer,
+        **_speculators_fields(source),
+    }
+
+
+def _speculators_fields(source: Source) -> dict[str, Any]:
+    path = Path(source.target.path)
+    greedy = {
+        "proposal_type": "greedy",
+        "speculative_tokens": source.num_draft_tokens,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    verifier = {
+        "name_or_path": str(path.absolute()) if path.is_dir() else source.target.path,
+        "architectures": source.target.config.architectures or [],
+    }
+    return {
+        "speculators_model_type": "eagle3",
+        "speculators_version": SPECULATORS_VERSION,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [greedy],
+            "verifier": verifier,
+        },
+    }
+
+
+def tensors(source: Source) -> dict[str, Tensor]:
+    """The head's own tensors and the target's rows; of a reduced vocabulary, d2t is what to add to a draft id, and t2d
+    says which of the target's tokens are drafted."""
+    weights = {_name(name): one for name, one in source.weights.items() if name != "vocab"}
+    weights = _low_to_high(weights, source.config.taps)
+    weights |= {"embed_tokens.weight": source.embedding, "lm_head.weight": source.output_rows}
+    ids = source.head.vocab
+    if ids is not None and len(ids) < source.config.vocab_size:
+        drafted = torch.zeros(source.config.vocab_size, dtype=torch.bool)
+        drafted[ids] = True
+        weights |= {"d2t": ids - torch.arange(len(ids)), "t2d": drafted}
+    return weights
+
+
+def _name(ours: str) -> str:
+    return f"layers.0.{ours}" if ours.startswith(_OF_THE_LAYER) else ours
+
+
+def _low_to_high(weights: dict[str, Tensor], taps: tuple[int, ...]) -> dict[str, Tensor]:
+    """What reads the target's states, in the order in which engines hand them over."""
+    order = sorted(range(len(taps)), key=lambda place: taps[place])
+    moved = {
+        name: weights[name].unflatten(-1, (len(taps), -1))[..., order, :].flatten(-2).contiguous()
+        for name in ("fc.weight", "input_norm.weight")
+        if name in weights
+    }
+    if "fc_norm.0.weight" in weights:
+        moved |= {f"fc_norm.{new}.weight": weights[f"fc_norm.{old}.weight"] for new, old in enumerate(order)}
+    return weights | moved
+
+
+def manifest(fields: Mapping[str, Any]) -> dict[str, Spec]:
+    """The tensors of one Llama layer over [embedding; state], its ends and its norms."""
+    known = {**fields.get("transformer_layer_config", {}), **fields}
+    width, inner, vocab = known["hidden_size"], known["intermediate_size"], known["vocab_size"]
+    drafted, states = known.get("draft_vocab_size") or vocab, num_states(known)
+    from_target = known.get("target_hidden_size") or width
+    queries, keys = (known["head_dim"] * known[name] for name in ("num_attention_heads", "num_key_value_heads"))
+    layer = {
+        **dict.fromkeys(("input_layernorm", "hidden_norm", "post_attention_layernorm"), (width,)),
+        "self_attn.q_proj": (queries, 2 * width),
+        **dict.fromkeys(("self_attn.k_proj", "self_attn.v_proj"), (keys, 2 * width)),
+        "self_attn.o_proj": (width, queries),
+        **dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), (inner, width)),
+        "mlp.down_proj": (width, inner),
+    }
+    specs = {f"layers.0.{name}.weight": Spec(shape) for name, shape in layer.items()}
+    specs |= {
+        "fc.weight": Spec((width, states * from_target)),
+        "norm.weight": Spec((width,)),
+        "lm_head.weight": Spec((drafted, width)),
+        "embed_tokens.weight": Spec((vocab, width), optional=True),
+    }
+    if known.get("fc_norm"):
+        specs |= {f"fc_norm.{place}.weight": Spec((from_target,)) for place in range(states)}
+    if known.get("norm_before_fc"):
+        specs["input_norm.weight"] = Spec((states * from_target,))
+    if drafted != vocab:
+        specs |= {"d2t": Spec((drafted,), "int64"), "t2d": Spec((vocab,), "bool", optional=True)}
+    return specs
+
+
+def num_states(fields: Mapping[str, Any]) -> int:
+    """Hidden states that a head reads, as engines find their number where it is not written."""
+    nested = (fields.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    listed = nested or fields.get("eagle_aux_hidden_state_layer_ids")
+    return fields.get("num_aux_hidden_states") or len(listed or (2, 1, 3))
+
+
+EAGLE3 = Layout("eagle3", config, tensors, manifest)
