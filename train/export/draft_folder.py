@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
@@ -91,7 +91,15 @@ def _save_weights(module: nn.Module, folder: Path, dtype: torch.dtype) -> None:
     """In `dtype`, but for whole numbers (a draft vocabulary's ids)."""
     weights = without_aliases(module.state_dict())
     weights = {name: one.to(dtype) if one.is_floating_point() else one for name, one in weights.items()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_tensors(weights, folder / "model.safetensors")
+
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """As safetensors, readable for whoever reads the files beside it: the library's own are for their owner alone, and
+    a server under another account could not load them."""
+    save_file(dict(tensors), file, metadata={"format": "pt"})
+    beside = file.parent / "config.json"
+    file.chmod(beside.stat().st_mode)
 
 
 def engine_config(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Any]:

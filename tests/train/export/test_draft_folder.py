@@ -55,6 +55,12 @@ def test_weights_are_plain_safetensors_without_the_tied_head(exported: Path) -> 
         assert "lm_head.weight" not in weights.keys()  # noqa: SIM118
 
 
+def test_who_may_read_the_config_may_read_the_weights(exported: Path) -> None:
+    """safetensors makes files for their owner alone."""
+    modes = {(exported / name).stat().st_mode for name in ("config.json", "model.safetensors", "README.md")}
+    assert len(modes) == 1
+
+
 def test_tokenizer_files_are_the_targets_byte_for_byte(exported: Path, target: Path) -> None:
     names = [name for name in TOKENIZER_FILES if (target / name).exists()]
     assert "tokenizer.json" in names

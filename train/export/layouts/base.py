@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from decode.common.checked_json import write_json
+from train.export.draft_folder import save_tensors
 from train.export.source import Source
 
 
@@ -41,7 +41,7 @@ class Layout:
     def write(self, source: Source, folder: Path) -> None:
         """Put config.json, the weights and the extras into `folder`."""
         write_json(folder / "config.json", self.config(source))
-        save_file(self.tensors(source), folder / self.weights, metadata={"format": "pt"})
+        save_tensors(self.tensors(source), folder / self.weights)
         self.extras(source, folder)
 
 
