@@ -21,6 +21,14 @@ IN_HALF = partial(export.test_weights_and_config_are_in_the_precision_asked_for,
 OTHER_DEPTH = partial(
     shapes.test_a_saved_head_of_another_shape_than_asked_for, asked={"head": {"depth": 2}}, message="draft.head.depth=2"
 )
+DFLASH, LAYOUT_ASKED = (
+    partial(
+        shapes.test_a_new_block_is_laid_out_as_engines_run_it_unless_asked_otherwise,
+        asked={"markov_rank": 0} | asked,
+        layout=layout,
+    )
+    for asked, layout in (({}, "fill_in"), ({"layout": "anchor"}, "anchor"))
+)
 ROPE_PARTIAL = partial(
     rope.test_it_is_the_targets_as_far_as_it_fits,
     theirs={"rope_theta": 5e5, "partial_rotary_factor": 0.5},
@@ -140,6 +148,12 @@ SHAPES: dict[Any, str] = {
     """,
     partial(shapes.test_a_head_norms_queries_where_its_target_does, model_type="qwen3", has_norms=True): """
         drafts.head_blueprint:_sizes: in ("qwen3", "gemma3_text") => in ("gemma3_text",)
+    """,
+    DFLASH: """
+        drafts.head_blueprint:head_blueprint: "anchor" if draft.head.markov_rank else => "anchor" if True else
+    """,
+    LAYOUT_ASKED: """
+        drafts.head_blueprint:head_blueprint: draft.head.layout or => None or
     """,
     shapes.test_confidence_that_is_not_trained_is_not_there: """
         drafts.head_blueprint:head_blueprint: given["confidence"] = False => pass
