@@ -7,10 +7,12 @@ import json
 import shlex
 from collections.abc import Callable
 
+from train.export.engines import medusa
 from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, Engine, Launch, Loads, NameRules
 from train.export.engines.states import not_captured
 from train.export.layouts.eagle3 import EAGLE3
 from train.export.layouts.lm import LM
+from train.export.layouts.medusa import MEDUSA
 from train.export.source import Source
 
 
@@ -43,13 +45,21 @@ EAGLE3_NAMES = NameRules(
     missing="random",
 )
 """model_executor/models/llama_eagle3.py: `load_weights` returns nothing, so that nobody looks for missing names."""
+MEDUSA_NAMES = NameRules(
+    renames=(
+        (r"medusa_heads\.", ""),
+        (r"^(\d+)\.(\d+)\..*linear\.", r"blocks.\1.layers.\2."),
+        (r"^(\d+)\.\d+\.", r"lm_heads.\1."),
+    ),
+    unknown="skipped",
+)
 ENGINE = Engine(
     "vllm",
     "vLLM 0.32",
     {
         "lm": Loads(LM, "0.16", launch("draft_model"), tried="run", names=NameRules(skips=(r"rotary_emb\.",))),
         "eagle3": Loads(EAGLE3, "0.24", launch("eagle3"), refuses_eagle3, tried="run", names=EAGLE3_NAMES),
-        "medusa": "not written yet",
+        "medusa": Loads(MEDUSA, "0.27", launch("medusa"), medusa.refuses, tried="run", names=MEDUSA_NAMES),
         "dflash": "not written yet",
         "dspark": "not written yet",
         "mtp": OWN_MTP_ALONE,
