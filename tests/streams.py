@@ -1,4 +1,4 @@
-"""A streamer that keeps what it is given. Not in `tests.tiny`, whose tokenizer is trained on that file's own text."""
+"""A streamer that keeps what it is given."""
 
 from __future__ import annotations
 

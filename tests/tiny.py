@@ -111,8 +111,8 @@ def tiny_tokenizer(vocab_size: int = 300) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    text = Path(__file__).read_text(encoding="utf-8")
-    tokenizer.train_from_iterator([text], trainer=trainer)
+    corpus = Path(__file__).with_name("tiny_corpus.txt")  # another one would be another tokenizer in every test
+    tokenizer.train_from_iterator([corpus.read_text(encoding="utf-8")], trainer=trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD)
 
 
