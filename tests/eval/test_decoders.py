@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decode.common.compose import CONF
 from decode.common.errors import ConfigError, InputError, RunError
 from decode.common.typed_config import build
 from eval import __main__ as cli
@@ -23,6 +22,7 @@ from eval.modes.decoders.page import render_page, render_summary
 from eval.modes.decoders.texts import docstrings, load_texts
 from eval.publish import publish
 from tests.commands import built
+from tests.engines.environment import vllm_python
 from tests.eval.test_report import ROW_KEYS
 from tests.tiny import save_tiny_target, tiny_llama, tiny_tokenizer
 
@@ -395,10 +395,9 @@ def test_a_compiler_that_fails_leaves_the_arm_out_with_the_reason(folder, tmp_pa
 
 @pytest.mark.engines
 def test_vllm_continues_greedily_as_our_loop_does(tmp_path):
-    python = CONF.parent / ".venv-vllm/bin/python"
-    if not python.is_file():
-        pytest.skip("no .venv-vllm; scripts/vllm_env.sh makes it")
     from eval.arms.ours import OurArm
+
+    python = vllm_python()
 
     target = save_tiny_target(tmp_path / "target", hidden_size=64, max_position_embeddings=64)
     draft = save_tiny_target(tmp_path / "draft", hidden_size=64, max_position_embeddings=64, seed=1, num_layers=1)
@@ -408,7 +407,7 @@ def test_vllm_continues_greedily_as_our_loop_does(tmp_path):
     prompts = [list(range(20, 30)), list(range(50, 60))]
     ours = OurArm("ours", model, None, {"temperature": 0.0, "verifier": "greedy"}).run(prompts, [0, 1], 12, 0)
     call = {"prompts": prompts, "max_new_tokens": 12, "sampling": {"temperature": 0.0}, "eos": [0]}
-    with Engine(str(python), engines.WORKER, settings, tmp_path / "log") as engine:
+    with Engine(python, engines.WORKER, settings, tmp_path / "log") as engine:
         sample = as_sample(engine.call(call), [0], 12)
     assert sample.new_ids == ours.new_ids
     assert 0 < sample.first_s < sample.seconds
