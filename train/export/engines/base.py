@@ -14,6 +14,8 @@ from train.export.source import Source
 
 FORMS = ("lm", "eagle3", "medusa", "dflash", "dspark", "mtp", "hydra")
 """Of drafts, as engines tell them apart."""
+PLAIN = frozenset({"llama", "mistral", "qwen3"})
+"""Targets whose embedding goes into the first layer unscaled, and whose hidden states every engine hands over."""
 NO_HYDRA = "no engine loads Hydra heads; train draft=eagle3 instead"
 OWN_MTP_ALONE = (
     "engines load prediction layers (MTP) as parts of the targets that were published with them, and have no class for "

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from typing import cast
 
-from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, Engine, Launch, Loads
+from decode.drafters.eagle3 import Eagle3Config
+from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
+from train.export.engines.states import not_captured, other_target
+from train.export.layouts.eagle3 import EAGLE3
 from train.export.layouts.lm import LM
+from train.export.source import Source
 
 
 def launch(kind: str) -> Callable[[Launch], str]:
@@ -24,12 +29,37 @@ def launch(kind: str) -> Callable[[Launch], str]:
     return command
 
 
+def refuses_eagle3(source: Source, _model_impl: str) -> str | None:
+    """Why llama.cpp cannot draft with this head (src/models/eagle3.cpp)."""
+    config, norms = cast(Eagle3Config, source.config), ("fc_norm", "norm_before_fc", "norm_output")
+    present = [name for name in norms if getattr(config, name)]
+    if present:
+        return (
+            f"llama.cpp does not know the norms of EAGLE-3.1, and this head has {', '.join(present)}; train it with "
+            f"{' '.join(f'draft.head.{name}=false' for name in present)}"
+        )
+    if len(config.taps) != 3:
+        return (
+            f"llama.cpp hands over three hidden states, and this head reads {len(config.taps)} ({list(config.taps)}); "
+            "train it with three draft.head.taps"
+        )
+    return other_target(source, "llama.cpp", PLAIN) or not_captured(source)
+
+
+EAGLE3_NAMES = NameRules(
+    renames=((r"^(midlayer|layers\.0)\.", "model.layers.0."),),
+    skips=("^t2d$",),
+    shared=(r"^embed_tokens\.", r"^lm_head\."),
+)
+"""conversion/llama.py."""
 ENGINE = Engine(
     "llamacpp",
     "llama.cpp",
     {
         "lm": Loads(LM, "b4000", launch("draft-simple")),
-        "eagle3": "not written yet",
+        "eagle3": Loads(
+            EAGLE3, "builds of July 2026", launch("draft-eagle3"), refuses_eagle3, names=EAGLE3_NAMES, targets=PLAIN
+        ),
         "medusa": "llama.cpp has no Medusa heads; train draft=lm or draft=eagle3 instead",
         "dflash": "not written yet",
         "dspark": "not written yet",

@@ -1,22 +1,30 @@
-"""Which hidden states of the target an engine can hand to a head."""
+"""Which hidden states of a target engines can hand to a head."""
 
 from __future__ import annotations
 
-from decode.models.hidden_states import FINAL
 from train.export.source import Source
 
 
-def not_captured(source: Source, engine: str, *, embeddings: bool, last: bool) -> str | None:
-    """Why `engine` cannot serve a head with these taps. The final state, normed, is captured by none; some capture
-    the `embeddings`, tap 0, and the raw output of the `last` layer."""
-    num_layers, taps = source.target.num_layers, source.config.taps
-    kinds = {FINAL: (False, "the final state, normed"), 0: (embeddings, "the embeddings")}
-    kinds[num_layers] = (last, "the last layer's raw output")
-    lacking = [f"{tap} ({kinds[tap][1]})" for tap in taps if tap in kinds and not kinds[tap][0]]
-    if not lacking:
+def not_captured(source: Source) -> str | None:
+    """Why no engine can serve a head with these taps: they capture what goes from one layer into the next. The
+    embeddings (0) and the last layer's output are captured by some, and the final state, normed, by none."""
+    num_layers, taps = source.target.num_layers, source.taps
+    outside = [tap for tap in taps if not 0 < tap < num_layers]
+    if not outside:
         return None
     return (
-        f"the head reads the target's hidden states {list(taps)}, and {engine} does not hand over "
-        f"{', '.join(lacking)}, so that it would draft from others; train it with draft.head.taps of 1 to "
-        f"{num_layers - 1}"
+        f"the head reads the hidden states {list(taps)} of a target of {num_layers} layers, and engines hand over "
+        f"those between its layers, 1 to {num_layers - 1}, so that in place of {outside} it would read others; train "
+        "it with draft.head.taps out of those"
+    )
+
+
+def other_target(source: Source, engine: str, known: frozenset[str]) -> str | None:
+    """Why `engine` cannot serve a head on a target of this type."""
+    kind = source.target.config.get_text_config().model_type
+    if kind in known:
+        return None
+    return (
+        f"{engine} drafts with heads for targets of the types {', '.join(sorted(known))}, and this one is {kind}; "
+        "train draft=lm, which reads no hidden states"
     )

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from typing import Any
 
 import yaml
 
-from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, Engine, Launch, Loads
+from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
+from train.export.engines.states import not_captured, other_target
+from train.export.layouts.eagle3 import EAGLE3
 from train.export.layouts.lm import LM
+from train.export.source import Source
 
 
 def launch(decoding_type: str) -> Callable[[Launch], str]:
-    """A YAML file, and the command that reads it."""
+    """A YAML file, and the command that reads it. Of EAGLE-3 heads it names the layers whose outputs are read, which
+    are not looked for in the folder."""
 
     def command(how: Launch) -> str:
-        spec = {
+        spec: dict[str, Any] = {
             "decoding_type": decoding_type,
             "max_draft_len": how.num_draft_tokens,
             "speculative_model": str(how.draft),
         }
+        if decoding_type == "Eagle3":
+            spec["eagle3_layers_to_capture"] = sorted(tap - 1 for tap in how.taps)
         text = yaml.safe_dump({"speculative_config": spec}, sort_keys=False, width=10**6)
         return f"cat > speculative.yaml <<'END'\n{text}END\n" + shlex.join(
             ["trtllm-serve", how.target, "--config", "speculative.yaml"]
@@ -28,12 +35,29 @@ def launch(decoding_type: str) -> Callable[[Launch], str]:
     return command
 
 
+def refuses_eagle3(source: Source, _model_impl: str) -> str | None:
+    """Why TensorRT-LLM cannot draft with this head."""
+    if len(source.taps) == 1:
+        return (
+            f"TensorRT-LLM leaves fc out where a head reads a single hidden state ({source.taps[0]}); train it with "
+            "two or more draft.head.taps"
+        )
+    return other_target(source, "TensorRT-LLM", PLAIN) or not_captured(source)
+
+
+EAGLE3_NAMES = NameRules(
+    renames=((r"^layers\.0\.", "midlayer."),),
+    skips=("t2d", r"^embed_tokens\."),
+    shared=(r"^lm_head\.",),
+    unknown="skipped",
+)
+"""_torch/models/modeling_speculative.py; the embedding is the target's wherever it is as wide as the head."""
 ENGINE = Engine(
     "trtllm",
-    "TensorRT-LLM 1.2",
+    "TensorRT-LLM 1.3",
     {
         "lm": Loads(LM, "1.0", launch("DraftTarget")),
-        "eagle3": "not written yet",
+        "eagle3": Loads(EAGLE3, "1.3", launch("Eagle3"), refuses_eagle3, names=EAGLE3_NAMES, targets=PLAIN),
         "medusa": "its PyTorch backend has no Medusa heads; train draft=eagle3, or serve these with format=vllm",
         "dflash": "not written yet",
         "dspark": "not written yet",

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable
 
 from train.export.engines import medusa
-from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, Engine, Launch, Loads, NameRules
+from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
 from train.export.engines.states import not_captured
 from train.export.layouts.eagle3 import EAGLE3
 from train.export.layouts.lm import LM
@@ -29,19 +29,19 @@ def launch(method: str) -> Callable[[Launch], str]:
 
 def refuses_eagle3(source: Source, model_impl: str) -> str | None:
     """Why vLLM cannot hand this head its hidden states."""
-    is_gemma = source.target.config.get_text_config().model_type == "gemma3_text"
-    if is_gemma and model_impl != "transformers":
+    kind = source.target.config.get_text_config().model_type
+    if kind not in PLAIN and model_impl != "transformers":
         return (
-            "vLLM's own Gemma 3 hands over no hidden states; give model_impl=transformers, with which vLLM runs the "
+            f"vLLM's own {kind} hands over no hidden states; give model_impl=transformers, with which vLLM runs the "
             "target by transformers, or train draft=lm"
         )
-    return not_captured(source, "vLLM", embeddings=model_impl != "transformers", last=True)
+    return not_captured(source)
 
 
 EAGLE3_NAMES = NameRules(
     renames=((r"midlayer\.", "layers.0."), ("d2t", "draft_id_to_target_id")),
     skips=("t2d", "mask_hidden"),
-    shared=("embed_tokens.weight", "lm_head.weight"),
+    shared=(r"embed_tokens\.", r"lm_head\."),
     missing="random",
 )
 """model_executor/models/llama_eagle3.py: `load_weights` returns nothing, so that nobody looks for missing names."""
