@@ -13,15 +13,14 @@ from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from decode.common.run_folder import sha256_file
 from decode.common.version import __version__
+from train.check.stage import check_written
 from train.export.config import ExportConfig
 from train.export.engine_card import engine_card
 from train.export.engines import ENGINES
 from train.export.engines.base import Engine, Launch, Loads
-from train.export.layouts.base import Layout
+from train.export.layouts.base import FILE, Layout
 from train.export.source import Source, open_source
 
-FILE = "draftsmith_export.json"
-"""What an exported folder says of itself; engines do not read it."""
 CARD_FOLDER = Path("THIS_FOLDER")
 """As cards name it: folders are moved and published."""
 log = get_logger("export")
@@ -40,6 +39,7 @@ def run(cfg: ExportConfig) -> None:
         for layout, engines in served.items():
             inside = Path(layout.name) if cfg.format == "all" else Path()
             write_one(source, layout, engines, draft / inside, cfg.model_impl)
+            check_written(source, draft / inside, tuple(engines))
     for layout, engines in served.items():
         place = output / layout.name if cfg.format == "all" else output
         for engine in engines:

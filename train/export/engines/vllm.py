@@ -58,7 +58,9 @@ ENGINE = Engine(
     "vLLM 0.32",
     {
         "lm": Loads(LM, "0.16", launch("draft_model"), tried="run", names=NameRules(skips=(r"rotary_emb\.",))),
-        "eagle3": Loads(EAGLE3, "0.24", launch("eagle3"), refuses_eagle3, tried="run", names=EAGLE3_NAMES),
+        "eagle3": Loads(
+            EAGLE3, "0.24", launch("eagle3"), refuses_eagle3, tried="run", names=EAGLE3_NAMES, targets=PLAIN
+        ),
         "medusa": Loads(MEDUSA, "0.27", launch("medusa"), medusa.refuses, tried="run", names=MEDUSA_NAMES),
         "dflash": "not written yet",
         "dspark": "not written yet",

@@ -13,6 +13,9 @@ from decode.common.checked_json import write_json
 from train.export.draft_folder import save_tensors
 from train.export.source import Source
 
+FILE = "draftsmith_export.json"
+"""What an exported folder says of itself; engines do not read it."""
+
 
 @dataclass(frozen=True)
 class Spec:

@@ -127,7 +127,7 @@ def manifest(fields: Mapping[str, Any]) -> dict[str, Spec]:
         "fc.weight": Spec((width, states * from_target)),
         "norm.weight": Spec((width,)),
         "lm_head.weight": Spec((drafted, width)),
-        "embed_tokens.weight": Spec((vocab, width), optional=True),
+        "embed_tokens.weight": Spec((vocab, width)),
     }
     if known.get("fc_norm"):
         specs |= {f"fc_norm.{place}.weight": Spec((from_target,)) for place in range(states)}

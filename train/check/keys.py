@@ -1,0 +1,141 @@
+"""Keys of config.json that engines guess where they are absent, and keys that contradict how the draft is laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from train.check.subject import Finding, Subject
+
+_WRITE = "Write it as the draft was trained"
+
+
+def guessed(subject: Subject) -> Iterator[Finding]:
+    """Those of the form."""
+    yield from _GUESSED.get(subject.form, lambda subject: iter(()))(subject)
+    fields = subject.folder.fields
+    if fields.get("tie_word_embeddings") and subject.form != "lm":
+        yield Finding(
+            "tie_word_embeddings=true",
+            "SGLang takes the embedding for the output head and leaves the head aside; readers of transformers 4 take "
+            "it for true where it is absent in some model types",
+            "Write false, and ship the output head",
+        )
+
+
+def _eagle3(subject: Subject) -> Iterator[Finding]:
+    written, fields = subject.folder.written, subject.folder.fields
+    if "target_hidden_size" in written and written["target_hidden_size"] is None and not subject.folder.is_speculators:
+        yield Finding(
+            "target_hidden_size=null",
+            "vLLM multiplies it by the number of states, and stops with a TypeError",
+            "Write the target's width, or leave the key out",
+        )
+    if subject.folder.is_speculators and written.get("norm_before_residual") is None:
+        yield Finding(
+            "norm_before_residual is absent",
+            "vLLM takes true for folders of the speculators library, the library itself false",
+            "Write false, or true where the residual starts behind the norm",
+        )
+    if fields.get("norm_before_residual") and any(one.name in ("sglang", "trtllm") for one in subject.engines):
+        yield Finding(
+            "norm_before_residual=true",
+            "SGLang and TensorRT-LLM do not read it, and start the residual before the norm",
+            "Serve with vLLM, or train with false",
+        )
+    if fields.get("draft_vocab_size") is None:
+        yield Finding(
+            "draft_vocab_size is absent or null",
+            "SGLang takes the target's output head in place of the folder's; TensorRT-LLM and llama.cpp do not see "
+            "that this is an EAGLE-3 head",
+            "Write the rows of lm_head.weight",
+        )
+    for name in ("norm_before_fc", "fc_norm", "norm_output"):
+        inside = (fields.get("eagle_config") or {}).get(name)
+        if inside is not None and bool(inside) != bool(fields.get(name)):
+            yield Finding(
+                f"{name}={fields.get(name)}, and eagle_config has {inside}",
+                "some engines read one, some the other",
+                _WRITE + ", the same in both places",
+            )
+    if fields.get("num_aux_hidden_states") is None and (subject.folder.is_ours or not _three_states(subject)):
+        yield Finding(
+            "num_aux_hidden_states is absent",
+            "vLLM and SGLang take the length of eagle_config's list, and without one 3",
+            "Write the number of hidden states that fc reads",
+        )
+
+
+def _three_states(subject: Subject) -> bool:
+    """Whether what engines guess is what fc has room for."""
+    stored, width = subject.folder.stored, subject.folder.fields.get("hidden_size")
+    inside = (subject.folder.fields.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    width = subject.folder.fields.get("target_hidden_size") or width
+    return "fc.weight" in stored and stored["fc.weight"].shape[-1] == (len(inside) if inside else 3) * (width or 0)
+
+
+def _medusa(subject: Subject) -> Iterator[Finding]:
+    fields, stored = subject.folder.fields, subject.folder.stored
+    biases = [name for name in stored if name.endswith("bias")]
+    if not fields.get("medusa_fc_bias") and biases:
+        yield Finding(
+            f"medusa_fc_bias={fields.get('medusa_fc_bias')}, and the folder holds {len(biases)} biases",
+            "vLLM takes false where it is absent, and drops them without a word",
+            "Write true",
+        )
+    counts = [name for name in subject.folder.written if "num" in name and "heads" in name]
+    layers = [name for name in subject.folder.written if "num" in name and "layers" in name]
+    for names in (counts, layers):
+        if len(names) != 1:
+            yield Finding(
+                f"config.json has {len(names)} keys for one number: {', '.join(names) or 'none'}",
+                "vLLM takes every key that holds num with heads (with layers) for the number of Medusa heads (of their "
+                "layers), and keeps the last; without one it takes 5 heads of 1 layer",
+                "Write medusa_num_heads and medusa_num_layers, and no other such key",
+            )
+
+
+def _dflash(subject: Subject) -> Iterator[Finding]:
+    fields = subject.folder.fields
+    anchor = (fields.get("dflash_config") or {}).get("sample_from_anchor", fields.get("sample_from_anchor"))
+    if anchor:
+        yield Finding(
+            "sample_from_anchor=true: slot k drafts the token k + 1 places behind its anchor, slot 0 included",
+            "vLLM's runner of version 1, SGLang, TensorRT-LLM and llama.cpp take slot k for the token k places behind "
+            "it, and nearly nothing is accepted; vLLM's second runner refuses",
+            "Train with draft.head.layout=fill_in, or serve as DSpark",
+        )
+    yield from _blocks(subject)
+
+
+def _dspark(subject: Subject) -> Iterator[Finding]:
+    fields = subject.folder.fields
+    if fields.get("sample_from_anchor") is None:
+        yield Finding(
+            "sample_from_anchor is absent",
+            "vLLM takes true, but false for folders of the speculators library: the block is read a place too early or "
+            "too late, and nearly nothing is accepted",
+            "Write true for draft.head.layout=anchor, false for fill_in",
+        )
+    if not fields.get("markov_rank"):
+        yield Finding(
+            f"markov_rank={fields.get('markov_rank')}",
+            "vLLM and SGLang want at least 1",
+            "Write the rank; 1 with zeros is none",
+        )
+    yield from _blocks(subject)
+
+
+def _blocks(subject: Subject) -> Iterator[Finding]:
+    fields, layers = subject.folder.fields, subject.target.num_layers
+    if fields.get("block_size") is None:
+        yield Finding("block_size is absent", "SGLang refuses the folder; others draft what they are told to", _WRITE)
+    known = fields.get("num_target_layers")
+    if known is not None and known != layers:
+        yield Finding(
+            f"num_target_layers={known}, and the target has {layers}",
+            "the ids of states mean layers of another target",
+            "Serve the target that the draft was trained on",
+        )
+
+
+_GUESSED = {"eagle3": _eagle3, "medusa": _medusa, "dflash": _dflash, "dspark": _dspark}

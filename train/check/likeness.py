@@ -1,0 +1,109 @@
+"""What a draft takes over from its target: rotary positions, context, the epsilon of norms, and a target that the
+engine can draft for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from decode.models.hidden_states import HEAD_TARGETS
+from train.check.subject import Finding, Subject
+
+_LIKE_TARGET = "Write the target's"
+_DEFAULT = 10000.0
+
+
+def target_type(subject: Subject) -> Iterator[Finding]:
+    """The engine hands out hidden states of such a target; of types that draftsmith trains for, engines' lists are
+    known."""
+    kind = subject.target.config.get_text_config().model_type
+    for engine in subject.engines:
+        known = subject.loads(engine).targets
+        if known is not None and kind in HEAD_TARGETS and kind not in known:
+            yield Finding(
+                f"the target is a {kind} model, and {engine.title} drafts so for {', '.join(sorted(known))}",
+                "it refuses the pair, or hands out no hidden states",
+                "Serve it with another engine (format=all says which), or train draft=lm",
+            )
+
+
+def rope(subject: Subject) -> Iterator[Finding]:
+    """The target's rotary positions, and the same where config.json says it twice."""
+    fields = subject.folder.fields
+    told = rope_of(fields)
+    new, old = fields.get("rope_parameters"), _older(fields)
+    if new and old is not None and _told(new) != old:
+        yield Finding(
+            f"rope_parameters say {_told(new)}, and rope_theta with rope_scaling {old}",
+            "engines on transformers 5 read the first, older ones the second",
+            _LIKE_TARGET + " in both places",
+        )
+    theirs = _of_target(subject)
+    if theirs is None:
+        return
+    if told is None:
+        told = {"rope_type": "default", "rope_theta": _DEFAULT}
+        if told != theirs:
+            yield Finding(
+                f"config.json has neither rope_parameters nor rope_theta, and the target has {theirs}",
+                f"engines take a base of {_DEFAULT:g} without a word, and acceptance falls with the length of the text",
+                _LIKE_TARGET + " in both places",
+            )
+    elif told != theirs:
+        yield Finding(
+            f"rotary positions are {told}, and the target's are {theirs}",
+            "the engine turns queries and keys by other angles than in training, without a word, unless the draft was "
+            "trained so: acceptance falls with the length of the text",
+            _LIKE_TARGET,
+        )
+
+
+def rope_of(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What engines of today read; None where there is nothing."""
+    new = fields.get("rope_parameters")
+    return _told(new) if new else _older(fields)
+
+
+def _older(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    if fields.get("rope_theta") is None:
+        return None
+    return _told({**(fields.get("rope_scaling") or {}), "rope_theta": fields["rope_theta"]})
+
+
+def _told(rope: Mapping[str, Any]) -> dict[str, Any]:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    rest = {key: value for key, value in rope.items() if key not in ("rope_type", "type") and value is not None}
+    return {"rope_type": kind, **dict(sorted(rest.items()))}
+
+
+def _of_target(subject: Subject) -> dict[str, Any] | None:
+    rope = dict(getattr(subject.target.config.get_text_config(), "rope_parameters", None) or {})
+    if isinstance(rope.get("full_attention"), dict):
+        rope = dict(rope["full_attention"])
+    return _told(rope) if rope else None
+
+
+def sizes(subject: Subject) -> Iterator[Finding]:
+    """Width, context and epsilon."""
+    fields, text = subject.folder.fields, subject.target.config.get_text_config()
+    width = fields.get("hidden_size")
+    if width != text.hidden_size:
+        yield Finding(
+            f"hidden_size={width}, and the target's is {text.hidden_size}",
+            "the target's embedding and output head, which engines share with the draft, do not fit",
+            "Serve the target that the draft was trained on",
+        )
+    known, theirs = fields.get("max_position_embeddings"), subject.target.max_positions
+    if known is not None and known < theirs:
+        yield Finding(
+            f"max_position_embeddings={known}, and the target's is {theirs}",
+            "the table of rotary positions ends there: longer texts are drafted from the last row, or the engine stops",
+            _LIKE_TARGET,
+        )
+    eps = getattr(text, "rms_norm_eps", None)
+    if subject.folder.is_ours and fields.get("rms_norm_eps") != eps and eps is not None:
+        yield Finding(
+            f"rms_norm_eps={fields.get('rms_norm_eps')}, and the draft was trained with the target's {eps}",
+            "the engine norms otherwise than in training, without a word",
+            _LIKE_TARGET,
+        )

@@ -1,0 +1,12 @@
+"""Drafts of each form as they lie in a folder, computed by functions that know nothing of ours."""
+
+from __future__ import annotations
+
+from train.check.replicas.base import Replica
+from train.check.replicas.dflash import dflash
+from train.check.replicas.dspark import dspark
+from train.check.replicas.eagle3 import eagle3
+from train.check.replicas.medusa import medusa
+
+REPLICAS: dict[str, Replica] = {"eagle3": eagle3, "medusa": medusa, "dflash": dflash, "dspark": dspark}
+"""By form."""

@@ -1,0 +1,102 @@
+"""A draft as it lies in a folder, computed by plain functions that share nothing with our own modules: a mistake in
+those, or on the way from them into the folder, shows as other logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, silu
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a replica computes with: everything in float32."""
+
+    fields: Mapping[str, Any]
+    weights: Mapping[str, Tensor]
+    """By the names of vLLM."""
+    embedding: Tensor
+    """(V, d) the target's, in the folder's precision; used where the folder ships none."""
+    head: Tensor
+    """(V, d) rows of the target's output head, likewise."""
+    drafted: Tensor | None
+    """(V_draft,) the target's ids of a reduced draft vocabulary."""
+    mask: Tensor
+    """(1, d) what stands in a block for tokens that are not there yet; of no use to the others."""
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids (...) -> (..., d)."""
+        return self.weights.get("embed_tokens.weight", self.embedding)[ids]
+
+    def logits(self, state: Tensor) -> Tensor:
+        """state (..., d) -> (..., V_draft)."""
+        return linear(state, self.weights.get("lm_head.weight", self.head))
+
+    def widened(self, drafted: Tensor) -> Tensor:
+        """drafted (..., V_draft) -> (..., V), -inf for the tokens that are not drafted."""
+        if self.drafted is None:
+            return drafted
+        every = drafted.new_full((*drafted.shape[:-1], len(self.embedding)), -torch.inf)
+        every[..., self.drafted] = drafted
+        return every
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        """Root mean square norm by the weights of that name."""
+        eps = self.fields["rms_norm_eps"]
+        return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * self.weights[f"{name}.weight"]
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        """Through the matrix of that name, with its bias where there is one."""
+        return linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+
+    def mlp(self, x: Tensor, layer: str) -> Tensor:
+        """Llama's."""
+        gate, up = (self.linear(x, f"{layer}.mlp.{name}_proj") for name in ("gate", "up"))
+        return self.linear(silu(gate) * up, f"{layer}.mlp.down_proj")
+
+    def split(self, x: Tensor, name: str, count: str) -> Tensor:
+        """(T, in) -> (heads, T, head_dim) by the projection of that name."""
+        return self.linear(x, name).unflatten(-1, (self.fields[count], -1)).transpose(0, 1)
+
+    def turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x (heads, T, head_dim) turned to positions (T,): halves against each other."""
+        frequencies, scale = self._frequencies()
+        angles = positions[:, None] * frequencies
+        cos, sin = angles.cos() * scale, angles.sin() * scale
+        first, second = x.chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+    def _frequencies(self) -> tuple[Tensor, float]:
+        size = self.fields["head_dim"]
+        rope = self.fields.get("rope_parameters") or {
+            **(self.fields.get("rope_scaling") or {}),
+            "rope_theta": self.fields.get("rope_theta", 1e4),
+        }
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind == "default":
+            return rope["rope_theta"] ** -(torch.arange(0, size, 2) / size), 1.0
+        config = LlamaConfig(
+            head_dim=size, rope_parameters=dict(rope), max_position_embeddings=self.fields["max_position_embeddings"]
+        )
+        return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
+    """queries (H, T, c), keys and values (H_kv, S, c), visible (T, S) -> (T, H * c)."""
+    groups = queries.shape[0] // keys.shape[0]
+    keys, values = (one.repeat_interleave(groups, 0) for one in (keys, values))
+    scores = queries @ keys.transpose(1, 2) / queries.shape[-1] ** 0.5
+    mixed = scores.masked_fill(~visible, -torch.inf).softmax(-1) @ values
+    return mixed.transpose(0, 1).flatten(1)
+
+
+Replica = Callable[[Served, Tensor, Tensor, Tensor, int], Tensor]
+"""(served, ids (T,), features (T, n, d), places (N,), steps S) -> (S, N, V): at each place the token there is the last
+that is committed, and hidden states are known of those before it; step s has the logits of the s-th token behind it
+(from 0), the tokens between as they stand in ids."""

@@ -1,0 +1,118 @@
+"""A folder's tensors read back for a replica, and their logits against those of the head that was exported."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from decode.drafters.base import Batch, Step
+from decode.drafters.head_draft import HeadDraft
+from train.check.replicas import REPLICAS
+from train.check.replicas.base import Served
+from train.check.subject import Finding, Subject
+from train.check.values import drafted_ids
+from train.check.vocabulary import MASK_FILE, mask_token
+from train.export.engines.base import NameRules
+from train.export.source import Source
+
+TOKENS = 24
+ENDS = ("embed_tokens.", "lm_head")
+REPLICATED = NameRules(
+    (
+        (r"^(model\.)?(midlayer|layers\.0)\.", "layers.0."),
+        (r"^(medusa_heads\.|heads\.)?(\d+)\.(\d+)\.linear\.", r"blocks.\2.layers.\3."),
+        (r"^(\d+)\.\d+\.weight$", r"lm_heads.\1.weight"),
+    )
+)
+"""The names that replicas know."""
+MOST_DIFFERENCE = 1e-5
+"""Of logits, by the largest of them: float32 sums in another order."""
+
+
+def served(subject: Subject) -> Served:
+    """What the first engine reads, in float32."""
+    folder = subject.folder
+    weights = {REPLICATED.renamed(own): folder.tensor(own) for own in subject.renamed(subject.engines[0]).values()}
+    dtype = next(one.dtype for one in weights.values() if one.is_floating_point())
+    weights = {name: one.float() for name, one in weights.items() if one.is_floating_point()}
+    embedding, head = (rows.to(dtype).float() for rows in (subject.embedding, subject.output_rows))
+    rows = weights.get("embed_tokens.weight", embedding)
+    return Served(folder.fields, weights, embedding, head, drafted_ids(subject), _mask(subject, rows))
+
+
+def _mask(subject: Subject, rows: Tensor) -> Tensor:
+    file, token = subject.folder.path / MASK_FILE, mask_token(subject)
+    if file.is_file():
+        state = torch.load(file, weights_only=True)
+        return (state["embedding"] if isinstance(state, dict) else state).float().reshape(1, -1)
+    return rows[:1] if token is None else rows[token : token + 1]
+
+
+@torch.no_grad()
+def same_logits(subject: Subject, source: Source) -> list[Finding]:
+    """The logits of one batch, by a replica on what was written and by the head itself: random tokens and random
+    hidden states between the target's real ends."""
+    head, depth = source.head, source.config.depth
+    batch = _batch(head)
+    ours, places = _of_head(head, batch)
+    taps = source.config.taps
+    in_order = sorted(range(len(taps)), key=lambda place: taps[place])  # as engines hand them over
+    assert batch.features is not None
+    features = batch.features[0, :, in_order]
+    theirs = REPLICAS[subject.form](_with_exact_ends(served(subject), subject), batch.ids[0], features, places, depth)
+    faults = []
+    for step, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        inside = one.isfinite()
+        scale = one[inside].abs().max().clamp(min=1.0)
+        difference = float(((one - other)[inside].abs().max() / scale).nan_to_num(torch.inf))
+        if not torch.equal(inside, other.isfinite()) or difference > MOST_DIFFERENCE:
+            faults.append(f"step {step} by {difference:.2g}")
+    if not faults:
+        return []
+    what = f"logits of the folder read back differ from the head's own, by their largest: {', '.join(faults)}"
+    effect = "an engine would draft other tokens than draftsmith does"
+    return [Finding(what, effect, "Export the draft anew", check="logits")]
+
+
+def _with_exact_ends(read: Served, subject: Subject) -> Served:
+    """Between the target's own ends, as the head is: those of a folder in bfloat16 are rounded, to what another check
+    compares exactly."""
+    weights = {name: one for name, one in read.weights.items() if not name.startswith(ENDS)}
+    rows = subject.output_rows
+    head = rows if read.drafted is None else rows[read.drafted]
+    return replace(read, weights=weights, embedding=subject.embedding, head=head)
+
+
+def _batch(head: HeadDraft) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    config = head.config
+    shape = (1, TOKENS, len(config.taps), config.hidden_size)
+    return Batch(
+        ids=torch.randint(config.vocab_size, (1, TOKENS), generator=generator),
+        positions=torch.arange(TOKENS)[None],
+        document=torch.zeros(1, TOKENS, dtype=torch.long),
+        loss_mask=torch.ones(1, TOKENS, dtype=torch.bool),
+        features=torch.randn(shape, generator=generator),
+    )
+
+
+def _of_head(head: HeadDraft, batch: Batch) -> tuple[list[Tensor], Tensor]:
+    """(logits (N, V) of each step, the places (N,) of the last committed token): those at which every step drafts."""
+    steps = list(head.unroll(batch))
+    found = [_places(step, number) for number, step in enumerate(steps)]
+    places = sorted(set.intersection(*map(set, found)) - {-1, 0})
+    assert places
+    logits = [
+        head.widened(step.head(step.hidden[0, [at.index(place) for place in places]])).float()
+        for step, at in zip(steps, found, strict=True)
+    ]
+    return logits, torch.tensor(places)
+
+
+def _places(step: Step, number: int) -> list[int]:
+    """Of each slot, the place of the last committed token; -1 for slots that do not count. Step s drafts behind s
+    tokens."""
+    rows, valid = step.target_rows[0] - number, step.valid[0]
+    return torch.where(valid, rows, -1).tolist()

@@ -1,0 +1,74 @@
+"""`python -m train.check`: one line for each check that passes, one for each fault, exit code 2 where there is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from decode.common.errors import InputError
+from decode.common.progress import get_logger
+from decode.models.load import describe_model
+from train.check.checks import applicable, findings
+from train.check.config import CheckConfig
+from train.check.folder import ServedFolder, open_folder
+from train.check.replicas import REPLICAS
+from train.check.served import same_logits
+from train.check.subject import Finding, Subject, form_of
+from train.export.engines import ENGINES
+from train.export.engines.base import Engine, Loads
+from train.export.source import Source
+
+log = get_logger("check")
+
+
+def run(cfg: CheckConfig) -> None:
+    """Check what `cfg` names; raises InputError with every fault that was found."""
+    folder = open_folder(cast(str, cfg.draft.path))
+    form = form_of(folder)
+    engines = engines_of(cfg.format, folder, form)
+    subject = Subject(folder, describe_model(cfg.target), form, engines)
+    report(subject, findings(subject))
+
+
+def check_written(source: Source, folder: Path, engines: tuple[Engine, ...]) -> None:
+    """Check what `train.export` has written, read back, before it gets its name: as `run` does, and that its logits are
+    those of the head. InputError where they are not, which is a fault of ours or a damaged head."""
+    opened = open_folder(str(folder))
+    is_head = source.form in REPLICAS
+    subject = Subject(opened, source.target, form_of(opened), engines, source.head.ends if is_head else None)
+    assert subject.form == source.form, (subject.form, source.form)
+    found = [one for one in findings(subject) if one.check != "target"]  # refused before, where model_impl is known
+    if is_head and not found:
+        found = same_logits(subject, source)
+    if found:
+        raise InputError(
+            f"nothing was written, since engines would not draft with it as {source.folder} does:\n{_lines(found)}\n"
+            "Either the head is damaged, or this is a fault of the export: please report it"
+        )
+
+
+def report(subject: Subject, found: list[Finding]) -> None:
+    """Tell what holds; InputError with all that does not."""
+    faulty = {one.check for one in found}
+    for check in applicable(subject):
+        if check.name not in faulty:
+            log.info("ok: %s: %s", check.name, check.says)
+    if found:
+        raise InputError(
+            f"{subject.folder.path} ({subject.form}, for {subject.names}) would not be served as it was trained:\n"
+            f"{_lines(found)}"
+        )
+
+
+def _lines(found: list[Finding]) -> str:
+    return "\n".join(f"- {one}" for one in found)
+
+
+def engines_of(name: str, folder: ServedFolder, form: str) -> tuple[Engine, ...]:
+    """Those to check for; InputError where the one that was asked for does not load such drafts."""
+    if name == "all":
+        return tuple(engine for engine in ENGINES.values() if isinstance(engine.forms[form], Loads))
+    how = ENGINES[name].forms[form]
+    if isinstance(how, str):
+        raise InputError(f"format={name} does not load {folder.path}, a {form} draft: {how}")
+    return (ENGINES[name],)

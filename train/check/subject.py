@@ -1,0 +1,124 @@
+"""What the checks look at, and what they say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from decode.common.errors import InputError
+from decode.models.load import ModelDescription
+from decode.models.output_head import Ends, load_ends
+from train.check.folder import ServedFolder
+from train.export.engines.base import Engine, Loads
+from train.export.layouts.base import Spec
+
+FORMS = (("eagle3", "eagle3"), ("dspark", "dspark"), ("dflash", "dflash"), ("medusa", "medusa"))
+"""A word of `architectures`, `model_type` or `speculators_model_type`, in lower case, and the form it stands for."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault of a folder."""
+
+    what: str
+    """What was found, both values."""
+    effect: str
+    """What an engine does with it."""
+    remedy: str
+    """How to mend it."""
+    check: str = ""
+    """The check that found it."""
+
+    def __str__(self) -> str:
+        return f"{self.check}: {self.what}: {self.effect}. {self.remedy}"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A folder, the target it would be served with, and the engines that would."""
+
+    folder: ServedFolder
+    target: ModelDescription
+    form: str
+    engines: tuple[Engine, ...]
+    read_ends: Ends | None = None
+    """The target's ends, where they are in memory already."""
+
+    def loads(self, engine: Engine) -> Loads:
+        """How the engine loads this form."""
+        how = engine.forms[self.form]
+        assert isinstance(how, Loads), engine.name
+        return how
+
+    @property
+    def names(self) -> str:
+        """Of the engines."""
+        return ", ".join(engine.title for engine in self.engines)
+
+    def manifest(self, engine: Engine) -> dict[str, Spec]:
+        """The tensors that the engine makes room for, by the names that it takes them by."""
+        loads = self.loads(engine)
+        specs = loads.layout.manifest(self.folder.fields)
+        renamed = {loads.names.renamed(name): spec for name, spec in specs.items()}
+        return {name: spec for name, spec in renamed.items() if not loads.names.passes_over(name)}
+
+    def renamed(self, engine: Engine) -> dict[str, str]:
+        """The engine's name of each tensor in the folder -> its own; without those that are passed over on purpose."""
+        rules = self.loads(engine).names
+        pairs = {rules.renamed(name): name for name in self.folder.stored}
+        return {theirs: own for theirs, own in pairs.items() if not rules.passes_over(theirs)}
+
+    @cached_property
+    def specs(self) -> dict[str, Spec]:
+        """What each tensor in the folder should be, by its name there; those that no engine knows are left out."""
+        found: dict[str, Spec] = {}
+        for engine in self.engines:
+            wanted = self.loads(engine).layout.manifest(self.folder.fields)
+            rules = self.loads(engine).names
+            by_theirs = {rules.renamed(name): spec for name, spec in wanted.items()}
+            found |= {
+                own: by_theirs[rules.renamed(own)] for own in self.folder.stored if rules.renamed(own) in by_theirs
+            }
+        return found
+
+    @cached_property
+    def ends(self) -> Ends:
+        """The target's embedding and output head, in float32."""
+        if self.read_ends is not None:
+            return self.read_ends
+        return load_ends(replace(self.target.source, dtype="float32", device="cpu", device_map=None))
+
+    @cached_property
+    def embedding(self) -> Tensor:
+        """(V, d) rows of the target's embedding, as its first layer gets them."""
+        with torch.no_grad():
+            return self.ends.embed(torch.arange(self.target.vocab_size)).detach()
+
+    @cached_property
+    def output_rows(self) -> Tensor:
+        """(V, d) rows of the target's output head."""
+        return self.ends.head.weight.detach()
+
+
+def form_of(folder: ServedFolder) -> str:
+    """What engines take the folder for; InputError where none would know."""
+    fields = folder.written
+    words = [*(fields.get("architectures") or []), fields.get("model_type"), fields.get("speculators_model_type")]
+    text = " ".join(str(word) for word in words).lower()
+    for word, form in FORMS:
+        if word in text:
+            return form
+    if "medusa_num_heads" in fields:
+        return "medusa"
+    if fields.get("draft_vocab_size") and fields.get("num_hidden_layers") == 1:  # so TensorRT-LLM and llama.cpp see it
+        return "eagle3"
+    if fields.get("model_type"):
+        return "lm"
+    raise InputError(
+        f"{folder.path}/config.json has architectures={fields.get('architectures')} and "
+        f"model_type={fields.get('model_type')}: neither a draft head that is known here (EAGLE-3, Medusa, DFlash, "
+        "DSpark) nor a language model. Write the key that your engine goes by"
+    )

@@ -1,0 +1,191 @@
+"""The draft's tokens and the target's: sizes, the map of a reduced vocabulary, ends of text, the mask of blocks."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from decode.sampling.stopping import own_eos_ids
+from train.check.subject import Finding, Subject
+from train.check.values import drafted_ids
+
+MASK_FILE = "mask_embedding.pt"
+_REDUCED = {"medusa": "truncated_vocab_size"}
+OFFSETS = "Write d2t = ids - arange(len(ids)), of the ascending ids"
+
+
+def sizes(subject: Subject) -> Iterator[Finding]:
+    """vocab_size is the target's padded one, and what is drafted is no more than that."""
+    fields, vocab = subject.folder.fields, subject.target.vocab_size
+    own, drafted = fields.get("vocab_size"), _drafted(subject)
+    has_mask_row = subject.form == "dspark" and own == vocab + 1 and mask_token(subject) == vocab
+    if own != vocab and not has_mask_row:
+        yield Finding(
+            f"vocab_size={own}, and the target's is {vocab} (padding entries included)",
+            "vLLM, SGLang and transformers refuse a draft model of another size, and heads would look up other rows",
+            "Write the target's vocab_size; of a draft model, train one on the target's tokens",
+        )
+    if drafted is not None and own is not None and drafted > own:
+        yield Finding(
+            f"{_key(subject)}={drafted} is more than vocab_size={own}",
+            "the engine makes room for tokens that the target does not have",
+            "Write the number of tokens that are drafted",
+        )
+    has_map = any(name in subject.folder.stored for name in ("d2t", "token_map"))
+    if drafted is not None and drafted < vocab and not has_map and subject.form != "lm":
+        yield Finding(
+            f"{_key(subject)}={drafted} of {vocab} tokens, and the folder holds neither d2t nor token_map",
+            "vLLM takes draft id i for the target's token i without a word (2 of 466 drafts accepted where it was "
+            "measured), or stops",
+            "Write d2t (what to add to a draft id), of Medusa heads token_map (the ids)",
+        )
+
+
+def reduced_head(subject: Subject) -> Iterator[Finding]:
+    """A reduced vocabulary has rows of its own."""
+    drafted, vocab = _drafted(subject), subject.target.vocab_size
+    if drafted is None or drafted >= vocab or subject.form == "lm":
+        return
+    if not any("lm_head" in name for name in subject.folder.stored):
+        yield Finding(
+            f"{_key(subject)}={drafted} of {vocab} tokens, and the folder holds no lm_head.weight",
+            "SGLang leaves it random; vLLM takes the target's, whose rows stand for other tokens",
+            "Write the target's rows of the drafted tokens",
+        )
+
+
+def tokens(subject: Subject) -> Iterator[Finding]:
+    """Draft ids stand for ascending tokens of the target, and the mask t2d marks the same ones."""
+    ids, vocab = drafted_ids(subject), subject.target.vocab_size
+    if ids is None:
+        return
+    ascending = bool((ids.diff() > 0).all()) and int(ids.min()) >= 0 and int(ids.max()) < vocab
+    if not ascending and "d2t" in subject.folder.stored and _is_absolute(subject.folder.tensor("d2t"), vocab):
+        yield Finding(
+            f"d2t holds the target's ids themselves ({subject.folder.tensor('d2t')[:3].tolist()}, ...), not what to "
+            "add to a draft id",
+            "vLLM stops with an IndexError, or drafts other tokens",
+            OFFSETS,
+        )
+    elif not ascending:
+        yield Finding(
+            f"draft ids stand for {ids[:3].tolist()} ... {ids[-1:].tolist()}: not ascending tokens of 0 to {vocab - 1}",
+            "drafted tokens stand for other ones, or lie outside the target's scores",
+            OFFSETS if "d2t" in subject.folder.stored else "Write the ascending ids of the drafted tokens as token_map",
+        )
+    yield from _mask_of_tokens(subject, ids)
+    yield from _ends_of_text(subject, ids)
+
+
+def _is_absolute(values: Tensor, vocab: int) -> bool:
+    inside = len(values) > 0 and int(values.min()) >= 0 and int(values.max()) < vocab
+    return inside and bool((values.long().diff() > 0).all())
+
+
+def _mask_of_tokens(subject: Subject, ids: Tensor) -> Iterator[Finding]:
+    if "t2d" not in subject.folder.stored:
+        return
+    marked = subject.folder.tensor("t2d").nonzero().flatten()
+    if marked.tolist() != sorted(ids.tolist()):
+        yield Finding(
+            f"t2d marks {len(marked)} tokens, and d2t stands for {len(ids)}, not all of them the same",
+            "the speculators library trains and measures on one set of tokens, engines draft the other",
+            "Write t2d as the mask of the tokens d2t + arange",
+        )
+
+
+def _ends_of_text(subject: Subject, ids: Tensor) -> Iterator[Finding]:
+    known = set(ids.tolist())
+    missing = sorted(ends_of_text(subject) - known)
+    if missing:
+        yield Finding(
+            f"the draft's {len(known)} tokens lack the target's end of text {missing}",
+            "the draft never says that a text ends, and drafts past it",
+            "Train with a draft vocabulary that holds it (draft.head.vocab=N here always does)",
+        )
+
+
+def ends_of_text(subject: Subject) -> set[int]:
+    """Tokens that end a text by the target's generation_config.json, config.json and tokenizer, chat turns included
+    where those say so."""
+    vocab = subject.target.vocab_size
+    found = set(own_eos_ids(subject.ends.head.model.generation_config, vocab))
+    text = GenerationConfig(eos_token_id=subject.target.config.get_text_config().eos_token_id)
+    found |= set(own_eos_ids(text, vocab))
+    tokenizer = subject.target.tokenizer
+    end = None if tokenizer is None else tokenizer.eos_token_id
+    return found | ({end} if isinstance(end, int) and 0 <= end < vocab else set())
+
+
+def mask_token(subject: Subject) -> int | None:
+    """The id that stands in a block for tokens that are not there yet."""
+    fields = subject.folder.fields
+    for where in (fields, fields.get("dflash_config") or {}, fields.get("dspark_config") or {}):
+        if where.get("mask_token_id") is not None:
+            return where["mask_token_id"]
+    return None
+
+
+def mask(subject: Subject) -> Iterator[Finding]:
+    """The mask's row: one of the vocabulary, or of a file of its own."""
+    token, vocab = mask_token(subject), subject.folder.fields.get("vocab_size") or subject.target.vocab_size
+    if token is None:
+        yield Finding(
+            "config.json has no mask_token_id",
+            "TensorRT-LLM takes vocab_size, which is no row; the others refuse the folder",
+            "Write the id of the row that the draft learned as its mask (mask_token_id, in dflash_config for DFlash)",
+        )
+        return
+    if not 0 <= token < vocab:
+        yield Finding(
+            f"mask_token_id={token} is no row of the {vocab} of vocab_size",
+            "the engine reads outside of the embedding",
+            "Write the id of a row, or a row behind the vocabulary with vocab_size one more",
+        )
+    names = {engine.name for engine in subject.engines}
+    if subject.form == "dspark" and token >= subject.target.vocab_size and "sglang" in names:
+        yield Finding(
+            f"mask_token_id={token} is a row behind the target's {subject.target.vocab_size} tokens",
+            "SGLang takes the target's embedding, which has no such row",
+            "Train with draft.head.mask_token=ID, or serve with vLLM",
+        )
+    yield from _mask_file(subject, token)
+
+
+def _mask_file(subject: Subject, token: int) -> Iterator[Finding]:
+    file = subject.folder.path / MASK_FILE
+    if not file.is_file():
+        return
+    try:
+        state = torch.load(file, weights_only=True)
+        row, its_token = (state["embedding"], state.get("mask_token_id", token)) if isinstance(state, dict) else (
+            state, token,
+        )  # fmt: skip
+        row = row.reshape(-1)
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, KeyError, AttributeError, ValueError) as error:
+        yield Finding(
+            f"{MASK_FILE} cannot be read as tensors alone ({type(error).__name__})",
+            "engines read it with weights_only=True, and stop",
+            'Write {"embedding": tensor, "mask_token_id": id} by torch.save',
+        )
+        return
+    width = subject.folder.fields.get("hidden_size")
+    if its_token != token or len(row) != width or not bool(row.isfinite().all()) or not bool(row.any()):
+        yield Finding(
+            f"{MASK_FILE} holds {len(row)} values for token {its_token}, and config.json has hidden_size={width} and "
+            f"mask_token_id={token}; they should be finite, and not all zero",
+            "vLLM stops where the tokens differ, and else drafts from a mask that the draft does not know",
+            "Write the row that was trained, under the id of config.json",
+        )
+
+
+def _key(subject: Subject) -> str:
+    return _REDUCED.get(subject.form, "draft_vocab_size")
+
+
+def _drafted(subject: Subject) -> int | None:
+    return subject.folder.fields.get(_key(subject))
