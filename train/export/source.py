@@ -51,6 +51,11 @@ class Source:
         """Hidden states that a head reads; a language model reads none."""
         return self.config.taps if self.written["family"] in HEADS else ()
 
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether temperatures of the chances that it predicts were fitted."""
+        return self.form == "dspark" and bool(cast(DSparkConfig, self.config).temperatures)
+
     @cached_property
     def head(self) -> HeadDraft:
         """A head between the target's ends, in float32 with the values that are written; the target's layers are not

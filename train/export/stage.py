@@ -108,7 +108,8 @@ def command(source: Source, engine: Engine, folder: Path, model_impl: str) -> st
     """How the engine is told to draft with what is in `folder`."""
     how, _ = loads(engine, source, model_impl)
     assert how is not None
-    return how.launch(Launch(source.target.path, folder, source.num_draft_tokens, model_impl, source.taps))
+    k = source.num_draft_tokens
+    return how.launch(Launch(source.target.path, folder, k, model_impl, source.taps, source.is_calibrated))
 
 
 @contextmanager

@@ -33,6 +33,8 @@ class Launch:
     model_impl: str = "auto"
     taps: tuple[int, ...] = ()
     """Hidden states that a head reads (`decode.models.hidden_states`)."""
+    is_calibrated: bool = False
+    """Temperatures of the chances that it predicts lie in its folder."""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from typing import cast
 
 from decode.drafters.eagle3 import Eagle3Config
+from train.export.engines import blocks
 from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
 from train.export.engines.states import not_captured, other_target
+from train.export.layouts.dflash import DFLASH
+from train.export.layouts.dspark import DSPARK
 from train.export.layouts.eagle3 import EAGLE3
 from train.export.layouts.lm import LM
 from train.export.source import Source
@@ -61,8 +64,22 @@ ENGINE = Engine(
             EAGLE3, "builds of July 2026", launch("draft-eagle3"), refuses_eagle3, names=EAGLE3_NAMES, targets=PLAIN
         ),
         "medusa": "llama.cpp has no Medusa heads; train draft=lm or draft=eagle3 instead",
-        "dflash": "not written yet",
-        "dspark": "not written yet",
+        "dflash": Loads(
+            DFLASH,
+            "builds of July 2026",
+            launch("draft-dflash"),
+            blocks.refuses_dflash_llamacpp,
+            names=blocks.LLAMACPP_NAMES,
+            targets=PLAIN,
+        ),
+        "dspark": Loads(
+            DSPARK,
+            "builds of August 2026",
+            launch("draft-dspark"),
+            blocks.refuses_dspark_llamacpp,
+            names=blocks.LLAMACPP_NAMES,
+            targets=PLAIN,
+        ),
         "mtp": OWN_MTP_ALONE,
         "hydra": NO_HYDRA,
     },

@@ -5,8 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 
+from train.export.engines import blocks
 from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
 from train.export.engines.states import not_captured, other_target
+from train.export.layouts.dflash import DFLASH
+from train.export.layouts.dspark import DSPARK, TEMPERATURES
 from train.export.layouts.eagle3 import EAGLE3
 from train.export.layouts.lm import LM
 from train.export.source import Source
@@ -23,6 +26,24 @@ def launch(algorithm: str) -> Callable[[Launch], str]:
         return shlex.join([*words, "--speculative-num-draft-tokens", str(k + 1)])
 
     return command
+
+
+def launch_dflash(how: Launch) -> str:
+    """A block of k + 1 slots."""
+    return shlex.join([*_blocks("DFLASH", how), "--speculative-num-draft-tokens", str(how.num_draft_tokens + 1)])
+
+
+def launch_dspark(how: Launch) -> str:
+    """A block that drafts k tokens; what it predicts of them is read where SGLANG_RAGGED_VERIFY_MODE is not static."""
+    words = [*_blocks("DSPARK", how), "--speculative-dspark-block-size", str(how.num_draft_tokens)]
+    if how.is_calibrated:
+        words += ["--speculative-dspark-confidence-sts-path", str(how.draft / TEMPERATURES)]
+    return shlex.join(words)
+
+
+def _blocks(algorithm: str, how: Launch) -> list[str]:
+    words = ["python", "-m", "sglang.launch_server", "--model-path", how.target]
+    return [*words, "--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(how.draft)]
 
 
 def refuses_eagle3(source: Source, _model_impl: str) -> str | None:
@@ -51,8 +72,12 @@ ENGINE = Engine(
         "lm": Loads(LM, "0.5.9", launch("STANDALONE")),
         "eagle3": Loads(EAGLE3, "0.5.18", launch("EAGLE3"), refuses_eagle3, names=EAGLE3_NAMES, targets=PLAIN),
         "medusa": "SGLang has no Medusa heads; train draft=eagle3 instead, or serve these with vLLM",
-        "dflash": "not written yet",
-        "dspark": "not written yet",
+        "dflash": Loads(
+            DFLASH, "0.5.23", launch_dflash, blocks.refuses_dflash_sglang, names=blocks.SGLANG_NAMES, targets=PLAIN
+        ),
+        "dspark": Loads(
+            DSPARK, "0.5.23", launch_dspark, blocks.refuses_dspark_sglang, names=blocks.SGLANG_NAMES, targets=PLAIN
+        ),
         "mtp": OWN_MTP_ALONE,
         "hydra": NO_HYDRA,
     },

@@ -8,8 +8,11 @@ from typing import Any
 
 import yaml
 
+from train.export.engines import blocks
 from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
 from train.export.engines.states import not_captured, other_target
+from train.export.layouts.dflash import DFLASH
+from train.export.layouts.dspark import DSPARK
 from train.export.layouts.eagle3 import EAGLE3
 from train.export.layouts.lm import LM
 from train.export.source import Source
@@ -59,8 +62,12 @@ ENGINE = Engine(
         "lm": Loads(LM, "1.0", launch("DraftTarget")),
         "eagle3": Loads(EAGLE3, "1.3", launch("Eagle3"), refuses_eagle3, names=EAGLE3_NAMES, targets=PLAIN),
         "medusa": "its PyTorch backend has no Medusa heads; train draft=eagle3, or serve these with format=vllm",
-        "dflash": "not written yet",
-        "dspark": "not written yet",
+        "dflash": Loads(
+            DFLASH, "1.3", launch("DFlash"), blocks.refuses_dflash_trtllm, names=blocks.TRTLLM_NAMES, targets=PLAIN
+        ),
+        "dspark": Loads(
+            DSPARK, "1.3", launch("DSpark"), blocks.refuses_dspark_trtllm, names=blocks.TRTLLM_NAMES, targets=PLAIN
+        ),
         "mtp": OWN_MTP_ALONE,
         "hydra": NO_HYDRA,
     },

@@ -7,9 +7,11 @@ import json
 import shlex
 from collections.abc import Callable
 
-from train.export.engines import medusa
+from train.export.engines import blocks, medusa
 from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
 from train.export.engines.states import not_captured
+from train.export.layouts.dflash import DFLASH
+from train.export.layouts.dspark import DSPARK
 from train.export.layouts.eagle3 import EAGLE3
 from train.export.layouts.lm import LM
 from train.export.layouts.medusa import MEDUSA
@@ -62,8 +64,23 @@ ENGINE = Engine(
             EAGLE3, "0.24", launch("eagle3"), refuses_eagle3, tried="run", names=EAGLE3_NAMES, targets=PLAIN
         ),
         "medusa": Loads(MEDUSA, "0.27", launch("medusa"), medusa.refuses, tried="run", names=MEDUSA_NAMES),
-        "dflash": "not written yet",
-        "dspark": "not written yet",
+        "dflash": Loads(
+            DFLASH,
+            "0.21",
+            launch("dflash"),
+            blocks.refuses_dflash_vllm,
+            tried="run",
+            names=blocks.VLLM_NAMES,
+            targets=PLAIN,
+        ),
+        "dspark": Loads(
+            DSPARK,
+            "0.32, on GPUs alone",
+            launch("dspark"),
+            blocks.refuses_dspark_vllm,
+            names=blocks.VLLM_NAMES,
+            targets=PLAIN,
+        ),
         "mtp": OWN_MTP_ALONE,
         "hydra": NO_HYDRA,
     },

@@ -14,7 +14,6 @@ low to high. Queries, keys and values are made from [embedding; state].
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -22,9 +21,9 @@ from torch import Tensor
 
 from decode.drafters.eagle3 import Eagle3Config
 from train.export.layouts.base import Layout, Spec, decoder_fields
+from train.export.layouts.speculators import speculators_fields
 from train.export.source import Source
 
-SPECULATORS_VERSION = "0.9.0"
 _OF_THE_LAYER = ("input_layernorm", "hidden_norm", "post_attention_layernorm", "self_attn", "mlp")
 
 
@@ -48,31 +47,7 @@ def config(source: Source) -> dict[str, Any]:
             "norm_before_fc": head.norm_before_fc,
         },
         "transformer_layer_config": layer,
-        **_speculators_fields(source),
-    }
-
-
-def _speculators_fields(source: Source) -> dict[str, Any]:
-    path = Path(source.target.path)
-    greedy = {
-        "proposal_type": "greedy",
-        "speculative_tokens": source.num_draft_tokens,
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
-    verifier = {
-        "name_or_path": str(path.absolute()) if path.is_dir() else source.target.path,
-        "architectures": source.target.config.architectures or [],
-    }
-    return {
-        "speculators_model_type": "eagle3",
-        "speculators_version": SPECULATORS_VERSION,
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [greedy],
-            "verifier": verifier,
-        },
+        **speculators_fields(source, "eagle3"),
     }
 
 

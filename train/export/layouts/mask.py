@@ -1,0 +1,58 @@
+"""The token whose embedding stands in the slots that a block is to fill in, and the learned vector that replaces it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from decode.common.errors import InputError
+from decode.models.compatibility import load_tokenizer
+from train.export.layouts.blocks import shape
+from train.export.source import Source
+
+FILE = "mask_embedding.pt"
+HOW = "train with draft.head.mask_token=ID, the id of a token that no text holds"
+
+
+def unused_row(source: Source) -> int | None:
+    """The first row of the target's embedding that its tokenizer has no token for; None where it has one for each."""
+    try:
+        known = len(load_tokenizer(source.target.source))
+    except InputError:
+        return None
+    return known if known < source.target.vocab_size else None
+
+
+def mask_token_id(source: Source) -> int | None:
+    """The mask's id: the one it was trained with; for a learned mask an unused row, else a token that begins or fills
+    up texts, and that a target is never answered with, so that no block begins with it. None where there is none."""
+    given = shape(source).mask_token
+    if given is not None:
+        return given
+    text = source.target.config.get_text_config()
+    ends = text.eos_token_id if isinstance(text.eos_token_id, list) else [text.eos_token_id]
+    candidates = (unused_row(source), text.bos_token_id, text.pad_token_id)
+    return next((one for one in candidates if one is not None and one not in ends), None)
+
+
+def no_id(source: Source) -> str | None:
+    """Why no id can stand for the mask; None where one can."""
+    if mask_token_id(source) is not None:
+        return None
+    return f"its mask is a learned vector, which needs the id of a token that {source.target.path} never writes; {HOW}"
+
+
+def no_learned(source: Source, engine: str) -> str | None:
+    """Why an engine that embeds masks by the target alone does not take this one."""
+    if shape(source).mask_token is not None:
+        return None
+    return f"its mask is a learned vector, and {engine} has the target's embedding alone; {HOW}"
+
+
+def write_mask(source: Source, folder: Path) -> None:
+    """The learned mask as vLLM and SGLang read it, with `torch.load(weights_only=True)`; nothing where the mask is one
+    of the target's rows."""
+    if shape(source).mask_token is None:
+        row = source.weights["mask.weight"][0].clone()
+        torch.save({"embedding": row, "mask_token_id": mask_token_id(source)}, folder / FILE)
