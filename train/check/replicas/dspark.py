@@ -13,9 +13,8 @@ from train.check.replicas.dflash import block
 
 def dspark(served: Served, ids: Tensor, features: Tensor, places: Tensor, steps: int) -> Tensor:
     """See `train.check.replicas.base.Replica`."""
-    slots, is_anchor = served.fields["block_size"], served.fields.get("sample_from_anchor", True)
-    first = 0 if is_anchor else 1
-    states = [block(served, ids, features, int(place), slots)[first : first + steps] for place in places]
+    first = 0 if served.fields.get("sample_from_anchor", True) else 1
+    states = [block(served, ids, features, int(place), first + steps)[first:] for place in places]
     padded = torch.cat([ids, ids.new_zeros(steps)])
     before = torch.stack([padded[places + step] for step in range(steps)])
     known = served.weights["markov_head.markov_w1.weight"][before]
