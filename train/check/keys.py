@@ -13,6 +13,12 @@ def guessed(subject: Subject) -> Iterator[Finding]:
     """Those of the form."""
     yield from _GUESSED.get(subject.form, lambda subject: iter(()))(subject)
     fields = subject.folder.fields
+    if fields.get("tie_word_embeddings") and subject.form == "lm" and "lm_head.weight" in subject.folder.stored:
+        yield Finding(
+            "tie_word_embeddings=true, and the folder holds lm_head.weight",
+            "engines take the embedding for the output head, and drop the other one without a word",
+            "Write false, or leave lm_head.weight out where both are the same",
+        )
     if fields.get("tie_word_embeddings") and subject.form != "lm":
         yield Finding(
             "tie_word_embeddings=true",

@@ -7,10 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from decode.common.checked_json import read_json
 from decode.drafters.base import Batch, Step
 from decode.drafters.head_draft import HeadDraft
 from train.check.replicas import REPLICAS
 from train.check.replicas.base import Served
+from train.check.states import listed
 from train.check.subject import Finding, Subject
 from train.check.values import drafted_ids
 from train.check.vocabulary import MASK_FILE, mask_token
@@ -48,6 +50,36 @@ def _mask(subject: Subject, rows: Tensor) -> Tensor:
         state = torch.load(file, weights_only=True)
         return (state["embedding"] if isinstance(state, dict) else state).float().reshape(1, -1)
     return rows[:1] if token is None else rows[token : token + 1]
+
+
+def same_states(subject: Subject, source: Source) -> list[Finding]:
+    """config.json lists the hidden states that the head was trained on."""
+    trained = tuple(sorted(source.config.taps))
+    return [
+        Finding(
+            f"{name} means the hidden states {list(ids)}, and the head was trained on {list(trained)}",
+            "the engine hands over those of other layers, without a word",
+            "Export the draft anew",
+            check="states",
+        )
+        for name, ids in listed(subject).items()
+        if ids != trained
+    ]
+
+
+def same_files(subject: Subject, source: Source) -> list[Finding]:
+    """A draft model's configuration is the one that was trained, but for its precision."""
+    ours = read_json(source.folder / "config.json")
+    precision = ("dtype", "torch_dtype")
+    wrong = sorted(
+        name
+        for name in {*ours, *subject.folder.written} - {*precision}
+        if ours.get(name) != subject.folder.written.get(name)
+    )
+    if not wrong:
+        return []
+    what = f"config.json has other values than {source.folder} for {', '.join(wrong)}"
+    return [Finding(what, "the engine runs another model than was trained", "Export the draft anew", check="keys")]
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from train.check.checks import applicable, findings
 from train.check.config import CheckConfig
 from train.check.folder import ServedFolder, open_folder
 from train.check.replicas import REPLICAS
-from train.check.served import same_logits
+from train.check.served import same_files, same_logits, same_states
 from train.check.subject import Finding, Subject, form_of
 from train.export.engines import ENGINES
 from train.export.engines.base import Engine, Loads
@@ -37,14 +37,24 @@ def check_written(source: Source, folder: Path, engines: tuple[Engine, ...]) -> 
     is_head = source.form in REPLICAS
     subject = Subject(opened, source.target, form_of(opened), engines, source.head.ends if is_head else None)
     assert subject.form == source.form, (subject.form, source.form)
-    found = [one for one in findings(subject) if one.check != "target"]  # refused before, where model_impl is known
-    if is_head and not found:
-        found = same_logits(subject, source)
+    found = against(subject, source)
     if found:
         raise InputError(
             f"nothing was written, since engines would not draft with it as {source.folder} does:\n{_lines(found)}\n"
             "Either the head is damaged, or this is a fault of the export: please report it"
         )
+
+
+def against(subject: Subject, source: Source) -> list[Finding]:
+    """All faults of a folder that was written of `source`; types of targets were refused before, where it is known by
+    what the engine runs them."""
+    found = [one for one in findings(subject) if one.check != "target"]
+    if source.form == "lm":
+        return found + same_files(subject, source)
+    if subject.form in REPLICAS:
+        found += same_states(subject, source)
+    is_readable = not {"names", "types", "vocabulary", "head", "tokens", "mask", "keys"} & {one.check for one in found}
+    return found + (same_logits(subject, source) if is_readable else [])
 
 
 def report(subject: Subject, found: list[Finding]) -> None:

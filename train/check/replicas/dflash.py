@@ -1,5 +1,6 @@
-"""DFlash: a few Qwen3 layers over a block [token, mask, mask, ...], all of whose slots see each other and what the
-target's hidden states of the tokens before make keys and values of. Slot k drafts the k-th token, slot 0 none."""
+"""DFlash: a few Qwen3 layers over a block [token, mask, mask, ...], all of whose slots see each other (but for `causal`
+ones) and what the target's hidden states of the tokens before make keys and values of. Slot k drafts the k-th token,
+slot 0 none."""
 
 from __future__ import annotations
 
@@ -29,6 +30,8 @@ def block(served: Served, ids: Tensor, features: Tensor, place: int, slots: int)
         keys = [served.turned(_normed(served, one, name, "k", "num_key_value_heads"), at) for one, at in parts]
         values = [served.split(one, f"{name}.self_attn.v_proj", "num_key_value_heads") for one, _ in parts]
         visible = torch.ones(slots, place + slots, dtype=torch.bool)
+        if (served.fields.get("dflash_config") or {}).get("causal"):
+            visible[:, place:] = torch.ones(slots, slots).tril().bool()
         mixed = attend(queries, torch.cat(keys, 1), torch.cat(values, 1), visible)
         x = x + served.linear(mixed, f"{name}.self_attn.o_proj")
         x = x + served.mlp(served.norm(x, f"{name}.post_attention_layernorm"), name)
