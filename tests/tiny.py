@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    ExaoneMoeConfig,
     Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
@@ -65,18 +66,28 @@ _GROUPED = {
     "max_position_embeddings": 128,
     "initializer_range": 0.3,
 }
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _SMALL_WINDOW = 3  # tokens, fewer than a draft has: a mask that counts slots instead of positions would show
 
 
-def _random(config: PretrainedConfig) -> PreTrainedModel:
+def _random(config: PretrainedConfig, **given: str) -> PreTrainedModel:
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").double().eval()
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", **given).double().eval()
 
 
 def _gemma3() -> PreTrainedModel:
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     own = _GROUPED | {"num_hidden_layers": 3, "sliding_window": _SMALL_WINDOW, "layer_types": kinds}
     return _random(Gemma3TextConfig(**own))  # type: ignore[arg-type]
+
+
+def exaone_moe_config(**overrides: object) -> PretrainedConfig:
+    """Three layers, the last two of four experts, and an MTP layer like that of the published ones, K-EXAONE's."""
+    own = _GROUPED | {"num_hidden_layers": 3, "sliding_window": _SMALL_WINDOW, "rope_parameters": _ROPE}
+    own |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    own |= {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "num_nextn_predict_layers": 1}
+    own |= {"mtp_layer_types": ["full_attention"], "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    return ExaoneMoeConfig(**own | overrides)  # type: ignore[arg-type]
 
 
 def _gpt2() -> PreTrainedModel:
@@ -94,6 +105,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3": lambda: _random(Qwen3Config(**_GROUPED)),  # type: ignore[arg-type]
     "mistral": lambda: _random(MistralConfig(**_GROUPED, sliding_window=_SMALL_WINDOW)),  # type: ignore[arg-type]
     "gemma3": _gemma3,
+    "exaone_moe": lambda: _random(exaone_moe_config(), experts_implementation="eager"),
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
 }

@@ -96,10 +96,11 @@ EXTRA_NORMS = "gemma"  # its layers have four norms, and weights that count from
 def own_mtp(target: ModelDescription, depth: int) -> tuple[MTPConfig, dict[str, Tensor]]:
     """Config and weights of the first MTP layer of `target`, a local folder of safetensors.
 
-    Looked for under `mtp.` (Qwen), `model.layers.L.` behind the target's L layers (DeepSeek, GLM) and
+    Looked for under `mtp.` (Qwen, EXAONE), `model.layers.L.` behind the target's L layers (DeepSeek, GLM) and
     `model.mtp_layers.0.` (MiMo). Raises InputError where there is none, or one of another structure.
     """
     check_taps(target.config, (FINAL,), target.path)
+    check_sees_all(target)
     found = _tensors(target)
     if not found or EXTRA_NORMS in target.config.model_type:
         raise InputError(
@@ -119,6 +120,19 @@ def own_mtp(target: ModelDescription, depth: int) -> tuple[MTPConfig, dict[str, 
             f"{', '.join(wrong[:6])} are missing, foreign or of another shape. Train one with draft=mtp"
         )
     return config, weights
+
+
+def check_sees_all(target: ModelDescription) -> None:
+    """Raise InputError where the target's own MTP layer looks no further back than a window; where nothing is said of
+    it, it is like the target's first layer, as vLLM takes it (model_executor/models/exaone_moe.py)."""
+    text = target.config.get_text_config()
+    kinds = getattr(text, "mtp_layer_types", None) or getattr(text, "layer_types", None) or ["full_attention"]
+    if kinds[0] != "full_attention":
+        raise InputError(
+            f"the MTP layer of {target.path} has {kinds[0]} (mtp_layer_types, or else the first of layer_types, in its "
+            "config.json), and the one here sees all tokens before: in texts longer than the window it would be "
+            "another layer. Train draft=eagle3, or serve the target's own layer as it is"
+        )
 
 
 def _shape(weights: dict[str, Tensor], name: str) -> torch.Size | None:

@@ -19,7 +19,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from decode.common.errors import InputError
 
 FINAL = -1
-HEAD_TARGETS = ("llama", "qwen3", "mistral", "gemma3_text")
+HEAD_TARGETS = ("llama", "qwen3", "mistral", "gemma3_text", "exaone_moe")
 """Model types whose layers, norm and embedding lie where heads look for them."""
 
 

@@ -106,7 +106,7 @@ def load_ends(source: ModelConfig) -> Ends:
     Raises InputError as `decode.models.load.describe_model` does.
     """
     description = describe_model(source)
-    fields = {"num_hidden_layers": 0, "layer_types": []}
+    fields = {"num_hidden_layers": 0, "layer_types": [], "mlp_layer_types": []}
     fields = {name: value for name, value in fields.items() if hasattr(description.config, name)}
     config = type(description.config)(**description.config.to_dict() | fields)
     with quiet():  # else it lists every weight of the layers that are left out on purpose

@@ -204,7 +204,7 @@ def _sizes(draft: DraftConfig, target: ModelDescription, text: PretrainedConfig)
         "rms_norm_eps": getattr(text, "rms_norm_eps", 1e-6),
         "rope": rope_of(target, same_head_dim=True),
         "max_positions": draft.max_positions or target.max_positions,
-        "qk_norm": text.model_type in ("qwen3", "gemma3_text"),
+        "qk_norm": text.model_type in ("qwen3", "gemma3_text", "exaone_moe"),
         "attention_bias": bool(getattr(text, "attention_bias", False)),
     }
 

@@ -18,8 +18,8 @@ PLAIN = frozenset({"llama", "mistral", "qwen3"})
 """Targets whose embedding goes into the first layer unscaled, and whose hidden states every engine hands over."""
 NO_HYDRA = "no engine loads Hydra heads; train draft=eagle3 instead"
 OWN_MTP_ALONE = (
-    "engines load prediction layers (MTP) as parts of the targets that were published with them, and have no class for "
-    "one behind this target; train draft=eagle3 instead"
+    "engines load a prediction layer (MTP) as a part of the target that was published with it, by that target's own "
+    "class, and of such targets format=vllm writes exaone_moe alone; train draft=eagle3 instead"
 )
 
 

@@ -7,14 +7,15 @@ import json
 import shlex
 from collections.abc import Callable
 
-from train.export.engines import blocks, medusa
-from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
+from train.export.engines import blocks, medusa, mtp
+from train.export.engines.base import NO_HYDRA, PLAIN, Engine, Launch, Loads, NameRules
 from train.export.engines.states import not_captured
 from train.export.layouts.dflash import DFLASH
 from train.export.layouts.dspark import DSPARK
 from train.export.layouts.eagle3 import EAGLE3
 from train.export.layouts.lm import LM
 from train.export.layouts.medusa import MEDUSA
+from train.export.layouts.own_mtp import OWN_MTP
 from train.export.source import Source
 
 
@@ -81,7 +82,7 @@ ENGINE = Engine(
             names=blocks.VLLM_NAMES,
             targets=PLAIN,
         ),
-        "mtp": OWN_MTP_ALONE,
+        "mtp": Loads(OWN_MTP, "0.32", mtp.launch, mtp.refuses, tried="run", targets=frozenset(mtp.TARGETS)),
         "hydra": NO_HYDRA,
     },
 )
