@@ -11,7 +11,9 @@ from train.check.subject import Finding, Subject
 HEADS = frozenset(("eagle3", "medusa", "dflash", "dspark"))
 RECURSIVE_OR_BLOCKS = HEADS - {"medusa"}
 BLOCKS = frozenset(("dflash", "dspark"))
-EVERY = HEADS | {"lm"}
+DRAFTS = HEADS | {"lm"}
+EVERY = DRAFTS | {"mtp"}
+"""With targets that hold a layer of their own to draft with."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ CHECKS = (
     Check("head", "a reduced vocabulary has an output head of its own", vocabulary.reduced_head),
     Check("tokens", "draft ids stand for ascending tokens, ends of text among them", vocabulary.tokens),
     Check("mask", "the row of the mask is there", vocabulary.mask, BLOCKS),
-    Check("keys", "no key is left to an engine's guess, and the layout is the method's", keys.guessed, EVERY),
+    Check("keys", "no key is left to an engine's guess, and the layout is the method's", keys.guessed, DRAFTS),
     Check("rope", "rotary positions are the target's", likeness.rope, RECURSIVE_OR_BLOCKS),
     Check("sizes", "width, context and epsilon are the target's", likeness.sizes, RECURSIVE_OR_BLOCKS),
     Check("rows", "rows of embedding and output head are the target's", values.rows_of_the_target),

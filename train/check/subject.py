@@ -116,7 +116,7 @@ def form_of(folder: ServedFolder) -> str:
     if fields.get("draft_vocab_size") and fields.get("num_hidden_layers") == 1:  # so TensorRT-LLM and llama.cpp see it
         return "eagle3"
     if fields.get("model_type"):
-        return "lm"
+        return "mtp" if any(name.startswith("mtp.") for name in folder.stored) else "lm"
     raise InputError(
         f"{folder.path}/config.json has architectures={fields.get('architectures')} and "
         f"model_type={fields.get('model_type')}: neither a draft head that is known here (EAGLE-3, Medusa, DFlash, "

@@ -43,8 +43,8 @@ def types(subject: Subject) -> Iterator[Finding]:
 
 def finite(subject: Subject) -> Iterator[Finding]:
     """No NaN, no infinity, and no matrix or norm of zeros."""
-    for name, stored in subject.folder.stored.items():
-        if not stored.dtype.is_floating_point:
+    for name in subject.specs:
+        if not subject.folder.stored[name].dtype.is_floating_point:
             continue
         values = subject.folder.tensor(name)
         bad = int((~values.isfinite()).sum())

@@ -114,13 +114,22 @@ def test_where_links_cannot_be_made_files_are_copied(
     assert not any((folder / file.name).samefile(file) for file in own.glob("*.safetensors"))
 
 
-def test_the_layer_keeps_the_precision_of_the_target(corpus: Path, tmp_path: Path) -> None:
-    target = published(tmp_path / "half", dtype="bfloat16")
+def test_the_layer_is_written_in_the_precision_of_the_target(corpus: Path, tmp_path: Path) -> None:
+    target = published(tmp_path / "half")
     last = max(target.glob("*.safetensors"))
     save_file({name: one.bfloat16() for name, one in load_file(last).items()}, last, metadata={"format": "pt"})
-    folder = export(trained(tmp_path / "run", target, corpus), tmp_path / "out")
-    found = weights(folder)
+    draft = trained(tmp_path / "run", target, corpus)
+    with pytest.raises(InputError, match=r"float32 beside a target in torch\.bfloat16; give dtype=bfloat16"):
+        export(draft, tmp_path / "out")
+    found = weights(export(draft, tmp_path / "out", dtype="bfloat16"))
     assert {one.dtype for name, one in found.items() if name.startswith("mtp.")} == {torch.bfloat16}
+
+
+def test_a_layer_of_fewer_bits_is_widened_to_those_of_the_target(own: Path, tuned: Path, tmp_path: Path) -> None:
+    found = weights(export(tuned, tmp_path / "out", dtype="bfloat16"))
+    ours = load_file(tuned / "model/model.safetensors")
+    assert found["mtp.fc.weight"].dtype == weights(own)["mtp.fc.weight"].dtype == torch.float32
+    assert torch.equal(found["mtp.fc.weight"], ours["eh_proj.weight"].bfloat16().float())
 
 
 def test_the_launch_command_names_the_copy_alone(tuned: Path, tmp_path: Path) -> None:
@@ -137,19 +146,18 @@ def test_the_manifest_is_the_layer_of_a_published_config() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "given", "match"),
+    ("changes", "match"),
     [
-        ({"head": {"vocab": 60, "init_own": True}}, {}, r"whole vocabulary, and this layer knows \d+ of 300"),
-        ({"draft": {"mlp_width": 24}, "head": {}}, {}, r"differs from the target's own in mtp\.layers\.0\.mlp"),
-        ({}, {"dtype": "bfloat16"}, "in the precision of the one that it replaces"),
+        ({"head": {"vocab": 60, "init_own": True}}, r"whole vocabulary, and this layer knows \d+ of 300"),
+        ({"draft": {"mlp_width": 24}, "head": {}}, r"differs from the target's own in mtp\.layers\.0\.mlp"),
     ],
 )
 def test_a_layer_that_cannot_stand_there_is_refused(
-    own: Path, corpus: Path, tmp_path: Path, changes: dict[str, Any], given: dict[str, Any], match: str
+    own: Path, corpus: Path, tmp_path: Path, changes: dict[str, Any], match: str
 ) -> None:
     draft = trained(tmp_path / "run", own, corpus, **changes)
     with pytest.raises(InputError, match=match):
-        export(draft, tmp_path / "out", **given)
+        export(draft, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -7,6 +7,7 @@ from train.check.replicas.dflash import dflash
 from train.check.replicas.dspark import dspark
 from train.check.replicas.eagle3 import eagle3
 from train.check.replicas.medusa import medusa
+from train.check.replicas.mtp import mtp
 
-REPLICAS: dict[str, Replica] = {"eagle3": eagle3, "medusa": medusa, "dflash": dflash, "dspark": dspark}
+REPLICAS: dict[str, Replica] = {"eagle3": eagle3, "medusa": medusa, "dflash": dflash, "dspark": dspark, "mtp": mtp}
 """By form."""

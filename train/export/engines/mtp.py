@@ -6,13 +6,15 @@ import json
 import shlex
 from pathlib import Path
 
+import torch
+
 from decode.common.errors import InputError
 from decode.drafters.mtp import check_sees_all
 from train.export.engines.base import OWN_MTP_ALONE, Launch
-from train.export.layouts.own_mtp import misfits
+from train.export.layouts.own_mtp import misfits, own_layer
 from train.export.source import Source
 
-TARGETS = ("exaone_moe",)
+TARGETS = frozenset({"exaone_moe"})
 """Types whose layer is a dense one without a class of its own in transformers. Not: ernie4_5_moe, whose layer has no
 last norm; deepseek_v3, glm4_moe, hy_v3 and their kin, whose layer is a mixture of experts; qwen3_next and qwen3_5,
 which are recurrent and not decoded here."""
@@ -36,14 +38,16 @@ def refuses(source: Source, _model_impl: str) -> str | None:
             f"engines draft from the target's whole vocabulary, and this layer knows {config.draft_vocab_size} of "
             f"{config.vocab_size} tokens; train it with draft.head.vocab=null"
         )
-    if source.dtype is not None:
-        return "the layer is written in the precision of the one that it replaces; leave dtype out"
-    wrong = misfits(source)
+    shapes, dtype = own_layer(source)
+    wrong = misfits(source, shapes)
     if wrong:
         return (
             f"the layer differs from the target's own in {', '.join(wrong[:4])}, {len(wrong)} tensors in all; train "
             "with draft.head.init_own=true, which starts from that one"
         )
+    if dtype not in (source.weight_dtype, torch.float32):
+        name = str(dtype).removeprefix("torch.")
+        return f"the layer would be written in {source.weight_dtype} beside a target in {dtype}; give dtype={name}"
     try:
         check_sees_all(target)
     except InputError as error:

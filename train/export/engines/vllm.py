@@ -56,6 +56,8 @@ MEDUSA_NAMES = NameRules(
     ),
     unknown="skipped",
 )
+MTP_NAMES = NameRules(skips=(r"^(?!mtp\.)",))
+"""model_executor/models/exaone_moe_mtp.py: of the target it takes the layer, the embedding and the output head."""
 ENGINE = Engine(
     "vllm",
     "vLLM 0.32",
@@ -82,7 +84,7 @@ ENGINE = Engine(
             names=blocks.VLLM_NAMES,
             targets=PLAIN,
         ),
-        "mtp": Loads(OWN_MTP, "0.32", mtp.launch, mtp.refuses, tried="run", targets=frozenset(mtp.TARGETS)),
+        "mtp": Loads(OWN_MTP, "0.32", mtp.launch, mtp.refuses, names=MTP_NAMES, targets=mtp.TARGETS),
         "hydra": NO_HYDRA,
     },
 )

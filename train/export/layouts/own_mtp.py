@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -98,15 +99,22 @@ def manifest(fields: Mapping[str, Any]) -> dict[str, Spec]:
     return {their_name(name): Spec(shape) for name, shape in expected(layer).items()}
 
 
-def misfits(source: Source) -> list[str]:
-    """Names of tensors that the draft has and the target's own layer has not, or of another shape, and the reverse."""
-    ours = {their_name(name): shape for name, shape in expected(source.config).items()}
-    theirs: dict[str, tuple[int, ...]] = {}
+def own_layer(source: Source) -> tuple[dict[str, tuple[int, ...]], torch.dtype | None]:
+    """Names and shapes of what the target's own layer holds, and its precision; nothing and None where it has none."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    dtype = None
     for file in Path(source.target.path).glob("*.safetensors"):
         with safe_open(str(file), "pt") as found:
             own = [name for name in found.keys() if name.startswith("mtp.")]  # noqa: SIM118
-            theirs |= {name: tuple(found.get_slice(name).get_shape()) for name in own}
-    return sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+            shapes |= {name: tuple(found.get_slice(name).get_shape()) for name in own}
+            dtype = found.get_tensor("mtp.norm.weight").dtype if "mtp.norm.weight" in own else dtype
+    return shapes, dtype
+
+
+def misfits(source: Source, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Names of tensors that the draft has and the target's own layer has not, or of another shape, and the reverse."""
+    ours = {their_name(name): shape for name, shape in expected(source.config).items()}
+    return sorted(name for name in {*ours, *shapes} if ours.get(name) != shapes.get(name))
 
 
 def _names(file: Path) -> set[str]:
@@ -115,7 +123,7 @@ def _names(file: Path) -> set[str]:
 
 
 def _rewrite(file: Path, new: Path, tuned: dict[str, Tensor]) -> None:
-    """In the precision of the tensors that are replaced."""
+    """In the precision of the tensors that are replaced, which is no narrower."""
     with safe_open(str(file), "pt") as found:
         metadata = cast("dict[str, str] | None", found.metadata())
     old = load_file(file)
