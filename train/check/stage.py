@@ -8,6 +8,7 @@ from typing import cast
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from decode.models.load import describe_model
+from train.check.agreement import measure
 from train.check.checks import applicable, findings
 from train.check.config import CheckConfig
 from train.check.folder import ServedFolder, open_folder
@@ -27,7 +28,10 @@ def run(cfg: CheckConfig) -> None:
     form = form_of(folder)
     engines = engines_of(cfg.format, folder, form)
     subject = Subject(folder, describe_model(cfg.target), form, engines)
-    report(subject, findings(subject))
+    found = findings(subject)
+    if cfg.tokens and not found:
+        found = list(measure(subject, cfg))
+    report(subject, found)
 
 
 def check_written(source: Source, folder: Path, engines: tuple[Engine, ...]) -> None:

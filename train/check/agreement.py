@@ -1,0 +1,143 @@
+"""How a draft does on texts that its target writes, computed from the folder alone: what an engine's counters should
+come near to, and where they do not, the engine reads the folder otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from decode import generate
+from decode.common.progress import get_logger
+from decode.models.hidden_states import FINAL, HEAD_TARGETS, Taps
+from decode.models.load import load_model
+from train.check.config import CheckConfig
+from train.check.replicas import REPLICAS
+from train.check.served import served
+from train.check.states import listed
+from train.check.subject import Finding, Subject
+
+PROMPT = 8
+"""Random tokens; the target writes on from there."""
+LEAST = 0.05
+"""Share of first tokens that are accepted of a draft that is read as it was trained; a random one has 1 in V."""
+BETTER = 1.2
+MOST_STEPS = 4
+log = get_logger("check")
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """What a decoder would count."""
+
+    drafts: int
+    """Rounds."""
+    accepted: tuple[int, ...]
+    """Tokens at each position of a round."""
+
+    def __str__(self) -> str:
+        return f"{self.drafts} rounds, accepted by position {list(self.accepted)}"
+
+    @property
+    def first(self) -> float:
+        """Share of rounds whose first token is accepted."""
+        return self.accepted[0] / self.drafts
+
+
+@torch.no_grad()
+def measure(subject: Subject, cfg: CheckConfig) -> Iterator[Finding]:
+    """Greedy rounds on the target's own greedy texts; findings where next to nothing is accepted, and where hidden
+    states of the layers beside the listed ones do better."""
+    kind = subject.target.config.get_text_config().model_type
+    if subject.form != "lm" and kind not in HEAD_TARGETS:
+        log.info("agreement left out: hidden states are read here of %s models alone", ", ".join(HEAD_TARGETS))
+        return
+    model = load_model(cfg.target)
+    texts = _texts(model, cfg)
+    found = _of_model(subject, texts) if subject.form == "lm" else _of_head(subject, model, texts, 0)
+    log.info("on %d texts of the target: %s", len(texts), found)
+    log.info("compare an engine's counters with these: vLLM's spec_decode_num_accepted_tokens_per_pos")
+    for shift in (-1, 1) if listed(subject) else ():
+        other = _of_head(subject, model, texts, shift)
+        if other is not None and found is not None and other.first > BETTER * found.first + 1 / found.drafts:
+            yield Finding(
+                f"with the hidden states one layer {'lower' if shift < 0 else 'higher'} than listed: {other}; as "
+                f"listed: {found}",
+                "the ids were written by the other convention, and engines read states that the draft does not know",
+                "Write indices of hidden_states (0 the embeddings) at the top, and layers, one less, in eagle_config "
+                "and target_layer_ids",
+                check="agreement",
+            )
+    if found is not None and found.first < LEAST:
+        yield Finding(
+            f"next to nothing is accepted: {found}",
+            "an engine that reads the folder as this check does is slower with it than without",
+            "Compare with what was measured in training: another target, other states, another order in fc",
+            check="agreement",
+        )
+
+
+def _texts(model: PreTrainedModel, cfg: CheckConfig) -> Tensor:
+    generator = torch.Generator().manual_seed(cfg.seed)
+    size = model.config.get_text_config().vocab_size
+    prompts = torch.randint(size, (cfg.prompts, PROMPT), generator=generator).to(model.device)
+    whole = torch.ones_like(prompts)  # else pad tokens would be padding
+    settings = {"max_new_tokens": cfg.tokens, "temperature": 0.0, "eos_token_id": ()}
+    return generate(model, None, prompts, whole, **settings).sequences
+
+
+def _of_head(subject: Subject, model: PreTrainedModel, texts: Tensor, shift: int) -> Rounds | None:
+    """Rounds with hidden states `shift` layers higher than listed; None where the target has none there."""
+    lists = listed(subject)
+    taps = tuple(sorted(tap + shift for tap in next(iter(lists.values())))) if lists else (FINAL,)
+    if lists and not all(0 <= tap <= subject.target.num_layers for tap in taps):
+        return None
+    read, steps = served(subject), _steps(subject)
+    hooks = Taps(model, taps)
+    with hooks:
+        model(texts, use_cache=False)
+    features = hooks.stacked().float().cpu()
+    places = torch.arange(PROMPT, texts.shape[1] - steps)
+    drafted = [
+        REPLICAS[subject.form](read, ids, states, places, steps).argmax(-1)
+        for ids, states in zip(texts.cpu(), features, strict=True)
+    ]
+    return _rounds(torch.stack(drafted), texts.cpu(), places)
+
+
+def _of_model(subject: Subject, texts: Tensor) -> Rounds:
+    """A draft model's, by transformers."""
+    draft = AutoModelForCausalLM.from_pretrained(subject.folder.path, dtype=torch.float32).eval()
+    likeliest = draft(texts.cpu()).logits.argmax(-1)
+    places = torch.arange(PROMPT, texts.shape[1] - MOST_STEPS)
+    return _rounds(torch.stack([likeliest[:, places + step] for step in range(MOST_STEPS)], 1), texts.cpu(), places)
+
+
+def _steps(subject: Subject) -> int:
+    fields = subject.folder.fields
+    if subject.form == "medusa":
+        heads = [value for name, value in subject.folder.written.items() if "num" in name and "heads" in name]
+        return min(MOST_STEPS, heads[-1])
+    if subject.form in ("dflash", "dspark"):
+        return min(MOST_STEPS, fields["block_size"] - (subject.form == "dflash"))
+    return MOST_STEPS
+
+
+def _rounds(drafted: Tensor, texts: Tensor, places: Tensor) -> Rounds:
+    """drafted (B, S, N) tokens of S steps at places (N,) of texts (B, T). A draft is fed the target's tokens, which
+    are its own as far as those are accepted."""
+    steps = drafted.shape[1]
+    wanted = torch.stack([texts[:, places + 1 + step] for step in range(steps)], 1)
+    right = (drafted == wanted).long().cumprod(1).sum(1)  # (B, N) accepted at each place
+    rounds, accepted = 0, [0] * steps
+    for row in right.tolist():
+        place = 0
+        while place < len(row):
+            rounds += 1
+            for step in range(row[place]):
+                accepted[step] += 1
+            place += row[place] + 1
+    return Rounds(rounds, tuple(accepted))
