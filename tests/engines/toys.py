@@ -14,10 +14,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Pr
 
 from decode.common.typed_config import build
 from decode.config import ModelConfig
+from decode.drafters.base import Drafter
+from decode.drafters.saved_draft import load_drafter
 from decode.models.load import load_model
 from distill.config import DistillConfig
+from tests.engines.counters import Counters, our_counters
 from tests.engines.source import EOS, PAD, VOCAB_SIZE, Source, tokenizer, write_texts
 from train.config import TrainConfig
+from train.export.config import ExportConfig, SavedDraftConfig
+from train.export.stage import run as export
 
 K = 3
 """Draft tokens a round."""
@@ -44,15 +49,23 @@ _SHAPE: dict[str, Any] = {
 }
 _EAGLE3: dict[str, Any] = {"family": "eagle3", "head": {"depth": K, "taps": TAPS}}
 _MEDUSA: dict[str, Any] = {"family": "medusa", "head": {"depth": K}}
+_DFLASH: dict[str, Any] = {
+    "family": "dspark",
+    "layers": 1,
+    "head": {"depth": K, "taps": TAPS, "markov_rank": 0, "confidence": False, "anchors": 40},
+}
 DRAFTS: dict[str, dict[str, Any]] = {
     "lm": {"family": "lm", "layers": 1, "width": 64, "heads": 2},
     "eagle3": _EAGLE3,
     "eagle3-reduced": _EAGLE3 | {"head": _EAGLE3["head"] | {"vocab": REDUCED}},
     "medusa": _MEDUSA,
     "medusa-reduced": _MEDUSA | {"head": _MEDUSA["head"] | {"vocab": REDUCED}},
+    "dflash": _DFLASH,
 }
 
 
+STEPS = {"dspark": 150}
+"""Of families that need more to be of use."""
 PROMPTS: list[list[int]] = Source().draw(12, 8).tolist()
 NEW_TOKENS = 40
 
@@ -82,6 +95,24 @@ class Toys:
     def run(self, kind: str, draft: str) -> Path:
         """The run that trained this draft for it."""
         return train_draft(self.folder / kind / draft, self.target(kind), self.records(kind), DRAFTS[draft])
+
+    @cache  # noqa: B019
+    def exported(self, kind: str, draft: str) -> Path:
+        """The folder of that draft for vLLM."""
+        folder = self.folder / kind / f"{draft}-vllm"
+        run = SavedDraftConfig(path=str(self.run(kind, draft)))
+        export(ExportConfig(format="vllm", output_dir=str(folder), draft=run, num_draft_tokens=K))
+        return folder
+
+    @cache  # noqa: B019
+    def drafter(self, kind: str, draft: str) -> Drafter:
+        """The draft as our decoder runs it."""
+        return load_drafter(str(self.run(kind, draft)), self.loaded(kind))
+
+    @cache  # noqa: B019
+    def ours(self, kind: str, draft: str) -> Counters:
+        """What our decoder counts, greedily."""
+        return our_counters(self.loaded(kind), self.drafter(kind, draft), PROMPTS, NEW_TOKENS, K)
 
 
 def make_target(folder: Path, kind: str, steps: int = 120) -> Path:
@@ -131,7 +162,7 @@ def train_draft(folder: Path, target: Path, records: Path, draft: dict[str, Any]
         "engine": {"device": "cpu", "precision": "fp32"},
         "sequence_length": 48,
         "batch_size": 16,
-        "steps": 60,
+        "steps": STEPS.get(draft["family"], 60),
         "optimizer": "adamw",
         "lr": 1e-2,
         "validate_every": 1000,

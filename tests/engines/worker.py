@@ -1,8 +1,8 @@
 """vLLM behind standard input and output, a JSON object per line in and one out; run by the interpreter of .venv-vllm.
 
-The first line is answered by {"ready": version}. Each further one is a job, {"target", "speculation", "engine",
-"prompts", "new_tokens", "samplings"}, answered by {"runs"}, for each sampling the texts and the counters of what was
-drafted, or by {"error"}. vLLM is imported once, and every job has a fork of that process: an engine then starts in
+The first line is answered by {"ready": version}. Each further one is a job, {"target", "options", "prompts",
+"new_tokens", "samplings"}, answered by {"runs"}, for each sampling the texts and the counters of what was drafted, or
+by {"error"}. vLLM is imported once, and every job has a fork of that process: an engine then starts in
 seconds, and one that dies takes nothing with it.
 """
 
@@ -32,7 +32,6 @@ def load(job: dict[str, Any]) -> Any:
     rejection_sampler.expand_batch_to_tokens = repeated
     return LLM(
         job["target"],
-        speculative_config=job["speculation"],
         dtype="float32",
         enforce_eager=True,
         max_model_len=128,
@@ -42,7 +41,7 @@ def load(job: dict[str, Any]) -> Any:
         disable_log_stats=False,
         skip_tokenizer_init=True,
         num_gpu_blocks_override=32,  # of 128 tokens, in place of a gigabyte
-        **job["engine"],
+        **job["options"],
     )
 
 
@@ -74,7 +73,7 @@ def counted(llm: Any) -> list[int]:
 def answer(job: dict[str, Any]) -> dict[str, Any]:
     """The runs of a job."""
     llm = load(job)
-    runs, before = [], [0] * (1 + job["speculation"]["num_speculative_tokens"])
+    runs, before = [], [0] * (1 + job["options"]["speculative_config"]["num_speculative_tokens"])
     for sampling in job["samplings"]:
         texts, now = write(llm.llm_engine, job, sampling), counted(llm)
         rounds, *accepted = (late - early for late, early in zip(now, before, strict=True))

@@ -56,6 +56,11 @@ class Source:
         """Whether temperatures of the chances that it predicts were fitted."""
         return self.form == "dspark" and bool(cast(DSparkConfig, self.config).temperatures)
 
+    @property
+    def is_reduced(self) -> bool:
+        """Whether a head drafts from a reduced vocabulary."""
+        return self.written["family"] in HEADS and self.config.draft_vocab_size is not None
+
     @cached_property
     def head(self) -> HeadDraft:
         """A head between the target's ends, in float32 with the values that are written; the target's layers are not

@@ -109,7 +109,9 @@ def command(source: Source, engine: Engine, folder: Path, model_impl: str) -> st
     how, _ = loads(engine, source, model_impl)
     assert how is not None
     k = source.num_draft_tokens
-    return how.launch(Launch(source.target.path, folder, k, model_impl, source.taps, source.is_calibrated))
+    return how.launch(
+        Launch(source.target.path, folder, k, model_impl, source.taps, source.is_calibrated, source.is_reduced)
+    )
 
 
 @contextmanager

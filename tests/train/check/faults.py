@@ -74,7 +74,7 @@ BY: dict[tuple[str, str], str] = {(one.family, one.name): check for one, check i
     ("dflash", "a stray tensor"): "names",
     ("lm", "another vocabulary"): "vocabulary",
     ("lm", "another rope"): "keys",
-    ("lm", "tied by mistake"): "keys",
+    ("lm", "untied by mistake"): "keys",
     ("lm", "a projection left out"): "names",
 }
 """Family and fault -> the check."""

@@ -35,6 +35,8 @@ class Launch:
     """Hidden states that a head reads (`decode.models.hidden_states`)."""
     is_calibrated: bool = False
     """Temperatures of the chances that it predicts lie in its folder."""
+    is_reduced: bool = False
+    """It drafts from a reduced vocabulary."""
 
 
 @dataclass(frozen=True)
