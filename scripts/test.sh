@@ -10,14 +10,15 @@ compiler() {
         die "The engines tier needs a C++ compiler. On Debian and Ubuntu: apt-get install g++ python3-dev"
 }
 
-# vLLM has no wheel for every platform, and needs room on the disk: where it cannot be had, its tests are skipped, and say
-# so.
-vllm() {
-    local log
+# environment NAME: of vllm or speculators. vLLM has no wheel for every platform, and needs room on the disk: where an
+# environment cannot be had, its tests are skipped, and say so.
+environment() {
+    local log why
     log=$(mktemp)
-    bash scripts/vllm_env.sh 2>&1 | tee "$log" || {
-        export NO_VLLM="scripts/vllm_env.sh failed: $(grep -v '^ *$' "$log" | tail -n 1)"
-        printf 'The tests of vLLM are skipped: %s\n' "$NO_VLLM"
+    bash "scripts/$1_env.sh" 2>&1 | tee "$log" || {
+        why="scripts/$1_env.sh failed: $(grep -v '^ *$' "$log" | tail -n 1)"
+        export "NO_${1^^}=$why"
+        printf 'The tests of %s are skipped: %s\n' "$1" "$why"
     }
     rm "$log"
 }
@@ -33,6 +34,7 @@ step "types" 90 pyright
 step "docs" 60 env NO_MKDOCS_2_WARNING=1 mkdocs build -f .mkdocs.yml --strict
 step "tests: default" 180 pytest -q
 step "tests: slow" 900 pytest -q -m "slow and not engines and not exhaustive and not gpu and not network"
-step "vLLM" 150 vllm
+step "vLLM" 150 environment vllm
+step "speculators" 60 environment speculators
 step "tests: engines" 840 pytest -q -rs -n 0 -m "engines and not exhaustive and not gpu and not network"
 show_times

@@ -1,4 +1,4 @@
-"""The environment of vLLM, which scripts/vllm_env.sh makes where it can."""
+"""The environments of vLLM and of the speculators library, which scripts/*_env.sh make where they can."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def vllm_python() -> str:
     """The interpreter of .venv-vllm; the test is skipped, with the reason, where there is none."""
-    python = ROOT / ".venv-vllm/bin/python"
-    if not (ROOT / ".venv-vllm/.installed").is_file():
-        pytest.skip(os.environ.get("NO_VLLM") or "no .venv-vllm; make it with `bash scripts/vllm_env.sh`")
-    return str(python)
+    return _python("vllm")
+
+
+def speculators_python() -> str:
+    """That of .venv-speculators, likewise."""
+    return _python("speculators")
+
+
+def _python(name: str) -> str:
+    folder = ROOT / f".venv-{name}"
+    if not (folder / ".installed").is_file():
+        why = os.environ.get(f"NO_{name.upper()}")
+        pytest.skip(why or f"no {folder.name}; make it with `bash scripts/{name}_env.sh`")
+    return str(folder / "bin/python")
