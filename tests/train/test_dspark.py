@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from decode import generate, load_drafter
-from decode.common.errors import ConfigError
+from decode.common.errors import ConfigError, InputError
 from decode.config import ModelConfig
 from decode.models.load import describe_model
 from tests.train.test_engines import LAUNCHER, launch
@@ -76,6 +76,13 @@ def test_a_saved_block_of_a_learned_mask_takes_no_other(tmp_path: Path, target: 
         cfg = head_config(tmp_path, target, "dspark", **data, draft=draft, head={"markov_rank": 0} | asked)
         with pytest.raises(ConfigError, match=r"and the head .* has (anchor|null), which stays as it is"):
             head_blueprint(cfg, known, None)
+
+
+def test_a_mask_of_zeros_is_refused(tmp_path: Path, target: Path, corpus: Path) -> None:
+    pad = AutoModelForCausalLM.from_pretrained(target).config.pad_token_id
+    cfg = head_config(tmp_path / "run", target, "dspark", data=data_settings(corpus), head={"mask_token": pad})
+    with pytest.raises(InputError, match=f"mask_token={pad}, and the embedding of that token in .* is all zeros"):
+        run(cfg)
 
 
 @pytest.mark.engines
