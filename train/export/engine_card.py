@@ -17,8 +17,8 @@ TRIED = {
 }
 
 
-def engine_card(source: Source, commands: Mapping[Engine, str]) -> str:
-    """The card; `commands` are the launch commands by engine."""
+def engine_card(source: Source, commands: Mapping[Engine, str], note: str) -> str:
+    """The card; `commands` are the launch commands by engine, `note` is the layout's."""
     target = source.target.path
     fields = {"base_model": target, "tags": ["speculative-decoding", "draftsmith"]}
     head = yaml.safe_dump(fields, allow_unicode=True, width=10**6).strip()
@@ -30,6 +30,7 @@ def engine_card(source: Source, commands: Mapping[Engine, str]) -> str:
         "Look at the number of accepted tokens, not at the text: verification keeps the text right even where a draft "
         "is loaded wrongly.",
         "",
+        *([note, ""] if note else []),
     ]
     return "\n".join([*lines, *_measured(source.written.get("measured") or {}, source.num_draft_tokens)])
 

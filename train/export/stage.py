@@ -89,7 +89,7 @@ def write_one(source: Source, layout: Layout, engines: list[Engine], draft: Path
     draft.mkdir(parents=True, exist_ok=True)
     layout.write(source, draft)
     commands = {engine: command(source, engine, CARD_FOLDER, model_impl) for engine in engines}
-    (draft / "README.md").write_text(engine_card(source, commands), encoding="utf-8")
+    (draft / "README.md").write_text(engine_card(source, commands, layout.note(source)), encoding="utf-8")
     sums = {path.name: sha256_file(path) for path in sorted(draft.iterdir())}
     content = {
         "schema": 1,

@@ -86,7 +86,7 @@ ENGINE = Engine(
         ),
         "dspark": Loads(
             DSPARK,
-            "0.32, on GPUs alone",
+            "0.32 (its second runner, which needs a GPU)",
             launch("dspark"),
             blocks.refuses_dspark_vllm,
             names=blocks.VLLM_NAMES,

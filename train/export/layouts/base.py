@@ -40,6 +40,8 @@ class Layout:
     weights: str = "model.safetensors"
     extras: Callable[[Source, Path], None] = lambda source, folder: None
     """Writes the other files that engines want."""
+    note: Callable[[Source], str] = lambda source: ""
+    """A sentence of the card, where what is written is not what was trained, number by number."""
 
     def write(self, source: Source, folder: Path) -> None:
         """Put config.json, the weights and the extras into `folder`."""

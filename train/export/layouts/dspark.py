@@ -104,4 +104,17 @@ def write_temperatures(source: Source, folder: Path) -> None:
         write_json(folder / TEMPERATURES, {"temperatures": [each / common for each in config.temperatures]})
 
 
-DSPARK = Layout("dspark", config, tensors, manifest, extras=write_temperatures)
+def note(source: Source) -> str:
+    """What became of the temperatures."""
+    if not source.is_calibrated:
+        return ""
+    config = blocks.shape(source)
+    each = ", ".join(f"{one:.3g}" for one in config.temperatures)
+    return (
+        f"Its chances of acceptance were fitted by a temperature for each token of a block ({each}). Engines have "
+        f"none: confidence_head is divided by {common_temperature(config):.3g}, their geometric mean. SGLang divides "
+        f"by what is left of each, in {TEMPERATURES}."
+    )
+
+
+DSPARK = Layout("dspark", config, tensors, manifest, extras=write_temperatures, note=note)
