@@ -177,6 +177,20 @@ def test_the_speculators_library_is_told_the_same(target: Path, tmp_path: Path) 
     assert layers["layer_types"] == ["full_attention"] * layers["num_hidden_layers"]
 
 
+def test_folders_of_others_are_described_by_the_keys_that_they_have(target: Path, tmp_path: Path) -> None:
+    """Of DFlash's authors, and of the speculators library as it is read: what it nests beside the rest."""
+    save_head(tmp_path / "head", target, "dflash", taps=TAPS, mask_token=17)
+    fields, tensors = export(tmp_path / "head", tmp_path / "out", "speculators")
+    authors = fields["transformer_layer_config"] | {
+        "dflash_config": {"mask_token_id": 17, "target_layer_ids": [0, 2, 3]}, "block_size": 5, "num_target_layers": 6,
+    }  # fmt: skip
+    library = fields["transformer_layer_config"] | {
+        name: fields[name] for name in ("aux_hidden_state_layer_ids", "mask_token_id", "block_size", "draft_vocab_size")
+    }
+    for one in (authors, library):
+        check_described(one, tensors, "vllm", "dflash")
+
+
 def test_a_folder_of_a_learned_mask_is_not_one_of_the_speculators_library(target: Path, tmp_path: Path) -> None:
     save_head(tmp_path / "head", target, "dflash", taps=TAPS)
     export(tmp_path / "head", tmp_path / "out")

@@ -115,7 +115,7 @@ def manifest(written: Mapping[str, Any]) -> dict[str, Spec]:
         for index in range(written["num_hidden_layers"])
         for name, size in layer.items()
     }
-    read = len(layer_ids(written)) * (written.get("target_hidden_size") or width)
+    read = num_states(written) * (written.get("target_hidden_size") or width)
     specs |= {name: Spec((width,)) for name in ("hidden_norm.weight", "norm.weight")}
     return specs | {"fc.weight": Spec((width, read))} | _vocabulary(written)
 
@@ -128,10 +128,11 @@ def num_tokens(written: Mapping[str, Any]) -> int:
     return written.get("target_vocab_size") or vocab - has_mask_row
 
 
-def layer_ids(written: Mapping[str, Any]) -> list[int]:
-    """Layers of the target whose outputs are read, counted from 0."""
+def num_states(written: Mapping[str, Any]) -> int:
+    """Hidden states that `fc` reads, wherever they are listed."""
     nested = written.get("dflash_config") or {}
-    return nested.get("target_layer_ids") or written["target_layer_ids"]
+    listed = nested.get("target_layer_ids") or written.get("target_layer_ids")
+    return len(listed or written["aux_hidden_state_layer_ids"])
 
 
 def _vocabulary(written: Mapping[str, Any]) -> dict[str, Spec]:
