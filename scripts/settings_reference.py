@@ -15,10 +15,20 @@ from decode.common.stage_help import choices  # noqa: E402
 from decode.config import DecodeConfig  # noqa: E402
 from distill.config import DistillConfig  # noqa: E402
 from eval.config import EvalConfig  # noqa: E402
+from train.check.config import CheckConfig  # noqa: E402
 from train.config import TrainConfig  # noqa: E402
+from train.export.config import ExportConfig  # noqa: E402
 
 PAGE = ROOT / "docs/reference/settings.md"
-STAGES = {"distill": DistillConfig, "train": TrainConfig, "decode": DecodeConfig, "eval": EvalConfig}
+STAGES = {
+    "distill": DistillConfig,
+    "train": TrainConfig,
+    "decode": DecodeConfig,
+    "eval": EvalConfig,
+    "export": ExportConfig,
+    "check": CheckConfig,
+}
+MODULES = {"export": "train.export", "check": "train.check"}
 HEAD = """# Settings
 
 <!-- Written by `python scripts/settings_reference.py` from the configuration classes; edit the docstrings there. -->
@@ -43,7 +53,7 @@ def page() -> str:
 
 def _stage(stage: str, config: type) -> list[str]:
     settings = setting_docs(config)
-    lines = [f"## python -m {stage}", "", *_groups(stage, settings)]
+    lines = [f"## python -m {MODULES.get(stage, stage)}", "", *_groups(stage, settings)]
     sections: list[tuple[Setting | None, list[Setting]]] = [(None, [])]
     for one in settings:
         if one.kind:

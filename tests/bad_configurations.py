@@ -10,6 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from tests.commands import config_class, groups
 from tests.tiny import save_tiny_target
+from tests.train.export.saved_heads import save_head
 
 # Texts that no key of ours accepts, by the kind of the field; Hydra reads each as the type that its look suggests.
 _WRONG = {
@@ -39,6 +40,8 @@ _MISSING_FILES = {
     "train": ["target.path={}", "records={}", "resume={}", "draft.init_from={}"],
     "decode": ["target.path={}", "draft.path={}", "~prompt prompt_file={}"],
     "eval": ["target.path={}", "drafts.one={}", "prompts.file={}"],
+    "export": ["target.path={}", "draft.path={}"],
+    "check": ["target.path={}", "draft.path={}"],
 }
 _OUT_OF_RANGE = {
     "distill": [
@@ -92,6 +95,8 @@ _OUT_OF_RANGE = {
         "decode.banned_words=[nonsense]",
         "prompts.tokens=0",
     ],
+    "export": ["num_draft_tokens=0", "num_draft_tokens=9", "format=tgi dtype=float8"],
+    "check": ["tokens=-1", "prompts=0"],
 }
 
 
@@ -121,6 +126,7 @@ def good_commands(folder: Path) -> dict[str, list[str]]:
     """Overrides for each stage that would run as they are, with the files that they name."""
     training = tiny_training(folder)
     save_tiny_target(folder / "target")
+    save_head(folder / "head", folder / "target", "medusa")
     models = [f"target.path={folder / 'target'}", f"output_dir={folder / 'out'}"]
     text = ["data=text", f"data.path={folder / 'texts'}", "data.heldout_share=0.5"]
     return {
@@ -128,6 +134,8 @@ def good_commands(folder: Path) -> dict[str, list[str]]:
         "train": training,
         "decode": [*models, f"draft.path={folder / 'target'}", "prompt=text"],
         "eval": [*models, *text, f"drafts.one={folder / 'target'}"],
+        "export": [*models, f"draft.path={folder / 'head'}", "format=vllm"],
+        "check": [models[0], f"draft.path={folder / 'target'}", "tokens=0"],
     }
 
 

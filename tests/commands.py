@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 
 import yaml
@@ -11,21 +11,38 @@ from decode.common.compose import CONF, compose
 from decode.common.typed_config import build
 
 ROOT = CONF.parent
-STAGES = {"distill": "DistillConfig", "train": "TrainConfig", "decode": "DecodeConfig", "eval": "EvalConfig"}
+STAGES = {
+    "distill": "DistillConfig",
+    "train": "TrainConfig",
+    "decode": "DecodeConfig",
+    "eval": "EvalConfig",
+    "export": "ExportConfig",
+    "check": "CheckConfig",
+}
+MODULES = {stage: stage for stage in STAGES} | {"export": "train.export", "check": "train.check"}
+"""As `python -m` names them."""
 # The least that each stage must be told besides its YAML.
 MINIMUM = {
     "distill": ["target.path=some/target"],
     "train": ["target.path=some/target", "records=some/records", "output_dir=some/draft"],
     "decode": ["target.path=some/target", "prompt=text"],
     "eval": ["target.path=some/target", "drafts.one=some/draft", "output_dir=some/report"],
+    "export": ["draft.path=some/draft", "format=vllm", "output_dir=some/export"],
+    "check": ["draft.path=some/export", "target.path=some/target"],
 }
 _COMMAND = re.compile(
-    r"(?:python3?|accelerate\s+launch|torchrun|deepspeed)\b[^|;&]*?\s-m\s+(distill|train|decode|eval)(?=\s|$)(.*)"
+    r"(?:python3?|accelerate\s+launch|torchrun|deepspeed)\b[^|;&]*?\s-m\s+(distill|train(?:\.export|\.check)?|decode|eval)"
+    r"(?=\s|$)(.*)"
 )
 
 
 def config_class(stage: str) -> type:
-    return getattr(import_module(f"{stage}.config"), STAGES[stage])
+    return getattr(import_module(f"{MODULES[stage]}.config"), STAGES[stage])
+
+
+def main_of(stage: str) -> Callable[[], None]:
+    """What `python -m` runs."""
+    return import_module(f"{MODULES[stage]}.__main__").main
 
 
 def built(stage: str, overrides: list[str]) -> object:
@@ -51,7 +68,7 @@ def shown_commands() -> Iterator[tuple[str, str, list[str]]]:
         for line in _code_of_markdown(text) if path.suffix == ".md" else text.splitlines():
             found = _COMMAND.search(line)
             if found:
-                yield str(path.relative_to(ROOT)), found[1], _arguments(found[2], text)
+                yield str(path.relative_to(ROOT)), found[1].removeprefix("train."), _arguments(found[2], text)
 
 
 def _code_of_markdown(text: str) -> Iterator[str]:

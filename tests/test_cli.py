@@ -1,12 +1,12 @@
-"""The four real command lines: what they refuse, and what they say when they do."""
+"""The real command lines: what they refuse, and what they say when they do."""
 
 import json
 import random
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from decode.common.checked_json import read_json
 from tests.bad_configurations import bad_arguments, good_commands, tiny_training
-from tests.commands import MINIMUM, ROOT, STAGES
+from tests.commands import MINIMUM, MODULES, ROOT, STAGES, main_of
 from tests.tiers import by_default
 
 
@@ -25,13 +25,18 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def run(stage: str, *arguments: str) -> tuple[object, str]:
         monkeypatch.setattr(sys, "argv", [f"draftsmith-{stage}", *arguments])
         with pytest.raises(SystemExit) as ended:
-            import_module(f"{stage}.__main__").main()
+            main_of(stage)()
         return ended.value.code, capsys.readouterr().err
 
     return run
 
 
-@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_has_a_console_script() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {f"draftsmith-{stage}": f"{module}.__main__:main" for stage, module in MODULES.items()}
+
+
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "export"])  # which draws nothing
 @pytest.mark.parametrize("prefix", ["", "+", "++"])
 def test_an_unknown_key_is_refused_with_its_nearest_neighbour(call, stage: str, prefix: str) -> None:
     code, shown = call(stage, *MINIMUM[stage], f"{prefix}sed=1")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from tests.commands import MINIMUM, STAGES
+from tests.commands import MINIMUM, STAGES, main_of
 from tests.common.toy import write_toy_stage
 from tests.tiny import save_tiny_target
 
@@ -30,7 +29,7 @@ def end_of(monkeypatch: pytest.MonkeyPatch, stage: str, *arguments: str) -> obje
         patch.setattr(sys, "stdout", stream)
         patch.setattr(sys, "argv", [f"draftsmith-{stage}", *arguments])
         with pytest.raises(SystemExit) as ended:
-            import_module(f"{stage}.__main__").main()
+            main_of(stage)()
     return ended.value.code
 
 

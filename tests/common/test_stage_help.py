@@ -2,7 +2,6 @@
 
 import re
 import sys
-from importlib import import_module
 
 import pytest
 
@@ -10,13 +9,13 @@ from decode.common.compose import CONF, groups
 from decode.common.errors import ConfigError
 from decode.common.setting_docs import setting_docs
 from decode.common.stage_help import WIDTH, choices, help_text
-from tests.commands import MINIMUM, ROOT, STAGES, built, config_class
+from tests.commands import MINIMUM, MODULES, ROOT, STAGES, built, config_class, main_of
 
 
 def shown(stage: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
     monkeypatch.setattr(sys, "argv", [f"draftsmith-{stage}", *arguments])
     with pytest.raises(SystemExit) as ended:
-        import_module(f"{stage}.__main__").main()
+        main_of(stage)()
     assert ended.value.code == 0
     return capsys.readouterr().out
 
@@ -26,7 +25,7 @@ def test_help_is_a_screen_with_examples_groups_settings_and_where_to_read_on(sta
     text = shown(stage, capsys, monkeypatch, "--help")
     assert text == shown(stage, capsys, monkeypatch, "-h", "seed=3")
     assert "Powered by Hydra" not in text
-    assert len(re.findall(rf"^  .*-m {stage} .*=", text, flags=re.MULTILINE)) >= 3
+    assert len(re.findall(rf"^  .*-m {MODULES[stage]} .*=", text, flags=re.MULTILINE)) >= 3
     for group in groups(stage):
         assert re.search(rf"^  {group} +\w", text, flags=re.MULTILINE), group
     for one in setting_docs(config_class(stage)):
@@ -34,7 +33,7 @@ def test_help_is_a_screen_with_examples_groups_settings_and_where_to_read_on(sta
             assert re.search(rf"^  {one.key}(\.\*)? ", text, flags=re.MULTILINE), one.key
     for document in re.findall(r"\S+\.md", text.split("Read on:")[1]):
         assert (ROOT / document).is_file()
-    commands = [line for line in text.splitlines() if f"-m {stage} " in line]
+    commands = [line for line in text.splitlines() if f"-m {MODULES[stage]} " in line]
     assert not [line for line in text.splitlines() if len(line) > WIDTH and line not in commands]
     assert len(text.splitlines()) < 80
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
-from train.check.subject import Finding, Subject
-from train.export.engines.base import Engine
+from train.check.subject import UNCLEAR, Finding, Subject
+from train.export.engines.base import Engine, NameRules
 
 _SHOWN = 6
 _FILL = {
@@ -23,7 +23,7 @@ def names_and_shapes(subject: Subject) -> Iterator[Finding]:
     for engine in subject.engines:
         try:
             subject.manifest(engine)
-        except (LookupError, TypeError, ValueError, ArithmeticError, StopIteration) as error:
+        except UNCLEAR as error:
             yield Finding(
                 f"config.json does not say which tensors there are ({type(error).__name__}: {error})",
                 f"{engine.title} cannot make room for them, or takes its own defaults",
@@ -37,7 +37,9 @@ def _against(subject: Subject, engine: Engine) -> Iterator[Finding]:
     wanted, found = subject.manifest(engine), subject.renamed(engine)
     rules, stored = subject.loads(engine).names, subject.folder.stored
     missing = [
-        name for name, spec in wanted.items() if name not in found and not spec.optional and not rules.shares(name)
+        name
+        for name, spec in subject.loads(engine).layout.manifest(subject.folder.fields).items()
+        if not spec.optional and _is_missing(rules.renamed(name), wanted.keys() - found.keys(), rules)
     ]
     unknown = [own for theirs, own in found.items() if theirs not in wanted]
     if missing:
@@ -67,6 +69,10 @@ def _against(subject: Subject, engine: Engine) -> Iterator[Finding]:
             "it keeps the last one that it reads",
             "Take the others out",
         )
+
+
+def _is_missing(theirs: str, absent: Set[str], rules: NameRules) -> bool:
+    return theirs in absent and not rules.shares(theirs)
 
 
 def _list(names: list[str]) -> str:

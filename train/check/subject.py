@@ -18,6 +18,9 @@ from train.export.layouts.base import Spec
 FORMS = (("eagle3", "eagle3"), ("dspark", "dspark"), ("dflash", "dflash"), ("medusa", "medusa"))
 """A word of `architectures`, `model_type` or `speculators_model_type`, in lower case, and the form it stands for."""
 
+UNCLEAR = (LookupError, TypeError, ValueError, ArithmeticError, StopIteration)
+"""Raised where config.json does not say enough for a manifest."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -76,7 +79,10 @@ class Subject:
         """What each tensor in the folder should be, by its name there; those that no engine knows are left out."""
         found: dict[str, Spec] = {}
         for engine in self.engines:
-            wanted = self.loads(engine).layout.manifest(self.folder.fields)
+            try:
+                wanted = self.loads(engine).layout.manifest(self.folder.fields)
+            except UNCLEAR:
+                continue
             rules = self.loads(engine).names
             by_theirs = {rules.renamed(name): spec for name, spec in wanted.items()}
             found |= {

@@ -123,11 +123,15 @@ def ends_of_text(subject: Subject) -> set[int]:
 
 def mask_token(subject: Subject) -> int | None:
     """The id that stands in a block for tokens that are not there yet."""
+    return next(iter(_masks(subject).values()), None)
+
+
+def _masks(subject: Subject) -> dict[str, int]:
+    """Each place of config.json that names it."""
     fields = subject.folder.fields
-    for where in (fields, fields.get("dflash_config") or {}, fields.get("dspark_config") or {}):
-        if where.get("mask_token_id") is not None:
-            return where["mask_token_id"]
-    return None
+    nested = {f"{name}.": fields.get(name) or {} for name in ("dflash_config", "dspark_config")}
+    found = {f"{where}mask_token_id": one.get("mask_token_id") for where, one in {**nested, "": fields}.items()}
+    return {name: token for name, token in found.items() if token is not None}
 
 
 def mask(subject: Subject) -> Iterator[Finding]:
@@ -140,6 +144,12 @@ def mask(subject: Subject) -> Iterator[Finding]:
             "Write the id of the row that the draft learned as its mask (mask_token_id, in dflash_config for DFlash)",
         )
         return
+    if len(set(_masks(subject).values())) > 1:
+        yield Finding(
+            f"the mask has several ids: {', '.join(f'{name}={one}' for name, one in _masks(subject).items())}",
+            "engines read one or the other, and the wrong one is a token that the draft does not know as its mask",
+            "Write the same id in all places",
+        )
     if not 0 <= token < vocab:
         yield Finding(
             f"mask_token_id={token} is no row of the {vocab} of vocab_size",

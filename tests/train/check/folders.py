@@ -13,11 +13,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 
 from decode.config import ModelConfig
 from decode.models.load import describe_model
-from tests.tiny import tiny_tokenizer
+from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.train.export.saved_heads import save_head
 from train.check.folder import open_folder
 from train.check.subject import Subject, form_of
 from train.export.config import ExportConfig, SavedDraftConfig
+from train.export.draft_folder import Export, export_lm
 from train.export.engines import ENGINES
 from train.export.engines.base import Loads
 from train.export.source import Source, open_source
@@ -65,15 +66,17 @@ class Folders:
         """A target with random weights."""
         torch.manual_seed(0)
         tokenizer = tiny_tokenizer(VOCAB)
-        ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+        ends: dict[str, Any] = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
         model = AutoModelForCausalLM.from_config(TARGETS[kind](**SHAPE, **ends))
         model.eval().save_pretrained(self.folder / kind)
         tokenizer.save_pretrained(self.folder / kind)
         return self.folder / kind
 
     @cache  # noqa: B019
-    def head(self, kind: str, draft: str) -> Path:
-        """A head as a run saves it."""
+    def draft(self, kind: str, draft: str) -> Path:
+        """A draft as a run saves it."""
+        if draft == "lm":
+            return save_draft_model(self.folder / f"{kind}-lm", self.target(kind))
         variant, fields, is_reduced = DRAFTS[draft]
         vocab = torch.arange(0, VOCAB, 3) if is_reduced else None
         save_head(self.folder / f"{kind}-{draft}", self.target(kind), variant, vocab, **fields)
@@ -81,18 +84,27 @@ class Folders:
 
     def source(self, kind: str, draft: str) -> Source:
         """It as an export opens it."""
-        return open_source(config_of(self.head(kind, draft), Path("nowhere")))
+        return open_source(config_of(self.draft(kind, draft), Path("nowhere")))
 
     @cache  # noqa: B019
     def exported(self, kind: str, draft: str) -> Path:
         """The folder for vLLM."""
         output = self.folder / f"{kind}-{draft}-vllm"
-        run(config_of(self.head(kind, draft), output))
+        run(config_of(self.draft(kind, draft), output))
         return output
 
     def copied(self, kind: str, draft: str, to: Path) -> Path:
         """One to be damaged."""
         return shutil.copytree(self.exported(kind, draft), to)
+
+
+def save_draft_model(folder: Path, target: Path) -> Path:
+    """A language model that drafts for the target."""
+    known = describe_model(ModelConfig(path=str(target)))
+    trained_on = {"path": str(target), "fingerprint": known.fingerprint, "vocab_size": known.vocab_size}
+    export = Export(str(target), None, torch.float32, 3, "# Card\n", {"target": trained_on})
+    export_lm(tiny_llama(VOCAB, num_layers=1, max_position_embeddings=256), folder, export)
+    return folder
 
 
 def config_of(draft: Path, output: Path) -> ExportConfig:

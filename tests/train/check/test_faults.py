@@ -10,24 +10,42 @@ from tests.engines.faults import FAULTS, Fault
 from tests.train.check.faults import BY, MORE
 from tests.train.check.folders import DRAFTS, Folders, subject_of
 from train.check.stage import against
+from train.export.engines import ENGINES
+from train.export.engines.base import Engine
+from train.export.source import Source
+from train.export.stage import loads
 
 EVERY = [*FAULTS, *(one for one, _ in MORE)]
-HEADS = [one for one in EVERY if one.family != "lm"]
+DAMAGED = {"dflash": "dflash", "dspark": "dspark", "lm": "lm"}
+"""Of other families the heads of a reduced vocabulary."""
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("draft", [*DRAFTS, "lm"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_a_whole_folder_passes(folders: Folders, kind: str, draft: str) -> None:
-    subject = subject_of(folders.exported(kind, draft), folders.target(kind), "vllm")
-    assert not against(subject, folders.source(kind, draft))
+    """By the rules of every engine that is written for so."""
+    source, written = folders.source(kind, draft), folders.exported(kind, draft)
+    same = [one.name for one in ENGINES.values() if reads_like_vllm(one, source)]
+    assert "vllm" in same
+    assert not against(subject_of(written, folders.target(kind), *same), source)
 
 
-@pytest.mark.parametrize("fault", HEADS, ids=lambda one: f"{one.family}: {one.name}")
+def reads_like_vllm(engine: Engine, source: Source) -> bool:
+    """Whether the folder for vLLM is one for this engine too."""
+    how, known = (loads(one, source, "auto")[0] for one in (engine, ENGINES["vllm"]))
+    return how is not None and known is not None and how.layout is known.layout
+
+
+@pytest.mark.parametrize("fault", EVERY, ids=lambda one: f"{one.family}: {one.name}")
 def test_a_fault_is_found_by_the_check_that_is_about_it(folders: Folders, tmp_path: Path, fault: Fault) -> None:
-    draft = "dflash" if fault.family == "dflash" else f"{fault.family}-reduced"
+    draft = DAMAGED.get(fault.family, f"{fault.family}-reduced")
     source = folders.source("llama", draft)
     folder = folders.copied("llama", draft, tmp_path / "out")
     fault.damage(folder)
     found = against(subject_of(folder, folders.target("llama"), "vllm"), source)
     assert BY[fault.family, fault.name] in {one.check for one in found}, [str(one) for one in found]
     assert all(one.what and one.effect and one.remedy for one in found)
+
+
+def test_every_known_fault_has_a_check() -> None:
+    assert {(one.family, one.name) for one in EVERY} == BY.keys()
