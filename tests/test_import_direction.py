@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from decode.drafters.saved_head import HEADS
+from tests.commands import MODULES
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_FLOORS = 12  # of decode; 18 before its drafters stopped importing what they only name
@@ -130,7 +131,7 @@ def _normal(name: str) -> str:
     return name.strip().lower().replace("_", "-")
 
 
-@pytest.mark.parametrize("stage", MAY_IMPORT)
+@pytest.mark.parametrize("stage", MODULES.values())
 def test_configuration_imports_nothing_heavy(stage: str) -> None:
     heavy = "{'torch', 'transformers', 'accelerate', 'datasets', 'wandb', 'matplotlib'} & set(sys.modules)"
     code = f"import sys; from {stage} import config, __main__; print({heavy})"

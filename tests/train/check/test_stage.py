@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -16,12 +17,13 @@ from safetensors.torch import load_file, save_file
 
 from decode.common.errors import InputError
 from decode.config import ModelConfig
+from tests.commands import ROOT
 from tests.engines.faults import edit_tensors, random, renamed, replaced, setting, unset
 from tests.train.check.folders import Folders, config_of, subject_of
 from train.check import agreement
 from train.check.__main__ import main
 from train.check.agreement import Rounds, measure
-from train.check.checks import findings
+from train.check.checks import CHECKS, findings
 from train.check.config import CheckConfig, ServedDraftConfig
 from train.check.stage import run
 from train.export import stage as export
@@ -170,6 +172,12 @@ def test_a_folder_of_the_speculators_library_is_read_by_its_rules(folders: Folde
     (found,) = findings(subject_of(folder, folders.target("llama"), "vllm"))
     assert found.check == "keys"
     assert "vLLM takes true for folders of the speculators library" in found.effect
+
+
+def test_every_check_is_explained() -> None:
+    page = (ROOT / "docs/reference/export_checks.md").read_text()
+    rows = set(re.findall(r"^\| (\w+) \|", page, flags=re.MULTILINE)) - {"check"}
+    assert rows == {one.name for one in CHECKS} | {"logits", "agreement"}
 
 
 def test_an_export_with_a_fault_leaves_nothing(
