@@ -94,11 +94,13 @@ class ServedFolder:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """The values that engines work with: those that the speculators library nests, and above them the others, and
-        what readers put in place of two sizes that are often left out."""
+        """The values that engines work with: those that the speculators library nests, above them the others, and what
+        transformers puts in place of some that are often left out."""
         nested = self.written.get("transformer_layer_config") or {}
         own = {name: value for name, value in self.written.items() if value is not None or name not in nested}
         fields = {**nested, **own}
+        if fields.get("rms_norm_eps") is None:
+            fields["rms_norm_eps"] = 1e-6
         heads = fields.get("num_attention_heads")
         if heads and fields.get("num_key_value_heads") is None:
             fields["num_key_value_heads"] = heads

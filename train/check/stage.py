@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
+from transformers.utils import logging as hf_logging
+
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from decode.models.load import describe_model
@@ -24,6 +26,7 @@ log = get_logger("check")
 
 def run(cfg: CheckConfig) -> None:
     """Check what `cfg` names; raises InputError with every fault that was found."""
+    hf_logging.disable_progress_bar()
     folder = open_folder(cast(str, cfg.draft.path))
     form = form_of(folder)
     engines = engines_of(cfg.format, folder, form)

@@ -63,7 +63,7 @@ def tokens(subject: Subject) -> Iterator[Finding]:
     ids, vocab = drafted_ids(subject), subject.target.vocab_size
     if ids is None:
         return
-    ascending = bool((ids.diff() > 0).all()) and int(ids.min()) >= 0 and int(ids.max()) < vocab
+    ascending = bool((ids.diff() > 0).all() and (ids >= 0).all() and (ids < vocab).all())
     if not ascending and "d2t" in subject.folder.stored and _is_absolute(subject.folder.tensor("d2t"), vocab):
         yield Finding(
             f"d2t holds the target's ids themselves ({subject.folder.tensor('d2t')[:3].tolist()}, ...), not what to "
@@ -82,8 +82,7 @@ def tokens(subject: Subject) -> Iterator[Finding]:
 
 
 def _is_absolute(values: Tensor, vocab: int) -> bool:
-    inside = len(values) > 0 and int(values.min()) >= 0 and int(values.max()) < vocab
-    return inside and bool((values.long().diff() > 0).all())
+    return bool((values >= 0).all() and (values < vocab).all() and (values.long().diff() > 0).all())
 
 
 def _mask_of_tokens(subject: Subject, ids: Tensor) -> Iterator[Finding]:

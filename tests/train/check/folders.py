@@ -103,7 +103,8 @@ def save_draft_model(folder: Path, target: Path) -> Path:
     known = describe_model(ModelConfig(path=str(target)))
     trained_on = {"path": str(target), "fingerprint": known.fingerprint, "vocab_size": known.vocab_size}
     export = Export(str(target), None, torch.float32, 3, "# Card\n", {"target": trained_on})
-    export_lm(tiny_llama(VOCAB, num_layers=1, max_position_embeddings=256), folder, export)
+    model = tiny_llama(VOCAB, num_layers=1, max_position_embeddings=256, tie_word_embeddings=True)
+    export_lm(model, folder, export)
     return folder
 
 

@@ -81,9 +81,8 @@ class Served:
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind == "default":
             return rope["rope_theta"] ** -(torch.arange(0, size, 2) / size), 1.0
-        config = LlamaConfig(
-            head_dim=size, rope_parameters=dict(rope), max_position_embeddings=self.fields["max_position_embeddings"]
-        )
+        longest = self.fields.get("max_position_embeddings", 2048)
+        config = LlamaConfig(head_dim=size, rope_parameters=dict(rope), max_position_embeddings=longest)
         return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
 
 
