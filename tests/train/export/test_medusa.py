@@ -134,3 +134,9 @@ def test_what_an_engine_cannot_draft_with_is_refused(
 def test_fewer_draft_tokens_than_heads_are_served(drafts: dict[str, Path], tmp_path: Path) -> None:
     folder = export(drafts["one layer"], tmp_path / "out", "vllm", num_draft_tokens=2)
     assert '"num_speculative_tokens": 2' in (folder / "README.md").read_text()
+
+
+def test_vllm_is_told_not_to_miss_the_token_map(drafts: dict[str, Path], tmp_path: Path) -> None:
+    for name, is_told in (("one layer", False), ("reduced", True)):
+        card = (export(drafts[name], tmp_path / name, "vllm") / "README.md").read_text()
+        assert ("enable_weights_track" in card) == is_told
