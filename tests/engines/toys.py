@@ -3,14 +3,22 @@ at every position, so that a small fault of an export moves the counters. Made b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    ExaoneMoeConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+)
 
 from decode.common.typed_config import build
 from decode.config import ModelConfig
@@ -30,7 +38,21 @@ REDUCED = 80
 """Tokens of a reduced draft vocabulary; the grammar has 96."""
 TAPS = [1, 4, 6]
 """Others than engines assume of 8 layers (2, 4 and 5), so that a list that they do not read shows."""
-TARGETS: dict[str, type[PretrainedConfig]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+_EXAONE: dict[str, Any] = {
+    "layer_types": [*["sliding_attention"] * 7, "full_attention"],
+    "sliding_window": 16,
+    "mtp_layer_types": ["full_attention"],
+    "num_nextn_predict_layers": 1,
+    "first_k_dense_replace": 7,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+}
+TARGETS: dict[str, Callable[..., PretrainedConfig]] = {
+    "llama": LlamaConfig,
+    "qwen3": Qwen3Config,
+    "exaone_moe": partial(ExaoneMoeConfig, **_EXAONE),
+}
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -59,6 +81,7 @@ DRAFTS: dict[str, dict[str, Any]] = {
     "eagle3": _EAGLE3,
     "eagle3-reduced": _EAGLE3 | {"head": _EAGLE3["head"] | {"vocab": REDUCED}},
     "medusa": _MEDUSA,
+    "mtp": {"family": "mtp", "head": {"depth": K, "init_own": True}},
     "medusa-reduced": _MEDUSA | {"head": _MEDUSA["head"] | {"vocab": REDUCED}},
     "dflash": _DFLASH,
 }

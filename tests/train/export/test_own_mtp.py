@@ -17,14 +17,13 @@ from decode.config import ModelConfig
 from decode.drafters.mtp import own_mtp
 from decode.models.load import describe_model
 from tests.tiny import exaone_moe_config, tiny_tokenizer
+from tests.train.own_layer import INDEX, add_own_layer
 from tests.train.toy import head_config
 from train.export.config import ExportConfig, SavedDraftConfig
 from train.export.layouts import own_mtp as layout
 from train.export.layouts.own_mtp import OWN_MTP
 from train.export.stage import run
 from train.stage import run as train
-
-INDEX = "model.safetensors.index.json"
 
 
 def published(folder: Path, **overrides: object) -> Path:
@@ -35,14 +34,7 @@ def published(folder: Path, **overrides: object) -> Path:
     model = AutoModelForCausalLM.from_config(exaone_moe_config(vocab_size=300, **ends | overrides))
     model.save_pretrained(folder, max_shard_size="60KB")
     tokenizer.save_pretrained(folder)
-    generator, config = torch.Generator().manual_seed(1), json.loads((folder / "config.json").read_text())
-    made = {name: torch.randn(one.shape, generator=generator) * 0.1 for name, one in OWN_MTP.manifest(config).items()}
-    made |= {name: one + 1 for name, one in made.items() if one.dim() == 1}
-    index = json.loads((folder / INDEX).read_text())
-    last = max(index["weight_map"].values())
-    save_file(load_file(folder / last) | made, folder / last, metadata={"format": "pt"})
-    index["weight_map"] |= dict.fromkeys(made, last)
-    (folder / INDEX).write_text(json.dumps(index))
+    add_own_layer(folder)
     (folder / "README.md").write_text("the target's own card")
     return folder
 

@@ -94,7 +94,7 @@ ENGINE = Engine(
             names=blocks.VLLM_NAMES,
             targets=PLAIN,
         ),
-        "mtp": Loads(OWN_MTP, "0.32", mtp.launch, mtp.refuses, names=MTP_NAMES, targets=mtp.TARGETS),
+        "mtp": Loads(OWN_MTP, "0.32", mtp.launch, mtp.refuses, tried="run", names=MTP_NAMES, targets=mtp.TARGETS),
         "hydra": NO_HYDRA,
     },
 )
