@@ -125,6 +125,11 @@ def open_source(cfg: ExportConfig) -> Source:
             "from one: give the folder of a run of `python -m train`, or model/ in it"
         )
     trained_on = None if provenance.target is None else provenance.target.path
+    if cfg.target.path is None and trained_on is None:
+        raise InputError(
+            f"{folder} is a language model that was trained without a target, and an export is of a draft for one; "
+            "give target.path"
+        )
     target = describe_model(cfg.target if cfg.target.path else replace(cfg.target, path=trained_on))
     describe_draft(str(folder), target)
     written = read_json(folder / FILE)

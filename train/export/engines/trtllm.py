@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from decode.common.checked_json import read_json
 from train.export.engines import blocks
 from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
 from train.export.engines.states import not_captured, other_target
@@ -55,11 +56,27 @@ EAGLE3_NAMES = NameRules(
     unknown="skipped",
 )
 """_torch/models/modeling_speculative.py; the embedding is the target's wherever it is as wide as the head."""
+LANGUAGE_MODELS = frozenset(
+    {"exaone4", "gemma3_text", "llama", "mistral", "mixtral", "nemotron", "qwen2", "qwen3", "qwen3_moe"}
+)
+"""Model types that its PyTorch backend has a class for from 1.0 on (docs, models/supported-models)."""
+
+
+def refuses_lm(source: Source, _model_impl: str) -> str | None:
+    """Why it cannot run this draft model."""
+    kind = read_json(source.folder / "config.json")["model_type"]
+    if kind in LANGUAGE_MODELS:
+        return None
+    return (
+        f"TensorRT-LLM's PyTorch backend has no class for {kind} models; train a draft of the type llama, or use vLLM"
+    )
+
+
 ENGINE = Engine(
     "trtllm",
     "TensorRT-LLM 1.3",
     {
-        "lm": Loads(LM, "1.0", launch("DraftTarget")),
+        "lm": Loads(LM, "1.0", launch("DraftTarget"), refuses_lm),
         "eagle3": Loads(EAGLE3, "1.3", launch("Eagle3"), refuses_eagle3, names=EAGLE3_NAMES, targets=PLAIN),
         "medusa": "its PyTorch backend has no Medusa heads; train draft=eagle3, or serve these with format=vllm",
         "dflash": Loads(
