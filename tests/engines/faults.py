@@ -188,7 +188,7 @@ def without_mask(folder: Path) -> None:
 def causal(fields: Fields) -> None:
     """Slots of a block see those before them alone."""
     if "dflash_config" in fields:
-        fields["dflash_config"]["causal"] = True
+        fields["dflash_config"]["causal"] = fields["is_causal"] = True
 
 
 def heads_swapped(match: re.Match[str]) -> str:

@@ -20,6 +20,7 @@ HEADS = [
     ("llama", "eagle3-reduced"),
     ("qwen3", "eagle3"),
     ("qwen3", "eagle3-reduced"),
+    ("gemma3", "eagle3"),
     ("llama", "medusa"),
     ("llama", "medusa-reduced"),
     ("llama", "dflash"),

@@ -4,7 +4,7 @@ at every position, so that a small fault of an export moves the counters. Made b
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     ExaoneMoeConfig,
+    Gemma3TextConfig,
     LlamaConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -48,10 +49,12 @@ _EXAONE: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 64,
 }
+_GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 32, "sliding_window": 16}
 TARGETS: dict[str, Callable[..., PretrainedConfig]] = {
     "llama": LlamaConfig,
     "qwen3": Qwen3Config,
     "exaone_moe": partial(ExaoneMoeConfig, **_EXAONE),
+    "gemma3": lambda **shape: Gemma3TextConfig(**shape | _GEMMA | {"rope_parameters": None}),
 }
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -124,7 +127,8 @@ class Toys:
         """The folder of that draft for vLLM."""
         folder = self.folder / kind / f"{draft}-vllm"
         run = SavedDraftConfig(path=str(self.run(kind, draft)))
-        export(ExportConfig(format="vllm", output_dir=str(folder), draft=run, num_draft_tokens=K))
+        cfg = ExportConfig(format="vllm", output_dir=str(folder), draft=run, num_draft_tokens=K)
+        export(replace(cfg, model_impl="transformers") if kind == "gemma3" else cfg)
         return folder
 
     @cache  # noqa: B019
