@@ -49,12 +49,12 @@ _EXAONE: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 64,
 }
-_GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 32, "sliding_window": 16}
+_GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 32, "sliding_window": 16, "rope_parameters": None}
 TARGETS: dict[str, Callable[..., PretrainedConfig]] = {
     "llama": LlamaConfig,
     "qwen3": Qwen3Config,
     "exaone_moe": partial(ExaoneMoeConfig, **_EXAONE),
-    "gemma3": lambda **shape: Gemma3TextConfig(**shape | _GEMMA | {"rope_parameters": None}),
+    "gemma3": lambda **shape: Gemma3TextConfig(**(shape | _GEMMA)),
 }
 _SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
