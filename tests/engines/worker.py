@@ -11,25 +11,22 @@ import json
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import Any, TextIO
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "eval/arms"))  # a file alone: the rest of eval wants more
+from vllm_worker import write_temperatures  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 # The engine in this very process, so that it goes on round by round, when it is asked to.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
 
 
-def repeated(values: Any, ends: Any, _: int, replace_from: int = 0, replace_to: int = 0) -> Any:
-    """values (B,) of rows -> (ends[-1],) of their tokens. vLLM's own, on a CPU, leaves memory as it found it (vLLM
-    #55005, open): texts at a temperature above 0 are then those of a random temperature."""
-    return values.where(values != replace_from, replace_to).repeat_interleave(ends.diff(prepend=ends.new_zeros(1)))
-
-
 def load(job: dict[str, Any]) -> Any:
     """An engine with its draft."""
     from vllm import LLM  # pyright: ignore[reportMissingImports]
-    from vllm.v1.sample import rejection_sampler  # pyright: ignore[reportMissingImports]
 
-    rejection_sampler.expand_batch_to_tokens = repeated
+    write_temperatures()
     return LLM(
         job["target"],
         dtype="float32",

@@ -7,7 +7,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from eval.arms.base import AUTOREGRESSIVE, OURS, our_name
+from eval.arms.base import AUTOREGRESSIVE, OURS, VLLM, is_vllm, our_name
+from eval.modes.decoders.results import ISSUE
 from eval.render.formatting import MISSING, Column, Row, Table, columns, estimate, number, with_interval
 from eval.render.page import Page, Plot, as_html, as_markdown
 from eval.render.plots import COLORS, GREY, draw
@@ -27,6 +28,10 @@ _ARMS = columns(
 )
 _OVER_VLLM = Column("over vLLM", lambda arm: with_interval(arm.get("over_vllm"), arm.get("over_vllm_ci95")))
 _BATCHES = "Brackets are 95% intervals over batches of prompts."
+_TOO_FEW = (
+    " vLLM with a draft at temperatures above 0 is no comparison here: its CPU build read temperatures from memory "
+    "that nothing had written (vLLM issue 55005), wrote other texts and accepted fewer tokens. Later runs replace that."
+)
 
 
 def decoder_tables(results: dict[str, Any]) -> list[Table]:
@@ -35,7 +40,7 @@ def decoder_tables(results: dict[str, Any]) -> list[Table]:
     over = "Speedup is over the faster way without a draft. Plain chains alone are predicted from component times."
     return [
         *(_speeds(results, rows) for rows in dict.fromkeys(cell["batch_size"] for cell in results["cells"])),
-        Table("Our chosen setting against the others", _PEERS, results["peers"], _BATCHES),
+        Table("Our chosen setting against the others", _PEERS, results["peers"], _BATCHES + _vllm_note(results)),
         Table("Our settings", _OURS, results["rows"], over),
         Table("Component times", _COMPONENTS, predicted),
         _choice_table(results),
@@ -59,12 +64,15 @@ def _speeds(results: dict[str, Any], rows: int) -> Table:
     note = (
         "Tokens per second of the whole batch, and times as fast as transformers generate; * marks the chosen setting."
     )
-    return Table(
-        f"Batch {rows}",
-        [Column("arm", str), *speeds],
-        arms,
-        f"{note} Left out: {'; '.join(reasons)}." if reasons else note,
-    )
+    note += f" Left out: {'; '.join(reasons)}." if reasons else ""
+    return Table(f"Batch {rows}", [Column("arm", str), *speeds], arms, note + _vllm_note(results))
+
+
+def _vllm_note(results: dict[str, Any]) -> str:
+    """Of runs whose definitions do not speak of the fault, which were made before it was known."""
+    arms = {one["arm"] for cell in results["cells"] if cell["temperature"] > 0 for one in cell["arms"]}
+    is_touched = any(is_vllm(arm) and arm != VLLM for arm in arms)
+    return _TOO_FEW if is_touched and ISSUE not in results["definitions"]["vllm"] else ""
 
 
 def _speed_column(cell: dict[str, Any], best: str) -> Column:
