@@ -7,18 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from decode.common.errors import ConfigError, InputError, RunError
 from decode.common.typed_config import build
 from eval import __main__ as cli
 from eval import stage
 from eval.arms.vllm_peer import Engine, as_sample, check_python
+from eval.arms.vllm_worker import repeated
 from eval.comparison_config import arm_settings
 from eval.config import EvalConfig
 from eval.modes.decoders import arms as engines
 from eval.modes.decoders import arms as measuring
 from eval.modes.decoders import mode
 from eval.modes.decoders.page import render_page, render_summary
+from eval.modes.decoders.results import _OWN, ISSUE
 from eval.modes.decoders.texts import docstrings, load_texts
 from eval.publish import publish
 from tests.commands import built
@@ -185,6 +188,22 @@ def test_the_page_and_the_summary_say_it_plainly(results):
     for part in ("Batch 2", "Settings tried", "rejection2", "over our loop", "own autoregressive loop"):
         assert part in page
         assert part in summary
+
+
+def test_what_was_measured_of_vllm_before_a_fault_was_known_says_so() -> None:
+    """And what is measured now says that it is mended, in its definitions."""
+    published = json.loads(Path("docs/results/decoders.json").read_text())
+    assert "no comparison here" in render_summary(published)
+    published["definitions"] |= _OWN
+    assert "no comparison here" not in render_summary(published)
+    assert f"issue {ISSUE}" in render_summary(published)
+
+
+def test_vllms_rows_give_each_drafted_token_their_own_value() -> None:
+    """Greedy rows (a temperature of 0) are divided by 1."""
+    temperatures, ends = torch.tensor([0.8, 0.0, 0.5]), torch.tensor([2, 2, 5])
+    assert repeated(temperatures, ends, 5, 0, 1).tolist() == pytest.approx([0.8, 0.8, 0.5, 0.5, 0.5])
+    assert repeated(torch.tensor([3, 0]), torch.tensor([1, 3]), 3, 0, 1).tolist() == [3, 1, 1]
 
 
 @pytest.mark.slow
