@@ -87,5 +87,5 @@ def engines_of(name: str, folder: ServedFolder, form: str) -> tuple[Engine, ...]
         return tuple(engine for engine in ENGINES.values() if isinstance(engine.forms[form], Loads))
     how = ENGINES[name].forms[form]
     if isinstance(how, str):
-        raise InputError(f"format={name} does not load {folder.path}, a {form} draft: {how}")
+        raise InputError(f"format={name} does not load {folder.path} ({form}): {how}")
     return (ENGINES[name],)

@@ -22,10 +22,10 @@ def engine_card(source: Source, commands: Mapping[Engine, str], note: str) -> st
     target = source.target.path
     fields = {"base_model": target, "tags": ["speculative-decoding", "draftsmith"]}
     head = yaml.safe_dump(fields, allow_unicode=True, width=10**6).strip()
-    about = f"A draft ({source.form}) for {code(target)}, which verifies what it proposes and writes as before."
+    about = f"A draft ({source.kind}) for {code(target)}, which verifies what it proposes and writes as before."
     lines = ["---", head, "---", "", "# Draft for speculative decoding", "", about, "", "## Serve", ""]
     for engine, command in commands.items():
-        lines += [f"{engine.title} ({_tried(source, engine)}):", "", fenced("bash", command.splitlines()), ""]
+        lines += [f"{engine.title} ({tried(source, engine)}):", "", fenced("bash", command.splitlines()), ""]
     lines += [
         "Look at the number of accepted tokens, not at the text: verification keeps the text right even where a draft "
         "is loaded wrongly.",
@@ -35,10 +35,11 @@ def engine_card(source: Source, commands: Mapping[Engine, str], note: str) -> st
     return "\n".join([*lines, *_measured(source.written.get("measured") or {}, source.num_draft_tokens)])
 
 
-def _tried(source: Source, engine: Engine) -> str:
+def tried(source: Source, engine: Engine) -> str:
+    """From which version on, and whether it was run."""
     how = engine.forms[source.form]
     assert isinstance(how, Loads)
-    return f"from {how.since} on; {TRIED[how.tried]}"
+    return f"from {how.since}; {TRIED[how.tried]}"
 
 
 def _measured(measured: Mapping[str, Any], k: int) -> list[str]:

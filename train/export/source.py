@@ -47,6 +47,12 @@ class Source:
         return read_head(self.folder, self.target)
 
     @property
+    def kind(self) -> str:
+        """The form, with the name that it was trained by where engines use another."""
+        is_dflash = self.form == "dspark" and not cast(DSparkConfig, self.config).markov_rank
+        return "DFlash head of layout=anchor, which engines run as DSpark" if is_dflash else self.form
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """Hidden states that a head reads; a language model reads none."""
         return self.config.taps if self.written["family"] in HEADS else ()
@@ -130,7 +136,7 @@ def open_source(cfg: ExportConfig) -> Source:
             f"{folder} is a language model that was trained without a target, and an export is of a draft for one; "
             "give target.path"
         )
-    target = describe_model(cfg.target if cfg.target.path else replace(cfg.target, path=trained_on))
+    target = describe_model(cfg.target) if cfg.target.path else _trained_on(cfg.target, cast(str, trained_on), folder)
     describe_draft(str(folder), target)
     written = read_json(folder / FILE)
     return Source(
@@ -141,6 +147,16 @@ def open_source(cfg: ExportConfig) -> Source:
         num_draft_tokens=cfg.num_draft_tokens or _trained_depth(folder, target, written),
         written=written,
     )
+
+
+def _trained_on(source: ModelConfig, path: str, folder: Path) -> ModelDescription:
+    try:
+        return describe_model(replace(source, path=path))
+    except InputError as error:
+        raise InputError(
+            f"target.path is not set, so it is {path}, the target that {folder} was trained on, as the run named it; "
+            f"and that cannot be read from here: {error}. Give target.path"
+        ) from error
 
 
 def _form(folder: Path, target: ModelDescription) -> str:

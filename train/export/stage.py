@@ -15,7 +15,7 @@ from decode.common.run_folder import sha256_file
 from decode.common.version import __version__
 from train.check.stage import check_written
 from train.export.config import ExportConfig
-from train.export.engine_card import engine_card
+from train.export.engine_card import engine_card, tried
 from train.export.engines import ENGINES
 from train.export.engines.base import Engine, Launch, Loads
 from train.export.layouts.base import FILE, Layout
@@ -34,6 +34,8 @@ def run(cfg: ExportConfig) -> None:
             f"output_dir={output} exists, and an export never writes over anything; delete it, or name another folder"
         )
     source = open_source(cfg)
+    if source.kind != source.form:
+        log.info("%s: a %s", source.folder, source.kind)
     served = by_layout(cfg, source)
     with whole_folder(output) as draft:
         for layout, engines in served.items():
@@ -43,7 +45,8 @@ def run(cfg: ExportConfig) -> None:
     for layout, engines in served.items():
         place = output / layout.name if cfg.format == "all" else output
         for engine in engines:
-            log.info("%s, for %s:\n%s", place, engine.title, command(source, engine, place.absolute(), cfg.model_impl))
+            launched = command(source, engine, place.absolute(), cfg.model_impl)
+            log.info("%s, for %s (%s):\n%s", place, engine.title, tried(source, engine), launched)
 
 
 def by_layout(cfg: ExportConfig, source: Source) -> dict[Layout, list[Engine]]:
@@ -61,7 +64,7 @@ def by_layout(cfg: ExportConfig, source: Source) -> dict[Layout, list[Engine]]:
     if not served:
         what = "no engine loads" if cfg.format == "all" else f"format={cfg.format} cannot be written of"
         raise InputError(
-            f"{what} {source.folder}, a {source.form} draft: {'; '.join(dict.fromkeys(reasons.values()))}. Pairs of "
+            f"{what} {source.folder} ({source.form}): {'; '.join(dict.fromkeys(reasons.values()))}. Pairs of "
             f"format and draft that exist: {pairs()}"
         )
     for name, why in reasons.items():

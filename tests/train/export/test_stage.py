@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,17 @@ def test_another_target_than_that_of_the_training_is_refused(hydra: Path, tmp_pa
     other = save_tiny_target(tmp_path / "other", seed=5)
     with pytest.raises(InputError, match="trained on the hidden states of"):
         export(hydra, tmp_path / "out", target=ModelConfig(path=str(other)))
+
+
+def test_a_target_that_is_not_where_it_was_trained_is_asked_for(draft: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "run"
+    shutil.copytree(draft, moved)
+    facts = moved / "model/draftsmith.json"
+    written = json.loads(facts.read_text())
+    written["target"]["path"] = "elsewhere/run/target"
+    facts.write_text(json.dumps(written))
+    with pytest.raises(InputError, match=r"is not set.*elsewhere/run/target.*does not exist.*Give target.path"):
+        export(moved, tmp_path / "out")
 
 
 def test_what_is_not_a_draft_of_ours_is_refused(target: Path, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ ENGINE = Engine(
         ),
         "dspark": Loads(
             DSPARK,
-            "0.32 (its second runner, which needs a GPU)",
+            "0.32, its second runner, which needs a GPU",
             launch("dspark"),
             blocks.refuses_dspark_vllm,
             names=blocks.VLLM_NAMES,
