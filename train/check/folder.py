@@ -12,8 +12,9 @@ from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from decode.common.checked_json import Content, JsonFile, Size, Text, read_json
+from decode.common.checked_json import Content, JsonFile, PlainPath, Sha256, Size, Text, read_json
 from decode.common.errors import InputError
+from decode.common.run_folder import sha256_file
 from decode.drafters.provenance import FILE as OWN_FILE
 from decode.models.checkpoint_files import Layers, ModelFile, Token, Width, checkpoint_files, damaged
 from train.export.layouts.base import FILE
@@ -70,6 +71,13 @@ class DraftFile(ModelFile):
     max_seq_len: Size | None = None
 
 
+class ExportFile(Content):
+    """What is read of draftsmith_export.json."""
+
+    sha256: dict[PlainPath, Sha256] = {}
+
+
+EXPORT = JsonFile(ExportFile, "it says which files were edited since", _REMEDY)
 CONFIG = JsonFile(DraftFile, "engines read it before they make room for the weights", _REMEDY)
 
 
@@ -117,6 +125,13 @@ class ServedFolder:
     def is_ours(self) -> bool:
         """Whether `python -m train.export` wrote it."""
         return (self.path / FILE).is_file()
+
+    @cached_property
+    def edited(self) -> list[str]:
+        """Files for engines that are not as `python -m train.export` wrote them, where it wrote the folder."""
+        told = EXPORT.read(self.path / FILE).sha256 if self.is_ours else {}
+        files = {name: self.path / name for name in told if name != "README.md"}
+        return [name for name, file in files.items() if not file.is_file() or sha256_file(file) != told[name]]
 
     def tensor(self, name: str) -> Tensor:
         """Its values, read now."""

@@ -19,6 +19,7 @@ from train.check.served import same_files, same_logits, same_states
 from train.check.subject import Finding, Subject, form_of
 from train.export.engines import ENGINES
 from train.export.engines.base import Engine, Loads
+from train.export.layouts.base import FILE
 from train.export.source import Source
 
 log = get_logger("check")
@@ -28,6 +29,12 @@ def run(cfg: CheckConfig) -> None:
     """Check what `cfg` names; raises InputError with every fault that was found."""
     hf_logging.disable_progress_bar()
     folder = open_folder(cast(str, cfg.draft.path))
+    if folder.edited:
+        log.info(
+            "edited since python -m train.export wrote it (%s): %s. What was changed may show in none of the checks",
+            FILE,
+            ", ".join(folder.edited),
+        )
     form = form_of(folder)
     engines = engines_of(cfg.format, folder, form)
     subject = Subject(folder, describe_model(cfg.target), form, engines)

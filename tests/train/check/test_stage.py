@@ -56,6 +56,16 @@ def test_a_whole_folder_has_a_line_for_each_check(folders: Folders, call: Call) 
     assert code == 0
     names = ("target", "names", "types", "values", "states", "vocabulary", "head", "tokens", "keys", "rope", "rows")
     assert all(f"ok: {name}: " in shown for name in names)
+    assert "edited" not in shown
+
+
+def test_files_that_were_edited_since_the_export_are_named(folders: Folders, call: Call, tmp_path: Path) -> None:
+    folder = shutil.copytree(folders.exported("llama", "eagle3-reduced"), tmp_path / "copy")
+    setting(norm_output=False)(folder)
+    (folder / "README.md").write_text("of one's own")
+    code, shown = call(folder)
+    assert code == 0
+    assert "wrote it (draftsmith_export.json): config.json. What" in shown
 
 
 def test_all_faults_are_told_at_once(folders: Folders, call: Call, tmp_path: Path) -> None:
