@@ -135,6 +135,13 @@ def _blocks(subject: Subject) -> Iterator[Finding]:
     fields, layers = subject.folder.fields, subject.target.num_layers
     if fields.get("block_size") is None:
         yield Finding("block_size is absent", "SGLang refuses the folder; others draft what they are told to", _WRITE)
+    told, inside = fields.get("block_size"), (fields.get("dflash_config") or {}).get("block_size")
+    if None not in (told, inside) and told != inside:
+        yield Finding(
+            f"block_size={told}, and dflash_config has {inside}",
+            "some engines read one, some the other",
+            _WRITE + ", the same in both places",
+        )
     known = fields.get("num_target_layers")
     if known is not None and known != layers:
         yield Finding(

@@ -25,6 +25,7 @@ MORE: list[tuple[Fault, str]] = [
         one.pop("mask_token_id", None), one["dflash_config"].pop("mask_token_id")]), "refuses"), "mask"),
     (Fault("another mask's token", "dflash",
            config(lambda one: one["dflash_config"].update(mask_token_id=5)), "refuses"), "mask"),
+    (Fault("two sizes of blocks", "dflash", setting(block_size=9), "unseen"), "keys"),
     (Fault("another number of layers", "dflash", setting(num_target_layers=9), "unseen"), "keys"),
     (Fault("sample_from_anchor left out", "dspark", unset("sample_from_anchor"), "unseen"), "keys"),
     (Fault("a bias of another rank", "dspark", setting(markov_rank=3), "unseen"), "names"),
