@@ -3,13 +3,15 @@ all."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 from decode.common.checked_json import write_json
-from decode.common.errors import InputError
+from decode.common.errors import InputError, RunError
 from decode.common.progress import get_logger
 from decode.common.run_folder import sha256_file
 from decode.common.version import __version__
@@ -28,10 +30,11 @@ log = get_logger("export")
 
 def run(cfg: ExportConfig) -> None:
     """Write what `cfg` says; raises InputError before any weight is read where it cannot be done."""
-    output = Path(cfg.output_dir)
+    output = Path(os.path.abspath(cfg.output_dir))  # noqa: PTH100 - resolve() would follow a link that is in the way
     if output.exists() or output.is_symlink():
         raise InputError(
-            f"output_dir={output} exists, and an export never writes over anything; delete it, or name another folder"
+            f"output_dir={cfg.output_dir} exists, and an export never writes over anything; delete it, or name another "
+            "folder"
         )
     source = open_source(cfg)
     if source.kind != source.form:
@@ -119,12 +122,22 @@ def command(source: Source, engine: Engine, folder: Path, model_impl: str) -> st
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A hidden folder to write into, which gets its name at the end; what is left of a killed export is replaced."""
-    draft = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(draft, ignore_errors=True)
+    """A hidden folder to write into, which gets its name at the end. It is nobody else's: two exports into one folder
+    do not mix, and the second to end fails. A killed export leaves it."""
+    draft = folder.with_name(f".{folder.name}.{uuid4().hex}.tmp")
     try:
         draft.mkdir(parents=True)
+    except OSError as error:
+        raise InputError(
+            f"output_dir={folder} cannot be made ({error.strerror}); name a folder where you may write"
+        ) from error
+    try:
         yield draft
-        draft.rename(folder)
+        try:
+            draft.rename(folder)
+        except OSError as error:
+            raise RunError(
+                f"output_dir={folder} appeared while the export ran ({error.strerror}), and nothing is written over"
+            ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)

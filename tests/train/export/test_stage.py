@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from decode.common.errors import InputError
+from decode.common.errors import InputError, RunError
 from decode.config import ModelConfig
 from tests.tiny import save_tiny_target
 from tests.train.toy import head_config, tiny_config
@@ -56,6 +56,38 @@ def test_an_export_that_fails_leaves_nothing(draft: Path, tmp_path: Path, monkey
     with pytest.raises(OSError, match="no space"):
         export(draft, tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_hidden_folder_of_somebody_else_is_left_alone(
+    draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another export into the same folder, say: their files would mix."""
+    kept = tmp_path / ".out.tmp" / "kept"
+    kept.parent.mkdir()
+    kept.write_text("kept")
+    write, others = stage.write_one, []
+
+    def write_while_another_does(*arguments: Any) -> None:
+        if not others:
+            others.append(True)
+            export(draft, tmp_path / "out", "vllm")
+        write(*arguments)
+
+    monkeypatch.setattr(stage, "write_one", write_while_another_does)
+    with pytest.raises(RunError, match="out appeared while the export ran"):
+        export(draft, tmp_path / "out", "transformers")
+    assert kept.read_text() == "kept"
+    assert "vLLM" in (tmp_path / "out/README.md").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.tmp", "out"]
+
+
+def test_a_folder_that_cannot_be_made_is_refused(draft: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"file/out cannot be made \(Not a directory\)"):
+        export(draft, tmp_path / "file" / "out")
+    with pytest.raises(InputError, match="exists, and an export never writes over anything"):
+        export(draft, tmp_path / "new" / "..")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_pair_that_does_not_exist_is_refused_with_all_that_do(draft: Path, hydra: Path, tmp_path: Path) -> None:
