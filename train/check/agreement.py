@@ -55,6 +55,9 @@ def measure(subject: Subject, cfg: CheckConfig) -> Iterator[Finding]:
     if subject.form != "lm" and kind not in HEAD_TARGETS:
         log.info("agreement left out: hidden states are read here of %s models alone", ", ".join(HEAD_TARGETS))
         return
+    if subject.form == "eagle3" and subject.folder.fields["num_hidden_layers"] > 1:
+        log.info("agreement left out: EAGLE-3 heads are computed here of one layer alone")
+        return
     model = load_model(cfg.target)
     texts = _texts(model, cfg)
     found = _of_model(subject, texts) if subject.form == "lm" else _of_head(subject, model, texts, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +40,8 @@ class Nested(Content):
     target_layer_ids: Ids | None = None
     mask_token_id: Token | None = None
     sample_from_anchor: bool | None = None
+    use_aux_hidden_state: bool | None = None
+    causal: bool | None = None
     norm_before_fc: bool | None = None
 
 
@@ -68,6 +71,9 @@ class DraftFile(ModelFile):
     medusa_num_layers: Layers | None = None
     num_heads: Layers | None = None
     tie_word_embeddings: bool | None = None
+    is_causal: bool | None = None
+    attention_bias: bool | None = None
+    mlp_bias: bool | None = None
     max_seq_len: Size | None = None
 
 
@@ -102,19 +108,11 @@ class ServedFolder:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """The values that engines work with: those that the speculators library nests, above them the others, and what
-        transformers puts in place of some that are often left out."""
-        nested = self.written.get("transformer_layer_config") or {}
+        """The values that engines work with: where vLLM reads by the speculators library's rules those that it nests,
+        above them the others."""
+        nested = (self.written.get("transformer_layer_config") or {}) if self.is_speculators else {}
         own = {name: value for name, value in self.written.items() if value is not None or name not in nested}
-        fields = {**nested, **own}
-        if fields.get("rms_norm_eps") is None:
-            fields["rms_norm_eps"] = 1e-6
-        heads = fields.get("num_attention_heads")
-        if heads and fields.get("num_key_value_heads") is None:
-            fields["num_key_value_heads"] = heads
-        if heads and fields.get("head_dim") is None and fields.get("hidden_size"):
-            fields["head_dim"] = fields["hidden_size"] // heads
-        return fields
+        return completed({**nested, **own})
 
     @property
     def is_speculators(self) -> bool:
@@ -137,6 +135,15 @@ class ServedFolder:
         """Its values, read now."""
         with safe_open(str(self.stored[name].file), "pt") as tensors:
             return tensors.get_tensor(name)
+
+
+def completed(written: Mapping[str, Any]) -> dict[str, Any]:
+    """With what transformers puts in place of fields that are often left out."""
+    heads, width = written.get("num_attention_heads"), written.get("hidden_size")
+    usual = {"rms_norm_eps": 1e-6, "hidden_act": "silu"}
+    if heads:
+        usual |= {"num_key_value_heads": heads} | ({"head_dim": width // heads} if width else {})
+    return {**usual, **{name: value for name, value in written.items() if value is not None or name not in usual}}
 
 
 def open_folder(path: str) -> ServedFolder:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from train.check.folder import completed
+from train.check.likeness import rope_of
 from train.check.subject import Finding, Subject
 
 _WRITE = "Write it as the draft was trained"
+_OF_LAYERS = (
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+    "hidden_act rms_norm_eps max_position_embeddings rope attention_bias mlp_bias"
+).split()
 
 
 def guessed(subject: Subject) -> Iterator[Finding]:
     """Those of the form."""
     yield from _GUESSED.get(subject.form, lambda subject: iter(()))(subject)
+    yield from _halves(subject)
     fields = subject.folder.fields
     if fields.get("tie_word_embeddings") and subject.form == "lm" and "lm_head.weight" in subject.folder.stored:
         yield Finding(
@@ -28,8 +35,37 @@ def guessed(subject: Subject) -> Iterator[Finding]:
         )
 
 
+def _halves(subject: Subject) -> Iterator[Finding]:
+    """What describes the layers is said twice in folders that are for engines and for the speculators library."""
+    written = subject.folder.written
+    nested = written.get("transformer_layer_config")
+    if nested is None or subject.folder.is_speculators:
+        return
+    top, inside = ({**completed(one), "rope": rope_of(one)} for one in (written, nested))
+    wrong = [name for name in _OF_LAYERS if (top.get(name) or None) != (inside.get(name) or None)]
+    if wrong:
+        yield Finding(
+            "; ".join(f"{one}={top.get(one)}, and transformer_layer_config has {inside.get(one)}" for one in wrong),
+            "engines read the first, and take a default where it is absent; the speculators library reads the second",
+            _WRITE + ", the same in both places",
+        )
+
+
+def _unread(subject: Subject) -> Iterator[Finding]:
+    """Hidden states that the folder is made for, and that it says are not used."""
+    fields = subject.folder.fields
+    for where in ("eagle_config", "dflash_config"):
+        if (fields.get(where) or {}).get("use_aux_hidden_state") is False and "fc.weight" in subject.folder.stored:
+            yield Finding(
+                f"{where} has use_aux_hidden_state=false, and the folder holds fc.weight",
+                "vLLM leaves fc.weight aside, and gives the draft the target's last state in place of those it reads",
+                "Write true",
+            )
+
+
 def _eagle3(subject: Subject) -> Iterator[Finding]:
     written, fields = subject.folder.written, subject.folder.fields
+    yield from _unread(subject)
     if "target_hidden_size" in written and written["target_hidden_size"] is None and not subject.folder.is_speculators:
         yield Finding(
             "target_hidden_size=null",
@@ -133,6 +169,14 @@ def _dspark(subject: Subject) -> Iterator[Finding]:
 
 def _blocks(subject: Subject) -> Iterator[Finding]:
     fields, layers = subject.folder.fields, subject.target.num_layers
+    yield from _unread(subject)
+    told = {fields.get("is_causal"), (fields.get("dflash_config") or {}).get("causal")} - {None}
+    if len(told) > 1:
+        yield Finding(
+            f"is_causal={fields['is_causal']}, and dflash_config has causal={fields['dflash_config']['causal']}",
+            "vLLM reads the first, others the second: whether a slot of a block sees those behind it",
+            _WRITE + ", the same in both places",
+        )
     if fields.get("block_size") is None:
         yield Finding("block_size is absent", "SGLang refuses the folder; others draft what they are told to", _WRITE)
     told, inside = fields.get("block_size"), (fields.get("dflash_config") or {}).get("block_size")

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import torch
 
 from tests.engines.faults import Fault, config, left_out, replaced, setting, unset
+
+
+def at_the_top(**values: Any) -> Callable[[Path], None]:
+    """config.json says so where engines read it, and in transformer_layer_config as before; None is not at all."""
+
+    def damage(folder: Path) -> None:
+        path = folder / "config.json"
+        fields = json.loads(path.read_text()) | values
+        path.write_text(
+            json.dumps({name: one for name, one in fields.items() if one is not None or name not in values})
+        )
+
+    return damage
+
 
 MORE: list[tuple[Fault, str]] = [
     (Fault("num_aux_hidden_states left out", "eagle3", unset("num_aux_hidden_states"), "unseen"), "keys"),
@@ -12,6 +31,15 @@ MORE: list[tuple[Fault, str]] = [
     (Fault("a shorter context", "eagle3", setting(max_position_embeddings=128), "unseen"), "sizes"),
     (Fault("tied", "eagle3", setting(tie_word_embeddings=True), "unseen"), "keys"),
     (Fault("rope said twice, and differently", "eagle3", setting(rope_theta=5e5), "unseen"), "rope"),
+    (Fault("a second layer", "eagle3", setting(num_hidden_layers=2), "counters"), "names"),
+    (Fault("biases of attention", "eagle3", setting(attention_bias=True), "counters"), "names"),
+    (Fault("biases of the MLP", "eagle3", setting(mlp_bias=True), "counters"), "names"),
+    (Fault("Qwen3's layer", "eagle3", setting(architectures=["Eagle3Qwen3ForCausalLM"]), "counters"), "names"),
+    (Fault("states not used", "eagle3",
+           config(lambda one: one.get("eagle_config", {}).update(use_aux_hidden_state=False)), "counters"), "keys"),
+    (Fault("epsilon at the top alone", "eagle3", at_the_top(rms_norm_eps=1e-5), "counters"), "keys"),
+    (Fault("no rope at the top", "eagle3", at_the_top(rope_theta=None, rope_parameters=None), "counters"), "keys"),
+    (Fault("no sizes at the top", "eagle3", at_the_top(intermediate_size=None), "refuses"), "names"),
     (Fault("a mask of other tokens", "eagle3", replaced("t2d", lambda one: one.roll(1)), "unseen"), "tokens"),
     (Fault("ids in floating point", "eagle3", replaced("d2t", torch.Tensor.float), "unseen"), "types"),
     (Fault("one matrix in half precision", "eagle3", replaced("^fc", torch.Tensor.bfloat16), "unseen"), "types"),
@@ -21,6 +49,10 @@ MORE: list[tuple[Fault, str]] = [
     (Fault("another target's vocabulary", "medusa", setting(vocab_size=320), "refuses"), "vocabulary"),
     (Fault("slot 0 drafts", "dflash", config(lambda one: one["dflash_config"].update(sample_from_anchor=True)),
            "counters"), "keys"),
+    (Fault("biases of attention", "dflash", setting(attention_bias=True), "counters"), "names"),
+    (Fault("states not used", "dflash",
+           config(lambda one: one.get("dflash_config", {}).update(use_aux_hidden_state=False)), "counters"), "keys"),
+    (Fault("causal in one place", "dflash", setting(is_causal=True), "counters"), "keys"),
     (Fault("no mask", "dflash", config(lambda one: [
         one.pop("mask_token_id", None), one["dflash_config"].pop("mask_token_id")]), "refuses"), "mask"),
     (Fault("another mask's token", "dflash",

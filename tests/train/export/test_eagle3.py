@@ -135,10 +135,12 @@ def test_the_older_name_of_the_layer_becomes_the_one_that_is_written() -> None:
     assert loads("speculators").names.renamed(older) == older, "it does not know it"
 
 
-def test_the_manifest_reads_folders_of_the_speculators_library() -> None:
+def test_the_manifest_counts_listed_states_where_their_number_is_absent() -> None:
     layer = {"hidden_size": 8, "intermediate_size": 16, "vocab_size": 64, "head_dim": 4, "num_attention_heads": 2}
     fields = {
-        "transformer_layer_config": layer | {"num_key_value_heads": 1},
+        **layer,
+        "num_key_value_heads": 1,
+        "num_hidden_layers": 1,
         "draft_vocab_size": 32,
         "target_hidden_size": None,
         "eagle_aux_hidden_state_layer_ids": [2, 4],

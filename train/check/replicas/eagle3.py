@@ -26,8 +26,8 @@ def eagle3(served: Served, ids: Tensor, features: Tensor, places: Tensor, steps:
             ],
             -1,
         )
-        queries = served.turned(served.split(both, "layers.0.self_attn.q_proj", "num_attention_heads"), positions)
-        keys.append(served.turned(served.split(both, "layers.0.self_attn.k_proj", "num_key_value_heads"), positions))
+        queries, new = (served.turned(_heads(served, both, kind), positions) for kind in ("q", "k"))
+        keys.append(new)
         values.append(served.split(both, "layers.0.self_attn.v_proj", "num_key_value_heads"))
         visible = torch.cat([causal, *[own] * step], 1)
         mixed = attend(queries, torch.cat(keys, 1), torch.cat(values, 1), visible)
@@ -38,6 +38,13 @@ def eagle3(served: Served, ids: Tensor, features: Tensor, places: Tensor, steps:
         made.append(served.widened(served.logits(normed[places - 1])))
         state = normed if served.fields.get("norm_output") else state
     return torch.stack(made)
+
+
+def _heads(served: Served, both: Tensor, kind: str) -> Tensor:
+    """Queries or keys, normed as Qwen3's are where the folder holds such norms."""
+    name = f"layers.0.self_attn.{kind}"
+    split = served.split(both, f"{name}_proj", "num_attention_heads" if kind == "q" else "num_key_value_heads")
+    return served.norm(split, f"{name}_norm") if f"{name}_norm.weight" in served.weights else split
 
 
 def fused(served: Served, features: Tensor) -> Tensor:

@@ -110,10 +110,13 @@ def manifest(written: Mapping[str, Any]) -> dict[str, Spec]:
         "mlp.up_proj": (inner, width),
         "mlp.down_proj": (width, inner),
     }
+    each = {f"{name}.weight": size for name, size in layer.items()}
+    if written.get("attention_bias"):
+        each |= {f"{name}.bias": size[:1] for name, size in layer.items() if name.startswith("self_attn.") and size[1:]}
     specs = {
-        f"layers.{index}.{name}.weight": Spec(size)
+        f"layers.{index}.{name}": Spec(size)
         for index in range(written["num_hidden_layers"])
-        for name, size in layer.items()
+        for name, size in each.items()
     }
     read = num_states(written) * (written.get("target_hidden_size") or width)
     specs |= {name: Spec((width,)) for name in ("hidden_norm.weight", "norm.weight")}

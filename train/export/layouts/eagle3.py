@@ -83,34 +83,55 @@ def _low_to_high(weights: dict[str, Tensor], taps: tuple[int, ...]) -> dict[str,
 
 
 def manifest(fields: Mapping[str, Any]) -> dict[str, Spec]:
-    """The tensors of one Llama layer over [embedding; state], its ends and its norms."""
-    known = {**fields.get("transformer_layer_config", {}), **fields}
-    width, inner, vocab = known["hidden_size"], known["intermediate_size"], known["vocab_size"]
-    drafted, states = known.get("draft_vocab_size") or vocab, num_states(known)
-    from_target = known.get("target_hidden_size") or width
-    queries, keys = (known["head_dim"] * known[name] for name in ("num_attention_heads", "num_key_value_heads"))
-    layer = {
-        **dict.fromkeys(("input_layernorm", "hidden_norm", "post_attention_layernorm"), (width,)),
-        "self_attn.q_proj": (queries, 2 * width),
-        **dict.fromkeys(("self_attn.k_proj", "self_attn.v_proj"), (keys, 2 * width)),
-        "self_attn.o_proj": (width, queries),
-        **dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), (inner, width)),
-        "mlp.down_proj": (width, inner),
-    }
-    specs = {f"layers.0.{name}.weight": Spec(shape) for name, shape in layer.items()}
+    """The tensors of the layers, of which the first reads [embedding; state], of the ends and of the norms. Ours have
+    one layer, as Llama's; others may have more, Qwen3's norms of queries and keys, and biases."""
+    width, vocab = fields["hidden_size"], fields["vocab_size"]
+    drafted, states = fields.get("draft_vocab_size") or vocab, num_states(fields)
+    from_target = fields.get("target_hidden_size") or width
+    specs: dict[str, Spec] = {}
+    for index in range(fields["num_hidden_layers"]):
+        layer = _layer(fields, width if index else 2 * width)
+        specs |= {f"layers.{index}.{name}": Spec(shape) for name, shape in layer.items()}
+        if index:  # vLLM norms the state by the one, SGLang by the other
+            both = ("input_layernorm.weight", "hidden_norm.weight")
+            specs |= {f"layers.{index}.{name}": Spec((width,), optional=True) for name in both}
     specs |= {
         "fc.weight": Spec((width, states * from_target)),
         "norm.weight": Spec((width,)),
         "lm_head.weight": Spec((drafted, width)),
         "embed_tokens.weight": Spec((vocab, width)),
     }
-    if known.get("fc_norm"):
+    if fields.get("fc_norm"):
         specs |= {f"fc_norm.{place}.weight": Spec((from_target,)) for place in range(states)}
-    if known.get("norm_before_fc"):
+    if fields.get("norm_before_fc"):
         specs["input_norm.weight"] = Spec((states * from_target,))
     if drafted != vocab:
         specs |= {"d2t": Spec((drafted,), "int64"), "t2d": Spec((vocab,), "bool", optional=True)}
     return specs
+
+
+def _layer(fields: Mapping[str, Any], read: int) -> dict[str, tuple[int, ...]]:
+    """Names in a layer whose attention reads that many numbers."""
+    width, inner = fields["hidden_size"], fields["intermediate_size"]
+    queries, keys = (fields["head_dim"] * fields[name] for name in ("num_attention_heads", "num_key_value_heads"))
+    attention = {"q_proj": (queries, read), "k_proj": (keys, read), "v_proj": (keys, read), "o_proj": (width, queries)}
+    mlp = {"gate_proj": (inner, width), "up_proj": (inner, width), "down_proj": (width, inner)}
+    norms = dict.fromkeys(("input_layernorm", "hidden_norm", "post_attention_layernorm"), (width,))
+    if _is_qwen3(fields):
+        norms |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), (fields["head_dim"],))
+    matrices = {f"self_attn.{name}": shape for name, shape in attention.items()}
+    matrices |= {f"mlp.{name}": shape for name, shape in mlp.items()}
+    biased = ["self_attn."] * bool(fields.get("attention_bias")) + ["mlp."] * bool(fields.get("mlp_bias"))
+    biases = {f"{name}.bias": shape[:1] for name, shape in matrices.items() if name.startswith(tuple(biased))}
+    return {f"{name}.weight": shape for name, shape in (norms | matrices).items()} | biases
+
+
+def _is_qwen3(fields: Mapping[str, Any]) -> bool:
+    """Whether vLLM builds Qwen3's layer: by the architecture, and where the speculators library names its own, by the
+    model_type of the layer (registry.py, configs/speculators/algos.py)."""
+    names = fields.get("architectures") or []
+    is_theirs = "speculators_model_type" in fields and "LlamaForCausalLMEagle3" not in names
+    return "Eagle3Qwen3ForCausalLM" in names or (is_theirs and fields.get("model_type") == "qwen3")
 
 
 def num_states(fields: Mapping[str, Any]) -> int:
