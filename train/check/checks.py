@@ -39,7 +39,8 @@ CHECKS = (
     Check("tokens", "draft ids stand for ascending tokens, ends of text among them", vocabulary.tokens),
     Check("mask", "the row of the mask is there", vocabulary.mask, BLOCKS),
     Check("keys", "no key is left to an engine's guess, and the layout is the method's", keys.guessed, DRAFTS),
-    Check("rope", "rotary positions are the target's", likeness.rope, RECURSIVE_OR_BLOCKS),
+    Check("rope", "rotary positions are said once, or twice alike; a head's are the target's", likeness.rope,
+          RECURSIVE_OR_BLOCKS | {"lm"}),
     Check("sizes", "width, context and epsilon are the target's", likeness.sizes, RECURSIVE_OR_BLOCKS),
     Check("rows", "rows of embedding and output head are the target's", values.rows_of_the_target),
 )  # fmt: skip

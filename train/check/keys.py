@@ -91,6 +91,12 @@ def _eagle3(subject: Subject) -> Iterator[Finding]:
             "that this is an EAGLE-3 head",
             "Write the rows of lm_head.weight",
         )
+    if fields.get("attention_bias") and any(one.name == "sglang" for one in subject.engines):
+        yield Finding(
+            "attention_bias=true",
+            "SGLang has no biases of queries, keys and values in an EAGLE-3 head, and skips them without a word",
+            "Serve with vLLM, or train without",
+        )
     for name in ("norm_before_fc", "fc_norm", "norm_output"):
         inside = (fields.get("eagle_config") or {}).get(name)
         if inside is not None and bool(inside) != bool(fields.get(name)):
@@ -157,6 +163,13 @@ def _dspark(subject: Subject) -> Iterator[Finding]:
             "vLLM takes true, but false for folders of the speculators library: the block is read a place too early or "
             "too late, and nearly nothing is accepted",
             "Write true for draft.head.layout=anchor, false for fill_in",
+        )
+    if fields.get("markov_head_type") not in (None, "vanilla"):
+        yield Finding(
+            f"markov_head_type={fields['markov_head_type']}",
+            "vLLM reads every bias as a vanilla one; SGLang makes room for gates or a recurrent state, and leaves it "
+            "random where the folder holds none",
+            "Write vanilla, which is what is checked here",
         )
     if not fields.get("markov_rank"):
         yield Finding(

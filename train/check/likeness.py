@@ -32,13 +32,14 @@ def rope(subject: Subject) -> Iterator[Finding]:
     fields = subject.folder.fields
     told = rope_of(fields)
     new, old = fields.get("rope_parameters"), _older(fields)
-    if new and old is not None and _told(new) != old:
+    is_one = new is not None and not any(isinstance(one, dict) for one in new.values())  # else one each kind of layer
+    if new and is_one and old is not None and _told(new) != old:
         yield Finding(
             f"rope_parameters say {_told(new)}, and rope_theta with rope_scaling {old}",
             "engines on transformers 5 read the first, older ones the second",
             _LIKE_TARGET + " in both places",
         )
-    theirs = _of_target(subject)
+    theirs = None if subject.form == "lm" else _of_target(subject)
     if theirs is None:
         return
     if told is None:

@@ -25,7 +25,7 @@ def names_and_shapes(subject: Subject) -> Iterator[Finding]:
             subject.manifest(engine)
         except UNCLEAR as error:
             yield Finding(
-                f"config.json does not say which tensors there are ({type(error).__name__}: {error})",
+                f"config.json does not say which tensors there are ({type(error).__name__}: {_line(error)})",
                 f"{engine.title} cannot make room for them, or takes its own defaults",
                 "Write the key",
             )
@@ -69,6 +69,11 @@ def _against(subject: Subject, engine: Engine) -> Iterator[Finding]:
             "it keeps the last one that it reads",
             "Take the others out",
         )
+
+
+def _line(error: Exception) -> str:
+    """transformers' own are of several."""
+    return " ".join(str(error).split())
 
 
 def _is_missing(theirs: str, absent: Set[str], rules: NameRules) -> bool:

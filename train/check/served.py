@@ -16,6 +16,7 @@ from train.check.states import listed
 from train.check.subject import Finding, Subject
 from train.check.values import drafted_ids
 from train.check.vocabulary import MASK_FILE, mask_token
+from train.export.draft_folder import older_rope
 from train.export.engines.base import NameRules
 from train.export.source import Source
 
@@ -70,6 +71,7 @@ def same_states(subject: Subject, source: Source) -> list[Finding]:
 def same_files(subject: Subject, source: Source) -> list[Finding]:
     """A draft model's configuration is the one that was trained, but for its precision."""
     ours = read_json(source.folder / "config.json")
+    ours |= older_rope(ours)
     precision = ("dtype", "torch_dtype")
     wrong = sorted(
         name

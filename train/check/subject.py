@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
 from decode.common.errors import InputError
@@ -18,7 +19,7 @@ from train.export.layouts.base import Spec
 FORMS = (("eagle3", "eagle3"), ("dspark", "dspark"), ("dflash", "dflash"), ("medusa", "medusa"))
 """A word of `architectures`, `model_type` or `speculators_model_type`, in lower case, and the form it stands for."""
 
-UNCLEAR = (LookupError, TypeError, ValueError, ArithmeticError, StopIteration)
+UNCLEAR = (LookupError, TypeError, ValueError, ArithmeticError, StopIteration, AttributeError, StrictDataclassError)
 """Raised where config.json does not say enough for a manifest."""
 
 

@@ -103,14 +103,22 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 
 def engine_config(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Any]:
-    """config.json for old and new readers: rope_theta beside rope_parameters, torch_dtype beside dtype."""
+    """config.json for old and new readers: rope_theta and rope_scaling beside rope_parameters, torch_dtype beside
+    dtype."""
     name = str(dtype).removeprefix("torch.")
     fields = model.config.to_dict() | {"architectures": [type(model).__name__], "dtype": name, "torch_dtype": name}
     fields.pop("_name_or_path", None)
+    return fields | older_rope(fields)
+
+
+def older_rope(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotary embedding as readers know it that do not know `rope_parameters`; nothing where layers differ in it."""
     rope = fields.get("rope_parameters")
-    if isinstance(rope, dict) and "rope_theta" in rope:
-        fields["rope_theta"] = rope["rope_theta"]
-    return fields
+    if not isinstance(rope, dict) or "rope_theta" not in rope:
+        return {}
+    scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
+    is_scaled = scaling.get("rope_type", "default") != "default"
+    return {"rope_theta": rope["rope_theta"], "rope_scaling": scaling if is_scaled else None}
 
 
 def generation_config(config: PretrainedConfig, num_draft_tokens: int) -> dict[str, Any]:

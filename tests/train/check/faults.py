@@ -62,6 +62,9 @@ MORE: list[tuple[Fault, str]] = [
     (Fault("sample_from_anchor left out", "dspark", unset("sample_from_anchor"), "unseen"), "keys"),
     (Fault("a bias of another rank", "dspark", setting(markov_rank=3), "unseen"), "names"),
     (Fault("no row for the mask", "dspark", setting(mask_token_id=999, dflash_config={}), "unseen"), "mask"),
+    (Fault("a bias with gates", "dspark", setting(markov_head_type="gated"), "unseen"), "keys"),
+    (Fault("rope said twice, and differently", "lm", setting(rope_theta=5e5), "unseen"), "rope"),
+    (Fault("a width of none", "lm", setting(hidden_size=33), "refuses"), "names"),
     (Fault("no bias", "dspark", left_out("markov"), "unseen"), "names"),
 ]  # fmt: skip
 BY: dict[tuple[str, str], str] = {(one.family, one.name): check for one, check in MORE} | {

@@ -24,7 +24,7 @@ from train.check import agreement
 from train.check.__main__ import main
 from train.check.agreement import Rounds, measure
 from train.check.checks import CHECKS, findings
-from train.check.config import CheckConfig, ServedDraftConfig
+from train.check.config import FEWEST, CheckConfig, ServedDraftConfig
 from train.check.stage import run
 from train.export import stage as export
 from train.export.layouts.base import FILE
@@ -122,6 +122,7 @@ def test_what_cannot_be_checked_ends_with_a_message(folders: Folders, call: Call
         ((folders.exported("llama", "medusa"), f"target.path={tmp_path}/none"), "does not exist"),
         ((folders.exported("llama", "medusa"), "target.path=null"), "target.path is null"),
         ((folders.exported("llama", "medusa"), "tokens=-1"), "must be at least 0"),
+        ((folders.exported("llama", "medusa"), "tokens=4"), "tokens=4 are too few"),
     ]:
         code, shown = call(*arguments)
         assert code == 2
@@ -184,6 +185,29 @@ def test_a_folder_of_the_speculators_library_is_read_by_its_rules(folders: Folde
     assert "vLLM takes true for folders of the speculators library" in found.effect
 
 
+@pytest.mark.parametrize("draft", ["eagle3", "medusa", "dflash", "dspark", "lm"])
+def test_the_fewest_tokens_are_enough(folders: Folders, draft: str) -> None:
+    settings_of = partial(settings, folders, folders.exported("llama", draft))
+    subject = subject_of(folders.exported("llama", draft), folders.target("llama"), "vllm")
+    assert {one.check for one in measure(subject, settings_of(tokens=FEWEST, prompts=1))} <= {"agreement"}
+
+
+def test_heads_of_more_layers_and_with_the_norms_of_qwen3_are_known(folders: Folders, tmp_path: Path) -> None:
+    folder = folders.copied("llama", "eagle3", tmp_path / "out")
+
+    def add(found: dict[str, torch.Tensor]) -> None:
+        found |= {f"layers.0.self_attn.{one}_norm.weight": torch.ones(8) for one in "qk"}
+        second = {name.replace("rs.0", "rs.1"): one for name, one in found.items() if name.startswith("layers.0.")}
+        narrower = tuple(f"{one}_proj.weight" for one in "qkv")
+        found |= {name: (one[:, :64] if name.endswith(narrower) else one).clone() for name, one in second.items()}
+
+    edit_tensors(add, folder)
+    setting(num_hidden_layers=2, architectures=["Eagle3Qwen3ForCausalLM"])(folder)
+    subject = subject_of(folder, folders.target("llama"), "vllm")
+    assert not findings(subject)
+    assert not list(measure(subject, settings(folders, folder)))
+
+
 def test_every_check_is_explained() -> None:
     page = (ROOT / "docs/reference/export_checks.md").read_text()
     rows = set(re.findall(r"^\| (\w+) \|", page, flags=re.MULTILINE)) - {"check"}
@@ -222,5 +246,5 @@ def test_states_of_the_other_convention_are_told(folders: Folders, monkeypatch: 
     counts = {-1: Rounds(100, (20, 1)), 0: Rounds(100, (40, 10)), 1: Rounds(100, (60, 30))}
     monkeypatch.setattr(agreement, "_of_head", lambda subject, model, texts, shift: counts[shift])
     subject = subject_of(folders.exported("llama", "eagle3"), folders.target("llama"), "vllm")
-    (found,) = measure(subject, settings(folders, subject.folder.path, tokens=4, prompts=1))
+    (found,) = measure(subject, settings(folders, subject.folder.path, tokens=FEWEST, prompts=1))
     assert "one layer higher than listed: 100 rounds, accepted by position [60, 30]" in found.what

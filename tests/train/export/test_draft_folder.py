@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from decode import generate, load_drafter
 from decode.common.run_folder import sha256_file
@@ -19,7 +19,7 @@ from decode.drafters.saved_head import HEADS
 from tests.tiny import tiny_llama
 from tests.train.overfit import built_head
 from tests.train.toy import tiny_config
-from train.export.draft_folder import TOKENIZER_FILES, Export, copy_tokenizer, export_head, export_lm
+from train.export.draft_folder import TOKENIZER_FILES, Export, copy_tokenizer, engine_config, export_head, export_lm
 from train.stage import run
 
 
@@ -205,3 +205,13 @@ def test_whole_numbers_stay_whole_and_every_file_is_summed(tmp_path: Path, targe
     assert about["family"] == "eagle3"
     assert about["sha256"] == {name: sha256_file(tmp_path / "out" / name) for name in files}
     assert len(set(about["sha256"].values())) == 3
+
+
+def test_readers_that_do_not_know_rope_parameters_find_the_scaling(tmp_path: Path) -> None:
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling |= {"original_max_position_embeddings": 32}
+    model = tiny_llama(max_position_embeddings=256, rope_parameters={**scaling, "rope_theta": 5e5})
+    config = engine_config(model, torch.float32)
+    assert (config["rope_scaling"], config["rope_theta"]) == (scaling, 5e5)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert AutoConfig.from_pretrained(tmp_path).rope_parameters == model.config.rope_parameters

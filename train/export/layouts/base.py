@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from decode.common.checked_json import write_json
-from train.export.draft_folder import save_tensors
+from train.export.draft_folder import older_rope, save_tensors
 from train.export.source import Source
 
 FILE = "draftsmith_export.json"
@@ -55,8 +55,7 @@ def decoder_fields(source: Source) -> dict[str, Any]:
     rotary embedding twice, since older readers know rope_theta and rope_scaling alone."""
     config, text = source.config, source.target.config.get_text_config()
     name = str(source.weight_dtype).removeprefix("torch.")
-    rope = dict(config.rope)
-    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+    rope = {"rope_parameters": dict(config.rope)}
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -67,9 +66,8 @@ def decoder_fields(source: Source) -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": config.rms_norm_eps,
         "max_position_embeddings": source.target.max_positions,
-        "rope_theta": rope["rope_theta"],
-        "rope_scaling": None if scaling.get("rope_type", "default") == "default" else scaling,
-        "rope_parameters": rope,
+        **rope,
+        **older_rope(rope),
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,

@@ -13,14 +13,15 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from decode.common.checked_json import read_json
-from train.export.draft_folder import TOKENIZER_FILES
+from train.export.draft_folder import TOKENIZER_FILES, older_rope
 from train.export.layouts.base import Layout, Spec
 from train.export.source import Source
 
 
 def config(source: Source) -> dict[str, Any]:
-    """As training wrote it, in the precision that is asked for."""
+    """As training wrote it, in the precision that is asked for; earlier releases left rope_scaling out."""
     fields = read_json(source.folder / "config.json")
+    fields |= older_rope(fields)
     if source.dtype is None:
         return fields
     name = str(source.dtype).removeprefix("torch.")
