@@ -114,9 +114,11 @@ def _with_exact_ends(read: Served, subject: Subject) -> Served:
     """Between the target's own ends, as the head is: those of a folder in bfloat16 are rounded, to what another check
     compares exactly."""
     weights = {name: one for name, one in read.weights.items() if not name.startswith(ENDS)}
-    rows = subject.output_rows
+    rows, token = subject.output_rows, mask_token(subject)
+    is_row = token is not None and token < len(subject.embedding) and not (subject.folder.path / MASK_FILE).is_file()
+    mask = subject.embedding[token : token + 1] if is_row and token is not None else read.mask
     head = rows if read.drafted is None else rows[read.drafted]
-    return replace(read, weights=weights, embedding=subject.embedding, head=head)
+    return replace(read, weights=weights, embedding=subject.embedding, head=head, mask=mask)
 
 
 def _batch(head: HeadDraft) -> Batch:

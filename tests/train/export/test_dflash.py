@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,22 @@ def test_a_learned_mask_has_a_file_and_the_id_of_a_row_that_no_token_has(
         assert mask["mask_token_id"] == fields["mask_token_id"] == fields["dflash_config"]["mask_token_id"] == token
 
 
-def test_a_mask_of_the_vocabulary_has_no_file(target: Path, tmp_path: Path) -> None:
+def test_a_learned_mask_is_no_token_of_a_tokenizer_with_gaps(tmp_path: Path) -> None:
+    """SGLang writes the mask over that row of the target's own embedding."""
+    target = save_padded_target(tmp_path / "target")
+    file = target / "tokenizer.json"
+    content = json.loads(file.read_text())
+    last = max(content["model"]["vocab"], key=content["model"]["vocab"].get)
+    content["model"]["vocab"][last] = 310
+    file.write_text(json.dumps(content))
+    save_head(tmp_path / "head", target, "dflash", taps=TAPS)
+    assert export(tmp_path / "head", tmp_path / "out")[0]["mask_token_id"] == 311
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_a_mask_of_the_vocabulary_has_no_file(target: Path, tmp_path: Path, dtype: str) -> None:
     save_head(tmp_path / "head", target, "dflash", taps=TAPS, mask_token=17)
-    fields, _ = export(tmp_path / "head", tmp_path / "out")
+    fields, _ = export(tmp_path / "head", tmp_path / "out", dtype=dtype)
     assert fields["dflash_config"]["mask_token_id"] == 17
     assert not (tmp_path / "out/mask_embedding.pt").exists()
 

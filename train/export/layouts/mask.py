@@ -16,12 +16,13 @@ HOW = "train with draft.head.mask_token=ID, the id of a token that no text holds
 
 
 def unused_row(source: Source) -> int | None:
-    """The first row of the target's embedding that its tokenizer has no token for; None where it has one for each."""
+    """The first row of the target's embedding behind all tokens of its tokenizer; None where there is none."""
     try:
-        known = len(load_tokenizer(source.target.source))
+        tokens = load_tokenizer(source.target.source).get_vocab()
     except InputError:
         return None
-    return known if known < source.target.vocab_size else None
+    first = max(tokens.values(), default=-1) + 1  # ids may have gaps, so that the number of tokens is one of them
+    return first if first < source.target.vocab_size else None
 
 
 def mask_token_id(source: Source) -> int | None:
