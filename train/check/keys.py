@@ -39,6 +39,13 @@ def _halves(subject: Subject) -> Iterator[Finding]:
     """What describes the layers is said twice in folders that are for engines and for the speculators library."""
     written = subject.folder.written
     nested = written.get("transformer_layer_config")
+    unread = [engine.title for engine in subject.engines if engine.name in ("sglang", "trtllm")]
+    if subject.folder.is_speculators and unread:
+        yield Finding(
+            "config.json is of the speculators library, without model_type and sizes at the top",
+            f"{', '.join(unread)} cannot read such folders, and stop",
+            "Serve with vLLM, or write what transformer_layer_config holds at the top as well",
+        )
     if nested is None or subject.folder.is_speculators:
         return
     top, inside = ({**completed(one), "rope": rope_of(one)} for one in (written, nested))
@@ -152,12 +159,16 @@ def _dflash(subject: Subject) -> Iterator[Finding]:
             "it, and nearly nothing is accepted; vLLM's second runner refuses",
             "Train with draft.head.layout=fill_in, or serve as DSpark",
         )
+    if fields.get("block_size") == 1:
+        yield Finding("block_size=1", "its one slot holds the token before the block, and nothing is drafted", _WRITE)
     yield from _blocks(subject)
 
 
 def _dspark(subject: Subject) -> Iterator[Finding]:
     fields = subject.folder.fields
-    if fields.get("sample_from_anchor") is None:
+    # without it, plain folders are read by their authors' layout, which theirs leave unsaid
+    is_unclear = subject.folder.is_ours or subject.folder.is_speculators
+    if fields.get("sample_from_anchor") is None and is_unclear:
         yield Finding(
             "sample_from_anchor is absent",
             "vLLM takes true, but false for folders of the speculators library: the block is read a place too early or "

@@ -53,6 +53,7 @@ MORE: list[tuple[Fault, str]] = [
     (Fault("states not used", "dflash",
            config(lambda one: one.get("dflash_config", {}).update(use_aux_hidden_state=False)), "counters"), "keys"),
     (Fault("causal in one place", "dflash", setting(is_causal=True), "counters"), "keys"),
+    (Fault("a block that drafts nothing", "dflash", setting(block_size=1), "counters"), "keys"),
     (Fault("no mask", "dflash", config(lambda one: [
         one.pop("mask_token_id", None), one["dflash_config"].pop("mask_token_id")]), "refuses"), "mask"),
     (Fault("another mask's token", "dflash",

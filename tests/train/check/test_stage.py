@@ -179,6 +179,8 @@ def test_a_folder_of_the_speculators_library_is_read_by_its_rules(folders: Folde
     own = {name: value for name, value in written.items() if name in flat} | {"target_hidden_size": None}
     (folder / "config.json").write_text(json.dumps(own))
     assert not findings(subject_of(folder, folders.target("llama"), "vllm"))
+    (unread,) = findings(subject_of(folder, folders.target("llama"), "sglang"))
+    assert "SGLang 0.5.23 cannot read such folders" in unread.effect
     unset("norm_before_residual")(folder)
     (found,) = findings(subject_of(folder, folders.target("llama"), "vllm"))
     assert found.check == "keys"
@@ -206,6 +208,13 @@ def test_heads_of_more_layers_and_with_the_norms_of_qwen3_are_known(folders: Fol
     subject = subject_of(folder, folders.target("llama"), "vllm")
     assert not findings(subject)
     assert not list(measure(subject, settings(folders, folder)))
+
+
+def test_a_folder_of_the_authors_of_dspark_leaves_its_layout_unsaid(folders: Folders, tmp_path: Path) -> None:
+    folder = folders.copied("llama", "dspark", tmp_path / "out")
+    (folder / FILE).unlink()
+    unset("sample_from_anchor")(folder)
+    assert not findings(subject_of(folder, folders.target("llama"), "vllm"))
 
 
 def test_every_check_is_explained() -> None:
