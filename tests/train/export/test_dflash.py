@@ -113,6 +113,12 @@ def test_a_reduced_vocabulary_has_its_rows_and_what_to_add_to_its_ids(target: Pa
     assert torch.equal(tensors["lm_head.weight"], head.ends.head.weight[VOCAB])
 
 
+def test_a_draft_vocabulary_of_all_tokens_is_none(target: Path, tmp_path: Path) -> None:
+    save_head(tmp_path / "head", target, "dflash", torch.arange(320), taps=TAPS)
+    _, tensors = export(tmp_path / "head", tmp_path / "out")
+    assert not {"d2t", "t2d", "lm_head.weight"} & tensors.keys()
+
+
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("sglang", {"vocab": VOCAB}, "this head knows 6 of its 320 tokens; train with draft.head.vocab=null"),
     ("trtllm", {"vocab": VOCAB, "mask_token": 17}, "this head knows 6 of its 320 tokens"),

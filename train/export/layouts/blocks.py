@@ -79,8 +79,8 @@ def tensors(source: Source) -> dict[str, Tensor]:
     of the output head and its ids."""
     own = {name: one for name, one in source.weights.items() if name.startswith(("layers.", "norm.", "hidden_norm."))}
     own["fc.weight"] = _ascending(source.weights["fc.weight"], shape(source).taps)
-    if source.head.vocab is not None:
-        vocab = source.head.vocab
+    vocab = source.head.vocab
+    if vocab is not None and len(vocab) < shape(source).vocab_size:
         drafted = torch.zeros(shape(source).vocab_size, dtype=torch.bool)
         drafted[vocab] = True
         own |= {"lm_head.weight": source.output_rows, "d2t": vocab - torch.arange(len(vocab)), "t2d": drafted}
