@@ -81,6 +81,8 @@ class ExportFile(Content):
     """What is read of draftsmith_export.json."""
 
     sha256: dict[PlainPath, Sha256] = {}
+    engines: list[Text] = []
+    """Titles of those that it was written for."""
 
 
 EXPORT = JsonFile(ExportFile, "it says which files were edited since", _REMEDY)
@@ -125,9 +127,18 @@ class ServedFolder:
         return (self.path / FILE).is_file()
 
     @cached_property
+    def _export(self) -> ExportFile:
+        return EXPORT.read(self.path / FILE) if self.is_ours else ExportFile()
+
+    @property
+    def written_for(self) -> list[str]:
+        """Titles of the engines that `python -m train.export` wrote it for; empty where it did not."""
+        return self._export.engines
+
+    @cached_property
     def edited(self) -> list[str]:
         """Files for engines that are not as `python -m train.export` wrote them, where it wrote the folder."""
-        told = EXPORT.read(self.path / FILE).sha256 if self.is_ours else {}
+        told = self._export.sha256
         files = {name: self.path / name for name in told if name != "README.md"}
         return [name for name, file in files.items() if not file.is_file() or sha256_file(file) != told[name]]
 

@@ -57,6 +57,8 @@ def check_written(source: Source, folder: Path, engines: tuple[Engine, ...]) -> 
             f"nothing was written, since engines would not draft with it as {source.folder} does:\n{_lines(found)}\n"
             "Either the head is damaged, or this is a fault of the export: please report it"
         )
+    same = "its logits are the head's own" if is_head else "its files are the draft's own"
+    log.info("%d checks hold of what was written, read back, and %s", len(applicable(subject)), same)
 
 
 def against(subject: Subject, source: Source) -> list[Finding]:
@@ -89,9 +91,11 @@ def _lines(found: list[Finding]) -> str:
 
 
 def engines_of(name: str, folder: ServedFolder, form: str) -> tuple[Engine, ...]:
-    """Those to check for; InputError where the one that was asked for does not load such drafts."""
+    """Those to check for, all being those that a folder was written for; InputError where the one that was asked for
+    does not load such drafts."""
     if name == "all":
-        return tuple(engine for engine in ENGINES.values() if isinstance(engine.forms[form], Loads))
+        known = [engine for engine in ENGINES.values() if isinstance(engine.forms[form], Loads)]
+        return tuple(one for one in known if one.title in folder.written_for) or tuple(known)
     how = ENGINES[name].forms[form]
     if isinstance(how, str):
         raise InputError(f"format={name} does not load {folder.path} ({form}): {how}")

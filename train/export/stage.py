@@ -66,9 +66,9 @@ def by_layout(cfg: ExportConfig, source: Source) -> dict[Layout, list[Engine]]:
             served.setdefault(how.layout, []).append(engine)
     if not served:
         what = "no engine loads" if cfg.format == "all" else f"format={cfg.format} cannot be written of"
+        lines = "\n".join(f"- {why}" for why in dict.fromkeys(reasons.values()))
         raise InputError(
-            f"{what} {source.folder} ({source.form}): {'; '.join(dict.fromkeys(reasons.values()))}. Pairs of "
-            f"format and draft that exist: {pairs()}"
+            f"{what} {source.folder} ({source.form}):\n{lines}\nPairs of format and draft that exist: {pairs()}"
         )
     for name, why in reasons.items():
         log.info("not for %s: %s", name, why)

@@ -25,8 +25,10 @@ from train.check.__main__ import main
 from train.check.agreement import Rounds, measure
 from train.check.checks import CHECKS, findings
 from train.check.config import FEWEST, CheckConfig, ServedDraftConfig
-from train.check.stage import run
+from train.check.folder import open_folder
+from train.check.stage import engines_of, run
 from train.export import stage as export
+from train.export.engines import ENGINES
 from train.export.layouts.base import FILE
 
 Call = Callable[..., tuple[object, str]]
@@ -257,3 +259,13 @@ def test_states_of_the_other_convention_are_told(folders: Folders, monkeypatch: 
     subject = subject_of(folders.exported("llama", "eagle3"), folders.target("llama"), "vllm")
     (found,) = measure(subject, settings(folders, subject.folder.path, tokens=FEWEST, prompts=1))
     assert "one layer higher than listed: 100 rounds, accepted by position [60, 30]" in found.what
+
+
+def test_all_engines_of_an_export_are_those_that_it_was_written_for(tmp_path: Path) -> None:
+    """One with a learned mask is for vLLM alone, and others would be said to be at fault."""
+    (tmp_path / "config.json").write_text('{"model_type": "medusa", "medusa_num_heads": 1}')
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    both = [one.name for one in engines_of("all", open_folder(str(tmp_path)), "medusa")]
+    assert both == ["vllm", "tgi"]
+    (tmp_path / FILE).write_text(json.dumps({"engines": [ENGINES["vllm"].title]}))
+    assert [one.name for one in engines_of("all", open_folder(str(tmp_path)), "medusa")] == ["vllm"]

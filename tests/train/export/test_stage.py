@@ -91,7 +91,7 @@ def test_a_folder_that_cannot_be_made_is_refused(draft: Path, tmp_path: Path) ->
 
 
 def test_a_pair_that_does_not_exist_is_refused_with_all_that_do(draft: Path, hydra: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"TGI drafts with Medusa heads alone.* exist: vllm: lm.*transformers: lm"):
+    with pytest.raises(InputError, match=r"(?s)TGI drafts with Medusa heads alone.* exist: vllm: lm.*transformers: lm"):
         export(draft, tmp_path / "out", "tgi")
     for form in ("vllm", "all"):
         with pytest.raises(InputError, match="no engine loads Hydra heads; train draft=eagle3"):
