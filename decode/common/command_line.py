@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from decode.common.compose import compose, wants_sweep
-from decode.common.errors import RunError, UserError
+from decode.common.errors import ConfigError, RunError, UserError
 from decode.common.progress import is_main_process
 from decode.common.stage_help import HELP_FLAGS, help_text
 from decode.common.sweep import run_sweep
 from decode.common.sweep_table import Figures
-from decode.common.typed_config import build, require
+from decode.common.typed_config import build
 from decode.common.version import __version__
 
 UNREAD = 141  # 128 + SIGPIPE: what a shell sees of a program that the signal ends
@@ -51,8 +51,8 @@ def _run(stage: str, config: str, run: str, figures: Figures | None) -> int:
             sys.stdout.write(shown if is_main_process() else "")
             return 0
         if wants_sweep(arguments):
-            require(figures is not None, "this stage has no --multirun: give it one command for each folder")
-            assert figures is not None
+            if figures is None:
+                raise ConfigError("this stage has no --multirun: give it one command for each folder")
             return run_sweep(stage, config_class, arguments, figures)
         container = compose(stage, config_class, arguments)
         if container is None:  # --hydra-help, --cfg and --info show something and run nothing

@@ -19,6 +19,7 @@ from train.check.replicas import REPLICAS
 from train.check.served import served
 from train.check.states import listed
 from train.check.subject import Finding, Subject
+from train.export.layouts.medusa import number_of
 
 PROMPT = 8
 """Random tokens; the target writes on from there."""
@@ -122,8 +123,7 @@ def _of_model(subject: Subject, texts: Tensor) -> Rounds:
 def _steps(subject: Subject) -> int:
     fields = subject.folder.fields
     if subject.form == "medusa":
-        heads = [value for name, value in subject.folder.written.items() if "num" in name and "heads" in name]
-        return min(MOST_STEPS, heads[-1])
+        return min(MOST_STEPS, number_of(subject.folder.written, "heads"))
     if subject.form in ("dflash", "dspark"):
         return min(MOST_STEPS, fields["block_size"] - (subject.form == "dflash"))
     return MOST_STEPS

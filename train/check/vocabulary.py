@@ -39,8 +39,7 @@ def sizes(subject: Subject) -> Iterator[Finding]:
     if drafted is not None and drafted < vocab and not has_map and subject.form != "lm":
         yield Finding(
             f"{_key(subject)}={drafted} of {vocab} tokens, and the folder holds neither d2t nor token_map",
-            "vLLM takes draft id i for the target's token i without a word (2 of 466 drafts accepted where it was "
-            "measured), or stops",
+            "vLLM takes draft id i for the target's token i without a word, so that little is accepted, or stops",
             "Write d2t (what to add to a draft id), of Medusa heads token_map (the ids)",
         )
 

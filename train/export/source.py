@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
 
 from decode.common.checked_json import read_json
 from decode.common.errors import InputError
@@ -21,7 +20,6 @@ from decode.drafters.saved_draft import describe_draft, family_of
 from decode.drafters.saved_head import HEADS, load_head, read_head
 from decode.models.load import ModelDescription, describe_model
 from decode.models.output_head import load_ends
-from decode.sampling.stopping import own_eos_ids
 from train.export.config import ExportConfig
 
 
@@ -67,17 +65,24 @@ class Source:
         """Whether a head drafts from a reduced vocabulary."""
         return self.written["family"] in HEADS and self.config.draft_vocab_size is not None
 
-    @cached_property
+    @property
     def head(self) -> HeadDraft:
         """A head between the target's ends, in float32 with the values that are written; the target's layers are not
         read."""
-        head = load_head(self.folder, load_ends(self._ends_source), self.target)
-        return head.to(self.dtype or head.dtype).float().eval().requires_grad_(False)
+        return self._loaded[0]
 
-    @cached_property
+    @property
     def weight_dtype(self) -> torch.dtype:
         """Precision of what is written."""
-        return self.dtype or load_head(self.folder, self.head.ends, self.target).dtype
+        return self._loaded[1]
+
+    @cached_property
+    def _loaded(self) -> tuple[HeadDraft, torch.dtype]:
+        """The head, and the precision that its values have."""
+        ends = replace(self.target.source, dtype="float32", device="cpu", device_map=None)
+        head = load_head(self.folder, load_ends(ends), self.target)
+        dtype = self.dtype or head.dtype
+        return head.to(dtype).float().eval().requires_grad_(False), dtype
 
     @cached_property
     def weights(self) -> dict[str, Tensor]:
@@ -97,21 +102,6 @@ class Source:
         """(V_draft, d) rows of the target's output head for the tokens that are drafted."""
         rows = self.head.ends.head.weight
         return self._cast(rows if self.head.vocab is None else rows[self.head.vocab])
-
-    @cached_property
-    def target_model(self) -> PreTrainedModel:
-        """The target without its layers: its configuration and ends."""
-        return self.head.ends.head.model
-
-    @cached_property
-    def ends_of_text(self) -> tuple[int, ...]:
-        """Tokens that end a text, by the target's generation config."""
-        found = own_eos_ids(cast(GenerationConfig, self.target_model.generation_config), self.target.vocab_size)
-        return tuple(sorted(found))
-
-    @property
-    def _ends_source(self) -> ModelConfig:
-        return replace(self.target.source, dtype="float32", device="cpu", device_map=None)
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.detach().to(self.weight_dtype).contiguous() if tensor.is_floating_point() else tensor

@@ -48,7 +48,7 @@ def run(cfg: ExportConfig) -> None:
     for layout, engines in served.items():
         place = output / layout.name if cfg.format == "all" else output
         for engine in engines:
-            launched = command(source, engine, place.absolute(), cfg.model_impl)
+            launched = command(source, engine, place, cfg.model_impl)
             log.info("%s, for %s (%s):\n%s", place, engine.title, tried(source, engine), launched)
 
 

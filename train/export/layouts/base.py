@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from decode.common.checked_json import write_json
@@ -48,6 +49,24 @@ class Layout:
         write_json(folder / "config.json", self.config(source))
         save_tensors(self.tensors(source), folder / self.weights)
         self.extras(source, folder)
+
+
+def ascending(weight: Tensor, taps: Sequence[int]) -> Tensor:
+    """What reads the states of all taps side by side (..., n * d), in the order in which engines hand them over: that
+    of the target's layers."""
+    order = sorted(range(len(taps)), key=taps.__getitem__)
+    return weight.unflatten(-1, (len(taps), -1))[..., order, :].flatten(-2).contiguous()
+
+
+def token_maps(source: Source) -> dict[str, Tensor]:
+    """Of a reduced vocabulary: d2t (V_draft,) is what to add to a draft id, t2d (V,) which of the target's tokens are
+    drafted. Nothing where all of them are."""
+    ids, vocab_size = source.head.vocab, source.config.vocab_size
+    if ids is None or len(ids) == vocab_size:
+        return {}
+    drafted = torch.zeros(vocab_size, dtype=torch.bool)
+    drafted[ids] = True
+    return {"d2t": ids - torch.arange(len(ids)), "t2d": drafted}
 
 
 def decoder_fields(source: Source) -> dict[str, Any]:

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from decode.drafters.dspark import DSparkConfig
-from train.export.layouts.base import Spec, decoder_fields
+from train.export.layouts.base import Spec, ascending, decoder_fields, token_maps
 from train.export.layouts.speculators import speculators_fields
 from train.export.source import Source
 
@@ -78,19 +77,9 @@ def tensors(source: Source) -> dict[str, Tensor]:
     """The layers and what is around them, by names that are the same here and there; with a reduced vocabulary its rows
     of the output head and its ids."""
     own = {name: one for name, one in source.weights.items() if name.startswith(("layers.", "norm.", "hidden_norm."))}
-    own["fc.weight"] = _ascending(source.weights["fc.weight"], shape(source).taps)
-    vocab = source.head.vocab
-    if vocab is not None and len(vocab) < shape(source).vocab_size:
-        drafted = torch.zeros(shape(source).vocab_size, dtype=torch.bool)
-        drafted[vocab] = True
-        own |= {"lm_head.weight": source.output_rows, "d2t": vocab - torch.arange(len(vocab)), "t2d": drafted}
-    return own
-
-
-def _ascending(weight: Tensor, taps: tuple[int, ...]) -> Tensor:
-    """fc (d, n * d) with its columns in the order in which engines hand out hidden states."""
-    order = sorted(range(len(taps)), key=taps.__getitem__)
-    return weight.unflatten(1, (len(taps), -1))[:, order].flatten(1).contiguous()
+    own["fc.weight"] = ascending(source.weights["fc.weight"], source.taps)
+    maps = token_maps(source)
+    return own | (maps | {"lm_head.weight": source.output_rows} if maps else {})
 
 
 def manifest(written: Mapping[str, Any]) -> dict[str, Spec]:

@@ -16,11 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from decode.drafters.eagle3 import Eagle3Config
-from train.export.layouts.base import Layout, Spec, decoder_fields
+from train.export.layouts.base import Layout, Spec, ascending, decoder_fields, token_maps
 from train.export.layouts.speculators import speculators_fields
 from train.export.source import Source
 
@@ -52,17 +51,11 @@ def config(source: Source) -> dict[str, Any]:
 
 
 def tensors(source: Source) -> dict[str, Tensor]:
-    """The head's own tensors and the target's rows; of a reduced vocabulary, d2t is what to add to a draft id, and t2d
-    says which of the target's tokens are drafted."""
+    """The head's own tensors, the target's rows, and the maps of a reduced vocabulary."""
     weights = {_name(name): one for name, one in source.weights.items() if name != "vocab"}
     weights = _low_to_high(weights, source.config.taps)
     weights |= {"embed_tokens.weight": source.embedding, "lm_head.weight": source.output_rows}
-    ids = source.head.vocab
-    if ids is not None and len(ids) < source.config.vocab_size:
-        drafted = torch.zeros(source.config.vocab_size, dtype=torch.bool)
-        drafted[ids] = True
-        weights |= {"d2t": ids - torch.arange(len(ids)), "t2d": drafted}
-    return weights
+    return weights | token_maps(source)
 
 
 def _name(ours: str) -> str:
@@ -71,13 +64,9 @@ def _name(ours: str) -> str:
 
 def _low_to_high(weights: dict[str, Tensor], taps: tuple[int, ...]) -> dict[str, Tensor]:
     """What reads the target's states, in the order in which engines hand them over."""
-    order = sorted(range(len(taps)), key=lambda place: taps[place])
-    moved = {
-        name: weights[name].unflatten(-1, (len(taps), -1))[..., order, :].flatten(-2).contiguous()
-        for name in ("fc.weight", "input_norm.weight")
-        if name in weights
-    }
+    moved = {name: ascending(weights[name], taps) for name in ("fc.weight", "input_norm.weight") if name in weights}
     if "fc_norm.0.weight" in weights:
+        order = sorted(range(len(taps)), key=taps.__getitem__)
         moved |= {f"fc_norm.{new}.weight": weights[f"fc_norm.{old}.weight"] for new, old in enumerate(order)}
     return weights | moved
 

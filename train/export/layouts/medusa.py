@@ -55,7 +55,7 @@ def tensors(source: Source) -> dict[str, Tensor]:
 
 def manifest(fields: Mapping[str, Any]) -> dict[str, Spec]:
     """The tensors that config.json calls for: one output head, or one each where `original_lm_head` is not set."""
-    width, heads, layers = fields["hidden_size"], _number(fields, "heads"), _number(fields, "layers")
+    width, heads, layers = fields["hidden_size"], number_of(fields, "heads"), number_of(fields, "layers")
     vocab, drafted = fields["vocab_size"], fields.get("truncated_vocab_size") or fields["vocab_size"]
     made: dict[str, Spec] = {}
     for head in range(heads):
@@ -70,7 +70,7 @@ def manifest(fields: Mapping[str, Any]) -> dict[str, Spec]:
     return made | ({"token_map": Spec((drafted,), "int64")} if drafted < vocab else {})
 
 
-def _number(fields: Mapping[str, Any], what: str) -> int:
+def number_of(fields: Mapping[str, Any], what: str) -> int:
     """Of heads or layers, by any of the names that vLLM takes for it."""
     return next(value for name, value in fields.items() if "num" in name and what in name)
 
