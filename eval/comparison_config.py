@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from decode.common.typed_config import require
 from decode.config import SamplingConfig
+from train.export.config import EngineName
 
 
 def named_settings(
@@ -119,6 +120,9 @@ class FamiliesConfig:
     """Batches of prompts timed in a cell, by batch size."""
     screening_batches: int = 2
     """Batches from the validation split on which draft lengths are chosen."""
+    engine: EngineName | None = None
+    """The engine that you serve with: the advice is of drafts that it loads alone. None advises on all, and says which
+    engines load each."""
 
     def __post_init__(self) -> None:
         self._check_arms()

@@ -280,7 +280,14 @@ def test_the_page_says_it_plainly_and_is_published(results, measured, tmp_path):
     text = render_summary(results)
     assert (measured / "summary.md").read_text() == text
     assert "Which draft" in (measured / "index.html").read_text()
-    for part in ("## Which draft", "Equal tokens (200)", "Equal time (0.5 s)", "## Speed", "0 mismatches"):
+    for part in (
+        "## Which draft",
+        "Equal tokens (200)",
+        "Equal time (0.5 s)",
+        "## Speed",
+        "0 mismatches",
+        "served by vLLM",
+    ):
         assert part in text
     assert "Codes of hidden states" not in text
     readme = tmp_path / "README.md"

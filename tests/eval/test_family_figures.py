@@ -133,7 +133,7 @@ def test_a_code_is_held_against_the_first_one_seed_by_seed(monkeypatch: pytest.M
         Training("a", "tokens", "bf16", 1): entry(1, [[4, 2], [2, 2]]),
         Training("a", "tokens", "int8", 1, True): entry(1, [[3, 2], [3, 4]]),
     }
-    run: Any = Measured(None, {}, {}, kept, [], [], 0.0)  # type: ignore[arg-type]
+    run: Any = Measured(None, {}, {}, kept, [], [], 0.0, {})  # type: ignore[arg-type]
     first, coarse = _codes(cfg, grouped(kept), run)
     assert (first["code"], first["tau_ratio"], first["tau_ratio_ci95"]) == ("bf16", 1.0, [1.0, 1.0])
     assert (coarse["code"], coarse["tau_ratio"]) == ("int8", (6 / 6) / (6 / 4))

@@ -8,7 +8,8 @@ from typing import Literal
 from decode.common.typed_config import require, require_at_least
 from decode.config import ModelConfig, Precision, model_folder
 
-Format = Literal["vllm", "sglang", "trtllm", "tgi", "llamacpp", "speculators", "transformers", "all"]
+EngineName = Literal["vllm", "sglang", "trtllm", "tgi", "llamacpp", "speculators", "transformers"]
+Format = Literal[EngineName, "all"]
 
 
 @dataclass

@@ -30,6 +30,7 @@ from eval.modes.families.arms import (
     record_features,
     record_folders,
 )
+from eval.modes.families.engines import refusals, refused_forms, title
 from eval.modes.families.measuring import Judge, Race, cells, points
 from eval.modes.families.page import render_page, render_summary
 from eval.modes.families.results import Measured, make_results
@@ -151,10 +152,7 @@ def _race(
     if not any(True for _ in results.missing(cells(cfg))):
         return
     model, _ = load(cfg, cfg.target)
-    seed, code = cfg.families.seeds[0], cfg.families.feature_codes[0]
-    drafters = {
-        arm: load_drafter(Training(arm, "tokens", code, seed).folder(cfg), target=model) for arm in cfg.families.arms
-    }
+    drafters = {arm: load_drafter(_timed(cfg, arm).folder(cfg), target=model) for arm in cfg.families.arms}
     Race(cfg, model, drafters, facts, reported, screening).run(results)
 
 
@@ -170,7 +168,13 @@ def _measured(
     choices: list[dict[str, Any]] = [results.choice(point) or {} for point in points(cfg)]
     seconds = sum(one["seconds"] for one in [*kept.values(), *timed, *choices])
     seconds += sum(one["pace"]["seconds"] for one in kept.values())
-    return Measured(target, facts, record_folders(cfg, wanted), kept, timed, choices, seconds)
+    refused = {arm: refusals(str(_timed(cfg, arm).folder(cfg)), target) for arm in facts}
+    return Measured(target, facts, record_folders(cfg, wanted), kept, timed, choices, seconds, refused)
+
+
+def _timed(cfg: EvalConfig, arm: str) -> Training:
+    """The arm's first seed at equal tokens, which is timed and asked about."""
+    return Training(arm, "tokens", cfg.families.feature_codes[0], cfg.families.seeds[0])
 
 
 def _write(folder: RunFolder, results: dict[str, Any]) -> None:
@@ -200,6 +204,7 @@ def plan_lines(
         f"records with hidden states: {layers or 'none, no arm reads any'}",
         "arms:",
         *(_arm_line(cfg, arm, one) for arm, one in facts.items()),
+        *_engine_lines(cfg, facts),
         f"trainings: {len(every)}, {len(missing)} still to do: {count(len(families.arms), 'arm')} x "
         f"{count(len(families.seeds), 'seed')}, at {families.tokens:,} tokens and at {families.seconds:g} s each"
         + (f"; {families.feature_arm} from {', '.join(families.feature_codes[1:])} too" if _codes(every) else ""),
@@ -212,6 +217,14 @@ def plan_lines(
 def _arm_line(cfg: EvalConfig, arm: str, facts: ArmFacts) -> str:
     taps = f"reads target layers {list(facts.taps)}" if facts.taps else "reads tokens alone"
     return f"  {arm}: {facts.num_parameters:,} parameters, {taps} ({' '.join(cfg.families.arms[arm])})"
+
+
+def _engine_lines(cfg: EvalConfig, facts: Mapping[str, ArmFacts]) -> list[str]:
+    """What is measured and not recommended, before an hour is spent on it."""
+    engine = cfg.families.engine
+    if engine is None:
+        return []
+    return [f"{arm} is not recommended for {title(engine)}: {why}" for arm, why in refused_forms(facts, engine).items()]
 
 
 def _codes(every: Sequence[Training]) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from eval.arms.base import AUTOREGRESSIVE, TRANSFORMERS
-from eval.modes.families.recommend import sentence
+from eval.modes.families.engines import title
+from eval.modes.families.recommend import sentence, serving
 from eval.render.formatting import (
     MISSING,
     SHARED,
@@ -139,10 +140,15 @@ def _page(results: dict[str, Any]) -> Page:
         results=results,
         method="families_method.j2",
         lead=losslessness_of_all(results),
-        headline_title="Which draft",
-        headline=[sentence(advice) for advice in results["recommendation"]],
+        headline_title=_headline_title(results),
+        headline=[*map(sentence, results["recommendation"]), *serving(results)],
         every_table=family_tables(results),
     )
+
+
+def _headline_title(results: dict[str, Any]) -> str:
+    engine = results.get("engine")
+    return "Which draft" if engine is None else f"Which draft for {title(engine)}"
 
 
 def losslessness_of_all(results: dict[str, Any]) -> str:

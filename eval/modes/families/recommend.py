@@ -5,14 +5,56 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from eval.modes.families.engines import title
 from eval.render.formatting import with_interval
 
 PLAIN = "plain decoding, no draft"
 
 
 def recommend(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Entries {"if", "use", "because", "also"}: `also` are arms that the intervals cannot tell from the one named."""
+    """Entries {"if", "use", "because", "also", "arm"}: `also` are arms that the intervals cannot tell from the one
+    named, `arm` is None where no draft is advised. With families.engine, of what that engine serves alone."""
+    engine = results.get("engine")
+    if engine is not None:
+        results = served_by(results, engine)
+        if not results["arms"]:
+            return [_advice(f"you serve with {title(engine)}", PLAIN, "it loads none of these drafts")]
     return [*_speeds(results), *_budgets(results), *_trees(results), *_without_features(results), *_codes(results)]
+
+
+def served_by(results: Mapping[str, Any], engine: str) -> dict[str, Any]:
+    """`results` of the arms that the engine loads, as chains: the commands of an export ask for no trees."""
+    arms = {arm: one for arm, one in results["arms"].items() if one["refusals"][engine] is None}
+    return {
+        **results,
+        "arms": arms,
+        "shapes": {name: changes for name, changes in results["shapes"].items() if not _is_tree(changes)},
+        "rows": [row for row in results["rows"] if row["draft"] in arms],
+        **{part: [one for one in results[part] if one["arm"] in arms] for part in ("quality", "codes")},
+    }
+
+
+def serving(results: Mapping[str, Any]) -> list[str]:
+    """A sentence for each recommended draft on the engines that load it; with families.engine, one for each draft
+    that it does not load. Empty for results that were written before engines were asked."""
+    if results.get("engine") is not None:
+        return [_left_out(results, arm) for arm, one in results["arms"].items() if one["refusals"][results["engine"]]]
+    advised = dict.fromkeys(one["arm"] for one in results["recommendation"] if one.get("arm") is not None)
+    return [_engines_of(results, arm) for arm in advised]
+
+
+def _left_out(results: Mapping[str, Any], arm: str) -> str:
+    engine = results["engine"]
+    return f"{arm} is left out, since {title(engine)} does not load it: {results['arms'][arm]['refusals'][engine]}."
+
+
+def _engines_of(results: Mapping[str, Any], arm: str) -> str:
+    refused = results["arms"][arm]["refusals"]
+    loading = [title(engine) for engine, why in refused.items() if why is None]
+    if loading:
+        return f"{arm} is served by {', '.join(loading)}."
+    engine, why = next(iter(refused.items()))
+    return f"{arm} is served by no engine, only drafted with by draftsmith itself; {title(engine)}: {why}."
 
 
 def sentence(advice: Mapping[str, Any]) -> str:
@@ -32,8 +74,8 @@ def _ends(row: Mapping[str, Any], figure: str) -> tuple[float, float]:
     return (row[figure], row[figure]) if ends is None else (ends[0], ends[1])
 
 
-def _advice(condition: str, use: str, because: str, also: Sequence[str] = ()) -> dict[str, Any]:
-    return {"if": condition, "use": use, "because": because, "also": list(also)}
+def _advice(condition: str, use: str, because: str, also: Sequence[str] = (), arm: str | None = None) -> dict[str, Any]:
+    return {"if": condition, "use": use, "because": because, "also": list(also), "arm": arm}
 
 
 def _speeds(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -49,7 +91,7 @@ def _speeds(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         told = f"{with_interval(best['speedup'], best['speedup_ci95'])} times the speed without a draft"
         if _ends(best, "speedup")[0] > 1:
             also = rivals(best, rows, "speedup", "draft")
-            yield _advice(f"you decode {at}", f"{best['draft']} with {best['setting']}", told, also)
+            yield _advice(f"you decode {at}", f"{best['draft']} with {best['setting']}", told, also, best["draft"])
         else:
             yield _advice(f"you decode {at}", PLAIN, f"the best draft, {best['draft']}, reaches {told}")
 
@@ -71,7 +113,7 @@ def _best_tau(rows: Sequence[Mapping[str, Any]], condition: str) -> Iterator[dic
     if rows:
         best = max(rows, key=lambda row: row["tau"])
         told = f"tau {with_interval(best['tau'], best['tau_ci95'])} in {best['shape']}s at T={best['temperature']:g}"
-        yield _advice(condition, str(best["arm"]), told, rivals(best, rows, "tau", "arm"))
+        yield _advice(condition, str(best["arm"]), told, rivals(best, rows, "tau", "arm"), best["arm"])
 
 
 def _budgets(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,7 @@ from decode.models.load import ModelDescription
 from eval.arms.base import AUTOREGRESSIVE, TRANSFORMERS
 from eval.config import EvalConfig
 from eval.modes.families.arms import ArmFacts, feature_bytes
+from eval.modes.families.engines import Refusals
 from eval.modes.families.recommend import recommend
 from eval.modes.families.trainings import Training
 from eval.results.document import DEFINITIONS, heading, target_entry
@@ -152,6 +153,8 @@ class Measured:
     cells: Sequence[dict[str, Any]]
     choices: Sequence[dict[str, Any]]
     seconds: float
+    refusals: Mapping[str, Refusals]
+    """Arm -> what engines say of it."""
 
 
 def make_results(cfg: EvalConfig, run: Measured) -> dict[str, Any]:
@@ -160,7 +163,8 @@ def make_results(cfg: EvalConfig, run: Measured) -> dict[str, Any]:
     results = {
         **heading(cfg, run.seconds),
         "target": target_entry(run.target, run.cells[0]["dtype"]),
-        "arms": {arm: {"overrides": cfg.families.arms[arm], **asdict(one)} for arm, one in run.facts.items()},
+        "arms": {arm: _arm(cfg, run, arm) for arm in run.facts},
+        "engine": cfg.families.engine,
         "budgets": {"tokens": cfg.families.tokens, "seconds": cfg.families.seconds, "seeds": cfg.families.seeds},
         "records": dict(run.records),
         "shapes": {name: dict(changes) for name, changes in cfg.families.shapes.items()},
@@ -174,6 +178,14 @@ def make_results(cfg: EvalConfig, run: Measured) -> dict[str, Any]:
         "cells": [_cell(cell, cfg.seed) for cell in run.cells],
     }
     return {**results, "recommendation": recommend(results)}
+
+
+def _arm(cfg: EvalConfig, run: Measured, arm: str) -> dict[str, Any]:
+    return {
+        "overrides": cfg.families.arms[arm],
+        **asdict(run.facts[arm]),
+        "refusals": dict(run.refusals[arm]),
+    }
 
 
 def _facts(run: Measured, group: Group) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+"""Which engines serve a draft: what train/export/engines says of its form, its target and its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from decode.config import model_folder
+from decode.drafters.provenance import read_provenance
+from decode.models.load import ModelDescription
+from eval.modes.families.arms import ArmFacts
+from train.export.config import ExportConfig, SavedDraftConfig
+from train.export.engines import ENGINES
+from train.export.engines.base import Engine
+from train.export.source import Source, open_source
+from train.export.stage import loads
+
+Refusals = Mapping[str, str | None]
+"""Engine -> why it does not serve a draft; None where it does."""
+
+
+def refusals(draft: str, target: ModelDescription) -> dict[str, str | None]:
+    """What every engine says of a saved draft at the depth that it was trained for; no weights are read."""
+    source = _source(draft, target)
+    return {name: _refusal(engine, source) for name, engine in ENGINES.items()}
+
+
+def refused_forms(facts: Mapping[str, ArmFacts], engine: str) -> dict[str, str]:
+    """Arm -> why the engine serves none of its family, known before anything is trained.
+
+    Blocks of both layouts go by the family `dspark`; an engine loads either form of them or neither.
+    """
+    how = {arm: ENGINES[engine].forms[one.family] for arm, one in facts.items()}
+    return {arm: why for arm, why in how.items() if isinstance(why, str)}
+
+
+def title(engine: str) -> str:
+    """As its makers call it, with the version whose source was read."""
+    return ENGINES[engine].title
+
+
+def _refusal(engine: Engine, source: Source) -> str | None:
+    """vLLM takes some drafts with transformers' class of the target alone, which an export says."""
+    found, why = loads(engine, source, "auto")
+    if found is None:
+        found, _ = loads(engine, source, "transformers")
+    return None if found is not None else why
+
+
+def _source(draft: str, target: ModelDescription) -> Source:
+    folder = model_folder(draft)
+    if read_provenance(folder) is None:
+        return Source(Path(folder), "lm", target, None, 1, {"family": "lm"})
+    wanted = ExportConfig("all", "unwritten", SavedDraftConfig(folder), target.source)
+    return open_source(wanted)
