@@ -109,8 +109,8 @@ def test_training_knows_no_family() -> None:
 EXTRAS = {"decode": [], "distill": ["train"], "train": ["train", "deepspeed"], "eval": ["train", "eval"]}
 """What of pyproject.toml a package may import besides the plain dependencies; decode works with these alone."""
 OPTIONAL = "optional-dependencies"
-ELSEWHERE = {"vllm"}
-"""Of environments of their own."""
+ELSEWHERE = {"vllm", "vllm_temperatures"}
+"""Of environments of their own, and a file beside the one that imports it there."""
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)

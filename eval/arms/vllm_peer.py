@@ -39,7 +39,7 @@ def check_python(python: str) -> None:
         raise ConfigError(f"peers.vllm_python={python} has no package vllm. {remedy}")
 
 
-def _environment(python: str) -> dict[str, str]:
+def environment_of(python: str) -> dict[str, str]:
     """As many threads as our own arms have, and Intel's OpenMP where it is installed: without it vLLM warns of a
     significant loss in speculative decoding."""
     openmp = Path(python).absolute().parent.parent / "lib/libiomp5.so"
@@ -73,7 +73,7 @@ class Engine:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=_environment(self.python),
+                env=environment_of(self.python),
                 process_group=0,  # a group of its own, which the kernel ends with us, stopped or not
             )
         self.version = self.call(self.settings)["ready"]

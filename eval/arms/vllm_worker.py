@@ -10,7 +10,10 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any, TextIO
+
+sys.path.append(str(Path(__file__).parent))  # at the end: statistics.py may not hide the library's
 
 # The engine in this very process: a second one, polled by this, would burn a core while other arms are timed.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -26,26 +29,10 @@ def answers_alone() -> TextIO:
     return answers
 
 
-def repeated(values: Any, ends: Any, _: int, replace_from: int = 0, replace_to: int = 0) -> Any:
-    """values (B,) of rows -> (ends[-1],) of their tokens."""
-    return values.where(values != replace_from, replace_to).repeat_interleave(ends.diff(prepend=ends.new_zeros(1)))
-
-
-def write_temperatures() -> None:
-    """Without Triton, as on a CPU, vLLM 0.32 hands a rounded copy to the C++ function that is to fill in the
-    temperatures of drafted tokens, and reads the memory of the original, in which nothing was written (vLLM issue
-    55005, open). With a draft at temperatures above 0 its texts were not the target's: mean log p of -4.93 where the
-    entropy was 3.75, and 0.07 of first tokens accepted where 0.19 were due."""
-    from vllm.triton_utils import HAS_TRITON  # pyright: ignore[reportMissingImports]
-    from vllm.v1.sample import rejection_sampler  # pyright: ignore[reportMissingImports]
-
-    if not HAS_TRITON:
-        rejection_sampler.expand_batch_to_tokens = repeated
-
-
 def load(settings: dict[str, Any]) -> Any:
     """The engine, with its draft where one is named."""
     from vllm import LLM  # pyright: ignore[reportMissingImports]
+    from vllm_temperatures import write_temperatures  # pyright: ignore[reportMissingImports]
 
     write_temperatures()
     speculation = None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "eval/arms"))  # a file alone: the rest of eval wants more
-from vllm_worker import write_temperatures  # noqa: E402  # pyright: ignore[reportMissingImports]
+from vllm_temperatures import write_temperatures  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 # The engine in this very process, so that it goes on round by round, when it is asked to.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

@@ -14,7 +14,7 @@ from decode.common.typed_config import build
 from eval import __main__ as cli
 from eval import stage
 from eval.arms.vllm_peer import Engine, as_sample, check_python
-from eval.arms.vllm_worker import repeated
+from eval.arms.vllm_temperatures import repeated
 from eval.comparison_config import arm_settings
 from eval.config import EvalConfig
 from eval.modes.decoders import arms as engines

@@ -1,1 +1,1 @@
-"""Drafts served by an engine: its counters and speed beside ours, and what to paste to serve them so."""
+"""Drafts in an engine of somebody else: what is accepted there and how fast it is, beside ours on the same prompts."""

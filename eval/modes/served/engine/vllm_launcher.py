@@ -1,0 +1,29 @@
+"""vLLM's server with a fault of its CPU builds mended; run by the interpreter of another environment, so nothing of
+ours is imported here but one file. The processes that it starts on a CPU import this file anew, and are mended too.
+
+On machines with Triton nothing is changed, and this is `vllm serve`.
+"""
+
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "arms"))  # a file alone: the rest of eval wants more
+from vllm_temperatures import write_temperatures  # noqa: E402  # pyright: ignore[reportMissingImports]
+
+
+def end_with(parent: int) -> None:
+    """End the group of this process when the one that started it is gone, even where that was killed."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.killpg(0, signal.SIGKILL)
+
+
+write_temperatures()
+if __name__ == "__main__":
+    threading.Thread(target=end_with, args=[os.getppid()], daemon=True).start()
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
