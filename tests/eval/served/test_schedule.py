@@ -14,9 +14,14 @@ def measured(table: dict[int, dict[int, tuple[float, ...]]]) -> list[Speed]:
     return [Speed(size, k, speeds) for size, lengths in table.items() for k, speeds in lengths.items()]
 
 
+def best(table: dict[int, dict[int, tuple[float, ...]]]) -> list[Choice]:
+    """Of such a table, whose k = 0 is the target alone."""
+    return choices(measured(table), [one for one in measured(table) if not one.k])
+
+
 def chosen(table: dict[int, dict[int, tuple[float, ...]]]) -> dict[int, int]:
     """Batch size -> k."""
-    return {one.batch_size: one.k for one in choices(measured(table))}
+    return {one.batch_size: one.k for one in best(table)}
 
 
 def of_lengths(lengths: dict[int, int]) -> list[Choice]:
@@ -30,7 +35,7 @@ def test_the_example_of_the_file() -> None:
         8: {0: (400.0, 398.0), 2: (420.0, 380.0), 4: (300.0, 310.0)},
     }
     assert chosen(table) == {1: 4, 8: 0}
-    assert per_batch_size(choices(measured(table))) == [(1, 1, 4), (2, 8, 0)]
+    assert per_batch_size(best(table)) == [(1, 1, 4), (2, 8, 0)]
 
 
 def test_a_longer_draft_has_to_be_faster_beyond_the_error_bar() -> None:
@@ -62,11 +67,13 @@ def test_a_length_may_be_passed_over() -> None:
     assert chosen({1: {0: (100.0, 100.0), 1: (95.0, 95.1), 4: (130.0, 131.0)}}) == {1: 4}
 
 
-def test_over_shortest_is_of_the_one_chosen() -> None:
-    (choice,) = choices(measured({2: {0: (100.0, 100.0), 4: (150.0, 150.0)}}))
-    assert choice.over_shortest.value == pytest.approx(1.5)
-    (choice,) = choices(measured({2: {0: (100.0, 100.0), 4: (50.0, 50.0)}}))
-    assert choice.over_shortest.value == 1.0
+def test_over_plain_is_of_the_one_chosen_over_the_target_alone() -> None:
+    # Nothing drafted with the draft loaded is slower than the target alone: the draft reads along.
+    plain = [Speed(2, 0, (120.0, 120.0))]
+    (choice,) = choices(measured({2: {0: (100.0, 100.0), 4: (150.0, 150.0)}}), plain)
+    assert choice.over_plain.value == pytest.approx(150 / 120)
+    (choice,) = choices(measured({2: {0: (100.0, 100.0), 4: (50.0, 50.0)}}), plain)
+    assert (choice.k, choice.over_plain.value) == (0, pytest.approx(100 / 120))
 
 
 @pytest.mark.parametrize(
@@ -89,11 +96,9 @@ def test_ranges_are_inclusive_without_gaps_and_neighbours_are_one(
 
 def test_one_length_for_all_batch_sizes_weighs_them_alike() -> None:
     # Twice as fast alone and a third slower at 8 at once, where ten times as many tokens come: 2 * 2/3 > 1.
-    speeds = measured(
-        {1: {0: (10.0, 10.0), 2: (20.0, 20.1)}, 8: {0: (900.0, 900.0), 2: (600.0, 603.0)}},
-    )
-    found = one_length(speeds)
+    plain = measured({1: {0: (10.0, 10.0)}, 8: {0: (900.0, 900.0)}})
+    found = one_length([*plain, *measured({1: {2: (20.0, 20.1)}, 8: {2: (600.0, 603.0)}})], plain)
     assert found.k == 2
-    assert found.over_shortest.value == pytest.approx(math.sqrt(4 / 3), rel=0.01)
-    slower = measured({1: {0: (10.0, 10.0), 2: (12.0, 12.0)}, 8: {0: (900.0, 900.0), 2: (600.0, 600.1)}})
-    assert one_length(slower).k == 0
+    assert found.over_plain.value == pytest.approx(math.sqrt(4 / 3), rel=0.01)
+    slower = [*plain, *measured({1: {2: (12.0, 12.0)}, 8: {2: (600.0, 600.1)}})]
+    assert one_length(slower, plain).k == 0

@@ -20,6 +20,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+Lengths = dict[int, tuple[float, ...]]
+"""Draft length -> tokens/s by round."""
 LEAST_ROUNDS = 2
 """One says nothing of the error."""
 
@@ -61,8 +63,8 @@ class Choice:
 
     batch_size: int
     k: int
-    over_shortest: Ratio
-    """Its speed over that of the shortest draft measured there."""
+    over_plain: Ratio
+    """Its speed over that of the target alone."""
 
 
 def ratio(ours: Sequence[float], other: Sequence[float]) -> Ratio:
@@ -72,14 +74,15 @@ def ratio(ours: Sequence[float], other: Sequence[float]) -> Ratio:
     return Ratio(math.exp(mean), (math.exp(mean - half), math.exp(mean + half)))
 
 
-def choices(speeds: Iterable[Speed]) -> list[Choice]:
-    """One for each batch size, ascending."""
-    by_size: dict[int, dict[int, Speed]] = {}
-    for one in speeds:
+def choices(candidates: Iterable[Speed], plain: Iterable[Speed]) -> list[Choice]:
+    """One for each batch size, ascending, of the lengths that were measured there; `plain` is the target alone."""
+    by_size: dict[int, Lengths] = {}
+    for one in candidates:
         lengths = by_size.setdefault(one.batch_size, {})
         assert one.k not in lengths, f"k={one.k} twice at batch size {one.batch_size}"
-        lengths[one.k] = one
-    return [_choice(size, {k: one.tokens_per_s for k, one in by_size[size].items()}) for size in sorted(by_size)]
+        lengths[one.k] = one.tokens_per_s
+    alone = {one.batch_size: one.tokens_per_s for one in plain}
+    return [_choice(size, by_size[size], alone[size]) for size in sorted(by_size)]
 
 
 def per_batch_size(chosen: Sequence[Choice]) -> list[tuple[int, int, int]]:
@@ -99,21 +102,21 @@ def per_batch_size(chosen: Sequence[Choice]) -> list[tuple[int, int, int]]:
     return found
 
 
-def one_length(speeds: Sequence[Speed]) -> Choice:
+def one_length(candidates: Sequence[Speed], plain: Sequence[Speed]) -> Choice:
     """For an engine that drafts equally long at every batch size: the same rule for the geometric mean of the speeds at
     all of them, round by round. Its batch size is 0, which stands for all."""
-    lengths = sorted({one.k for one in speeds})
-    pooled = {k: _pooled([one.tokens_per_s for one in speeds if one.k == k]) for k in lengths}
-    return _choice(0, pooled)
+    lengths = sorted({one.k for one in candidates})
+    pooled = {k: _pooled([one.tokens_per_s for one in candidates if one.k == k]) for k in lengths}
+    return _choice(0, pooled, _pooled([one.tokens_per_s for one in plain]))
 
 
-def _choice(batch_size: int, speeds: dict[int, tuple[float, ...]]) -> Choice:
-    shortest, *longer = sorted(speeds)
+def _choice(batch_size: int, lengths: Lengths, plain: tuple[float, ...]) -> Choice:
+    shortest, *longer = sorted(lengths)
     best = shortest
     for k in longer:
-        if ratio(speeds[k], speeds[best]).is_faster:
+        if ratio(lengths[k], lengths[best]).is_faster:
             best = k
-    return Choice(batch_size, best, ratio(speeds[best], speeds[shortest]))
+    return Choice(batch_size, best, ratio(lengths[best], plain))
 
 
 def _pooled(speeds: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
