@@ -52,7 +52,7 @@ class RecursiveDraft(HeadDraft):
             tokens = shifted(batch.ids, 1 + step)
             state = self.advance(state, tokens, batch.positions + step, unrolled.extend)
             rows, valid = judged(batch, 1 + step)
-            yield Step(self.normed(state), self.head, rows, valid, self.vocab, head_is_frozen=True)
+            yield Step(self.normed(state), self.head, rows, valid, self.vocab, head_is_frozen=self.head_is_frozen)
 
     # decoding face
 
@@ -131,6 +131,14 @@ class Eagle3Config(HeadConfig):
     """They are normalised together, as one vector."""
     norm_output: bool = False
     """What is fed back is what the output head reads, the state behind the last norm."""
+    norm_before_residual: bool = False
+    """The layer adds to the state as `hidden_norm` made it (heads of the speculators library)."""
+    qk_norm: bool = False
+    """Queries and keys are normalised, as in Qwen3."""
+    attention_bias: bool = False
+    """Queries, keys and values have biases, as in Qwen2."""
+    own_head: bool = False
+    """It drafts with an output head of its own, as published heads do, not with the target's rows."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -169,11 +177,25 @@ class Eagle3Draft(RecursiveDraft):
         self.input_layernorm = nn.RMSNorm(width, eps)
         self.hidden_norm = nn.RMSNorm(width, eps)
         self.self_attn = Attention(
-            width, config.heads, config.kv_heads, config.head_dim, config.rotary(), input_width=2 * width
+            width,
+            config.heads,
+            config.kv_heads,
+            config.head_dim,
+            config.rotary(),
+            input_width=2 * width,
+            qk_norm_eps=eps if config.qk_norm else None,
+            bias=config.attention_bias,
         )
         self.post_attention_layernorm = nn.RMSNorm(width, eps)
         self.mlp = MLP(width, config.mlp_width)
         self.norm = nn.RMSNorm(width, eps)
+        if config.own_head:
+            self.head_is_frozen = False
+            self.lm_head = nn.Linear(width, config.draft_vocab_size or config.vocab_size, bias=False)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """hidden (..., d) -> logits (..., V_draft)."""
+        return self.lm_head(hidden.to(self.dtype)) if self.config.own_head else super().head(hidden)
 
     def fuse(self, features: Tensor) -> Tensor:
         """features (B, T, layers, d) -> (B, T, d): low, middle and high hidden states in one."""
@@ -185,8 +207,10 @@ class Eagle3Draft(RecursiveDraft):
 
     def advance(self, state: Tensor, tokens: Tensor, positions: Tensor, extend: Extend) -> Tensor:
         """One step: (B, T, d) states and the (B, T) tokens after them -> the next states."""
-        both = torch.cat([self.input_layernorm(self.embed(tokens)), self.hidden_norm(state)], -1)
-        state = state + self.self_attn(both, positions, extend)
+        known = self.hidden_norm(state)
+        both = torch.cat([self.input_layernorm(self.embed(tokens)), known], -1)
+        residual = known if self.config.norm_before_residual else state
+        state = residual + self.self_attn(both, positions, extend)
         state = state + self.mlp(self.post_attention_layernorm(state))
         return self.norm(state) if self.config.norm_output else state
 

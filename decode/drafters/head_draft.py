@@ -91,6 +91,8 @@ class HeadDraft(nn.Module, ABC):
     """Layers that keep keys and values of the slots."""
     foresees: bool = False
     """Predicts what becomes of its tokens (`drafting.Foreseeing`)."""
+    head_is_frozen: bool = True
+    """It drafts with the target's output head, which is not trained."""
     vocab: Tensor | None
 
     def __init__(self, config: HeadConfig, ends: Ends, vocab: Tensor | None = None) -> None:

@@ -3,8 +3,9 @@ after pending, whatever the tokens between are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -38,25 +39,29 @@ class MedusaConfig(OneStateConfig):
     """Shape of Medusa's heads; attention's fields are of no use here."""
 
     family: str = "medusa"
+    bias: bool = True
+    """The residual layers have biases."""
+    own_heads: bool = False
+    """Each head has an output head of its own, as published ones do; else all draft with the target's."""
 
 
 class Residual(nn.Module):
     """x + SiLU(W x + b). Starts as the identity, so that a head on the final state starts as the target's own."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, bias: bool = True) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, width)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
+        self.linear = nn.Linear(width, width, bias)
+        for weight in self.linear.parameters():
+            nn.init.zeros_(weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., width) -> (..., width)."""
         return x + nn.functional.silu(self.linear(x))
 
 
-def residuals(width: int, layers: int) -> nn.Sequential:
+def residuals(width: int, layers: int, bias: bool = True) -> nn.Sequential:
     """So many layers, each with weights of its own."""
-    return nn.Sequential(*(Residual(width) for _ in range(layers)))
+    return nn.Sequential(*(Residual(width, bias) for _ in range(layers)))
 
 
 class MedusaDraft(HeadDraft):
@@ -67,7 +72,22 @@ class MedusaDraft(HeadDraft):
     def __init__(self, config: MedusaConfig, ends: Ends, vocab: Tensor | None = None) -> None:
         super().__init__(config, ends, vocab)
         self.most_tokens = config.depth
-        self.heads = nn.ModuleList(residuals(config.hidden_size, config.mlp_layers) for _ in range(config.depth))
+        width, drafted = config.hidden_size, config.draft_vocab_size or config.vocab_size
+        self.heads = nn.ModuleList(residuals(width, config.mlp_layers, config.bias) for _ in range(config.depth))
+        if config.own_heads:
+            self.head_is_frozen = False
+            self.lm_heads = nn.ModuleList(nn.Linear(width, drafted, bias=False) for _ in range(config.depth))
+
+    def head_of(self, index: int) -> Callable[[Tensor], Tensor]:
+        """What makes hidden (..., d) of the head of that number logits (..., V_draft)."""
+        return cast(nn.Linear, self.lm_heads[index]) if self.config.own_heads else self.head
+
+    def drafted(self, state: Tensor) -> Tensor:
+        """state (B, d) -> logits (B, K, V) of all heads; the target's output head reads all of them at once."""
+        hidden = [head(state) for head in self.heads]
+        if not self.config.own_heads:
+            return self.logits(torch.stack(hidden, 1))
+        return self.widened(torch.stack([self.head_of(index)(one) for index, one in enumerate(hidden)], 1))
 
     def unroll(self, batch: Batch) -> Iterator[Step]:
         """A step per head: that of head i (from 0) drafts token t + 2 + i at slot t, judged by row t + 1 + i."""
@@ -75,7 +95,7 @@ class MedusaDraft(HeadDraft):
         state = batch.features[:, :, 0].to(self.dtype)
         for index, head in enumerate(self.heads):
             rows, valid = judged(batch, 1 + index)
-            yield Step(head(state), self.head, rows, valid, self.vocab, head_is_frozen=True)
+            yield Step(head(state), self.head_of(index), rows, valid, self.vocab, head_is_frozen=self.head_is_frozen)
 
     def read(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
         """Nothing is kept of earlier slots."""
@@ -96,8 +116,7 @@ class MedusaSteps:
 
     def first(self) -> Tensor:
         """All heads at once."""
-        state = self.features[:, -1, 0].to(self.draft.dtype)
-        self.logits_of_heads = self.draft.logits(torch.stack([head(state) for head in self.draft.heads], 1))
+        self.logits_of_heads = self.draft.drafted(self.features[:, -1, 0].to(self.draft.dtype))
         return self.logits_of_heads[:, :1]
 
     def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from decode.common.errors import InputError
 from decode.config import ModelConfig, Precision, model_folder
 from decode.drafters.base import Drafter
-from decode.drafters.head_draft import HeadDraft
+from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.lm import LMDraft
 from decode.drafters.mtp import MTPDraft, own_mtp
 from decode.drafters.provenance import FILE, read_provenance
@@ -24,7 +24,9 @@ from decode.models.adapters import unwrapped
 from decode.models.compatibility import check_same_size, check_same_tokens, refuse_unsupported
 from decode.models.fingerprint import changed_since_read, files_fingerprint
 from decode.models.load import ModelDescription, describe_loaded, describe_model, load_model
-from decode.models.output_head import ends_of
+from decode.models.output_head import Ends, ends_of
+from decode.published.form import published_form
+from decode.published.head import load_published, read_published
 
 FAMILIES = ("lm", *HEADS)
 OWN = "mtp"
@@ -36,13 +38,14 @@ def load_drafter(
 ) -> Drafter:
     """The drafter saved in `path`, on the target's device, in `dtype` ("auto": the target's own).
 
-    `path` is a draft's folder or that of the run that trained it; a plain transformers folder is an `lm` draft, and so
-    is a causal language model in memory, which is taken as it is, on the target's device. A PeftModel, as target or
-    draft, is the model with the adapter that is on.
+    `path` is a draft's folder or that of the run that trained it, or the folder of a head as others publish them
+    (`decode.published`); a plain transformers folder is an `lm` draft, and so is a causal language model in memory,
+    which is taken as it is, on the target's device. A PeftModel, as target or draft, is the model with the adapter that
+    is on.
     Raises InputError where vocabularies or tokenizers differ (where a folder holds no tokenizer files, or a model in
     memory comes from none, only vocabulary sizes are compared), and where a head was trained on other weights than the
-    target has, in its files or in memory. `check=False` compares sizes alone, also with a target that came from no
-    files.
+    target has, in its files or in memory; of a published one, where the rows that it ships are not the target's.
+    `check=False` compares sizes alone, also with a target that came from no files.
     """
     target = unwrapped(target)
     if not isinstance(path, str | PathLike):
@@ -52,7 +55,7 @@ def load_drafter(
         dtype = cast(Precision, str(target.dtype).removeprefix("torch."))
     known = describe_loaded(target, check)
     if folder == OWN or family_of(folder) in HEADS:
-        head = load_own(target, check) if folder == OWN else load_head(folder, ends_of(target), known, check)
+        head = load_own(target, check) if folder == OWN else head_in(folder, ends_of(target), known, check)
         head.source = known.path if folder == OWN else folder
         return head.to(target.device, getattr(torch, dtype)).requires_grad_(False).eval()
     source = ModelConfig(path=folder, device=str(target.device))
@@ -107,14 +110,30 @@ def _check_as_in_files(target: PreTrainedModel, folder: str) -> None:
 
 
 def family_of(path: str) -> str:
-    """The family that a draft folder names; raises InputError for one that is not known here."""
+    """The family that a draft folder names, or that a published head is of; raises InputError for one that is not known
+    here."""
     provenance = read_provenance(path)
-    family = "lm" if provenance is None else provenance.family
+    if provenance is None:
+        form = published_form(path)
+        return {None: "lm", "dflash": "dspark"}.get(form, cast(str, form))
+    family = provenance.family
     if family not in FAMILIES:
         raise InputError(
             f"{Path(path) / FILE} says family={family!r}; this version knows {', '.join(FAMILIES)}. Update draftsmith"
         )
     return family
+
+
+def config_in(folder: str | Path, target: ModelDescription, check: bool = True) -> HeadConfig:
+    """The configuration of the head in a folder, ours or a published one; InputError where it is not this target's."""
+    read = read_published if read_provenance(folder) is None else read_head
+    return read(folder, target, check)
+
+
+def head_in(folder: str | Path, ends: Ends, target: ModelDescription, check: bool = True) -> HeadDraft:
+    """The head in a folder, ours or a published one, in the precision it was saved in, on the CPU."""
+    load = load_published if read_provenance(folder) is None else load_head
+    return load(folder, ends, target, check)
 
 
 @dataclass(frozen=True)
@@ -141,7 +160,7 @@ def describe_draft(path: str, target: ModelDescription, role: str = "draft") -> 
         return DraftDescription(target.path, config.family, target.fingerprint, config.max_positions, size)
     family = family_of(folder)
     if family in HEADS:
-        config = read_head(folder, target)
+        config = config_in(folder, target)
         size = sum(map(prod, expected(config).values()))
         return DraftDescription(folder, family, files_fingerprint(Path(folder)), config.max_positions, size)
     found = describe_model(ModelConfig(path=folder), role)

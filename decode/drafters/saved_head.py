@@ -41,11 +41,15 @@ HEADS: dict[str, tuple[type[HeadConfig], type[HeadDraft]]] = {
     "medusa": (MedusaConfig, MedusaDraft),
     "mtp": (MTPConfig, MTPDraft),
 }
-ADDED = {
-    "dspark": {"layout": "anchor", "mask_token": None},
-    "eagle3": {"fc_norm": False, "norm_before_fc": False, "norm_output": False},
+ADDED: dict[str, tuple[dict[str, Any], ...]] = {
+    "dspark": ({"layout": "anchor", "mask_token": None},),
+    "eagle3": (
+        {"fc_norm": False, "norm_before_fc": False, "norm_output": False},
+        {"norm_before_residual": False, "qk_norm": False, "attention_bias": False, "own_head": False},
+    ),
+    "medusa": ({"bias": True, "own_heads": False},),
 }
-"""Fields that heads saved before do not have, all or none of them, and what such a head is."""
+"""Fields that heads saved before do not have, all or none of those added together, and what such a head is."""
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -120,9 +124,9 @@ def _config(folder: str | Path, family: str) -> HeadConfig:
             f"{folder}/config.json says family={fields.get('family')!r} and {FILE} {family!r}; a head is one of "
             f"{', '.join(HEADS)}. One of the files was edited; copy the folder again"
         )
-    known, added = HEADS[family][0], ADDED.get(family, {})
-    is_older = not set(added) & set(fields)
-    wrong = set(fields) ^ ({field.name for field in dataclasses.fields(known)} - (set(added) if is_older else set()))
+    known = HEADS[family][0]
+    older = {name for added in ADDED.get(family, ()) if not set(added) & set(fields) for name in added}
+    wrong = set(fields) ^ ({field.name for field in dataclasses.fields(known)} - older)
     if wrong:
         raise InputError(
             f"{folder}/config.json and this version's {family} heads do not share the fields "

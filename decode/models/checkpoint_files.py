@@ -175,6 +175,11 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(file for pattern in KINDS for file in folder.glob(pattern))
 
 
+def published_files(folder: Path) -> list[Path]:
+    """Pickled files of published heads, which transformers knows nothing of."""
+    return [folder / name for name in ("mask_embedding.pt", "medusa_lm_head.pt") if (folder / name).is_file()]
+
+
 def damaged(which: str, error: Exception, file: Path | None = None) -> str:
     """What to say of weights that cannot be read."""
     reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__

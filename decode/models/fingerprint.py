@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from decode.common.checked_json import read_json
 from decode.models.adapters import plain_names
-from decode.models.checkpoint_files import weight_files
+from decode.models.checkpoint_files import published_files, weight_files
 
 EDGE_BYTES = 1 << 20  # read at both ends of a weight file: cheap for 100 GB, blind to nothing real
 PLACES = 16  # of a tensor, spread over it
@@ -26,7 +26,7 @@ PLAIN = "bfloat16"
 def files_fingerprint(folder: Path) -> str:
     """Hash of config.json and of the edges of each weight file."""
     digest = hashlib.sha256(_canonical_config(folder))
-    for file in weight_files(folder):
+    for file in (*weight_files(folder), *published_files(folder)):
         digest.update(_edges(file))
     return digest.hexdigest()
 

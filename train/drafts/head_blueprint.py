@@ -47,9 +47,10 @@ class TrainableHead(TrainableDraft):
         self.head = head
 
     def token_tables(self) -> list[nn.Parameter]:
-        """With what adds to the target's logits, over its vocabulary or a reduced one; by its name, since a layer may
-        be as wide as a vocabulary."""
-        added = [child for name, child in self.head.named_modules() if name == "markov_out"]
+        """With what adds to the target's logits, and output heads of its own, over its vocabulary or a reduced one; by
+        name, since a layer may be as wide as a vocabulary."""
+        tables = ("markov_out", "lm_head", "lm_heads")
+        added = [child for name, child in self.head.named_modules() if name in tables]
         return [*super().token_tables(), *(weight for child in added for weight in child.parameters())]
 
     def calibrate(self, validation: Iterable[Batch], chunk_rows: int) -> dict[str, float]:
@@ -173,6 +174,7 @@ def head_blueprint(
     given = (
         vars(draft.head) | _sizes(draft, target, text) | {"family": draft.family, "layers": draft.layers, "taps": taps}
     )
+    given |= _like_target(text) if draft.family == "mtp" else {}
     given["anchors"] = _anchors(cfg)
     given["layout"] = draft.head.layout or ("anchor" if draft.head.markov_rank else "fill_in")
     norms = {"fc_norm": not draft.head.norm_before_fc, "norm_output": True}
@@ -217,6 +219,12 @@ def _sizes(draft: DraftConfig, target: ModelDescription, text: PretrainedConfig)
         "rms_norm_eps": getattr(text, "rms_norm_eps", 1e-6),
         "rope": rope_of(target, same_head_dim=True),
         "max_positions": draft.max_positions or target.max_positions,
+    }
+
+
+def _like_target(text: PretrainedConfig) -> dict[str, Any]:
+    """What an MTP layer has as its target's own layers have it."""
+    return {
         "qk_norm": text.model_type in ("qwen3", "gemma3_text", "exaone_moe"),
         "attention_bias": bool(getattr(text, "attention_bias", False)),
     }

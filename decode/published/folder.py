@@ -1,0 +1,114 @@
+"""A published draft's folder: config.json with checked types, and its tensors by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+from torch import Tensor
+
+from decode.common.checked_json import Content, JsonFile, Size, Text, read_json
+from decode.common.errors import InputError
+from decode.models.checkpoint_files import Layers, ModelFile, Token, Width
+from decode.published.weights import Stored, stored_tensors, tensor_of
+
+Ids = Annotated[list[Token], Field(max_length=1 << 10)]
+REMEDY = "Write it again, or fetch the folder again."
+
+
+class Nested(Content):
+    """`eagle_config`, `dflash_config` or `dspark_config`."""
+
+    eagle_aux_hidden_state_layer_ids: Ids | None = None
+    target_layer_ids: Ids | None = None
+    mask_token_id: Token | None = None
+    sample_from_anchor: bool | None = None
+    use_aux_hidden_state: bool | None = None
+    causal: bool | None = None
+    norm_before_fc: bool | None = None
+
+
+class DraftFile(ModelFile):
+    """config.json of a draft: what is read of it has these types."""
+
+    speculators_model_type: Text | None = None
+    transformer_layer_config: ModelFile | None = None
+    eagle_config: Nested | None = None
+    dflash_config: Nested | None = None
+    dspark_config: Nested | None = None
+    eagle_aux_hidden_state_layer_ids: Ids | None = None
+    aux_hidden_state_layer_ids: Ids | None = None
+    target_layer_ids: Ids | None = None
+    num_aux_hidden_states: Layers | None = None
+    target_hidden_size: Width | None = None
+    draft_vocab_size: Width | None = None
+    truncated_vocab_size: Width | None = None
+    num_target_layers: Layers | None = None
+    block_size: Layers | None = None
+    markov_rank: Annotated[int, Field(ge=0, le=1 << 16)] | None = None
+    mask_token_id: Token | None = None
+    rope_theta: Annotated[float, Field(gt=0)] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    rope_scaling: dict[str, Any] | None = None
+    medusa_num_heads: Layers | None = None
+    medusa_num_layers: Layers | None = None
+    num_heads: Layers | None = None
+    tie_word_embeddings: bool | None = None
+    is_causal: bool | None = None
+    attention_bias: bool | None = None
+    mlp_bias: bool | None = None
+    max_seq_len: Size | None = None
+
+
+CONFIG = JsonFile(DraftFile, "engines read it before they make room for the weights", REMEDY)
+
+
+@dataclass(frozen=True)
+class PublishedFolder:
+    """A draft as an engine is given it."""
+
+    path: Path
+    written: dict[str, Any]
+    """config.json."""
+    stored: dict[str, Stored]
+    """Its tensors by the names they have there."""
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """The values that engines work with: where vLLM reads by the speculators library's rules those that it nests,
+        above them the others."""
+        nested = (self.written.get("transformer_layer_config") or {}) if self.is_speculators else {}
+        own = {name: value for name, value in self.written.items() if value is not None or name not in nested}
+        return completed({**nested, **own})
+
+    @property
+    def is_speculators(self) -> bool:
+        """Whether vLLM reads it by the speculators library's rules: where there is no model_type at the top."""
+        return "speculators_model_type" in self.written and "model_type" not in self.written
+
+    def tensor(self, name: str) -> Tensor:
+        """Its values, read now."""
+        return tensor_of(name, self.stored[name])
+
+
+def completed(written: Mapping[str, Any]) -> dict[str, Any]:
+    """With what transformers puts in place of fields that are often left out."""
+    heads, width = written.get("num_attention_heads"), written.get("hidden_size")
+    usual = {"rms_norm_eps": 1e-6, "hidden_act": "silu"}
+    if heads:
+        usual |= {"num_key_value_heads": heads} | ({"head_dim": width // heads} if width else {})
+    return {**usual, **{name: value for name, value in written.items() if value is not None or name not in usual}}
+
+
+def read_folder(folder: Path) -> PublishedFolder:
+    """The folder, of which no values are read; InputError where it has no config.json, and for damaged files."""
+    if not (folder / "config.json").is_file():
+        inside = sorted(one.parent.name for one in folder.glob("*/config.json"))
+        hint = f"; it holds the folders {', '.join(inside)}: give one of them" if inside else ""
+        raise InputError(f"{folder} holds no config.json, so no engine reads a draft there{hint}")
+    CONFIG.read(folder / "config.json")
+    return PublishedFolder(folder, read_json(folder / "config.json", REMEDY), stored_tensors(folder))

@@ -1,0 +1,119 @@
+"""A published head as a drafter of ours: its configuration read before anything is loaded, and the head itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from decode.common.errors import ConfigError, InputError
+from decode.common.progress import get_logger
+from decode.drafters.head_draft import HeadConfig, HeadDraft
+from decode.drafters.saved_head import HEADS, Shapes, check_fits, expected
+from decode.models.hidden_states import check_taps
+from decode.models.load import ModelDescription
+from decode.models.output_head import Ends
+from decode.published.blocks import DFLASH, DSPARK
+from decode.published.eagle3 import EAGLE3
+from decode.published.folder import PublishedFolder, read_folder
+from decode.published.form import published_form
+from decode.published.medusa import MEDUSA
+from decode.published.reader import Reader
+from decode.published.target_rows import check_against_files, check_against_model
+from decode.sampling.stopping import own_eos_ids
+
+READERS: dict[str, Reader] = {one.form: one for one in (EAGLE3, MEDUSA, DFLASH, DSPARK)}
+"""By form."""
+WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
+log = get_logger("decode")
+
+
+def read_published(path: str | Path, target: ModelDescription, check: bool = True) -> HeadConfig:
+    """The configuration of the head published in a folder, every tensor of which was found to fit.
+
+    InputError for layouts that are unknown or mixed, for tensors that are missing, cut short, of another shape or too
+    many, and for a head of another target; `check=False` compares no rows with the target's.
+    """
+    folder, reader = _opened(path)
+    config = _config(folder, reader, target)
+    check_taps(target.config.get_text_config(), config.taps, target.path)
+    found = {name: tuple(one.shape) for name, one in reader.tensors(folder, config, _shape_in(folder)).items()}
+    check_fits(_expected(folder, config), found, f"the published head {folder.path}")
+    _precision(folder)
+    if check:
+        check_against_files(folder, reader, config, target)
+    return config
+
+
+def load_published(path: str | Path, ends: Ends, target: ModelDescription, check: bool = True) -> HeadDraft:
+    """The head in the precision it was published in, on the CPU; InputError as `read_published` raises."""
+    config = read_published(path, target, check)
+    folder, reader = _opened(path)
+    if check:
+        check_against_model(folder, reader, config, ends, target.path)
+    held = reader.tensors(folder, config, folder.tensor)
+    vocab = None if config.draft_vocab_size is None else torch.zeros(config.draft_vocab_size, dtype=torch.long)
+    head = HEADS[config.family][1](config, ends, vocab).to(_precision(folder))
+    head.load_state_dict(held)
+    _tell_ends(folder, head)
+    return head
+
+
+def _opened(path: str | Path) -> tuple[PublishedFolder, Reader]:
+    form = published_form(path)
+    assert form is not None, path
+    return read_folder(Path(path)), READERS[form]
+
+
+def _config(folder: PublishedFolder, reader: Reader, target: ModelDescription) -> HeadConfig:
+    try:
+        return reader.config(folder, target)
+    except (ConfigError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{folder.path}/config.json describes no {reader.form} head that can be built ({type(error).__name__}: "
+            f"{error}). Fetch the folder again"
+        ) from error
+
+
+def _expected(folder: PublishedFolder, config: HeadConfig) -> Shapes:
+    try:
+        return expected(config)
+    except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        raise InputError(
+            f"{folder.path}/config.json describes no {config.family} head that can be built ({type(error).__name__}: "
+            f"{error}). Fetch the folder again"
+        ) from error
+
+
+def _shape_in(folder: PublishedFolder):
+    def get(name: str) -> Tensor:
+        stored = folder.stored[name]
+        return torch.empty(stored.shape, dtype=stored.dtype, device="meta")
+
+    return get
+
+
+def _precision(folder: PublishedFolder) -> torch.dtype:
+    """That of most weights; a chance of acceptance may be in float32 among them."""
+    kinds = [one.dtype for one in folder.stored.values() if one.dtype.is_floating_point]
+    found = max(dict.fromkeys(kinds), key=kinds.count, default=None)
+    if found not in WEIGHTS:
+        raise InputError(
+            f"the weights in {folder.path} are of type {found}, and heads are read in float32, bfloat16 and float16. "
+            "Fetch the folder again"
+        )
+    return found
+
+
+def _tell_ends(folder: PublishedFolder, head: HeadDraft) -> None:
+    """Heads are published that cannot draft every end of text: those of a target with several."""
+    ends = own_eos_ids(head.ends.head.model.generation_config, head.config.vocab_size)
+    missing = [] if head.vocab is None else sorted(set(ends) - set(head.vocab.tolist()))
+    if missing:
+        log.warning(
+            "%s does not draft the target's ends of text %s: rounds at the end of texts are drafted past it, and "
+            "refused there", folder.path, missing,
+        )  # fmt: skip

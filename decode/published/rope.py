@@ -1,0 +1,29 @@
+"""Rotary positions as config.json says them: `rope_parameters`, or as older ones `rope_theta` with `rope_scaling`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+DEFAULT_BASE = 10000.0
+"""What engines and transformers take where nothing is said."""
+
+
+def rope_of(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What engines of today read; None where there is nothing."""
+    new = fields.get("rope_parameters")
+    return told(new) if new else older(fields)
+
+
+def older(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What readers of transformers 4 know."""
+    if fields.get("rope_theta") is None:
+        return None
+    return told({**(fields.get("rope_scaling") or {}), "rope_theta": fields["rope_theta"]})
+
+
+def told(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """With the kind under one name, and without what is null."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    rest = {key: value for key, value in rope.items() if key not in ("rope_type", "type") and value is not None}
+    return {"rope_type": kind, **dict(sorted(rest.items()))}
