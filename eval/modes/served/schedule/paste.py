@@ -1,0 +1,139 @@
+"""What to paste, for each engine that loads a draft, with the figures that it comes from."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from eval.modes.served.engine.vllm import with_speculation
+from eval.modes.served.schedule.adaptive import adaptive_config
+from eval.modes.served.schedule.arms import method_of
+from eval.modes.served.schedule.in_vllm import SCHEDULED, Schedule, lengths
+from eval.modes.served.schedule.schedule import Choice, Speed, choices, one_length, per_batch_size
+
+ADAPTIVE = "sglang_adaptive.json"
+NO_DRAFT = "serve the target without the draft"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A draft that was timed in vLLM."""
+
+    target: str
+    draft: Sequence[str]
+    """Options of `vllm serve` that load it."""
+    options: Sequence[str]
+    """Those that the servers had besides."""
+    plain: Sequence[Speed]
+    """The target alone, k = 0, at each batch size."""
+    drafted: Sequence[Speed]
+    """With the draft loaded; k = 0 among them for methods that follow a schedule."""
+    accepted: Mapping[int, float]
+    """Draft length -> accepted tokens per round."""
+
+    @property
+    def candidates(self) -> list[Speed]:
+        """What an engine can change to where it drafts one length always, or nothing."""
+        return [*self.plain, *(one for one in self.drafted if one.k)]
+
+
+@dataclass(frozen=True)
+class Paste:
+    """For one engine."""
+
+    engine: str
+    """As `format` of python -m train.export calls it."""
+    k: int
+    """The longest draft."""
+    text: str
+    """What to paste; empty where the engine is best left without the draft."""
+    why: str
+    """The figures that it comes from."""
+    files: Mapping[str, Any] = field(default_factory=dict)
+    """Name -> JSON content of files that the text names."""
+
+
+def chosen_lengths(measured: Measured) -> list[Choice]:
+    """By batch size, of the lengths that vLLM can change to there."""
+    follows = method_of(measured.draft) in SCHEDULED
+    return choices(measured.drafted if follows else measured.candidates, measured.plain)
+
+
+def schedule_of(measured: Measured) -> Schedule:
+    """Draft lengths for vLLM; [(1, n, 0)] where the target is faster with the draft at no batch size."""
+    found = chosen_lengths(measured)
+    largest = found[-1].batch_size
+    if method_of(measured.draft) not in SCHEDULED:
+        return [(1, largest, one_length(measured.candidates, measured.plain).k)]
+    if not any(one.k and one.over_plain.is_faster for one in found):
+        return [(1, largest, 0)]
+    return per_batch_size(found)
+
+
+def for_vllm(measured: Measured) -> Paste:
+    """The whole command."""
+    schedule = schedule_of(measured)
+    longest = max(k for _, _, k in schedule)
+    draft = with_speculation(measured.draft, lengths(method_of(measured.draft), schedule)) if longest else []
+    text = shlex.join(["vllm", "serve", measured.target, *draft, *measured.options])
+    if method_of(measured.draft) in SCHEDULED:
+        why = figures(chosen_lengths(measured))
+    else:
+        everywhere = one_length(measured.candidates, measured.plain)
+        why = f"{figures([everywhere])}; vLLM drafts as many Medusa tokens at every batch size"
+    return Paste("vllm", longest, text, why)
+
+
+def for_others(measured: Measured, commands: Mapping[str, Callable[[int], str]]) -> list[Paste]:
+    """For the engines whose launch command by draft length is known. llama.cpp and transformers serve one user, so
+    theirs is the length of the smallest batch size; the others draft one length at all."""
+    alone = choices(measured.candidates, measured.plain)[0]
+    everywhere = one_length(measured.candidates, measured.plain)
+    found = []
+    for engine, command in commands.items():
+        choice = alone if engine in ("llamacpp", "transformers") else everywhere
+        why = f"{figures([choice])}, by vLLM's speeds: acceptance is the same elsewhere, costs are not"
+        if engine == "sglang" and method_of(measured.draft) == "eagle3":
+            found.append(_adaptive(measured, command))
+        elif choice.k:
+            text = command(choice.k)
+            text = _transformers(text, choice.k) if engine == "transformers" else text
+            found.append(Paste(engine, choice.k, text, why))
+        else:
+            found.append(Paste(engine, 0, "", f"{NO_DRAFT}: {why}"))
+    return found
+
+
+def figures(chosen: Sequence[Choice]) -> str:
+    """In words, e.g. "batch size 1: k=4, 1.80 times the target alone (1.71 to 1.90)"."""
+    each = []
+    for one in chosen:
+        where = f"batch size {one.batch_size}" if one.batch_size else "over all batch sizes"
+        low, high = one.over_plain.ci95
+        each.append(f"{where}: k={one.k}, {one.over_plain.value:.2f} times the target alone ({low:.2f} to {high:.2f})")
+    return "; ".join(each)
+
+
+def _adaptive(measured: Measured, command: Callable[[int], str]) -> Paste:
+    chosen = choices(measured.candidates, measured.plain)
+    first = next((one.k for one in chosen if one.k), 0)
+    if not first:
+        return Paste("sglang", 0, "", f"{NO_DRAFT}: {figures(chosen)}")
+    config = adaptive_config(chosen, measured.accepted)
+    text = f"{command(first)} --speculative-adaptive --speculative-adaptive-config {ADAPTIVE}"
+    why = f"{figures(chosen)}; {_accepted(measured, chosen)}"
+    return Paste("sglang", max(one.k for one in chosen), text, why, {ADAPTIVE: config})
+
+
+def _accepted(measured: Measured, chosen: Sequence[Choice]) -> str:
+    each = [f"{measured.accepted[k]:.2f} with k={k}" for k in sorted({one.k for one in chosen if one.k})]
+    return f"accepted tokens per round {', '.join(each)}"
+
+
+def _transformers(command: str, k: int) -> str:
+    """Its launch command names no length."""
+    *before, generate = command.splitlines()
+    setting = f'num_assistant_tokens={k}, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0'
+    return "\n".join([*before, f"draft.generation_config.update({setting})", generate])
