@@ -33,7 +33,9 @@ def measured(method: str, drafted: Table, plain: Sequence[float] = (100.0, 500.0
     """A draft of that method whose accepted tokens per round are half of its length."""
     draft = ["--speculative-config", json.dumps({"method": method, "model": "a/draft", "num_speculative_tokens": 1})]
     accepted = {k: k / 2 for k in drafted}
-    return Measured("a/target", draft, ["--dtype", "float32"], speeds({0: tuple(plain)}), speeds(drafted), accepted)
+    return Measured(
+        "a/target", method, draft, ["--dtype", "float32"], speeds({0: tuple(plain)}), speeds(drafted), accepted
+    )
 
 
 EAGLE3 = measured("eagle3", {0: (90.0, 450.0), 2: (150.0, 460.0), 4: (180.0, 300.0)})

@@ -9,7 +9,6 @@ from typing import Any
 
 from eval.modes.served.engine.vllm import with_speculation
 from eval.modes.served.schedule.adaptive import adaptive_config
-from eval.modes.served.schedule.arms import method_of
 from eval.modes.served.schedule.in_vllm import SCHEDULED, Schedule, lengths
 from eval.modes.served.schedule.schedule import Choice, Speed, choices, one_length, per_batch_size
 
@@ -22,6 +21,8 @@ class Measured:
     """A draft that was timed in vLLM."""
 
     target: str
+    method: str
+    """As vLLM calls it."""
     draft: Sequence[str]
     """Options of `vllm serve` that load it."""
     options: Sequence[str]
@@ -57,7 +58,7 @@ class Paste:
 
 def chosen_lengths(measured: Measured) -> list[Choice]:
     """By batch size, of the lengths that vLLM can change to there."""
-    follows = method_of(measured.draft) in SCHEDULED
+    follows = measured.method in SCHEDULED
     return choices(measured.drafted if follows else measured.candidates, measured.plain)
 
 
@@ -65,7 +66,7 @@ def schedule_of(measured: Measured) -> Schedule:
     """Draft lengths for vLLM; [(1, n, 0)] where the target is faster with the draft at no batch size."""
     found = chosen_lengths(measured)
     largest = found[-1].batch_size
-    if method_of(measured.draft) not in SCHEDULED:
+    if measured.method not in SCHEDULED:
         return [(1, largest, one_length(measured.candidates, measured.plain).k)]
     if not any(one.k and one.over_plain.is_faster for one in found):
         return [(1, largest, 0)]
@@ -76,9 +77,9 @@ def for_vllm(measured: Measured) -> Paste:
     """The whole command."""
     schedule = schedule_of(measured)
     longest = max(k for _, _, k in schedule)
-    draft = with_speculation(measured.draft, lengths(method_of(measured.draft), schedule)) if longest else []
+    draft = with_speculation(measured.draft, lengths(measured.method, schedule)) if longest else []
     text = shlex.join(["vllm", "serve", measured.target, *draft, *measured.options])
-    if method_of(measured.draft) in SCHEDULED:
+    if measured.method in SCHEDULED:
         why = figures(chosen_lengths(measured))
     else:
         everywhere = one_length(measured.candidates, measured.plain)
@@ -95,7 +96,7 @@ def for_others(measured: Measured, commands: Mapping[str, Callable[[int], str]])
     for engine, command in commands.items():
         choice = alone if engine in ("llamacpp", "transformers") else everywhere
         why = f"{figures([choice])}, by vLLM's speeds: acceptance is the same elsewhere, costs are not"
-        if engine == "sglang" and method_of(measured.draft) == "eagle3":
+        if engine == "sglang" and measured.method == "eagle3":
             found.append(_adaptive(measured, command))
         elif choice.k:
             text = command(choice.k)
