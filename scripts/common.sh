@@ -82,6 +82,30 @@ ensure_test_environment() {
     once_for .installed-test-tools-from install_test_tools
 }
 
+# end_if_installed NAME VERSION: ends the script that makes .venv-NAME where that was done for this version.
+end_if_installed() {
+    [ "$(cat ".venv-$1/.installed" 2>/dev/null)" = "$2" ] || return 0
+    echo "$1 $2 is installed: .venv-$1/bin/python"
+    exit
+}
+
+# has_room GB WHAT
+has_room() {
+    local free_gb
+    free_gb=$(df -Pk . | awk 'END { print $4 / 1000000 }')
+    awk -v free="$free_gb" -v wanted="$1" 'BEGIN { exit free < wanted }' ||
+        die "$2 needs $1 GB on the disk, and $free_gb GB are free."
+}
+
+# thin_venv NAME: makes .venv-NAME, which shows .venv's packages too, under its own. Starts anew where an earlier attempt
+# was stopped before pip was there.
+thin_venv() {
+    local site='import sysconfig; print(sysconfig.get_path("purelib"))'
+    [ -x .venv/bin/python ] || die "There is no .venv, whose torch .venv-$1 uses. bash scripts/test.sh makes it."
+    ".venv-$1/bin/python" -m pip --version >/dev/null 2>&1 || .venv/bin/python -m venv --clear ".venv-$1"
+    .venv/bin/python -c "$site" >"$(".venv-$1/bin/python" -c "$site")/of_draftsmith.pth"
+}
+
 STEPS=()
 SECONDS=0
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that CI checks: install, lint, format, types, documentation, and three tiers of tests. Under 50 minutes on 2
+# Everything that CI checks: install, lint, format, types, documentation, and three tiers of tests. Under an hour on 2
 # cores.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
@@ -10,8 +10,8 @@ compiler() {
         die "The engines tier needs a C++ compiler. On Debian and Ubuntu: apt-get install g++ python3-dev"
 }
 
-# environment NAME: of vllm or speculators. vLLM has no wheel for every platform, and needs room on the disk: where an
-# environment cannot be had, its tests are skipped, and say so.
+# environment NAME: of vllm, speculators or llamacpp. Not every platform has wheels of them, and vLLM needs room on the
+# disk: where an environment cannot be had, its tests are skipped, and say so.
 environment() {
     local log why
     log=$(mktemp)
@@ -36,5 +36,6 @@ step "tests: default" 180 pytest -q
 step "tests: slow" 900 pytest -q -m "slow and not engines and not exhaustive and not gpu and not network"
 step "vLLM" 150 environment vllm
 step "speculators" 60 environment speculators
-step "tests: engines" 840 pytest -q -rs -n 0 -m "engines and not exhaustive and not gpu and not network"
+step "llama.cpp" 90 environment llamacpp
+step "tests: engines" 1080 pytest -q -rs -n 0 -m "engines and not exhaustive and not gpu and not network"
 show_times

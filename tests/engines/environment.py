@@ -1,4 +1,4 @@
-"""The environments of vLLM and of the speculators library, which scripts/*_env.sh make where they can."""
+"""The environments of vLLM, llama.cpp and the speculators library, which scripts/*_env.sh make where they can."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def vllm_python() -> str:
 def speculators_python() -> str:
     """That of .venv-speculators, likewise."""
     return _python("speculators")
+
+
+def llamacpp_python() -> str:
+    """That of .venv-llamacpp, likewise; the converter lies in llama.cpp/ beside its bin/."""
+    return _python("llamacpp")
 
 
 def _python(name: str) -> str:

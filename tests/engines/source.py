@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
@@ -35,10 +35,12 @@ class Source:
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A word for each id."""
+    """A word for each id. Written as Llama 2's is, with bytes for what it does not know, though it has none: llama.cpp
+    converts that kind without a list of the tokenizers that it has seen."""
     words = {"<eos>": EOS, "<pad>": PAD} | {f"w{token}": token for token in range(2, VOCAB_SIZE)}
-    built = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    built = Tokenizer(models.BPE(words, [], byte_fallback=True, ignore_merges=True, unk_token="<pad>"))
     built.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    built.decoder = decoders.Sequence([decoders.ByteFallback()])  # type: ignore[assignment]
     return PreTrainedTokenizerFast(tokenizer_object=built, eos_token="<eos>", pad_token="<pad>")
 
 

@@ -30,7 +30,7 @@ from distill.config import DistillConfig
 from tests.engines.counters import Counters, our_counters
 from tests.engines.source import EOS, PAD, VOCAB_SIZE, Source, tokenizer, write_texts
 from train.config import TrainConfig
-from train.export.config import ExportConfig, SavedDraftConfig
+from train.export.config import ExportConfig, Format, SavedDraftConfig
 from train.export.stage import run as export
 
 K = 3
@@ -74,11 +74,11 @@ _SHAPE: dict[str, Any] = {
 }
 _EAGLE3: dict[str, Any] = {"family": "eagle3", "head": {"depth": K, "taps": TAPS}}
 _MEDUSA: dict[str, Any] = {"family": "medusa", "head": {"depth": K}}
-_DFLASH: dict[str, Any] = {
-    "family": "dspark",
-    "layers": 1,
-    "head": {"depth": K, "taps": TAPS, "markov_rank": 0, "confidence": False, "anchors": 40},
-}
+_UNUSED = next(token for token in range(2, VOCAB_SIZE) if token not in Source().words)
+"""A token that no text holds."""
+_PLAIN = _EAGLE3["head"] | {"fc_norm": False, "norm_output": False}
+_BLOCK: dict[str, Any] = {"depth": K, "taps": TAPS, "markov_rank": 0, "confidence": False, "anchors": 40}
+_DSPARK = _BLOCK | {"markov_rank": 8, "confidence": True, "mask_token": _UNUSED}
 DRAFTS: dict[str, dict[str, Any]] = {
     "lm": {"family": "lm", "layers": 1, "width": 64, "heads": 2},
     "eagle3": _EAGLE3,
@@ -86,7 +86,12 @@ DRAFTS: dict[str, dict[str, Any]] = {
     "medusa": _MEDUSA,
     "mtp": {"family": "mtp", "head": {"depth": K, "init_own": True}},
     "medusa-reduced": _MEDUSA | {"head": _MEDUSA["head"] | {"vocab": REDUCED}},
-    "dflash": _DFLASH,
+    "eagle3-plain": {"family": "eagle3", "head": _PLAIN},
+    "eagle3-plain-reduced": {"family": "eagle3", "head": _PLAIN | {"vocab": REDUCED, "norm_before_fc": True}},
+    "dflash": {"family": "dspark", "layers": 1, "head": _BLOCK},
+    "dflash-token": {"family": "dspark", "layers": 1, "head": _BLOCK | {"mask_token": _UNUSED}},
+    "dspark": {"family": "dspark", "layers": 1, "head": _DSPARK},
+    "dspark-reduced": {"family": "dspark", "layers": 1, "head": _DSPARK | {"vocab": REDUCED}},
 }
 
 
@@ -123,11 +128,11 @@ class Toys:
         return train_draft(self.folder / kind / draft, self.target(kind), self.records(kind), DRAFTS[draft])
 
     @cache  # noqa: B019
-    def exported(self, kind: str, draft: str) -> Path:
-        """The folder of that draft for vLLM."""
-        folder = self.folder / kind / f"{draft}-vllm"
+    def exported(self, kind: str, draft: str, form: Format = "vllm") -> Path:
+        """The folder of that draft for an engine."""
+        folder = self.folder / kind / f"{draft}-{form}"
         run = SavedDraftConfig(path=str(self.run(kind, draft)))
-        cfg = ExportConfig(format="vllm", output_dir=str(folder), draft=run, num_draft_tokens=K)
+        cfg = ExportConfig(format=form, output_dir=str(folder), draft=run, num_draft_tokens=K)
         export(replace(cfg, model_impl="transformers") if kind == "gemma3" else cfg)
         return folder
 

@@ -123,7 +123,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("sglang", {"vocab": VOCAB}, "this head knows 6 of its 320 tokens; train with draft.head.vocab=null"),
     ("trtllm", {"vocab": VOCAB, "mask_token": 17}, "this head knows 6 of its 320 tokens"),
     ("trtllm", {}, r"mask is a learned vector, and TensorRT-LLM has .* alone; train with draft.head.mask_token=ID"),
-    ("llamacpp", {}, "mask is a learned vector, and llama.cpp has the target's embedding alone"),
+    ("llamacpp", {"vocab": VOCAB}, "llama.cpp drafts with the target's whole output head, and this head knows 6 of"),
     ("speculators", {}, "mask is a learned vector, and the speculators library has"),
     ("vllm", {"taps": (0, 3)}, r"reads the hidden states \[0, 3\] of a target of 6 layers.* draft.head.taps"),
     ("vllm", {"taps": (3, 6)}, "engines hand over those between its layers, 1 to 5"),

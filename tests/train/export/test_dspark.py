@@ -146,7 +146,7 @@ REFUSED = [
     ("sglang", "learned mask", "mask is a learned vector, and SGLang has .* train with draft.head.mask_token=ID"),
     ("sglang", "mask of the vocabulary, reduced", "SGLang drafts with the target's whole output head, .* knows 6 of"),
     ("trtllm", "learned mask", "mask is a learned vector, and TensorRT-LLM has the target's embedding alone"),
-    ("llamacpp", "mask of the vocabulary, reduced", "llama.cpp drafts with the target's whole output head"),
+    ("llamacpp", "learned mask", "mask is a learned vector, and llama.cpp has the target's embedding alone"),
     ("speculators", "learned mask", "mask is a learned vector, and the speculators library has"),
 ]
 

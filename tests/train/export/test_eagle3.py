@@ -185,9 +185,8 @@ def test_states_that_engines_do_not_hand_over(
 @pytest.mark.parametrize(
     ("engine", "fields", "message"),
     [
-        ("llamacpp", {"norm_output": True}, "this head has norm_output; train it with draft.head.norm_output=false"),
+        ("llamacpp", {"norm_output": True}, "norm_output of EAGLE-3.1, .* it with draft.head.norm_output=false"),
         ("llamacpp", {"fc_norm": True}, "draft.head.fc_norm=false"),
-        ("llamacpp", {"norm_before_fc": True}, "draft.head.norm_before_fc=false"),
         ("llamacpp", {"taps": (1, 4)}, r"three hidden states, and this head reads 2 \(\[1, 4\]\)"),
         ("trtllm", {"taps": (4,)}, r"leaves fc out .* a single hidden state \(4\); train it with two or more"),
     ],

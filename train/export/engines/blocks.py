@@ -33,8 +33,10 @@ TRTLLM_NAMES = NameRules(
     renames=((r"^model\.", ""),), skips=(r"^embed_tokens\.", r"^lm_head\."), unknown="skipped", missing="random"
 )
 """_torch/models/modeling_dflash.py and modeling_dspark.py: weights are loaded in part, both ends are the target's."""
-LLAMACPP_NAMES = NameRules(renames=((r"^model\.", ""),), skips=(r"^embed_tokens\.", r"^lm_head\.", "^d2t$", "^t2d$"))
-"""conversion/qwen.py: both ends are the target's."""
+LLAMACPP_DFLASH_NAMES = NameRules(renames=((r"^model\.", ""),))
+"""conversion/qwen.py: ends are written into the GGUF file where they are there, and both are the target's else."""
+LLAMACPP_DSPARK_NAMES = NameRules(renames=((r"^model\.", ""),), skips=("^t2d$",))
+"""Likewise; of a whole vocabulary it passes over the output head."""
 SPECULATORS_NAMES = NameRules(skips=(r"^verifier_",), unknown="skipped", missing="random")
 """Those of transformers' from_pretrained, which lists them in its log."""
 
@@ -84,13 +86,20 @@ def refuses_dspark_trtllm(source: Source, _model_impl: str) -> str | None:
 
 
 def refuses_dflash_llamacpp(source: Source, _model_impl: str) -> str | None:
-    """Why llama.cpp cannot draft with a DFlash head."""
-    return _on_the_targets_ends(source, "llama.cpp")
+    """Why llama.cpp cannot draft with a DFlash head: its converter stops at `d2t`. It reads mask_embedding.pt."""
+    return _untrained(source, "llama.cpp") or _reduced(source, "llama.cpp") or mask.no_id(source)
 
 
 def refuses_dspark_llamacpp(source: Source, _model_impl: str) -> str | None:
     """Why llama.cpp cannot draft with a DSpark head."""
-    return _on_the_targets_ends(source, "llama.cpp") or _fill_in(source, "llama.cpp")
+    wanting = _untrained(source, "llama.cpp") or mask.no_learned(source, "llama.cpp")
+    if wanting or blocks.shape(source).layout == "anchor":
+        return wanting
+    return (
+        "llama.cpp counts in block_size the slots of a DSpark block of layout=fill_in, and the folder the tokens that "
+        "it drafts, so that it would draft one token less; train with draft.head.layout=anchor, or serve it with "
+        "format=vllm"
+    )
 
 
 def refuses_speculators(source: Source, _model_impl: str) -> str | None:

@@ -1,4 +1,5 @@
-"""llama.cpp (read and not run): folders are converted to GGUF first."""
+"""llama.cpp (server of xllamacpp 2026.10.11549, which is build b11549; converter of llama-cpp-python 0.3.36, which is
+commit 0c1e57098): folders are converted to GGUF first."""
 
 from __future__ import annotations
 
@@ -33,12 +34,13 @@ def launch(kind: str) -> Callable[[Launch], str]:
 
 
 def refuses_eagle3(source: Source, _model_impl: str) -> str | None:
-    """Why llama.cpp cannot draft with this head (src/models/eagle3.cpp)."""
-    config, norms = cast(Eagle3Config, source.config), ("fc_norm", "norm_before_fc", "norm_output")
+    """Why llama.cpp cannot draft with this head (src/models/eagle3.cpp). Of norms that it does not know the converter
+    refuses fc_norm, and norm_output, which has no tensor of its own, goes unseen."""
+    config, norms = cast(Eagle3Config, source.config), ("fc_norm", "norm_output")
     present = [name for name in norms if getattr(config, name)]
     if present:
         return (
-            f"llama.cpp does not know the norms of EAGLE-3.1, and this head has {', '.join(present)}; train it with "
+            f"llama.cpp does not know {' and '.join(present)} of EAGLE-3.1, which this head has; train it with "
             f"{' '.join(f'draft.head.{name}=false' for name in present)}"
         )
     if len(config.taps) != 3:
@@ -57,27 +59,35 @@ EAGLE3_NAMES = NameRules(
 """conversion/llama.py."""
 ENGINE = Engine(
     "llamacpp",
-    "llama.cpp",
+    "llama.cpp b11549",
     {
-        "lm": Loads(LM, "b4000", launch("draft-simple")),
+        "lm": Loads(LM, "b4000", launch("draft-simple"), tried="run"),
         "eagle3": Loads(
-            EAGLE3, "builds of July 2026", launch("draft-eagle3"), refuses_eagle3, names=EAGLE3_NAMES, targets=PLAIN
+            EAGLE3,
+            "builds of July 2026",
+            launch("draft-eagle3"),
+            refuses_eagle3,
+            tried="run",
+            names=EAGLE3_NAMES,
+            targets=PLAIN,
         ),
         "medusa": "llama.cpp has no Medusa heads; train draft=lm or draft=eagle3 instead",
         "dflash": Loads(
             DFLASH,
-            "builds of July 2026",
+            "builds of October 2026",
             launch("draft-dflash"),
             blocks.refuses_dflash_llamacpp,
-            names=blocks.LLAMACPP_NAMES,
+            tried="run",
+            names=blocks.LLAMACPP_DFLASH_NAMES,
             targets=PLAIN,
         ),
         "dspark": Loads(
             DSPARK,
-            "builds of August 2026",
+            "builds of October 2026",
             launch("draft-dspark"),
             blocks.refuses_dspark_llamacpp,
-            names=blocks.LLAMACPP_NAMES,
+            tried="run",
+            names=blocks.LLAMACPP_DSPARK_NAMES,
             targets=PLAIN,
         ),
         "mtp": OWN_MTP_ALONE,
