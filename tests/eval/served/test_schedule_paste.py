@@ -16,6 +16,7 @@ from eval.modes.served.schedule.schedule import Speed
 from train.export.engines import ENGINES
 from train.export.engines.base import Launch, Loads
 
+PLACE = Path("runs/served/paste/x")
 Table = dict[int, tuple[float, ...]]
 """Draft length -> tokens/s at the batch sizes 1 and 8."""
 
@@ -94,10 +95,10 @@ def test_medusa_gets_one_length_for_all_batch_sizes() -> None:
 
 
 def test_sglang_adapts_eagle3_by_a_file() -> None:
-    (paste,) = for_others(EAGLE3, {"sglang": launcher("sglang", "eagle3")})
+    (paste,) = for_others(EAGLE3, {"sglang": launcher("sglang", "eagle3")}, PLACE)
     words = shlex.split(paste.text)
     assert words[words.index("--speculative-num-steps") + 1] == "4"
-    assert words[-3:] == ["--speculative-adaptive", "--speculative-adaptive-config", ADAPTIVE]
+    assert words[-3:] == ["--speculative-adaptive", "--speculative-adaptive-config", str(PLACE / ADAPTIVE)]
     config = paste.files[ADAPTIVE]
     assert {start: one["candidate_steps"] for start, one in config.items()} == {"1": [0, 4], "2": [0]}
     assert config["1"]["down_hysteresis"] == pytest.approx(break_even(2.0, 1.8) - 0.5, abs=1e-3)
@@ -107,7 +108,7 @@ def test_sglang_adapts_eagle3_by_a_file() -> None:
 def test_the_steps_of_the_command_are_among_those_of_the_file() -> None:
     """Else SGLang refuses to start (0.5.23, srt/arg_groups/speculative_hook.py)."""
     late = measured("eagle3", {2: (90.0, 600.0), 4: (80.0, 550.0)})
-    (paste,) = for_others(late, {"sglang": launcher("sglang", "eagle3")})
+    (paste,) = for_others(late, {"sglang": launcher("sglang", "eagle3")}, PLACE)
     words = shlex.split(paste.text)
     steps = {step for one in paste.files[ADAPTIVE].values() for step in one["candidate_steps"]}
     assert int(words[words.index("--speculative-num-steps") + 1]) in steps == {0, 2}
@@ -116,7 +117,7 @@ def test_the_steps_of_the_command_are_among_those_of_the_file() -> None:
 def test_engines_of_one_user_get_the_length_of_the_smallest_batch() -> None:
     lm = measured("draft_model", {0: (90.0, 450.0), 2: (190.0, 480.0), 4: (200.0, 300.0)})
     commands = {name: launcher(name, "lm") for name in ("sglang", "trtllm", "llamacpp", "transformers")}
-    found = {one.engine: one for one in for_others(lm, commands)}
+    found = {one.engine: one for one in for_others(lm, commands, PLACE)}
     assert {name: one.k for name, one in found.items()} == {"sglang": 2, "trtllm": 2, "llamacpp": 4, "transformers": 4}
     assert "--spec-draft-n-max 4" in found["llamacpp"].text
     assert "max_draft_len: 2" in found["trtllm"].text
@@ -127,13 +128,13 @@ def test_engines_of_one_user_get_the_length_of_the_smallest_batch() -> None:
 
 
 def test_tgi_speculates_over_all_batch_sizes() -> None:
-    (paste,) = for_others(MEDUSA, {"tgi": launcher("tgi", "medusa")})
+    (paste,) = for_others(MEDUSA, {"tgi": launcher("tgi", "medusa")}, PLACE)
     assert paste.text.endswith("--speculate 3")
 
 
 def test_other_engines_are_told_to_leave_it_where_nothing_pays() -> None:
     slow = replace(measured("eagle3", SLOW))
     names = ("sglang", "trtllm", "llamacpp")
-    found = for_others(slow, {name: launcher(name, "eagle3") for name in names})
+    found = for_others(slow, {name: launcher(name, "eagle3") for name in names}, PLACE)
     assert [(one.k, one.text, dict(one.files)) for one in found] == [(0, "", {})] * 3
     assert all(one.why.startswith("serve the target without the draft") for one in found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from eval.modes.served.engine.vllm import with_speculation
@@ -87,9 +88,10 @@ def for_vllm(measured: Measured) -> Paste:
     return Paste("vllm", longest, text, why)
 
 
-def for_others(measured: Measured, commands: Mapping[str, Callable[[int], str]]) -> list[Paste]:
-    """For the engines whose launch command by draft length is known. llama.cpp and transformers serve one user, so
-    theirs is the length of the smallest batch size; the others draft one length at all."""
+def for_others(measured: Measured, commands: Mapping[str, Callable[[int], str]], place: Path) -> list[Paste]:
+    """For the engines whose launch command by draft length is known; files will lie in the folder `place`. llama.cpp
+    and transformers serve one user, so theirs is the length of the smallest batch size; the others draft one length
+    at all."""
     alone = choices(measured.candidates, measured.plain)[0]
     everywhere = one_length(measured.candidates, measured.plain)
     found = []
@@ -97,7 +99,7 @@ def for_others(measured: Measured, commands: Mapping[str, Callable[[int], str]])
         choice = alone if engine in ("llamacpp", "transformers") else everywhere
         why = f"{figures([choice])}, by vLLM's speeds: acceptance is the same elsewhere, costs are not"
         if engine == "sglang" and measured.method == "eagle3":
-            found.append(_adaptive(measured, command))
+            found.append(_adaptive(measured, command, place))
         elif choice.k:
             text = command(choice.k)
             text = _transformers(text, choice.k) if engine == "transformers" else text
@@ -117,13 +119,14 @@ def figures(chosen: Sequence[Choice]) -> str:
     return "; ".join(each)
 
 
-def _adaptive(measured: Measured, command: Callable[[int], str]) -> Paste:
+def _adaptive(measured: Measured, command: Callable[[int], str], place: Path) -> Paste:
     chosen = choices(measured.candidates, measured.plain)
     first = next((one.k for one in chosen if one.k), 0)
     if not first:
         return Paste("sglang", 0, "", f"{NO_DRAFT}: {figures(chosen)}")
     config = adaptive_config(chosen, measured.accepted)
-    text = f"{command(first)} --speculative-adaptive --speculative-adaptive-config {ADAPTIVE}"
+    own = ["--speculative-adaptive", "--speculative-adaptive-config", str(place / ADAPTIVE)]
+    text = f"{command(first)} {shlex.join(own)}"
     why = f"{figures(chosen)}; {_accepted(measured, chosen)}"
     return Paste("sglang", max(one.k for one in chosen), text, why, {ADAPTIVE: config})
 

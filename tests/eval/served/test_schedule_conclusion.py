@@ -1,0 +1,72 @@
+"""From rows of speeds to a conclusion for results.json, and the commands of other engines for drafts of ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decode.config import ModelConfig
+from eval.modes.served.schedule.conclusion import concluded, has_speeds, launch_commands, measured_of
+from tests.train.export.saved_heads import save_head, save_padded_target
+
+LOADS = ["--speculative-config", json.dumps({"method": "eagle3", "model": "exports/x", "num_speculative_tokens": 1})]
+
+
+def row(
+    draft: str | None, k: int, batch_size: int, speed: float, tokens_per_draft: float | None = None
+) -> dict[str, Any]:
+    """A speed of results.json, of two rounds."""
+    return {
+        "draft": draft,
+        "num_draft_tokens": k,
+        "batch_size": batch_size,
+        "tokens_per_s": [speed, speed * 1.001],
+        "tokens_per_draft": tokens_per_draft,
+    }
+
+
+ROWS = [
+    *[row(None, 0, 1, 100.0), row(None, 0, 4, 400.0)],
+    *[row("x", 0, 1, 90.0), row("x", 0, 4, 380.0)],
+    *[row("x", 3, 1, 200.0, 3.0), row("x", 3, 4, 300.0, 3.2)],
+    *[row("y", 3, 1, 500.0, 3.0), row("y", 3, 4, 900.0, 3.2)],
+]
+
+
+def test_rows_are_told_apart_by_draft_and_become_a_schedule(tmp_path: Path) -> None:
+    measured = measured_of(ROWS, "x", "a/target", "eagle3", LOADS, ["--dtype", "float32"])
+    assert measured.accepted == {3: pytest.approx(2.1)}
+    found = concluded(measured, "x", {}, tmp_path)
+    assert found.schedule == [[1, 1, 3], [2, 4, 0]]
+    assert [(one.batch_size, one.num_draft_tokens, round(one.over_alone, 2)) for one in found.lengths] == [
+        (1, 3, 2.0),
+        (4, 0, 0.95),
+    ]
+    (vllm,) = found.pastes
+    assert vllm.text.startswith("vllm serve a/target --speculative-config ")
+    assert json.loads(json.dumps(found.model_dump())) == found.model_dump()
+
+
+def test_a_schedule_takes_the_target_alone_and_two_rounds() -> None:
+    assert has_speeds(ROWS, "x")
+    assert not has_speeds(ROWS, "z")
+    assert not has_speeds([one for one in ROWS if one["draft"]], "x")
+    assert not has_speeds([{**one, "tokens_per_s": one["tokens_per_s"][:1]} for one in ROWS], "x")
+
+
+def test_engines_that_load_a_draft_are_given_it_whole(tmp_path: Path) -> None:
+    target = save_padded_target(tmp_path / "target")
+    save_head(tmp_path / "eagle3", target, "eagle3", taps=(2, 3, 4))
+    commands = launch_commands(str(tmp_path / "eagle3"), ModelConfig(path=str(target)), "exports/x")
+    assert {"sglang", "trtllm"} <= commands.keys()
+    assert not {"vllm", "tgi", "transformers"} & commands.keys()
+    export, launch = commands["sglang"](5).splitlines()
+    assert export == (
+        f"python -m train.export draft.path={tmp_path / 'eagle3'} format=sglang output_dir=exports/x-sglang"
+    )
+    assert "--speculative-draft-model-path exports/x-sglang " in launch
+    assert "--speculative-num-steps 5 " in launch
+    assert "max_draft_len: 4" in commands["trtllm"](4)
