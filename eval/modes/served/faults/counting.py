@@ -1,0 +1,92 @@
+"""Rounds of a draft along texts that are known: at temperature 0 whatever is drafted, the text is the target's own, so
+a draft that is read otherwise is counted without decoding anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from decode import generate
+from decode.models.hidden_states import Taps
+from eval.modes.served.engine.metrics import Counters
+from eval.modes.served.faults.reading import Reading
+
+States = dict[tuple[int, ...], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Prompts with what the target writes on from them, and its hidden states there, read when they are asked for."""
+
+    target: PreTrainedModel
+    ids: Sequence[Tensor]
+    """(T,) each, so many tokens behind `limit` as a round may accept there."""
+    lengths: Sequence[int]
+    """Tokens of each prompt."""
+    limit: int
+    """New tokens that were asked for of each."""
+    k: int
+    """Tokens of a round that were asked for."""
+    _states: States = field(default_factory=dict)
+
+    @torch.no_grad()
+    def states(self, taps: tuple[int, ...]) -> list[Tensor]:
+        """(T, n, d) of each text, in float32 on the CPU."""
+        if taps not in self._states:
+            hooks = Taps(self.target, taps)
+            found = []
+            with hooks:
+                for ids in self.ids:
+                    self.target(ids[None].to(self.target.device), use_cache=False)
+                    found.append(hooks.stacked()[0].float().cpu())
+            self._states[taps] = found
+        return self._states[taps]
+
+
+def write(target: PreTrainedModel, prompts: Sequence[Sequence[int]], limit: int, k: int) -> Texts:
+    """The target's greedy texts, to the end of the longest round that may begin before `limit`."""
+    ids = [
+        generate(
+            target, None, torch.tensor([list(prompt)]), max_new_tokens=limit + k + 1, eos_token_id=(), temperature=0.0
+        ).sequences[0].cpu()
+        for prompt in prompts
+    ]  # fmt: skip
+    return Texts(target, ids, [len(prompt) for prompt in prompts], limit, k)
+
+
+@torch.no_grad()
+def count(reading: Reading, texts: Texts) -> Counters:
+    """What an engine counts that reads the draft so.
+
+    The first new token is the prefill's; rounds begin behind it, while fewer than `limit` are written. What a round
+    accepts behind the limit counts, as in vLLM.
+    """
+    steps = texts.k if reading.depth is None else min(texts.k, reading.depth)
+    drafting = reading.drafting()
+    states = texts.states(reading.taps) if reading.taps else [torch.empty(0)] * len(texts.ids)
+    rounds: list[int] = []
+    for ids, length, features in zip(texts.ids, texts.lengths, states, strict=True):
+        places = torch.arange(length, length + texts.limit - 1)
+        right = _accepted(drafting(ids, features, places, steps), ids, places)
+        rounds += _rounds(right)
+    accepted = tuple(sum(one > place for one in rounds) for place in range(texts.k))
+    return Counters(len(rounds), len(rounds) * steps, accepted)
+
+
+def _accepted(drafted: Tensor, ids: Tensor, places: Tensor) -> list[int]:
+    """At each place, how many of the drafted (S, N) tokens the text goes on with."""
+    wanted = torch.stack([ids[places + 1 + step] for step in range(len(drafted))])
+    return (drafted == wanted).long().cumprod(0).sum(0).tolist()
+
+
+def _rounds(right: Sequence[int]) -> list[int]:
+    """Tokens accepted in each round of a text: the next one begins behind the target's own token."""
+    place, rounds = 0, []
+    while place < len(right):
+        rounds.append(right[place])
+        place += right[place] + 1
+    return rounds

@@ -1,0 +1,148 @@
+"""Faults of Medusa's heads, of blocks, and of draft language models."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from eval.modes.served.faults.hypotheses import BLOCKS, Hypothesis, Reading, Variants, random_like
+
+_MEDUSA, _LM = frozenset({"medusa"}), frozenset({"lm"})
+_HEAD = r"^(blocks|lm_heads)\.(\d+)\."
+
+
+def _without_biases(reading: Reading) -> Variants:
+    names = reading.names(r"^blocks\..*\.bias$")
+    if any(reading.weights[name].any() for name in names):
+        zeros = {name: torch.zeros_like(reading.weights[name]) for name in names}
+        yield "those of the residual layers", reading.with_weights(zeros)
+
+
+def _other_order(reading: Reading) -> Variants:
+    count = reading.depth or 1
+    orders = {f"heads {one + 1} and {one + 2} swapped": _swapped(count, one) for one in range(count - 1)}
+    if count > 2:
+        orders["the last one first"] = list(range(count))[::-1]
+        orders["each a position late, so that the first drafts twice"] = [0, *range(count - 1)]
+        orders["each a position early"] = [*range(1, count), count - 1]
+    for what, order in orders.items():
+        yield what, _ordered(reading, order)
+
+
+def _swapped(count: int, first: int) -> list[int]:
+    order = list(range(count))
+    order[first], order[first + 1] = order[first + 1], order[first]
+    return order
+
+
+def _ordered(reading: Reading, order: list[int]) -> Reading:
+    """Head i is that of order[i]; a shared output head stays."""
+    shared = reading.fields.get("original_lm_head")
+
+    def source(name: str) -> str:
+        if shared and name.startswith("lm_heads"):
+            return name
+        return re.sub(_HEAD, lambda match: f"{match[1]}.{order[int(match[2])]}.", name)
+
+    return reading.with_weights({name: reading.weights[source(name)] for name in reading.weights})
+
+
+def _lost_head(reading: Reading) -> Variants:
+    for head in range(reading.depth or 0):
+        names = reading.names(rf"^blocks\.{head}\.")
+        made = {name: random_like(reading.weights[name]) for name in names}
+        zeros = {name: torch.zeros_like(reading.weights[name]) for name in names}
+        yield f"head {head + 1}, zeros", reading.with_weights(zeros)
+        yield f"head {head + 1}, random", reading.with_weights(made)
+
+
+def _more_layers(reading: Reading) -> Variants:
+    """As many as the target has: vLLM adds up nothing, it takes the last key that holds `num` and `layers`."""
+    own = len(reading.names(r"^blocks\.0\.layers\.\d+\.weight$"))
+    generator, width, added = torch.Generator().manual_seed(0), reading.fields["hidden_size"], {}
+    for head in range(reading.depth or 0):
+        for layer in range(own, reading.num_layers):
+            made = 2 * torch.rand(width, width, generator=generator) - 1  # as torch.nn.Linear begins
+            added[f"blocks.{head}.layers.{layer}.weight"] = made / width**0.5
+    yield f"{reading.num_layers} in place of {own}", reading.with_weights(added)
+
+
+def _mask(reading: Reading) -> Variants:
+    rows = reading.weights.get("embed_tokens.weight", reading.served.embedding)
+    yield "the row of token 0", reading.with_served(mask=rows[:1])
+    yield "zeros", reading.with_served(mask=torch.zeros_like(rows[:1]))
+    token = reading.fields.get("mask_token_id")
+    if isinstance(token, int) and 0 <= token < len(rows):
+        yield (
+            f"the row of token {token}, where the folder has one that was learned",
+            reading.with_served(mask=rows[token : token + 1]),
+        )
+
+
+def _causal(reading: Reading) -> Variants:
+    nested = reading.fields.get("dflash_config") or {}
+    yield "each sees those before it alone", reading.with_fields(dflash_config={**nested, "causal": True})
+
+
+def _anchored(reading: Reading) -> Variants:
+    now = bool(reading.fields.get("sample_from_anchor", True))
+    yield f"sample_from_anchor={str(not now).lower()}", reading.with_fields(sample_from_anchor=not now)
+
+
+def _without_bias(reading: Reading) -> Variants:
+    names = reading.names("markov_w2")
+    if names:
+        zeros = {name: torch.zeros_like(reading.weights[name]) for name in names}
+        yield "zeros", reading.with_weights(zeros)
+
+
+def _untied(reading: Reading) -> Variants:
+    if "lm_head.weight" not in reading.weights and reading.fields.get("tie_word_embeddings"):
+        yield "an output head of its own, random", reading.with_fields(tie_word_embeddings=False)
+
+
+OF_FORMS = (
+    Hypothesis(
+        "Medusa's biases are dropped", _MEDUSA, _without_biases,
+        "without medusa_fc_bias=true vLLM builds residual layers without biases, and skips those of the folder",
+        "Write medusa_fc_bias=true in config.json",
+    ),
+    Hypothesis(
+        "Medusa heads out of order", _MEDUSA, _other_order,
+        "a head drafts the token of another position", "Number the heads by the position that each drafts, from 0",
+    ),
+    Hypothesis(
+        "a Medusa head that the engine did not load", _MEDUSA, _lost_head,
+        "its position, and all behind it, draft random tokens", "Write every head, or ask for fewer draft tokens",
+        is_random=True,
+    ),
+    Hypothesis(
+        "Medusa heads of more layers than they have", _MEDUSA, _more_layers,
+        "vLLM takes every key of config.json that holds num and layers for their number, and leaves the others random",
+        "Leave keys such as num_target_layers out of config.json", is_random=True,
+    ),
+    Hypothesis(
+        "another mask", BLOCKS, _mask,
+        "slots that are not drafted yet begin from a row that the draft does not know",
+        "Ship mask_embedding.pt, or train with draft.head.mask_token=ID",
+    ),
+    Hypothesis(
+        "a causal block", BLOCKS, _causal,
+        "slots of a block do not see those behind them", "Write dflash_config.causal=false and is_causal=false",
+    ),
+    Hypothesis(
+        "slots of the block stand for other positions", frozenset({"dspark"}), _anchored,
+        "the first slot drafts, or does not, against what was trained (vLLM issue 56792)",
+        "Write sample_from_anchor as trained, true for draft.head.layout=anchor, at the top and where it is nested",
+    ),
+    Hypothesis(
+        "the Markov bias is left out", frozenset({"dspark"}), _without_bias,
+        "tokens of a block do not know of each other", "Serve it as DSpark, not as DFlash",
+    ),
+    Hypothesis(
+        "an untied output head", _LM, _untied,
+        "the folder ties it to the embedding, and the engine leaves it random",
+        "Write tie_word_embeddings=true, or ship lm_head.weight", is_random=True,
+    ),
+)  # fmt: skip

@@ -1,0 +1,125 @@
+"""A draft's folder as an engine may read it: rightly, or with one thing taken otherwise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from decode.models.hidden_states import FINAL
+from decode.models.load import ModelDescription
+from train.check.folder import open_folder
+from train.check.replicas import REPLICAS
+from train.check.replicas.base import Served
+from train.check.served import served
+from train.check.states import listed
+from train.check.subject import Subject, form_of
+from train.export.engines import ENGINES
+from train.export.layouts.medusa import number_of
+
+Drafting = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+"""As a replica's, (ids (T,), features (T, n, d), places (N,), steps S), but to the tokens drafted (S, N)."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What an engine computes with. A draft LM's `served` has its config.json and its tensors by their own names."""
+
+    form: str
+    served: Served
+    taps: tuple[int, ...]
+    """Hidden states that it is handed, in this order; () for a draft LM."""
+    num_layers: int
+    """Of the target."""
+    depth: int | None
+    """Most tokens that it drafts; None is any number."""
+    lag: int = 0
+    """Tokens by which the hidden states that it is handed are late."""
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """Of config.json."""
+        return self.served.fields
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """By the names of vLLM."""
+        return self.served.weights
+
+    def with_fields(self, **values: Any) -> Reading:
+        """It with other values in config.json."""
+        return replace(self, served=replace(self.served, fields={**self.fields, **values}))
+
+    def with_weights(self, changes: Mapping[str, Tensor]) -> Reading:
+        """It with other tensors."""
+        return replace(self, served=replace(self.served, weights={**self.weights, **changes}))
+
+    def with_served(self, **changes: Any) -> Reading:
+        """It with other ends, map of tokens or mask."""
+        return replace(self, served=replace(self.served, **changes))
+
+    def names(self, pattern: str) -> list[str]:
+        """Tensors in whose names the pattern is found."""
+        return [name for name in self.weights if re.search(pattern, name)]
+
+    @torch.no_grad()
+    def drafting(self) -> Drafting:
+        """What drafts so."""
+        if self.form == "lm":
+            return _of_model(self)
+        replica = REPLICAS[self.form]
+
+        def drafted(ids: Tensor, features: Tensor, places: Tensor, steps: int) -> Tensor:
+            late = features.roll(self.lag, 0) if self.lag else features
+            return replica(self.served, ids, late, places, steps).argmax(-1)
+
+        return drafted
+
+
+def open_reading(folder: str, target: ModelDescription, engine: str = "vllm") -> Reading:
+    """The folder as the engine reads it where nothing is wrong; InputError for what is no draft's folder."""
+    opened = open_folder(folder)
+    form = form_of(opened)
+    subject = Subject(opened, target, form, (ENGINES[engine],))
+    if form == "lm":
+        weights = {name: opened.tensor(name).float() for name in opened.stored}
+        none = torch.empty(0)
+        return Reading(form, Served(opened.written, weights, none, none, None, none), (), target.num_layers, None)
+    lists = listed(subject)
+    usual = default_taps(target.num_layers) if form == "eagle3" else (FINAL,)
+    taps = tuple(sorted(next(iter(lists.values())))) if lists else usual
+    return Reading(form, served(subject), taps, target.num_layers, _depth(form, opened.written))
+
+
+def default_taps(num_layers: int) -> tuple[int, int, int]:
+    """What engines hand to an EAGLE-3 head that lists no hidden states (vLLM 0.32, SGLang 0.5.23, llama.cpp)."""
+    return 2, num_layers // 2, num_layers - 3
+
+
+def _depth(form: str, fields: Mapping[str, Any]) -> int | None:
+    if form == "medusa":
+        return number_of(fields, "heads")
+    if form == "dflash":
+        return fields["block_size"] - 1
+    return fields["block_size"] if form == "dspark" else None
+
+
+def _of_model(reading: Reading) -> Drafting:
+    fields = {name: one for name, one in reading.fields.items() if name != "model_type"}
+    config = AutoConfig.for_model(reading.fields["model_type"], **fields)
+    torch.manual_seed(0)  # what is missing stays random
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.load_state_dict(dict(reading.weights), strict=False)
+    model.tie_weights()
+
+    @torch.no_grad()
+    def drafted(ids: Tensor, features: Tensor, places: Tensor, steps: int) -> Tensor:
+        likeliest = model(ids[None]).logits[0].argmax(-1)
+        return torch.stack([likeliest[places + step] for step in range(steps)])
+
+    return drafted

@@ -1,0 +1,128 @@
+"""Counters that part are explained: each fault of an exported folder is named from what is counted with it."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel
+
+from decode import load_drafter
+from decode.config import ModelConfig
+from decode.models.load import ModelDescription, describe_model, load_model
+from eval.modes.served.engine.metrics import Counters
+from eval.modes.served.faults.counting import Texts, count, write
+from eval.modes.served.faults.faults import alike, distance, explaining, likely_faults
+from eval.modes.served.faults.reading import Reading, open_reading
+from eval.modes.served.faults.table import HYPOTHESES
+from tests.engines.counters import our_counters
+from tests.engines.faults import FAULTS, Fault
+from tests.eval.served.followed import follow
+from tests.eval.served.named import NAMED, UNEXPLAINED
+from tests.train.check.folders import Folders
+from tests.train.check.test_faults import DAMAGED
+
+K = 3
+COUNTED = [one for one in FAULTS if one.in_vllm == "counters"]
+SEEN = [one for one in COUNTED if "left out" not in one.name or one.name in ("d2t left out", "norm_output left out")]
+"""Those of which a folder still says what the engine computes; what it does not find is random there."""
+
+
+class Toys:
+    """Random drafts, and texts that follow them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folders = Folders(folder)
+
+    @cache  # noqa: B019 - one object a module
+    def target(self) -> PreTrainedModel:
+        return load_model(ModelConfig(path=str(self.folders.target("llama")), dtype="float32", device="cpu"))
+
+    @cache  # noqa: B019
+    def known(self) -> ModelDescription:
+        return describe_model(ModelConfig(path=str(self.folders.target("llama"))))
+
+    @cache  # noqa: B019
+    def reading(self, draft: str) -> Reading:
+        return open_reading(str(self.folders.exported("llama", draft)), self.known())
+
+    @cache  # noqa: B019
+    def texts(self, draft: str) -> Texts:
+        drawn, limit = random.Random(1), 16 if draft in ("dflash", "dspark") else 48
+        prompts = [[drawn.randrange(300) for _ in range(6)] for _ in range(3)]
+        return follow(self.reading(draft), self.target(), prompts, limit, K)
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Toys:
+    return Toys(tmp_path_factory.mktemp("toys"))
+
+
+def draft_of(family: str) -> str:
+    return DAMAGED.get(family, f"{family}-reduced")
+
+
+def marked(fault: Fault) -> object:
+    """A block is computed by itself for each place of a text."""
+    return pytest.param(fault, marks=[pytest.mark.slow] * (fault.family == "dflash"))
+
+
+@pytest.mark.parametrize("fault", map(marked, SEEN), ids=[f"{one.family}: {one.name}" for one in SEEN])
+def test_a_fault_is_named_from_its_counters(toys: Toys, tmp_path: Path, fault: Fault) -> None:
+    draft = draft_of(fault.family)
+    folder = toys.folders.copied("llama", draft, tmp_path / "damaged")
+    fault.damage(folder)
+    texts, whole = toys.texts(draft), toys.reading(draft)
+    engine, ours = count(open_reading(str(folder), toys.known()), texts), count(whole, texts)
+    if distance(engine, ours) == 0:
+        pytest.skip("these weights do not show it")
+    found = explaining(whole, texts, engine, ours)
+    if (fault.family, fault.name) in UNEXPLAINED:
+        assert not [one for one in found if one.match == "equal"]
+        return
+    named = {one.name: one for one in found}
+    right = named[NAMED[fault.family, fault.name]]
+    assert (right.match, right.counters.accepted) == ("equal", engine.accepted)
+    assert right.remedy
+    assert right.effect
+    if sum(engine.accepted) >= 10:
+        assert {one.match for one in found} == {"equal"}
+
+
+def test_every_fault_that_counters_show_is_in_the_table() -> None:
+    assert {(one.family, one.name) for one in COUNTED} == NAMED.keys() | UNEXPLAINED
+    assert set(NAMED.values()) <= {one.name for one in HYPOTHESES}
+
+
+@pytest.mark.parametrize("draft", ["lm", "eagle3", "medusa", "dspark-reduced"])
+def test_rounds_are_counted_as_our_decoder_counts_them(toys: Toys, draft: str) -> None:
+    """On the target's own texts, where the drafts are random and next to nothing is accepted but by chance."""
+    drawn = random.Random(1)
+    prompts = [[drawn.randrange(300) for _ in range(6)] for _ in range(4)]
+    drafter = load_drafter(toys.folders.draft("llama", draft), toys.target())
+    ours = our_counters(toys.target(), drafter, prompts, 24, K)
+    found = count(toys.reading(draft), write(toys.target(), prompts, 24, K))
+    assert (found.drafts, list(found.accepted)) == (ours.rounds, ours.accepted)
+
+
+def test_equal_counters_have_no_fault(toys: Toys) -> None:
+    ours = count(toys.reading("eagle3-reduced"), toys.texts("eagle3-reduced"))
+    assert explaining(toys.reading("eagle3-reduced"), toys.texts("eagle3-reduced"), ours, ours) == []
+
+
+def test_from_a_folder_and_prompts(toys: Toys) -> None:
+    """The whole way, with a target that writes its own texts."""
+    drawn = random.Random(1)
+    prompts = [[drawn.randrange(300) for _ in range(size)] for size in (3, 6)]
+    texts = write(toys.target(), prompts, 12, K)
+    ours = count(toys.reading("lm"), texts)
+    engine = Counters(ours.drafts - 7, 0, (12, 9, 5))
+    assert likely_faults(str(toys.folders.exported("llama", "lm")), toys.target(), prompts, 12, engine, ours) == []
+
+
+def test_shares_are_alike_as_far_as_chance_goes() -> None:
+    assert alike(Counters(400, 1200, (64, 2, 0)), Counters(410, 1230, (58, 1, 0)))
+    assert not alike(Counters(400, 1200, (64, 2, 0)), Counters(400, 1200, (120, 2, 0)))
+    assert not alike(Counters(400, 1200, (200, 150, 90)), Counters(400, 1200, (200, 150, 20)))
