@@ -9,12 +9,13 @@ from decode.common.typed_config import require
 from decode.config import PENALTIES, ModelConfig, SamplingConfig, check_temperature
 from distill.config import DataConfig
 from eval.comparison_config import DecodersConfig, FamiliesConfig
+from eval.modes.served.config import ServedConfig
 from train.config import TrackerConfig
 
 TOKEN_FOR_TOKEN = ("coupled", "greedy")
 """Verifiers whose output equals autoregressive output of the same seed; the others are exact in distribution only."""
 
-Mode = Literal["report", "decoders", "families", "certificate", "profile", "bandwidth"]
+Mode = Literal["report", "decoders", "families", "certificate", "profile", "bandwidth", "served"]
 
 
 @dataclass
@@ -178,7 +179,7 @@ class EvalConfig:
     """`python -m eval`: a measured report of one target with one or several drafts, a certificate, or a profile."""
 
     RENAMED: ClassVar[dict[str, str]] = {
-        "suite": "mode=report|decoders|families says what is measured, name=... how it is called",
+        "suite": "mode=report|decoders|families|served says what is measured, name=... how it is called",
         "certificate=true": "mode=certificate",
         "profile=true": "mode=profile",
     }
@@ -218,6 +219,8 @@ class EvalConfig:
     """The comparison of decoders, under mode=decoders."""
     families: FamiliesConfig = field(default_factory=FamiliesConfig)
     """The comparison of draft families, under mode=families."""
+    served: ServedConfig = field(default_factory=ServedConfig)
+    """Drafts in an engine of the user's, under mode=served."""
     curve_temperatures: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.7, 1.0, 1.3])
     """Temperatures of the curve of alpha and predicted speedup, from teacher-forced passes; [] draws none."""
     tracker: TrackerConfig = field(default_factory=TrackerConfig)

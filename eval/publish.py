@@ -21,6 +21,7 @@ from decode.common.checked_json import write_json
 from decode.common.errors import InputError, UserError
 from eval.modes.decoders import page as decoders
 from eval.modes.families import page as families
+from eval.modes.served import page as served
 from eval.render import report_page as report
 from eval.results.poolable import check_poolable
 from eval.results.pooling import pool
@@ -30,6 +31,7 @@ PAGES = {
     "report": report.render_summary,
     "decoders": decoders.render_summary,
     "families": families.render_summary,
+    "served": served.render_summary,
 }
 """Mode -> its page."""
 START, END = "<!-- results:start -->", "<!-- results:end -->"

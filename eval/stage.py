@@ -18,6 +18,7 @@ MODES = {
     "bandwidth": "eval.modes.bandwidth",
     "decoders": "eval.modes.decoders.mode",
     "families": "eval.modes.families.mode",
+    "served": "eval.modes.served.mode",
 }
 """EvalConfig.mode -> module; imported when it is wanted."""
 

@@ -26,17 +26,15 @@ WORKER = Path(__file__).with_name("vllm_worker.py")
 _LAST_LINES = 15
 
 
-def check_python(python: str) -> None:
-    """ConfigError where that interpreter is not there, or its environment lacks vLLM."""
-    remedy = "Make the environment with `bash scripts/vllm_env.sh`, name another with peers.vllm_python=, or leave out "
-    remedy += "peers=vllm"
+def check_python(python: str, key: str, otherwise: str) -> None:
+    """ConfigError where that interpreter, the value of `key`, is not there, or its environment lacks vLLM; `otherwise`
+    is how to do without."""
+    remedy = f"Make the environment with `bash scripts/vllm_env.sh`, name another with {key}=, or {otherwise}"
     if not Path(python).is_file():
-        raise ConfigError(
-            f"peers.vllm_python={python} does not exist, and vLLM runs in an environment of its own. {remedy}"
-        )
+        raise ConfigError(f"{key}={python} does not exist, and vLLM runs in an environment of its own. {remedy}")
     code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
     if subprocess.run([python, "-P", "-c", code], check=False, capture_output=True).returncode:
-        raise ConfigError(f"peers.vllm_python={python} has no package vllm. {remedy}")
+        raise ConfigError(f"{key}={python} has no package vllm. {remedy}")
 
 
 def environment_of(python: str) -> dict[str, str]:

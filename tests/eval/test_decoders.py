@@ -251,7 +251,7 @@ def fake_worker(tmp_path, monkeypatch) -> Path:
     path = tmp_path / "worker.py"
     path.write_text(FAKE_WORKER)
     monkeypatch.setattr(engines, "WORKER", path)
-    monkeypatch.setattr(mode, "check_python", lambda _: None)
+    monkeypatch.setattr(mode, "check_python", lambda *_: None)
     return path
 
 
@@ -314,7 +314,7 @@ def test_a_missing_environment_is_said_with_the_remedy_and_ends_with_2(monkeypat
     assert error.value.code == 2
     assert "scripts/vllm_env.sh" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="has no package vllm"):
-        check_python(sys.executable)
+        check_python(sys.executable, "peers.vllm_python", "leave it out")
 
 
 def test_the_mode_brings_its_settings():

@@ -114,7 +114,7 @@ def _check(cfg: EvalConfig) -> None:
     for temperature in cfg.temperatures:
         arm_settings(cfg.decoders, cfg.decode, temperature)
     if cfg.peers.vllm_python is not None:
-        check_python(cfg.peers.vllm_python)
+        check_python(cfg.peers.vllm_python, "peers.vllm_python", "leave out peers=vllm")
 
 
 @contextmanager

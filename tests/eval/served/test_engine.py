@@ -99,10 +99,10 @@ def test_a_server_that_dies_while_it_is_asked(tmp_path: Path) -> None:
 
 def test_the_command_names_the_length_of_drafts_and_what_comes_with_it() -> None:
     draft = ["--speculative-config", '{"method": "medusa", "model": "d", "num_speculative_tokens": 3}', "--x", "y"]
-    words = serve_command("py", "t", draft, 2, ["--enforce-eager"], {"extra": 1})
+    words = serve_command("py", "t", draft, ["--enforce-eager"], {"num_speculative_tokens": 2, "extra": 1})
     assert words[0] == "py"
     assert words[words.index("--model") + 1] == "t"
     wanted = '{"method": "medusa", "model": "d", "num_speculative_tokens": 2, "extra": 1}'
     assert words[words.index("--speculative-config") + 1] == wanted
     assert words[-3:] == ["--x", "y", "--enforce-eager"]
-    assert "--speculative-config" not in serve_command("py", "t", [], 2)
+    assert "--speculative-config" not in serve_command("py", "t")

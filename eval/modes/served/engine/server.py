@@ -77,6 +77,13 @@ class Server:
         data = json.dumps(content).encode()
         return json.loads(self._ask(Request(f"{self.url}{path}", data, {"Content-Type": "application/json"})))
 
+    def version(self) -> str:
+        """Of the engine; empty where it does not say."""
+        try:
+            return str(json.loads(self.get("/version"))["version"])
+        except (ValueError, LookupError, TypeError, InputError):
+            return ""
+
     def metrics(self) -> str:
         """Prometheus text."""
         return self.get("/metrics")

@@ -18,22 +18,24 @@ ALWAYS = ("--no-enable-prefix-caching",)  # prompts come back, and what is not r
 def serve_command(
     python: str,
     target: str,
-    draft: Sequence[str],
-    num_draft_tokens: int,
+    draft: Sequence[str] = (),
     options: Sequence[str] = (),
     speculation: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """The command of a server. `draft` are the options of the launch command of a folder (see `draft_options`), none
-    for the target alone; `speculation` goes into --speculative-config besides."""
-    words = with_speculation(draft, {"num_speculative_tokens": num_draft_tokens, **(speculation or {})})
+    """The command of a server. `draft` are the options of the launch command of a draft's folder, none for the target
+    alone; `speculation` goes into its --speculative-config."""
     own = ["--host", HOST, "--port", PORT, *ALWAYS]
-    return [python, str(LAUNCHER), "--model", target, *own, *words, *options]
+    return [python, str(LAUNCHER), "--model", target, *own, *with_speculation(draft, speculation or {}), *options]
 
 
 def with_speculation(draft: Sequence[str], changes: Mapping[str, Any]) -> list[str]:
     """The options of a draft with other values in --speculative-config."""
     words = list(draft)
     if SPECULATION in words:
-        place = words.index(SPECULATION) + 1
-        words[place] = json.dumps({**json.loads(words[place]), **changes})
+        words[words.index(SPECULATION) + 1] = json.dumps({**speculation(words), **changes})
     return words
+
+
+def speculation(draft: Sequence[str]) -> dict[str, Any]:
+    """What --speculative-config says in the options of a draft."""
+    return json.loads(draft[list(draft).index(SPECULATION) + 1])

@@ -1,0 +1,159 @@
+"""Which servers are started one after another, and what each of them is asked; kept as soon as it is answered."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from decode.common.progress import get_logger
+from decode.config import ModelConfig
+from eval.arms.vllm_peer import environment_of
+from eval.config import EvalConfig
+from eval.modes.served.comparison import ask, first_places
+from eval.modes.served.counting import Texts
+from eval.modes.served.engine.client import complete
+from eval.modes.served.engine.server import Server, found, running
+from eval.modes.served.engine.vllm import serve_command
+from eval.modes.served.folders import ServedDraft
+from eval.modes.served.schedule.in_vllm import SCHEDULED, held_at
+
+LEAST_REQUESTS = 8
+"""Timed at every batch size: one alone says little."""
+_WARM_UP_TOKENS = 8
+log = get_logger("eval")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One start of a server."""
+
+    draft: ServedDraft | None
+    """None serves the target alone."""
+    k: int
+    """Draft tokens of a round."""
+    longest: int
+    """Of all that this draft is measured at."""
+    round: int
+    """Number of the start."""
+
+    @property
+    def name(self) -> str:
+        """For files and messages."""
+        return f"{'no draft' if self.draft is None else self.draft.name}, k={self.k}, round {self.round + 1}"
+
+    @property
+    def file(self) -> str:
+        """Of what is kept."""
+        draft = "alone" if self.draft is None else f"draft-{self.draft.name}"
+        return f"servers/{draft}-k{self.k}-{self.round}.json"
+
+    @property
+    def compares(self) -> bool:
+        """Whether accepted tokens are compared there."""
+        return self.draft is not None and self.round == 0 and self.k == self.draft.compared
+
+
+def jobs(cfg: EvalConfig, drafts: Sequence[ServedDraft]) -> list[Job]:
+    """All of them: those of a round one after another, so that each length is timed at several times of the day. k = 0
+    with a draft is what a schedule can say of those that follow one."""
+    own = cfg.served
+    found = []
+    for number in range(own.rounds if own.batch_sizes else 1):
+        if own.batch_sizes and own.url is None:
+            found.append(Job(None, 0, 0, number))
+        for draft in drafts:
+            found += [Job(draft, k, max(draft.lengths), number) for k in _lengths(cfg, draft)]
+    return found
+
+
+def _lengths(cfg: EvalConfig, draft: ServedDraft) -> list[int]:
+    if cfg.served.url is not None or not cfg.served.batch_sizes:
+        return [draft.compared]
+    return [*([0] if draft.method in SCHEDULED else []), *draft.lengths]
+
+
+def do(cfg: EvalConfig, job: Job, prompts: Texts, log_file: Path) -> dict[str, Any]:
+    """Start the server of `job`, compare and time there; what is kept of it."""
+    began = time.perf_counter()
+    with _server(cfg, job, log_file) as server:
+        ready = time.perf_counter()
+        answers = {}
+        if job.compares:
+            for temperature in cfg.temperatures:
+                label = f"{job.name}, T={temperature:g}"
+                tokens = cfg.decode.max_new_tokens
+                answers[f"{temperature:g}"] = ask(server, prompts, tokens, temperature, cfg.seed, job.k, label)
+        version = server.version()
+        speeds = [_timed(cfg, server, job, size, prompts) for size in cfg.served.batch_sizes]
+    return {
+        "draft": None if job.draft is None else job.draft.name,
+        "k": job.k,
+        "round": job.round,
+        "version": version,
+        "answers": answers,
+        "speeds": speeds,
+        "start_s": ready - began,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def _timed(cfg: EvalConfig, server: Server, job: Job, size: int, prompts: Texts) -> dict[str, Any]:
+    """Requests answered `size` at once, after some that are not timed."""
+    number = -(-max(size, LEAST_REQUESTS) // size) * size
+    asked = [prompts[row % len(prompts)] for row in range(number)]
+    temperature, tokens = cfg.temperatures[0], cfg.served.timed_tokens
+    complete(server, asked[:size], _WARM_UP_TOKENS, temperature, None, size)
+    before = server.counters()
+    done = complete(server, asked, tokens, temperature, None, size)
+    counters = first_places(server.counters() - before, job.k)
+    return {
+        "batch_size": size,
+        "requests": number,
+        "tokens": done.tokens,
+        "seconds": done.seconds,
+        "counters": asdict(counters),
+    }
+
+
+@contextmanager
+def _server(cfg: EvalConfig, job: Job, log_file: Path) -> Iterator[Server]:
+    if cfg.served.url is not None:
+        yield found(cfg.served.url)
+        return
+    log.info("starting a server: %s; its log is %s", job.name, log_file)
+    with running(command(cfg, job), server_environment(cfg), log_file, cfg.served.start_minutes * 60) as server:
+        yield server
+
+
+def command(cfg: EvalConfig, job: Job) -> list[str]:
+    """Of the server of a job."""
+    target, draft, speculation = cfg.target.path, [], {}
+    assert target is not None
+    if job.draft is not None:
+        target, draft = job.draft.target or target, list(job.draft.options)
+        speculation = held_at(job.draft.method, job.k, job.longest)
+    options = [*target_options(cfg.target), *cfg.served.options]
+    return serve_command(cfg.served.python, target, draft, options, speculation)
+
+
+def target_options(target: ModelConfig) -> list[str]:
+    """How the engine is told what `target` says besides its path."""
+    words = [] if target.dtype == "auto" else ["--dtype", target.dtype]
+    if target.revision is not None:
+        words += ["--revision", target.revision, "--tokenizer-revision", target.revision]
+    return [*words, "--trust-remote-code"] if target.trust_remote_code else words
+
+
+def server_environment(cfg: EvalConfig) -> Mapping[str, str]:
+    """As many threads as ours, and on a CPU a cache of a gigabyte; what the user's own environment says goes first."""
+    usual = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
+    return {
+        **usual,
+        **environment_of(cfg.served.python),
+        **{key: os.environ[key] for key in usual if key in os.environ},
+    }

@@ -1,0 +1,87 @@
+"""The same prompts in our decoder: what is accepted, and how fast it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from decode.common.progress import get_logger
+from eval.arms.ours import OurArm
+from eval.config import EvalConfig
+from eval.inputs import load, settings_at
+from eval.measure.cells import Results
+from eval.modes.served.comparison import check_texts, counters_of, judge, ours
+from eval.modes.served.counting import Pair, Texts
+from eval.modes.served.folders import ServedDraft
+
+log = get_logger("eval")
+
+
+def measure_here(
+    cfg: EvalConfig,
+    results: Results,
+    drafts: Sequence[ServedDraft],
+    asked: Sequence[Mapping[str, Any]],
+    prompts: Texts,
+) -> dict[str, Any]:
+    """Our decoder's part by draft, once the engine's processes are gone: memory is then free, and so are the cores."""
+    kept = {one.name: results.read(f"ours/{one.name}.json") for one in drafts}
+    missing = [one for one in drafts if kept[one.name] is None]
+    if missing:
+        model, drafters = load(cfg, cfg.target)
+        pair = Pair(model, cfg.lossless.batch_size)
+        for draft in missing:
+            answers = next(one["answers"] for one in asked if one["draft"] == draft.name and one["answers"])
+            found = [_compare(cfg, pair, drafters[draft.name], draft, float(t), answers[t], prompts) for t in answers]
+            speeds = [
+                _timed_here(cfg, pair, drafters[draft.name], draft, size, prompts) for size in cfg.served.batch_sizes
+            ]
+            dtype = str(model.dtype).removeprefix("torch.")
+            content = {"comparisons": found, "speeds": speeds, "dtype": dtype}
+            results.keep(f"ours/{draft.name}.json", content)
+            kept[draft.name] = content
+    return kept
+
+
+def _compare(
+    cfg: EvalConfig,
+    pair: Pair,
+    drafter: Any,
+    draft: ServedDraft,
+    temperature: float,
+    answer: Mapping[str, Any],
+    prompts: Texts,
+) -> dict[str, Any]:
+    """One draft at one temperature, here beside there."""
+    log.info("counting here: %s, T=%g", draft.name, temperature)
+    texts, there = answer["texts"], counters_of(answer["counters"])
+    same = None if temperature else check_texts(pair, prompts, texts, cfg.served.engine)
+    here = ours(pair, drafter, prompts, texts, temperature, cfg.seed, draft.compared)
+    dtype = str(pair.target.dtype).removeprefix("torch.")
+    return {
+        "temperature": temperature,
+        "counters": [asdict(one) for one in here],
+        "verdict": judge(there, here, temperature, dtype, cfg.seed),
+        "same_texts": same,
+        "faults": [],
+    }
+
+
+def _timed_here(
+    cfg: EvalConfig, pair: Pair, drafter: Any, draft: ServedDraft, size: int, prompts: Texts
+) -> dict[str, Any]:
+    """Tokens per second of our decoder by round, with the draft and alone, on one batch of prompts."""
+    settings = settings_at(cfg, cfg.temperatures[0]) | {"num_draft_tokens": draft.compared}
+    batch = [prompts[row % len(prompts)] for row in range(size)]
+    arms = {
+        "drafted": OurArm("ours", pair.target, drafter, settings),
+        "alone": OurArm("alone", pair.target, None, settings),
+    }
+    speeds: dict[str, list[float]] = {name: [] for name in arms}
+    for number in range(cfg.served.rounds + 1):
+        for name, arm in arms.items():
+            done = arm.run(batch, range(size), cfg.served.timed_tokens, cfg.seed)
+            if number:  # the first round warms up
+                speeds[name].append(done.tokens / done.seconds)
+    return {"batch_size": size, **speeds}
