@@ -140,6 +140,10 @@ class Eagle3Config(HeadConfig):
     own_head: bool = False
     """It drafts with an output head of its own, as published heads do, not with the target's rows."""
 
+    @property
+    def has_own_head(self) -> bool:
+        return self.own_head
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
@@ -190,7 +194,6 @@ class Eagle3Draft(RecursiveDraft):
         self.mlp = MLP(width, config.mlp_width)
         self.norm = nn.RMSNorm(width, eps)
         if config.own_head:
-            self.head_is_frozen = False
             self.lm_head = nn.Linear(width, config.draft_vocab_size or config.vocab_size, bias=False)
 
     def head(self, hidden: Tensor) -> Tensor:

@@ -75,6 +75,11 @@ class HeadConfig:
             f"head_dim={self.head_dim} is odd, and rotary positions turn pairs of channels; use an even one",
         )
 
+    @property
+    def has_own_head(self) -> bool:
+        """Whether it drafts with output heads of its own; else with the target's."""
+        return False
+
     def rotary(self) -> Rotary:
         """Its rotary positions."""
         return Rotary(self.head_dim, self.rope, self.max_positions)
@@ -91,8 +96,6 @@ class HeadDraft(nn.Module, ABC):
     """Layers that keep keys and values of the slots."""
     foresees: bool = False
     """Predicts what becomes of its tokens (`drafting.Foreseeing`)."""
-    head_is_frozen: bool = True
-    """It drafts with the target's output head, which is not trained."""
     vocab: Tensor | None
 
     def __init__(self, config: HeadConfig, ends: Ends, vocab: Tensor | None = None) -> None:
@@ -122,6 +125,11 @@ class HeadDraft(nn.Module, ABC):
     def embed(self, ids: Tensor) -> Tensor:
         """ids (...) -> (..., d), by the target's own frozen embedding."""
         return self.ends.embed(ids).to(self.dtype)
+
+    @property
+    def head_is_frozen(self) -> bool:
+        """Whether it drafts with the target's output head, which is not trained."""
+        return not self.config.has_own_head
 
     @property
     def dtype(self) -> torch.dtype:

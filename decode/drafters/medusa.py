@@ -44,6 +44,10 @@ class MedusaConfig(OneStateConfig):
     own_heads: bool = False
     """Each head has an output head of its own, as published ones do; else all draft with the target's."""
 
+    @property
+    def has_own_head(self) -> bool:
+        return self.own_heads
+
 
 class Residual(nn.Module):
     """x + SiLU(W x + b). Starts as the identity, so that a head on the final state starts as the target's own."""
@@ -75,7 +79,6 @@ class MedusaDraft(HeadDraft):
         width, drafted = config.hidden_size, config.draft_vocab_size or config.vocab_size
         self.heads = nn.ModuleList(residuals(width, config.mlp_layers, config.bias) for _ in range(config.depth))
         if config.own_heads:
-            self.head_is_frozen = False
             self.lm_heads = nn.ModuleList(nn.Linear(width, drafted, bias=False) for _ in range(config.depth))
 
     def head_of(self, index: int) -> Callable[[Tensor], Tensor]:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from decode.common.checked_json import JsonFile
 from decode.common.errors import InputError
+from decode.common.progress import get_logger
 from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from decode.drafters.eagle3 import Eagle3Config, Eagle3Draft
 from decode.drafters.head_draft import HeadConfig, HeadDraft
@@ -51,6 +52,7 @@ ADDED: dict[str, tuple[dict[str, Any], ...]] = {
 }
 """Fields that heads saved before do not have, all or none of those added together, and what such a head is."""
 Shapes = dict[str, tuple[int, ...]]
+log = get_logger("decode")
 
 
 def load_head(folder: str | Path, ends: Ends, target: ModelDescription, check: bool = True) -> HeadDraft:
@@ -202,13 +204,31 @@ def _check_target(folder: str | Path, trained: TrainedTarget, target: ModelDescr
 
 
 def _check_vocabulary(folder: str | Path, head: HeadDraft) -> None:
-    """A draft that can never say EOS drafts past every end."""
-    target = head.ends.head.model
-    ends = own_eos_ids(target.generation_config, head.config.vocab_size)
-    missing = [] if head.vocab is None else sorted(set(ends) - set(head.vocab.tolist()))
+    """A draft that can never say EOS drafts past every end; one that began as a published head has the tokens that it
+    was published with."""
+    if not head.head_is_frozen:
+        tell_ends(folder, head)
+        return
+    missing = missing_ends(head)
     if missing:
         raise InputError(
             f"the draft vocabulary of {folder} ({head.config.draft_vocab_size} of {head.config.vocab_size} tokens) "
             f"lacks the end of text {missing}, so it would draft past every end. Train it with draft.head.vocab=N, "
             "which always keeps EOS and the special tokens"
         )
+
+
+def missing_ends(head: HeadDraft) -> list[int]:
+    """The target's ends of text that a reduced draft vocabulary lacks."""
+    ends = own_eos_ids(head.ends.head.model.generation_config, head.config.vocab_size)
+    return [] if head.vocab is None else sorted(set(ends) - set(head.vocab.tolist()))
+
+
+def tell_ends(folder: str | Path, head: HeadDraft) -> None:
+    """Heads are published that cannot draft every end of text: those of a target with several."""
+    missing = missing_ends(head)
+    if missing:
+        log.warning(
+            "%s does not draft the target's ends of text %s: where a text ends by one, the round drafts past it, and "
+            "what it drafted there is refused", folder, missing,
+        )  # fmt: skip

@@ -100,8 +100,8 @@ def tensors(folder: PublishedFolder, config: HeadConfig, get: Get) -> dict[str, 
             raise InputError(f"d2t of {folder.path} gives tokens that do not ascend; fetch the folder again")
         held["vocab"] = ids
     if shape.markov_rank:
-        held["markov_in.weight"] = get(names[KNOWN])[: config.vocab_size]
-        held["markov_out.weight"] = get(names[BIAS])
+        held["markov_in.weight"] = get(_theirs(folder, KNOWN))[: config.vocab_size]
+        held["markov_out.weight"] = get(_theirs(folder, BIAS))
     return held | (_chance(shape, names, get) if shape.confidence else {})
 
 
@@ -129,7 +129,7 @@ def _vector(file: Path) -> Tensor:
     """(d,) of a file that holds the vector, or {"embedding": vector, "mask_token_id": its id}."""
     held = read_pickle(file)
     vector = held.get("embedding") if isinstance(held, dict) else held
-    if not isinstance(vector, Tensor):
+    if not isinstance(vector, Tensor) or not vector.is_floating_point():
         raise InputError(f"{file} holds no vector, and blocks are filled with it. Fetch it again")
     return vector
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from decode.common.errors import InputError
 from decode.drafters.provenance import FILE
 from decode.published.folder import PublishedFolder, read_folder
+from decode.published.weights import PICKLES
 
 WORDS = (("eagle3", "eagle3"), ("dspark", "dspark"), ("dflash", "dflash"), ("medusa", "medusa"))
 """A word of `architectures`, `model_type` or `speculators_model_type`, in lower case, and the form it stands for."""
@@ -77,4 +78,4 @@ def marked(names: Iterable[str]) -> list[str]:
 
 def _may_hold_a_head(folder: Path) -> bool:
     """Whether weights lie there; a folder without any is told what it lacks by who reads it as a language model."""
-    return any(file.suffix in (".safetensors", ".bin", ".pt") for file in folder.iterdir())
+    return any(file.suffix in (".safetensors", *PICKLES) for file in folder.iterdir())

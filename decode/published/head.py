@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from decode.common.errors import ConfigError, InputError
-from decode.common.progress import get_logger
 from decode.drafters.head_draft import HeadConfig, HeadDraft
-from decode.drafters.saved_head import HEADS, Shapes, check_fits, expected
+from decode.drafters.saved_head import HEADS, Shapes, check_fits, expected, tell_ends
 from decode.models.hidden_states import check_taps
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
@@ -21,12 +20,10 @@ from decode.published.form import published_form
 from decode.published.medusa import MEDUSA
 from decode.published.reader import Reader
 from decode.published.target_rows import check_against_files, check_against_model
-from decode.sampling.stopping import own_eos_ids
 
 READERS: dict[str, Reader] = {one.form: one for one in (EAGLE3, MEDUSA, DFLASH, DSPARK)}
 """By form."""
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
-log = get_logger("decode")
 
 
 def read_published(path: str | Path, target: ModelDescription, check: bool = True) -> HeadConfig:
@@ -56,7 +53,7 @@ def load_published(path: str | Path, ends: Ends, target: ModelDescription, check
     vocab = None if config.draft_vocab_size is None else torch.zeros(config.draft_vocab_size, dtype=torch.long)
     head = HEADS[config.family][1](config, ends, vocab).to(_precision(folder))
     head.load_state_dict(held)
-    _tell_ends(folder, head)
+    tell_ends(folder.path, head)
     return head
 
 
@@ -102,18 +99,7 @@ def _precision(folder: PublishedFolder) -> torch.dtype:
     found = max(dict.fromkeys(kinds), key=kinds.count, default=None)
     if found not in WEIGHTS:
         raise InputError(
-            f"the weights in {folder.path} are of type {found}, and heads are read in float32, bfloat16 and float16. "
-            "Fetch the folder again"
+            f"the weights in {folder.path} are of type {found or 'int64 or bool alone'}, and heads are read in "
+            "float32, bfloat16 and float16. Fetch the folder again"
         )
     return found
-
-
-def _tell_ends(folder: PublishedFolder, head: HeadDraft) -> None:
-    """Heads are published that cannot draft every end of text: those of a target with several."""
-    ends = own_eos_ids(head.ends.head.model.generation_config, head.config.vocab_size)
-    missing = [] if head.vocab is None else sorted(set(ends) - set(head.vocab.tolist()))
-    if missing:
-        log.warning(
-            "%s does not draft the target's ends of text %s: rounds at the end of texts are drafted past it, and "
-            "refused there", folder.path, missing,
-        )  # fmt: skip

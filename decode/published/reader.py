@@ -12,7 +12,7 @@ from decode.common.errors import InputError
 from decode.drafters.head_draft import HeadConfig
 from decode.models.load import ModelDescription
 from decode.published.folder import PublishedFolder
-from decode.published.rope import DEFAULT_BASE, rope_of
+from decode.published.rope import DEFAULT_BASE, written_rope
 
 Get = Callable[[str], Tensor]
 """A tensor of the folder by its name there; on the meta device where only shapes are asked for."""
@@ -45,7 +45,7 @@ def layer_fields(folder: PublishedFolder, target: ModelDescription) -> dict[str,
         "head_dim": fields["head_dim"],
         "mlp_width": given["intermediate_size"],
         "rms_norm_eps": fields["rms_norm_eps"],
-        "rope": rope_of(fields) or {"rope_type": "default", "rope_theta": DEFAULT_BASE},
+        "rope": written_rope(fields) or {"rope_type": "default", "rope_theta": DEFAULT_BASE},
         "max_positions": fields.get("max_position_embeddings") or target.max_positions,
     }
 

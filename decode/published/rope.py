@@ -9,20 +9,20 @@ DEFAULT_BASE = 10000.0
 """What engines and transformers take where nothing is said."""
 
 
-def rope_of(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+def written_rope(fields: Mapping[str, Any]) -> dict[str, Any] | None:
     """What engines of today read; None where there is nothing."""
     new = fields.get("rope_parameters")
-    return told(new) if new else older(fields)
+    return plain_rope(new) if new else older_rope_of(fields)
 
 
-def older(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+def older_rope_of(fields: Mapping[str, Any]) -> dict[str, Any] | None:
     """What readers of transformers 4 know."""
     if fields.get("rope_theta") is None:
         return None
-    return told({**(fields.get("rope_scaling") or {}), "rope_theta": fields["rope_theta"]})
+    return plain_rope({**(fields.get("rope_scaling") or {}), "rope_theta": fields["rope_theta"]})
 
 
-def told(rope: Mapping[str, Any]) -> dict[str, Any]:
+def plain_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
     """With the kind under one name, and without what is null."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     rest = {key: value for key, value in rope.items() if key not in ("rope_type", "type") and value is not None}

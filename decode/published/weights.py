@@ -30,6 +30,7 @@ DTYPES = {
     "I32": torch.int32,
     "BOOL": torch.bool,
 }
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _BROKEN = (pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError, LookupError, AttributeError, TypeError)
 """What torch.load raises of files that are cut short, or hold more than tensors."""
 
@@ -64,7 +65,7 @@ def files_of(folder: Path) -> list[Path]:
     files = sorted(folder.glob("*.safetensors")) or [folder / name for name in PICKLED if (folder / name).is_file()]
     if files:
         return files
-    there = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt"))
+    there = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
     raise InputError(
         f"{folder} holds no *.safetensors and none of {', '.join(PICKLED)}, which are the weights that are read here "
         f"(there: {', '.join(there) or 'no weights'}). A pickled file of another name may hold a program; convert it "

@@ -14,10 +14,10 @@ from decode import generate
 from decode.common.progress import get_logger
 from decode.models.hidden_states import FINAL, HEAD_TARGETS, Taps
 from decode.models.load import load_model
+from decode.published.states import listed
 from train.check.config import CheckConfig
 from train.check.replicas import REPLICAS
 from train.check.served import served
-from train.check.states import listed
 from train.check.subject import Finding, Subject
 from train.export.layouts.medusa import number_of
 
@@ -64,7 +64,7 @@ def measure(subject: Subject, cfg: CheckConfig) -> Iterator[Finding]:
     found = _of_model(subject, texts) if subject.form == "lm" else _of_head(subject, model, texts, 0)
     log.info("on %d texts of the target: %s", len(texts), found)
     log.info("compare an engine's counters with these: vLLM's spec_decode_num_accepted_tokens_per_pos")
-    for shift in (-1, 1) if listed(subject) else ():
+    for shift in (-1, 1) if listed(subject.folder.fields) else ():
         other = _of_head(subject, model, texts, shift)
         if other is not None and found is not None and other.first > BETTER * found.first + 1 / found.drafts:
             yield Finding(
@@ -95,7 +95,7 @@ def _texts(model: PreTrainedModel, cfg: CheckConfig) -> Tensor:
 
 def _of_head(subject: Subject, model: PreTrainedModel, texts: Tensor, shift: int) -> Rounds | None:
     """Rounds with hidden states `shift` layers higher than listed; None where the target has none there."""
-    lists = listed(subject)
+    lists = listed(subject.folder.fields)
     taps = tuple(sorted(tap + shift for tap in next(iter(lists.values())))) if lists else (FINAL,)
     if lists and not all(0 <= tap <= subject.target.num_layers for tap in taps):
         return None

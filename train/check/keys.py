@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from train.check.folder import completed
-from train.check.likeness import rope_of
+from decode.published.folder import completed
+from decode.published.rope import written_rope
 from train.check.subject import Finding, Subject
 
 _WRITE = "Write it as the draft was trained"
@@ -48,7 +48,7 @@ def _halves(subject: Subject) -> Iterator[Finding]:
         )
     if nested is None or subject.folder.is_speculators:
         return
-    top, inside = ({**completed(one), "rope": rope_of(one)} for one in (written, nested))
+    top, inside = ({**completed(one), "rope": written_rope(one)} for one in (written, nested))
     wrong = [name for name in _OF_LAYERS if (top.get(name) or None) != (inside.get(name) or None)]
     if wrong:
         yield Finding(

@@ -3,14 +3,14 @@ engine can draft for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from decode.models.hidden_states import HEAD_TARGETS
+from decode.published.rope import DEFAULT_BASE, older_rope_of, plain_rope, written_rope
 from train.check.subject import Finding, Subject
 
 _LIKE_TARGET = "Write the target's"
-_DEFAULT = 10000.0
 
 
 def target_type(subject: Subject) -> Iterator[Finding]:
@@ -30,12 +30,12 @@ def target_type(subject: Subject) -> Iterator[Finding]:
 def rope(subject: Subject) -> Iterator[Finding]:
     """The target's rotary positions, and the same where config.json says it twice."""
     fields = subject.folder.fields
-    told = rope_of(fields)
-    new, old = fields.get("rope_parameters"), _older(fields)
+    told = written_rope(fields)
+    new, old = fields.get("rope_parameters"), older_rope_of(fields)
     is_one = new is not None and not any(isinstance(one, dict) for one in new.values())  # else one each kind of layer
-    if new and is_one and old is not None and _told(new) != old:
+    if new and is_one and old is not None and plain_rope(new) != old:
         yield Finding(
-            f"rope_parameters say {_told(new)}, and rope_theta with rope_scaling {old}",
+            f"rope_parameters say {plain_rope(new)}, and rope_theta with rope_scaling {old}",
             "engines on transformers 5 read the first, older ones the second",
             _LIKE_TARGET + " in both places",
         )
@@ -43,11 +43,11 @@ def rope(subject: Subject) -> Iterator[Finding]:
     if theirs is None:
         return
     if told is None:
-        told = {"rope_type": "default", "rope_theta": _DEFAULT}
+        told = {"rope_type": "default", "rope_theta": DEFAULT_BASE}
         if told != theirs:
             yield Finding(
                 f"config.json has neither rope_parameters nor rope_theta, and the target has {theirs}",
-                f"engines take a base of {_DEFAULT:g} without a word, and acceptance falls with the length of the text",
+                f"engines take a base of {DEFAULT_BASE:g} without a word, and acceptance falls with the length of text",
                 _LIKE_TARGET + " in both places",
             )
     elif told != theirs:
@@ -59,29 +59,11 @@ def rope(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def rope_of(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What engines of today read; None where there is nothing."""
-    new = fields.get("rope_parameters")
-    return _told(new) if new else _older(fields)
-
-
-def _older(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    if fields.get("rope_theta") is None:
-        return None
-    return _told({**(fields.get("rope_scaling") or {}), "rope_theta": fields["rope_theta"]})
-
-
-def _told(rope: Mapping[str, Any]) -> dict[str, Any]:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    rest = {key: value for key, value in rope.items() if key not in ("rope_type", "type") and value is not None}
-    return {"rope_type": kind, **dict(sorted(rest.items()))}
-
-
 def _of_target(subject: Subject) -> dict[str, Any] | None:
     rope = dict(getattr(subject.target.config.get_text_config(), "rope_parameters", None) or {})
     if isinstance(rope.get("full_attention"), dict):
         rope = dict(rope["full_attention"])
-    return _told(rope) if rope else None
+    return plain_rope(rope) if rope else None
 
 
 def sizes(subject: Subject) -> Iterator[Finding]:

@@ -10,12 +10,13 @@ from torch import Tensor
 from decode.common.checked_json import read_json
 from decode.drafters.base import Batch, Step
 from decode.drafters.head_draft import HeadDraft
+from decode.published.blocks import MASK_FILE
+from decode.published.states import listed
+from decode.published.vocabulary import drafted_ids
 from train.check.replicas import REPLICAS
 from train.check.replicas.base import Served
-from train.check.states import listed
 from train.check.subject import Finding, Subject
-from train.check.values import drafted_ids
-from train.check.vocabulary import MASK_FILE, mask_token
+from train.check.vocabulary import mask_token
 from train.export.draft_folder import older_rope
 from train.export.engines.base import NameRules
 from train.export.source import Source
@@ -42,7 +43,7 @@ def served(subject: Subject) -> Served:
     weights = {name: one.float() for name, one in weights.items() if one.is_floating_point()}
     embedding, head = (rows.to(dtype).float() for rows in (subject.embedding, subject.output_rows))
     rows = weights.get("embed_tokens.weight", embedding)
-    return Served(folder.fields, weights, embedding, head, drafted_ids(subject), _mask(subject, rows))
+    return Served(folder.fields, weights, embedding, head, drafted_ids(subject.folder), _mask(subject, rows))
 
 
 def _mask(subject: Subject, rows: Tensor) -> Tensor:
@@ -63,7 +64,7 @@ def same_states(subject: Subject, source: Source) -> list[Finding]:
             "Export the draft anew",
             check="states",
         )
-        for name, ids in listed(subject).items()
+        for name, ids in listed(subject.folder.fields).items()
         if ids != trained
     ]
 

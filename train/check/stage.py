@@ -7,9 +7,11 @@ from typing import cast
 
 from transformers.utils import logging as hf_logging
 
-from decode.common.errors import InputError
+from decode.common.errors import InputError, UserError
 from decode.common.progress import get_logger
 from decode.models.load import describe_model
+from decode.published.description import described
+from decode.published.head import READERS, read_published
 from train.check.agreement import measure
 from train.check.checks import applicable, findings
 from train.check.config import CheckConfig
@@ -38,10 +40,21 @@ def run(cfg: CheckConfig) -> None:
     form = form_of(folder)
     engines = engines_of(cfg.format, folder, form)
     subject = Subject(folder, describe_model(cfg.target), form, engines)
+    _describe(subject)
     found = findings(subject)
     if cfg.tokens and not found:
         found = list(measure(subject, cfg))
     report(subject, found)
+
+
+def _describe(subject: Subject) -> None:
+    """Tell what `decode.load_drafter` makes of a head, or why it takes none; engines may all the same."""
+    if subject.form not in READERS:
+        return
+    try:
+        log.info("%s", described(read_published(subject.folder.path, subject.target)))
+    except UserError as error:
+        log.info("draftsmith itself does not draft with it: %s", error)
 
 
 def check_written(source: Source, folder: Path, engines: tuple[Engine, ...]) -> None:

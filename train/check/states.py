@@ -1,21 +1,12 @@
-"""Which of the target's hidden states the draft reads. Lists of two conventions are in use: indices of transformers'
-`hidden_states` (0 the embeddings), and the layers that those come out of, one less."""
+"""Which of the target's hidden states the draft reads, and whether every engine finds the same ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from decode.published.states import listed
 from train.check.subject import Finding, Subject
 
-LISTS = (
-    ("eagle_aux_hidden_state_layer_ids", 0),
-    ("aux_hidden_state_layer_ids", 0),
-    ("eagle_config.eagle_aux_hidden_state_layer_ids", 1),
-    ("target_layer_ids", 1),
-    ("dflash_config.target_layer_ids", 1),
-    ("dspark_config.target_layer_ids", 1),
-)
-"""Where states may be listed, and what is added to give indices of `hidden_states`."""
 WANTED = {
     "eagle3": ("eagle_aux_hidden_state_layer_ids", "eagle_config.eagle_aux_hidden_state_layer_ids"),
     "dflash": ("dflash_config.target_layer_ids",),
@@ -31,7 +22,7 @@ GUESS = {
 
 def states(subject: Subject) -> Iterator[Finding]:
     """Listed, in both conventions where engines read both, ascending, inside the target, and as many as fc reads."""
-    found = listed(subject)
+    found = listed(subject.folder.fields)
     yield from _absent(subject, found)
     if not found:
         return
@@ -53,19 +44,6 @@ def states(subject: Subject) -> Iterator[Finding]:
             "List ascending ids of layers that the target has, with the columns of fc in that order",
         )
     yield from _counted(subject, len(taps))
-
-
-def listed(subject: Subject) -> dict[str, tuple[int, ...]]:
-    """Each list that config.json holds, as indices of `hidden_states`."""
-    found = {}
-    for name, offset in LISTS:
-        where = subject.folder.fields
-        *nested, last = name.split(".")
-        for key in nested:
-            where = where.get(key) or {}
-        if where.get(last):
-            found[name] = tuple(one + offset for one in where[last])
-    return found
 
 
 def _absent(subject: Subject, found: dict[str, tuple[int, ...]]) -> Iterator[Finding]:

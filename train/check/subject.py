@@ -12,12 +12,10 @@ from torch import Tensor
 from decode.common.errors import InputError
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends, load_ends
+from decode.published.form import word_of
 from train.check.folder import ServedFolder
 from train.export.engines.base import Engine, Loads
 from train.export.layouts.base import Spec
-
-FORMS = (("eagle3", "eagle3"), ("dspark", "dspark"), ("dflash", "dflash"), ("medusa", "medusa"))
-"""A word of `architectures`, `model_type` or `speculators_model_type`, in lower case, and the form it stands for."""
 
 UNCLEAR = (LookupError, TypeError, ValueError, ArithmeticError, StopIteration, AttributeError, StrictDataclassError)
 """Raised where config.json does not say enough for a manifest."""
@@ -113,11 +111,9 @@ class Subject:
 def form_of(folder: ServedFolder) -> str:
     """What engines take the folder for; InputError where none would know."""
     fields = folder.written
-    words = [*(fields.get("architectures") or []), fields.get("model_type"), fields.get("speculators_model_type")]
-    text = " ".join(str(word) for word in words).lower()
-    for word, form in FORMS:
-        if word in text:
-            return form
+    named = word_of(fields)
+    if named is not None:
+        return named
     if "medusa_num_heads" in fields:
         return "medusa"
     if fields.get("draft_vocab_size") and fields.get("num_hidden_layers") == 1:  # so TensorRT-LLM and llama.cpp see it

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from decode.published.vocabulary import drafted_ids
 from train.check.subject import Finding, Subject
 
 ONLY = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
@@ -69,21 +70,10 @@ def rows_of_the_target(subject: Subject) -> Iterator[Finding]:
         if theirs.endswith("embed_tokens.weight") and subject.form != "lm":
             yield from _equal(subject, own, subject.embedding, "embedding")
         if re.search(r"lm_heads?(\.\d+)?\.weight$", theirs) and subject.folder.is_ours and subject.form != "lm":
-            rows, ids = subject.output_rows, drafted_ids(subject)
+            rows, ids = subject.output_rows, drafted_ids(subject.folder)
             is_cut = ids is not None and subject.folder.stored[own].shape[0] == len(ids)
             if ids is None or _are_tokens(ids, len(rows)):
                 yield from _equal(subject, own, rows[ids] if is_cut else rows, "output head")
-
-
-def drafted_ids(subject: Subject) -> Tensor | None:
-    """The target's ids of a reduced draft vocabulary, by d2t (what to add to a draft id) or token_map (the ids)."""
-    stored = subject.folder.stored
-    if "token_map" in stored and len(stored["token_map"].shape) == 1:
-        return subject.folder.tensor("token_map").long()
-    if "d2t" in stored and len(stored["d2t"].shape) == 1:
-        offsets = subject.folder.tensor("d2t").long()
-        return offsets + torch.arange(len(offsets))
-    return None
 
 
 def _are_tokens(ids: Tensor, vocab_size: int) -> bool:

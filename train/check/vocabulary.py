@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from decode.published.blocks import MASK_FILE
+from decode.published.vocabulary import drafted_ids
 from decode.sampling.stopping import own_eos_ids
 from train.check.subject import Finding, Subject
-from train.check.values import drafted_ids
 
-MASK_FILE = "mask_embedding.pt"
 _REDUCED = {"medusa": "truncated_vocab_size"}
 OFFSETS = "Write d2t = ids - arange(len(ids)), of the ascending ids"
 
@@ -59,7 +59,7 @@ def reduced_head(subject: Subject) -> Iterator[Finding]:
 
 def tokens(subject: Subject) -> Iterator[Finding]:
     """Draft ids stand for ascending tokens of the target, and the mask t2d marks the same ones."""
-    ids, vocab = drafted_ids(subject), subject.target.vocab_size
+    ids, vocab = drafted_ids(subject.folder), subject.target.vocab_size
     if ids is None:
         return
     ascending = bool((ids.diff() > 0).all() and (ids >= 0).all() and (ids < vocab).all())

@@ -104,8 +104,8 @@ class DraftConfig:
     family: Literal["lm", "medusa", "hydra", "eagle3", "mtp", "dspark"] = "lm"
     """Draft family; the file of that name in decode/drafters/. All but lm are heads on the target's hidden states."""
     init_from: str | None = None
-    """Model (folder or hub id) or saved head (folder) to start from, or the folder of the run that trained it; None
-    starts from random weights."""
+    """Model (folder or hub id) or saved head (folder) to start from, the folder of the run that trained it, or that of
+    a head as others publish them; None starts from random weights."""
     revision: str | None = None
     """Hub revision of `init_from`."""
     layers: int = 1

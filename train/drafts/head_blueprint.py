@@ -21,11 +21,12 @@ from decode.drafters.eagle3 import RecursiveDraft
 from decode.drafters.eagle3 import default_taps as eagle3_taps
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.mtp import own_mtp
-from decode.drafters.saved_draft import family_of
-from decode.drafters.saved_head import HEADS, expected, load_head, read_head
+from decode.drafters.saved_draft import config_in, family_of, head_in
+from decode.drafters.saved_head import HEADS, expected
 from decode.models.hidden_states import FINAL, check_taps
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
+from decode.published.form import published_form
 from train.config import TrainConfig
 from train.drafts.blueprint import Blueprint, TrainableDraft
 from train.drafts.confidence import calibrated
@@ -90,7 +91,8 @@ class HeadBlueprint(Blueprint):
         config = self.config
         is_one_by_one = issubclass(HEADS[config.family][1], RecursiveDraft)
         own = self.num_parameters if is_one_by_one else -(-self.num_parameters // config.depth)
-        return own + (config.draft_vocab_size or config.vocab_size) * config.hidden_size
+        drafted = config.draft_vocab_size or config.vocab_size
+        return own + (0 if config.has_own_head else drafted * config.hidden_size)
 
     @property
     def width(self) -> int:
@@ -123,7 +125,7 @@ class HeadBlueprint(Blueprint):
         """Between the target's `ends`, which it refers to and does not own."""
         assert ends is not None, "a head is built between its target's ends"
         if self.source is not None:
-            return TrainableHead(load_head(self.source, ends, self.target).float())
+            return TrainableHead(head_in(self.source, ends, self.target).float())
         self._check_mask(ends)
         head = HEADS[self.config.family][1](self.config, ends, self.vocab)
         if self.own is not None:
@@ -237,14 +239,16 @@ def _saved(cfg: TrainConfig, target: ModelDescription) -> HeadBlueprint:
     if not (folder / "config.json").is_file():
         raise InputError(
             f"draft.init_from={draft.init_from} holds no saved head (config.json, model.safetensors, draftsmith.json); "
-            "give the folder of one, or of the run that trained it"
+            "give the folder of one, of the run that trained it, or of a head as others publish them"
         )
     family = family_of(str(folder))
     require(
         family == draft.family,
         f"draft.init_from={draft.init_from} is of family {family}, and draft.family={draft.family}; use draft={family}",
     )
-    config = read_head(folder, target)
+    config = config_in(folder, target)
+    if published_form(folder) and issubclass(HEADS[family][1], RecursiveDraft):
+        config = replace(config, depth=draft.head.depth)  # of which nothing is made, and few folders tell it
     asked, default = _asked(draft), _asked(DraftConfig(family=draft.family))
     saved = vars(config) | {"taps": list(config.taps), "vocab": config.draft_vocab_size}
     for name in (asked.keys() & saved.keys()) - {"anchors"}:  # of which no weight is made

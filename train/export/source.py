@@ -127,7 +127,12 @@ def open_source(cfg: ExportConfig) -> Source:
             "give target.path"
         )
     target = describe_model(cfg.target) if cfg.target.path else _trained_on(cfg.target, cast(str, trained_on), folder)
-    describe_draft(str(folder), target)
+    described = describe_draft(str(folder), target)
+    if described.family in HEADS and read_head(folder, target).has_own_head:
+        raise InputError(
+            f"draft.path={folder} began as a published head with an output head of its own, which exports do not write "
+            "yet: engines would draft with the target's. Measure it here, or train one without draft.init_from"
+        )
     written = read_json(folder / FILE)
     return Source(
         folder=folder,

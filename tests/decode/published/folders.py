@@ -18,10 +18,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.tiny import tiny_llama
+from tests.tiny import tiny_llama, tiny_tokenizer
 
-WIDTH, VOCAB, INNER, HEADS, KV_HEADS, SIZE = 32, 64, 48, 4, 2, 8
-DRAFTED = torch.tensor([0, 1, 3, *range(5, 64, 2)])
+WIDTH, VOCAB, INNER, HEADS, KV_HEADS, SIZE = 32, 300, 48, 4, 2, 8
+DRAFTED = torch.tensor([0, 1, 3, *range(5, VOCAB, 2)])
 """Tokens of reduced vocabularies, the end of text among them."""
 LAYER = {
     "hidden_size": WIDTH,
@@ -39,7 +39,10 @@ LAYER = {
 
 def save_target(folder: Path, **fields: Any) -> Path:
     """A target of 8 layers, so that the states that native heads read are different ones: 2, 4 and 5."""
-    tiny_llama(VOCAB, WIDTH, 8, eos_token_id=3, **fields).save_pretrained(folder)
+    tokenizer = tiny_tokenizer(VOCAB)
+    ends: dict[str, Any] = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    tiny_llama(VOCAB, WIDTH, 8, **ends | fields).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 

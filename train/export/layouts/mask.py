@@ -8,10 +8,10 @@ import torch
 
 from decode.common.errors import InputError
 from decode.models.compatibility import load_tokenizer
+from decode.published.blocks import MASK_FILE
 from train.export.layouts.blocks import shape
 from train.export.source import Source
 
-FILE = "mask_embedding.pt"
 HOW = "train with draft.head.mask_token=ID, the id of a token that no text holds"
 
 
@@ -56,4 +56,4 @@ def write_mask(source: Source, folder: Path) -> None:
     of the target's rows."""
     if shape(source).mask_token is None:
         row = source.weights["mask.weight"][0].clone()
-        torch.save({"embedding": row, "mask_token_id": mask_token_id(source)}, folder / FILE)
+        torch.save({"embedding": row, "mask_token_id": mask_token_id(source)}, folder / MASK_FILE)
