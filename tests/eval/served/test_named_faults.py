@@ -12,12 +12,13 @@ from transformers import PreTrainedModel
 from decode import load_drafter
 from decode.config import ModelConfig
 from decode.models.load import ModelDescription, describe_model, load_model
+from eval.modes.served.counting import Pair
 from eval.modes.served.engine.metrics import Counters
-from eval.modes.served.faults.counting import Texts, count, write
-from eval.modes.served.faults.faults import alike, distance, explaining, likely_faults
+from eval.modes.served.faults.counting import Texts, along, count
+from eval.modes.served.faults.explained import explained
+from eval.modes.served.faults.faults import alike, distance, explaining, total
 from eval.modes.served.faults.reading import Reading, open_reading
 from eval.modes.served.faults.table import HYPOTHESES
-from tests.engines.counters import our_counters
 from tests.engines.faults import FAULTS, Fault
 from tests.eval.served.followed import follow
 from tests.eval.served.named import NAMED, UNEXPLAINED
@@ -84,10 +85,10 @@ def test_a_fault_is_named_from_its_counters(toys: Toys, tmp_path: Path, fault: F
         return
     named = {one.name: one for one in found}
     right = named[NAMED[fault.family, fault.name]]
-    assert (right.match, right.counters.accepted) == ("equal", engine.accepted)
+    assert (right.match, right.counters) == ("equal", total(engine))
     assert right.remedy
     assert right.effect
-    if sum(engine.accepted) >= 10:
+    if sum(total(engine).accepted) >= 10:
         assert {one.match for one in found} == {"equal"}
 
 
@@ -98,13 +99,16 @@ def test_every_fault_that_counters_show_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("draft", ["lm", "eagle3", "medusa", "dspark-reduced"])
 def test_rounds_are_counted_as_our_decoder_counts_them(toys: Toys, draft: str) -> None:
-    """On the target's own texts, where the drafts are random and next to nothing is accepted but by chance."""
-    drawn = random.Random(1)
-    prompts = [[drawn.randrange(300) for _ in range(6)] for _ in range(4)]
+    """Prompt by prompt, along texts that follow the draft."""
     drafter = load_drafter(toys.folders.draft("llama", draft), toys.target())
-    ours = our_counters(toys.target(), drafter, prompts, 24, K)
-    found = count(toys.reading(draft), write(toys.target(), prompts, 24, K))
-    assert (found.drafts, list(found.accepted)) == (ours.rounds, ours.accepted)
+    texts = toys.texts(draft)
+    pairs = [
+        (ids[:length].tolist(), ids[length:].tolist()) for ids, length in zip(texts.ids, texts.lengths, strict=True)
+    ]
+    prompts, written = zip(*pairs, strict=True)
+    ours = Pair(toys.target(), 2).counters_along(drafter, prompts, written, texts.limit, K)
+    assert count(toys.reading(draft), texts) == ours
+    assert total(ours).accepted[1] > 3
 
 
 def test_equal_counters_have_no_fault(toys: Toys) -> None:
@@ -113,13 +117,15 @@ def test_equal_counters_have_no_fault(toys: Toys) -> None:
 
 
 def test_from_a_folder_and_prompts(toys: Toys) -> None:
-    """The whole way, with a target that writes its own texts."""
+    """The whole way, on texts that the target writes."""
     drawn = random.Random(1)
     prompts = [[drawn.randrange(300) for _ in range(size)] for size in (3, 6)]
-    texts = write(toys.target(), prompts, 12, K)
-    ours = count(toys.reading("lm"), texts)
-    engine = Counters(ours.drafts - 7, 0, (12, 9, 5))
-    assert likely_faults(str(toys.folders.exported("llama", "lm")), toys.target(), prompts, 12, engine, ours) == []
+    texts = Pair(toys.target(), 2).write(prompts, 12 + K, 0.0, 0)
+    ours = count(toys.reading("lm"), along(toys.target(), prompts, texts, 12, K))
+    engine = [Counters(one.drafts - 3, 0, (9, 7, 5)) for one in ours]
+    said = explained(str(toys.folders.exported("llama", "lm")), toys.target(), prompts, texts, engine, ours)
+    assert said[0].startswith("none of the faults that were tried explains them")
+    assert any("position 1" in one for one in said[1:])
 
 
 def test_shares_are_alike_as_far_as_chance_goes() -> None:

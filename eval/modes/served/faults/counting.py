@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from decode import generate
 from decode.models.hidden_states import Taps
 from eval.modes.served.engine.metrics import Counters
 from eval.modes.served.faults.reading import Reading
@@ -47,20 +46,18 @@ class Texts:
         return self._states[taps]
 
 
-def write(target: PreTrainedModel, prompts: Sequence[Sequence[int]], limit: int, k: int) -> Texts:
-    """The target's greedy texts, to the end of the longest round that may begin before `limit`."""
-    ids = [
-        generate(
-            target, None, torch.tensor([list(prompt)]), max_new_tokens=limit + k + 1, eos_token_id=(), temperature=0.0
-        ).sequences[0].cpu()
-        for prompt in prompts
-    ]  # fmt: skip
+def along(
+    target: PreTrainedModel, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]], limit: int, k: int
+) -> Texts:
+    """What was written behind prompts, at least k tokens more than `limit` of each."""
+    assert all(len(text) >= limit + k for text in texts), (limit, k)
+    ids = [torch.tensor([*prompt, *text]) for prompt, text in zip(prompts, texts, strict=True)]
     return Texts(target, ids, [len(prompt) for prompt in prompts], limit, k)
 
 
 @torch.no_grad()
-def count(reading: Reading, texts: Texts) -> Counters:
-    """What an engine counts that reads the draft so.
+def count(reading: Reading, texts: Texts) -> list[Counters]:
+    """What an engine counts that reads the draft so, one for each text.
 
     The first new token is the prefill's; rounds begin behind it, while fewer than `limit` are written. What a round
     accepts behind the limit counts, as in vLLM.
@@ -68,13 +65,14 @@ def count(reading: Reading, texts: Texts) -> Counters:
     steps = texts.k if reading.depth is None else min(texts.k, reading.depth)
     drafting = reading.drafting()
     states = texts.states(reading.taps) if reading.taps else [torch.empty(0)] * len(texts.ids)
-    rounds: list[int] = []
+    found = []
     for ids, length, features in zip(texts.ids, texts.lengths, states, strict=True):
         places = torch.arange(length, length + texts.limit - 1)
         right = _accepted(drafting(ids, features, places, steps), ids, places)
-        rounds += _rounds(right)
-    accepted = tuple(sum(one > place for one in rounds) for place in range(texts.k))
-    return Counters(len(rounds), len(rounds) * steps, accepted)
+        rounds = _rounds(right)
+        accepted = tuple(sum(one > place for one in rounds) for place in range(texts.k))
+        found.append(Counters(len(rounds), len(rounds) * texts.k, accepted))
+    return found
 
 
 def _accepted(drafted: Tensor, ids: Tensor, places: Tensor) -> list[int]:

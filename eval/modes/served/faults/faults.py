@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from decode.models.load import describe_loaded
 from eval.modes.served.engine.metrics import Counters
-from eval.modes.served.faults.counting import Texts, count, write
+from eval.modes.served.faults.counting import Texts, along, count
 from eval.modes.served.faults.hypotheses import Hypothesis
 from eval.modes.served.faults.reading import Reading, open_reading
 from eval.modes.served.faults.table import HYPOTHESES
@@ -24,7 +24,8 @@ BETTER = 4
 """Times nearer than ours are to the engine's."""
 TELLING = 10
 """Accepted tokens from which on equal counters are no accident."""
-RANDOM = frozenset(each.name for each in HYPOTHESES if each.is_random)
+Each = Sequence[Counters]
+"""One for each prompt."""
 
 
 @dataclass(frozen=True)
@@ -37,72 +38,79 @@ class Fault:
     match: Literal["equal", "near"]
     """equal: with it we count what the engine counts; near: about that."""
     counters: Counters
-    """Ours with the fault."""
+    """Ours with the fault, over all prompts."""
     effect: str
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.detail}): {self.effect}. {self.remedy}"
+        same = "the same counters" if self.match == "equal" else "nearly these counters"
+        return f"{self.name} ({self.detail}) gives {same}: {self.effect}. {self.remedy}"
 
 
 def likely_faults(
     draft: str,
     target: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
-    new_tokens: int,
-    engine: Counters,
-    ours: Counters,
+    texts: Sequence[Sequence[int]],
+    engine: Each,
+    ours: Each,
     engine_name: str = "vllm",
 ) -> list[Fault]:
     """Faults that explain `engine`, what an engine counted at temperature 0 with the folder `draft` as it is served,
-    `new_tokens` behind each of `prompts`, where our decoder counted `ours`; the nearest first. Those with equal
+    where our decoder counted `ours` along the same `texts` behind `prompts`; the nearest first. Those with equal
     counters alone, if there are any and the engine accepts more than next to nothing: counters cannot tell them apart.
     Empty where none explains them.
 
-    The target is run over its own greedy texts; drafts are computed from the folder on the CPU in float32, alike for
-    every fault. `draft` is a folder that passes `python -m train.check`.
+    Texts have k tokens more than were asked for, since rounds reach beyond. The target is run over them; drafts are
+    computed from the folder on the CPU in float32, alike for every fault. `draft` is a folder that passes
+    `python -m train.check`.
     """
+    k = len(ours[0].accepted)
     reading = open_reading(draft, describe_loaded(target, check=False), engine_name)
-    texts = write(target, prompts, new_tokens, len(ours.accepted))
-    return explaining(reading, texts, engine, ours)
+    return explaining(reading, along(target, prompts, texts, len(texts[0]) - k, k), engine, ours)
 
 
-def explaining(reading: Reading, texts: Texts, engine: Counters, ours: Counters) -> list[Fault]:
+def explaining(reading: Reading, texts: Texts, engine: Each, ours: Each) -> list[Fault]:
     """As `likely_faults`, of a draft and texts that were read."""
     if distance(engine, ours) == 0:
         return []
     slack = distance(count(reading, texts), ours)
-    found = [one for each in HYPOTHESES if reading.form in each.forms for one in _tried(each, reading, texts, engine)]
-    equal = [fault for fault in found if fault.match == "equal"]
-    if equal and sum(engine.accepted) >= TELLING:
+    tried = [one for each in HYPOTHESES if reading.form in each.forms for one in _tried(each, reading, texts, engine)]
+    equal = [fault for fault, far, _ in tried if far == 0]
+    if equal and sum(total(engine).accepted) >= TELLING:
         return equal
-    most = max(NEAR * ours.drafts, slack)
-    near = [fault for fault in found if fault not in equal and _is_near(fault, engine, ours, most)]
-    return equal + sorted(near, key=lambda fault: distance(fault.counters, engine))[:MOST]
+    most = max(NEAR * total(ours).drafts, slack)
+    near = [
+        (far, fault)
+        for fault, far, is_random in tried
+        if 0 < far * BETTER <= distance(ours, engine)
+        and (far <= most or (is_random and alike(fault.counters, total(engine))))
+    ]
+    return equal + [fault for _, fault in sorted(near, key=lambda one: one[0])][:MOST]
 
 
-def _is_near(fault: Fault, engine: Counters, ours: Counters, most: float) -> bool:
-    """By few ties, or as far as chance goes where the engine's numbers are random ones."""
-    far = distance(fault.counters, engine)
-    is_chance = fault.name in RANDOM and alike(fault.counters, engine)
-    return far * BETTER <= distance(ours, engine) and (far <= most or is_chance)
-
-
-def _tried(each: Hypothesis, reading: Reading, texts: Texts, engine: Counters) -> Iterator[Fault]:
-    """The variants that come nearest."""
+def _tried(each: Hypothesis, reading: Reading, texts: Texts, engine: Each) -> Iterator[tuple[Fault, int, bool]]:
+    """The variants that come nearest, and how far they are."""
     tried = [(detail, count(altered, texts)) for detail, altered in each.variants(reading)]
     if tried:
-        nearest = min(distance(counters, engine) for _, counters in tried)
-        best = [(detail, counters) for detail, counters in tried if distance(counters, engine) == nearest]
-        detail = "; or ".join(detail for detail, _ in best)
-        yield Fault(each.name, detail, "near" if nearest else "equal", best[0][1], each.effect, each.remedy)
+        far = min(distance(counters, engine) for _, counters in tried)
+        best = [(detail, counters) for detail, counters in tried if distance(counters, engine) == far]
+        detail, match = "; or ".join(detail for detail, _ in best), "near" if far else "equal"
+        yield Fault(each.name, detail, match, total(best[0][1]), each.effect, each.remedy), far, each.is_random
 
 
-def distance(one: Counters, other: Counters) -> int:
-    """Rounds and accepted tokens, position by position, that differ; behind the shorter one nothing is accepted."""
-    width = max(len(one.accepted), len(other.accepted))
-    first, second = ((each.drafts, *each.accepted, *[0] * (width - len(each.accepted))) for each in (one, other))
-    return sum(abs(a - b) for a, b in zip(first, second, strict=True))
+def total(each: Each) -> Counters:
+    """Over all prompts."""
+    return sum(each[1:], each[0])
+
+
+def distance(one: Each, other: Each) -> int:
+    """Rounds and accepted tokens, prompt by prompt and position by position, that differ."""
+    return sum(
+        abs(a - b)
+        for first, second in zip(one, other, strict=True)
+        for a, b in zip((first.drafts, *first.accepted), (second.drafts, *second.accepted), strict=True)
+    )
 
 
 def alike(one: Counters, other: Counters) -> bool:

@@ -13,11 +13,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from decode.models.hidden_states import FINAL
 from decode.models.load import ModelDescription
+from decode.published.states import listed
 from train.check.folder import open_folder
 from train.check.replicas import REPLICAS
 from train.check.replicas.base import Served
 from train.check.served import served
-from train.check.states import listed
 from train.check.subject import Subject, form_of
 from train.export.engines import ENGINES
 from train.export.layouts.medusa import number_of
@@ -76,7 +76,8 @@ class Reading:
 
         def drafted(ids: Tensor, features: Tensor, places: Tensor, steps: int) -> Tensor:
             late = features.roll(self.lag, 0) if self.lag else features
-            return replica(self.served, ids, late, places, steps).argmax(-1)
+            whole = self.depth if self.form == "dspark" and self.depth else steps  # all slots of a block are there
+            return replica(self.served, ids, late, places, whole)[:steps].argmax(-1)
 
         return drafted
 
@@ -90,7 +91,7 @@ def open_reading(folder: str, target: ModelDescription, engine: str = "vllm") ->
         weights = {name: opened.tensor(name).float() for name in opened.stored}
         none = torch.empty(0)
         return Reading(form, Served(opened.written, weights, none, none, None, none), (), target.num_layers, None)
-    lists = listed(subject)
+    lists = listed(opened.fields)
     usual = default_taps(target.num_layers) if form == "eagle3" else (FINAL,)
     taps = tuple(sorted(next(iter(lists.values())))) if lists else usual
     return Reading(form, served(subject), taps, target.num_layers, _depth(form, opened.written))

@@ -1,0 +1,31 @@
+"""What is said of counters that part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedModel
+
+from decode.common.progress import get_logger
+from eval.modes.served.faults.faults import Each, likely_faults, total
+from eval.modes.served.faults.observations import observed
+
+log = get_logger("eval")
+_NONE = "none of the faults that were tried explains them; compare the folder with its source by python -m train.check"
+
+
+def explained(
+    draft: str,
+    target: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    texts: Sequence[Sequence[int]],
+    engine: Each,
+    ours: Each,
+    engine_name: str = "vllm",
+) -> list[str]:
+    """Sentences, the likely faults first, then what the counters say by themselves; see `likely_faults`."""
+    log.info("counters part: trying faults on %s", draft)
+    k = len(ours[0].accepted)
+    seen = observed(total(engine), total(ours), k)
+    found = likely_faults(draft, target, prompts, texts, engine, ours, engine_name)
+    return [*(map(str, found) if found else [_NONE]), *seen]
