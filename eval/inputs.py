@@ -64,7 +64,7 @@ def check_same_shares(data: DataConfig, trained: TextOrigin, who: str) -> None:
 def shared_context(cfg: EvalConfig, target: ModelDescription) -> int:
     """Longest context in tokens that target and drafts all know."""
     drafts = [describe_draft(path, target).max_positions for path in cfg.drafts.values()]
-    return min(target.max_positions, *drafts)
+    return min([target.max_positions, *drafts])
 
 
 def load(cfg: EvalConfig, source: ModelConfig) -> tuple[PreTrainedModel, dict[str, Any]]:

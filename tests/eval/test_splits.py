@@ -156,7 +156,8 @@ def test_the_suite_of_decoders_reports_held_out_text_and_chooses_on_validation_t
 def test_the_suite_of_families_reports_held_out_text_and_chooses_on_validation_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cfg = corpus(tmp_path, families={"batch_sizes": [1, 2], "batches_timed": [5, 1], "screening_batches": 1})
+    sizes = {"batch_sizes": [1, 2], "batches_timed": [5, 1], "screening_batches": 1}
+    cfg = corpus(tmp_path, mode="families", drafts={}, families=sizes)
     monkeypatch.setattr(families_mode, "load_tokenizer", lambda _: tiny_tokenizer())
     target: Any = SimpleNamespace(max_positions=512)
     reported, screening = families_mode._prompts(cfg, target)

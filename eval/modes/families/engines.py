@@ -8,6 +8,7 @@ from pathlib import Path
 from decode.config import model_folder
 from decode.drafters.provenance import read_provenance
 from decode.models.load import ModelDescription
+from decode.published.form import published_form
 from eval.modes.families.arms import ArmFacts
 from train.export.config import ExportConfig, SavedDraftConfig
 from train.export.engines import ENGINES
@@ -21,6 +22,9 @@ Refusals = Mapping[str, str | None]
 
 def refusals(draft: str, target: ModelDescription) -> dict[str, str | None]:
     """What every engine says of a saved draft at the depth that it was trained for; no weights are read."""
+    form = published_form(model_folder(draft))
+    if form is not None:
+        return {name: _refusal_as_published(engine, form, target) for name, engine in ENGINES.items()}
     source = _source(draft, target)
     return {name: _refusal(engine, source) for name, engine in ENGINES.items()}
 
@@ -45,6 +49,16 @@ def _refusal(engine: Engine, source: Source) -> str | None:
     if found is None:
         found, _ = loads(engine, source, "transformers")
     return None if found is not None else why
+
+
+def _refusal_as_published(engine: Engine, form: str, target: ModelDescription) -> str | None:
+    """By its form and target; `python -m train.check` goes through the folder itself."""
+    how, kind = engine.forms[form], target.config.get_text_config().model_type
+    if isinstance(how, str):
+        return how
+    if how.targets is None or kind in how.targets:
+        return None
+    return f"it drafts so for {', '.join(sorted(how.targets))}, and the target is a {kind} model"
 
 
 def _source(draft: str, target: ModelDescription) -> Source:

@@ -18,7 +18,7 @@ from decode.models.load import ModelDescription, describe_model
 from distill.records.record_folder import RecordFolder
 from eval.comparison_config import shape_settings
 from eval.config import EvalConfig
-from eval.inputs import load, rough_seconds_per_token
+from eval.inputs import load, rough_seconds_per_token, shared_context
 from eval.measure.cells import Results
 from eval.modes.families.arms import (
     ArmFacts,
@@ -31,6 +31,7 @@ from eval.modes.families.arms import (
     record_folders,
 )
 from eval.modes.families.engines import refusals, refused_forms, title
+from eval.modes.families.given import NOT_TRAINED, describe_given, given
 from eval.modes.families.measuring import Judge, Race, cells, points
 from eval.modes.families.page import render_page, render_summary
 from eval.modes.families.results import Measured, make_results
@@ -60,9 +61,10 @@ def run(cfg: EvalConfig) -> None:
     _check(cfg)
     target = describe_model(cfg.target)
     records = check_records(cfg, target)
-    facts = describe_arms(cfg, target)
-    wanted = layers_wanted(cfg, facts)
+    arms = describe_arms(cfg, target)
+    wanted = layers_wanted(cfg, arms)
     check_layers(cfg, wanted)
+    facts = arms | describe_given(cfg, target)
     reported, screening = _prompts(cfg, target)
     lines = plan_lines(cfg, target, facts, wanted, records)
     if cfg.plan:
@@ -86,11 +88,6 @@ def prepare(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> None:
 
 
 def _check(cfg: EvalConfig) -> None:
-    if cfg.drafts:
-        raise ConfigError(
-            f"drafts={cfg.drafts}: mode=families trains the drafts that it compares, families.arms; leave drafts out, "
-            "or measure them with a report (mode=report)"
-        )
     if cfg.prompts.file is not None:
         raise ConfigError(
             f"prompts.file={cfg.prompts.file}: mode=families continues held-out text of `data`, which its drafts were "
@@ -115,24 +112,25 @@ def _prompts(cfg: EvalConfig, target: ModelDescription) -> tuple[list[Prompt], l
     wanted, reason = max(families.batch_sizes) * families.screening_batches, "families.screening_batches of the largest"
     screening = split_prompts(cfg, tokenizer, "validation", wanted, f"{reason} of families.batch_sizes")
     longest = max(cfg.decode.max_new_tokens, cfg.lossless.tokens) + DEEPEST_DRAFT
-    check_room([*reported, *screening], longest, target.max_positions)
+    check_room([*reported, *screening], longest, shared_context(cfg, target))
     return reported, screening
 
 
 def _judge(cfg: EvalConfig, results: Results, prompts: Sequence[Prompt]) -> None:
     """Measure every draft that is not measured yet, each kept as soon as it is."""
-    missing = [one for one in trainings(cfg) if results.read(_file(one)) is None]
+    missing = [one for one in (*trainings(cfg), *given(cfg)) if results.read(_file(one)) is None]
     if not missing:
         return
     dtype = cfg.target.dtype if cfg.lossless.dtype == "auto" else cfg.lossless.dtype
-    model, _ = load(cfg, replace(cfg.target, dtype=dtype))
+    model, own = load(cfg, replace(cfg.target, dtype=dtype))
     judge = Judge.of(cfg, model, prompts)
     with progress(len(missing), "drafts", "tau and losslessness") as bar:
         for one in missing:
             began = time.perf_counter()
-            measured = judge.measure(load_drafter(one.folder(cfg), target=model), one.shapes(cfg))
+            drafter = own[one.arm] if one.budget == "given" else load_drafter(one.folder(cfg), target=model)
+            measured = judge.measure(drafter, one.shapes(cfg))
             seconds = time.perf_counter() - began
-            pace = asdict(pace_of(one.folder(cfg)))
+            pace = None if one.budget == "given" else asdict(pace_of(one.folder(cfg)))
             results.keep(_file(one), {**asdict(one), "pace": pace, "measured": measured, "seconds": seconds})
             bar.update(1, done=one.name)
 
@@ -148,12 +146,12 @@ def _race(
     reported: Sequence[Prompt],
     screening: Sequence[Prompt],
 ) -> None:
-    """Time the first seed's drafts at equal tokens."""
+    """Time the first seed's drafts at equal tokens, and those that are given."""
     if not any(True for _ in results.missing(cells(cfg))):
         return
-    model, _ = load(cfg, cfg.target)
+    model, own = load(cfg, cfg.target)
     drafters = {arm: load_drafter(_timed(cfg, arm).folder(cfg), target=model) for arm in cfg.families.arms}
-    Race(cfg, model, drafters, facts, reported, screening).run(results)
+    Race(cfg, model, drafters | own, facts, reported, screening).run(results)
 
 
 def _measured(
@@ -163,12 +161,13 @@ def _measured(
     wanted: Mapping[str, list[int]],
     results: Results,
 ) -> Measured:
-    kept = {one: results.read(_file(one)) or {} for one in trainings(cfg)}
+    kept = {one: results.read(_file(one)) or {} for one in (*trainings(cfg), *given(cfg))}
     timed: list[dict[str, Any]] = [results.cell(cell) or {} for cell in cells(cfg)]
     choices: list[dict[str, Any]] = [results.choice(point) or {} for point in points(cfg)]
     seconds = sum(one["seconds"] for one in [*kept.values(), *timed, *choices])
-    seconds += sum(one["pace"]["seconds"] for one in kept.values())
-    refused = {arm: refusals(str(_timed(cfg, arm).folder(cfg)), target) for arm in facts}
+    seconds += sum(one["pace"]["seconds"] for one in kept.values() if one["pace"] is not None)
+    drafts = {arm: str(_timed(cfg, arm).folder(cfg)) for arm in cfg.families.arms} | cfg.drafts
+    refused = {arm: refusals(folder, target) for arm, folder in drafts.items()}
     return Measured(target, facts, record_folders(cfg, wanted), kept, timed, choices, seconds, refused)
 
 
@@ -216,7 +215,8 @@ def plan_lines(
 
 def _arm_line(cfg: EvalConfig, arm: str, facts: ArmFacts) -> str:
     taps = f"reads target layers {list(facts.taps)}" if facts.taps else "reads tokens alone"
-    return f"  {arm}: {facts.num_parameters:,} parameters, {taps} ({' '.join(cfg.families.arms[arm])})"
+    made = " ".join(cfg.families.arms[arm]) if arm in cfg.families.arms else f"{NOT_TRAINED}: {cfg.drafts[arm]}"
+    return f"  {arm}: {facts.num_parameters:,} parameters, {taps} ({made})"
 
 
 def _engine_lines(cfg: EvalConfig, facts: Mapping[str, ArmFacts]) -> list[str]:
@@ -248,14 +248,14 @@ def _seconds(
     by_tokens = [one for one in missing if one.budget == "tokens"]
     training = len(by_tokens) * cfg.families.tokens / _TOKENS_PER_S + len(missing) * _START_S
     training += (len(missing) - len(by_tokens)) * cfg.families.seconds
-    passes = sum(len(one.shapes(cfg)) for one in missing) * len(cfg.temperatures)
+    passes = sum(len(one.shapes(cfg)) for one in (*missing, *given(cfg))) * len(cfg.temperatures)
     checking = passes * cfg.lossless.prompts * cfg.lossless.tokens * per_token / _BATCH_GAIN
     return reading + training + checking + _racing(cfg) * per_token
 
 
 def _racing(cfg: EvalConfig) -> float:
     """Steps of the timed run, batches counted as one step."""
-    arms, tried = len(cfg.families.arms), max(1, len(cfg.timing.choose_k))
+    arms, tried = len(cfg.families.arms) + len(cfg.drafts), max(1, len(cfg.timing.choose_k))
     steps = 0.0
     for cell in cells(cfg):
         calls = cfg.families.num_timed[cell.batch_size] * cfg.timing.rounds + _EXTRA_CALLS

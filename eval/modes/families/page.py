@@ -36,7 +36,11 @@ _ARMS = columns(
     *("arm", "family", column("parameters", "num_parameters", lambda value: f"{value / 1e6:.2f}M")),
     column("target layers read", "taps", lambda taps: ", ".join(map(str, taps)) or MISSING),
     Column("optimizer, peak rates", lambda arm: arm.get("optimizer", MISSING)),
-    column("python -m train", "overrides", " ".join),
+    Column("python -m train", lambda arm: arm.get("folder") or " ".join(arm["overrides"])),
+)
+_GIVEN = columns(
+    *("arm", "shape", "T", "tau"),
+    column("acceptance by position", "acceptance_by_position", lambda shares: " ".join(map(number, shares))),
 )
 _EQUAL = column("equal", "budget")
 _EXACTNESS = columns("arm", _EQUAL, "code", "shape", "T", "mismatches", "near-ties", "in tokens")
@@ -52,12 +56,20 @@ def family_tables(results: dict[str, Any]) -> list[Table]:
     return [
         _budget_table(results, "tokens", f"Equal tokens ({budgets['tokens']:,})"),
         _budget_table(results, "time", f"Equal time ({budgets['seconds']:g} s)"),
+        _given_table(results),
         _speed_table(results),
         _code_table(results),
         Table("Arms", _ARMS, [{**one, "arm": arm} for arm, one in results["arms"].items()], trained),
         Table("Losslessness", _EXACTNESS, results["quality"], f"In {results['prompts']['checked_dtype']}."),
         _length_table(results),
     ]
+
+
+def _given_table(results: dict[str, Any]) -> Table:
+    """Drafts that were trained elsewhere, at every temperature and shape."""
+    rows = [one for one in results["quality"] if one["budget"] == "given"]
+    note = "Not trained here: on which texts and how long is their authors' to say. Their folders stand under Arms."
+    return Table("Given drafts", _GIVEN, rows, note)
 
 
 def _budget_table(results: dict[str, Any], budget: str, title: str) -> Table:

@@ -170,7 +170,9 @@ def make_results(cfg: EvalConfig, run: Measured) -> dict[str, Any]:
         "shapes": {name: dict(changes) for name, changes in cfg.families.shapes.items()},
         "prompts": _prompts(cfg, run),
         "definitions": {**_OWN, **{name: DEFINITIONS[name] for name in _SHARED}},
-        "trainings": [training_row(one, entries, _facts(run, one)) for one, entries in groups.items()],
+        "trainings": [
+            training_row(one, entries, _facts(run, one)) for one, entries in groups.items() if one.budget != "given"
+        ],
         "quality": _quality(cfg, groups),
         "codes": _codes(cfg, groups, run),
         "rows": [row for cell in run.cells for row in cell["rows"]],
@@ -182,7 +184,8 @@ def make_results(cfg: EvalConfig, run: Measured) -> dict[str, Any]:
 
 def _arm(cfg: EvalConfig, run: Measured, arm: str) -> dict[str, Any]:
     return {
-        "overrides": cfg.families.arms[arm],
+        "overrides": cfg.families.arms.get(arm, []),
+        "folder": cfg.drafts.get(arm),
         **asdict(run.facts[arm]),
         "refusals": dict(run.refusals[arm]),
     }

@@ -115,7 +115,8 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-Budget = Literal["tokens", "time"]
+Budget = Literal["tokens", "time", "given"]
+"""What trainings have equal; `given` are drafts that were trained elsewhere."""
 log = get_logger("eval")
 
 
@@ -137,14 +138,14 @@ class Training:
         return f"{self.arm}-{middle}-{self.seed}"
 
     def shapes(self, cfg: EvalConfig) -> list[str]:
-        """Shapes that it is measured with: all at equal tokens, the first one elsewhere, since wide passes are most of
-        what measuring costs."""
+        """Shapes that it is measured with: all at equal tokens and of given drafts, the first one elsewhere, since wide
+        passes are most of what measuring costs."""
         every = list(cfg.families.shapes)
-        return every if self.budget == "tokens" and not self.is_coded else every[:1]
+        return every if self.budget != "time" and not self.is_coded else every[:1]
 
     def folder(self, cfg: EvalConfig) -> Path:
-        """Where it is kept."""
-        return Path(cfg.families.folder) / self.name
+        """Where it is kept, or lies."""
+        return Path(cfg.drafts[self.arm]) if self.budget == "given" else Path(cfg.families.folder) / self.name
 
 
 def trainings(cfg: EvalConfig) -> list[Training]:
