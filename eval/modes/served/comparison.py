@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
@@ -93,10 +94,18 @@ def intervals(counters: Sequence[Counters], seed: int) -> list[list[float] | Non
     reached = [(one.drafts, *one.accepted) for one in counters]
     for place in range(len(counters[0].accepted)):
         columns = np.array([[each[place + 1], each[place]] for each in reached], dtype=float)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            ci95 = bootstrap(columns, ratio_of_sums, seed).ci95 if columns[:, 1].any() else None
-        found.append(None if ci95 is None or not np.isfinite(ci95).all() else list(ci95))
+        found.append(_interval(columns, seed))
     return found
+
+
+def _interval(columns: np.ndarray, seed: int) -> list[float] | None:  # (prompts, 2)
+    if not columns[:, 1].any():
+        return None
+    if columns[:, 1].all() and np.ptp(columns[:, 0] / columns[:, 1]) == 0:  # every resample says the same
+        return [float(columns[0, 0] / columns[0, 1])] * 2
+    with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings(action="ignore"):
+        ci95 = bootstrap(columns, ratio_of_sums, seed).ci95
+    return None if ci95 is None or not np.isfinite(ci95).all() else list(ci95)
 
 
 def total(counters: Sequence[Counters]) -> Counters:

@@ -13,41 +13,71 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 from typing import Any
 
+from eval.modes.served.counting import Pair
+from eval.modes.served.engine.metrics import Counters
+
 
 class FakeEngine:
     """What it knows and counts: of every draft of `k` tokens, `right` are accepted."""
 
     def __init__(self, model: str = "a/target", k: int = 2, right: int = 1, dies_after: int | None = None) -> None:
-        self.model, self.k, self.right, self.dies_after = model, k, right, dies_after
-        self.drafts, self.running, self.asked = 0, 0, list[dict[str, Any]]()
+        self.model, self.dies_after = model, dies_after
+        self.counters, self.right = Counters(0, 0, (0,) * k), right
+        self.asked = list[dict[str, Any]]()
         self.lock = Lock()
 
     def complete(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """An answer, which is counted."""
         with self.lock:
             self.asked.append(asked)
             if self.dies_after is not None and len(self.asked) > self.dies_after:
-                sys.stdout.write("EngineDeadError: out of memory\n")
-                sys.stdout.flush()
-                os._exit(7)
-            self.drafts += -(-(asked["max_tokens"] - 1) // (self.right + 1))
-        last = asked["prompt"][-1]
-        ids = [last + 1 + i for i in range(asked["max_tokens"])]
+                self.die()
+            ids, counters = self.write(asked)
+            self.counters += counters
         return {"choices": [{"token_ids": ids, "text": ""}]}
 
+    def write(self, asked: dict[str, Any]) -> tuple[list[int], Counters]:
+        """Tokens, and what became of the drafts."""
+        drafts, k = -(-(asked["max_tokens"] - 1) // (self.right + 1)), len(self.counters.accepted)
+        accepted = tuple(drafts if place < self.right else 0 for place in range(k))
+        return [asked["prompt"][-1] + 1 + i for i in range(asked["max_tokens"])], Counters(drafts, drafts * k, accepted)
+
+    def die(self) -> None:
+        """As a process does."""
+        sys.stdout.write("EngineDeadError: out of memory\n")
+        sys.stdout.flush()
+        os._exit(7)
+
     def metrics(self) -> str:
+        """Prometheus text."""
         name, labels = "vllm:spec_decode_num", f'engine="0",model_name="{self.model}"'
-        lines = [
-            f"vllm:num_requests_running{{{labels}}} {float(self.running)}",
-            f"# TYPE {name}_drafts_total counter",
-            f"{name}_drafts_total{{{labels}}} {float(self.drafts)}",
-            f"{name}_drafts_created{{{labels}}} 1.7e+09",
-            f"{name}_draft_tokens_total{{{labels}}} {float(self.drafts * self.k)}",
-            f"{name}_accepted_tokens_total{{{labels}}} {float(self.drafts * self.right)}",
-        ]
-        for place in range(self.k):
-            taken = float(self.drafts if place < self.right else 0)
-            lines.append(f'{name}_accepted_tokens_per_pos_total{{{labels},position="{place}"}} {taken}')
+        lines = [f"vllm:num_requests_running{{{labels}}} 0.0", f"# TYPE {name}_drafts_total counter"]
+        if self.counters.accepted:
+            lines += [
+                f"{name}_drafts_total{{{labels}}} {float(self.counters.drafts)}",
+                f"{name}_drafts_created{{{labels}}} 1.7e+09",
+                f"{name}_draft_tokens_total{{{labels}}} {float(self.counters.drafted)}",
+                f"{name}_accepted_tokens_total{{{labels}}} {float(sum(self.counters.accepted))}",
+            ]
+        for place, taken in enumerate(self.counters.accepted):
+            lines.append(f'{name}_accepted_tokens_per_pos_total{{{labels},position="{place}"}} {float(taken)}')
         return "\n".join(lines) + "\n"
+
+
+class TrueEngine(FakeEngine):
+    """One that writes as a target does, and counts as our decoder does with a drafter."""
+
+    def __init__(self, pair: Pair, drafter: Any, **known: Any) -> None:
+        super().__init__(**known)
+        self.pair, self.drafter = pair, drafter
+
+    def write(self, asked: dict[str, Any]) -> tuple[list[int], Counters]:
+        prompt, limit, k = asked["prompt"], asked["max_tokens"], len(self.counters.accepted)
+        (text,) = self.pair.write([prompt], limit + k, asked["temperature"], asked.get("seed") or 0)
+        if not k:
+            return text[:limit], Counters(0, 0, ())
+        (counters,) = self.pair.counters_along(self.drafter, [prompt], [text], limit, k)
+        return text[:limit], counters
 
 
 def handler_of(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
@@ -58,6 +88,7 @@ def handler_of(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
             pages = {
                 "/health": "",
                 "/metrics": engine.metrics(),
+                "/version": json.dumps({"version": "0.0"}),
                 "/v1/models": json.dumps({"data": [{"id": engine.model, "root": engine.model}]}),
             }
             self._say(200 if self.path in pages else 404, pages.get(self.path, "no such page"))

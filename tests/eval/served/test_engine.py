@@ -18,11 +18,13 @@ SERVER = [sys.executable, str(Path(fake_server.__file__)), "--port", PORT]
 
 
 def test_counters_are_read_summed_over_engines_and_subtracted() -> None:
-    lines = FakeEngine(k=3, right=2).metrics().replace(" 0.0", " 5.0").splitlines()
+    engine = FakeEngine()
+    engine.counters = Counters(5, 15, (4, 3, 0))
+    lines = engine.metrics().splitlines()
     text = "\n".join([*lines, *(line.replace('engine="0"', 'engine="1"') for line in lines)])
     counters = read_counters(text)
-    assert counters == Counters(drafts=10, drafted=10, accepted=(10, 10, 10))
-    assert counters - Counters(4, 4, (3, 2, 1)) == Counters(6, 6, (7, 8, 9))
+    assert counters == Counters(drafts=10, drafted=30, accepted=(8, 6, 0))
+    assert counters - Counters(4, 12, (3, 2, 0)) == Counters(6, 18, (5, 4, 0))
     assert read_counters("# nothing is drafted\nvllm:prompt_tokens_total 3.0\n") == Counters(0, 0, ())
 
 
