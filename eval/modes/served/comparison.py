@@ -16,6 +16,7 @@ from eval.modes.served.counting import Pair, Texts
 from eval.modes.served.engine.client import complete
 from eval.modes.served.engine.metrics import Counters
 from eval.modes.served.engine.server import Server
+from eval.modes.served.faults.other_texts import other_texts
 from eval.results.statistics import bootstrap, ratio_of_sums
 
 Verdict = Literal["equal", "within intervals", "parted"]
@@ -57,10 +58,15 @@ def ours(
     if temperature:
         written = pair.write(prompts, limit + k, temperature, seed)
     else:
-        begun = [[*prompt, *text] for prompt, text in zip(prompts, texts, strict=True)]
-        more = pair.write(begun, k, 0.0, seed)
-        written = [[*text, *behind] for text, behind in zip(texts, more, strict=True)]
+        written = extended(pair, prompts, texts, k)
     return pair.counters_along(drafter, prompts, written, limit, k)
+
+
+def extended(pair: Pair, prompts: Texts, texts: Texts, k: int) -> list[list[int]]:
+    """Greedy texts with k tokens more: the last round reaches beyond what was asked for."""
+    begun = [[*prompt, *text] for prompt, text in zip(prompts, texts, strict=True)]
+    more = pair.write(begun, k, 0.0, 0)
+    return [[*text, *behind] for text, behind in zip(texts, more, strict=True)]
 
 
 def check_texts(pair: Pair, prompts: Texts, texts: Texts, engine: str) -> int:
@@ -71,8 +77,8 @@ def check_texts(pair: Pair, prompts: Texts, texts: Texts, engine: str) -> int:
         raise InputError(
             f"of {len(own)} greedy texts that {engine} wrote, {early} begin as the target's own do: it serves another "
             f"model, revision or precision than target.path names, so nothing can be compared. The first text begins "
-            f"{list(texts[0][:8])} there and {own[0][:8]} here. Serve the same model, or give its target.path, "
-            "target.revision and target.dtype"
+            f"{list(texts[0][:8])} there and {own[0][:8]} here; {other_texts(pair.target, prompts, texts)}. Serve the "
+            "same model, or give its target.path, target.revision and target.dtype"
         )
     return sum(list(a) == list(b) for a, b in zip(texts, own, strict=True))
 

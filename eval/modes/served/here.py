@@ -11,8 +11,9 @@ from eval.arms.ours import OurArm
 from eval.config import EvalConfig
 from eval.inputs import load, settings_at
 from eval.measure.cells import Results
-from eval.modes.served.comparison import check_texts, counters_of, judge, ours
+from eval.modes.served.comparison import check_texts, counters_of, extended, judge, ours
 from eval.modes.served.counting import Pair, Texts
+from eval.modes.served.faults.explained import explained
 from eval.modes.served.folders import ServedDraft
 
 log = get_logger("eval")
@@ -59,12 +60,16 @@ def _compare(
     same = None if temperature else check_texts(pair, prompts, texts, cfg.served.engine)
     here = ours(pair, drafter, prompts, texts, temperature, cfg.seed, draft.compared)
     dtype = str(pair.target.dtype).removeprefix("torch.")
+    verdict, faults = judge(there, here, temperature, dtype, cfg.seed), []
+    if verdict == "parted" and not temperature:  # of drawn texts what was accepted behind the end is not known
+        written = extended(pair, prompts, texts, draft.compared)
+        faults = explained(draft.folder, pair.target, prompts, written, there, here, cfg.served.engine)
     return {
         "temperature": temperature,
         "counters": [asdict(one) for one in here],
-        "verdict": judge(there, here, temperature, dtype, cfg.seed),
+        "verdict": verdict,
         "same_texts": same,
-        "faults": [],
+        "faults": faults,
     }
 
 

@@ -55,7 +55,7 @@ def said(one: Mapping[str, Any]) -> str:
         f"{there['drafts']:,} drafts, "
         f"accepted {there['accepted']} there; {here['drafts']:,} and {here['accepted']} here."
     )
-    return text + "".join(f" Likely fault: {fault}" for fault in one["faults"])
+    return text + "".join(f" {fault}" for fault in one["faults"])
 
 
 def served_tables(results: dict[str, Any]) -> list[Table]:

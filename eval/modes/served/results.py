@@ -60,7 +60,7 @@ class Comparison(Part):
     """Greedy texts that are our target's own; rounding makes some part."""
     verdict: Verdict
     faults: list[str]
-    """That would explain why counters parted."""
+    """Sentences on why counters parted: the likely faults, and what the counters say by themselves."""
 
 
 class ServedSpeed(Part):

@@ -11,7 +11,7 @@ from eval.modes.served.faults.faults import Each, likely_faults, total
 from eval.modes.served.faults.observations import observed
 
 log = get_logger("eval")
-_NONE = "none of the faults that were tried explains them; compare the folder with its source by python -m train.check"
+_NONE = "None of the faults that were tried explains this; look at the folder by python -m train.check."
 
 
 def explained(
@@ -28,4 +28,5 @@ def explained(
     k = len(ours[0].accepted)
     seen = observed(total(engine), total(ours), k)
     found = likely_faults(draft, target, prompts, texts, engine, ours, engine_name)
-    return [*(map(str, found) if found else [_NONE]), *seen]
+    named = [f"Likely fault: {fault}." for fault in found]
+    return [*(named or [_NONE]), *(f"{one[0].upper()}{one[1:]}." for one in seen)]
