@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from eval.modes.served.schedule.adaptive import break_even
+from eval.modes.served.schedule.dspark_files import COSTS, TEMPERATURES
 from eval.modes.served.schedule.paste import ADAPTIVE, Measured, for_others, for_vllm
 from eval.modes.served.schedule.schedule import Speed
 from train.export.engines import ENGINES
@@ -138,3 +139,25 @@ def test_other_engines_are_told_to_leave_it_where_nothing_pays() -> None:
     found = for_others(slow, {name: launcher(name, "eagle3") for name in names}, PLACE)
     assert [(one.k, one.text, dict(one.files)) for one in found] == [(0, "", {})] * 3
     assert all(one.why.startswith("serve the target without the draft") for one in found)
+
+
+def test_blocks_of_dspark_are_cut_by_files_of_sglang() -> None:
+    table = {0: (90.0, 450.0), 2: (150.0, 460.0), 4: (140.0, 300.0)}
+    files = {COSTS: {"max_batch_tokens": 40}, TEMPERATURES: {"temperatures": [1.0] * 4}}
+    how = ENGINES["sglang"].forms["dspark"]
+    assert isinstance(how, Loads)
+
+    def command(k: int) -> str:
+        return "export it\n" + how.launch(Launch("a/target", Path("a/draft"), k, is_calibrated=True))
+
+    (paste,) = for_others(replace(measured("dspark", table), dspark=files), {"sglang": command}, PLACE)
+    first, launch = paste.text.splitlines()
+    words = shlex.split(launch)
+    assert first == "export it"
+    assert words[0] == "SGLANG_RAGGED_VERIFY_MODE=compact"  # in the other mode the costs are not read
+    values = dict(zip(words, words[1:], strict=False))
+    assert values["--speculative-dspark-block-size"] == "4"  # as many as there are temperatures, whatever is fastest
+    assert values["--speculative-dspark-sps-table-path"] == str(PLACE / COSTS)
+    assert values["--speculative-dspark-confidence-sts-path"] == str(PLACE / TEMPERATURES)
+    assert launch.count("sts-path") == 1
+    assert paste.files == files

@@ -10,10 +10,12 @@ from typing import Any
 
 from eval.modes.served.engine.vllm import with_speculation
 from eval.modes.served.schedule.adaptive import adaptive_config
+from eval.modes.served.schedule.dspark_files import COSTS, TEMPERATURES
 from eval.modes.served.schedule.in_vllm import SCHEDULED, Schedule, lengths
 from eval.modes.served.schedule.schedule import Choice, Speed, choices, one_length, per_batch_size
 
 ADAPTIVE = "sglang_adaptive.json"
+_COSTS, _TEMPERATURES = "--speculative-dspark-sps-table-path", "--speculative-dspark-confidence-sts-path"
 NO_DRAFT = "serve the target without the draft"
 
 
@@ -34,6 +36,8 @@ class Measured:
     """With the draft loaded; k = 0 among them for methods that follow a schedule."""
     accepted: Mapping[int, float]
     """Draft length -> accepted tokens per round."""
+    dspark: Mapping[str, Any] = field(default_factory=dict)
+    """SGLang's files of a DSpark draft, by name (dspark_files.py)."""
 
     @property
     def candidates(self) -> list[Speed]:
@@ -100,6 +104,8 @@ def for_others(measured: Measured, commands: Mapping[str, Callable[[int], str]],
         why = f"{figures([choice])}, by vLLM's speeds: acceptance is the same elsewhere, costs are not"
         if engine == "sglang" and measured.method == "eagle3":
             found.append(_adaptive(measured, command, place))
+        elif engine == "sglang" and measured.dspark and choice.k:
+            found.append(_dspark(measured, command, place, why))
         elif choice.k:
             text = command(choice.k)
             text = _transformers(text, choice.k) if engine == "transformers" else text
@@ -129,6 +135,20 @@ def _adaptive(measured: Measured, command: Callable[[int], str], place: Path) ->
     text = f"{command(first)} {shlex.join(own)}"
     why = f"{figures(chosen)}; {_accepted(measured, chosen)}"
     return Paste("sglang", max(one.k for one in chosen), text, why, {ADAPTIVE: config})
+
+
+def _dspark(measured: Measured, command: Callable[[int], str], place: Path, why: str) -> Paste:
+    """Blocks as long as they were trained, which SGLang cuts by the files."""
+    fitted = measured.dspark.get(TEMPERATURES)
+    block = len(fitted["temperatures"]) if fitted else max(one.k for one in measured.drafted)
+    *before, launch = command(block).splitlines()
+    words = shlex.split(launch)
+    for option, name in ((_COSTS, COSTS), (_TEMPERATURES, TEMPERATURES)):
+        if name in measured.dspark:
+            kept = words.index(option) if option in words else len(words)
+            words[kept : kept + 2] = [option, str(place / name)]
+    text = "\n".join([*before, f"SGLANG_RAGGED_VERIFY_MODE=compact {shlex.join(words)}"])
+    return Paste("sglang", block, text, f"{why}; blocks are cut by the files", measured.dspark)
 
 
 def _accepted(measured: Measured, chosen: Sequence[Choice]) -> str:
