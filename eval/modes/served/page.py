@@ -10,15 +10,20 @@ from eval.modes.served.results import speed_of
 from eval.render.formatting import MISSING, Column, Table, columns, number, spread, with_interval
 from eval.render.page import Page, as_html, as_markdown
 
+_NO_SCHEDULE = (
+    "Nothing: a schedule takes the target alone and each draft, timed by servers started here in two rounds or "
+    "more (served.rounds, served.batch_sizes)."
+)
+
 
 def render_page(results: dict[str, Any]) -> str:
     """The verdicts, every table, how it was measured, and the definitions."""
-    return as_html(_page(results))
+    return as_html(_page(results), "served.html.j2", no_schedule=_NO_SCHEDULE)
 
 
 def render_summary(results: dict[str, Any]) -> str:
     """The same as Markdown."""
-    return as_markdown(_page(results))
+    return as_markdown(_page(results), "served.md.j2", no_schedule=_NO_SCHEDULE)
 
 
 def _page(results: dict[str, Any]) -> Page:
@@ -60,7 +65,19 @@ def said(one: Mapping[str, Any]) -> str:
 
 def served_tables(results: dict[str, Any]) -> list[Table]:
     """Every table, in reading order."""
-    return [_acceptance_table(results), *_speed_tables(results), _our_speeds(results)]
+    return [_acceptance_table(results), *_speed_tables(results), _our_speeds(results), _lengths(results)]
+
+
+def _lengths(results: Mapping[str, Any]) -> Table:
+    rows = [{"draft": one["draft"], **length} for one in results["schedules"] for length in one["lengths"]]
+    shown = columns(
+        "draft",
+        "batch",
+        "k",
+        Column("times the target alone", lambda row: with_interval(row["over_alone"], row["ci95"])),
+    )
+    note = "What is drafted at each batch size, and how much faster that is; brackets are the error bar over rounds."
+    return Table("Draft length by batch size", shown, rows, note)
 
 
 def _acceptance_table(results: Mapping[str, Any]) -> Table:

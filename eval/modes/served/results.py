@@ -11,6 +11,7 @@ from eval.config import EvalConfig
 from eval.modes.served.comparison import Verdict, counters_of, intervals, total
 from eval.modes.served.engine.metrics import Counters
 from eval.modes.served.folders import ServedDraft
+from eval.modes.served.schedule.conclusion import DEFINITION
 from eval.prompts.held_out import Prompt
 from eval.results.document import heading, target_entry
 from eval.results.schema import Count, Interval, Part, Share
@@ -26,6 +27,7 @@ _DEFINITIONS = {
     "drew for itself.",
     "verdict": "equal: all counters are the same, prompt by prompt. within intervals: the 95% intervals over prompts "
     "(bootstrap) overlap at every position. parted: neither; at temperature 0 in float32 all that is not equal.",
+    "schedule": DEFINITION,
     "tokens/s": "Of all requests together, from the first question to the last answer, prompts read included; each "
     "round another start of the server. Ours: the same prompts and limits in one process. Median of the rounds.",
 }

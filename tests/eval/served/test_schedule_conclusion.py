@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ import pytest
 
 from decode.config import ModelConfig
 from eval.modes.served.schedule.conclusion import concluded, has_speeds, launch_commands, measured_of
+from eval.modes.served.schedule.of_drafts import write_files
+from eval.modes.served.schedule.paste import ADAPTIVE
+from eval.render.page import Page, as_html, as_markdown
 from tests.train.export.saved_heads import save_head, save_padded_target
 
 LOADS = ["--speculative-config", json.dumps({"method": "eagle3", "model": "exports/x", "num_speculative_tokens": 1})]
@@ -70,3 +74,34 @@ def test_engines_that_load_a_draft_are_given_it_whole(tmp_path: Path) -> None:
     assert "--speculative-draft-model-path exports/x-sglang " in launch
     assert "--speculative-num-steps 5 " in launch
     assert "max_draft_len: 4" in commands["trtllm"](4)
+
+
+def page_of(schedules: list[Any]) -> Page:
+    """A page with nothing on it but what is to be pasted."""
+    return Page(title="t", results={"schedules": schedules}, method="facts.md.j2", every_table=[])
+
+
+def test_the_page_ends_with_what_to_paste(tmp_path: Path) -> None:
+    found = concluded(measured_of(ROWS, "x", "a/<target>", "eagle3", LOADS, []), "x", {"sglang": str}, tmp_path)
+    page, none = page_of([found.model_dump()]), page_of([])
+    vllm, sglang = found.pastes
+    text = as_markdown(page, "served.md.j2", no_schedule="")
+    assert f"### x: vLLM 0.32\n\n```\n{vllm.text}\n```\n\nbatch size 1: k=3, 2.00 times" in text
+    assert f"`{ADAPTIVE}`:\n\n```\n{json.dumps(sglang.files[ADAPTIVE])}\n```" in text
+    shown = as_html(page, "served.html.j2", no_schedule="")
+    assert (
+        f"<pre><code>{html.escape(vllm.text).replace('&#x27;', '&#39;').replace('&quot;', '&#34;')}</code></pre>"
+        in shown
+    )
+    assert "a/<target>" not in shown
+    assert "time it twice" in as_markdown(none, "served.md.j2", no_schedule="time it twice")
+    assert "time it twice" in as_html(none, "served.html.j2", no_schedule="time it twice")
+
+
+def test_files_lie_where_the_text_says(tmp_path: Path) -> None:
+    place = tmp_path / "paste" / "x"
+    found = concluded(measured_of(ROWS, "x", "a/target", "eagle3", LOADS, []), "x", {"sglang": str}, place)
+    write_files([found], tmp_path)
+    sglang = found.pastes[1]
+    assert sglang.text.endswith(str(place / ADAPTIVE))
+    assert json.loads((place / ADAPTIVE).read_text()) == sglang.files[ADAPTIVE]

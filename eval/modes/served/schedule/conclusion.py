@@ -42,6 +42,9 @@ class Pasted(Part):
     """For an engine."""
 
     engine: str
+    """As `format` of python -m train.export calls it."""
+    title: str
+    """As its makers do."""
     num_draft_tokens: Count
     text: str
     why: str
@@ -75,7 +78,14 @@ def concluded(measured: Measured, draft: str, commands: Mapping[str, Callable[[i
         ],
         schedule=[list(entry) for entry in schedule_of(measured)],
         pastes=[
-            Pasted(engine=one.engine, num_draft_tokens=one.k, text=one.text, why=one.why, files=dict(one.files))
+            Pasted(
+                engine=one.engine,
+                title=ENGINES[one.engine].title,
+                num_draft_tokens=one.k,
+                text=one.text,
+                why=one.why,
+                files=dict(one.files),
+            )
             for one in pastes
         ],
     )
@@ -116,6 +126,7 @@ def launch_commands(draft: str, target: ModelConfig, folder: str) -> dict[str, C
             continue
         place = f"{folder}-{name}"
         words = ["python", "-m", "train.export", f"draft.path={draft}", f"format={name}", f"output_dir={place}"]
+        words = ["#", *words] if name == "transformers" else words  # what follows is Python
 
         def command(k: int, engine: Any = engine, place: str = place, first: str = shlex.join(words)) -> str:
             launch = export.command(replace(source, num_draft_tokens=k), engine, Path(place), "auto")
