@@ -75,4 +75,5 @@ def _prefix(target: PreTrainedModel, prompts: Sequence[Sequence[int]], texts: Se
 def _written(target: PreTrainedModel, prompt: Sequence[int], text: Sequence[int]) -> bool:
     ids = torch.tensor([list(prompt)])
     settings = {"max_new_tokens": len(text), "eos_token_id": (), "temperature": 0.0}
-    return generate(target, None, ids, **settings).sequences[0, len(prompt) :].tolist() == list(text)
+    whole = torch.ones_like(ids)  # else pad tokens would be padding
+    return generate(target, None, ids, whole, **settings).sequences[0, len(prompt) :].tolist() == list(text)
