@@ -124,7 +124,7 @@ def test_temperatures_are_judged_by_rounds_that_they_were_not_fitted_on(monkeypa
     """The second half is right as it is, and would be wrong by what the first one asks for."""
     config, measured = halves(monkeypatch, 4.0, 1.0)
     assert config.temperatures == ()
-    assert measured == {"confidence_ece_raw": 0.0, "confidence_ece": 0.0}
+    assert measured == {"confidence_ece_raw": 0.0, "confidence_ece": 0.0, "confidence_rounds": 200}
 
 
 def test_temperatures_are_fitted_on_rounds_that_they_are_not_judged_by(monkeypatch: pytest.MonkeyPatch) -> None:

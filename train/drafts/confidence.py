@@ -31,7 +31,8 @@ NEAR_ONE = 1e-5  # of ECE that a temperature must gain for each octave away from
 def calibrated(
     draft: DSparkDraft, batches: Iterable[Batch], chunk_rows: int = 1024
 ) -> tuple[DSparkConfig, dict[str, float]]:
-    """(the configuration with `temperatures`, the expected calibration errors before and after).
+    """(the configuration with `temperatures`; the expected calibration errors before and after, and how many rounds
+    temperatures were fitted on).
 
     `batches` are teacher-forced, with p and hidden states, on the draft's device. Temperatures are fitted on the first
     half of the rounds; the errors, means over slots, are those of the other half. Where they do not fall, and where
@@ -48,8 +49,9 @@ def calibrated(
     raw, scaled = (error(logits[half:] / scale, alphas[half:]) for scale in (1.0, torch.tensor(temperatures)))
     log.info("expected calibration error of confidence: %.4f, calibrated %.4f", raw, scaled)
     if scaled >= raw:
-        return untouched, {"confidence_ece_raw": raw, "confidence_ece": raw}
-    return replace(untouched, temperatures=tuple(temperatures)), {"confidence_ece_raw": raw, "confidence_ece": scaled}
+        return untouched, {"confidence_ece_raw": raw, "confidence_ece": raw, "confidence_rounds": half}
+    kept = replace(untouched, temperatures=tuple(temperatures))
+    return kept, {"confidence_ece_raw": raw, "confidence_ece": scaled, "confidence_rounds": half}
 
 
 @torch.no_grad()

@@ -56,14 +56,15 @@ def test_a_step_of_the_engine_is_what_a_round_of_its_whole_batch_took() -> None:
 def test_temperatures_go_with_the_exported_weights(config: DSparkConfig) -> None:
     written = {
         "data": {"name": "text", "path": "some/texts"},
-        "measured": {"confidence_ece_raw": 0.08, "confidence_ece": 0.02, "alpha": 0.5},
+        "measured": {"confidence_ece_raw": 0.08, "confidence_ece": 0.02, "confidence_rounds": 96},
     }
     found = temperature_file(config, written)
     assert found is not None
     common = 2.0 ** ((config.depth - 1) / 2)  # the geometric mean, by which the weights are divided
     assert found["temperatures"] == pytest.approx([one / common for one in config.temperatures])
     assert len(found["temperatures"]) == config.depth
-    assert (found["dataset"], found["ece_before"], found["ece_after"]) == ("some/texts", [0.08], [0.02])
+    assert (found["dataset"], found["num_samples"]) == ("some/texts", 96)
+    assert (found["ece_before"], found["ece_after"]) == ([0.08], [0.02])
 
 
 def test_a_draft_without_temperatures_has_no_file(config: DSparkConfig) -> None:
