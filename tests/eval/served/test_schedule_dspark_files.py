@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -12,8 +13,9 @@ from tests.decode.heads import random_head
 from tests.tiny import tiny_llama
 
 
-@pytest.fixture(scope="module")
-def config() -> DSparkConfig:
+@cache
+def calibrated() -> DSparkConfig:
+    """The shape of a head whose temperatures were fitted."""
     found = random_head("dspark", tiny_llama(60)).config
     assert isinstance(found, DSparkConfig)
     return replace(found, temperatures=tuple(2.0**i for i in range(found.depth)))
@@ -53,7 +55,8 @@ def test_a_step_of_the_engine_is_what_a_round_of_its_whole_batch_took() -> None:
     assert engine_probes(rows, "x") == [(16, pytest.approx(0.1)), (2, pytest.approx(0.04))]
 
 
-def test_temperatures_go_with_the_exported_weights(config: DSparkConfig) -> None:
+def test_temperatures_go_with_the_exported_weights() -> None:
+    config = calibrated()
     written = {
         "data": {"name": "text", "path": "some/texts"},
         "measured": {"confidence_ece_raw": 0.08, "confidence_ece": 0.02, "confidence_rounds": 96},
@@ -67,5 +70,5 @@ def test_temperatures_go_with_the_exported_weights(config: DSparkConfig) -> None
     assert (found["ece_before"], found["ece_after"]) == ([0.08], [0.02])
 
 
-def test_a_draft_without_temperatures_has_no_file(config: DSparkConfig) -> None:
-    assert temperature_file(replace(config, temperatures=()), {}) is None
+def test_a_draft_without_temperatures_has_no_file() -> None:
+    assert temperature_file(replace(calibrated(), temperatures=()), {}) is None
