@@ -77,7 +77,7 @@ def _timed_here(
     cfg: EvalConfig, pair: Pair, drafter: Any, draft: ServedDraft, size: int, prompts: Texts
 ) -> dict[str, Any]:
     """Tokens per second of our decoder by round, with the draft and alone, on one batch of prompts."""
-    settings = settings_at(cfg, cfg.temperatures[0]) | {"num_draft_tokens": draft.compared}
+    settings = settings_at(cfg, cfg.temperatures[0]) | {"num_draft_tokens": draft.compared, "eos_token_id": ()}
     batch = [prompts[row % len(prompts)] for row in range(size)]
     arms = {
         "drafted": OurArm("ours", pair.target, drafter, settings),
