@@ -53,7 +53,7 @@ def test_a_quoted_message_is_one_that_is_printed(message: str) -> None:
     assert any(pattern.search(text) for text in texts_of_the_source())
 
 
-@pytest.mark.parametrize("name", ["settings_reference", "engines_reference"])
+@pytest.mark.parametrize("name", ["settings_reference", "engines_reference", "faults_reference"])
 def test_pages_that_are_written_from_the_code_are_those_of_the_code(name: str) -> None:
     script = runpy.run_path(str(ROOT / f"scripts/{name}.py"))
     assert script["PAGE"].read_text(encoding="utf-8") == script["page"](), f"python scripts/{name}.py"

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.models.load import ModelDescription, describe_model
 from eval import __main__ as cli
 from eval import stage
+from eval.modes.families import engines
 from eval.modes.families.arms import ArmFacts
 from eval.modes.families.engines import refusals, refused_forms, title
 from eval.modes.families.page import render_summary
@@ -55,6 +57,19 @@ def test_a_language_model_of_any_origin_is_one_to_engines(target: ModelDescripti
     save_tiny_target(tmp_path / "lm", seed=1, hidden_size=16, num_layers=1)
     loading = {name for name, one in ENGINES.items() if isinstance(one.forms["lm"], Loads)}
     assert served(tmp_path / "lm", target) == loading
+
+
+def test_a_draft_that_no_export_writes_is_refused_by_every_engine(
+    target: ModelDescription, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that began as a published head with an output head of its own, say: measured, and not served."""
+
+    def refuse(_: object) -> None:
+        raise InputError("exports do not write it")
+
+    save_head(tmp_path / "head", Path(target.path), "eagle3", taps=(1, 2, 4))
+    monkeypatch.setattr(engines, "open_source", refuse)
+    assert refusals(str(tmp_path / "head"), target) == dict.fromkeys(ENGINES, "exports do not write it")
 
 
 def test_families_that_an_engine_does_not_know_are_named_before_training() -> None:

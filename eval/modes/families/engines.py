@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from decode.common.errors import InputError
 from decode.config import model_folder
 from decode.drafters.provenance import read_provenance
 from decode.models.load import ModelDescription
@@ -25,7 +26,10 @@ def refusals(draft: str, target: ModelDescription) -> dict[str, str | None]:
     form = published_form(model_folder(draft))
     if form is not None:
         return {name: _refusal_as_published(engine, form, target) for name, engine in ENGINES.items()}
-    source = _source(draft, target)
+    try:
+        source = _source(draft, target)
+    except InputError as error:  # it is measured all the same
+        return dict.fromkeys(ENGINES, str(error))
     return {name: _refusal(engine, source) for name, engine in ENGINES.items()}
 
 

@@ -123,10 +123,7 @@ def _precision(reading: Reading) -> Variants:
             yield str(dtype).removeprefix("torch."), reading.with_weights(rounded)
 
 
-_MISSING = (
-    "vLLM and SGLang leave tensors random that they do not find, without a word, and skip names that they do not "
-)
-_MISSING += "know"
+_MISSING = "vLLM and SGLang leave tensors random that they do not find, and SGLang skips names that it does not know"
 LAYERS = (
     _flag("norm_before_residual"),
     _flag("norm_output"),
