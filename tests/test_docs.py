@@ -59,6 +59,17 @@ def test_pages_that_are_written_from_the_code_are_those_of_the_code(name: str) -
     assert script["PAGE"].read_text(encoding="utf-8") == script["page"](), f"python scripts/{name}.py"
 
 
+def test_the_readmes_table_of_engines_is_that_of_the_code() -> None:
+    script = runpy.run_path(str(ROOT / "scripts/engines_reference.py"))
+    assert read("README.md") == script["readme"](), "python scripts/engines_reference.py"
+
+
+def test_every_engine_that_is_served_has_a_page() -> None:
+    script = runpy.run_path(str(ROOT / "scripts/engines_reference.py"))
+    pages = {path.stem for path in (ROOT / "docs/how-to/serving").glob("*.md")}
+    assert pages == {"export", *script["SERVING"]}
+
+
 def test_the_chart_is_drawn_from_the_published_figures(tmp_path: Path) -> None:
     """Other versions of matplotlib place things otherwise, so bytes are compared within one alone."""
     script = runpy.run_path(str(ROOT / "scripts/families_chart.py"))

@@ -49,6 +49,11 @@ def test_transformers_loads_what_was_trained(draft: Path, target: Path, tmp_path
     assert settings["assistant_confidence_threshold"] == 0.0
 
 
+def test_transformers_drafts_as_many_tokens_as_the_export_was_asked_for(draft: Path, tmp_path: Path) -> None:
+    folder = export(draft, tmp_path / "out", "transformers", num_draft_tokens=7)
+    assert json.loads((folder / "generation_config.json").read_text())["num_assistant_tokens"] == 7
+
+
 def test_the_manifest_names_what_is_written(draft: Path, tmp_path: Path) -> None:
     folder = export(draft, tmp_path / "out")
     wanted = LM.manifest(json.loads((folder / "config.json").read_text()))

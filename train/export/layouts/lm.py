@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from decode.common.checked_json import read_json
+from decode.common.checked_json import read_json, write_json
 from train.export.draft_folder import TOKENIZER_FILES, older_rope
 from train.export.layouts.base import Layout, Spec
 from train.export.source import Source
@@ -47,8 +47,10 @@ def manifest(fields: Mapping[str, Any]) -> dict[str, Spec]:
 
 
 def _extras(source: Source, folder: Path) -> None:
-    """The target's tokenizer files and how transformers drafts, byte for byte."""
-    for name in ("generation_config.json", *TOKENIZER_FILES):
+    """The target's tokenizer files, byte for byte, and how transformers drafts, by as many tokens as are asked for."""
+    drafting = read_json(source.folder / "generation_config.json")
+    write_json(folder / "generation_config.json", drafting | {"num_assistant_tokens": source.num_draft_tokens})
+    for name in TOKENIZER_FILES:
         if (source.folder / name).is_file():
             shutil.copyfile(source.folder / name, folder / name)
 
