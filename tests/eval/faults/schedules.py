@@ -32,7 +32,7 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_schedule.test_over_plain_is_of_the_one_chosen_over_the_target_alone,
-        (f"{_IN}.schedule:_choice", "ratio(lengths[best], plain)", "ratio(lengths[best], lengths[shortest])"),
+        (f"{_IN}.schedule:_choice", "ratio(speeds, plain)", "ratio(speeds, lengths[shortest])"),
     ),
     *noticed_by(
         partial(

@@ -26,7 +26,7 @@ def chosen(table: dict[int, dict[int, tuple[float, ...]]]) -> dict[int, int]:
 
 def of_lengths(lengths: dict[int, int]) -> list[Choice]:
     """Batch size -> k, chosen somehow."""
-    return [Choice(size, k, EVEN) for size, k in lengths.items()]
+    return [Choice(size, k, EVEN, k, EVEN) for size, k in lengths.items()]
 
 
 def test_the_example_of_the_file() -> None:

@@ -8,7 +8,8 @@ from eval.modes.served.schedule.schedule import Choice, Ratio
 
 def choice(batch_size: int, k: int, speedup: float) -> Choice:
     """With an interval that nobody asks for."""
-    return Choice(batch_size, k, Ratio(speedup, (speedup, speedup)))
+    over_plain = Ratio(speedup, (speedup, speedup))
+    return Choice(batch_size, k, over_plain, k, over_plain)
 
 
 def test_break_even_is_where_a_round_wins_what_it_costs() -> None:

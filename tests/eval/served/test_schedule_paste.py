@@ -79,6 +79,15 @@ def test_the_figures_are_over_the_target_alone() -> None:
     )
 
 
+def test_what_may_be_faster_is_told_where_it_is_not_certain() -> None:
+    unsure = measured("eagle3", {0: (90.0, 450.0), 2: (80.0, 400.0)})
+    unsure = replace(unsure, drafted=[*unsure.drafted, Speed(1, 4, (300.0, 100.0)), Speed(8, 4, (300.0, 301.0))])
+    first, second = for_vllm(unsure).why.split("; batch size 8: ")
+    assert first.startswith("batch size 1: k=0, 0.90 times the target alone (0.90 to 0.90); k=4 was faster, 1.73 times")
+    assert first.endswith(", and not beyond the error bar")
+    assert second == "k=0, 0.90 times the target alone (0.90 to 0.90)"
+
+
 def test_a_draft_that_is_nowhere_faster_than_the_target_alone_is_left_out() -> None:
     paste = for_vllm(measured("eagle3", SLOW))
     assert (paste.k, paste.text) == (0, "vllm serve a/target --dtype float32")

@@ -12,7 +12,7 @@ from eval.modes.served.engine.vllm import with_speculation
 from eval.modes.served.schedule.adaptive import adaptive_config
 from eval.modes.served.schedule.dspark_files import COSTS, TEMPERATURES
 from eval.modes.served.schedule.in_vllm import SCHEDULED, Schedule, lengths
-from eval.modes.served.schedule.schedule import Choice, Speed, choices, one_length, per_batch_size
+from eval.modes.served.schedule.schedule import Choice, Ratio, Speed, choices, one_length, per_batch_size
 
 ADAPTIVE = "sglang_adaptive.json"
 _COSTS, _TEMPERATURES = "--speculative-dspark-sps-table-path", "--speculative-dspark-confidence-sts-path"
@@ -117,12 +117,20 @@ def for_others(measured: Measured, commands: Mapping[str, Callable[[int], str]],
 
 def figures(chosen: Sequence[Choice]) -> str:
     """In words, e.g. "batch size 1: k=4, 1.80 times the target alone (1.71 to 1.90)"."""
-    each = []
-    for one in chosen:
-        where = f"batch size {one.batch_size}" if one.batch_size else "over all batch sizes"
-        low, high = one.over_plain.ci95
-        each.append(f"{where}: k={one.k}, {one.over_plain.value:.2f} times the target alone ({low:.2f} to {high:.2f})")
-    return "; ".join(each)
+    return "; ".join(map(_figures, chosen))
+
+
+def _figures(one: Choice) -> str:
+    where = f"batch size {one.batch_size}" if one.batch_size else "over all batch sizes"
+    text = f"{where}: k={one.k}, {_times(one.over_plain)}"
+    if one.fastest == one.k:
+        return text
+    return f"{text}; k={one.fastest} was faster, {_times(one.fastest_over_plain)}, and not beyond the error bar"
+
+
+def _times(found: Ratio) -> str:
+    low, high = found.ci95
+    return f"{found.value:.2f} times the target alone ({low:.2f} to {high:.2f})"
 
 
 def _adaptive(measured: Measured, command: Callable[[int], str], place: Path) -> Paste:

@@ -65,6 +65,9 @@ class Choice:
     k: int
     over_plain: Ratio
     """Its speed over that of the target alone."""
+    fastest: int
+    """The length that was fastest on the mean, beyond the error bar or not."""
+    fastest_over_plain: Ratio
 
 
 def ratio(ours: Sequence[float], other: Sequence[float]) -> Ratio:
@@ -116,7 +119,9 @@ def _choice(batch_size: int, lengths: Lengths, plain: tuple[float, ...]) -> Choi
     for k in longer:
         if ratio(lengths[k], lengths[best]).is_faster:
             best = k
-    return Choice(batch_size, best, ratio(lengths[best], plain))
+    over_plain = {k: ratio(speeds, plain) for k, speeds in lengths.items()}
+    fastest = max(lengths, key=lambda k: over_plain[k].value)
+    return Choice(batch_size, best, over_plain[best], fastest, over_plain[fastest])
 
 
 def _pooled(speeds: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
