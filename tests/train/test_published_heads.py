@@ -16,6 +16,8 @@ from decode.drafters.head_draft import HeadDraft
 from tests.decode.published.folders import PUBLISHED, save_target
 from tests.train.toy import data_settings, head_settings, metrics
 from train.config import TrainConfig
+from train.export import stage as export
+from train.export.config import ExportConfig, SavedDraftConfig
 from train.stage import run
 
 
@@ -84,3 +86,28 @@ def test_what_does_not_go_with_it_is_refused(
     with pytest.raises(UserError, match=words):
         run(build(TrainConfig, settings))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("who", ["RedHatAI", "speculators-qwen3", "FasterDecoding", "TGI", "z-lab"])
+def test_one_that_was_trained_further_is_exported_with_its_own_head(
+    who: str, tmp_path: Path, target: Path, corpus: Path
+) -> None:
+    run(further(tmp_path / "out", target, corpus, who, publish(who, tmp_path, target)))
+    export.run(ExportConfig("vllm", str(tmp_path / "served"), SavedDraftConfig(str(tmp_path / "out/model"))))
+    model = LlamaForCausalLM.from_pretrained(target)
+    saved, read = (load_drafter(tmp_path / name, target=model) for name in ("out", "served"))
+    assert isinstance(saved, HeadDraft)
+    assert isinstance(read, HeadDraft)
+    ours, theirs = saved.state_dict(), read.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(one, theirs[name]) for name, one in ours.items())
+
+
+@pytest.mark.parametrize(("who", "part"), [("RedHatAI", "norm_before_residual"), ("speculators-qwen3", "qk_norm")])
+def test_an_engine_that_does_not_know_its_layer_is_not_given_it(
+    who: str, part: str, tmp_path: Path, target: Path, corpus: Path
+) -> None:
+    run(further(tmp_path / "out", target, corpus, who, publish(who, tmp_path, target)))
+    with pytest.raises(UserError, match=f"SGLang does not know {part}"):
+        export.run(ExportConfig("sglang", str(tmp_path / "served"), SavedDraftConfig(str(tmp_path / "out/model"))))
+    assert not (tmp_path / "served").exists()

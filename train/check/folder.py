@@ -20,6 +20,8 @@ class ExportFile(Content):
     sha256: dict[PlainPath, Sha256] = {}
     engines: list[Text] = []
     """Titles of those that it was written for."""
+    own_head: bool = False
+    """It began as a published head: output head, epsilon and rotary positions are not the target's."""
 
 
 EXPORT = JsonFile(ExportFile, "it says which files were edited since", REMEDY)
@@ -42,6 +44,11 @@ class ServedFolder(PublishedFolder):
     def written_for(self) -> list[str]:
         """Titles of the engines that `python -m train.export` wrote it for; empty where it did not."""
         return self._export.engines
+
+    @property
+    def has_own_head(self) -> bool:
+        """Whether `python -m train.export` wrote it of a head that began as a published one."""
+        return self._export.own_head
 
     @cached_property
     def edited(self) -> list[str]:

@@ -96,7 +96,8 @@ def same_logits(subject: Subject, source: Source) -> list[Finding]:
     in_order = sorted(range(len(taps)), key=lambda place: taps[place])  # as engines hand them over
     assert batch.features is not None
     features = batch.features[0, :, in_order]
-    theirs = REPLICAS[subject.form](_with_exact_ends(served(subject), subject), batch.ids[0], features, places, depth)
+    read = _with_exact_ends(served(subject), subject, source.has_own_head)
+    theirs = REPLICAS[subject.form](read, batch.ids[0], features, places, depth)
     faults = []
     for step, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         inside = one.isfinite()
@@ -111,10 +112,11 @@ def same_logits(subject: Subject, source: Source) -> list[Finding]:
     return [Finding(what, effect, "Export the draft anew", check="logits")]
 
 
-def _with_exact_ends(read: Served, subject: Subject) -> Served:
+def _with_exact_ends(read: Served, subject: Subject, has_own_head: bool) -> Served:
     """Between the target's own ends, as the head is: those of a folder in bfloat16 are rounded, to what another check
     compares exactly."""
-    weights = {name: one for name, one in read.weights.items() if not name.startswith(ENDS)}
+    ends = ENDS[:1] if has_own_head else ENDS
+    weights = {name: one for name, one in read.weights.items() if not name.startswith(ends)}
     rows, token = subject.output_rows, mask_token(subject)
     is_row = token is not None and token < len(subject.embedding) and not (subject.folder.path / MASK_FILE).is_file()
     mask = subject.embedding[token : token + 1] if is_row and token is not None else read.mask
@@ -136,7 +138,10 @@ def _batch(head: HeadDraft) -> Batch:
 
 
 def _of_head(head: HeadDraft, batch: Batch) -> tuple[list[Tensor], Tensor]:
-    """(logits (N, V) of each step, the places (N,) of the last committed token): those at which every step drafts."""
+    """(logits (N, V) of each step, the places (N,) of the last committed token): those at which every step drafts; a
+    block is laid behind every token, however few were trained."""
+    if hasattr(head.config, "anchors"):
+        head.config = replace(head.config, anchors=TOKENS)  # type: ignore[call-arg]
     steps = list(head.unroll(batch))
     found = [_places(step, number) for number, step in enumerate(steps)]
     places = sorted(set.intersection(*map(set, found)) - {-1, 0})

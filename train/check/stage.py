@@ -12,6 +12,7 @@ from decode.common.progress import get_logger
 from decode.models.load import describe_model
 from decode.published.description import described
 from decode.published.head import READERS, read_published
+from decode.published.rope import plain_rope
 from train.check.agreement import measure
 from train.check.checks import applicable, findings
 from train.check.config import CheckConfig
@@ -19,6 +20,7 @@ from train.check.folder import ServedFolder, open_folder
 from train.check.replicas import REPLICAS
 from train.check.served import same_files, same_logits, same_states
 from train.check.subject import Finding, Subject, form_of
+from train.drafts.rope import rope_of
 from train.export.engines import ENGINES
 from train.export.engines.base import Engine, Loads
 from train.export.layouts.base import FILE
@@ -76,14 +78,25 @@ def check_written(source: Source, folder: Path, engines: tuple[Engine, ...]) -> 
 
 def against(subject: Subject, source: Source) -> list[Finding]:
     """All faults of a folder that was written of `source`; types of targets were refused before, where it is known by
-    what the engine runs them."""
-    found = [one for one in findings(subject) if one.check != "target"]
+    what the engine runs them, and a head that began as a published one keeps its rotary positions and epsilon, by
+    which its logits are compared."""
+    unasked = {"target", *(("rope", "sizes") if _is_another_layer(source) else ())}
+    found = [one for one in findings(subject) if one.check not in unasked]
     if source.form == "lm":
         return found + same_files(subject, source)
     if subject.form in REPLICAS:
         found += same_states(subject, source)
     is_readable = not {"names", "types", "vocabulary", "head", "tokens", "mask", "keys"} & {one.check for one in found}
     return found + (same_logits(subject, source) if is_readable else [])
+
+
+def _is_another_layer(source: Source) -> bool:
+    """Whether its rotary positions or epsilon are not the target's, as they are of every head that begins here."""
+    if source.form not in REPLICAS or source.form == "medusa":
+        return False
+    head, text = source.config, source.target.config.get_text_config()
+    like_target = rope_of(source.target, same_head_dim=True), getattr(text, "rms_norm_eps", head.rms_norm_eps)
+    return (plain_rope(head.rope), head.rms_norm_eps) != (plain_rope(like_target[0]), like_target[1])
 
 
 def report(subject: Subject, found: list[Finding]) -> None:

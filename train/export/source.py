@@ -66,6 +66,11 @@ class Source:
         return self.written["family"] in HEADS and self.config.draft_vocab_size is not None
 
     @property
+    def has_own_head(self) -> bool:
+        """Whether it drafts with output heads of its own, as one does that began as a published head."""
+        return self.written["family"] in HEADS and self.config.has_own_head
+
+    @property
     def head(self) -> HeadDraft:
         """A head between the target's ends, in float32 with the values that are written; the target's layers are not
         read."""
@@ -127,12 +132,7 @@ def open_source(cfg: ExportConfig) -> Source:
             "give target.path"
         )
     target = describe_model(cfg.target) if cfg.target.path else _trained_on(cfg.target, cast(str, trained_on), folder)
-    described = describe_draft(str(folder), target)
-    if described.family in HEADS and read_head(folder, target).has_own_head:
-        raise InputError(
-            f"draft.path={folder} began as a published head with an output head of its own, which exports do not write "
-            "yet: engines would draft with the target's. Measure it here, or train one without draft.init_from"
-        )
+    describe_draft(str(folder), target)
     written = read_json(folder / FILE)
     return Source(
         folder=folder,

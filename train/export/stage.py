@@ -104,6 +104,7 @@ def write_one(source: Source, layout: Layout, engines: list[Engine], draft: Path
         "form": source.form,
         "engines": [engine.title for engine in engines],
         "num_draft_tokens": source.num_draft_tokens,
+        "own_head": source.has_own_head,
         "target": source.written["target"],
         "sha256": sums,
     }

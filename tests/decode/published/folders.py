@@ -106,12 +106,22 @@ def speculators_eagle3(folder: Path, embedding: Tensor) -> Path:
     return written(folder, fields, eagle3_tensors("layers.0") | {"embed_tokens.weight": embedding})
 
 
+def speculators_qwen3(folder: Path, embedding: Tensor) -> Path:
+    """The library's with Qwen3's layer, whose queries and keys are normalised; every token is drafted."""
+    inside = {"model_type": "qwen3", "num_hidden_layers": 1, "rope_parameters": {"rope_theta": 1e6}, **LAYER}
+    fields = {"architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3", "draft_vocab_size": VOCAB}
+    fields |= {"norm_before_residual": False, "eagle_aux_hidden_state_layer_ids": [2, 4, 6]}
+    tensors = eagle3_tensors("layers.0", is_reduced=False, is_qwen3=True)
+    tensors |= {"embed_tokens.weight": embedding, "verifier_norm.weight": random(WIDTH)}
+    return written(folder, fields | {"transformer_layer_config": inside}, tensors)
+
+
 def angelslim_eagle3(folder: Path, embedding: Tensor) -> Path:
     """AngelSlim's for Qwen3: native names in safetensors, states in eagle_config, every token drafted."""
     fields = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1, **LAYER}
     fields |= {"draft_vocab_size": VOCAB, "rope_theta": 1000000, "rope_scaling": None}
     fields |= {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 5], "use_aux_hidden_state": True}}
-    tensors = eagle3_tensors("midlayer", is_reduced=False, is_qwen3=True)
+    tensors = eagle3_tensors("midlayer", is_reduced=False)
     return written(folder, fields, tensors | {"embed_tokens.weight": embedding})
 
 
@@ -203,6 +213,7 @@ def dspark(folder: Path, embedding: Tensor) -> Path:
 PUBLISHED: dict[str, tuple[Callable[[Path, Tensor], Path], str, str]] = {
     "yuhuili": (native_eagle3, "eagle3", "eagle3"),
     "RedHatAI": (speculators_eagle3, "eagle3", "eagle3"),
+    "speculators-qwen3": (speculators_qwen3, "eagle3", "eagle3"),
     "AngelSlim": (angelslim_eagle3, "eagle3", "eagle3"),
     "SpecForge": (specforge_eagle3, "eagle3", "eagle3"),
     "FasterDecoding": (authors_medusa, "medusa", "medusa"),

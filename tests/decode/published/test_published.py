@@ -24,8 +24,9 @@ from tests.decode.published.folders import DRAFTED, PUBLISHED, VOCAB, save_targe
 from train.check.replicas import REPLICAS
 from train.check.replicas.base import Served
 
-TAPS = {"yuhuili": (2, 4, 5), "RedHatAI": (2, 4, 5), "SpecForge": (2, 4, 5), "AngelSlim": (2, 4, 6),
-        "z-lab": (2, 4, 6), "deepseek-ai": (2, 4, 6), "FasterDecoding": (-1,), "TGI": (-1,)}  # fmt: skip
+EAGLE = (2, 4, 5)
+TAPS = {"yuhuili": EAGLE, "RedHatAI": EAGLE, "SpecForge": EAGLE} | dict.fromkeys(("FasterDecoding", "TGI"), (-1,))
+TAPS |= dict.fromkeys(("AngelSlim", "speculators-qwen3", "z-lab", "deepseek-ai"), (2, 4, 6))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import cast
 from decode.drafters.eagle3 import Eagle3Config
 from train.export.engines import blocks
 from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
-from train.export.engines.states import not_captured, other_target
+from train.export.engines.states import not_captured, other_target, unknown_layer
 from train.export.layouts.dflash import DFLASH
 from train.export.layouts.dspark import DSPARK
 from train.export.layouts.eagle3 import EAGLE3
@@ -48,7 +48,11 @@ def refuses_eagle3(source: Source, _model_impl: str) -> str | None:
             f"llama.cpp hands over three hidden states, and this head reads {len(config.taps)} ({list(config.taps)}); "
             "train it with three draft.head.taps"
         )
-    return other_target(source, "llama.cpp", PLAIN) or not_captured(source)
+    return (
+        other_target(source, "llama.cpp", PLAIN)
+        or not_captured(source)
+        or unknown_layer(source, "llama.cpp", frozenset({"norm_before_residual"}))
+    )
 
 
 EAGLE3_NAMES = NameRules(

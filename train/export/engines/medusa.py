@@ -9,6 +9,12 @@ from train.export.source import Source
 def refuses(source: Source, _model_impl: str) -> str | None:
     """Why no engine drafts with these heads."""
     config, k = source.config, source.num_draft_tokens
+    if config.has_own_head and source.is_reduced:
+        return (
+            f"each head has an output head of its own, for {config.draft_vocab_size} of {config.vocab_size} tokens, "
+            "which exports do not write; serve the folder that training began from, or train one without "
+            "draft.init_from"
+        )
     if config.taps != (FINAL,):
         return (
             f"engines give Medusa heads the target's final hidden state, and these were trained on state "

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from train.export.engines import blocks
 from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
-from train.export.engines.states import not_captured, other_target
+from train.export.engines.states import not_captured, other_target, unknown_layer
 from train.export.layouts.dflash import DFLASH
 from train.export.layouts.dspark import DSPARK, TEMPERATURES
 from train.export.layouts.eagle3 import EAGLE3
@@ -49,7 +49,7 @@ def _blocks(algorithm: str, how: Launch) -> list[str]:
 def refuses_eagle3(source: Source, _model_impl: str) -> str | None:
     """Why SGLang cannot draft with this head. It always gives a head the target's embedding in place of the folder's,
     which for Gemma 3 is the one before scaling (speculative/eagle_worker_v2.py)."""
-    return other_target(source, "SGLang", PLAIN) or not_captured(source)
+    return other_target(source, "SGLang", PLAIN) or not_captured(source) or unknown_layer(source, "SGLang")
 
 
 EAGLE3_NAMES = NameRules(

@@ -19,6 +19,18 @@ def not_captured(source: Source) -> str | None:
     )
 
 
+def unknown_layer(source: Source, engine: str, knows: frozenset[str] = frozenset()) -> str | None:
+    """Why `engine` cannot compute the layer of an EAGLE-3 head that began as one of the speculators library."""
+    parts = ("norm_before_residual", "qk_norm", "attention_bias")
+    present = [part for part in parts if getattr(source.config, part) and part not in knows]
+    if not present:
+        return None
+    return (
+        f"{engine} does not know {' and '.join(present)}, which this head began with as a published one; serve it with "
+        "vLLM, or train one without draft.init_from"
+    )
+
+
 def other_target(source: Source, engine: str, known: frozenset[str]) -> str | None:
     """Why `engine` cannot serve a head on a target of this type."""
     kind = source.target.config.get_text_config().model_type

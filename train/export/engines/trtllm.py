@@ -11,7 +11,7 @@ import yaml
 from decode.common.checked_json import read_json
 from train.export.engines import blocks
 from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
-from train.export.engines.states import not_captured, other_target
+from train.export.engines.states import not_captured, other_target, unknown_layer
 from train.export.layouts.dflash import DFLASH
 from train.export.layouts.dspark import DSPARK
 from train.export.layouts.eagle3 import EAGLE3
@@ -46,7 +46,7 @@ def refuses_eagle3(source: Source, _model_impl: str) -> str | None:
             f"TensorRT-LLM leaves fc out where a head reads a single hidden state ({source.taps[0]}); train it with "
             "two or more draft.head.taps"
         )
-    return other_target(source, "TensorRT-LLM", PLAIN) or not_captured(source)
+    return other_target(source, "TensorRT-LLM", PLAIN) or not_captured(source) or unknown_layer(source, "TensorRT-LLM")
 
 
 EAGLE3_NAMES = NameRules(

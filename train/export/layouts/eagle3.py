@@ -29,14 +29,16 @@ _OF_THE_LAYER = ("input_layernorm", "hidden_norm", "post_attention_layernorm", "
 def config(source: Source) -> dict[str, Any]:
     """Both halves of config.json."""
     head = cast(Eagle3Config, source.config)
-    taps, layer = sorted(head.taps), {"model_type": "llama", "num_hidden_layers": 1} | decoder_fields(source)
+    kind, name = ("qwen3", "Eagle3Qwen3ForCausalLM") if head.qk_norm else ("llama", "LlamaForCausalLMEagle3")
+    taps, layer = sorted(head.taps), {"model_type": kind, "num_hidden_layers": 1} | decoder_fields(source)
+    layer["attention_bias"] = head.attention_bias
     return layer | {
-        "architectures": ["LlamaForCausalLMEagle3"],
+        "architectures": [name],
         "draft_vocab_size": head.draft_vocab_size or head.vocab_size,
         "target_hidden_size": head.hidden_size,
         "num_aux_hidden_states": len(taps),
         "eagle_aux_hidden_state_layer_ids": taps,
-        "norm_before_residual": False,
+        "norm_before_residual": head.norm_before_residual,
         "norm_before_fc": head.norm_before_fc,
         "fc_norm": head.fc_norm,
         "norm_output": head.norm_output,
@@ -51,11 +53,11 @@ def config(source: Source) -> dict[str, Any]:
 
 
 def tensors(source: Source) -> dict[str, Tensor]:
-    """The head's own tensors, the target's rows, and the maps of a reduced vocabulary."""
+    """The head's own tensors, the target's rows but where it has its own, and the maps of a reduced vocabulary."""
     weights = {_name(name): one for name, one in source.weights.items() if name != "vocab"}
     weights = _low_to_high(weights, source.config.taps)
-    weights |= {"embed_tokens.weight": source.embedding, "lm_head.weight": source.output_rows}
-    return weights | token_maps(source)
+    rows = {"embed_tokens.weight": source.embedding, "lm_head.weight": source.output_rows}
+    return rows | weights | token_maps(source)
 
 
 def _name(ours: str) -> str:

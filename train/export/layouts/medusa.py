@@ -1,4 +1,4 @@
-"""Medusa heads in one folder that vLLM and TGI read, for heads that share the target's own output head.
+"""Medusa heads in one folder that vLLM and TGI read. Ours share the target's own output head.
 
     0.0.linear.weight (d, d)  and .bias (d,)     the first residual layer of the head that drafts the first token
     0.1.linear.*, ..., 1.0.linear.*, ...         its next layers, the next head
@@ -14,6 +14,7 @@ with "heads" or "layers" for the number of heads or of their layers, so no such 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -35,8 +36,8 @@ def config(source: Source) -> dict[str, Any]:
         "base_model_name_or_path": _target(source.target.path),
         "version": "2",
         "hidden_size": head.hidden_size,
-        "original_lm_head": True,
-        "medusa_fc_bias": True,
+        "original_lm_head": not head.own_heads,
+        "medusa_fc_bias": head.bias,
         "logit_scale": 1.0,
         "vocab_size": head.vocab_size,
         "truncated_vocab_size": head.draft_vocab_size or head.vocab_size,
@@ -46,11 +47,18 @@ def config(source: Source) -> dict[str, Any]:
 
 
 def tensors(source: Source) -> dict[str, Tensor]:
-    """Ours but for `heads.` before each name, with the output head's rows and the draft vocabulary."""
-    weights = {name.removeprefix("heads."): one for name, one in source.weights.items()}
-    weights["lm_heads.0.weight"] = source.output_rows
+    """Ours but for `heads.` before each name, with the output head's rows and the draft vocabulary; an output head that
+    each head has of its own stands behind its layers."""
+    head = cast(MedusaConfig, source.config)
+    weights = {_name(name, head.mlp_layers): one for name, one in source.weights.items()}
+    if not head.own_heads:
+        weights["lm_heads.0.weight"] = source.output_rows
     vocab = weights.pop("vocab", None)
     return weights if vocab is None or len(vocab) == source.config.vocab_size else weights | {"token_map": vocab}
+
+
+def _name(ours: str, layers: int) -> str:
+    return re.sub(r"^lm_heads\.(\d+)\.", rf"\1.{layers}.", ours.removeprefix("heads."))
 
 
 def manifest(fields: Mapping[str, Any]) -> dict[str, Spec]:
