@@ -16,6 +16,11 @@ from eval.modes.served.counting import Pair, Texts
 from eval.modes.served.faults.explained import explained
 from eval.modes.served.folders import ServedDraft
 
+_DRAWS_OTHERWISE = (
+    "At temperature 0 this draft drafts there as it does here, so the engine reads it right, and draws or verifies "
+    "tokens otherwise. CPU builds of vLLM without Triton read the temperatures of drafted tokens from memory that "
+    "nothing has written (vLLM issue 55005); servers that are started here have that mended."
+)
 log = get_logger("eval")
 
 
@@ -35,6 +40,7 @@ def measure_here(
         for draft in missing:
             answers = next(one["answers"] for one in asked if one["draft"] == draft.name and one["answers"])
             found = [_compare(cfg, pair, drafters[draft.name], draft, float(t), answers[t], prompts) for t in answers]
+            found = [_with_greedy(one, found) for one in found]
             speeds = [
                 _timed_here(cfg, pair, drafters[draft.name], draft, size, prompts) for size in cfg.served.batch_sizes
             ]
@@ -71,6 +77,14 @@ def _compare(
         "same_texts": same,
         "faults": faults,
     }
+
+
+def _with_greedy(one: dict[str, Any], every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A comparison of drawn texts, with what follows where it parted and the greedy one did not."""
+    greedy = [other["verdict"] for other in every if not other["temperature"]]
+    if not one["temperature"] or one["verdict"] != "parted" or "parted" in greedy or not greedy:
+        return one
+    return {**one, "faults": [_DRAWS_OTHERWISE]}
 
 
 def _timed_here(

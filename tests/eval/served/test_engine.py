@@ -46,6 +46,8 @@ def test_prompts_go_as_ids_and_texts_come_back_in_order() -> None:
     asked = sorted(engine.asked, key=lambda one: one["seed"])
     assert [(one["prompt"], one["seed"], one["temperature"]) for one in asked] == [([7, 8], 5, 1.0), ([20], 6, 1.0)]
     assert all(one["ignore_eos"] and one["return_token_ids"] for one in asked)
+    # what the model's own generation_config.json says would hold else
+    assert all((one["top_p"], one["top_k"], one["repetition_penalty"]) == (1.0, 0, 1.0) for one in asked)
 
 
 def test_nobody_listens() -> None:

@@ -18,6 +18,7 @@ from eval import __main__ as cli
 from eval import stage
 from eval.config import EvalConfig
 from eval.modes.served.counting import Pair
+from eval.modes.served.engine.metrics import Counters
 from eval.modes.served.engine.server import ServerGoneError
 from eval.modes.served.page import render_summary
 from eval.publish import publish
@@ -105,6 +106,27 @@ def test_an_engine_that_drafts_from_something_else(toy: Toy, tmp_path: Path) -> 
     assert greedy["verdict"] == "parted"
     assert greedy["engine"]["acceptance_by_position"] == [1.0] * K
     assert "accepts otherwise than our decoder: noisy at T=0" in (tmp_path / "report/summary.md").read_text()
+
+
+class Careless(TrueEngine):
+    """Refuses everything where tokens are drawn."""
+
+    def write(self, asked: dict[str, Any]) -> tuple[list[int], Counters]:
+        text, counters = super().write(asked)
+        if asked["temperature"]:
+            counters = Counters(asked["max_tokens"] - 1, K * (asked["max_tokens"] - 1), (0,) * K)
+        return text, counters
+
+
+def test_an_engine_that_draws_otherwise(toy: Toy, tmp_path: Path) -> None:
+    engine = toy.engine()
+    engine.__class__ = Careless
+    with serving(engine) as url:
+        stage.run(toy.config(tmp_path, url, served={"batch_sizes": []}))
+    greedy, drawn = results_of(tmp_path)["comparisons"]
+    assert (greedy["verdict"], greedy["faults"]) == ("equal", [])
+    assert drawn["verdict"] == "parted"
+    assert "draws or verifies tokens otherwise" in drawn["faults"][0]
 
 
 def test_texts_of_another_model_are_refused(toy: Toy, tmp_path: Path) -> None:

@@ -10,6 +10,16 @@ from dataclasses import dataclass
 from decode.common.errors import InputError
 from eval.modes.served.engine.server import Server
 
+_PLAIN = {
+    "ignore_eos": True,
+    "return_token_ids": True,
+    # left out, vLLM takes them from the generation_config.json of the model
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+
 
 @dataclass(frozen=True)
 class Completions:
@@ -43,8 +53,7 @@ def complete(
             "prompt": list(prompts[row]),
             "max_tokens": max_tokens,
             "temperature": temperature,
-            "ignore_eos": True,
-            "return_token_ids": True,
+            **_PLAIN,
             **({} if seed is None else {"seed": seed + row}),
         }
         return _ids(server, server.post("/v1/completions", content), max_tokens)
