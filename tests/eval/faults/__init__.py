@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.eval.faults import figures, pooling, prompts, quality, rows, schedules, times
+from tests.eval.faults import figures, named_faults, pooling, prompts, quality, rows, schedules, times
 from tests.faults import Fault
 
 FAULTS: list[Fault] = [
-    one for part in (figures, rows, times, prompts, quality, pooling, schedules) for one in part.FAULTS
+    one for part in (figures, rows, times, prompts, quality, pooling, schedules, named_faults) for one in part.FAULTS
 ]

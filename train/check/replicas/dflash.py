@@ -9,19 +9,28 @@ from torch import Tensor
 
 from train.check.replicas.base import Served, attend
 
+_AT_ONCE = 16
+"""Blocks of a pass: attention is over all their slots."""
+
 
 def dflash(served: Served, ids: Tensor, features: Tensor, places: Tensor, steps: int) -> Tensor:
     """See `train.check.replicas.base.Replica`."""
-    slots = served.fields["block_size"]
-    states = [block(served, ids, features, int(place), slots)[1 : steps + 1] for place in places]
-    return served.widened(served.logits(torch.stack(states, 1)))
+    states = blocks(served, ids, features, places, served.fields["block_size"])[:, 1 : steps + 1]
+    return served.widened(served.logits(states.transpose(0, 1)))
 
 
-def block(served: Served, ids: Tensor, features: Tensor, place: int, slots: int) -> Tensor:
-    """(slots, d) final states of the block behind the token at `place`."""
-    context = served.norm(served.linear(features[:place].flatten(1), "fc"), "hidden_norm")
-    before, own = torch.arange(place), torch.arange(place, place + slots)
-    x = torch.cat([served.embed(ids[place : place + 1]), served.mask.expand(slots - 1, -1)])
+def blocks(served: Served, ids: Tensor, features: Tensor, places: Tensor, slots: int) -> Tensor:
+    """(N, slots, d) final states of the blocks behind the tokens at `places`, each by itself."""
+    context = served.norm(served.linear(features.flatten(1), "fc"), "hidden_norm")
+    return torch.cat([_blocks(served, ids, context, some, slots) for some in places.split(_AT_ONCE)])
+
+
+def _blocks(served: Served, ids: Tensor, context: Tensor, places: Tensor, slots: int) -> Tensor:
+    before, number = torch.arange(len(context)), len(places)
+    own = (places[:, None] + torch.arange(slots)).flatten()
+    masks = served.mask.expand(number, slots - 1, -1)
+    x = torch.cat([served.embed(ids[places])[:, None], masks], 1).flatten(0, 1)
+    visible = _visible(served, before, places, slots)
     for layer in range(served.fields["num_hidden_layers"]):
         name = f"layers.{layer}"
         normed = served.norm(x, f"{name}.input_layernorm")
@@ -29,13 +38,19 @@ def block(served: Served, ids: Tensor, features: Tensor, place: int, slots: int)
         parts = [(context, before), (normed, own)]
         keys = [served.turned(_normed(served, one, name, "k", "num_key_value_heads"), at) for one, at in parts]
         values = [served.split(one, f"{name}.self_attn.v_proj", "num_key_value_heads") for one, _ in parts]
-        visible = torch.ones(slots, place + slots, dtype=torch.bool)
-        if (served.fields.get("dflash_config") or {}).get("causal"):
-            visible[:, place:] = torch.ones(slots, slots).tril().bool()
         mixed = attend(queries, torch.cat(keys, 1), torch.cat(values, 1), visible)
         x = x + served.linear(mixed, f"{name}.self_attn.o_proj")
         x = x + served.mlp(served.norm(x, f"{name}.post_attention_layernorm"), name)
-    return served.norm(x, "norm")
+    return served.norm(x, "norm").unflatten(0, (number, slots))
+
+
+def _visible(served: Served, before: Tensor, places: Tensor, slots: int) -> Tensor:
+    """(N * slots, T + N * slots) the tokens before a block, and its own slots."""
+    block = torch.arange(len(places)).repeat_interleave(slots)
+    same = block[:, None] == block
+    if (served.fields.get("dflash_config") or {}).get("causal"):
+        same = same.tril()
+    return torch.cat([before < places[block][:, None], same], 1)
 
 
 def _normed(served: Served, x: Tensor, layer: str, kind: str, count: str) -> Tensor:

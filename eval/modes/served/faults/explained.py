@@ -11,7 +11,10 @@ from eval.modes.served.faults.faults import Each, likely_faults, total
 from eval.modes.served.faults.observations import observed
 
 log = get_logger("eval")
-_NONE = "None of the faults that were tried explains this; look at the folder by python -m train.check."
+_NONE = (
+    "None of the faults that were tried explains this. A prefix cache (--no-enable-prefix-caching), another revision "
+    "of the draft and two faults at once look so; see what python -m train.check says of the folder that is served."
+)
 
 
 def explained(

@@ -1,0 +1,47 @@
+"""A server that was started with a damaged folder: `mode=served` says which fault it is, from counters alone."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from eval import stage
+from eval.modes.served.engine.jobs import server_environment
+from eval.modes.served.engine.server import running
+from eval.modes.served.engine.vllm import serve_command
+from tests.engines.environment import vllm_python
+from tests.engines.faults import FAULTS
+from tests.engines.serving import options
+from tests.engines.test_served import settings
+from tests.engines.toys import Toys
+from tests.eval.served.named import NAMED
+
+pytestmark = pytest.mark.engines
+SHORT = {"options": ["--enforce-eager", "--num-gpu-blocks-override", "32", "--dtype", "float32"]}
+
+
+@pytest.mark.parametrize(
+    ("draft", "fault"),
+    [("eagle3-reduced", "norm_before_residual"), ("medusa-reduced", "medusa_fc_bias left out")],
+)
+def test_a_fault_of_a_served_folder_is_named(toys: Toys, tmp_path: Path, draft: str, fault: str) -> None:
+    family = draft.split("-")[0]
+    folder = Path(shutil.copytree(toys.exported("llama", draft), tmp_path / "served"))
+    next(one for one in FAULTS if (one.family, one.name) == (family, fault)).damage(folder)
+    launch = [word for name, value in options(folder).items() for word in _words(name, value)]
+    command = serve_command(vllm_python(), str(toys.target("llama")), launch, SHORT["options"])
+    started = settings(toys, tmp_path, (draft,))
+    with running(command, server_environment(started), tmp_path / "log", 300) as server:
+        cfg = settings(toys, tmp_path, (draft,), url=server.url, options=[])
+        cfg.temperatures = [0.0]
+        stage.run(cfg)
+    (greedy,) = json.loads((tmp_path / "report/results.json").read_text())["comparisons"]
+    assert greedy["verdict"] == "parted"
+    assert greedy["same_texts"] == greedy["prompts"]
+    assert greedy["faults"][0].startswith(f"Likely fault: {NAMED[family, fault]}")
+    assert "gives the same counters" in greedy["faults"][0]
+
+
+def _words(name: str, value: object) -> list[str]:
+    return [f"--{name.replace('_', '-')}", value if isinstance(value, str) else json.dumps(value)]
