@@ -69,7 +69,8 @@ def test_engines_that_load_a_draft_are_given_it_whole(tmp_path: Path) -> None:
     assert not {"vllm", "tgi", "transformers"} & commands.keys()
     export, launch = commands["sglang"](5).splitlines()
     assert export == (
-        f"python -m train.export draft.path={tmp_path / 'eagle3'} format=sglang output_dir=exports/x-sglang"
+        f"python -m train.export draft.path={tmp_path / 'eagle3'} format=sglang num_draft_tokens=5 "
+        "output_dir=exports/x-sglang"
     )
     assert "--speculative-draft-model-path exports/x-sglang " in launch
     assert "--speculative-num-steps 5 " in launch

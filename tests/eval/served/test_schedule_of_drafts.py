@@ -71,7 +71,7 @@ def test_other_engines_are_given_exports_of_their_own(target: Path, tmp_path: Pa
     assert {"sglang", "trtllm", "llamacpp"} <= texts.keys()
     for engine, text in texts.items():
         first = text.splitlines()[0]
-        assert f"format={engine} output_dir={tmp_path / 'report/exports/x'}-{engine}" in first
+        assert f"format={engine} num_draft_tokens=3 output_dir={tmp_path / 'report/exports/x'}-{engine}" in first
         assert f"exports/x-{engine}" in text.replace(first, "")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,7 +17,8 @@ from eval.results.schema import Count, Interval, Part
 from train.export import stage as export
 from train.export.config import ExportConfig, SavedDraftConfig
 from train.export.engines import ENGINES
-from train.export.source import open_source
+from train.export.engines.base import Engine
+from train.export.source import Source, open_source
 
 Row = Mapping[str, Any]
 """A speed of results.json."""
@@ -125,12 +127,14 @@ def launch_commands(draft: str, target: ModelConfig, folder: str) -> dict[str, C
         if name in ("vllm", "speculators") or export.loads(engine, source, "auto")[0] is None:
             continue
         place = f"{folder}-{name}"
-        words = ["python", "-m", "train.export", f"draft.path={draft}", f"format={name}", f"output_dir={place}"]
-        words = ["#", *words] if name == "transformers" else words  # what follows is Python
-
-        def command(k: int, engine: Any = engine, place: str = place, first: str = shlex.join(words)) -> str:
-            launch = export.command(replace(source, num_draft_tokens=k), engine, Path(place), "auto")
-            return f"{first}\n{launch}"
-
-        found[name] = command
+        found[name] = partial(_command, source, engine, draft, place)
     return found
+
+
+def _command(source: Source, engine: Engine, draft: str, place: str, k: int) -> str:
+    """The export, then the launch."""
+    first = ["python", "-m", "train.export", f"draft.path={draft}", f"format={engine.name}", f"num_draft_tokens={k}"]
+    export_it = shlex.join([*first, f"output_dir={place}"])
+    is_python = engine.name == "transformers"  # the export comes before it, and sets the length
+    launch = export.command(replace(source, num_draft_tokens=k), engine, Path(place), "auto")
+    return f"{'# ' * is_python}{export_it}\n{launch}"

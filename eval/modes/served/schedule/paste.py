@@ -107,9 +107,7 @@ def for_others(measured: Measured, commands: Mapping[str, Callable[[int], str]],
         elif engine == "sglang" and measured.dspark and choice.k:
             found.append(_dspark(measured, command, place, why))
         elif choice.k:
-            text = command(choice.k)
-            text = _transformers(text, choice.k) if engine == "transformers" else text
-            found.append(Paste(engine, choice.k, text, why))
+            found.append(Paste(engine, choice.k, command(choice.k), why))
         else:
             found.append(Paste(engine, 0, "", f"{NO_DRAFT}: {why}"))
     return found
@@ -162,10 +160,3 @@ def _dspark(measured: Measured, command: Callable[[int], str], place: Path, why:
 def _accepted(measured: Measured, chosen: Sequence[Choice]) -> str:
     each = [f"{measured.accepted[k]:.2f} with k={k}" for k in sorted({one.k for one in chosen if one.k})]
     return f"accepted tokens per round {', '.join(each)}"
-
-
-def _transformers(command: str, k: int) -> str:
-    """Its launch command names no length."""
-    *before, generate = command.splitlines()
-    setting = f'num_assistant_tokens={k}, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0'
-    return "\n".join([*before, f"draft.generation_config.update({setting})", generate])
