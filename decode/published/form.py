@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+from decode.common.checked_json import read_json
 from decode.common.errors import InputError
 from decode.drafters.provenance import FILE
 from decode.published.folder import PublishedFolder, read_folder
-from decode.published.weights import PICKLES
+from decode.published.weights import names_in
 
 WORDS = (("eagle3", "eagle3"), ("dspark", "dspark"), ("dflash", "dflash"), ("medusa", "medusa"))
 """A word of `architectures`, `model_type` or `speculators_model_type`, in lower case, and the form it stands for."""
@@ -26,41 +28,50 @@ KNOWN = (
 )
 
 
-def word_of(written: dict) -> str | None:
+def word_of(written: Mapping[str, Any]) -> str | None:
     """The form that config.json names; None where it names none."""
     words = [*(written.get("architectures") or []), written.get("model_type"), written.get("speculators_model_type")]
     text = " ".join(str(word) for word in words).lower()
-    return next((form for word, form in WORDS if word in text), None)
+    named = next((form for word, form in WORDS if word in text), None)
+    return "medusa" if named is None and "medusa_num_heads" in written else named
 
 
 def published_form(path: str | Path) -> str | None:
-    """The form of the published head in a folder; None for a draft of ours and for a language model.
+    """The form of the published head in a folder; None for a draft of ours and for a language model, whose own readers
+    tell what is wrong with it.
 
     InputError where the tensors are of several forms, of another than config.json names, or of none that is known.
     """
     folder = Path(path)
     if (folder / FILE).is_file() or not (folder / "config.json").is_file():
         return None
-    if not _may_hold_a_head(folder):
+    written, names = _written(folder), names_in(folder)
+    if word_of(written) is None and not marked(names) and "fc.weight" not in names:
         return None
-    read = read_folder(folder)
-    return _form_of(read)
+    return _form_of(read_folder(folder))
 
 
-def _form_of(folder: PublishedFolder) -> str | None:
+def _written(folder: Path) -> dict[str, Any]:
+    try:
+        written = read_json(folder / "config.json")
+    except InputError:
+        return {}
+    return written if isinstance(written, dict) and isinstance(written.get("architectures") or [], list) else {}
+
+
+def _form_of(folder: PublishedFolder) -> str:
     found, named = marked(folder.stored), word_of(folder.written)
     if len(found) > 1:
         raise InputError(
             f"{folder.path} holds tensors of several forms of head, {' and '.join(found)}: two folders were mixed, and "
             "each would be read without the other's weights. Give each a folder of its own"
         )
-    if not found and named is None and "fc.weight" not in folder.stored:
-        return None
     if not found:
         shown = ", ".join(sorted(folder.stored)[:4])
+        told = f"config.json names {named}, and its" if named else "its"
         raise InputError(
-            f"{folder.path} is no head that is known here ({'config.json names ' + named if named else shown}, and its "
-            f"{len(folder.stored)} tensors are {shown} ...). Known are {KNOWN}; EAGLE-1 and EAGLE-2 are not"
+            f"{folder.path} is no head that is known here: {told} {len(folder.stored)} tensors are {shown} ... Known "
+            f"are {KNOWN}; EAGLE-1 and EAGLE-2 are not"
         )
     if named is not None and named != found[0]:
         raise InputError(
@@ -74,8 +85,3 @@ def marked(names: Iterable[str]) -> list[str]:
     """Forms of which there is a tensor."""
     found = [form for form, mark in _MARKS.items() if any(mark.search(name) for name in names)]
     return [form for form in found if form != "dflash" or "dspark" not in found]
-
-
-def _may_hold_a_head(folder: Path) -> bool:
-    """Whether weights lie there; a folder without any is told what it lacks by who reads it as a language model."""
-    return any(file.suffix in (".safetensors", *PICKLES) for file in folder.iterdir())

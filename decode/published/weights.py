@@ -58,6 +58,15 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
     return found
 
 
+def names_in(folder: Path) -> set[str]:
+    """What the tensors are called, of whatever types they are; nothing where there are none, or the files are damaged,
+    which is told by who reads them."""
+    try:
+        return {name for file in files_of(folder) for name in _names(file)}
+    except (InputError, SafetensorError):
+        return set()
+
+
 def files_of(folder: Path) -> list[Path]:
     """Those of an index, or all *.safetensors, or a pickled file of known name."""
     if any((folder / name).is_file() for name in INDICES):
@@ -85,23 +94,30 @@ def tensor_of(name: str, stored: Stored) -> Tensor:
 
 
 def pickled(file: Path) -> dict[str, Tensor]:
-    """The tensors of a pickled file, mapped into memory where it is one of torch 1.6 or later."""
-    return _pickled(file, file.stat().st_mtime_ns)
+    """The tensors of a pickled file, mapped into memory where it is one of torch 1.6 or later; others are not kept."""
+    return _mapped(file, file.stat().st_mtime_ns) if _is_archive(file) else _tensors(file)
 
 
 def read_pickle(file: Path) -> Any:
     """What a pickled file holds: tensors, numbers and texts, since no program in it is run; InputError for a damaged
     one, and for one that holds more."""
     try:
-        with file.open("rb") as stream:
-            is_archive = stream.read(2) == b"PK"
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=is_archive)
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=_is_archive(file))
     except _BROKEN as error:
         raise InputError(damaged(str(file.parent), error, file)) from error
 
 
+def _is_archive(file: Path) -> bool:
+    with file.open("rb") as stream:
+        return stream.read(2) == b"PK"
+
+
 @lru_cache(maxsize=1)
-def _pickled(file: Path, changed: int) -> dict[str, Tensor]:
+def _mapped(file: Path, changed: int) -> dict[str, Tensor]:
+    return _tensors(file)
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
     held = read_pickle(file)
     if not isinstance(held, dict) or not all(
         isinstance(name, str) and isinstance(one, Tensor) for name, one in held.items()
@@ -111,6 +127,13 @@ def _pickled(file: Path, changed: int) -> dict[str, Tensor]:
             "training. Save the state_dict of the head itself"
         )
     return held
+
+
+def _names(file: Path) -> list[str]:
+    if file.suffix != ".safetensors":
+        return list(pickled(file))
+    with safe_open(str(file), "pt") as tensors:
+        return list(tensors.keys())
 
 
 def _header(file: Path) -> dict[str, Stored]:

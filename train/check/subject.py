@@ -114,8 +114,6 @@ def form_of(folder: ServedFolder) -> str:
     named = word_of(fields)
     if named is not None:
         return named
-    if "medusa_num_heads" in fields:
-        return "medusa"
     if fields.get("draft_vocab_size") and fields.get("num_hidden_layers") == 1:  # so TensorRT-LLM and llama.cpp see it
         return "eagle3"
     if fields.get("model_type"):
