@@ -27,7 +27,8 @@ class ServedConfig:
     start_minutes: float = 30.0
     """Minutes that a server may take until it answers."""
     rounds: int = 3
-    """Times that each server is started and timed: what one process says of speed is not what the next one says."""
+    """Times that each server is started and timed: what one process says of speed is not what the next one says. A
+    schedule takes two at least, for its error bar."""
     prompts: int = 16
     """Prompts on which accepted tokens are compared; batches that are timed are filled from them."""
     batch_sizes: list[int] = field(default_factory=lambda: [1, 4, 8, 16])

@@ -23,7 +23,8 @@ def end_with(parent: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
+if __name__ == "__main__":  # before vLLM is imported, which takes long enough for a parent to be killed meanwhile
+    threading.Thread(target=end_with, args=[os.getppid()], daemon=True).start()
 write_temperatures()
 if __name__ == "__main__":
-    threading.Thread(target=end_with, args=[os.getppid()], daemon=True).start()
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
