@@ -8,11 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from decode.models.load import describe_loaded
 from eval.arms.vllm_peer import Engine
+from eval.modes.served.counting import Pair
+from eval.modes.served.engine import metrics
+from eval.modes.served.faults import faults
+from eval.modes.served.faults.counting import along, count
+from eval.modes.served.faults.reading import open_reading
 from tests.engines.counters import Counters, counters_along
 from tests.engines.faults import FAULTS, Fault
 from tests.engines.serving import GREEDY, SAMPLED, RefusedError, served
 from tests.engines.toys import NEW_TOKENS, PROMPTS, K, Toys
+from tests.eval.served.named import NAMED, UNEXPLAINED
 
 pytestmark = pytest.mark.engines
 HEADS = [
@@ -63,6 +70,21 @@ def test_a_fault_moves_the_counters_and_not_the_text(engine: Engine, toys: Toys,
     assert [text[:NEW_TOKENS] for text in found.texts] == [text[:NEW_TOKENS] for text in ours.texts]
     alike = (found.rounds, found.accepted) == (ours.rounds, ours.accepted)
     assert alike == (fault.in_vllm == "unseen")
+    named = named_faults(toys, FAULTY[fault.family], found, ours)
+    assert alike == (not named) or (fault.family, fault.name) in UNEXPLAINED
+    assert alike or NAMED.get((fault.family, fault.name)) in named or (fault.family, fault.name) in UNEXPLAINED
+
+
+def named_faults(toys: Toys, draft: str, found: Counters, ours: Counters) -> set[str]:
+    """Those that `mode=served` would name, from counters over all prompts."""
+    target = toys.loaded("llama")
+    reading = open_reading(str(toys.exported("llama", draft)), describe_loaded(target, check=False))
+    written = Pair(target, len(PROMPTS)).write(PROMPTS, NEW_TOKENS + K, 0.0, 0)
+    texts = along(target, PROMPTS, written, NEW_TOKENS, K)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(faults, "count", lambda reading, texts: [faults.total(count(reading, texts))])
+        engine, own = ([metrics.Counters(one.rounds, one.rounds * K, tuple(one.accepted))] for one in (found, ours))
+        return {one.name for one in faults.explaining(reading, texts, engine, own)}
 
 
 @pytest.fixture

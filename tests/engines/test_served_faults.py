@@ -6,15 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from decode import load_drafter
+from decode.config import ModelConfig
+from decode.models.load import load_model
 from eval import stage
+from eval.modes.served.counting import Pair
 from eval.modes.served.engine.jobs import server_environment
 from eval.modes.served.engine.server import running
 from eval.modes.served.engine.vllm import serve_command
+from eval.modes.served.faults.faults import likely_faults
 from tests.engines.environment import vllm_python
 from tests.engines.faults import FAULTS
 from tests.engines.serving import options
 from tests.engines.test_served import settings
-from tests.engines.toys import Toys
+from tests.engines.toys import NEW_TOKENS, PROMPTS, K, Toys
 from tests.eval.served.named import NAMED
 
 pytestmark = pytest.mark.engines
@@ -45,3 +50,19 @@ def test_a_fault_of_a_served_folder_is_named(toys: Toys, tmp_path: Path, draft: 
 
 def _words(name: str, value: object) -> list[str]:
     return [f"--{name.replace('_', '-')}", value if isinstance(value, str) else json.dumps(value)]
+
+
+@pytest.mark.parametrize("fault", ["another rope", "hidden states one layer early", "norm_output left out"])
+def test_in_half_precision_the_nearest_is_named_first(toys: Toys, tmp_path: Path, fault: str) -> None:
+    """Ties fall otherwise, in the engine and here; the engine is our own decoder on the damaged folder."""
+    whole = toys.exported("llama", "eagle3-reduced")
+    folder = Path(shutil.copytree(whole, tmp_path / "served"))
+    next(one for one in FAULTS if (one.family, one.name) == ("eagle3", fault)).damage(folder)
+    target = load_model(ModelConfig(path=str(toys.target("llama")), dtype="bfloat16", device="cpu"))
+    pair = Pair(target, len(PROMPTS))
+    texts = pair.write(PROMPTS, NEW_TOKENS + K, 0.0, 0)
+    ours, there = (
+        pair.counters_along(load_drafter(str(one), target), PROMPTS, texts, NEW_TOKENS, K) for one in (whole, folder)
+    )
+    assert ours != there
+    assert likely_faults(str(whole), target, PROMPTS, texts, there, ours)[0].name == NAMED["eagle3", fault]
