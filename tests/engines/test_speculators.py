@@ -11,31 +11,24 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM
 
 from decode.drafters.base import Batch
 from decode.drafters.head_draft import HeadDraft
 from tests.engines.environment import speculators_python
 from tests.tiny import tiny_tokenizer
+from tests.train.check import folders
+from tests.train.check.folders import TARGETS, VOCAB
 from tests.train.export.saved_heads import export, save_head
 
 pytestmark = pytest.mark.engines
 WORKER = Path(__file__).with_name("speculators_worker.py")
-VOCAB, TOKENS, STEPS = 300, 32, 3
-SHAPE: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+TOKENS, STEPS = 32, 3
+SHAPE: dict[str, Any] = folders.SHAPE | {
     "head_dim": 16,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
+    "initializer_range": 0.02,
     "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
-    "bos_token_id": None,
 }
-TARGETS = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 HEADS = [
     ("llama", "eagle3", False),
     ("llama", "eagle3.1", True),
@@ -48,7 +41,7 @@ HEADS = [
 def save_target(folder: Path, kind: str) -> Path:
     tokenizer = tiny_tokenizer(VOCAB)
     torch.manual_seed(0)
-    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    ends: dict[str, Any] = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     AutoModelForCausalLM.from_config(TARGETS[kind](**SHAPE, **ends)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -16,7 +16,7 @@ from decode.config import ModelConfig
 from decode.drafters.dspark import DSparkConfig
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.provenance import FILE, read_provenance
-from decode.drafters.saved_draft import describe_draft, family_of
+from decode.drafters.saved_draft import describe_draft
 from decode.drafters.saved_head import HEADS, load_head, read_head
 from decode.models.load import ModelDescription, describe_model
 from decode.models.output_head import load_ends
@@ -38,11 +38,14 @@ class Source:
     """k of launch commands."""
     written: dict[str, Any]
     """Its draftsmith.json."""
+    head_config: HeadConfig | None = None
+    """None of a language model."""
 
-    @cached_property
+    @property
     def config(self) -> HeadConfig:
         """Shape of a head."""
-        return read_head(self.folder, self.target)
+        assert self.head_config is not None
+        return self.head_config
 
     @property
     def kind(self) -> str:
@@ -53,7 +56,7 @@ class Source:
     @property
     def taps(self) -> tuple[int, ...]:
         """Hidden states that a head reads; a language model reads none."""
-        return self.config.taps if self.written["family"] in HEADS else ()
+        return self.head_config.taps if self.head_config else ()
 
     @property
     def is_calibrated(self) -> bool:
@@ -63,12 +66,12 @@ class Source:
     @property
     def is_reduced(self) -> bool:
         """Whether a head drafts from a reduced vocabulary."""
-        return self.written["family"] in HEADS and self.config.draft_vocab_size is not None
+        return self.head_config is not None and self.head_config.draft_vocab_size is not None
 
     @property
     def has_own_head(self) -> bool:
         """Whether it drafts with output heads of its own, as one does that began as a published head."""
-        return self.written["family"] in HEADS and self.config.has_own_head
+        return self.head_config is not None and self.head_config.has_own_head
 
     @property
     def head(self) -> HeadDraft:
@@ -132,15 +135,16 @@ def open_source(cfg: ExportConfig) -> Source:
             "give target.path"
         )
     target = describe_model(cfg.target) if cfg.target.path else _trained_on(cfg.target, cast(str, trained_on), folder)
-    describe_draft(str(folder), target)
-    written = read_json(folder / FILE)
+    family = describe_draft(str(folder), target).family
+    config = read_head(folder, target) if family in HEADS else None
     return Source(
         folder=folder,
-        form=_form(folder, target),
+        form="dflash" if _is_dflash(config) else family,
         target=target,
         dtype=None if cfg.dtype == "auto" else getattr(torch, cfg.dtype),
-        num_draft_tokens=cfg.num_draft_tokens or _trained_depth(folder, target, written),
-        written=written,
+        num_draft_tokens=cfg.num_draft_tokens or (config.depth if config else _of_model(folder)),
+        written=read_json(folder / FILE),
+        head_config=config,
     )
 
 
@@ -154,14 +158,9 @@ def _trained_on(source: ModelConfig, path: str, folder: Path) -> ModelDescriptio
         ) from error
 
 
-def _form(folder: Path, target: ModelDescription) -> str:
-    family = family_of(str(folder))
-    config = read_head(folder, target) if family in HEADS else None
-    is_dflash = isinstance(config, DSparkConfig) and config.layout == "fill_in" and not config.markov_rank
-    return "dflash" if is_dflash else family
+def _is_dflash(config: HeadConfig | None) -> bool:
+    return isinstance(config, DSparkConfig) and config.layout == "fill_in" and not config.markov_rank
 
 
-def _trained_depth(folder: Path, target: ModelDescription, written: dict[str, Any]) -> int:
-    if written["family"] in HEADS:
-        return read_head(folder, target).depth
+def _of_model(folder: Path) -> int:
     return read_json(folder / "generation_config.json")["num_assistant_tokens"]

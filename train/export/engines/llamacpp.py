@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import cast
 
 from decode.drafters.eagle3 import Eagle3Config
-from train.export.engines import blocks
 from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
-from train.export.engines.states import not_captured, other_target, unknown_layer
+from train.export.engines.forms import blocks
+from train.export.engines.forms.states import not_captured, other_target, unknown_layer
 from train.export.layouts.dflash import DFLASH
 from train.export.layouts.dspark import DSPARK
 from train.export.layouts.eagle3 import EAGLE3

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 
-from train.export.engines import blocks
 from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
-from train.export.engines.states import not_captured, other_target, unknown_layer
+from train.export.engines.forms import blocks
+from train.export.engines.forms.states import not_captured, other_target, unknown_layer
 from train.export.layouts.dflash import DFLASH
 from train.export.layouts.dspark import DSPARK, TEMPERATURES
 from train.export.layouts.eagle3 import EAGLE3

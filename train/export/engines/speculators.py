@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from train.export.engines import blocks, vllm
+from train.export.engines import vllm
 from train.export.engines.base import FORMS, PLAIN, Engine, Launch, Loads, NameRules
+from train.export.engines.forms import blocks
 from train.export.layouts.dflash import DFLASH
 from train.export.layouts.dspark import DSPARK
 from train.export.layouts.eagle3 import EAGLE3

@@ -6,8 +6,8 @@ import shlex
 from typing import cast
 
 from decode.drafters.medusa import MedusaConfig
-from train.export.engines import medusa
 from train.export.engines.base import FORMS, Engine, Launch, Loads, NameRules
+from train.export.engines.forms import medusa
 from train.export.layouts.medusa import MEDUSA
 from train.export.source import Source
 

@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from decode.common.checked_json import read_json
-from train.export.engines import blocks
 from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
-from train.export.engines.states import not_captured, other_target, unknown_layer
+from train.export.engines.forms import blocks
+from train.export.engines.forms.states import not_captured, other_target, unknown_layer
 from train.export.layouts.dflash import DFLASH
 from train.export.layouts.dspark import DSPARK
 from train.export.layouts.eagle3 import EAGLE3

@@ -7,9 +7,9 @@ import json
 import shlex
 from collections.abc import Callable
 
-from train.export.engines import blocks, medusa, mtp
 from train.export.engines.base import NO_HYDRA, PLAIN, Engine, Launch, Loads, NameRules
-from train.export.engines.states import not_captured
+from train.export.engines.forms import blocks, medusa, mtp
+from train.export.engines.forms.states import not_captured
 from train.export.layouts.dflash import DFLASH
 from train.export.layouts.dspark import DSPARK
 from train.export.layouts.eagle3 import EAGLE3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from train.export.engines.base import PLAIN, NameRules
-from train.export.engines.states import not_captured, other_target
+from train.export.engines.forms.states import not_captured, other_target
 from train.export.layouts import blocks, mask
 from train.export.source import Source
 
