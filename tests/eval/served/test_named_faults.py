@@ -19,7 +19,7 @@ from eval.modes.served.faults.explained import explained
 from eval.modes.served.faults.faults import distance, explaining, total
 from eval.modes.served.faults.reading import Reading, open_reading
 from eval.modes.served.faults.table import HYPOTHESES
-from tests.engines.faults import FAULTS, Fault
+from tests.engines.faults import FAULTS, Fault, setting
 from tests.eval.served.followed import follow
 from tests.eval.served.named import NAMED, UNEXPLAINED
 from tests.train.check.folders import Folders
@@ -126,3 +126,12 @@ def test_from_a_folder_and_prompts(toys: Toys) -> None:
     said = explained(str(toys.folders.exported("llama", "lm")), toys.target(), prompts, texts, engine, ours)
     assert said[0].startswith("None of the faults that were tried explains this")
     assert any("osition 1" in one for one in said[1:])
+
+
+def test_a_head_of_several_layers_is_not_tried(toys: Toys, tmp_path: Path) -> None:
+    folder = toys.folders.copied("llama", "eagle3", tmp_path / "deep")
+    setting(num_hidden_layers=2)(folder)
+    engine, ours = [Counters(9, 27, (1, 0, 0))], [Counters(4, 12, (3, 2, 2))]
+    said = explained(str(folder), toys.target(), [[1, 2]], [[3] * 12], engine, ours)
+    assert "heads of one layer alone" in said[0]
+    assert len(said) > 1

@@ -82,6 +82,12 @@ class Reading:
         return drafted
 
 
+def is_tried(folder: str) -> bool:
+    """Whether the draft can be computed here: of EAGLE-3 heads, those of one layer."""
+    opened = open_folder(folder)
+    return form_of(opened) != "eagle3" or opened.fields.get("num_hidden_layers", 1) == 1
+
+
 def open_reading(folder: str, target: ModelDescription, engine: str = "vllm") -> Reading:
     """The folder as the engine reads it where nothing is wrong; InputError for what is no draft's folder."""
     opened = open_folder(folder)
