@@ -83,7 +83,7 @@ def _config(folder: PublishedFolder, target: ModelDescription, depth: int, is_an
         layers=needed(folder, "num_hidden_layers")["num_hidden_layers"],
         anchors=1,
         layout="anchor" if is_anchor else "fill_in",
-        mask_token=None if _has_vector(folder, target) else _mask_token(folder),
+        mask_token=None if _has_vector(folder, target) else _mask_row(folder, target),
         **own,
     )
 
@@ -135,7 +135,23 @@ def _vector(file: Path) -> Tensor:
 
 
 def _has_vector(folder: PublishedFolder, target: ModelDescription) -> bool:
-    return (folder.path / MASK_FILE).is_file() or _mask_token(folder) == target.vocab_size
+    if (folder.path / MASK_FILE).is_file():
+        return True
+    name = _plain(folder).get(EMBEDDING)
+    rows = 0 if name is None else folder.stored[name].shape[0]
+    return _mask_token(folder) == target.vocab_size < rows
+
+
+def _mask_row(folder: PublishedFolder, target: ModelDescription) -> int:
+    """A token of the target, whose row of the embedding is the mask."""
+    token = _mask_token(folder)
+    if not 0 <= token < target.vocab_size:
+        raise InputError(
+            f"{folder.path}/config.json says mask_token_id={token}, and the target has tokens 0 to "
+            f"{target.vocab_size - 1}; neither its embedding nor the folder's has such a row, so blocks cannot be "
+            "filled. Write the id that it was trained with, or fetch the folder again"
+        )
+    return token
 
 
 def _mask_token(folder: PublishedFolder) -> int:

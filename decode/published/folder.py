@@ -17,6 +17,7 @@ from decode.models.checkpoint_files import Layers, ModelFile, Token, Width
 from decode.published.weights import Stored, stored_tensors, tensor_of
 
 Ids = Annotated[list[Token], Field(max_length=1 << 10)]
+Depth = Annotated[int, Field(ge=1, le=1 << 10)]
 REMEDY = "Write it again, or fetch the folder again."
 
 
@@ -32,11 +33,25 @@ class Nested(Content):
     norm_before_fc: bool | None = None
 
 
+class Proposal(Content):
+    """One of `proposal_methods`."""
+
+    speculative_tokens: Depth | None = None
+
+
+class Speculators(Content):
+    """What is read of `speculators_config`."""
+
+    proposal_methods: list[Proposal] | None = None
+
+
 class DraftFile(ModelFile):
     """config.json of a draft: what is read of it has these types."""
 
     speculators_model_type: Text | None = None
     transformer_layer_config: ModelFile | None = None
+    speculators_config: Speculators | None = None
+    ttt_length: Depth | None = None
     eagle_config: Nested | None = None
     dflash_config: Nested | None = None
     dspark_config: Nested | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -50,11 +51,22 @@ def load_published(path: str | Path, ends: Ends, target: ModelDescription, check
     if check:
         check_against_model(folder, reader, config, ends, target.path)
     held = reader.tensors(folder, config, folder.tensor)
+    _check_finite(folder, held)
     vocab = None if config.draft_vocab_size is None else torch.zeros(config.draft_vocab_size, dtype=torch.long)
     head = HEADS[config.family][1](config, ends, vocab).to(_precision(folder))
     head.load_state_dict(held)
     tell_ends(folder.path, head)
     return head
+
+
+def _check_finite(folder: PublishedFolder, held: Mapping[str, Tensor]) -> None:
+    broken = [name for name, one in held.items() if one.is_floating_point() and not bool(one.isfinite().all())]
+    if broken:
+        raise InputError(
+            f"{', '.join(broken[:3])} of {folder.path} ({len(broken)} of {len(held)} tensors) holds NaN or infinite "
+            "numbers, so that every draft would be the same token. Fetch the folder again; what was trained to that "
+            "end cannot be mended"
+        )
 
 
 def _opened(path: str | Path) -> tuple[PublishedFolder, Reader]:
@@ -66,7 +78,7 @@ def _opened(path: str | Path) -> tuple[PublishedFolder, Reader]:
 def _config(folder: PublishedFolder, reader: Reader, target: ModelDescription) -> HeadConfig:
     try:
         return reader.config(folder, target)
-    except (ConfigError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+    except (ConfigError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(

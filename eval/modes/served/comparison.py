@@ -35,9 +35,9 @@ def ask(
         for row, prompt in enumerate(prompts):
             drawn = seed + row if temperature else None
             texts += complete(server, [prompt], new_tokens, temperature, drawn, 1).texts
-            now = server.counters()
-            each.append(first_places(now - before, k))
-            before = now
+            new = server.counters_since(before)
+            each.append(first_places(new, k))
+            before += new
             bar.update(1)
     return {"texts": texts, "counters": [asdict(one) for one in each]}
 

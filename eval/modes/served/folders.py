@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from decode.common.errors import InputError
+from decode.common.errors import ConfigError, InputError
 from decode.common.progress import get_logger
 from decode.config import model_folder
 from decode.drafters.provenance import read_provenance
@@ -26,6 +27,8 @@ from train.export.source import open_source
 
 MOST = 1 << 10
 """Tokens of a draft that is drafted one after another: no end."""
+NAME = re.compile(r"[\w-][\w.-]{0,99}")
+"""Of a draft: a slash would lead out of the output folder."""
 log = get_logger("eval")
 
 
@@ -63,6 +66,10 @@ def check_drafts(cfg: EvalConfig, target: ModelDescription) -> None:
     """InputError for a draft that the engine does not take or would not read as it was trained; weights of the target
     are read only as far as folders of others are compared with them."""
     for name, path in cfg.drafts.items():
+        if not NAME.fullmatch(name):
+            raise ConfigError(
+                f"drafts.{name} is to name files and folders here (exports/{name}, logs); use letters, digits, - and _"
+            )
         if is_ours(path):
             source = open_source(_export(cfg, path, "unused"))
             how, why = export.loads(ENGINES[cfg.served.engine], source, model_impl(cfg))

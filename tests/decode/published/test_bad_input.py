@@ -117,6 +117,14 @@ DAMAGES: dict[str, tuple[str, Damage, str]] = {
     "a second layer": ("yuhuili", setting(num_hidden_layers=2), "num_hidden_layers=2"),
     "draft ids outside": ("SpecForge", tensors(lambda held: held.update(d2t=held["d2t"] + 40)), "different tokens"),
     "no width": ("z-lab", setting(hidden_size="absent"), "hidden_size"),
+    "a mask below zero": ("z-lab", setting(dflash_config={"mask_token_id": -1, "target_layer_ids": [1, 3, 5]}),
+                          "mask_token_id=-1, and the target has tokens 0 to 299"),
+    "a mask behind the last row": ("deepseek-ai", setting(mask_token_id=VOCAB), "mask_token_id=300, and the target"),
+    "lengths of words": ("RedHatAI", setting(speculators_config="greedy"), "speculators_config"),
+    "lengths without end": (
+        "RedHatAI", setting(speculators_config={"proposal_methods": [{"speculative_tokens": 1 << 40}]}),
+        "speculative_tokens",
+    ),
     "a width of words": ("z-lab", setting(hidden_size="wide"), "hidden_size"),
     "whole numbers": ("TGI", tensors(lambda held: held.update({n: one.long() for n, one in held.items()})), "int64"),
     "another width": ("z-lab", setting(hidden_size=64), "hidden_size=64, and .* has 32"),
@@ -153,6 +161,13 @@ def test_one_row_of_another_target_is_found_when_the_target_is_loaded(tmp_path: 
     with pytest.raises(InputError, match=r"1 of 300 rows of embed_tokens.weight"):
         load_drafter(folder, target=LlamaForCausalLM.from_pretrained(copy))
     load_drafter(folder, target=LlamaForCausalLM.from_pretrained(copy), check=False)
+
+
+def test_weights_that_are_no_numbers(tmp_path: Path, target: Path) -> None:
+    folder = publish("FasterDecoding", tmp_path, target)
+    tensors(lambda held: held["1.0.linear.weight"].fill_(torch.nan))(folder)
+    with pytest.raises(InputError, match=r"heads.1.0.linear.weight of .* holds NaN"):
+        load_drafter(folder, target=LlamaForCausalLM.from_pretrained(target))
 
 
 def test_rounding_is_no_other_target(tmp_path: Path, target: Path) -> None:

@@ -67,7 +67,7 @@ def complete(
 def _ids(server: Server, answer: dict, max_tokens: int) -> list[int]:
     try:
         ids = answer["choices"][0]["token_ids"]
-    except LookupError:
+    except (LookupError, TypeError):
         ids = None
     if not isinstance(ids, list) or len(ids) != max_tokens:
         got = "no token ids" if not isinstance(ids, list) else f"{len(ids)} tokens"

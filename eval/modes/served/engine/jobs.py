@@ -118,7 +118,7 @@ def _timed(cfg: EvalConfig, server: Server, job: Job, size: int, prompts: Texts)
     complete(server, asked[:size], _WARM_UP_TOKENS, temperature, None, size)
     before = server.counters()
     done = complete(server, asked, tokens, temperature, None, size)
-    counters = first_places(server.counters() - before, job.k)
+    counters = first_places(server.counters_since(before), job.k)
     return {
         "batch_size": size,
         "requests": number,

@@ -7,6 +7,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+-?\d+)?$")
+_NUMBER = re.compile(r"[-+]?[\d.]+(?:[eE][-+]?\d+)?")
+"""NaN and Inf are none that can be counted."""
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _PREFIX = "vllm:spec_decode_num_"
 """vLLM 0.32, vllm/v1/spec_decode/metrics.py; prometheus_client puts _total behind the names of counters."""
@@ -53,7 +55,7 @@ def read_counters(metrics_text: str) -> Counters:
     sums: dict[str, float] = defaultdict(float)
     places: dict[int, float] = defaultdict(float)
     for name, labels, value in samples(metrics_text):
-        if name == _BY_POSITION:
+        if name == _BY_POSITION and labels.get("position", "").isdigit():
             places[int(labels["position"])] += value
         elif name.startswith(_PREFIX):
             sums[name] += value
@@ -72,7 +74,7 @@ def samples(metrics_text: str) -> list[tuple[str, dict[str, str], float]]:
     found = []
     for line in metrics_text.splitlines():
         match = _SAMPLE.match(line)
-        if match:
+        if match and _NUMBER.fullmatch(match["value"]):
             labels = dict(_LABEL.findall(match["labels"] or ""))
             found.append((match["name"], labels, float(match["value"])))
     return found

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -73,9 +74,16 @@ class Server:
         return self._ask(Request(f"{self.url}{path}"))
 
     def post(self, path: str, content: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to `content`."""
+        """The answer to `content`; InputError where that is no JSON."""
         data = json.dumps(content).encode()
-        return json.loads(self._ask(Request(f"{self.url}{path}", data, {"Content-Type": "application/json"})))
+        text = self._ask(Request(f"{self.url}{path}", data, {"Content-Type": "application/json"}))
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise InputError(
+                f"{self.url}{path} answered {text[:80]!r}, which is no JSON: that is no server of a model, or a proxy "
+                "in front of one. Give the address of the engine itself"
+            ) from error
 
     def version(self) -> str:
         """Of the engine; empty where it does not say."""
@@ -104,16 +112,24 @@ class Server:
             before = repr(now)
             time.sleep(0.02)
 
+    def counters_since(self, before: Counters) -> Counters:
+        """What was counted since `before`; ServerGoneError where the server was started anew meanwhile."""
+        now = self.counters()
+        was, is_now = ((one.drafts, one.drafted, *one.accepted) for one in (before, now))
+        if len(was) != len(is_now) or any(a > b for a, b in zip(was, is_now, strict=True)):
+            raise self._gone(f"counted {before.drafts} drafts and now says {now.drafts}: it was started anew meanwhile")
+        return now - before
+
     def _ask(self, request: Request) -> str:
         try:
             with _OPENER.open(request, timeout=_PATIENCE_S) as answer:
-                return answer.read().decode()
+                return answer.read().decode(errors="replace")
         except HTTPError as error:
             said = error.read().decode(errors="replace")[:500]
             if error.code < 500:
                 raise InputError(f"{request.full_url} answered {error.code}: {said}") from error
             raise self._gone(f"answered {error.code} ({said})") from error
-        except (URLError, OSError) as error:
+        except (URLError, OSError, HTTPException) as error:
             raise self._gone(f"does not answer ({getattr(error, 'reason', None) or error})") from error
 
     def _gone(self, what: str) -> ServerGoneError:
