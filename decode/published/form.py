@@ -78,7 +78,18 @@ def _form_of(folder: PublishedFolder) -> str:
             f"{folder.path}/config.json names {named}, and the tensors beside it are those of {found[0]}: two folders "
             "were mixed. Fetch the folder again"
         )
+    refuse_single_numbers(folder)
     return found[0]
+
+
+def refuse_single_numbers(folder: PublishedFolder) -> None:
+    """InputError for tensors of shape (), which no head has: what reads rows of them would stop without a word."""
+    single = [name for name, one in folder.stored.items() if not one.shape]
+    if single:
+        raise InputError(
+            f"{', '.join(single[:3])} of {folder.path} is a single number, of shape (), and all tensors of a head have "
+            "rows: it does not hold the weights that its configuration calls for. Fetch the folder again"
+        )
 
 
 def marked(names: Iterable[str]) -> list[str]:

@@ -33,6 +33,8 @@ _RENAMES = (
 )
 _LAYER = re.compile(r"^heads\.(\d+)\.(\d+)\.linear\.weight$")
 _OUTPUT = re.compile(r"^lm_heads\.(\d+)\.weight$")
+MOST = 256
+"""Heads, and layers of each: a number in a name makes no room for a billion of them."""
 UNUSED = {"heads": 1, "kv_heads": 1, "head_dim": 2, "mlp_width": 1, "rms_norm_eps": 0.0}
 """Fields of attention, of which these heads have none."""
 
@@ -42,6 +44,13 @@ def config(folder: PublishedFolder, target: ModelDescription) -> HeadConfig:
     names = _names(folder)
     places = [match for name in names if (match := _LAYER.match(name))]
     depth, layers = (1 + max(int(match[group]) for match in places) for group in (1, 2))
+    if {(head, number) for head in range(min(depth, MOST)) for number in range(min(layers, MOST))} != {
+        (int(match[1]), int(match[2])) for match in places
+    }:
+        raise InputError(
+            f"{folder.path} holds {len(places)} residual layers of Medusa heads, and {depth} heads of {layers} layers "
+            f"by their numbers ({MOST} at most): some are missing. Fetch the folder again"
+        )
     told = folder.written.get("medusa_num_heads")
     if told is not None and told > depth:
         raise InputError(

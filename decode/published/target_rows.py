@@ -92,7 +92,7 @@ def _rows_in_files(folder: Path, ending: str, tokens: Tensor, target: ModelDescr
 def _differing(ours: Tensor, theirs: Tensor) -> int:
     """Rows that are not the same in the precision of the coarser one; two that were both rounded, from a float32 that
     is not here, may be a step apart."""
-    if ours.shape != theirs.shape:
+    if ours.shape != theirs.shape or not ours.is_floating_point():
         return len(theirs)
     coarser = max(ours.dtype, theirs.dtype, key=lambda dtype: torch.finfo(dtype).eps)
     one, other = (rows.to(coarser).float() for rows in (ours, theirs))

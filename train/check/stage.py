@@ -11,6 +11,7 @@ from decode.common.errors import InputError, UserError
 from decode.common.progress import get_logger
 from decode.models.load import describe_model
 from decode.published.description import described
+from decode.published.form import refuse_single_numbers
 from decode.published.head import READERS, read_published
 from decode.published.rope import plain_rope
 from train.check.agreement import measure
@@ -40,6 +41,8 @@ def run(cfg: CheckConfig) -> None:
             ", ".join(folder.edited),
         )
     form = form_of(folder)
+    if form in READERS:
+        refuse_single_numbers(folder)
     engines = engines_of(cfg.format, folder, form)
     subject = Subject(folder, describe_model(cfg.target), form, engines)
     _describe(subject)

@@ -76,7 +76,7 @@ class Served:
         size = self.fields["head_dim"]
         rope = self.fields.get("rope_parameters") or {
             **(self.fields.get("rope_scaling") or {}),
-            "rope_theta": self.fields.get("rope_theta", 1e4),
+            "rope_theta": self.fields.get("rope_theta") or 1e4,  # null says nothing
         }
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind == "default":
