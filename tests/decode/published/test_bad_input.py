@@ -123,8 +123,10 @@ DAMAGES: dict[str, tuple[str, Damage, str]] = {
         "RedHatAI", tensors(lambda held: held.update({"embed_tokens.weight": held["embed_tokens.weight"].long()})),
         "64 of 64 rows of embed_tokens.weight",
     ),
-    "a billion heads": ("FasterDecoding", tensors(lambda held: held.update({"999999999.0.linear.weight": random(1, 1)})),
-                        "5 residual layers of Medusa heads, and 1000000000 heads"),
+    "a billion heads": (
+        "FasterDecoding", tensors(lambda held: held.update({"999999999.0.linear.weight": random(1, 1)})),
+        "5 residual layers of Medusa heads, and 1000000000 heads",
+    ),
     "a mask below zero": ("z-lab", setting(dflash_config={"mask_token_id": -1, "target_layer_ids": [1, 3, 5]}),
                           "mask_token_id=-1, and the target has tokens 0 to 299"),
     "a mask behind the last row": ("deepseek-ai", setting(mask_token_id=VOCAB), "mask_token_id=300, and the target"),
