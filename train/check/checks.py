@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from train.check import keys, likeness, names, states, values, vocabulary
+from train.check import likeness, mask, names, states, values, vocabulary
+from train.check.keys.guessed import guessed
 from train.check.subject import Finding, Subject
 
 HEADS = frozenset(("eagle3", "medusa", "dflash", "dspark"))
@@ -37,8 +38,8 @@ CHECKS = (
     Check("vocabulary", "as many tokens as the target has", vocabulary.sizes, EVERY),
     Check("head", "a reduced vocabulary has an output head of its own", vocabulary.reduced_head),
     Check("tokens", "draft ids stand for ascending tokens, ends of text among them", vocabulary.tokens),
-    Check("mask", "the row of the mask is there", vocabulary.mask, BLOCKS),
-    Check("keys", "no key is left to an engine's guess, and the layout is the method's", keys.guessed, DRAFTS),
+    Check("mask", "the row of the mask is there", mask.mask, BLOCKS),
+    Check("keys", "no key is left to an engine's guess, and the layout is the method's", guessed, DRAFTS),
     Check("rope", "rotary positions are said once, or twice alike; a head's are the target's", likeness.rope,
           RECURSIVE_OR_BLOCKS | {"lm"}),
     Check("sizes", "width, context and epsilon are the target's", likeness.sizes, RECURSIVE_OR_BLOCKS),

@@ -13,10 +13,10 @@ from decode.drafters.head_draft import HeadDraft
 from decode.published.blocks import MASK_FILE
 from decode.published.states import listed
 from decode.published.vocabulary import drafted_ids
+from train.check.mask import mask_token
 from train.check.replicas import REPLICAS
 from train.check.replicas.base import Served
 from train.check.subject import Finding, Subject
-from train.check.vocabulary import mask_token
 from train.export.draft_folder import older_rope
 from train.export.engines.base import NameRules
 from train.export.source import Source

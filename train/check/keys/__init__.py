@@ -1,0 +1,1 @@
+"""Keys of config.json that engines guess where they are absent, or that contradict the draft; one form a file."""
