@@ -27,12 +27,12 @@ Damage = Callable[[Path], object]
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_target(tmp_path_factory.mktemp("target"))
 
 
-def publish(who: str, folder: Path, target: Path) -> Path:
-    embedding = LlamaForCausalLM.from_pretrained(target).model.embed_tokens.weight.detach()
+def publish(who: str, folder: Path, target_folder: Path) -> Path:
+    embedding = LlamaForCausalLM.from_pretrained(target_folder).model.embed_tokens.weight.detach()
     return PUBLISHED[who][0](folder / who, embedding)
 
 
@@ -149,22 +149,22 @@ DAMAGES: dict[str, tuple[str, Damage, str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_bad_folder_is_refused_by_its_description(name: str, tmp_path: Path, target: Path) -> None:
+def test_a_bad_folder_is_refused_by_its_description(name: str, tmp_path: Path, target_folder: Path) -> None:
     who, damage, words = DAMAGES[name]
-    folder = publish(who, tmp_path, target)
-    known = describe_model(ModelConfig(path=str(target)))
+    folder = publish(who, tmp_path, target_folder)
+    known = describe_model(ModelConfig(path=str(target_folder)))
     describe_draft(str(folder), known)
     damage(folder)
     with pytest.raises(InputError, match=words):
         describe_draft(str(folder), known)
     with pytest.raises(InputError, match=words):
-        load_drafter(folder, target=LlamaForCausalLM.from_pretrained(target))
+        load_drafter(folder, target=LlamaForCausalLM.from_pretrained(target_folder))
 
 
-def test_one_row_of_another_target_is_found_when_the_target_is_loaded(tmp_path: Path, target: Path) -> None:
+def test_one_row_of_another_target_is_found_when_the_target_is_loaded(tmp_path: Path, target_folder: Path) -> None:
     """Before that, 64 rows are sampled."""
-    folder = publish("RedHatAI", tmp_path, target)
-    model = LlamaForCausalLM.from_pretrained(target)
+    folder = publish("RedHatAI", tmp_path, target_folder)
+    model = LlamaForCausalLM.from_pretrained(target_folder)
     model.model.embed_tokens.weight.data[10] += 1
     copy = tmp_path / "copy"
     model.save_pretrained(copy)
@@ -173,25 +173,29 @@ def test_one_row_of_another_target_is_found_when_the_target_is_loaded(tmp_path: 
     load_drafter(folder, target=LlamaForCausalLM.from_pretrained(copy), check=False)
 
 
-def test_weights_that_are_no_numbers(tmp_path: Path, target: Path) -> None:
-    folder = publish("FasterDecoding", tmp_path, target)
+def test_weights_that_are_no_numbers(tmp_path: Path, target_folder: Path) -> None:
+    folder = publish("FasterDecoding", tmp_path, target_folder)
     tensors(lambda held: held["1.0.linear.weight"].fill_(torch.nan))(folder)
     with pytest.raises(InputError, match=r"heads.1.0.linear.weight of .* holds NaN"):
-        load_drafter(folder, target=LlamaForCausalLM.from_pretrained(target))
+        load_drafter(folder, target=LlamaForCausalLM.from_pretrained(target_folder))
 
 
-def test_rounding_is_no_other_target(tmp_path: Path, target: Path) -> None:
-    folder = publish("RedHatAI", tmp_path, target)
+def test_rounding_is_no_other_target(tmp_path: Path, target_folder: Path) -> None:
+    folder = publish("RedHatAI", tmp_path, target_folder)
     tensors(lambda held: held.update({n: one.half() for n, one in held.items() if one.is_floating_point()}))(folder)
     for dtype in (torch.float32, torch.bfloat16):
-        load_drafter(folder, target=LlamaForCausalLM.from_pretrained(target, dtype=dtype))
+        load_drafter(folder, target=LlamaForCausalLM.from_pretrained(target_folder, dtype=dtype))
 
 
-def test_the_command_ends_with_exit_code_2(tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = publish("RedHatAI", tmp_path, target)
+def test_the_command_ends_with_exit_code_2(
+    tmp_path: Path, target_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = publish("RedHatAI", tmp_path, target_folder)
     shutil.copytree(folder, tmp_path / "bad")
     cut_short(tmp_path / "bad")
-    monkeypatch.setattr(sys, "argv", ["decode", f"target.path={target}", f"draft.path={tmp_path / 'bad'}", "prompt=x"])
+    monkeypatch.setattr(
+        sys, "argv", ["decode", f"target.path={target_folder}", f"draft.path={tmp_path / 'bad'}", "prompt=x"]
+    )
     with pytest.raises(SystemExit) as ended:
         main_of("decode")()
     assert ended.value.code == 2

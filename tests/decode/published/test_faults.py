@@ -1,0 +1,13 @@
+"""Every fault of `tests/decode/published/faults.py` is noticed by the test named beside it."""
+
+import pytest
+
+from tests.decode.published.faults import FAULTS
+from tests.decode.published.test_bad_input import target_folder as target_folder  # fixtures
+from tests.decode.published.test_published import target as target
+from tests.faults import Fault, check_caught
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_a_fault_is_noticed(fault: Fault, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_caught(fault, request, monkeypatch)
