@@ -20,7 +20,7 @@ from typing import Any
 
 Schedule = Sequence[tuple[int, int, int]]
 SCHEDULED = frozenset({"draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark"})
-"""Methods that follow one: draft models and EAGLE-3 were run with it, the others are so by its source. Medusa's proposer
+"""Methods that follow one: draft models and EAGLE-3 were run with it, the others are so by source. Medusa's proposer
 asserts that k is num_speculative_tokens, and the server dies (vllm/v1/spec_decode/medusa.py); suffix decoding does the
 same, and custom classes are not told k."""
 
