@@ -147,7 +147,7 @@ SHAPES: dict[Any, str] = {
         drafts.head_blueprint:_sizes: getattr(text, "rms_norm_eps", 1e-6) => 1e-6
     """,
     partial(shapes.test_a_head_norms_queries_where_its_target_does, model_type="qwen3", has_norms=True): """
-        drafts.head_blueprint:_like_target: in ("qwen3", "gemma3_text", "exaone_moe") => in ("gemma3_text", "exaone_moe")
+        drafts.head_blueprint:_like_target: in ("qwen3", "gemma3_text", => in ("gemma3_text",
     """,
     DFLASH: """
         drafts.head_blueprint:head_blueprint: "anchor" if draft.head.markov_rank else => "anchor" if True else

@@ -52,6 +52,12 @@ def test_what_speaks_no_http_or_hangs_up_is_no_server(answer: bytes) -> None:
         found(url)
 
 
+def test_one_that_hangs_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eval.modes.served.engine.server._LOOK_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listening, pytest.raises(ServerGoneError, match="does not answer"):
+        found(f"http://127.0.0.1:{listening.getsockname()[1]}")
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:notaport", "http://a b", "http://"])
 def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(ServerGoneError, match="does not answer"):

@@ -26,6 +26,8 @@ PORT = "{port}"
 _LAST_LINES = 25
 _PATIENCE_S = 600.0
 """Of one request: a long text on a slow machine, and not forever."""
+_LOOK_S = 60.0
+"""Of what needs no model, models and metrics: one that hangs is told soon."""
 _LAST_BREATH_S = 10.0
 """An engine that breaks answers with an error first, and its processes end after that."""
 _OPENER = build_opener(ProxyHandler({}))
@@ -71,12 +73,12 @@ class Server:
 
     def get(self, path: str) -> str:
         """What lies at `path`; ServerGoneError where there is no answer."""
-        return self._ask(Request(f"{self.url}{path}"))
+        return self._ask(Request(f"{self.url}{path}"), _LOOK_S)
 
     def post(self, path: str, content: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to `content`; InputError where that is no JSON."""
         data = json.dumps(content).encode()
-        text = self._ask(Request(f"{self.url}{path}", data, {"Content-Type": "application/json"}))
+        text = self._ask(Request(f"{self.url}{path}", data, {"Content-Type": "application/json"}), _PATIENCE_S)
         try:
             return json.loads(text)
         except ValueError as error:
@@ -120,9 +122,9 @@ class Server:
             raise self._gone(f"counted {before.drafts} drafts and now says {now.drafts}: it was started anew meanwhile")
         return now - before
 
-    def _ask(self, request: Request) -> str:
+    def _ask(self, request: Request, seconds: float) -> str:
         try:
-            with _OPENER.open(request, timeout=_PATIENCE_S) as answer:
+            with _OPENER.open(request, timeout=seconds) as answer:
                 return answer.read().decode(errors="replace")
         except HTTPError as error:
             said = error.read().decode(errors="replace")[:500]
