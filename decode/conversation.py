@@ -6,7 +6,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from decode.common.typed_config import require
-from decode.forward.packed_linear import Packing
+from decode.forward.packing import Packing
 from decode.forward.runner import Lease, Runners
 from decode.forward.target import CachedModel, runner_for
 

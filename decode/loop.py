@@ -1,39 +1,41 @@
-"""The decoding loop: propose, forward, verify, commit, stop.
+"""One generation call: the host launches rounds over a state on the device, and reads what came of them `lag` rounds
+later, in one copy each.
 
-Invariant: the cache holds exactly the committed tokens but the last one, `pending`; node 0 of every tree is pending;
-one target forward a round runs over [pending | draft nodes]; the token after the accepted ones is the next pending.
-One host sync a round.
+What it does with them is refill rows, find stop strings, stream, and choose how much is drafted. A text that the host
+ends later than the device could know of runs on for `lag` rounds; what they add is cut, so the text is the same.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from decode.autotune.budget import Budget
-from decode.common.environment import device_of
 from decode.common.errors import InputError
-from decode.drafters.base import Context, Drafter, drafted_depth
+from decode.drafters.base import Context, Drafter, OnDevice, most_passengers
+from decode.flights import Bounds, Flight, Reading, bounds_of
 from decode.forward.runner import Lease
 from decode.forward.target import runner_for
 from decode.models.compatibility import longest_context
 from decode.requests import RequestState, Rows
-from decode.sampling.noise import Noise
+from decode.round import Outcome, Round, Rule, outcome
+from decode.sampling.noise import Ledger, Noise, row_keys, token_table
 from decode.sampling.processors import History
 from decode.sampling.stopping import Criteria, StopStrings
-from decode.sampling.warp import Sampling, warp
-from decode.stats import Round, Stats
-from decode.trees.tree import Drawn, Tree
+from decode.sampling.warp import Sampling
+from decode.state import State
+from decode.stats import Round as CountedRound
+from decode.stats import Stats
+from decode.trees.tree import Drawn
 from decode.trees.tree_plans import Shape, chain
 from decode.verify import VERIFIERS
-from decode.verify.verdict import Question, Verdict
 
 if TYPE_CHECKING:
     from decode.conversation import Conversation
@@ -86,6 +88,8 @@ class Event:
 
 
 Observer = Callable[[Event], None]
+LAG = 1
+"""Rounds that an accelerator has ahead while the host reads; a CPU has nobody to wait for."""
 
 
 class Loop:
@@ -98,25 +102,34 @@ class Loop:
         self.drawn: Drawn = _drawn(request)
         lengths = [len(prompt) for prompt in request.prompts]
         _check_context(model, lengths, request.max_new_tokens)
-        in_round = max(request.shape.num_nodes, 1 + request.shape.num_read)  # a draft may read more than it proposes
-        capacity = max(lengths) + request.max_new_tokens + in_round
+        in_round = max(request.shape.num_nodes, 2 + request.shape.num_read)  # a draft may read more than it proposes
+        self.num_passengers = most_passengers(drafter)
+        self.capacity = max(lengths) + request.max_new_tokens + in_round + self.num_passengers
         requests = [RequestState(len(x), list(x), len(x) + request.max_new_tokens) for x in request.prompts]
-        self.rows = Rows(requests, request.batch_size or len(requests), capacity, device_of(model))
+        self.rows = Rows(requests, request.batch_size or len(requests))
         self.num_read = [0] * self.rows.size
         if request.conversation is None:
             taps = drafter.taps if drafter is not None else ()
-            self.runner = runner_for(model, self.rows.size, capacity, self.lease, taps=taps)
+            self.runner = runner_for(model, self.rows.size, self.capacity, self.lease, taps=taps)
         else:
             (prompt,) = request.prompts
-            self.runner, self.num_read[0] = request.conversation.begin(model, drafter, prompt, capacity)
-        vocab_size = model.config.get_text_config().vocab_size
-        keys = [self._key(index) for index in self.rows.seated]
-        self.noise = Noise(request.seed, keys, vocab_size, self.runner.device, request.audit)
+            self.runner, self.num_read[0] = request.conversation.begin(model, drafter, prompt, self.capacity)
+        self.vocab_size = model.config.get_text_config().vocab_size
+        self.table = token_table(self.vocab_size, self.runner.device)
+        self.ledger = Ledger() if request.audit else None
+        self.sampling = request.sampling.apart()
+        slots = self.runner.cache.capacity  # rather than `capacity`, so that calls share captures
+        self.state = State.of(self.rows.size, slots, request.sampling.temperature, request.eos_ids, self.runner.device)
+        if self.num_passengers:
+            assert not request.strict, "rounds without drafts have no passengers, and their passes fewer rows"
+            self.state = self.state.listening(self.num_passengers, self.vocab_size, model.dtype)
         self.stats = Stats(request.shape.depth if drafter is not None else 0)
         self.budget = None
         if request.adaptive and drafter is not None:
-            self.budget = Budget(drafted_depth(drafter, request.shape), request.confidence)
-        self.round_index = 0
+            self.budget = Budget.of(drafter, model, request, self.rows.size, self.capacity)
+        self.lag = 0 if self._waits or self.runner.device.type == "cpu" else LAG
+        self.flights: deque[Flight] = deque()
+        self._settled_at, self._plain_rounds = 0.0, 0
 
     @torch.inference_mode()
     def run(self, observer: Observer | None = None) -> tuple[list[list[int]], Stats]:
@@ -128,8 +141,6 @@ class Loop:
                     if observer is not None:
                         observer(event)
                 self._refill()
-            if self.drafter is not None:
-                self.drafter.reset(list(range(self.rows.size)))
         finally:
             self.lease.end()
             if self.request.conversation is not None:
@@ -138,144 +149,156 @@ class Loop:
         return [one.tokens for one in self.rows.requests], self.stats
 
     def step(self) -> list[Event]:
-        """One round of every row that is not finished."""
-        began = time.perf_counter()
-        shape = self._shape()
-        gumbel = self._gumbel(shape.depth)
-        with self.stats.phase("draft"):
-            tree = self._propose(shape, gumbel)
-        lengths = self.rows.lengths
-        starts = [length - 1 for length in lengths]
-        with self.stats.phase("target"):
-            logits = self._forward(tree, starts)
-        with self.stats.phase("verify"):
-            verdict = self._verify(tree, logits, gumbel)
-        with self.stats.phase("commit"):
-            self.runner.commit(starts, verdict.path, tree.is_chain)
-            self.rows.write(verdict.tokens, lengths)
-            events = self._commit(verdict, tree.max_depth)
-        if self.budget is not None:
-            took = time.perf_counter() - began
-            rounds = self.stats.rounds[-len(events) :]
-            self.budget.learn(rounds, took if self.runner.replayed else None, tree.max_depth)
-        self.round_index += 1
-        return events
+        """Launch one round, where any row can have a token left, and read the one that is due."""
+        bounds = self._bounds()
+        if bounds.left > 0:
+            with self.stats.phase("round"):
+                self.flights.append(self._launched(bounds))
+        if bounds.left > 0 and len(self.flights) <= self.lag:
+            return []
+        with self.stats.phase("host"):
+            return self._settled(self.flights.popleft())
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the host has a say inside rounds, so that they run step by step."""
+        on_host = self.verifier.on_host or (self.drafter is not None and self.drafter.on_host)
+        return on_host or bool(self.request.processors) or self.request.confidence or self.ledger is not None
+
+    def _bounds(self) -> Bounds:
+        return bounds_of(self.rows, self.flights)
 
     def _start(self) -> None:
         with self.stats.phase("prefill"):
-            self._prefill(range(self.rows.size))
             if self.drafter is not None:
-                self.drafter.start(self._context(self.request.shape, None), self.rows.capacity)
-
-    def _prefill(self, rows: Iterable[int]) -> None:
-        """Read the prompts up to pending; strict ones one by one, since who comes along depends on the draft."""
-        for group in ([row] for row in rows) if self.request.strict else (rows,):
-            end = [0] * self.rows.size
-            for row in group:
-                end[row] = self.rows.lengths[row] - 1
-            begin = [min(read, last) for read, last in zip(self.num_read, end, strict=True)]
-            self.runner.prefill(self.rows.ids, begin, end)
-            self.stats.num_prefilled += sum(end) - sum(begin)
+                self.drafter.start(self._context(self.request.shape, self._bounds()), self.capacity)
+            self._seat(list(range(self.rows.size)))
 
     def _refill(self) -> None:
         """Waiting requests take the place of finished ones, so that no row idles while there is work."""
         with self.stats.phase("prefill"):
             changed = self.rows.refill()
-            self._prefill(changed)
-            for row in changed:
-                self.noise.seat(row, self._key(self.rows.seated[row]))
-            if changed and self.drafter is not None:
-                self.drafter.reset(changed)
+            if changed:
+                self.num_read = [0] * self.rows.size
+                self._seat(changed)
+
+    def _seat(self, rows: list[int]) -> None:
+        """Write and read the prompts of new requests."""
+        lengths = {row: self.rows.lengths[row] for row in rows}
+        for row in rows:
+            one = self.rows.current[row]
+            (key,) = row_keys(self.request.seed, [self._key(self.rows.seated[row])], self.runner.device)
+            self.state.seat(row, one.tokens, one.end, key)
+        self._prefill(lengths)
+        if self.drafter is not None:
+            self.drafter.read(self._context(self.request.shape, self._bounds()), lengths)
+
+    def _prefill(self, lengths: dict[int, int]) -> None:
+        """Read the prompts up to pending; strict ones one by one, since who comes along depends on the draft."""
+        for group in ([row] for row in lengths) if self.request.strict else (list(lengths),):
+            end = [0] * self.rows.size
+            for row in group:
+                end[row] = lengths[row] - 1
+            begin = [min(read, last) for read, last in zip(self.num_read, end, strict=True)]
+            self.runner.prefill(self.state.ids, begin, end)
+            self.stats.num_prefilled += sum(end) - sum(begin)
 
     def _key(self, index: int) -> int:
         """What keys the noise of a request: its own index, never its row in the batch."""
         return index if self.request.rows is None else self.request.rows[index]
 
-    def _shape(self) -> Shape:
-        """This round's tree; the whole plan even where less could be emitted, because its passes are captured and those
-        of a shorter one are not (10 ms against 6), but nothing where a single token is left."""
+    def _shape(self, left: int) -> Shape:
+        """The coming round's tree; the whole plan even where less could be emitted, because its passes are captured and
+        those of a shorter one are not (10 ms against 6), but nothing where a single token is left."""
         if self.drafter is None:
             return chain(0)
-        left = max(self.rows.current[row].end - self.rows.lengths[row] for row in self.rows.running)
-        wanted = self.request.shape
-        wanted = wanted if left > 1 else wanted.cut(0)
+        wanted = self.request.shape if left > 1 else self.request.shape.cut(0)
         return wanted if self.budget is None else self.budget.next_shape(wanted, left)
 
-    def _gumbel(self, depth: int) -> Tensor | None:
-        if self.request.sampling.is_greedy or not self.verifier.shares_noise:
-            return None
-        return self.noise.coupled(self._positions(depth))
-
-    def _positions(self, depth: int) -> list[list[int]]:
-        return [list(range(length, length + depth + 1)) for length in self.rows.lengths]
-
-    def _context(self, shape: Shape, gumbel: Tensor | None) -> Context:
+    def _context(self, shape: Shape, bounds: Bounds) -> Context:
+        """Of a round over the rows as they are now; rounds make their own noise."""
         return Context(
-            ids=self.rows.ids,
-            lengths=self.rows.lengths,
+            ids=self.state.ids,
+            lengths=self.state.lengths,
+            shortest=bounds.shortest,
+            longest=bounds.longest,
             running=self.rows.running,
-            sampling=self.request.sampling,
+            sampling=self.sampling,
+            temperature=self.state.temperature,
             history=self._history(),
             shape=shape,
             drawn=self.drawn,
-            noise=self.noise,
+            noise=Noise(self.state.keys, self.table, self.state.round_index),
             shares_noise=self.verifier.shares_noise,
-            gumbel=gumbel,
-            round_index=self.round_index,
             features=self.runner.features,
+            plain_rounds=self._plain_rounds,
             budget=self.budget if self.request.confidence else None,
             lease=self.lease,
-        )
-
-    def _propose(self, shape: Shape, gumbel: Tensor | None) -> Tree:
-        if self.drafter is not None and shape.depth:
-            return self.drafter.propose(self._context(shape, gumbel))
-        ends = torch.tensor(self.rows.lengths, device=self.runner.device)[:, None]
-        return Tree(self.rows.ids.gather(1, ends - 1), (-1,))
-
-    def _forward(self, tree: Tree, starts: list[int]) -> Tensor:
-        """Logits at the nodes. Strict passes have the same rows whatever was drafted: kernels round by shape."""
-        if not tree.is_chain:
-            return self.runner.forward(tree.tokens, starts, tree.depths, tree.ancestors)
-        if not self.request.strict:
-            return self.runner.chain(tree.tokens, starts)
-        missing = self.request.shape.num_nodes - tree.num_nodes
-        padded = torch.cat([tree.tokens, tree.tokens[:, -1:].expand(-1, missing)], 1)
-        return self.runner.chain(padded, starts, strict=True)[:, : tree.num_nodes]
-
-    def _verify(self, tree: Tree, logits: Tensor, gumbel: Tensor | None) -> Verdict:
-        history = self._history()
-        scores = warp(logits if history is None else history.of_tree(tree, logits), self.request.sampling)
-        depth = tree.max_depth
-        gumbel = gumbel if gumbel is None else gumbel[:, : depth + 1]
-        return self.verifier(
-            Question(tree, scores, self.request.sampling, self.noise, self._positions(depth), gumbel, self.round_index)
         )
 
     def _history(self) -> History | None:
         if not self.request.processors:
             return None
         prompts = [one.prompt_length for one in self.rows.current]
-        return History(self.request.processors, self.rows.ids, self.rows.lengths, prompts, self.rows.seated)
+        return History(self.request.processors, self.state.ids, self.rows.lengths, prompts, self.rows.seated)
 
-    def _commit(self, verdict: Verdict, drafted: int) -> list[Event]:
-        """Extend the rows, cut those that end, count. The only host sync of the round is here."""
-        both = torch.cat([verdict.num_accepted[:, None], verdict.tokens], dim=1).tolist()
+    def _launched(self, bounds: Bounds) -> Flight:
+        began, shape = time.perf_counter(), self._shape(bounds.left)
+        wanted = self._context(shape, bounds)
+        prepared = self.drafter.prepare(wanted) if self.drafter is not None and shape.depth else None
+        drafter = None if prepared is None else self.drafter
+        self._plain_rounds = 0 if drafter is not None else self._plain_rounds + 1
+        strict = self.request.shape.num_nodes if self.request.strict else None
+        rule = Rule(self.sampling, self.verifier, self.drawn, strict)
+        made = self._run(drafter, rule, wanted, prepared)
+        self.state = made.state
+        depth = shape.depth if drafter is not None else 0
+        distance = None if made.distance is None else Reading(made.distance)
+        return Flight(Reading(made.report), distance, list(self.rows.seated), depth, began, self.runner.replayed)
+
+    def _run(self, drafter: Drafter | None, rule: Rule, wanted: Context, prepared: Hashable) -> Outcome:
+        """As one captured unit, unless the host has a say in it."""
+
+        def make() -> Round:
+            return Round(self.runner, drafter, rule, wanted, self.ledger)
+
+        if self._waits:
+            return make().decided(self.state)
+        beside = drafter.runner if isinstance(drafter, OnDevice) else None
+        draft = drafter if beside is None else beside.serial
+        shape = wanted.shape if drafter is not None else None
+        nodes = 1 if shape is None else shape.num_nodes + self.num_passengers
+        visible = self.runner.visible_to(wanted.longest - 1 + nodes, self.request.strict)
+        key = ("round", rule, shape, visible, prepared, self.state.end_ids.shape, draft)
+        moved = partial(self.state.moved, self.vocab_size)
+        return outcome(self.runner.run(key, make, self.state, moved, self.request.strict, beside))
+
+    def _settled(self, flight: Flight) -> list[Event]:
+        """Extend the rows, cut those that end, count."""
+        reports = flight.reading.values()
         self.stats.arrive()
-        rows = self.rows.running
-        events = [self._extend(row, both[row], drafted) for row in rows]
-        if verdict.distance is not None:
+        rows = [row for row in self.rows.running if flight.seated[row] == self.rows.seated[row]]
+        events = [self._extend(row, reports[row]) for row in rows]
+        if flight.distance is not None:
+            distances = flight.distance.values()
             for row, event in zip(rows, events, strict=True):
-                self.stats.distances += verdict.distance[row, : len(event.tokens)].tolist()
+                self.stats.distances += distances[row][: len(event.tokens)]
+        now = time.perf_counter()
+        took, self._settled_at = now - max(flight.began, self._settled_at), now
+        if self.budget is not None:
+            rounds = self.stats.rounds[len(self.stats.rounds) - len(events) :]
+            self.budget.learn(rounds, took if flight.replayed else None, reports[0][1])
         return events
 
-    def _extend(self, row: int, verdict: list[int], drafted: int) -> Event:
-        accepted, one, index = verdict[0], self.rows.current[row], self.rows.seated[row]
-        tokens = verdict[1 : accepted + 2]
-        taken = one.extend(tokens, partial(self._reason, row))
+    def _extend(self, row: int, report: list[int]) -> Event:
+        accepted, drafted, *tokens = report
+        one, index = self.rows.current[row], self.rows.seated[row]
+        taken = one.extend(tokens[: accepted + 1], partial(self._reason, row))
         if taken <= accepted:  # cut: what lies behind the end was neither refused nor emitted
             accepted = drafted = taken
-        self.stats.rounds.append(Round(index, drafted, accepted, taken))
+        if one.reason == "stop":
+            self.state.stop(row, len(one.tokens))
+        self.stats.rounds.append(CountedRound(index, drafted, accepted, taken))
         return Event(index, tokens[:taken], accepted, drafted)
 
     def _reason(self, row: int, one: RequestState) -> str | None:
@@ -283,7 +306,7 @@ class Loop:
             return "eos"
         if self.request.stop is not None and self.request.stop.ends(one.tokens, one.prompt_length):
             return "stop"
-        if self.request.criteria is not None and self.request.criteria.end(self.rows.ids[[row], : len(one.tokens)]):
+        if self.request.criteria is not None and self.request.criteria.end(self.state.ids[[row], : len(one.tokens)]):
             return "stop"
         return "length" if len(one.tokens) >= one.end else None
 

@@ -104,24 +104,17 @@ class RequestState:
 
 @dataclass
 class Rows:
-    """`size` rows over all requests; the others wait, in order, for a row to become free."""
+    """`size` rows over all requests; the others wait, in order, for a row to become free. What the host knows."""
 
     requests: list[RequestState]
     size: int
-    capacity: int
-    device: torch.device
     seated: list[int] = field(init=False)
     """Per row, the index of its request; a finished one keeps its row until another takes it."""
-    ids: Tensor = field(init=False)
-    """(size, capacity) int64 tokens of the seated requests, left-aligned."""
 
     def __post_init__(self) -> None:
         self.size = min(self.size, len(self.requests))
         self.seated = list(range(self.size))
-        self.ids = torch.zeros(self.size, self.capacity, dtype=torch.long, device=self.device)
         self._next = self.size
-        for row in range(self.size):
-            self._write(row)
 
     @property
     def current(self) -> list[RequestState]:
@@ -130,18 +123,13 @@ class Rows:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each row, pending included."""
+        """Tokens of each row that have reached the host, pending included."""
         return [len(one.tokens) for one in self.current]
 
     @property
     def running(self) -> list[int]:
         """Rows whose request has not ended."""
         return [row for row, one in enumerate(self.current) if one.reason is None]
-
-    def write(self, tokens: Tensor, lengths: list[int]) -> None:
-        """Put tokens (size, D) behind the first lengths[b] ones; what a row does not keep is overwritten later."""
-        columns = torch.tensor(lengths, device=self.device)[:, None] + torch.arange(tokens.shape[1], device=self.device)
-        self.ids.scatter_(1, columns.clamp_(max=self.capacity - 1), tokens)
 
     def refill(self) -> list[int]:
         """Seat waiting requests in the rows of finished ones; the rows that changed."""
@@ -150,10 +138,5 @@ class Rows:
             if one.reason is not None and self._next < len(self.requests):
                 self.seated[row] = self._next
                 self._next += 1
-                self._write(row)
                 changed.append(row)
         return changed
-
-    def _write(self, row: int) -> None:
-        tokens = self.requests[self.seated[row]].tokens
-        self.ids[row, : len(tokens)] = torch.tensor(tokens, device=self.device)

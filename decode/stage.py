@@ -4,15 +4,13 @@ the end."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import TextIO
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from decode.api import Output, generate
 from decode.autotune.choose_tree import choose
@@ -23,11 +21,12 @@ from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
 from decode.config import DecodeConfig, Precision
+from decode.drafters.base import Drafter
 from decode.drafters.saved_draft import describe_draft, load_drafter
-from decode.forward.runner import CAPTURE_AFTER
 from decode.loop import Event, Request
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model, load_model
+from decode.rehearsal import warm_up
 from decode.sampling.penalties import penalties
 from decode.sampling.warp import Sampling
 from decode.stats import Stats
@@ -137,7 +136,7 @@ def _decode(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase, ids: list[
         tokenizer=tokenizer,
         seed=config.seed,
     )
-    _warm_up(complete)
+    _warm_up(model, drafter, prompt, config, tokenizer)
     painter = Painter(tokenizer, sys.stdout, config.color)
     painter.prompt(ids)
     output = complete(observer=painter.event)
@@ -145,22 +144,18 @@ def _decode(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase, ids: list[
     return output
 
 
-class _WarmError(Exception):
-    """Ends a call that has made its captures."""
-
-
-def _warm_up(complete: Callable[..., Output]) -> None:
-    """The first rounds of the very call to come, unseen: passes are captured in them, which took more time than the
-    whole completion of the quickstart, and the caches of a shorter call would be others."""
-    log.info("warming up: passes are captured before the completion, whose speed is timed without that")
-    rounds = count(1)
-
-    def enough(_: Event) -> None:
-        if next(rounds) > CAPTURE_AFTER:
-            raise _WarmError
-
-    with suppress(_WarmError):
-        complete(observer=enough)
+def _warm_up(
+    model: PreTrainedModel,
+    drafter: Drafter | None,
+    prompt: Tensor,
+    config: DecodeConfig,
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Of the call to come: captures took more time than the whole completion of the quickstart."""
+    log.info("warming up: rounds are captured before the completion, whose speed is timed without that")
+    settings = {name: value for name, value in vars(config.decode).items() if name != "max_new_tokens"}
+    seconds = warm_up(model, drafter, prompt, config.decode.max_new_tokens, tokenizer=tokenizer, **settings)
+    log.info("warmed up in %.1f s", seconds)
 
 
 def _keep(folder: RunFolder, output: Output, tokenizer: PreTrainedTokenizerBase, prompt_length: int) -> None:

@@ -15,7 +15,7 @@ from torch.profiler import record_function
 
 from decode.acceptance import acceptance_by_position, tau
 
-PHASES = ("prefill", "draft", "target", "verify", "commit")
+PHASES = ("prefill", "round", "host")
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,15 @@ class Round:
 
 @dataclass
 class Stats:
-    """Counts of one call. Phases are host times: on an accelerator the wait shows in the phase that synchronises
-    (commit)."""
+    """Counts of one call. Phases are host times: on an accelerator `round` is the launch, and the wait for it shows in
+    `host`, where results are read."""
 
     num_draft_tokens: int
     """k, draft tokens on the longest path of a round."""
     rounds: list[Round] = field(default_factory=list)
     """Every target pass of every row, in order."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
-    """Phase (prefill, draft, target, verify, commit) -> seconds."""
+    """Phase -> seconds: prefill, round (draft, target, verdict and commit as one unit), host (what came of it)."""
     arrival_s: list[float] = field(default_factory=list)
     """Seconds from the call to each burst of tokens; one burst per target pass of the batch."""
     finish_reasons: list[str] = field(default_factory=list)

@@ -10,6 +10,9 @@ from decode.common.typed_config import require
 from decode.config import SamplingConfig
 from train.export.config import EngineName
 
+PLAIN = "plain"
+"""The setting of ours that drafts nothing."""
+
 
 def named_settings(
     changes_by_name: Mapping[str, Mapping[str, Any]], base: SamplingConfig, temperature: float, where: str
@@ -53,6 +56,8 @@ class DecodersConfig:
     """Settings timed besides the best one, whatever the trial says."""
     screening_batches: int = 2
     """Batches per kind of text, from the validation split, on which settings are chosen."""
+    screening_prompts: int = 1
+    """Prompts per kind of text that are at least used for that, so that small batches are more: a choice is to hold."""
     static_batches: list[int] = field(default_factory=lambda: [1, 4, 8, 16])
     """Batch sizes at which transformers' compiled static cache runs; each compiles for tens of seconds on a CPU."""
 
@@ -70,11 +75,18 @@ class DecodersConfig:
         unknown = sorted(set(self.fixed) - set(self.arms))
         require(not unknown, f"decoders.fixed names {unknown}, and decoders.arms has {sorted(self.arms)}")
         require(self.screening_batches >= 1, f"decoders.screening_batches={self.screening_batches}; use at least 1")
+        require(self.screening_prompts >= 1, f"decoders.screening_prompts={self.screening_prompts}; use at least 1")
+        names = sorted({PLAIN} & set(self.arms))
+        require(not names, f"decoders.arms names {names}, which is plain decoding; call it otherwise")
 
     @property
     def num_timed(self) -> dict[int, int]:
         """Batch size -> batches timed."""
         return dict(zip(self.batch_sizes, self.batches_timed, strict=True))
+
+    def batches_screened(self, rows: int) -> int:
+        """Batches per kind of text on which settings are chosen at a batch size."""
+        return max(self.screening_batches, -(-self.screening_prompts // rows))
 
 
 def arm_settings(cfg: DecodersConfig, base: SamplingConfig, temperature: float) -> dict[str, SamplingConfig]:

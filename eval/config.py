@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from decode.common.typed_config import require
 from decode.config import PENALTIES, ModelConfig, SamplingConfig, check_temperature
 from distill.config import DataConfig
-from eval.comparison_config import DecodersConfig, FamiliesConfig
+from eval.comparison_config import DecodersConfig, FamiliesConfig, named_settings
 from eval.modes.served.config import ServedConfig
 from train.config import TrackerConfig
 
@@ -96,6 +97,28 @@ class PeersConfig:
 
 
 @dataclass
+class HeadlineConfig:
+    """Which drafts and settings compete for a report's headline, on prompts that it does not report."""
+
+    drafts: list[str] = field(default_factory=list)
+    """Names in `drafts`; [] has the first draft in the headline, as `decode` is set."""
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Name -> what it changes in `decode`, e.g. block: {verifier: block}; each competing draft is timed with each, and
+    as `decode` is set. All must be exact."""
+
+    def check(self, drafts: Collection[str], decode: SamplingConfig, temperatures: list[float]) -> None:
+        """ConfigError for a draft that is not among `drafts` and for settings that cannot compete."""
+        unknown = sorted(set(self.drafts) - set(drafts))
+        require(not unknown, f"headline.drafts names {unknown}, and drafts has {sorted(drafts)}")
+        named = sorted(self.settings)
+        require(
+            bool(self.drafts) or not named, f"headline.settings names {named}, for no draft: set headline.drafts, too"
+        )
+        for temperature in temperatures:
+            named_settings(self.settings, decode, temperature, "headline.settings")
+
+
+@dataclass
 class LosslessConfig:
     """Text that the target writes alone: speculative output is compared with it, and alpha is measured on it."""
 
@@ -145,6 +168,8 @@ class ProfileConfig:
     """Prompts decoded, timing.batch_size at once."""
     max_new_tokens: int = 64
     """New tokens for each."""
+    before: str | None = None
+    """Another checkout of draftsmith (`git worktree add FOLDER COMMIT`), whose decoder takes turns with this one."""
 
     def __post_init__(self) -> None:
         for name in ("prompts", "max_new_tokens"):
@@ -194,7 +219,8 @@ class EvalConfig:
     target: ModelConfig = field(default_factory=ModelConfig)
     """The model whose output must not change."""
     drafts: dict[str, str] = field(default_factory=dict)
-    """Name -> folder of a saved draft; the first is the one that the headline, sweeps and peers are about."""
+    """Name -> folder of a saved draft; the first is the one that sweeps and peers are about, and the headline unless
+    `headline` has several compete."""
     data: DataConfig = field(default_factory=DataConfig)
     """Corpus whose held-out documents give the prompts, unless prompts.file is set."""
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
@@ -205,6 +231,8 @@ class EvalConfig:
     """Temperatures with a timed row each; the first is the headline's. 0 is checked by the greedy verifier."""
     timing: TimingConfig = field(default_factory=TimingConfig)
     """The timed run."""
+    headline: HeadlineConfig = field(default_factory=HeadlineConfig)
+    """What competes for the headline of the report."""
     peers: PeersConfig = field(default_factory=PeersConfig)
     """The other system it is compared with."""
     lossless: LosslessConfig = field(default_factory=LosslessConfig)
@@ -263,6 +291,14 @@ class EvalConfig:
             f"decode.temperature={self.decode.temperature} would not be used: the rows are those of "
             f"temperatures={self.temperatures}; set temperatures=[{self.decode.temperature}]",
         )
+        if self.mode == "report":
+            self.headline.check(self.drafts, self.decode, self.temperatures)
+            require(
+                not (self.headline.drafts and self.timing.choose_k),
+                f"timing.choose_k={self.timing.choose_k} chooses one length for the whole report, and headline.drafts="
+                f"{self.headline.drafts} have theirs in headline.settings, e.g. short: {{num_draft_tokens: 3}}; "
+                "leave one of them out",
+            )
         require(
             self.lossless.prompts >= self.timing.prompts,
             f"lossless.prompts={self.lossless.prompts} is below timing.prompts={self.timing.prompts}; "

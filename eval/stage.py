@@ -14,7 +14,7 @@ from eval.render.tracking import check_tracking
 MODES = {
     "report": "eval.modes.report",
     "certificate": "eval.modes.certificate",
-    "profile": "eval.modes.profile",
+    "profile": "eval.modes.profile.mode",
     "bandwidth": "eval.modes.bandwidth",
     "decoders": "eval.modes.decoders.mode",
     "families": "eval.modes.families.mode",

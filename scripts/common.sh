@@ -74,6 +74,16 @@ ensure_environment() {
     once_for .installed-from install_pipeline
     # shellcheck disable=SC1091
     source .venv/bin/activate
+    avoid_trapped_amx
+}
+
+# Some virtual machines report AMX and trap its instructions: a product in bfloat16 then ends the process with "Illegal
+# instruction", without a word of Python's.
+avoid_trapped_amx() {
+    if [ -n "${ONEDNN_MAX_CPU_ISA:-}" ] || ! grep -qw amx_bf16 /proc/cpuinfo 2>/dev/null; then return; fi
+    if python -c 'import torch; x = torch.ones(64, 512, dtype=torch.bfloat16); x @ x.T' 2>/dev/null; then return; fi
+    export ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16
+    echo "This machine reports AMX and cannot run it: ONEDNN_MAX_CPU_ISA=$ONEDNN_MAX_CPU_ISA is set for the steps below."
 }
 
 # And what lint, types and all tiers of tests need.

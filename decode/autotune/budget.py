@@ -2,18 +2,19 @@
 pays.
 
 Length: before a round, k in 0..k_max with the highest E(k)/t(k); k = 0 is a plain autoregressive round. Of a tree, k is
-the number of levels kept. Confidence: inside a round, one more draft token while the gain it promises, P(this far
-accepted and the next as well), beats what the seconds t(j + 1) - t(j) are worth at the rate of tokens of the last
-rounds (the optimal stopping rule of a renewal process: its long-run rate is the price of a second). A switch of its
-own, because it asks the host after every step and gives up the fused draft: simulated with calibrated drafts it gains
-up to 16 % at equal cost a step, nothing where all tokens are equally sure, and mostly loses where steps cost half as
-much again (six fused steps of the quickstart's draft take 3.4 ms, one by one 5.0).
+the number of levels kept. E(k) starts from what calls before found and follows the call's own text from there; t(k) is
+what rounds like these took, in this call and those before (`Experience`). Where no k beats 0, rounds are plain and one
+in a while probes (`Fallback`).
 
-Fallback: where no k beats 0, or where drafting has lost PATIENCE rounds' worth of seconds since its last high, rounds
-are plain for a gap, then one probes. A spell of drafting that lost L seconds on the whole is followed by at least
-L / (SLACK t(0)) plain rounds, and by twice the gap before it (to LONGEST_GAP) unless it gained. So on text that cannot
-be drafted all spells but the last together cost at most SLACK = 2.5 % of the autoregressive time, and the last one at
-most PATIENCE + 1 times what the deepest round costs more than a plain one.
+Lag: a loop may launch rounds before it has read those before. So a choice rests on what has been learned by then, what
+is learned names its own depth, and after a probe rounds are plain until its outcome is known.
+
+Confidence: inside a round, one more draft token while the gain it promises, P(this far accepted and the next as well),
+beats what the seconds t(j + 1) - t(j) are worth at the rate of tokens of the last rounds (the optimal stopping rule of
+a renewal process: its long-run rate is the price of a second). A switch of its own, because it asks the host after
+every step, which rules out a lag, and gives up the fused draft: simulated with calibrated drafts it gains up to 16 % at
+equal cost a step, nothing where all tokens are equally sure, and mostly loses where steps cost half as much again (six
+fused steps of the quickstart's draft take 3.4 ms, one by one 5.0).
 
 Exactness: what is chosen before a round looks at earlier rounds only, and whether to go on inside one at tokens up to
 the last one drafted, which stays in the tree: a stopping time, under which rejection and block verification keep their
@@ -21,174 +22,98 @@ distribution. (Dropping the last token for its own value does not: the tests sho
 is looked at. A draft that predicts its acceptance (DSpark) is asked about a token by what is known before it is drawn:
 a stopping time as well, even though the whole block is drafted as one unit and cut afterwards, and no token is verified
 that was not expected to pay. Its chances pass the same calibration, since they were learned at temperature 1 and of
-rejection.
-
-The first three classes hold what a call learns while it runs: acceptance by position, seconds by size of round, and
-what the draft's own confidence is worth. Counts are forgotten exponentially, because text changes."""
+rejection."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Sequence
-from statistics import median_low
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
-import numpy as np
+from torch import nn
 
-from decode.acceptance import Outcome
+from decode.autotune.estimates import PRIOR_WEIGHT, Acceptance
+from decode.autotune.experience import Experience
+from decode.drafters.base import Drafter, drafted_depth
+from decode.forward.runner import rounded
 from decode.stats import Round
 from decode.trees.tree_plans import Shape
 
-FORGET = 0.98  # of a count is left after a round: the last 50 rounds decide
-PRIOR, PRIOR_WEIGHT = 0.7, 2.0  # acceptance before anything is known, and the tokens that outweigh it
-POOL_WEIGHT = 4.0  # tokens of its own that outweigh, at a position, what all positions say
-KEPT = 9  # times a size; their median follows a growing context and passes over hiccups
-BINS = 10
-SLACK = 0.025  # of the autoregressive time may go to probing: half of the 5 % that are promised
-LONGEST_GAP = 64  # plain rounds, unless more are owed: text that becomes draftable is noticed by then
-PATIENCE = 8.0  # deepest rounds' worth of loss at which drafting ends although the estimates still favour it
+if TYPE_CHECKING:
+    from decode.loop import Request
+
+LONG_RUN = 80.0  # tokens of the last rounds that outweigh, in a call, the long run of it and of those before
+LEAST = 0.02  # acceptance that a call before may leave as a start, so that a text that can be drafted shows
+DOUBT = 0.975  # times the plain rate below which drafting ends: near it nothing is lost, and only drafting teaches
 NEW_DEPTH = 1.05  # times the best rate in use that a new depth must promise: its passes are yet to be captured
-REFRESH = 32  # rounds after which t(0) is measured again where it decides
-
-
-class Acceptance:
-    """P(i-th draft token accepted | those before it were), each position drawn towards all of them together."""
-
-    def __init__(self, depth: int) -> None:
-        self.tried, self.taken = [0.0] * depth, [0.0] * depth
-
-    def learn(self, rounds: Iterable[Outcome]) -> None:
-        """Count one round of the batch."""
-        self.keep(FORGET)
-        for one in rounds:
-            for i in range(min(one.drafted, one.accepted + 1)):
-                self.tried[i] += 1
-                self.taken[i] += one.accepted > i
-
-    def keep(self, share: float) -> None:
-        """Forget all but this share of the counts."""
-        self.tried, self.taken = [n * share for n in self.tried], [n * share for n in self.taken]
-
-    def estimates(self) -> list[float]:
-        """One probability a position."""
-        pooled = _posterior(sum(self.taken), sum(self.tried), PRIOR, PRIOR_WEIGHT)
-        return [_posterior(yes, n, pooled, POOL_WEIGHT) for yes, n in zip(self.taken, self.tried, strict=True)]
-
-    def expected(self, depth: int) -> list[float]:
-        """E(0), E(1), ... E(depth): tokens a round emits, 1 + sum of products of the estimates."""
-        reach, total = 1.0, [1.0]
-        for estimate in self.estimates()[:depth]:
-            reach *= estimate
-            total.append(total[-1] + reach)
-        return total
-
-
-class Clock:
-    """Seconds of a round by its depth: medians of the last uses, never falling with depth, a line between them."""
-
-    def __init__(self) -> None:
-        self._times: dict[int, deque[float]] = {}
-        self._fitted: tuple[list[int], list[float]] | None = None
-
-    def learn(self, depth: int, seconds: float) -> None:
-        """Note a round."""
-        self._times.setdefault(depth, deque(maxlen=KEPT)).append(seconds)
-        self._fitted = None
-
-    def knows(self, depth: int) -> bool:
-        """Whether a round of this depth has been timed; a plain one twice, as everything is compared with it."""
-        return len(self._times.get(depth, ())) > (depth == 0)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether plain rounds and deeper ones have been timed."""
-        return self.knows(0) and len(self._times) > 1
-
-    def seconds(self, deepest: int) -> list[float]:
-        """t(0), t(1), ... t(deepest), where `is_ready`."""
-        self._fitted = self._fitted or self._fit()
-        depths, times = self._fitted
-        if deepest > depths[-1] > depths[0]:  # past the last on the line from the first to the last
-            slope = (times[-1] - times[0]) / (depths[-1] - depths[0])
-            depths, times = [*depths, deepest], [*times, times[0] + slope * (deepest - depths[0])]
-        return np.interp(range(deepest + 1), depths, times).tolist()
-
-    def _fit(self) -> tuple[list[int], list[float]]:
-        """Depths and seconds; asked for by every drafted token, and the same until a round is noted."""
-        depths = sorted(self._times)
-        times = [median_low(self._times[depth]) for depth in depths]
-        return depths, monotone(times, [float(len(self._times[depth])) for depth in depths])
-
-
-class Calibration:
-    """P(accepted) of a drafted token by the probability that the draft gave it: bins with a Beta prior, made
-    monotone."""
-
-    def __init__(self) -> None:
-        self._tried, self._taken = [0.0] * BINS, [0.0] * BINS
-        self._values = self._curve()
-
-    def learn(self, rounds: Iterable[Outcome], confidences: Sequence[Sequence[float]]) -> None:
-        """Count one round: `confidences` are those of each outcome's drafted tokens."""
-        self._tried, self._taken = [n * FORGET for n in self._tried], [n * FORGET for n in self._taken]
-        for one, row in zip(rounds, confidences, strict=True):
-            for i in range(min(one.drafted, one.accepted + 1)):
-                self._tried[_bin(row[i])] += 1
-                self._taken[_bin(row[i])] += one.accepted > i
-        self._values = self._curve()
-
-    def __call__(self, confidence: float) -> float:
-        """P(accepted), given that the tokens before were."""
-        return self._values[_bin(confidence)]
-
-    def _curve(self) -> list[float]:
-        """The prior of a bin is its own middle: a draft that knows how often it is right."""
-        pairs = enumerate(zip(self._taken, self._tried, strict=True))
-        raw = [_posterior(yes, n, (bin_ + 0.5) / BINS, PRIOR_WEIGHT) for bin_, (yes, n) in pairs]
-        return monotone(raw, [n + PRIOR_WEIGHT for n in self._tried])
-
-
-def monotone(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The closest never falling sequence in weighted squares (pool adjacent violators)."""
-    from scipy.optimize import isotonic_regression  # half a second, which importing decode would cost everybody
-
-    return isotonic_regression(values, weights=weights).x.tolist()
-
-
-def _posterior(yes: float, tried: float, prior: float, weight: float) -> float:
-    return (yes + weight * prior) / (tried + weight)
-
-
-def _bin(confidence: float) -> int:
-    return min(int(confidence * BINS), BINS - 1)
+REHEARSED: ContextVar[int | None] = ContextVar("depth that every round of a warm-up takes", default=None)
+REFRESH = 32  # rounds, at least, after which a depth that is not in use is timed again
+REFRESH_COST = 0.002  # of the time that this may take, a depth
 
 
 class Budget:
     """The draft lengths of one call, rows pooled; `depth` is the deepest round that is wanted and that the draft can
-    draft. `by_confidence`: a round that drafts at all may go that deep, and ends where `goes_on` says."""
+    draft. `by_confidence`: a round that drafts at all may go that deep, and ends where `goes_on` says. What it learns
+    goes to `experience`, for calls to come."""
 
-    def __init__(self, depth: int, by_confidence: bool = False) -> None:
+    def __init__(self, depth: int, by_confidence: bool = False, experience: Experience | None = None) -> None:
         self.by_confidence = by_confidence
-        self.acceptance, self.clock, self.calibration = Acceptance(depth), Clock(), Calibration()
+        self.experience = Experience(depth) if experience is None else experience
         self.depth = 0
-        """Levels of the round that runs."""
+        """Levels wanted of the last round."""
         self._deepest, self._first = depth, (depth + 1) // 2
         self._confidences: list[list[float]] = []
-        self._unpriced: list[tuple[int, float]] = []
-        self._fallen, self._wait, self._gap, self._since_plain = False, 0, 0, 0
-        self._spell = self._lost = self._emitted = self._seconds = 0.0
+        self._ahead = self._unheard = 0
+        self._begin()
+
+    @classmethod
+    def of(cls, drafter: Drafter, model: nn.Module, request: Request, num_rows: int, capacity: int) -> Budget:
+        """That of a call of `num_rows` rows at once, `capacity` slots each, with what calls like it have learned."""
+        depth, slots = drafted_depth(drafter, request.shape), rounded(capacity)
+        costs = (num_rows, slots, bool(request.processors), request.strict, request.confidence)
+        rule = (request.verifier, request.replacement, request.sampling, request.shape)
+        return cls(depth, request.confidence, Experience.of(drafter, model, (costs, rule), depth))
+
+    def _begin(self) -> None:
+        """From what calls before found."""
+        self.acceptance = Acceptance([])
+        self._is_doubted = False
+        self._recall()
+        if self.experience.clock.is_ready:
+            rates = self._rates(self._deepest)
+            if max(rates) > rates[0]:
+                self.experience.fallback.end()
+
+    def _recall(self) -> None:
+        """The long run is what the last rounds are weighed against, which weighs the more the more of it there is."""
+        kept, counts = self.experience.acceptance, self.acceptance
+        weight = min(LONG_RUN, PRIOR_WEIGHT + sum(kept.tried[:1]))
+        self.acceptance = Acceptance([max(LEAST, one) for one in kept.estimates()], weight)
+        if counts.prior:
+            self.acceptance.tried, self.acceptance.taken = counts.tried, counts.taken
+
+    def _rates(self, deepest: int) -> list[float]:
+        """Tokens a second by depth, as far as is known."""
+        pairs = zip(self.acceptance.expected(deepest), self.experience.clock.seconds(deepest), strict=True)
+        return [tokens / seconds for tokens, seconds in pairs]
 
     def next_shape(self, shape: Shape, left: int) -> Shape:
         """The coming round's cut of `shape`; plain where no row can emit more than `left` = 1 token."""
-        self.depth = self._choose(min(shape.depth, self._deepest) if left > 1 else 0)
-        self._confidences = []
-        return shape.cut(self.depth)
+        with self.experience.lock:
+            self.depth = self._choose(min(shape.depth, self._deepest) if left > 1 else 0)
+            self.experience.note(self.depth)
+            self._confidences = []
+            self._ahead += 1
+            if self.experience.fallback.is_fallen and self.depth:
+                self._unheard = self._ahead
+            return shape.cut(self.depth)
 
     def goes_on(self, confidence: Sequence[float], drafted: int) -> bool:
         """Whether to draft one more after `drafted` tokens: `confidence` (rows that have not ended,) is the draft's own
         probability of the last one, which is in the tree by now and stays there."""
         self._confidences = [*self._confidences[: drafted - 1], list(confidence)]
-        if drafted >= self.depth or not self.clock.is_ready:
+        if drafted >= self.depth or not self.experience.clock.is_ready:
             return drafted < self.depth
         return self._pays(drafted, self.acceptance.estimates()[drafted])
 
@@ -196,75 +121,69 @@ class Budget:
         """Whether to draw one more token after `drafted` ones: `chance` (rows that have not ended,) is what the draft
         predicts of it, from tokens in the tree by now. The first one always is: its pass has been paid for."""
         self._confidences = [*self._confidences[:drafted], list(chance)]
-        taken = not drafted or not self.clock.is_ready or self._pays(drafted)
+        taken = not drafted or not self.experience.clock.is_ready or self._pays(drafted)
         self._confidences = self._confidences[: drafted + taken]
         return taken
 
     def _pays(self, drafted: int, more: float = 1.0) -> bool:
         """Whether the token after `drafted` ones is worth its seconds: all tokens with a confidence are accepted, and
         what no confidence is known of with chance `more`."""
-        reach = sum(math.prod(map(self.calibration, row)) for row in zip(*self._confidences, strict=True))
-        gain = more * reach / len(self._confidences[0])
-        seconds = self.clock.seconds(drafted + 1)
-        return gain * self._seconds >= self._emitted * (seconds[drafted + 1] - seconds[drafted])
+        with self.experience.lock:
+            chances = [[self.experience.calibration(one) for one in row] for row in self._confidences]
+            seconds = self.experience.clock.seconds(drafted + 1)
+            emitted, spent = self.experience.fallback.rate
+        gain = more * sum(map(math.prod, zip(*chances, strict=True))) / len(chances[0])
+        return gain * spent >= emitted * (seconds[drafted + 1] - seconds[drafted])
 
-    def learn(self, rounds: Sequence[Round], seconds: float | None, drafted: int | None = None) -> None:
-        """What became of the round: each unfinished row's share, the host's seconds (None where passes were not yet
-        captured, which says nothing of later rounds), and the levels that were `drafted`: a draft may give fewer than
-        it is asked for; None where it does not."""
-        if drafted is not None:
-            self.depth = drafted
-        if self._confidences:
-            self.depth = len(self._confidences)
-            self.calibration.learn(rounds, list(zip(*self._confidences, strict=True)))
-        if seconds is not None:
-            self.clock.learn(self.depth, seconds)
-        if self.depth:
-            self.acceptance.learn(rounds)
-        self._since_plain = self._since_plain + 1 if self.depth else 0
-        self._unpriced.append((self.depth, sum(one.emitted for one in rounds) / len(rounds)))
-        if self.clock.is_ready:
-            self._price()
-
-    def _price(self) -> None:
-        """Count rounds by the clock's medians rather than by their own times: a hiccup is nobody's loss."""
-        for depth, emitted in self._unpriced:
-            times = self.clock.seconds(depth)
-            self._emitted = FORGET * self._emitted + emitted
-            self._seconds = FORGET * self._seconds + times[depth]
-            loss = times[depth] - emitted * times[0] if depth else 0.0
-            self._spell += loss
-            self._lost = max(0.0, self._lost + loss)
-        self._unpriced = []
+    def learn(self, rounds: Sequence[Round], seconds: float | None, drafted: int) -> None:
+        """What became of the oldest round not learned of: each unfinished row's share, the host's seconds (None where
+        passes were not yet captured, which says nothing of later rounds), and the levels that were `drafted`: a draft
+        may give fewer than it is asked for. Without rounds nothing is learned: all rows had been given to others."""
+        with self.experience.lock:
+            if self._unheard == 1:
+                self.experience.fallback.end()
+            self._ahead, self._unheard = max(0, self._ahead - 1), max(0, self._unheard - 1)
+            if not rounds:
+                return
+            if self._confidences:
+                drafted = len(self._confidences)
+                self.experience.calibration.learn(rounds, list(zip(*self._confidences, strict=True)))
+            self.experience.learn(rounds, seconds, drafted)
+            if drafted:
+                self.acceptance.learn(rounds)
+            if drafted and not self._is_doubted:
+                self._recall()
 
     def _choose(self, deepest: int) -> int:
-        if not deepest:
+        clock, fallback = self.experience.clock, self.experience.fallback
+        rehearsed = REHEARSED.get()
+        if rehearsed is not None:
+            return min(rehearsed, deepest)
+        if not deepest or self._unheard:
             return 0
-        if not self.clock.is_ready:
-            return min(self._first, deepest) if self.clock.knows(0) else 0
-        if self._wait:
-            self._wait -= 1
+        if not clock.is_ready:
+            return min(self._first, deepest) if clock.knows(0) else 0
+        if fallback.waits():
             return 0
-        seconds, expected = self.clock.seconds(deepest), self.acceptance.expected(deepest)
-        rates = [tokens / time for tokens, time in zip(expected, seconds, strict=True)]
-        if not self._fallen and self._since_plain >= REFRESH and max(rates) < 2 * rates[0]:
+        seconds, rates = clock.seconds(deepest), self._rates(deepest)
+        best = max(range(1, deepest + 1), key=lambda depth: rates[depth] / self._newness(depth))
+        if not fallback.is_fallen and (rates[best] < DOUBT * rates[0] or fallback.is_losing(seconds)):
+            fallback.fall(seconds[0])
+            self._doubt()
             return 0
-        best = max(range(self._fallen, deepest + 1), key=lambda depth: rates[depth] / self._newness(depth))
-        if not best or self._lost > PATIENCE * (seconds[-1] - seconds[0]):
-            self._fall(seconds[0])
-            return 0
-        self._fallen = False
+        if fallback.is_fallen:
+            return best
+        chosen = range(1) if self.by_confidence else range(deepest + 1)  # confidence ends rounds at all other depths
+        stale = self.experience.stale(rates, chosen, REFRESH, REFRESH_COST)
+        if stale is not None:
+            return stale
         return deepest if self.by_confidence else best
 
     def _newness(self, depth: int) -> float:
         """A probe is to be cheap, whatever was captured."""
-        return 1.0 if self._fallen or self.clock.knows(depth) else NEW_DEPTH
+        return 1.0 if self.experience.fallback.is_fallen or self.experience.clock.knows(depth) else NEW_DEPTH
 
-    def _fall(self, plain_s: float) -> None:
-        """End a spell of drafting. Its counts weigh no more than a prior from here on, so that a good probe tells."""
-        owed = math.ceil(max(0.0, self._spell) / (SLACK * plain_s))
-        self._gap = max(1, owed, min(2 * self._gap, LONGEST_GAP) if self._spell > 0 else 0)
-        self._wait = self._gap - 1
-        self._spell = self._lost = 0.0
-        self._fallen = True
-        self.acceptance.keep(min(1.0, PRIOR_WEIGHT / max(self.acceptance.tried[0], PRIOR_WEIGHT)))
+    def _doubt(self) -> None:
+        """What was accepted so far weighs no more than a guess from here on, so that a good probe tells."""
+        found = [max(LEAST, one) for one in self.acceptance.estimates()]
+        self.acceptance, self._is_doubted = Acceptance(found, PRIOR_WEIGHT), True

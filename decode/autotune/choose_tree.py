@@ -139,6 +139,8 @@ def acceptance_profile(
 class RankMeter:
     """A rule that notes which candidates stand, and lets the text grow by one token."""
 
+    on_host = True
+
     def __init__(self, loop: Loop, widths: list[int]) -> None:
         self._loop, self._rule = loop, loop.verifier
         self.shares_noise = loop.verifier.shares_noise

@@ -13,9 +13,9 @@ from typing import TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from decode.autotune.budget import monotone
+from decode.autotune.estimates import monotone
 from decode.drafters.base import Context, Drafter
-from decode.forward.runner import Lease
+from decode.forward.runner import Lease, captured_at_once
 from decode.forward.target import CachedModel, runner_for
 from decode.loop import Request
 from decode.sampling.noise import Noise
@@ -28,7 +28,7 @@ from decode.verify import VERIFIERS
 NODES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # of the target's timed passes
 CHAINS = (1, 2, 4, 8)
 WIDTHS = (2, 4, 8, 16)  # of a tree's timed levels
-REPEATS = 24  # the first few run uncaptured; medians pass over them
+REPEATS = 24
 LIMIT_S = 30.0  # seconds after which fewer repeats have to do: passes of a target on a CPU may take one each
 
 Name = TypeVar("Name")
@@ -69,6 +69,7 @@ def measure(
         drafter = lease.own(drafter)
         wanted = _context(target, Request([], 1, Sampling(temperature=0)), context, capacity, batch_size, lease)
         drafter.start(wanted, capacity)
+        drafter.read(wanted, dict.fromkeys(range(batch_size), context))
         propose = _proposal(drafter, Request([], 1, wanted.sampling), wanted, in_a_row)
         arms[0] = propose
         drafted = max(1, propose().max_depth)  # a head drafts as many as it has, whatever it is asked for
@@ -94,6 +95,7 @@ def measure_rounds(
     drafter = lease.own(drafter)
     wanted = _context(target, request, context, capacity, batch_size, lease)
     drafter.start(wanted, capacity)
+    drafter.read(wanted, dict.fromkeys(range(batch_size), context))
     proposals = {name: _proposal(drafter, request, wanted, plan) for name, plan in plans.items()}
     depths = {name: propose().max_depth for name, propose in proposals.items()}  # less than asked for, of some heads
     arms |= proposals
@@ -126,16 +128,17 @@ def _context(
 ) -> Context:
     """Rows of `context` tokens whose round is proposed again and again."""
     ids = torch.ones(batch_size, capacity, dtype=torch.long, device=target.device)
-    noise = Noise(request.seed, list(range(batch_size)), target.config.vocab_size, target.device)
-    shared = VERIFIERS[request.verifier].shares_noise
-    lengths = [max(1, context)] * batch_size
+    length = max(1, context)
     return Context(
         ids=ids,
-        lengths=lengths,
-        sampling=request.sampling,
+        lengths=torch.full((batch_size,), length, device=target.device),
+        shortest=length,
+        longest=length,
+        sampling=request.sampling.apart(),
+        temperature=torch.tensor([request.sampling.temperature], dtype=torch.float64, device=target.device),
         shape=chain(1),
-        noise=noise,
-        shares_noise=shared,
+        noise=Noise.of(request.seed, list(range(batch_size)), target.config.vocab_size, target.device),
+        shares_noise=VERIFIERS[request.verifier].shares_noise,
         features=target.features,
         lease=lease,
     )
@@ -145,12 +148,14 @@ def _proposal(drafter: Drafter, request: Request, wanted: Context, plan: Shape) 
     """The draft's part of a round, the noise that it shares with the verdict included."""
     drawn = VERIFIERS[request.verifier].drawn(plan, request.replacement)
     assert drawn is not None, (request.verifier, plan)
-    positions = [list(range(length, length + plan.depth + 1)) for length in wanted.lengths]
+    positions = wanted.lengths[:, None] + torch.arange(plan.depth + 1, device=wanted.lengths.device)
     reads_noise = wanted.shares_noise and not request.sampling.is_greedy
 
     def propose() -> Tree:
         gumbel = wanted.noise.coupled(positions) if reads_noise else None
-        return drafter.propose(replace(wanted, shape=plan, drawn=drawn, gumbel=gumbel))
+        asked = replace(wanted, shape=plan, drawn=drawn, gumbel=gumbel)
+        drafter.prepare(asked)
+        return drafter.propose(asked)
 
     return propose
 
@@ -158,8 +163,8 @@ def _proposal(drafter: Drafter, request: Request, wanted: Context, plan: Shape) 
 def interleaved(
     arms: Mapping[Name, Callable[[], object]], repeats: int, device: torch.device, limit_s: float = math.inf
 ) -> dict[Name, list[float]]:
-    """Seconds of each arm's calls, A B C A B C ..., the first round (warm-up) left out; after `limit_s` seconds no
-    further round begins once there are three."""
+    """Seconds of each arm's calls, A B C A B C ..., the first round, in which they are captured, left out; after
+    `limit_s` seconds no further round begins once there are three."""
     seconds: dict[Name, list[float]] = {name: [] for name in arms}
     started = time.perf_counter()
     for round_index in range(repeats + 1):
@@ -168,7 +173,8 @@ def interleaved(
         for name, call in arms.items():
             _synchronise(device)
             began = time.perf_counter()
-            call()
+            with captured_at_once():
+                call()
             _synchronise(device)
             if round_index:
                 seconds[name].append(time.perf_counter() - began)
@@ -187,7 +193,8 @@ def _warmed(
 
 def _pass(runner: CachedModel, num_tokens: int, context: int, batch_size: int) -> Callable[[], object]:
     tokens = torch.ones(batch_size, num_tokens, dtype=torch.long, device=runner.device)
-    return lambda: runner.chain(tokens, [context] * batch_size)
+    starts = torch.full((batch_size, 1), context, device=runner.device)
+    return lambda: runner.chain(tokens, starts, context)
 
 
 def _synchronise(device: torch.device) -> None:

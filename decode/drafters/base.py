@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from decode.autotune.budget import Budget
-    from decode.forward.runner import Lease
+    from decode.forward.runner import Lease, Runner
     from decode.sampling.noise import Noise
     from decode.sampling.processors import History
     from decode.sampling.warp import Sampling
@@ -81,12 +81,17 @@ class Context:
 
     ids: Tensor
     """(B, capacity) committed tokens, left-aligned; the last one of each row is `pending`."""
-    lengths: list[int]
-    """Committed tokens per row, pending included."""
+    lengths: Tensor
+    """(B,) int64 committed tokens per row, pending included."""
+    shortest: int
+    longest: int
+    """Bounds of the lengths that the host knows without asking the device."""
     sampling: Sampling
-    """How the target's tokens are drawn."""
+    """How the target's tokens are drawn, but for the temperature."""
+    temperature: Tensor
+    """(1,) fp64; the sampling's own is 1 unless it is greedy."""
     noise: Noise
-    """All randomness; the verifier's rule says which stream a draft may read."""
+    """All randomness of the round; the verifier's rule says which stream a draft may read."""
     shape: Shape
     """The tree wanted in this round; a drafter may propose a smaller one."""
     drawn: Drawn = "arbitrary"
@@ -95,13 +100,18 @@ class Context:
     """Drafts are drawn with the very noise of the verdict (coupled), or with a stream of their own (rejection)."""
     gumbel: Tensor | None = None
     """(B, D + 1, V) noise of depths 0, 1, ... after pending where it is shared; None when greedy or not shared."""
-    round_index: int = 0
-    """Number of this round, from 0."""
     history: History | None = None
     """What the target's scores are processed with (penalties, bans), so that a draft may foresee it."""
     features: Tensor | None = None
     """(B, capacity, n, d) the target's hidden states at `taps` of every committed token but pending; None without
     taps."""
+    heard: Tensor | None = None
+    """(B, P, V) in a round: the target's logits at the passengers of the last tree that had any (`most_passengers`)."""
+    heard_at: Tensor | None = None
+    """(B, P) int64 positions of these passengers, -1 in a row that has had none. Their hidden states are in `features`
+    until a pass writes over them: N slots after the first token of that round, behind its N nodes."""
+    plain_rounds: int = 0
+    """Rounds without drafts since the last one with them: each made every row longer by one token."""
     lease: Lease
     """The call: what caches a drafter takes for it are its own until it ends."""
     budget: Budget | None = None
@@ -137,22 +147,46 @@ class Drafter(Protocol):
     """
 
     taps: tuple[int, ...]
+    on_host: bool
+    """Whether `propose` looks at values of tensors: rounds then run step by step, and the host waits for each."""
 
     def start(self, context: Context, capacity: int) -> None:
-        """Prepare for new requests: caches for `capacity` tokens a row, prompts read up to, without, pending."""
+        """Make caches for `capacity` tokens a row."""
 
-    def propose(self, context: Context) -> Tree:
-        """A tree whose node 0 is pending."""
+    def read(self, context: Context, lengths: Mapping[int, int]) -> None:
+        """Begin these rows anew: prompts of so many tokens, row by row, are read up to, without, pending."""
+
+    def prepare(self, context: Context) -> Hashable | None:
+        """What the host does before a round: read what rounds without drafts have left unread. What the passes of
+        `propose` depend on besides the context's shape, so that a captured round can be found by it; None where nothing
+        can be drafted now."""
         ...
 
-    def reset(self, rows: list[int]) -> None:
-        """Forget these rows."""
+    def propose(self, context: Context) -> Tree:
+        """A tree whose node 0 is pending. A function of tensors alone, unless `on_host`: it is then called once, to be
+        captured, for all rounds of which `prepare` says the same."""
+        ...
+
+
+@runtime_checkable
+class OnDevice(Drafter, Protocol):
+    """A drafter whose rounds are captured as a whole: a module, which holds all weights that it drafts with."""
+
+    @property
+    def runner(self) -> Runner:
+        """Its cache in this call, and how the weights are packed."""
+        ...
 
 
 def drafted_depth(drafter: Drafter, shape: Shape) -> int:
     """Levels of `shape` that the drafter drafts: a head has as many as it was trained with (`most_tokens`)."""
     most: int | None = getattr(drafter, "most_tokens", None)
     return shape.depth if most is None else min(shape.depth, most)
+
+
+def most_passengers(drafter: Drafter | None) -> int:
+    """P of every tree that it proposes."""
+    return getattr(drafter, "most_passengers", 0)
 
 
 def shifted(ids: Tensor, places: int) -> Tensor:

@@ -6,7 +6,7 @@ step by step and 3.4 ms as one capture (2 cores)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -148,10 +148,25 @@ class Processed:
 
 def visible_slots(runner: Runner, context: Context, reach: int) -> int:
     """Slots that the passes of a round look at which writes `reach` slots behind the longest row."""
-    end = max(context.lengths) + reach
+    end = context.longest + reach
     visible = runner.visible(end)
-    assert end <= visible, (context.lengths, context.shape, visible)  # else the last nodes would not see themselves
+    assert end <= visible, (context.longest, context.shape, visible)  # else the last nodes would not see themselves
     return visible
+
+
+FEW, MANY = 8, 32  # tokens that a pass catches up by: two widths, so that captures serve
+
+
+def places_behind(context: Context, width: int, count: int) -> Iterator[Tensor]:
+    """(B, W) places of committed tokens, pass by pass, that cover the `count` ones before each row's last `width`.
+
+    More than those are covered, and of a short row what stands behind its end: the keys and values of that lie where
+    nodes will be, and nobody sees them.
+    """
+    size = FEW if count <= FEW else MANY
+    within = torch.arange(size, device=context.lengths.device)
+    for passes in range(-(-count // size), 0, -1):
+        yield (context.lengths[:, None] - width - passes * size).clamp(min=0) + within
 
 
 def propose_chain(drafting: DraftRound, context: Context) -> Tree:
@@ -164,9 +179,8 @@ def propose_chain(drafting: DraftRound, context: Context) -> Tree:
     if context.history is not None or not (budget is None or drafting.foresees):
         return _propose_steps(Processed(drafting.steps(), context), context, drafting.foresees)
     k = context.num_draft_tokens
-    noise = draft_noise(context)
-    sampling, temperature = context.sampling.apart(context.ids.device)
-    draws = (temperature,) if noise is None else (temperature, noise)
+    noise, sampling = draft_noise(context), context.sampling
+    draws = (context.temperature,) if noise is None else (context.temperature, noise)
 
     def make(unit: Unit) -> ChainPass:
         return ChainPass(unit, k, sampling, context.drawn, len(draws), budget is not None)
@@ -195,7 +209,11 @@ def _propose_steps(steps: Processed, context: Context, foresees: bool) -> Tree:
             chance = context.of_running(steps.chance(depth).tolist())
             if not budget.takes(chance, depth):
                 break
-        token, source = draw(warp(logits, context.sampling), None if noise is None else noise[:, depth], context.drawn)
+        token, source = draw(
+            warp(logits, context.sampling, context.temperature),
+            None if noise is None else noise[:, depth],
+            context.drawn,
+        )
         tokens.append(token)
         drawn_from.append(source)
         if budget is not None and not foresees:
@@ -238,8 +256,7 @@ class ChainPass(nn.Module):
 
 def pending_tokens(context: Context) -> Tensor:  # (B, 1)
     """The last committed token of each row."""
-    last = torch.tensor(context.lengths, device=context.ids.device)[:, None] - 1
-    return context.ids.gather(1, last)
+    return context.ids.gather(1, context.lengths[:, None] - 1)
 
 
 def draft_noise(context: Context) -> Tensor | None:
@@ -250,8 +267,8 @@ def draft_noise(context: Context) -> Tensor | None:
     if context.shares_noise:
         assert context.gumbel is not None
         return context.gumbel[:, :k]
-    positions = [list(range(length, length + k)) for length in context.lengths]
-    return context.noise.fresh_gumbel(Stream.DRAFT, positions, context.round_index)
+    positions = context.lengths[:, None] + torch.arange(k, device=context.lengths.device)
+    return context.noise.fresh_gumbel(Stream.DRAFT, positions)
 
 
 def draw(scores: Tensor, noise: Tensor | None, drawn: Drawn) -> tuple[Tensor, Tensor]:

@@ -256,7 +256,7 @@ class DSparkDraft(HeadDraft):
         """The block, whatever of it becomes a tree."""
         return self.config.slots
 
-    def read(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
+    def read_slots(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
         """Keep keys and values of committed tokens, which their own hidden states tell: the ids are not read."""
         context = self.context(features)
         for layer, extend in zip(self.blocks, extends, strict=True):
@@ -288,7 +288,7 @@ class BlockSteps:
         """The pass over the block; whatever is drafted of it, all its slots are there, as in training."""
         draft, width, pending = self.draft, self.read.shape[1], self.read[:, -1:]
         positions, extends = self.slots.straight(self.ends - 1 - width, width, draft.num_cached)
-        draft.read(self.read, self.features, positions, extends)
+        draft.read_slots(self.read, self.features, positions, extends)
         positions, extends = self.slots.block(self.ends - 1, draft.config.slots, draft.num_cached)
         self.states = draft.states(pending, positions, extends)[:, 0]
         self.unbiased = draft.unbiased(self.states)

@@ -56,7 +56,7 @@ class RecursiveDraft(HeadDraft):
 
     # decoding face
 
-    def read(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
+    def read_slots(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
         """Pass committed tokens through the layer, whose keys and values later steps look at."""
         self.advance(self.fuse(features), tokens, positions, extends[0])
 

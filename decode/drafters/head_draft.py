@@ -10,8 +10,7 @@ hidden states in the next round's first pass, so nothing has to be moved.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,11 +23,12 @@ from decode.common.checked_json import Size
 from decode.common.progress import get_logger
 from decode.common.typed_config import require
 from decode.drafters.base import Batch, Context, Step
-from decode.drafters.drafting import DraftRound, Steps, Unit, pending_tokens, visible_slots
+from decode.drafters.drafting import DraftRound, Steps, Unit, places_behind, visible_slots
 from decode.drafters.layers import Extend, Rope, Rotary, Slots, into
 from decode.drafters.tree_drafting import propose
 from decode.forward.cache import SlotCache
-from decode.forward.packed_linear import Packing
+from decode.forward.packed_linear import Together
+from decode.forward.packing import Packing
 from decode.forward.runner import PASSES, Lease, Runner, Runners, chunks, rounded
 from decode.trees.tree import Tree
 
@@ -90,6 +90,7 @@ class HeadDraft(nn.Module, ABC):
 
     source: str = ""
     """Folder that it was loaded from."""
+    on_host = False
     most_tokens: int | None = None
     """Longest path that can be drafted; None is any."""
     num_cached: int = 0
@@ -108,7 +109,6 @@ class HeadDraft(nn.Module, ABC):
         self._rows: tuple[tuple[object, ...], Tensor] | None = None  # of the output head, for a reduced vocabulary
         self._runner: Runner | None = None
         self._runners: Runners | None = None
-        self._known: list[int] = []  # per row: slots that are true and in the cache
         self._warned = False
 
     # training face
@@ -153,10 +153,10 @@ class HeadDraft(nn.Module, ABC):
         return every.index_copy(-1, self.vocab, drafted)
 
     def _head_rows(self, vocab: Tensor) -> Tensor:
-        """The target's rows of the draft's tokens, taken once. A unit that is being captured finds them taken: the
-        matrix is packed there, and has no rows."""
-        if self._rows is None or torch._C._get_tracing_state() is None:
-            weight = self.ends.head.weight
+        """The target's rows of the draft's tokens, taken once. A captured unit finds them taken: the matrix is packed
+        there, and has no rows."""
+        weight = self.ends.head.weight
+        if self._rows is None or not weight.is_mkldnn:
             state = (weight.data_ptr(), weight.dtype, 0 if weight.is_inference() else weight._version)
             if self._rows is None or self._rows[0] != state:
                 with torch.inference_mode(mode=False), torch.no_grad():  # training may use them after decoding has
@@ -166,7 +166,7 @@ class HeadDraft(nn.Module, ABC):
     # decoding face
 
     @abstractmethod
-    def read(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
+    def read_slots(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
         """Bring true slots into the caches: tokens (B, T) are those after the features (B, T, n, d)."""
 
     @abstractmethod
@@ -179,7 +179,7 @@ class HeadDraft(nn.Module, ABC):
         return num_read
 
     def start(self, context: Context, capacity: int) -> None:
-        """Read the prompts; captures are kept from one call to the next."""
+        """Captures are kept from one call to the next."""
         if self.most_tokens is not None and context.shape.depth > self.most_tokens and not self._warned:
             self._warned = True
             log.warning(
@@ -188,8 +188,7 @@ class HeadDraft(nn.Module, ABC):
             )  # fmt: skip
         self._runner = None  # where memory ends, the last call's may be given up
         self._runner = self._runner_for(len(context.lengths), capacity, context.lease)
-        self._known = [0] * len(context.lengths)
-        self._catch_up(context, [length - 2 for length in context.lengths])
+        self.runner.unread = 1
 
     @property
     def runner(self) -> Runner:
@@ -197,41 +196,57 @@ class HeadDraft(nn.Module, ABC):
         assert self._runner is not None
         return self._runner
 
-    def propose(self, context: Context) -> Tree:
-        """A chain or a tree, drawn as the verifier wants it; nothing while a row is a single token, after which the
-        target has not been asked yet (a new one: those that have ended are longer)."""
-        if self.most_tokens is not None:
-            context = replace(context, shape=context.shape.cut(self.most_tokens))
-        if min(context.lengths) < 2:
-            return Tree(pending_tokens(context), (-1,))
-        width = context.shape.depth + 1  # as many tokens as a verdict can have accepted, so that one capture serves
-        self._catch_up(context, [length - 1 - width for length in context.lengths])
-        self._known = [length - 1 for length in context.lengths]
-        return propose(head_round(self, context, width), context)
-
-    def reset(self, rows: list[int]) -> None:
-        """These rows begin anew; what is not read again is not seen again."""
-        for row in rows:
-            self._known[row] = 0
-
-    def _catch_up(self, context: Context, wanted: list[int]) -> None:
-        """Read the true slots up to `wanted` that no round has read: prompts, and rounds without drafts."""
-        behind = [max(known, want) for known, want in zip(self._known, wanted, strict=True)]
+    def read(self, context: Context, lengths: Mapping[int, int]) -> None:
+        """The true slots of prompts, but for the last one."""
         assert context.features is not None
-        for rows, start, end in chunks(self._known, behind) if self.num_cached else ():
+        size = len(context.lengths)
+        ends = [max(0, lengths.get(row, 0) - 2) for row in range(size)]
+        for rows, start, end in chunks([0] * size, ends) if self.num_cached else ():
             index = torch.tensor(rows, device=context.ids.device)
             positions = torch.arange(start, end, device=index.device).expand(len(rows), -1)
             visible = torch.arange(end, device=index.device) <= positions[..., None]
             cache = self.runner.cache
+            cache.hold(end)
             cache.place(slice(start, end), end, index)
             with PASSES:
-                self.read(
+                self.read_slots(
                     context.ids[index, start + 1 : end + 1],
                     context.features[index, start:end],
                     positions,
                     [into(cache, layer, visible) for layer in range(self.num_cached)],
                 )
-        self._known = behind
+
+    def prepare(self, context: Context) -> tuple[int, int] | None:
+        """Read the true slots that the round's first pass will not. Nothing is drafted while a row is a single token,
+        after which the target has not been asked yet (a new one: those that have ended are longer)."""
+        if context.shortest < 2:
+            return None
+        context = self._within_depth(context)
+        if self.vocab is not None:
+            self._head_rows(self.vocab)
+        width = context.shape.depth + 1  # as many tokens as a verdict can have accepted, so that one capture serves
+        if self.num_cached:
+            for places in places_behind(context, width + 1, self.runner.unread + context.plain_rounds - width):
+                self._read_places(context, places)
+        self.runner.unread = width
+        return width, visible_slots(self.runner, context, self.num_slots(context.shape.num_read) + 1)
+
+    def propose(self, context: Context) -> Tree:
+        """A chain or a tree, drawn as the verifier wants it."""
+        context = self._within_depth(context)
+        return propose(head_round(self, context, context.shape.depth + 1), context)
+
+    def _within_depth(self, context: Context) -> Context:
+        return context if self.most_tokens is None else replace(context, shape=context.shape.cut(self.most_tokens))
+
+    def _read_places(self, context: Context, places: Tensor) -> None:
+        """True slots at places (B, W), one after another."""
+        assert context.features is not None
+        slots = Slots(self.runner.cache, visible_slots(self.runner, context, 0), self.runner.device)
+        own, extends = slots.straight(places[:, :1], places.shape[1], self.num_cached)
+        rows = torch.arange(len(own), device=own.device)[:, None]
+        with PASSES:
+            self.read_slots(context.ids.gather(1, own + 1), context.features[rows, own], own, extends)
 
     def _runner_for(self, batch_size: int, capacity: int, lease: Lease) -> Runner:
         target = self.ends.head.model
@@ -241,7 +256,10 @@ class HeadDraft(nn.Module, ABC):
         def make(packing: Any) -> Runner:
             return Runner(self._cache(batch_size, slots), self.device, packing)
 
-        runners = Runners.of(self, lambda: HeadPacking(self), target)
+        def packing_of_both() -> Together:  # it runs the target's output head
+            return Together((Packing(self), Runners.of(target, lambda: Packing(target)).packing))
+
+        runners = Runners.of(self, packing_of_both, target)
         if self._runners is not runners:  # the target's weights may have changed without a trace but in their values
             self._rows, self._runners = None, runners
         return runners.get((batch_size, slots), make, lease)
@@ -257,22 +275,6 @@ class HeadDraft(nn.Module, ABC):
         return cache
 
 
-class HeadPacking:
-    """Packed layers of a head, and of its target, whose output head it runs."""
-
-    def __init__(self, draft: HeadDraft) -> None:
-        target = draft.ends.head.model
-        self.both = (Packing(draft), Runners.of(target, lambda: Packing(target)).packing)
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Both run on packed weights inside the block."""
-        with ExitStack() as stack:
-            for one in self.both:
-                stack.enter_context(one.in_place())
-            yield
-
-
 def head_round(draft: HeadDraft, context: Context, width: int) -> DraftRound:
     """One round of a head whose true slots are in the cache but for the last `width`.
 
@@ -284,7 +286,7 @@ def head_round(draft: HeadDraft, context: Context, width: int) -> DraftRound:
     runner, device = draft.runner, context.ids.device
     reach = draft.num_slots(context.shape.num_read) + 1
     visible = visible_slots(runner, context, reach)
-    ends = torch.tensor(context.lengths, device=device)[:, None]
+    ends = context.lengths[:, None]
     places = (ends - torch.arange(width, 0, -1, device=device)).clamp(min=1)
     rows = torch.arange(len(ends), device=device)[:, None]
     read, features = context.ids.gather(1, places), context.features[rows, places - 1]

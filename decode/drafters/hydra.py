@@ -77,7 +77,7 @@ class HydraDraft(HeadDraft):
         """Nodes leave nothing in the cache."""
         return 0
 
-    def read(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
+    def read_slots(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
         """Keep the states of tokens that are committed; nothing is drafted from them alone."""
         self.states(features, positions, extends)
 

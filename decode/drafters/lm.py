@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from decode.common.progress import get_logger
 from decode.config import ModelConfig, Precision
 from decode.drafters.base import Batch, Context, Step
-from decode.drafters.drafting import Above, DraftRound, Unit, pending_tokens, visible_slots
+from decode.drafters.drafting import Above, DraftRound, Unit, places_behind, visible_slots
 from decode.drafters.tree_drafting import propose
 from decode.forward.attention import layer_masks, packed_visibility
 from decode.forward.target import CachedModel, NodePass, runner_for
@@ -29,15 +29,13 @@ class LMDraft(nn.Module):
     """Both faces of the family `lm` on one transformers model of any architecture."""
 
     taps: tuple[int, ...] = ()
+    on_host = False
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
         self.head = head_of(model)
         self._runner: CachedModel | None = None
-        self._known: list[int] = []  # per row: committed tokens whose keys and values are in the cache
-        self._ahead: list[int] = []  # per row: draft tokens behind them, read in round `_round`
-        self._round = -1
         self._last_length = 0  # tokens at which a row is too long for the draft
         self._warned = False
 
@@ -90,11 +88,10 @@ class LMDraft(nn.Module):
     # decoding face
 
     def start(self, context: Context, capacity: int) -> None:
-        """Read the prompts but for their last two tokens; captures are kept from one call to the next."""
+        """Captures are kept from one call to the next."""
         self._runner = None  # where memory ends, the last call's may be given up
         self._runner = runner_for(self.model, len(context.lengths), capacity, context.lease, "draft")
-        self._known, self._ahead = [0] * len(context.lengths), [0] * len(context.lengths)
-        self._catch_up(context.ids, [length - 2 for length in context.lengths])
+        self.runner.unread = 2
         self._last_length = longest_context(self.model.config) or capacity
         wanted = capacity - context.shape.num_nodes
         if self._last_length < wanted and not self._warned:
@@ -110,40 +107,35 @@ class LMDraft(nn.Module):
         assert self._runner is not None
         return self._runner
 
+    def read(self, context: Context, lengths: Mapping[int, int]) -> None:
+        """Prompts but for their last two tokens."""
+        size = len(context.lengths)
+        self.runner.prefill(context.ids, [0] * size, [max(0, lengths.get(row, 0) - 2) for row in range(size)])
+
+    def prepare(self, context: Context) -> tuple[int, int] | None:
+        """Read what the round's first pass will not; nothing is drafted where every row is past the draft's context."""
+        if context.shortest >= self._last_length:
+            return None
+        width = _width(context)
+        for places in places_behind(context, width, self.runner.unread + context.plain_rounds - width):
+            last_start = max(0, context.longest - places.shape[1])
+            self.runner.chain(context.ids.gather(1, places), places[:, :1], last_start)
+        self.runner.unread = width
+        return width, visible_slots(self.runner, context, context.shape.num_read + 1)
+
     def propose(self, context: Context) -> Tree:
-        """A chain or a tree, drawn as the verifier wants it; nothing where every row is past the draft's context."""
-        if min(context.of_running(context.lengths)) >= self._last_length:
-            return Tree(pending_tokens(context), (-1,))
-        self._count_accepted(context)
-        # In a chain the last draft token is still unread after a round that accepted everything, and reading a token
-        # again writes the same keys and values. Of a tree as many tokens are read as a verdict can have accepted,
-        # always, so that one capture serves.
-        width = 2 if context.drafts_chain else context.shape.depth + 1
-        self._catch_up(context.ids, [length - width for length in context.lengths])
-        tree = propose(lm_round(self.runner, context, width), context)
-        if context.drafts_chain:
-            self._ahead = [tree.num_nodes - 2] * len(context.lengths)  # the last draft token is not read
-        self._known, self._round = list(context.lengths), context.round_index
-        return tree
+        """A chain or a tree, drawn as the verifier wants it."""
+        return propose(lm_round(self.runner, context, _width(context)), context)
 
-    def _count_accepted(self, context: Context) -> None:
-        """Draft tokens read in the round just before count as read where they were accepted; after rounds without
-        drafts nobody knows which tokens those were."""
-        if context.round_index == self._round + 1:
-            read = (known + ahead for known, ahead in zip(self._known, self._ahead, strict=True))
-            self._known = [min(have, length - 1) for have, length in zip(read, context.lengths, strict=True)]
-        self._ahead = [0] * len(context.lengths)
 
-    def _catch_up(self, ids: Tensor, wanted: list[int]) -> None:
-        """Read what rounds without drafts, trees and new rows have left unread."""
-        behind = [max(known, want) for known, want in zip(self._known, wanted, strict=True)]
-        self.runner.prefill(ids, self._known, behind)
-        self._known = behind
+def _width(context: Context) -> int:
+    """Committed tokens that a round's first pass reads.
 
-    def reset(self, rows: list[int]) -> None:
-        """These rows begin anew; what is not read again is not seen again."""
-        for row in rows:
-            self._known[row] = self._ahead[row] = 0
+    In a chain the last draft token is still unread after a round that accepted everything, and reading a token again
+    writes the same keys and values. Of a tree as many tokens are read as a verdict can have accepted, always, so that
+    one capture serves.
+    """
+    return 2 if context.drafts_chain else context.shape.depth + 1
 
 
 def lm_round(runner: CachedModel, context: Context, width: int) -> DraftRound:
@@ -155,7 +147,7 @@ def lm_round(runner: CachedModel, context: Context, width: int) -> DraftRound:
     """
     reach = context.shape.num_read + 1  # slots behind the committed tokens that passes look at
     visible = visible_slots(runner, context, reach)
-    ends = torch.tensor(context.lengths, device=context.ids.device)[:, None]
+    ends = context.lengths[:, None]
     places = (ends - width).clamp(min=0) + torch.arange(width, device=ends.device)
     read = context.ids.gather(1, places)
 
@@ -169,7 +161,7 @@ def lm_round(runner: CachedModel, context: Context, width: int) -> DraftRound:
         (read, ends),
         moved=lambda: (runner.other(read), (ends + 1).clamp(max=visible - reach)),
         unit=unit,
-        steps=lambda: LMSteps(PassByPass(runner, context.lengths), read, ends),
+        steps=lambda: LMSteps(PassByPass(runner, ends, context.longest), read, ends),
     )
 
 
@@ -221,13 +213,15 @@ class PassByPass:
     """The same passes, each captured by itself, where something looks in between."""
 
     runner: CachedModel
-    lengths: list[int]
+    ends: Tensor
+    longest: int
+    """Bound of `ends`."""
 
     def chain(self, tokens: Tensor, place: int) -> Tensor:
         """(B, W, V) of tokens (B, W) that follow one another."""
-        return self.runner.chain(tokens, [max(0, length + place) for length in self.lengths])
+        return self.runner.chain(tokens, (self.ends + place).clamp(min=0), max(0, self.longest + place))
 
     def nodes(self, tokens: Tensor, place: int, visible: Tensor) -> Tensor:
         """(B, W, V) of the last W of M nodes, tokens (B, W), visible (1 or B, W, M)."""
         depths = torch.full((1, tokens.shape[1]), place, device=tokens.device)
-        return self.runner.forward(tokens, self.lengths, depths, visible)
+        return self.runner.forward(tokens, self.ends, depths, visible, self.longest)

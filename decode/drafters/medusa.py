@@ -100,7 +100,7 @@ class MedusaDraft(HeadDraft):
             rows, valid = judged(batch, 1 + index)
             yield Step(head(state), self.head_of(index), rows, valid, self.vocab, head_is_frozen=self.head_is_frozen)
 
-    def read(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
+    def read_slots(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
         """Nothing is kept of earlier slots."""
 
     def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Steps:

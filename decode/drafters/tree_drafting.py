@@ -53,14 +53,14 @@ def _tree(
 
 
 def _as_one_unit(drafting: DraftRound, context: Context, draws: Draws) -> tuple[Tensor, ...]:
-    sampling, temperature = draws.sampling.apart(context.ids.device)
-    given = (pending_tokens(context), temperature)
+    assert draws.temperature is not None
+    given = (pending_tokens(context), draws.temperature)
     given = given if draws.gumbel is None else (*given, draws.gumbel)
 
     def make(unit: Unit) -> TreePass:
-        return TreePass(unit, context.shape, sampling, len(given))
+        return TreePass(unit, context.shape, draws.sampling, len(given))
 
-    return drafting.run(("tree", context.shape, sampling, draws.gumbel is None), make, given)
+    return drafting.run(("tree", context.shape, draws.sampling, draws.gumbel is None), make, given)
 
 
 @dataclass(frozen=True)
@@ -72,21 +72,21 @@ class Draws:
     """At temperature 0 always `arbitrary`: draws from a point mass would all be the same."""
     gumbel: Tensor | None
     """(B, D + 1, V) noise of depths 0, 1, ... after pending where the verdict shares it."""
-    fresh: Callable[[int, list[int]], Tensor] | None = None
-    """(depth, node ids) -> (B, ids, V): noise of the draft's own for tokens at depth + 1."""
+    fresh: Callable[[int, Tensor], Tensor] | None = None
+    """(depth, node ids (n,)) -> (B, n, V): noise of the draft's own for tokens at depth + 1."""
     temperature: Tensor | None = None
-    """(1,) in place of the sampling's own, inside a capture."""
+    """(1,) in place of the sampling's own."""
 
     @classmethod
     def of(cls, context: Context) -> Draws:
         """Those that a context asks for."""
 
-        def fresh(depth: int, draws: list[int]) -> Tensor:
-            positions = [[length + depth] * len(draws) for length in context.lengths]
-            return context.noise.fresh_gumbel(Stream.DRAFT, positions, context.round_index, draws)
+        def fresh(depth: int, draws: Tensor) -> Tensor:
+            positions = (context.lengths + depth)[:, None].expand(-1, len(draws))
+            return context.noise.fresh_gumbel(Stream.DRAFT, positions, draws)
 
         drawn: Drawn = "arbitrary" if context.sampling.is_greedy else context.drawn
-        return cls(context.sampling, drawn, context.gumbel, fresh)
+        return cls(context.sampling, drawn, context.gumbel, fresh, context.temperature)
 
     def with_shared_noise(self, scores: Tensor, depth: int) -> Tensor:
         """scores (B, S, V) of nodes of one depth, with the noise of the verdict on their children where it is
@@ -125,10 +125,10 @@ class Level:
 
     depth: int
     """Of the parents."""
-    sources: list[int]
-    """Ids of the parents: the inner nodes of this depth."""
-    children: list[int]
-    """Ids of the children, parent by parent."""
+    sources: Tensor
+    """(S,) int64 ids of the parents: the inner nodes of this depth."""
+    children: Tensor
+    """(C,) int64 ids of the children, parent by parent."""
     owners: Tensor
     """(C,) int64: index of each child's parent in `sources`."""
     ranks: Tensor
@@ -157,10 +157,12 @@ def plan_levels(parents: tuple[int, ...], device: torch.device) -> list[Level]:
         inner = [i for i, node in enumerate(children) if is_inner[node]]
         seen = [node for node in read_order if depths[node] <= depth + 1]
         visible = above[[children[i] for i in inner]][:, seen][None]
-        owner_ids, rank_ids, inner_ids = (torch.tensor(one, device=device).long() for one in (owners, ranks, inner))
-        width = max(ranks) + 1
-        hanging = Above(visible.to(device), owner_ids[inner_ids][None])
-        levels.append(Level(depth, sources, children, owner_ids, rank_ids, width, inner_ids, hanging))
+        with torch.inference_mode(mode=False):
+            source_ids, child_ids, owner_ids, rank_ids, inner_ids = (
+                torch.tensor(one, device=device).long() for one in (sources, children, owners, ranks, inner)
+            )
+            hanging = Above(visible.to(device), owner_ids[inner_ids][None])
+        levels.append(Level(depth, source_ids, child_ids, owner_ids, rank_ids, max(ranks) + 1, inner_ids, hanging))
     return levels
 
 

@@ -1,18 +1,21 @@
-"""Who sees whom, and attention of few queries over many slots: query groups folded into the query axis, two matrix
-products.
+"""Who sees whom, and attention that keeps the query heads of a group together, where sdpa under a mask would be given
+keys and values copied for each of them: folded, by sdpa itself, or by two matrix products.
 
-sdpa under a mask copies keys and values for every query head of a group, and on a CPU it walks the heads of a batch
-with a product each. Measured on 2 cores (8 heads of 64, 256 slots, bfloat16): 32 rows of one token 3.9 ms with sdpa,
-1.1 ms so; 16 rows of five tokens 1.1 against 0.6 ms; one row of five tokens 0.08 against 0.12 ms, which keeps sdpa.
+Which of the two is faster is a matter of the machine's libraries. Measured with 8 heads of 64 in bfloat16, a layer: 16
+rows of one token over 96 slots 0.24 ms folded and 0.48 ms by products, of five tokens 0.80 and 0.78, one row of five
+0.06 and 0.14 (one core of an Intel); 32 rows of one token over 256 slots 3.9 and 1.1 ms (two cores of an AMD).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -51,15 +54,17 @@ def packed_visibility(document: Tensor) -> Tensor:  # (B, T) -> (B, T, T) bool
 
 def _as_attention_wants(visible: Tensor, config: PretrainedConfig, dtype: torch.dtype) -> Tensor:
     mask = visible[:, None]
-    if config._attn_implementation != "eager":
-        return mask
+    if config._attn_implementation != "eager" and mask.device.type != "cpu":
+        return mask  # on a CPU every layer would make numbers of it: 12 of the 35 us of one row's attention
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
 
-NAME = "draftsmith_grouped"
+Attend = Callable[..., tuple[Tensor, None]]
+"""As transformers calls it: module, query (B, H, T, d), key and value (B, H_kv, S, d), mask (B, 1 or H, T, S), bool or
+added -> (B, T, H, d)."""
 
 
-def grouped_attention(
+def folded(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -69,47 +74,106 @@ def grouped_attention(
     scaling: float | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """query (B, H, T, d), key and value (B, H_kv, S, d), mask (B, 1 or H, T, S), bool or added -> (B, T, H, d).
-
-    Softmax in float32 or wider, as eager attention has it.
-    """
+    """By sdpa, the queries of a group one after another as if they were tokens."""
     batch, heads, width, size = query.shape
     kv_heads, slots = key.shape[1:3]
-    grouped = (query * (size**-0.5 if scaling is None else scaling)).reshape(batch, kv_heads, -1, size)
-    scores = (grouped @ key.transpose(2, 3)).view(batch, heads, width, slots)
-    scores = scores if scores.dtype == torch.float64 else scores.float()
+    queries = query.reshape(batch, kv_heads, -1, size)
+    if attention_mask.shape[1] == 1:
+        mask = attention_mask.repeat(1, 1, heads // kv_heads, 1) if heads > kv_heads else attention_mask
+    else:
+        mask = attention_mask.expand(batch, heads, width, slots).reshape(batch, kv_heads, -1, slots)
+    mixed = scaled_dot_product_attention(queries, key, value, attn_mask=mask, scale=scaling)
+    return mixed.reshape(batch, heads, width, -1).transpose(1, 2).contiguous(), None
+
+
+def by_products(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """By two matrix products and a softmax, which sums in float32 or wider."""
+    batch, heads, width, size = query.shape
+    kv_heads, slots = key.shape[1:3]
+    queries = (query * (size**-0.5 if scaling is None else scaling)).reshape(batch, kv_heads, -1, size)
+    scores = (queries @ key.transpose(2, 3)).view(batch, heads, width, slots)
     if attention_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
-    else:  # a model's own biases, as Doge makes them
+    else:
         scores = scores + attention_mask
-    weights = scores.softmax(-1).to(value.dtype).view(batch, kv_heads, -1, slots)
+    weights = scores.softmax(-1).view(batch, kv_heads, -1, slots)
     return (weights @ value).view(batch, heads, width, -1).transpose(1, 2).contiguous(), None
 
 
-ALL_ATTENTION_FUNCTIONS.register(NAME, grouped_attention)
+WAYS: dict[str, Attend] = {"draftsmith_folded": folded, "draftsmith_products": by_products}
+for name, way in WAYS.items():
+    ALL_ATTENTION_FUNCTIONS.register(name, way)
 
 
-def pays(model: PreTrainedModel, batch_size: int) -> bool:
-    """Whether short passes of this model are faster so: batches on a CPU, and groups of query heads anywhere.
+def short_way(model: PreTrainedModel, batch_size: int) -> str | None:
+    """How short passes of this model attend, a name in `WAYS`; None is the model's own sdpa.
 
-    Only of models that leave attention to transformers' interface: Falcon looks for the name "sdpa" itself, and under
-    any other adds the boolean mask to its scores, as 1 and 0.
+    A model whose queries come in groups never copies keys for them; others keep their own on a GPU, and on a CPU for
+    one row, where it is the fastest everywhere.
     """
-    if not model._supports_attention_backend:
-        return False
+    if not _can_choose(model):
+        return None
+    if model.device.type != "cpu":
+        return "draftsmith_products" if _is_grouped(model) else None
+    if batch_size > 1 and products_are_faster(model.dtype):
+        return "draftsmith_products"
+    return long_way(model)
+
+
+def long_way(model: PreTrainedModel) -> str | None:
+    """The same for prompts, of which products would write down all scores; on a GPU so would the folded masks."""
+    wanted = _can_choose(model) and _is_grouped(model) and model.device.type == "cpu"
+    return "draftsmith_folded" if wanted else None
+
+
+def _can_choose(model: PreTrainedModel) -> bool:
+    """Only models that leave attention to transformers' interface: Falcon looks for the name "sdpa" itself, and under
+    any other adds the boolean mask to its scores, as 1 and 0."""
+    return model._supports_attention_backend and model.config.get_text_config()._attn_implementation == "sdpa"
+
+
+def _is_grouped(model: PreTrainedModel) -> bool:
     config = model.config.get_text_config()
     heads = getattr(config, "num_attention_heads", 1)
-    is_grouped = (getattr(config, "num_key_value_heads", None) or heads) < heads
-    return config._attn_implementation == "sdpa" and (is_grouped or (model.device.type == "cpu" and batch_size > 1))
+    return (getattr(config, "num_key_value_heads", None) or heads) < heads
+
+
+CLEARLY = 1.5
+"""So many times as fast: what one process finds, all on this machine do, and texts do not differ between them."""
+
+
+@cache
+def products_are_faster(dtype: torch.dtype) -> bool:
+    """Whether batches on this CPU attend faster by products than folded: measured once in a process, in 10 ms."""
+    rows, heads, slots, size = 16, 8, 128, 64
+    query, key = torch.zeros(rows, heads, 1, size, dtype=dtype), torch.zeros(rows, heads, slots, size, dtype=dtype)
+    mask, module = torch.zeros(rows, 1, 1, slots, dtype=dtype), nn.Module()
+    best = dict.fromkeys(WAYS, float("inf"))
+    for _ in range(8):  # in turns, and the fastest of each: others may be using the machine
+        for name, way in WAYS.items():
+            began = time.perf_counter()
+            way(module, query, key, key, mask)
+            best[name] = min(best[name], time.perf_counter() - began)
+    return best["draftsmith_products"] * CLEARLY < best["draftsmith_folded"]
 
 
 @contextmanager
-def grouped(model: PreTrainedModel) -> Iterator[None]:
+def attending(model: PreTrainedModel, name: str | None) -> Iterator[None]:
     """The model attends so inside the block; its own setting is put back."""
     config = model.config.get_text_config()
     before = config._attn_implementation_internal
-    config._attn_implementation_internal = NAME
     try:
+        if name is not None:
+            config._attn_implementation_internal = name
         yield
     finally:
         config._attn_implementation_internal = before

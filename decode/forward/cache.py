@@ -3,7 +3,8 @@ nothing.
 
 Slot s of a row holds the token at position s for committed tokens; tree nodes lie in the slots after them until the
 verdict. A rejected token is forgotten by not being visible, and overwritten by the next pass. Sliding-window layers
-keep all slots and are masked by position: more memory than a ring buffer, but a ring cannot be rolled back.
+keep all slots and are masked by position: more memory than a ring buffer, but a ring cannot be rolled back. Only the
+slots that passes look at are laid out (`slot_stack`), and laid out anew when rows have grown beyond them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import cast
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+from decode.forward.slot_stack import Shape, SlotStack, bucket
 
 
 @dataclass
@@ -29,7 +32,7 @@ class Places:
     rows: Tensor | None = None
 
     def write(self, stored: Tensor, values: Tensor) -> Tensor:
-        """values (B, heads, T, d) into the slots of stored (B, heads, capacity, d); the visible slots of it."""
+        """values (B, heads, T, d) into the slots of stored (B, heads, S, d); the visible slots of it."""
         slots, rows, end = self.slots, self.rows, self.visible_slots
         if rows is not None:
             assert isinstance(slots, slice)
@@ -54,14 +57,16 @@ class SlotCache(Cache):
         self.states: Tensor | None = None
         """(n, B, 1, capacity, d) hidden states of the tokens in the slots, where a pass is asked to keep them: laid out
         as keys are, because they are written, overwritten and moved with them."""
-        self._stacks: list[Tensor] = []
+        self._stacks: list[tuple[SlotStack, list[tuple[SlotLayer, str]]]] = []
+        self.num_slots = 0
+        """Slots that are laid out."""
         super().__init__(layers=[SlotLayer(self._places) for _ in range(num_layers)])
 
     def place(self, slots: slice | Tensor, visible_slots: int, rows: Tensor | None = None) -> None:
         """The next forward is over `rows` (all by default) and writes its tokens at `slots`, the same ones in every row
-        (slice) or each row's own (B, T); attention is given the first `visible_slots` slots, and needs a mask of that
-        many columns."""
-        assert visible_slots <= self.capacity, (visible_slots, self.capacity)
+        (slice) or each row's own (B, T); attention is given the first `visible_slots` slots, which `hold` has laid out,
+        and needs a mask of that many columns."""
+        assert not self._stacks or visible_slots <= self.num_slots, (visible_slots, self.num_slots)
         places = self._places
         places.slots, places.visible_slots, places.rows = slots, visible_slots, rows
 
@@ -71,40 +76,59 @@ class SlotCache(Cache):
         return cast(list[SlotLayer], self.layers)
 
     def allocate(self) -> None:
-        """Give the layers, which a first pass over one slot has told their shapes, all their slots: layers of equal
-        shape and place in one buffer (n, B, heads, capacity, d_head), so that a commit is one gather.
-
-        Zeros rather than empty memory, because a masked NaN still poisons a sum (0 * NaN).
-        """
+        """Give the layers, which a first pass over one slot has told their shapes, room for all their slots: layers of
+        equal shape and place in one stack, so that a commit is one gather. None is laid out yet."""
         alike = defaultdict(list)
         for layer in self.slot_layers:
             for name in ("keys", "values"):
                 shown = getattr(layer, name)
                 if shown is not None:
-                    alike[shown.shape, shown.dtype, shown.device].append((layer, name))
-        for (shape, dtype, device), places in alike.items():
-            rows, heads, _, size = shape
-            stack = torch.zeros(len(places), rows, heads, self.capacity, size, dtype=dtype, device=device)
-            for part, (layer, name) in zip(stack, places, strict=True):
-                setattr(layer, name, part)
-            self._stacks.append(stack)
-        if self.states is not None:
-            self._stacks.append(self.states)
+                    rows, heads, _, size = shown.shape
+                    alike[Shape(rows, heads, size, shown.dtype, shown.device)].append((layer, name))
+        for shape, parts in alike.items():
+            self._stacks.append((SlotStack(len(parts), shape, self.capacity), parts))
+        self.lay_out(0)
+
+    def hold(self, end: int) -> None:
+        """At least slots 0 ... end - 1 are laid out."""
+        if end > self.num_slots:
+            self.lay_out(min(bucket(end), self.capacity))
+
+    def lay_out(self, slots: int) -> None:
+        """Exactly the first `slots` are, so that passes over them read no others. What lay behind is forgotten; passes
+        captured over another number write and read elsewhere until that number is laid out again."""
+        if slots == self.num_slots and slots:
+            return
+        with torch.inference_mode(mode=False), torch.no_grad():  # captures take views that are ordinary tensors
+            for stack, parts in self._stacks:
+                stack.lay_out(slots)
+                for view, (layer, name) in zip(stack.view, parts, strict=True):
+                    setattr(layer, name, view)
+        self.num_slots = slots
 
     def clear(self) -> None:
-        """Zeros again, for another call: what one left that is no number would reach the next one through the mask."""
-        for stack in self._stacks:
-            stack.zero_()
+        """Empty, for another call: what one left that is no number would reach the next one through the mask."""
+        self.lay_out(0)
+        if self.states is not None:
+            self.states.zero_()
 
     def take_over(self, other: SlotCache, num_slots: int) -> None:
         """The first slots of a cache of the same layers and rows."""
-        for mine, theirs in zip(self._stacks, other._stacks, strict=True):
+        self.hold(num_slots)
+        for mine, theirs in zip(self.stored, other.stored, strict=True):
             mine[..., :num_slots, :] = theirs[..., :num_slots, :]
+
+    @property
+    def stored(self) -> list[Tensor]:
+        """(n, B, heads, slots, d) each: keys and values as they are laid out, and all slots of the hidden states."""
+        held = [stack.view for stack, _ in self._stacks]
+        return held if self.states is None else [*held, self.states]
 
     @property
     def num_bytes(self) -> int:
         """Of keys, values and hidden states."""
-        return sum(stack.nbytes for stack in self._stacks)
+        states = 0 if self.states is None else self.states.nbytes
+        return states + sum(stack.num_bytes for stack, _ in self._stacks)
 
     def keep(self, states: list[Tensor]) -> None:
         """Hidden states of the pass that was just made, n of (B, T, d), into the slots of its tokens."""
@@ -119,16 +143,16 @@ class SlotCache(Cache):
 
         starts (B, 1), path (B, D + 1) with path[:, 0] = 0. Slots past the end belong to rows that are cut before them.
         """
-        last = self.capacity - 1
-        source, goal = (starts + path).clamp(max=last), starts + torch.arange(path.shape[1], device=path.device)
         rows = torch.arange(path.shape[0], device=path.device)[:, None]
-        for stack in self._stacks:
-            row, at, to = (index.to(stack.device) for index in (rows, source, goal.clamp(max=last)))
-            stack[:, row, :, to] = stack[:, row, :, at]
+        source, goal = starts + path, starts + torch.arange(path.shape[1], device=path.device)
+        for held in self.stored:
+            row, at, to = (index.to(held.device) for index in (rows, source, goal))
+            last = held.shape[-2] - 1
+            held[:, row, :, to.clamp(max=last)] = held[:, row, :, at.clamp(max=last)]
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer of a SlotCache: two buffers (B, heads, capacity, d_head), of a single slot until `allocate`."""
+    """One layer of a SlotCache: keys and values (B, heads, slots, d_head), of a single slot until `allocate`."""
 
     is_sliding = False
     is_croppable = False

@@ -8,7 +8,8 @@ linear layers; models above `MOST_BYTES` keep their own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
@@ -27,6 +28,21 @@ class Packed(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Together:
+    """Weights of several models that run as one unit."""
+
+    parts: tuple[Packed, ...]
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """All run on packed weights inside the block."""
+        with ExitStack() as stack:
+            for one in self.parts:
+                stack.enter_context(one.in_place())
+            yield
+
+
 @cache
 def _script() -> torch.jit.CompilationUnit:
     """A scripted call, because tracing cannot write down the operator's list of optional numbers; made when wanted,
@@ -41,6 +57,8 @@ def linear(x, weight, bias):
 class PackedLinear(nn.Module):
     """A linear layer over packed weights: (..., d_in) -> (..., d_out)."""
 
+    weight: Tensor
+
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.register_buffer("weight", torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS))
@@ -51,33 +69,8 @@ class PackedLinear(nn.Module):
         return _script().linear(x, self.weight, self.bias)
 
 
-class Packing:
-    """The packed layers of one model, made once and put in place while a capture is made."""
-
-    def __init__(self, model: nn.Module) -> None:
-        linears = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
-        size = sum(module.weight.nbytes for module in linears.values())
-        chosen = linears if size <= MOST_BYTES and all(map(_can_pack, linears.values())) else {}
-        self._layers = {name: PackedLinear(module) for name, module in chosen.items()}
-        self._model = model
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """The model runs on packed weights inside the block."""
-        own = {name: self._model.get_submodule(name) for name in self._layers}
-        try:
-            self._put(self._layers)
-            yield
-        finally:
-            self._put(own)
-
-    def _put(self, layers: dict[str, PackedLinear] | dict[str, nn.Module]) -> None:
-        for name, layer in layers.items():
-            parent, _, child = name.rpartition(".")
-            setattr(self._model.get_submodule(parent), child, layer)
-
-
-def _can_pack(linear: nn.Linear) -> bool:
+def can_pack(linear: nn.Linear) -> bool:
+    """Whether the kernels know its weights, and nothing has to run beside it."""
     weight = linear.weight
     plain = type(weight) in (Tensor, nn.Parameter)  # quantised storage calls itself float32 too
     if weight.device.type != "cpu" or not plain or not torch.backends.mkldnn.is_available():

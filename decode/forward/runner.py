@@ -3,10 +3,12 @@ kept from one call to the next (who holds one, and which are given up)."""
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from typing import Any, TypeVar
 
@@ -16,11 +18,12 @@ from torch import Tensor, nn
 from decode.common.progress import get_logger
 from decode.forward.cache import SlotCache
 from decode.forward.capture import Pass, Uncapturable, capture
-from decode.forward.packed_linear import Packed
+from decode.forward.packed_linear import Packed, Together
+from decode.forward.slot_stack import bucket
 
 log = get_logger("decode")
 
-BUCKET = 256  # slots: capacities and views are rounded up, so that calls of similar length share captures
+BUCKET = 256  # slots: capacities are rounded up, so that calls of similar length share captures
 CAPTURE_AFTER = 6  # uses of one shape: a capture costs about as much as that many passes
 MOST_CAPTURES = 64  # of one runner, the oldest given up first: settings of the draws are part of a capture
 PREFILL_CHUNK = 512  # tokens a pass: bounds the (T, S) mask and the activations of a long prompt
@@ -35,16 +38,57 @@ CPU_BYTES = 1 << 30  # the same on a CPU
 T = TypeVar("T")
 
 
+_serials = itertools.count()
+
+
+class _Unit(threading.local):
+    runs = False
+    is_hurried = False
+
+
+_unit = _Unit()
+
+
+@contextmanager
+def whole() -> Iterator[None]:
+    """What runs inside is part of a larger unit, which is captured as a whole."""
+    before, _unit.runs = _unit.runs, True
+    try:
+        yield
+    finally:
+        _unit.runs = before
+
+
+@contextmanager
+def captured_at_once() -> Iterator[None]:
+    """What runs inside is captured at its first use: parts that are timed alone may be run nowhere else."""
+    before, _unit.is_hurried = _unit.is_hurried, True
+    try:
+        yield
+    finally:
+        _unit.is_hurried = before
+
+
+def in_unit() -> bool:
+    """Whether a larger unit runs, on packed weights perhaps."""
+    return _unit.runs
+
+
 class Runner:
     """A slot cache with the captures of the passes over it."""
 
     def __init__(self, cache: SlotCache, device: torch.device, packing: Packed) -> None:
         self.cache, self.device, self.packing = cache, device, packing
-        self._passes: dict[tuple[object, ...], Pass] = {}
+        self.serial = next(_serials)
+        """Names it in the keys of captures that write into its cache and are kept elsewhere."""
+        self._passes: dict[tuple[object, ...], Pass | None] = {}
         self._uses: dict[tuple[object, ...], int] = {}
         self._pool: Any = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.told: set[str] = set()
         """Why passes are not captured, each reason once."""
+        self.unread = 0
+        """Of a drafter's: committed tokens of a row, or slots, that the last round with drafts can have left unread. It
+        stands here, since what stands on a drafter's module tells whether its captures are stale."""
         self.replayed = False
         """Whether the last pass was the replay of a capture, so that its time tells of later ones."""
 
@@ -54,11 +98,13 @@ class Runner:
         return self.cache.num_bytes + sum(getattr(one, "num_bytes", 0) for one in self._passes.values())
 
     def visible(self, end: int) -> int:
-        """Slots that a pass looks at whose last node lies before slot `end`: doubled from one bucket to the next."""
-        size = BUCKET
-        while size < end:
-            size *= 2
-        return min(size, self.cache.capacity)
+        """Slots that a pass over all rows looks at whose last node lies before slot `end`: those of the cache, which is
+        laid out anew where it has too few, or more than twice as many as needed since a long row has left. The parts of
+        a unit keep what it began with, by which its capture is found: they may need fewer than it was given."""
+        if 2 * bucket(end) <= self.cache.num_slots and not in_unit():
+            self.cache.lay_out(bucket(end))
+        self.cache.hold(end)
+        return self.cache.num_slots
 
     def run(
         self,
@@ -67,35 +113,54 @@ class Runner:
         inputs: tuple[Tensor, ...],
         moved: Callable[[], tuple[Tensor, ...]],
         at_once: bool = False,
+        beside: Runner | None = None,
     ) -> tuple[Tensor, ...]:
         """The module that `make` makes, at `inputs`, by its capture once `key` has been used often enough, or at once.
 
         `moved()` are the inputs of the same pass over a later slot (see `capture.capture`): a check there writes only
-        where nothing is committed.
+        where nothing is committed. `beside` is a runner whose cache the module writes as well: its weights are packed
+        too, and what was captured over it ends with it.
         """
+        if in_unit():
+            return make()(*inputs)
         with PASSES:
             self.replayed = key in self._passes
             if key not in self._passes:
                 self._uses[key] = self._uses.get(key, 0) + 1
-                if not at_once and self._uses[key] < CAPTURE_AFTER:
-                    return make()(*inputs)
-                self._passes[key] = self._captured(make(), inputs, moved())
-                if len(self._passes) > MOST_CAPTURES:
-                    oldest = next(iter(self._passes))
-                    del self._passes[oldest], self._uses[oldest]
-            return self._passes[key](*inputs)
+                if not (at_once or _unit.is_hurried) and self._uses[key] < CAPTURE_AFTER:
+                    with whole():
+                        return make()(*inputs)
+                self._keep(key, self._captured(make(), inputs, moved(), beside), beside)
+            return (self._passes[key] or make())(*inputs)
 
-    def _captured(self, module: nn.Module, inputs: tuple[Tensor, ...], moved: tuple[Tensor, ...]) -> Pass:
+    def _keep(self, key: tuple[object, ...], made: Pass | None, beside: Runner | None) -> None:
+        self._passes[key] = made
+        if beside is not None:
+            weakref.finalize(beside, _forget, weakref.ref(self), key)
+        if len(self._passes) > MOST_CAPTURES:
+            self.forget(next(iter(self._passes)))
+
+    def forget(self, key: tuple[object, ...]) -> None:
+        """Give the capture of this key up."""
+        self._passes.pop(key, None)
+        self._uses.pop(key, None)
+
+    def _captured(
+        self, module: nn.Module, inputs: tuple[Tensor, ...], moved: tuple[Tensor, ...], beside: Runner | None
+    ) -> Pass | None:
+        """None where that cannot be: the module is then made anew each time, and its parts are captured one by one."""
+        packing = self.packing if beside is None else Together((self.packing, beside.packing))
         try:
-            return capture(module, inputs, moved, self.packing, self._pool)
+            with whole():
+                return capture(module, inputs, moved, packing, self._pool)
         except Uncapturable as error:
             self._tell(str(error))
-            return module
+            return None
         except torch.OutOfMemoryError:
             pass  # the error holds on to memory
         torch.cuda.empty_cache()
         self._tell("memory does not suffice for captures; decode fewer requests at once, or shorter ones")
-        return module
+        return None
 
     def _tell(self, why: str) -> None:
         if why not in self.told:
@@ -105,6 +170,12 @@ class Runner:
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """A copied or pickled drafter makes its own."""
         return type(None), ()
+
+
+def _forget(owner: weakref.ref[Runner], key: tuple[object, ...]) -> None:
+    runner = owner()
+    if runner is not None:
+        runner.forget(key)
 
 
 def chunks(begin: list[int], end: list[int]) -> Iterator[tuple[list[int], int, int]]:
@@ -216,6 +287,7 @@ class Runners:
         except torch.OutOfMemoryError:
             pass  # the error holds on to what could be allocated, so it has to be gone
         self._kept.clear()
+        gc.collect()  # a captured round and the runner that keeps it refer to one another
         torch.cuda.empty_cache()
         return make(self.packing)
 

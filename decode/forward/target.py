@@ -14,9 +14,10 @@ from transformers import PreTrainedModel
 
 from decode.common.environment import device_of
 from decode.common.errors import InputError
-from decode.forward.attention import grouped, layer_masks, pays
+from decode.forward.attention import attending, layer_masks, long_way, short_way
 from decode.forward.cache import SlotCache
-from decode.forward.packed_linear import Packed, Packing
+from decode.forward.packed_linear import Packed
+from decode.forward.packing import Packing
 from decode.forward.runner import PASSES, Lease, Runner, Runners, chunks, rounded
 from decode.models.compatibility import longest_context, refuse_unsupported
 from decode.models.hidden_states import Taps
@@ -35,7 +36,7 @@ class NodePass(nn.Module):
         self.config = model.config.get_text_config()
         self.slots = torch.arange(visible, device=device_of(model))
         self.held = held
-        self.attention = grouped if pays(model, len(held)) else nullcontext
+        self.attention = short_way(model, len(held))
         self.last_position = (longest_context(model.config) or cache.capacity) - 1
 
     def forward(self, tokens: Tensor, starts: Tensor, depths: Tensor, above: Tensor) -> tuple[Tensor]:
@@ -60,7 +61,7 @@ class NodePass(nn.Module):
 
     def _over(self, tokens: Tensor, own: Tensor, positions: Tensor, visible: Tensor, keys: Tensor) -> tuple[Tensor]:
         self.cache.place(own, len(self.slots))
-        with self.attention(self.model), self.taps or nullcontext():
+        with attending(self.model, self.attention), self.taps or nullcontext():
             out = self.model(
                 input_ids=tokens,
                 attention_mask=layer_masks(self.config, visible, positions, keys, self.model.dtype),
@@ -133,8 +134,9 @@ class CachedModel(Runner):
         positions = self._slots[start:end].expand_as(tokens)
         keys = self._slots[:end].expand(len(rows), -1)
         visible = keys[:, None] <= positions[..., None]
+        self.cache.hold(end)
         self.cache.place(slice(start, end), end, index)
-        with self._taps or nullcontext():
+        with attending(self.model, long_way(self.model)), self._taps or nullcontext():
             self.model(
                 input_ids=tokens,
                 attention_mask=layer_masks(self.config, visible, positions, keys, self.model.dtype),
@@ -146,40 +148,50 @@ class CachedModel(Runner):
         if self._taps is not None:
             self.cache.keep(self._taps.each())
 
-    def forward(self, tokens: Tensor, starts: list[int], depths: Tensor, above: Tensor) -> Tensor:
-        """Logits (B, W, V) of nodes tokens (B, W), the last W of M that follow the row's starts[b] committed ones.
+    def forward(self, tokens: Tensor, starts: Tensor, depths: Tensor, above: Tensor, last_start: int) -> Tensor:
+        """Logits (B, W, V) of nodes tokens (B, W), the last W of M that follow the row's starts (B, 1) committed ones,
+        of which no row has more than `last_start`.
 
         depths (1 or B, W) counts from the first node, above (1 or B, W, M) marks each node and its ancestors. Node j of
         the M is in slot starts[b] + j, written by this pass or an earlier one of the round.
         """
         batch, (width, num_nodes) = tokens.shape[0], above.shape[1:]
-        visible = self.visible(max(starts) + num_nodes)
-        begin = torch.tensor(starts, device=self.device)[:, None]
-        inputs = (tokens, begin, depths.expand(batch, -1), above.expand(batch, -1, -1))
+        visible = self.visible(last_start + num_nodes)
+        inputs = (tokens, starts, depths.expand(batch, -1), above.expand(batch, -1, -1))
 
         def moved() -> tuple[Tensor, ...]:
-            return self.other(tokens), (begin + 1).clamp(max=visible - num_nodes), *inputs[2:]
+            return self.other(tokens), (starts + 1).clamp(max=visible - num_nodes), *inputs[2:]
 
         return self.run((width, num_nodes, visible), lambda: self.node_pass(visible), inputs, moved)[0]
 
-    def chain(self, tokens: Tensor, starts: list[int], strict: bool = False) -> Tensor:  # (B, W) -> (B, W, V)
-        """Logits of W tokens that follow one another after the row's starts[b] committed ones.
+    def chain(  # (B, W) -> (B, W, V)
+        self, tokens: Tensor, starts: Tensor, last_start: int, strict: bool = False
+    ) -> Tensor:
+        """Logits of W tokens that follow one another after the row's starts (B, 1) committed ones, of which no row has
+        more than `last_start`.
 
         A strict pass looks at all slots and is captured at its first use: passes of as many tokens then run the same
         kernels wherever they are.
         """
         width = tokens.shape[1]
-        visible = self.cache.capacity if strict else self.visible(max(starts) + width)
-        assert max(starts) + width <= visible, (starts, width, visible)  # else the last tokens would not see themselves
-        begin = torch.tensor(starts, device=self.device)[:, None]
+        visible = self.visible_to(last_start + width, strict)
+        assert last_start + width <= visible, (last_start, width, visible)  # the last tokens must see themselves
 
         def moved() -> tuple[Tensor, ...]:
-            return self.other(tokens), (begin + 1).clamp(max=visible - width)
+            return self.other(tokens), (starts + 1).clamp(max=visible - width)
 
         def make() -> StraightPass:
             return StraightPass(self.node_pass(visible))
 
-        return self.run(("straight", width, visible), make, (tokens, begin), moved, strict)[0]
+        return self.run(("straight", width, visible), make, (tokens, starts), moved, strict)[0]
+
+    def visible_to(self, end: int, strict: bool) -> int:
+        """Slots that a pass looks at whose last node lies before slot `end`, all of them where it is strict; they are
+        laid out, which a captured pass relies on."""
+        if not strict:
+            return self.visible(end)
+        self.cache.lay_out(self.cache.capacity)
+        return self.cache.capacity
 
     def other(self, tokens: Tensor) -> Tensor:
         """Other tokens everywhere, by which a capture is compared with its pass: experts are chosen by the token."""
@@ -189,11 +201,11 @@ class CachedModel(Runner):
         """The pass over the first `visible` slots, not captured."""
         return NodePass(self.model, self.cache, self._held, visible, self._taps)
 
-    def commit(self, starts: list[int], path: Tensor, is_chain: bool) -> None:
-        """Bring the accepted path (B, D + 1) of the last pass to the slots of its positions; a chain lies there
-        already."""
+    def commit(self, starts: Tensor, path: Tensor, is_chain: bool) -> None:
+        """Bring the accepted path (B, D + 1) of the last pass, which began at starts (B, 1), to the slots of its
+        positions; a chain lies there already."""
         if not is_chain:
-            self.cache.move(torch.tensor(starts, device=self.device)[:, None], path)
+            self.cache.move(starts, path)
 
 
 def runner_for(

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from decode.sampling.top_p import keep_top_k_and_p, keep_top_p
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -26,11 +28,10 @@ class Sampling:
         """The distribution is a point mass on the argmax."""
         return self.temperature == 0
 
-    def apart(self, device: torch.device) -> tuple[Sampling, Tensor]:
-        """The sampling at temperature 1, and the temperature as (1,) fp64: captures are then shared by all
-        temperatures above 0, where a service may be asked for any."""
-        alike = self if self.is_greedy else replace(self, temperature=1.0)
-        return alike, torch.tensor([self.temperature], dtype=torch.float64, device=device)
+    def apart(self) -> Sampling:
+        """The same at temperature 1 unless greedy, for a temperature that is given as a tensor: captures are then
+        shared by all temperatures above 0, where a service may be asked for any."""
+        return self if self.is_greedy else replace(self, temperature=1.0)
 
 
 def warp(logits: Tensor, sampling: Sampling, temperature: Tensor | None = None) -> Tensor:  # (..., V) -> (..., V)
@@ -44,10 +45,9 @@ def warp(logits: Tensor, sampling: Sampling, temperature: Tensor | None = None) 
     elif sampling.temperature != 1:
         scores = scores / sampling.temperature
     if 0 < sampling.top_k < scores.shape[-1]:
-        kth = scores.topk(sampling.top_k).values[..., -1:]
-        scores = scores.masked_fill(scores < kth, -torch.inf)
-    if sampling.top_p < 1:
-        scores = _keep_top_p(scores, sampling.top_p)
+        scores = _keep_top_k(scores, sampling)
+    elif sampling.top_p < 1:
+        scores = keep_top_p(scores, sampling.top_p)
     if sampling.min_p > 0:
         floor = scores.amax(-1, keepdim=True) + torch.log(torch.tensor(sampling.min_p, dtype=scores.dtype))
         scores = scores.masked_fill(scores < floor, -torch.inf)
@@ -63,10 +63,7 @@ def log_probs(logits: Tensor, sampling: Sampling) -> Tensor:  # (..., V) -> (...
     return torch.full_like(scores, -torch.inf).scatter_(-1, best, 0.0)
 
 
-def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
-    """transformers' rule: drop the least likely tokens whose joint mass is at most 1 - top_p, and never the
-    likeliest."""
-    ascending, order = scores.sort(-1)
-    dropped = ascending.softmax(-1).cumsum(-1) <= 1 - top_p
-    dropped[..., -1] = False
-    return scores.masked_fill(dropped.scatter(-1, order, dropped), -torch.inf)
+def _keep_top_k(scores: Tensor, sampling: Sampling) -> Tensor:
+    if sampling.top_p < 1:
+        return keep_top_k_and_p(scores, sampling.top_k, sampling.top_p)
+    return scores.masked_fill(scores < scores.topk(sampling.top_k).values[..., -1:], -torch.inf)

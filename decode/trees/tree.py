@@ -12,6 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from decode.trees.passengers import Passengers
+
 Drawn = Literal["arbitrary", "iid", "swor"]
 
 
@@ -29,6 +31,8 @@ class Tree:
     """(B, N, V): row i is the very distribution node i's children were drawn from; None where nobody needs it."""
     depth_bound: int = 0
     """Where rows differ: no node of any row lies deeper, known without asking the device."""
+    passengers: Passengers | None = None
+    """Tokens that ride along in the target pass, unverified."""
 
     @property
     def num_nodes(self) -> int:
@@ -45,21 +49,21 @@ class Tree:
         """(1, N) or (B, N) int64 on the tokens' device; -1 for node 0."""
         if isinstance(self.parents, Tensor):
             return self.parents
-        return torch.tensor([self.parents], device=self.tokens.device)
+        return _on_device(self.parents, self.tokens.device)
 
     @property
     def depths(self) -> Tensor:
         """(1, N) or (B, N) int64: edges between each node and pending."""
         if isinstance(self.parents, Tensor):
             return self.ancestors.sum(-1) - 1
-        return torch.tensor([tree_depths(self.parents)], device=self.tokens.device)
+        return _on_device(tree_depths(self.parents), self.tokens.device)
 
     @property
     def ancestors(self) -> Tensor:
         """(1, N, N) or (B, N, N) bool: [i, j] says that node j is node i or stands above it, so i attends to j."""
         if isinstance(self.parents, Tensor):
             return _ancestors_of_rows(self.parents, self.depth_bound)
-        return ancestors(self.parents).to(self.tokens.device)[None]
+        return _ancestors_on(self.parents, self.tokens.device)
 
     @property
     def max_depth(self) -> int:
@@ -92,6 +96,19 @@ def tree_depths(parents: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @cache
+def _on_device(values: tuple[int, ...], device: torch.device) -> Tensor:  # (1, N) int64
+    """Uploaded once: an upload in a round would wait for the device."""
+    with torch.inference_mode(mode=False):
+        return torch.tensor([values], device=device)
+
+
+@cache
+def _ancestors_on(parents: tuple[int, ...], device: torch.device) -> Tensor:  # (1, N, N) bool
+    with torch.inference_mode(mode=False):
+        return ancestors(parents).to(device)[None]
+
+
+@cache
 def ancestors(parents: tuple[int, ...]) -> Tensor:  # (N, N) bool
     """ancestors[i, j]: node j is node i or stands above it, so i attends to j."""
     above = torch.eye(len(parents), dtype=torch.bool)
@@ -107,6 +124,6 @@ def _ancestors_of_rows(parents: Tensor, depth: int) -> Tensor:  # (B, N) -> (B, 
     at = torch.arange(nodes, device=parents.device).expand(rows, nodes)
     above = torch.zeros(rows, nodes, nodes, dtype=torch.bool, device=parents.device)
     for _ in range(depth + 1):
-        above.scatter_(2, at[..., None], True)
+        above = above.scatter(2, at[..., None], torch.ones_like(above[..., :1]))
         at = parents.gather(1, at).clamp(min=0)
     return above

@@ -28,6 +28,7 @@ class Block:
     """Chains that were drawn from q."""
 
     shares_noise = False
+    on_host = False
 
     def drawn(self, shape: Shape, replacement: bool) -> Drawn | None:
         """Chains, independently."""

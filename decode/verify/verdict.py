@@ -48,22 +48,24 @@ class Question:
     """(B, N, V) warped scores of the target at each node (`sampling.warp`, processors applied)."""
     sampling: Sampling
     noise: Noise
-    positions: list[list[int]]
+    """Of this round."""
+    positions: Tensor
     """(B, D + 1) absolute position of the token after depth 0, 1, ... D."""
     gumbel: Tensor | None
     """(B, D + 1, V) coupled noise at those positions; None when greedy."""
-    round_index: int
 
     def uniforms(self, stream: Stream, draws: range) -> Tensor:  # (B, len(draws)) fp64
         """Numbers of this round, read once: `draws` are node ids, or depths."""
-        positions = [[row[0]] * len(draws) for row in self.positions]
-        return self.noise.fresh_uniform(stream, positions, self.round_index, list(draws))
+        every = torch.arange(draws.start, draws.stop, device=self.positions.device)
+        return self.noise.fresh_uniform(stream, self.positions[:, :1].expand(-1, len(draws)), every)
 
 
 class Verifier(Protocol):
     """A rule. `shares_noise`: drafts may be drawn with the coupled noise of the verdict."""
 
     shares_noise: bool
+    on_host: bool
+    """Whether it looks at values of tensors: rounds are then not captured."""
 
     def drawn(self, shape: Shape, replacement: bool) -> Drawn | None:
         """How children must be drawn for this plan; None where the rule has no exact way (`SamplingConfig` says why to
@@ -104,6 +106,7 @@ class Coupled:
     """Accept the child that equals the token which autoregressive sampling with the same noise would emit."""
 
     shares_noise = True
+    on_host = False
 
     def drawn(self, shape: Shape, replacement: bool) -> Drawn | None:
         """Any tree will do, drawn in any way: the draft's best by the shared noise, which differ."""

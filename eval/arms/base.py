@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from decode.stats import Round
+from eval.comparison_config import PLAIN
 
 AUTOREGRESSIVE = "own autoregressive loop"
 TRANSFORMERS = "transformers generate"
@@ -22,8 +23,8 @@ OURS = "ours"
 
 
 def our_name(setting: str) -> str:
-    """Name of a speculative arm of ours."""
-    return f"ours, {setting}"
+    """Name of the arm of one of our settings."""
+    return AUTOREGRESSIVE if setting == PLAIN else f"ours, {setting}"
 
 
 def is_vllm(arm: str) -> bool:

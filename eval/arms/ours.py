@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from decode import generate
+from decode import generate, warm_up
 from decode.config import SamplingConfig
 from decode.drafters.base import Drafter
 from decode.drafters.lm import LMDraft
@@ -47,6 +47,13 @@ class OurArm:
         arrivals = out.stats.arrival_s
         rounds = out.stats.rounds if self.drafter is not None else []
         return Sample(new, seconds, arrivals[0], first, arrivals, rounds, out.stats.peak_memory_bytes)
+
+    def capture_ahead(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+        """Rounds of all depths, where depths are chosen as the text goes; others are captured as calls go by."""
+        if self.settings.get("adaptive"):
+            settings = {name: value for name, value in self.settings.items() if name != "max_new_tokens"}
+            ids, _ = left_padded(prompts, 0, self.model.device)
+            warm_up(self.model, self.drafter, ids, max_new_tokens, **settings)
 
 
 def plain_arms(cfg: EvalConfig, model: PreTrainedModel, temperature: float) -> list[Arm]:

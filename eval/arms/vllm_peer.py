@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,10 @@ class Engine:
     settings: dict[str, Any]
     log: Path
     """What the worker says; its end is shown when it dies."""
+    environment: Mapping[str, str] | None = None
+    """Of the process; None is vLLM's."""
+    who: str = "the vLLM worker"
+    """For messages."""
     version: str = ""
     _process: subprocess.Popen[str] | None = field(default=None, repr=False)
 
@@ -71,7 +75,7 @@ class Engine:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=environment_of(self.python),
+                env=self.environment or environment_of(self.python),
                 process_group=0,  # a group of its own, which the kernel ends with us, stopped or not
             )
         self.version = self.call(self.settings)["ready"]
@@ -99,7 +103,7 @@ class Engine:
             line = ""
         if not line:
             words = "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:])
-            raise RunError(f"the vLLM worker ended with code {process.wait()}; {self.log} ends with:\n{words}")
+            raise RunError(f"{self.who} ended with code {process.wait()}; {self.log} ends with:\n{words}")
         os.killpg(process.pid, signal.SIGSTOP)
         return json.loads(line)
 

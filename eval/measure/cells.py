@@ -120,8 +120,9 @@ def _numbers(values: np.ndarray) -> list[float | None]:
 def choose(
     cfg: EvalConfig, point: Point, families: Mapping[str, Mapping[str, Arm]], prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
-    """{"best": family -> setting, "tokens_per_s": family -> setting -> speed, "prompts", "seconds"} of arms by family
-    and setting, each continuing `prompts` by timing.screening_tokens tokens once."""
+    """{"best": family -> setting, "tokens_per_s": family -> setting -> speed, "seconds_per_token": the same by batch of
+    prompts, "prompts", "seconds"} of arms by family and setting, each continuing `prompts` by timing.screening_tokens
+    tokens once."""
     began, size, tokens = time.perf_counter(), point.batch_size, cfg.timing.screening_tokens
     arms = [arm for family in families.values() for arm in family.values()]
     warm_up(arms, prompts, size, cfg.seed, tokens)
@@ -135,6 +136,10 @@ def choose(
         "temperature": point.temperature,
         "best": {family: fastest(of) for family, of in speeds.items()},
         "tokens_per_s": speeds,
+        "seconds_per_token": {
+            family: {setting: _numbers(seconds_per_token(samples[arm.name])) for setting, arm in settings.items()}
+            for family, settings in families.items()
+        },
         "prompts": len(prompts),
         "seconds": time.perf_counter() - began,
     }

@@ -155,8 +155,8 @@ def scores_at(
     scores = warp(logits[0], sampling).log_softmax(-1)
     if sampling.is_greedy:
         return scores
-    noise = Noise(seed, [text.row], scores.shape[-1], scores.device)
-    return scores + noise.coupled([[prefix.shape[1]]])[0, 0]
+    noise = Noise.of(seed, [text.row], scores.shape[-1], scores.device)
+    return scores + noise.coupled(torch.tensor([[prefix.shape[1]]], device=scores.device))[0, 0]
 
 
 def is_judged(dtype: torch.dtype) -> bool:
@@ -251,8 +251,8 @@ def _part_scores(logits: Tensor, text: Text, part: range, sampling: Sampling, se
     scores = warp(logits, sampling).log_softmax(-1)
     if sampling.is_greedy:
         return scores
-    positions = [[len(text.prompt) + at for at in part]]
-    return scores + Noise(seed, [text.row], scores.shape[-1], scores.device).coupled(positions)[0]
+    positions = torch.tensor([[len(text.prompt) + at for at in part]], device=scores.device)
+    return scores + Noise.of(seed, [text.row], scores.shape[-1], scores.device).coupled(positions)[0]
 
 
 def _part_check(scores: Tensor, text: Text, part: range) -> Check:

@@ -20,6 +20,7 @@ from decode.drafters.base import drafted_depth
 from decode.forward.runner import CAPTURE_AFTER
 from decode.trees.tree_plans import chain
 from eval.arms.base import Arm, Sample
+from eval.arms.ours import OurArm
 from eval.prompts.held_out import Prompt
 from eval.results.schema import ComponentTimes
 
@@ -29,7 +30,7 @@ Samples = dict[str, list[list[Sample]]]
 """arm -> prompt group -> round."""
 
 
-def order(arms: Sequence[Arm], seed: int, turn: int, group: int) -> list[Arm]:
+def order(arms: Sequence[Key], seed: int, turn: int, group: int) -> list[Key]:
     """The order of the arms for one prompt group in one round: a permutation drawn from all three numbers."""
     shuffled = list(arms)
     random.Random(f"{seed}/{turn}/{group}").shuffle(shuffled)
@@ -67,10 +68,13 @@ def interleave(
 def warm_up(
     arms: Sequence[Arm], prompts: Sequence[Prompt], batch_size: int, seed: int, max_new_tokens: int = 16
 ) -> None:
-    """Each arm once, unmeasured: first calls allocate, tune and compile."""
+    """Each arm once, unmeasured: first calls allocate, tune and compile. Of an arm that chooses how much it drafts, all
+    captures that it may need."""
     group = [prompts[i % len(prompts)].ids for i in range(batch_size)]
     with progress(len(arms), "arms", "warm-up") as bar:
         for arm in arms:
+            if isinstance(arm, OurArm):
+                arm.capture_ahead(group, max_new_tokens)
             arm.run(group, list(range(batch_size)), max_new_tokens, seed)
             bar.update(1)
 

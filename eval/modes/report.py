@@ -27,10 +27,11 @@ from eval.prompts.held_out import PromptSets, check_lengths, load_prompts
 from eval.render.formatting import guess
 from eval.render.plots import training_curves
 from eval.render.remarks import remarks
-from eval.render.report_page import headline_row, render_page, render_summary
+from eval.render.report_page import render_page, render_summary
 from eval.render.tracking import track_report
-from eval.results.document import LENGTH, Measured, arm_name, draft_lengths, make_results, scopes
+from eval.results.document import LENGTH, Measured, draft_lengths, make_results, scopes
 from eval.results.figures import Drafted
+from eval.results.headline import HEADLINE, arm_name, headline_row, rivals
 from eval.results.schema import write_results
 
 log = get_logger("eval")
@@ -90,6 +91,11 @@ def _candidates(run: CellRun, point: Point) -> dict[str, dict[str, Arm]]:
             str(k): our_arm(arm_name(draft, k), run.model, drafter, drafting(cfg, point.temperature, k))
             for k in dict.fromkeys(cfg.timing.choose_k)
         }
+    if cfg.headline.drafts:
+        found[HEADLINE] = {
+            one.arm: our_arm(one.arm, run.model, run.drafters[one.draft], one.settings)
+            for one in rivals(cfg, point.temperature)
+        }
     refusal = assisted_refusal(cfg, drafter)
     if refusal is None:
         found[ASSISTED] = assisted_arms(cfg, run.model, drafter, point.temperature)
@@ -142,12 +148,17 @@ def _cells(
 def time_cell(
     run: CellRun, cell: Cell, choice: Mapping[str, Any], prompts: PromptSets, families: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Both baselines, every draft at its lengths, and the peer at its best setting."""
+    """Both baselines, every draft at its lengths, what competes for the headline, and the peer at its best setting."""
     cfg, chosen = run.cfg, run.cfg.decode.num_draft_tokens
     drafted = [
         Drafted(arm_name(draft, k), families[draft], draft, drafting(cfg, cell.temperature, k))
         for draft in run.drafters
         for k in draft_lengths(cfg, cell.temperature, draft)
+    ]
+    drafted += [
+        Drafted(one.arm, families[one.draft], one.draft, one.settings, one.setting)
+        for one in rivals(cfg, cell.temperature)
+        if one.setting is not None
     ]
     arms = [
         *plain_arms(cfg, run.model, cell.temperature),
@@ -159,7 +170,7 @@ def time_cell(
     longest = max(one.settings.num_draft_tokens for one in drafted)
     until_captured = min(cfg.decode.max_new_tokens, (CAPTURE_AFTER + 1) * (longest + 1))
     warm_up(arms, prompts.screening, cell.batch_size, cfg.seed, until_captured)
-    judged = [one.arm for one in drafted if one.settings.num_draft_tokens == chosen]
+    judged = [one.arm for one in drafted if one.settings.num_draft_tokens == chosen or one.setting is not None]
     return run.time(cell, arms, drafted, prompts.timed, scopes(cfg, prompts), judged)
 
 
@@ -211,6 +222,8 @@ def make_plan(cfg: EvalConfig, target: ModelDescription, prompts: PromptSets) ->
     timed = calls * cfg.decode.max_new_tokens
     checked = _checked_tokens(cfg, len(prompts.reported))
     screened = len(cfg.timing.choose_k) * len(prompts.screening) * cfg.timing.screening_tokens
+    competing = sum(len(rivals(cfg, temperature)) for temperature in cfg.temperatures)
+    screened += competing * len(prompts.screening) * cfg.timing.screening_tokens
     if assisted_refusal(cfg) is None:
         per_temperature = len(assisted_settings(cfg.peers)) * len(prompts.screening) * cfg.timing.screening_tokens
         screened += per_temperature * len(cfg.temperatures)
@@ -221,6 +234,7 @@ def make_plan(cfg: EvalConfig, target: ModelDescription, prompts: PromptSets) ->
 
 def _arm_names(cfg: EvalConfig, temperature: float) -> list[str]:
     drafts = [arm_name(draft, k) for draft in cfg.drafts for k in draft_lengths(cfg, temperature, draft)]
+    drafts += [one.arm for one in rivals(cfg, temperature) if one.setting is not None]
     peers = [ASSISTED] if assisted_refusal(cfg) is None else []
     return [AUTOREGRESSIVE, TRANSFORMERS, *drafts, *peers]
 

@@ -196,6 +196,14 @@ def columns(*wanted: str | Column) -> list[Column]:
     return [one if isinstance(one, Column) else SHARED.get(one) or column(one) for one in wanted]
 
 
+def named(row: Row) -> str:
+    """The draft of a report's row, and its setting where that is one of headline.settings."""
+    return row["draft"] if row["setting"] is None else f"{row['draft']}, {row['setting']}"
+
+
+NAMED = Column("draft", named)
+
+
 def flips(row: Row) -> str:
     """Sequences of the timed run that rounding made differ, out of tokens."""
     if row["dtype_flips"] is None:
@@ -222,7 +230,7 @@ _FIGURES = (
     estimate("speedup"),
     estimate("whole call", "whole_call_speedup"),
     column("predicted", "predicted_speedup", number),
-    column("realised", write=number),
+    Column("realised", lambda row: with_interval(row["realised"], row.get("realised_ci95"))),
     column("mismatches", write=thousands),
     column("near-ties", "near_ties", thousands),
     column("in tokens", "tokens_checked", thousands),

@@ -16,7 +16,7 @@ from eval.render import formatting
 from eval.render.formatting import Table
 
 _FORMATS = "number with_interval interval whole thousands short share count losslessness uncached hardware software"
-_FORMATS += " size folders batches spread machines"
+_FORMATS += " named size folders batches spread machines"
 
 
 class Code(str):

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from eval.render.formatting import overall_rows
+from eval.render.formatting import named, overall_rows
 from train.metrics_log import METRICS, read_metrics
 
 Curves = dict[str, list[dict[str, Any]]]
@@ -83,7 +83,7 @@ def acceptance_plot(results: dict[str, Any]) -> str:
     def paint(axes: Sequence[Axes]) -> None:
         for row in rows:
             values = row["acceptance_by_position"]
-            label = f"{row['draft']}, T={row['temperature']:g}"
+            label = f"{named(row)}, T={row['temperature']:g}"
             style = dashes.get(row["temperature"], "-")
             axes[0].plot(
                 range(1, len(values) + 1), _gaps(values), style, marker="o", color=colors[row["draft"]], label=label

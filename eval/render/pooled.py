@@ -8,12 +8,14 @@ from typing import Any
 
 from eval.render.formatting import (
     MISSING,
+    NAMED,
     Column,
     Table,
     column,
     columns,
     hardware,
     losslessness,
+    named,
     overall_rows,
     spread,
     uncached,
@@ -24,7 +26,7 @@ from eval.results.pooling import row_key
 
 Row = Mapping[str, Any]
 SHORT = columns(
-    *("T", "draft", "k", "alpha", column("tokens per pass", "tau", lambda tau: f"{tau:.2f}"), "speedup"),
+    *("T", NAMED, "k", "alpha", column("tokens per pass", "tau", lambda tau: f"{tau:.2f}"), "speedup"),
     Column("by run", lambda row: spread(row["speedup_by_run"])),
 )
 
@@ -53,8 +55,8 @@ def side_by_side(both: Sequence[Row], peer: Row | None) -> Table:
         "against a forward without a cache": [uncached(dict(row)) or MISSING for row in both],
     }
     rows = [{"": name, **{str(i): one for i, one in enumerate(each)}} for name, each in figures.items()]
-    named = [column(f"{row['draft']}, {'best ' if i else ''}{kind(row)}", str(i)) for i, row in enumerate(both)]
-    return Table("What travels", [Column("", lambda one: one[""]), *named], rows)
+    shown = [column(f"{named(row)}, {'best ' if i else ''}{kind(row)}", str(i)) for i, row in enumerate(both)]
+    return Table("What travels", [Column("", lambda one: one[""]), *shown], rows)
 
 
 def _over(peer: Row | None) -> str:

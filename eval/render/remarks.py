@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from eval.render.formatting import count, number, overall_rows, share, with_interval
+from eval.render.formatting import count, named, number, overall_rows, share, with_interval
 from eval.results.paying import dearest_draft, draft_cost, predicted_by_length, verification
 
 Row = Mapping[str, Any]
@@ -83,7 +83,7 @@ def _reason(row: Row) -> str:
 def _not_shown(rows: Sequence[Row]) -> Iterator[str]:
     found = [one for one in rows if one["speedup"] and one["speedup"] >= 1 and (one["speedup_ci95"] or [2.0])[0] <= 1]
     if found:
-        who = ", ".join(f"{one['draft']} at T={one['temperature']:g}" for one in found)
+        who = ", ".join(f"{named(one)} at T={one['temperature']:g}" for one in found)
         yield f"Not shown to be faster than no draft, since the interval of the speedup holds 1: {who}."
 
 
@@ -91,7 +91,7 @@ def _faster_than_predicted(rows: Sequence[Row]) -> Iterator[str]:
     found = [row for row in rows if _exceeds(row)]
     if not found:
         return
-    who = [f"{one['draft']} at T={one['temperature']:g} ({share(one['realised'])} of that speedup)" for one in found]
+    who = [f"{named(one)} at T={one['temperature']:g} ({share(one['realised'])} of that speedup)" for one in found]
     token = max(_token_in_passes(one) for one in found)
     told = (
         f"Without a draft a token takes up to {number(token)} times its pass, and a draft saves part of what the "
@@ -122,4 +122,4 @@ def _few_prompts(prompts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _who(row: Row) -> str:
-    return f"At T={row['temperature']:g} {row['draft']}"
+    return f"At T={row['temperature']:g} {named(row)}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from eval.render.formatting import (
     MISSING,
+    NAMED,
     Column,
     Row,
     Table,
@@ -22,18 +23,19 @@ from eval.render.page import Page, Plot, as_html, as_markdown
 from eval.render.plots import Curves, acceptance_plot, draft_length_plot, temperature_plot, training_plot
 from eval.render.pooled import SHORT, baselines, runs_table, side_by_side, sides
 from eval.render.remarks import ONE_PROCESS, remarks
+from eval.results.headline import contest_of, headline_row, over_peer
 
 _SPEED = columns(
-    *("T", "draft", "k", "alpha", "tau", "tokens/s", "baseline", "speedup", "whole call", "predicted", "realised")
+    *("T", NAMED, "k", "alpha", "tau", "tokens/s", "baseline", "speedup", "whole call", "predicted", "realised")
 )
 _EXACTNESS = columns(
-    *("T", "draft", "verifier", "mismatches", "near-ties", "in tokens", "flips when timed", "repeated 4-grams"),
+    *("T", NAMED, "verifier", "mismatches", "near-ties", "in tokens", "flips when timed", "repeated 4-grams"),
     *("ttft", "itl p50", "itl p95", "memory"),
 )
 _PEER = Column("peer", lambda peer: f"{peer['name']} {peer['version']}")
 _PEERS = columns("T", _PEER, Column("best setting", setting), "tokens/s", "ours / peer")
 _TRIED = columns("T", Column("setting", setting), "tokens/s")
-_CATEGORIES = columns("category", "T", "draft", "prompts", "alpha", "tau", "speedup")
+_CATEGORIES = columns("category", "T", NAMED, "prompts", "alpha", "tau", "speedup")
 _LENGTHS = columns("k", column("tau", write=number), "tokens/s", "speedup", "predicted", "realised")
 _CURVE = columns(
     *("T", "draft", Column("alpha", lambda point: number(point["alpha"], 3))),
@@ -50,7 +52,7 @@ def _uncached_flips(row: Row) -> str:
 
 
 _UNCACHED = columns(
-    *("T", "draft", column("mismatches", "uncached_mismatches", thousands)),
+    *("T", NAMED, column("mismatches", "uncached_mismatches", thousands)),
     *(column("near-ties", "uncached_near_ties", thousands), column("in tokens", "uncached_tokens_checked", thousands)),
     Column("flips when timed", _uncached_flips),
 )
@@ -92,7 +94,7 @@ def _tables_of_sweeps(results: dict[str, Any]) -> list[Table]:
 
 
 def _tables_of_arms(results: dict[str, Any]) -> list[Table]:
-    components = columns("T", "draft", "t_target(1)", "t_target(k+1)", "t_draft")
+    components = columns("T", NAMED, "t_target(1)", "t_target(k+1)", "t_draft")
     tried = [peer for peer in results["peers"] if not peer["best"]]
     note = "On separate prompts, not comparable with the speeds above."
     return [
@@ -124,21 +126,18 @@ def render_block(results: dict[str, Any]) -> str:
     return as_markdown(_page(results, {}), "block.md.j2", main=main, told=told, **_headline(results)).strip()
 
 
-def headline_row(results: dict[str, Any]) -> dict[str, Any] | None:
-    """The first draft's row over all prompts at the first temperature above 0; a greedy row is never a headline."""
-    return next((row for row in results["rows"] if row["category"] is None and row["temperature"] > 0), None)
-
-
 def _headline(results: dict[str, Any]) -> dict[str, Any]:
     """What the headline tells of: its row, those of other drafts at its temperature, and the best peer there."""
     row = headline_row(results)
     if row is None:
         return {"row": None}
     peers = [one for one in results["peers"] if one["temperature"] == row["temperature"]]
-    others = [one for one in overall_rows(results) if one["temperature"] == row["temperature"]]
+    others = [one for one in overall_rows(results) if one["temperature"] == row["temperature"] and not one["setting"]]
     peer = next((one for one in peers if one["best"]), None)
+    peer = peer if peer is None else over_peer(results, row, peer)
     found = {
         "row": row,
+        "contest": contest_of(results),
         "others": [one for one in others if one["draft"] != row["draft"]],
         "peer": peer,
         "num_tried": sum(not one["best"] for one in peers),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from eval.config import EvalConfig
+from eval.render.formatting import named
 from train.trackers import build_tracker, check_tracker
 
 FILES = ("results.json", "summary.md", "index.html")
@@ -27,7 +28,7 @@ def track_report(cfg: EvalConfig, folder: Path, results: dict[str, Any]) -> None
 
 def _figures(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {
-        f"{row['draft']}/T={row['temperature']:g}/{name}": row[name]
+        f"{named(row)}/T={row['temperature']:g}/{name}": row[name]
         for row in rows
         if row["category"] is None
         for name in ("alpha", "tau", "speedup", "predicted_speedup", "realised", "mismatches")

@@ -22,7 +22,8 @@ from eval.measure.alpha import Alphas
 from eval.measure.quality import Quality
 from eval.measure.timed_run import promised_speedup
 from eval.prompts.held_out import Prompt, PromptSets
-from eval.results.figures import Scope, described, listed, quality_figures
+from eval.results.figures import Scope, alpha_alone, described, listed, quality_figures
+from eval.results.headline import arm_name, contests
 from eval.results.schema import SCHEMA, Row
 from eval.results.statistics import Estimate, arm_pairs, arm_ratio, arm_speed, finite
 
@@ -52,7 +53,8 @@ DEFINITIONS = {
     "predicted_speedup": "tau x t_target(1) / (k x t_draft + t_target(k + 1)), from the component times; tau is here a "
     "prompt's own, after its first arrival, and its median over prompts, as speedup is. Of chains of one length alone.",
     "realised": "Measured speedup over predicted speedup: what is left after the decoder's own work. Above 1 where the "
-    "loop without a draft loses more to its own work than the one with a draft does.",
+    "loop without a draft loses more to its own work than the one with a draft does. Its interval is over prompts; "
+    "component times stay as they were measured.",
     "ttft_s": "Seconds until the first tokens arrive, median. For a speculative arm that is a burst.",
     "itl_s": "Seconds between arrivals; the tokens of one target pass arrive together and count as one arrival.",
     "losslessness": "Exact in distribution; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. "
@@ -111,6 +113,7 @@ def make_results(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
         "settings": _settings(cfg),
         "prompts": _prompts(cfg, measured),
         "length_choice": _length_choice(cfg, measured),
+        "headline": contests(cfg, measured.choices, _screening_source(cfg)),
         "definitions": DEFINITIONS,
         "rows": [row.model_dump() for row in _rows(cfg, measured)],
         "peers": _peers(cfg, measured),
@@ -125,11 +128,6 @@ def make_results(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
             "temperature": _temperature_sweep(cfg, measured),
         },
     }
-
-
-def arm_name(draft: str, k: int) -> str:
-    """Name of a speculative arm of a report."""
-    return f"{draft} k={k}"
 
 
 def draft_lengths(cfg: EvalConfig, temperature: float, draft: str) -> list[int]:
@@ -165,7 +163,7 @@ def target_entry(target: ModelDescription, dtype: str) -> dict[str, Any]:
 
 def _settings(cfg: EvalConfig) -> dict[str, Any]:
     """What figures depend on besides target, drafts and prompts: how k was found does not count, k does."""
-    own = {name: asdict(getattr(cfg, name)) for name in ("decode", "timing", "peers", "lossless")}
+    own = {name: asdict(getattr(cfg, name)) for name in ("decode", "timing", "headline", "peers", "lossless")}
     for name in ("choose_k", "screening_prompts", "screening_tokens"):
         del own["timing"][name]
     return {**own, "temperatures": cfg.temperatures, "curve_temperatures": cfg.curve_temperatures, "seed": cfg.seed}
@@ -232,14 +230,16 @@ def _screening_source(cfg: EvalConfig) -> str:
 
 
 def _rows(cfg: EvalConfig, measured: Measured) -> list[Row]:
-    """The timed rows at the report's draft length, with what was measured before of their drafts."""
+    """The timed rows at the report's draft length, with what was measured before of their drafts; then those of other
+    settings, of which alpha alone is known: it does not depend on them."""
     by_category = {scope.category: scope for scope in scopes(cfg, measured.prompts)}
-    rows = [row for cell in measured.cells for row in _timed(cell) if row.num_draft_tokens == _k(cfg)]
+    rows = [row for cell in measured.cells for row in _timed(cell)]
+    usual = [row for row in rows if row.num_draft_tokens == _k(cfg) and row.setting is None]
     found = []
     for category, scope in by_category.items():
-        for row in (row for row in rows if row.category == category):
+        for row in (row for row in [*usual, *(row for row in rows if row.setting)] if row.category == category):
             quality = quality_figures(measured.quality[row.temperature, row.draft], scope, cfg.seed)
-            found.append(row.model_copy(update=quality))
+            found.append(row.model_copy(update=quality if row.setting is None else alpha_alone(quality)))
     return found
 
 
@@ -280,13 +280,13 @@ def _draft_length_sweep(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
     first, temperature = next(iter(cfg.drafts)), cfg.temperatures[0]
     shown = {"num_draft_tokens", "tau", "tokens_per_s", "speedup", "speedup_ci95", "predicted_speedup", "realised"}
     shown |= {"passes_by_prompt", "seconds_by_prompt"}
-    rows = [row for row in _timed(measured.cells[0]) if row.draft == first and row.category is None]
+    rows = [row for row in _timed(measured.cells[0]) if (row.draft, row.category, row.setting) == (first, None, None)]
     points = [row.model_dump(include=shown) for row in rows] if cfg.timing.sweep else []
     return {"draft": first, "temperature": temperature, "points": points}
 
 
 def _temperature_sweep(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
-    timed = [row for row in _timed(measured.cells[0]) if row.num_draft_tokens == _k(cfg)]
+    timed = [row for row in _timed(measured.cells[0]) if (row.num_draft_tokens, row.setting) == (_k(cfg), None)]
     costs = {row.draft: row.component_times for row in timed}
     points = []
     for (temperature, draft), alphas in sorted(measured.curve.items()):

@@ -168,6 +168,7 @@ def speed(
         **described("whole_call_speedup", call_ratio(samples, one.arm, base, groups, seed)),
         "predicted_speedup": predicted,
         "realised": None if speedup is None or predicted is None else speedup.value / predicted,
+        "realised_ci95": None if predicted is None else realised_interval(samples, one.arm, base, groups, costs, seed),
         "component_times": costs,
         "seconds_by_prompt": listed(_pairs(samples, one.arm, base, groups)),
         "call_seconds_by_prompt": listed(_call_pairs(samples, one.arm, base, groups)),
@@ -187,9 +188,33 @@ def typical_tau(samples: Sequence[Sequence[Sample]]) -> float | None:
     Pooled over passes it would be less, since prompts of a low tau take more of them, and the speedup that it predicts
     too: at T=0, where prompts differ most, measured speedups came out twice as high as such predictions.
     """
-    later = [[one for sample in group for one in sample.rounds[len(sample.new_ids) :]] for group in samples]
-    each = [sum(one.emitted for one in rounds) / len(rounds) for rounds in later if rounds]
+    each = [tau for tau in taus(samples) if np.isfinite(tau)]
     return float(np.median(each)) if each else None
+
+
+def taus(samples: Sequence[Sequence[Sample]]) -> np.ndarray:  # (prompts,)
+    """Of each prompt, tokens per target pass after the first arrival; NaN where no pass followed it."""
+    later = [[one for sample in group for one in sample.rounds[len(sample.new_ids) :]] for group in samples]
+    return np.array([sum(one.emitted for one in rounds) / len(rounds) if rounds else np.nan for rounds in later])
+
+
+def realised_interval(
+    samples: Samples, ours: str, base: str, groups: Sequence[int], costs: ComponentTimes | None, seed: int
+) -> list[float] | None:
+    """95% interval over prompts of measured over predicted speedup: a prompt's times and its tau are drawn together,
+    the component times stay as they were measured. None for a single prompt."""
+    pairs, each = _pairs(samples, ours, base, groups), taus([samples[ours][group] for group in groups])
+    columns = np.column_stack([pairs, each])
+    known = columns[np.isfinite(columns).all(1)]
+    if costs is None or not len(known):
+        return None
+    for_one_token = promised_speedup(costs, 1.0)
+    return bootstrap(known, lambda drawn: _realised(drawn) / for_one_token, seed).interval
+
+
+def _realised(drawn: np.ndarray) -> np.ndarray:  # (R, n, 3) -> (R,)
+    """Speedup over tau, each the median over prompts, as in the figures themselves."""
+    return median_of_ratios(drawn[..., :2]) / np.median(drawn[..., 2], axis=-1)
 
 
 def latency(samples: Sequence[Sequence[Sample]]) -> dict[str, Any]:
@@ -231,6 +256,11 @@ def quality_figures(quality: Quality, scope: Scope, seed: int) -> dict[str, Any]
     """The fields of a row that its draft's quality fills."""
     uncached = {f"uncached_{name}": value for name, value in _checked(quality.uncached, scope.texts).items()}
     return {**_alpha(quality, scope, seed), **_checked(quality.checks, scope.texts), **uncached}
+
+
+def alpha_alone(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Of those figures."""
+    return {name: value for name, value in figures.items() if name.startswith("alpha")}
 
 
 def _alpha(quality: Quality, scope: Scope, seed: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from eval.results.figures import described
+from eval.results.headline import pooled_contests
 from eval.results.statistics import Estimate, Statistic, bootstrap_crossed, median_of_ratios, ratio_of_sums
 
 Entry = Mapping[str, Any]
@@ -17,6 +18,7 @@ _ABOUT = ("draft", "temperature", "num_draft_tokens", "category", "verifier", "t
 _SUMS = ("tokens", "alpha_tokens", "mismatches", "near_ties", "tokens_checked", "uncached_mismatches")
 _SUMS += ("uncached_near_ties", "uncached_tokens_checked", "dtype_flips", "dtype_tokens_compared")
 _SUMS += ("uncached_dtype_flips", "uncached_dtype_tokens")
+_OF_A_RUN = ("environment", "length_choice", "headline", "rows", "peers")
 _MEDIANS = ("tokens_per_s", "baseline_tokens_per_s", "predicted_speedup", "realised", "ttft_s", "repeated_4gram_share")
 _PAIRS: dict[str, tuple[str, Statistic]] = {
     "alpha": ("alpha_by_document", ratio_of_sums),
@@ -46,6 +48,7 @@ def pool(runs: Sequence[Entry]) -> dict[str, Any]:
         **first,
         "environment": {**first["environment"], "report_seconds": seconds},
         "definitions": {**first["definitions"], **DEFINITIONS},
+        "headline": pooled_contests(runs),
         "rows": matched([run["rows"] for run in runs], row_key, lambda each: _row(each, seed)),
         "peers": matched([run["peers"] for run in runs], peer_key, lambda each: _peer(each, seed)),
         "arms": matched([run["arms"] for run in runs], arm_key, lambda each: _medians(each, "tokens_per_s")),
@@ -59,7 +62,7 @@ def pool(runs: Sequence[Entry]) -> dict[str, Any]:
                 "points": matched(curves, point_key, lambda each: _medians(each, "alpha", "tau", "predicted_speedup")),
             },
         },
-        "runs": [{name: run[name] for name in ("environment", "length_choice", "rows", "peers")} for run in runs],
+        "runs": [{name: run[name] for name in _OF_A_RUN if name in run} for run in runs],
     }
 
 
@@ -114,6 +117,7 @@ def _row(each: list[Entry], seed: int) -> dict[str, Any]:
         "component_times": _times([row["component_times"] for row in each]),
         "peak_memory_bytes": max(row["peak_memory_bytes"] for row in each),
         "speedup_by_run": [row["speedup"] for row in each],
+        "realised_ci95": None,  # over the prompts of one process; between processes the ratio moves by more
     }
 
 

@@ -104,9 +104,11 @@ class Row(Part):
     """The same for whole calls."""
     speedup_by_run: list[float | None] | None = None
     """Of runs that were pooled."""
+    realised_ci95: Interval | None = None
 
 
 LATER = ("alpha_by_document", "passes_by_prompt", "seconds_by_prompt", "call_seconds_by_prompt", "speedup_by_run")
+LATER += ("realised_ci95",)
 """Fields that results of this schema may lack: they were written before these came."""
 SCHEMA = 2
 _EDITED = "it was edited or cut, and what it says was not measured. Write the report again"

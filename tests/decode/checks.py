@@ -27,6 +27,7 @@ from tests.decode.drafters import Oracle, OracleTree
 from tests.tiny import MODELS, tiny_llama
 
 VOCAB = 64
+CPU = torch.device("cpu")
 CHAIN = chain(4)
 
 
@@ -231,12 +232,15 @@ def check_zero_probability_never_accepted() -> None:
 def check_drafts_follow_their_distribution(draws: int = 4000) -> None:
     """Tokens drawn for rejection follow the log q that is handed over (G statistic, threshold of 1e-9 at 3 degrees)."""
     distribution = torch.tensor([0.5, 0.3, 0.15, 0.05])
-    noise = Noise(0, list(range(draws)), 4, torch.device("cpu"))
+    noise = Noise.of(0, list(range(draws)), 4, torch.device("cpu"))
     ids = torch.zeros(draws, 8, dtype=torch.long)
     context = Context(
         ids=ids,
-        lengths=[3] * draws,
+        lengths=torch.full((draws,), 3),
+        shortest=3,
+        longest=3,
         sampling=Sampling(),
+        temperature=torch.ones(1),
         noise=noise,
         shape=chain(1),
         drawn="iid",
@@ -268,9 +272,8 @@ def check_siblings_have_numbers_of_their_own() -> None:
 def check_streams_differ() -> None:
     """Draft, accept and residual noise of one position and round are different numbers, and so are rounds, positions
     and draws."""
-    noise = Noise(5, [0], 1, torch.device("cpu"))
     keys = [
-        noise._fresh_keys(stream, [[position]], round_index, [draw])[0][0]
+        int(Noise.of(5, [0], 1, CPU, round_index)._fresh_keys(stream, torch.tensor([[position]]), torch.tensor([draw])))
         for stream in (Stream.DRAFT, Stream.ACCEPT, Stream.RESIDUAL)
         for position in range(3)
         for round_index in range(3)

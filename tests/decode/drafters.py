@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from decode.drafters.base import Context
@@ -13,6 +15,7 @@ class Oracle:
     turn."""
 
     taps: tuple[int, ...] = ()
+    on_host = True
 
     def __init__(self, texts: list[list[int]], vocab_size: int) -> None:
         self.texts, self.vocab_size = texts, vocab_size
@@ -20,14 +23,22 @@ class Oracle:
     def start(self, context: Context, capacity: int) -> None:
         """Nothing to prepare."""
 
+    def read(self, context: Context, lengths: Mapping[int, int]) -> None:
+        """Nothing to read."""
+
+    def prepare(self, context: Context) -> tuple[()]:
+        """Nothing to prepare."""
+        return ()
+
     def propose(self, context: Context) -> Tree:
         """A chain that is right for (round mod k + 1) tokens."""
         k = context.num_draft_tokens
-        rows = [self._row(context, row, context.round_index % (k + 1)) for row in range(len(self.texts))]
+        right = int(context.noise.round_index) % (k + 1)
+        rows = [self._row(context, row, right) for row in range(len(self.texts))]
         return Tree(torch.tensor(rows), chain_parents(k + 1))
 
     def _row(self, context: Context, row: int, right: int) -> list[int]:
-        start = context.lengths[row]
+        start = int(context.lengths[row])
         known = self.texts[row] + [0] * (context.num_draft_tokens + 1)
         drafted = known[start : start + context.num_draft_tokens]
         wrong = [token if i < right else (token + 1) % self.vocab_size for i, token in enumerate(drafted)]
@@ -35,9 +46,6 @@ class Oracle:
             int(context.ids[row, start - 1]),
             *wrong,
         ]  # a rule that keeps the distribution only may have left the text
-
-    def reset(self, rows: list[int]) -> None:
-        """Nothing to forget."""
 
 
 class OracleTree(Oracle):

@@ -12,6 +12,7 @@ from torch import Tensor
 from decode.drafters import drafting
 from decode.loop import Loop
 from decode.sampling.noise import Noise, Stream
+from decode.state import State
 from decode.trees.tree import Tree
 from decode.verify import block, rejection, verdict
 from decode.verify.verdict import Question, Verdict, draw, follow
@@ -195,19 +196,22 @@ def argmax_drafts(patch: pytest.MonkeyPatch) -> None:
 
 def draft_noise_of_one_round(patch: pytest.MonkeyPatch) -> None:
     """Sequoia: draft noise is drawn once and read in every round."""
-    patch.setattr(drafting, "draft_noise", lambda context: real_noise(replace(context, round_index=0)))
+    first = torch.zeros((), dtype=torch.long)
+    patch.setattr(
+        drafting,
+        "draft_noise",
+        lambda context: real_noise(replace(context, noise=replace(context.noise, round_index=first))),
+    )
 
 
 def accept_noise_of_one_round(patch: pytest.MonkeyPatch) -> None:
     """Sequoia as well: so are the uniforms that accept."""
-    patch.setattr(
-        Question,
-        "uniforms",
-        lambda self, stream, draws: self.noise.fresh_uniform(
-            stream, [[row[0]] * len(draws) for row in self.positions], 0, list(draws)
-        ),
-    )
-    patch.setattr(Loop, "_positions", lambda self, depth: [list(range(depth + 1)) for _ in self.rows.lengths])
+
+    def uniforms(self, stream, draws):  # noqa: ANN001, ANN202
+        first = replace(self.noise, round_index=torch.zeros((), dtype=torch.long))
+        return first.fresh_uniform(stream, torch.zeros(len(self.positions), len(draws)).long(), torch.tensor([*draws]))
+
+    patch.setattr(Question, "uniforms", uniforms)
 
 
 def streams_shared(patch: pytest.MonkeyPatch) -> None:
@@ -216,7 +220,7 @@ def streams_shared(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Noise,
         "_fresh_keys",
-        lambda self, stream, at, round_index, draws=None: fresh(self, Stream.DRAFT, at, round_index, draws),
+        lambda self, stream, at, draws=None: fresh(self, Stream.DRAFT, at, draws),
     )
 
 
@@ -225,25 +229,19 @@ def siblings_share_a_number(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Question,
         "uniforms",
-        lambda self, stream, draws: self.noise.fresh_uniform(
-            stream, [[row[0]] * len(draws) for row in self.positions], self.round_index
-        ),
+        lambda self, stream, draws: self.noise.fresh_uniform(stream, self.positions[:, :1].expand(-1, len(draws))),
     )
 
 
 def noise_position_off_by_one(patch: pytest.MonkeyPatch) -> None:
     """The noise of a draft pass is that of the next position."""
-    real = Loop._positions
-    patch.setattr(
-        Loop,
-        "_positions",
-        lambda self, depth: [[at + 1 for at in row] if depth else row for row in real(self, depth)],
-    )
+    real = State.positions
+    patch.setattr(State, "positions", lambda self, depth: real(self, depth) + (1 if depth else 0))
 
 
 def noise_keyed_by_row(patch: pytest.MonkeyPatch) -> None:
     """The row of the batch keys the noise, not the request."""
-    patch.setattr(Noise, "seat", lambda self, row, key: None)
+    patch.setattr(Loop, "_key", lambda self, index: self.rows.seated.index(index))
 
 
 MUTANTS: dict[str, tuple[Patch, Callable[[], None]]] = {

@@ -16,7 +16,7 @@ real_masks = target.layer_masks
 
 def filters_forgotten(patch: pytest.MonkeyPatch) -> None:
     """p is not warped before the rule."""
-    patch.setattr("decode.loop.warp", lambda logits, sampling: logits)
+    patch.setattr("decode.round.warp", lambda logits, sampling, temperature: logits)
 
 
 def position_off_by_one(patch: pytest.MonkeyPatch) -> None:
@@ -69,9 +69,9 @@ def one_slot_too_many(patch: pytest.MonkeyPatch) -> None:
 
 
 def bucket_one_short(patch: pytest.MonkeyPatch) -> None:
-    """The view of the cache is a slot shorter than what a pass writes."""
+    """The view of the cache is a slot shorter than what a pass writes; bounds of the rows are one longer than they."""
     real = target.CachedModel.visible
-    patch.setattr(target.CachedModel, "visible", lambda self, end: real(self, end - 1))
+    patch.setattr(target.CachedModel, "visible", lambda self, end: real(self, end - 2))
 
 
 def end_token_inside_the_path(patch: pytest.MonkeyPatch) -> None:
@@ -97,10 +97,11 @@ def prefix_of_the_root(patch: pytest.MonkeyPatch) -> None:
 
 def last_draft_token_unread(patch: pytest.MonkeyPatch) -> None:
     """After a round that accepted everything the draft goes on without its own last token."""
-    real = lm.lm_round
-    patch.setattr(lm, "lm_round", lambda runner, context, width: real(runner, context, 1))
+    patch.setattr(lm, "_width", lambda context: 1)
 
 
 def draft_keeps_the_row_before(patch: pytest.MonkeyPatch) -> None:
     """A request that takes over a row is drafted for as if it continued the one before."""
-    patch.setattr(lm.LMDraft, "reset", lambda self, rows: None)
+    read = lm.LMDraft.read
+    first = lambda self, context, lengths: read(self, context, lengths if len(lengths) > 1 else {})  # noqa: E731
+    patch.setattr(lm.LMDraft, "read", first)

@@ -146,10 +146,10 @@ def test_the_audit_is_there_for_custom_generate(model: Any) -> None:
 
 
 def test_the_audit_keeps_the_ledger_of_random_numbers(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from decode.sampling.noise import Noise
+    from decode.sampling.noise import Ledger
 
     seen = []
-    monkeypatch.setattr(Noise, "_enter", lambda self, *given: seen.append(given))
+    monkeypatch.setattr(Ledger, "enter", lambda self, *given: seen.append(given))
     ids, _ = ragged_prompts(1)
     generate(model, LMDraft(model), ids, max_new_tokens=4, verifier="rejection", audit=True, seed=0)
     assert seen

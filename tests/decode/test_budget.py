@@ -6,72 +6,22 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 
 from decode import generate
-from decode.autotune.budget import LONGEST_GAP, Acceptance, Budget, Calibration, monotone
+from decode.autotune.budget import Budget
+from decode.autotune.estimates import PRIOR, Acceptance, Calibration, monotone
+from decode.autotune.fallback import LONGEST_GAP
 from decode.drafters.lm import LMDraft
 from decode.stats import Round
 from decode.trees.tree_plans import Dynamic, Shape, chain, k_ary
 from tests.decode import checks, distributions
+from tests.decode.simulated import Simulation, best_depth, line
 from tests.tiers import by_default
 from tests.tiny import tiny_llama
-
-
-@dataclass
-class Simulation:
-    """A decoder whose acceptance and clock are scripted."""
-
-    seconds: Callable[[int], float]
-    """t(depth)."""
-    accepts: Callable[[int, int], float]
-    """(tokens emitted so far, position) -> P(the position is accepted | those before were)."""
-    shape: Shape = chain(8)
-    jitter: float = 0.0
-    seed: int = 0
-    spent: float = 0.0
-    depths: list[int] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-    """Tokens emitted by the end of each round."""
-
-    def run(self, tokens: int, rows: int = 1) -> Simulation:
-        """Emit about `tokens` tokens a row."""
-        rng, budget, done = random.Random(self.seed), Budget(self.shape.depth), 0
-        while done < tokens:
-            depth = budget.next_shape(self.shape, tokens - done).depth
-            outcomes = [self._accepted(rng, done, depth) for _ in range(rows)]
-            took = self.seconds(depth) * (1 + self.jitter * rng.random())
-            self.spent += took
-            done += round(sum(outcomes) / rows) + 1
-            self.depths.append(depth)
-            self.ends.append(done)
-            budget.learn([Round(row, depth, one, one + 1) for row, one in enumerate(outcomes)], took)
-        return self
-
-    def _accepted(self, rng: random.Random, done: int, depth: int) -> int:
-        accepted = 0
-        while accepted < depth and rng.random() < self.accepts(done, accepted):
-            accepted += 1
-        return accepted
-
-
-def line(step: float, base: float = 0.0) -> Callable[[int], float]:
-    """A plain round costs 1, a draft token `step`, drafting at all `base`."""
-    return lambda depth: 1.0 + (base if depth else 0.0) + step * depth
-
-
-def best_depth(accept: list[float], seconds: Callable[[int], float]) -> int:
-    """argmax E(k)/t(k) with everything known."""
-    expected = [1.0]
-    reach = 1.0
-    for one in accept:
-        reach *= one
-        expected.append(expected[-1] + reach)
-    return max(range(len(expected)), key=lambda depth: expected[depth] / seconds(depth))
 
 
 @pytest.mark.parametrize("step", by_default(2, [0.08, 0.2, 0.02, 0.5]))
@@ -82,7 +32,7 @@ def test_the_depth_that_pays_best_is_chosen(alpha: float, step: float) -> None:
     run = Simulation(seconds, lambda done, position: alpha).run(6000)
     best = best_depth([alpha] * 8, seconds)
     ideal = sum(alpha**i for i in range(best + 1)) / seconds(best)
-    assert run.ends[-1] / run.spent > min(0.98, 0.9 + 0.08 / ideal) * ideal
+    assert run.rate > (0.96 if ideal > 1.2 else 0.95) * ideal
     if ideal > 1.5:
         late = run.depths[len(run.depths) // 2 :]
         near = [k for k in range(9) if sum(alpha**i for i in range(k + 1)) / seconds(k) > 0.93 * ideal]
@@ -96,7 +46,7 @@ def test_exact_figures_give_the_best_depth_exactly(accepts: list[float]) -> None
         budget = Budget(8)
         budget.acceptance.tried, budget.acceptance.taken = [1e9] * 8, [1e9 * one for one in accepts]
         for depth in (*range(9), *range(9)):
-            budget.clock.learn(depth, line(step, 0.1)(depth))
+            budget.experience.clock.learn(depth, line(step, 0.1)(depth))
         assert budget.next_shape(chain(8), 100).depth == best_depth(accepts, line(step, 0.1))
         assert budget.next_shape(chain(8), 1).depth == 0
 
@@ -108,7 +58,7 @@ def test_hopeless_text_costs_at_most_five_per_cent(shape: Shape, alpha: float, s
     """Probing included, against one second a token, the clock off by up to a tenth."""
     for seed, tokens in itertools.product(range(4), (128, 1000)):
         run = Simulation(line(step, base), lambda done, position: alpha, shape, jitter=0.1, seed=seed).run(tokens)
-        plain = run.ends[-1] * 1.05  # the mean of the jitter
+        plain = run.ends[-1] * 1.05 * 1.02  # the mean of the jitter, and of the hiccups
         assert run.spent < 1.05 * plain
 
 
@@ -127,8 +77,9 @@ def test_a_clock_hiccup_is_nobodys_loss() -> None:
     for at in range(200):
         depth = budget.next_shape(chain(4), 1000).depth
         depths.append(depth)
-        budget.learn([Round(0, depth, depth, depth + 1)], line(0.1)(depth) * (100 if at == 60 else 1))
-    assert set(depths[10:]) == {4}
+        budget.learn([Round(0, depth, depth, depth + 1)], line(0.1)(depth) * (100 if at == 60 else 1), depth)
+    assert depths[10:].count(4) > 0.97 * len(depths[10:])
+    assert set(depths[10:]) <= {3, 4}  # which is timed again now and then
 
 
 @pytest.mark.parametrize("rows", [1, 8])
@@ -146,9 +97,9 @@ def test_rounds_that_were_not_captured_are_not_timed() -> None:
     budget = Budget(6)
     for at in range(40):
         depth = budget.next_shape(chain(6), 1000).depth
-        budget.learn([Round(0, depth, depth, depth + 1)], None if at < 8 else 1 + depth)
+        budget.learn([Round(0, depth, depth, depth + 1)], None if at < 8 else 1 + depth, depth)
         assert not (at < 8 and depth)
-    assert budget.clock.seconds(6) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    assert budget.experience.clock.seconds(6) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
 
 
 def test_a_clock_that_was_wrong_about_plain_rounds_is_put_right() -> None:
@@ -157,13 +108,13 @@ def test_a_clock_that_was_wrong_about_plain_rounds_is_put_right() -> None:
     for at in range(400):
         depth = budget.next_shape(chain(4), 1000).depth
         spent.append(line(0.2)(depth))
-        budget.learn([Round(0, depth, 0, 1)], spent[-1] * (3 if at < 2 else 1))
+        budget.learn([Round(0, depth, 0, 1)], spent[-1] * (3 if at < 2 else 1), depth)
     assert sum(spent[100:]) < 1.05 * 300
 
 
 def test_acceptance_is_drawn_towards_all_positions() -> None:
     """A position that was never reached is judged by the others, the prior decides where there is nothing."""
-    acceptance = Acceptance(3)
+    acceptance = Acceptance([PRIOR] * 3)
     assert acceptance.estimates() == pytest.approx([0.7] * 3)
     for _ in range(400):
         acceptance.learn([Round(0, 3, 0, 1), Round(1, 3, 1, 2)])
@@ -206,7 +157,7 @@ def test_an_unsure_draft_stops_and_a_sure_one_goes_on() -> None:
         depth = budget.next_shape(chain(6), 100).depth
         for i in range(depth):
             budget.goes_on([0.95], i + 1)
-        budget.learn([Round(0, depth, depth, depth + 1)], line(0.1)(depth))
+        budget.learn([Round(0, depth, depth, depth + 1)], line(0.1)(depth), depth)
     budget.next_shape(chain(6), 100)
     assert budget.depth == 6
     assert budget.goes_on([0.95], 1)
@@ -227,7 +178,7 @@ def rate_by_confidence(by_confidence: bool, sure: Callable[[random.Random], floa
         accepted = (*fates, False).index(False)
         took = line(step, 0.1)(len(fates))
         spent, done = spent + took, done + accepted + 1
-        budget.learn([Round(0, len(fates), accepted, accepted + 1)], took)
+        budget.learn([Round(0, len(fates), accepted, accepted + 1)], took, len(fates))
     return done / spent
 
 
@@ -237,7 +188,7 @@ def test_confidence_gains_where_it_tells_and_a_step_costs_no_more() -> None:
     def two_kinds(rng: random.Random) -> float:
         return 0.98 if rng.random() < 0.75 else 0.3
 
-    assert rate_by_confidence(True, two_kinds, 0.09) > 1.08 * rate_by_confidence(False, two_kinds, 0.09)
+    assert rate_by_confidence(True, two_kinds, 0.09) > 1.06 * rate_by_confidence(False, two_kinds, 0.09)
     alike, by_length = rate_by_confidence(True, lambda rng: 0.8, 0.13), rate_by_confidence(False, lambda rng: 0.8, 0.09)
     assert alike < 0.95 * by_length
 
@@ -292,7 +243,7 @@ def test_confidence_is_asked_of_the_real_draft_and_learned(verifier: str, monkey
 
     def learn(self: Budget, *given: Any) -> None:
         real(self, *given)
-        curves.append(sum(self.calibration._tried))
+        curves.append(sum(self.experience.calibration._tried))
 
     monkeypatch.setattr(Budget, "learn", learn)
     ids, mask = checks.ragged_prompts(3)

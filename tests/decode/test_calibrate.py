@@ -17,6 +17,7 @@ from decode.common.errors import ConfigError, InputError
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
 from decode.drafters.lm import LMDraft
 from decode.drafters.saved_draft import load_drafter
+from decode.forward.runner import Runner
 from decode.loop import Request
 from decode.models.load import load_model
 from decode.sampling.warp import Sampling
@@ -58,9 +59,9 @@ def test_the_profile_is_the_rank_of_the_targets_token_on_its_own_text(temperatur
     plain, counts, positions = checks.Loop(model, None, request), [0, 0, 0], 0
     for row, text in enumerate(plain.run()[0]):
         logits = draft.model(torch.tensor([text])).logits[0]
-        noise = checks.Noise(4, [row], VOCAB, torch.device("cpu"))
+        noise = checks.Noise.of(4, [row], VOCAB, torch.device("cpu"))
         for at in range(len(PROMPTS[row]), len(text) - 1):  # the last token of a text is not drafted
-            ranking = logits[at - 1] if temperature == 0 else logits[at - 1] + noise.coupled([[at]])[0, 0]
+            ranking = logits[at - 1] if temperature == 0 else logits[at - 1] + noise.coupled(torch.tensor([[at]]))[0, 0]
             best = ranking.topk(3).indices.tolist()
             positions += 1
             if text[at] in best:
@@ -327,3 +328,15 @@ def test_costs_of_rounds_are_those_of_what_was_drafted(
     assert costs.t_chain == pytest.approx(chains)
     assert set(costs.t_root.values()) == {1.0}
     assert set(costs.t_level.values()) == {1.0}
+
+
+def test_bare_passes_are_timed_as_captures_from_the_first_repeat_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds are captured as a whole, so their parts run nowhere else: of ten repeats six were once uncaptured, a plain
+    step took twice its time, and what a draft was predicted to bring was wrong."""
+    model = tiny_llama(VOCAB)
+    captured = []
+    keep = Runner._keep
+    monkeypatch.setattr(Runner, "_keep", lambda self, *given: (captured.append(given[0][0]), keep(self, *given)))
+    costs = calibrate.measure(model, LMDraft(tiny_llama(VOCAB, num_layers=1, seed=3)), 20, [1, 4], repeats=1)
+    assert sorted(captured) == ["chain", "straight", "straight"]
+    assert set(costs.t_target) == {1, 4}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from decode.forward.capture import Graph, Uncapturable, capture
-from decode.forward.packed_linear import Packing
+from decode.forward.packing import Packing
 from tests.tiny import tiny_llama
 
 

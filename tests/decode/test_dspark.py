@@ -89,6 +89,7 @@ def proposals(draft: DSparkDraft, monkeypatch: pytest.MonkeyPatch) -> list[tuple
         seen.append((known, tree))
         return tree
 
+    monkeypatch.setattr(Loop, "_waits", property(lambda self: True))  # a captured round proposes out of sight
     monkeypatch.setattr(draft, "propose", propose)
     return seen
 
@@ -257,8 +258,8 @@ def test_a_configuration_survives_json() -> None:
 def ready(budget: Budget, step: float = 0.4) -> Budget:
     """One that has timed rounds: a plain one costs 1, a drafted token `step`."""
     for depth in (0, 0, 1, 4):
-        budget.depth, budget._confidences = depth, []
-        budget.learn([Round(0, depth, depth, depth + 1)], 1 + step * depth)
+        budget._confidences = []
+        budget.learn([Round(0, depth, depth, depth + 1)], 1 + step * depth, depth)
     budget.depth = 4
     return budget
 
@@ -271,7 +272,7 @@ def stopped_at(steps: Any, script: tuple[int, ...], vocab_size: int, monkeypatch
         return torch.tensor([[left.pop(0)]]), scores
 
     monkeypatch.setattr(drafting, "draw", draw)
-    noise = Noise(0, [0], vocab_size, torch.device("cpu"))
+    noise = Noise.of(0, [0], vocab_size, torch.device("cpu"))
     ids, shape = torch.zeros(1, 8, dtype=torch.long), chain(len(script))
     settings: dict[str, Any] = {
         "drawn": "iid",
@@ -279,7 +280,17 @@ def stopped_at(steps: Any, script: tuple[int, ...], vocab_size: int, monkeypatch
         "budget": ready(Budget(4, True)),
         "lease": Lease(),
     }
-    context = Context(ids=ids, lengths=[2], sampling=Sampling(), noise=noise, shape=shape, **settings)
+    context = Context(
+        ids=ids,
+        lengths=torch.tensor([2]),
+        shortest=2,
+        longest=2,
+        sampling=Sampling(),
+        temperature=torch.ones(1),
+        noise=noise,
+        shape=shape,
+        **settings,
+    )
     return drafting._propose_steps(Processed(steps, context), context, foresees=True).num_nodes - 1
 
 
@@ -399,8 +410,8 @@ def test_a_draft_that_foresees_failure_does_not_pay_for_the_token() -> None:
     assert budget.takes([0.95], 1)
     assert not budget.takes([0.01], 2)
     assert budget._confidences == [[0.95], [0.95]]
-    budget.learn([Round(0, 2, 2, 3)], 1.2)
-    assert budget.depth == 2
+    budget.learn([Round(0, 2, 2, 3)], 1.2, 2)
+    assert budget.experience.clock.knows(2)
 
 
 @pytest.mark.parametrize("verifier", by_default(1, ["coupled", "rejection", "block"]))

@@ -55,9 +55,11 @@ def proposals(model: PreTrainedModel, head: HeadDraft, request: Request) -> list
     def noted(context: Context) -> Tree:
         tree = propose(context)
         if tree.log_q is not None:
-            for row, length in enumerate(context.lengths):
+            for row, length in enumerate(context.lengths.tolist()):
                 text = context.ids[row, :length].tolist()
-                found.append(Proposal(text, tree.tokens[row, 1:].tolist(), tree.log_q[row], context.round_index))
+                found.append(
+                    Proposal(text, tree.tokens[row, 1:].tolist(), tree.log_q[row], int(context.noise.round_index))
+                )
         return tree
 
     head.propose = noted  # type: ignore[method-assign]
@@ -187,6 +189,7 @@ def test_rounds_are_captured_and_draft_the_same(
     target: PreTrainedModel, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = Request(RAGGED, 40, shape=chain(DEPTH), verifier="rejection")
+    monkeypatch.setattr(Loop, "_waits", property(lambda self: True))  # the draft's part is then a unit of its own
     plain = proposals(target, random_head(name, target), request)
     monkeypatch.setattr("decode.forward.runner.CAPTURE_AFTER", 6)
     head = random_head(name, target)

@@ -12,7 +12,7 @@ from transformers import JetMoeConfig, JetMoeForCausalLM, MixtralConfig, Mixtral
 
 from decode import generate
 from decode.forward.capture import Trace, Uncapturable, capture, host_reads
-from decode.forward.packed_linear import Packing
+from decode.forward.packing import Packing
 from decode.forward.runner import CAPTURE_AFTER, Runner
 from tests.tiny import tiny_llama
 

@@ -192,7 +192,7 @@ def test_a_runner_that_is_given_up_frees_its_cache_and_its_captures() -> None:
     def use() -> None:
         runner = CachedModel(model, 1, 1 << 17)
         for _ in range(CAPTURE_AFTER + 1):
-            runner.chain(tokens, [3])
+            runner.chain(tokens, torch.tensor([[3]]), 3)
         assert runner.replayed
 
     with torch.inference_mode():

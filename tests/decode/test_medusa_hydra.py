@@ -146,11 +146,11 @@ def test_the_profile_is_measured_head_by_head(temperature: float, target: PreTra
     stood, asked = [[0] * width for width in widths], [0] * len(widths)
     longer = replace(request, max_new_tokens=request.max_new_tokens + DEPTH)
     for row, text in enumerate(Loop(target, None, longer).run()[0]):
-        trained, noise = distributions(fitted, target, text), Noise(3, [row], VOCAB, torch.device("cpu"))
+        trained, noise = distributions(fitted, target, text), Noise.of(3, [row], VOCAB, torch.device("cpu"))
         for first in range(len(request.prompts[row]), len(text) - DEPTH - 1):  # the last token is not drafted
             for depth in range(DEPTH):
                 scores = trained[depth][first - 2]
-                scores = scores if temperature == 0 else scores + noise.coupled([[first + depth]])[0, 0]
+                scores = scores if temperature == 0 else scores + noise.coupled(torch.tensor([[first + depth]]))[0, 0]
                 best, token = scores.topk(widths[depth]).indices.tolist(), text[first + depth]
                 asked[depth] += 1
                 if token in best:

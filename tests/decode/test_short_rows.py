@@ -57,7 +57,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], object]]:
         propose = module.propose
 
         def noting(drafting: DraftRound, context: Context, propose: Any = propose) -> Tree:
-            found.append((list(context.lengths), drafting.key[0]))
+            found.append((context.lengths.tolist(), drafting.key[0]))
             return propose(drafting, context)
 
         monkeypatch.setattr(module, "propose", noting)
@@ -155,9 +155,8 @@ def test_a_budget_learns_from_what_was_drafted() -> None:
         budget.learn([Counted(0, 0, 0, 1)], 1.0, 0)
     assert budget.next_shape(chain(8), 100).depth == 4
     budget.learn([Counted(0, 3, 3, 4)], 1.3, 3)
-    assert budget.depth == 3
-    assert budget.clock.knows(3)
-    assert not budget.clock.knows(4)
+    assert budget.experience.clock.knows(3)
+    assert not budget.experience.clock.knows(4)
 
 
 @pytest.mark.parametrize("name", ["medusa", "hydra", "dspark"])
@@ -172,4 +171,4 @@ def test_a_budget_asks_a_head_for_no_more_than_it_has(
     assert loop.budget is not None
     assert len(loop.budget.acceptance.tried) == 4
     assert loop.run()[0] == Loop(model, None, request).run()[0]
-    assert 0 < max(loop.budget.clock._times) <= 4
+    assert 0 < max(loop.budget.experience.clock._times) <= 4

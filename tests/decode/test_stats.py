@@ -35,9 +35,9 @@ def test_a_phase_adds_up_over_its_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
     stats = Stats(1, _began=0.0)
     monkeypatch.setattr(stats_module.time, "perf_counter", lambda: next(times))
     for _ in range(2):
-        with stats.phase("draft"):
+        with stats.phase("round"):
             pass
-    assert stats.seconds["draft"] == 2.5
+    assert stats.seconds["round"] == 2.5
     assert sum(stats.seconds.values()) == 2.5
 
 

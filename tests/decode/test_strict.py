@@ -32,8 +32,8 @@ def test_a_token_has_the_same_logits_at_every_place_of_a_pass(length: int) -> No
             runner.prefill(ids, [0] * batch, [length] * batch)
         for at in range(length, length + NODES):  # one token a pass, the rest of it filler
             filler = ids[:, at : at + 1].expand(-1, NODES)
-            logits[at] = plain.chain(filler, [at] * batch, strict=True)[:, 0]
-        together = drafted.chain(ids[:, length : length + NODES], [length] * batch, strict=True)
+            logits[at] = plain.chain(filler, torch.full((batch, 1), at), at, strict=True)[:, 0]
+        together = drafted.chain(ids[:, length : length + NODES], torch.full((batch, 1), length), length, strict=True)
     for j in range(NODES):
         assert torch.equal(logits[length + j], together[:, j]), f"row {j}"
 
@@ -72,8 +72,8 @@ def test_both_loops_run_passes_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> 
     run = CachedModel.run
     monkeypatch.setattr(CachedModel, "run", lambda self, key, *rest: shapes.append(key) or run(self, key, *rest))
     both_ways(target(), "oracle", 2, num_draft_tokens=3, max_new_tokens=30, strict=True)
-    assert len(set(shapes)) == 1
-    assert shapes[0][-2:] == (4, 256)  # nodes, slots in sight
+    passes = {shape for shape in shapes if shape[0] == "straight" and isinstance(shape[1], int)}  # not while traced
+    assert passes == {("straight", 4, 256)}  # nodes, slots in sight
 
 
 def test_trees_are_refused() -> None:

@@ -43,8 +43,9 @@ def test_passes_keep_them_slot_by_slot(name: str) -> None:
         runner.prefill(ids, [0, 0], [3, 1])
         tokens = torch.tensor([[7, 3, 4, 6], [8, 3, 4, 6]])
         above = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]).bool()[None]
-        runner.forward(tokens, [3, 1], torch.tensor([[0, 1, 1, 2]]), above)
-        runner.commit([3, 1], torch.tensor([[0, 2, 3], [0, 2, 3]]), is_chain=False)
+        starts = torch.tensor([[3], [1]])
+        runner.forward(tokens, starts, torch.tensor([[0, 1, 1, 2]]), above, last_start=3)
+        runner.commit(starts, torch.tensor([[0, 2, 3], [0, 2, 3]]), is_chain=False)
     assert runner.features is not None
     for row, text in enumerate([[5, 9, 2, 7, 4, 6], [1, 8, 4, 6]]):
         taps = Taps(model, (1, FINAL))

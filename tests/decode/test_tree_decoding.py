@@ -77,6 +77,7 @@ def test_every_tree_is_the_one_that_plain_passes_grow(arch: str, name: str, monk
         return tree
 
     monkeypatch.setattr("decode.drafters.lm.propose", propose)
+    monkeypatch.setattr(Loop, "_waits", property(lambda self: True))  # so that it is asked in every round
     loop.run()
     assert any(rounds)
 
@@ -108,11 +109,12 @@ def test_a_sampled_tree_that_is_cut_to_a_chain_keeps_its_distribution() -> None:
     model = tiny_llama(VOCAB)
     request = Request([[5, 9, 2, 7]], 8, verifier="rejection", shape=Static((-1, 0, 1, 1)), audit=True)
     loop = Loop(model, LMDraft(model), request)
-    loop._shape = lambda: request.shape.cut(1)  # as an adaptive budget cuts it
+    loop._shape = lambda left: request.shape.cut(1)  # as an adaptive budget cuts it
     trees, rule = [], loop.verifier
 
     class Seen:
         shares_noise = False
+        on_host = True
 
         def __call__(self, question: Question) -> Verdict:
             trees.append(question.tree)

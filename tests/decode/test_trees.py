@@ -17,7 +17,7 @@ from decode.drafters.base import Context
 from decode.drafters.lm import lm_round
 from decode.forward.runner import Lease
 from decode.forward.target import CachedModel
-from decode.sampling.noise import Noise, Stream
+from decode.sampling.noise import Ledger, Noise, Stream
 from decode.sampling.warp import Sampling, warp
 from decode.trees.tree import Drawn, Tree
 from decode.trees.tree_plans import Dynamic, Shape, Static, k_ary
@@ -46,9 +46,9 @@ class PlainRunner:
     def logits(self, prefix: list[int]) -> Tensor:  # (V,)
         return self.model(torch.tensor([prefix])).logits[0, -1]
 
-    def chain(self, tokens: Tensor, starts: Tensor | list[int]) -> Tensor:  # (B, W, V)
+    def chain(self, tokens: Tensor, starts: Tensor, last_start: int = 0) -> Tensor:  # (B, W, V)
         """A shorter row is read beside a longer one to the longer one's end: what lies behind its own is not asked."""
-        begins = torch.as_tensor(starts).flatten().tolist()
+        begins = starts[:, 0].tolist()
         out = torch.zeros(*tokens.shape, VOCAB, dtype=torch.float64)
         for row, begin, read, made in zip(self.rows, begins, tokens.tolist(), out, strict=True):
             mine = row[begin : begin + len(read)]
@@ -67,7 +67,7 @@ class PlainRunner:
     def run(self, key: object, make: Callable[[], nn.Module], inputs: tuple[Tensor, ...], moved: object) -> Tensor:
         return make()(*inputs)
 
-    def forward(self, tokens: Tensor, starts: list[int], depths: Tensor, ancestors: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, starts: Tensor, depths: Tensor, ancestors: Tensor, last_start: int = 0) -> Tensor:
         batch, width = tokens.shape
         depths, ancestors = depths.expand(batch, -1), ancestors.expand(batch, -1, -1)
         out = []
@@ -76,7 +76,7 @@ class PlainRunner:
             assert ancestors.shape[1:] == (width, len(self.nodes[row]))
             for node in range(width):
                 seen = [self.nodes[row][m] for m in ancestors[row, node].nonzero()[:, 0].tolist()]
-                assert starts[row] + depths[row, node] == len(self.rows[row]) + len(seen) - 1  # its position
+                assert starts[row, 0] + depths[row, node] == len(self.rows[row]) + len(seen) - 1  # its position
                 out.append(self.logits(self.rows[row] + seen))
         return torch.stack(out).view(batch, width, -1)
 
@@ -92,7 +92,7 @@ class PlainPass(nn.Module):
         return (self.runner.chain(tokens, starts),)
 
     def forward(self, tokens: Tensor, starts: Tensor, depths: Tensor, above: Tensor) -> tuple[Tensor]:
-        return (self.runner.forward(tokens, starts[:, 0].tolist(), depths, above),)
+        return (self.runner.forward(tokens, starts, depths, above),)
 
 
 def draft_model() -> PreTrainedModel:
@@ -103,20 +103,22 @@ def context_of(rows: list[list[int]], shape: Shape, sampling: Sampling, drawn: D
     ids = torch.zeros(len(rows), 64, dtype=torch.long)
     for slot, row in enumerate(rows):
         ids[slot, : len(row)] = torch.tensor(row)
-    lengths = [len(row) for row in rows]
-    noise = Noise(7, list(range(len(rows))), VOCAB, torch.device("cpu"), audit=True)
-    positions = [list(range(length, length + shape.depth + 1)) for length in lengths]
+    lengths = torch.tensor([len(row) for row in rows])
+    noise = replace(Noise.of(7, list(range(len(rows))), VOCAB, torch.device("cpu"), round_index=5), ledger=Ledger())
+    positions = lengths[:, None] + torch.arange(shape.depth + 1)
     gumbel = noise.coupled(positions) if shared and not sampling.is_greedy else None
     return Context(
         ids=ids,
         lengths=lengths,
-        sampling=sampling,
+        shortest=int(lengths.min()),
+        longest=int(lengths.max()),
+        sampling=sampling.apart(),
+        temperature=torch.tensor([sampling.temperature]).double(),
         noise=noise,
         shape=shape,
         drawn=drawn,
         shares_noise=shared,
         gumbel=gumbel,
-        round_index=5,
         lease=Lease(),
     )
 
@@ -206,29 +208,29 @@ def test_rows_of_a_dynamic_tree_differ_and_are_numbered_level_by_level() -> None
 def test_children_without_replacement_are_the_best_of_log_q_and_noise_of_their_own() -> None:
     sampling = Sampling(0.7, top_k=9)
     tree, context, runner = grow(SEQUOIA, sampling, "swor", shared=False)
-    fresh = Noise(7, [0, 1, 2], VOCAB, torch.device("cpu"))
+    fresh = Noise.of(7, [0, 1, 2], VOCAB, torch.device("cpu"), round_index=5)
     assert tree.drawn == "swor"
     assert tree.log_q is not None
     for row, nodes in enumerate(children_by_node(tree)):
         for path, children, tokens in nodes:
             node = SEQUOIA.parents[children[0]]
             log_q = warp(runner.logits(RAGGED[row] + path), sampling).log_softmax(-1)
-            positions = [[length + len(path)] for length in context.lengths]
-            gumbel = fresh.fresh_gumbel(Stream.DRAFT, positions, 5, [node])[row, 0]
+            positions = context.lengths[:, None] + len(path)
+            gumbel = fresh.fresh_gumbel(Stream.DRAFT, positions, torch.tensor([node]))[row, 0]
             assert torch.allclose(tree.log_q[row, node], log_q, atol=1e-12)
             assert tokens == (tree.log_q[row, node] + gumbel).topk(len(tokens)).indices.tolist()
 
 
 def test_children_with_replacement_are_drawn_each_with_a_number_of_its_own() -> None:
     tree, context, _ = grow(SEQUOIA, Sampling(), "iid", shared=False)
-    fresh = Noise(7, [0, 1, 2], VOCAB, torch.device("cpu"))
+    fresh = Noise.of(7, [0, 1, 2], VOCAB, torch.device("cpu"), round_index=5)
     assert tree.drawn == "iid"
     assert tree.log_q is not None
     for row, nodes in enumerate(children_by_node(tree)):
         for path, children, tokens in nodes:
             node = SEQUOIA.parents[children[0]]
-            positions = [[length + len(path)] * len(children) for length in context.lengths]
-            gumbel = fresh.fresh_gumbel(Stream.DRAFT, positions, 5, children)[row]
+            positions = (context.lengths[:, None] + len(path)).expand(-1, len(children))
+            gumbel = fresh.fresh_gumbel(Stream.DRAFT, positions, torch.tensor(children))[row]
             assert tokens == (tree.log_q[row, node] + gumbel).argmax(-1).tolist()
 
 

@@ -122,9 +122,11 @@ def test_verdicts_neither_wait_for_the_device_nor_leave_it(
     scores = torch.empty(batch, nodes, vocab, device=meta)
     log_q = None if drawn == "arbitrary" else torch.empty_like(scores)
     tree = Tree(torch.empty(batch, nodes, dtype=torch.long, device=meta), parents, drawn, log_q, shape.depth)
-    noise, positions = Noise(0, [0, 1], vocab, meta), [list(range(9, 10 + shape.depth))] * batch
+    keys, table, number = (torch.empty(n, dtype=torch.long, device=meta) for n in (batch, vocab, ()))
+    noise = Noise(keys, table, number)
+    positions = torch.empty(batch, shape.depth + 1, dtype=torch.long, device=meta)
     gumbel = torch.empty(batch, shape.depth + 1, vocab, device=meta) if VERIFIERS[name].shares_noise else None
     for sampling in (Sampling(), Sampling(0)):
-        told = VERIFIERS[name](Question(tree, scores, sampling, noise, positions, gumbel, 0))
+        told = VERIFIERS[name](Question(tree, scores, sampling, noise, positions, gumbel))
         assert told.tokens.shape == told.path.shape == (batch, shape.depth + 1)
         assert told.tokens.device == told.num_accepted.device == meta

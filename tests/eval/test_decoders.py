@@ -155,10 +155,13 @@ def test_ratios_are_over_the_three_that_are_asked_about(results):
 @pytest.mark.slow
 def test_settings_are_chosen_among_all_that_were_tried(results):
     first = results["choices"][0]
-    assert set(first["tokens_per_s"]["ours"]) == set(ARMS)
+    assert set(first["tokens_per_s"]["ours"]) == {"plain", *ARMS}
+    assert first["best"]["ours"] == first["held"]["setting"]
+    assert 0 < first["held"]["share"] <= 1
+    assert set(first["seconds_per_token"]["ours"]) == {"plain", *ARMS}
     assert set(first["tokens_per_s"]["transformers assisted"]) == {"k=2,c=0", "k=2,c=0.4"}
     for family, speeds in first["tokens_per_s"].items():
-        assert speeds[first["best"][family]] == max(speeds.values())
+        assert family == "ours" or speeds[first["best"][family]] == max(speeds.values())
     assert first["best_chain"] in {"chain2", "rejection2", "block2"}
 
 
@@ -185,7 +188,7 @@ def test_the_page_and_the_summary_say_it_plainly(results):
     page, summary = render_page(results), render_summary(results)
     assert page.count("<svg") == 1
     assert "http" not in page
-    for part in ("Batch 2", "Settings tried", "rejection2", "over our loop", "own autoregressive loop"):
+    for part in ("Batch 2", "Settings tried", "rejection2", "chosen again", "over our loop", "own autoregressive loop"):
         assert part in page
         assert part in summary
 

@@ -18,7 +18,7 @@ from decode.common.typed_config import build
 from decode.models.load import describe_loaded
 from eval import stage
 from eval.config import EvalConfig
-from eval.modes import profile
+from eval.modes.profile import calls, mode
 from tests.decode.heads import VARIANTS, random_head
 from tests.eval.test_report import write_questions
 from tests.tiny import save_tiny_target, tiny_tokenizer
@@ -117,8 +117,8 @@ def test_a_draft_of_every_family_is_reported_certified_and_profiled(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, family: str
 ) -> None:
     monkeypatch.setattr("decode.forward.runner.CAPTURE_AFTER", 10**9)  # captures would cost more than the passes do
-    monkeypatch.setattr(profile, "TURNS", 1)
-    monkeypatch.setattr(profile, "COST_REPEATS", 1)
+    monkeypatch.setattr(mode, "TURNS", 1)
+    monkeypatch.setattr(calls, "COST_REPEATS", 1)
     folder = folders[architecture]
     stage.run(config(folder, family, tmp_path / "report"))
     check_report(tmp_path / "report", family)

@@ -12,9 +12,9 @@ from decode.common.compose import CONF
 from decode.common.typed_config import build
 from eval.modes import bandwidth
 from eval.modes import certificate as certificate_page
-from eval.modes import profile as profile_page
 from eval.modes.decoders import page as decoders
 from eval.modes.families import page as families
+from eval.modes.profile import page as profile_page
 from eval.publish import PAGES
 from eval.render.report_page import render_block, render_page, render_summary
 from tests.eval.test_report import Page
@@ -65,8 +65,10 @@ def profile() -> dict:
     level = dict.fromkeys(profile_page.LEVELS, 1.0)
     arm = {"name": HOSTILE, "ms_per_round": level, "floor_ms_per_round": level, "operators_ms_per_round": {}}
     arm |= {"tokens_per_round": 1.0, "tokens_per_s": 1.0, "prefill_ms_per_call": 1.0}
+    arm |= {"outside_passes_ms": 1.0, "outside_passes_ms_ci95": [0.5, 1.5]}
     found = {"arms": [arm], "environment": ENVIRONMENT, "target": MODEL, "drafts": {HOSTILE: HOSTILE}, "prompts": 1}
-    return found | {"new_tokens": 1, "batch_size": 1, "temperature": 1.0}
+    before = {"folder": HOSTILE, "revision": None, "arms": [{"name": HOSTILE, "ratio": 2.0, "ratio_ci95": None}]}
+    return found | {"new_tokens": 1, "batch_size": 1, "temperature": 1.0, "before": before}
 
 
 def bandwidth_found() -> dict:

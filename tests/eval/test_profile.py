@@ -13,9 +13,16 @@ from decode.stats import PHASES, Stats
 from eval import stage
 from eval.config import EvalConfig
 from eval.measure import operators
-from eval.modes import profile
+from eval.modes.profile import calls, mode
+from eval.modes.profile.before import plain_settings
+from eval.modes.profile.calls import Call
+from eval.modes.profile.figures import OUT_OF_ROUND, Turn, _classes, compared, outside
+from eval.modes.profile.page import parts
 from tests.eval.test_report import Page
 from tests.tiny import save_tiny_target
+
+SHORT = {"prompts": 3, "max_new_tokens": 12}
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -23,8 +30,8 @@ def uncaptured():
     """Captures would cost these tests more than the passes do."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("decode.forward.runner.CAPTURE_AFTER", 10**9)
-        patch.setattr(profile, "TURNS", 1)
-        patch.setattr(profile, "COST_REPEATS", 1)
+        patch.setattr(mode, "TURNS", 1)
+        patch.setattr(calls, "COST_REPEATS", 1)
         yield
 
 
@@ -36,7 +43,7 @@ def config(folder: Path, **changes) -> EvalConfig:
         "prompts": {"file": str(folder / "questions.jsonl")},
         "decode": {"num_draft_tokens": 3},
         "mode": "profile",
-        "profile": {"prompts": 3, "max_new_tokens": 12},
+        "profile": SHORT,
         "timing": {"batch_size": 2, "sweep": []},
         "lossless": {"prompts": 12, "tokens": 16, "other_prompts": 1, "other_tokens": 1},
         "peers": {"num_assistant_tokens": []},
@@ -65,12 +72,21 @@ def test_both_arms_spend_their_rounds_in_phases(arms):
     assert list(arms) == ["own autoregressive loop", "one k=3"]
     for arm in arms.values():
         spent = arm["ms_per_round"]
-        assert list(spent) == ["draft", "target", "verify", "commit", "other"]
+        assert list(spent) == [*(phase for phase in PHASES if phase != "prefill"), "other"]
         assert all(ms >= 0 for ms in spent.values())
-        assert spent["target"] > spent["verify"]
     plain, drafted = arms.values()
     assert (plain["tokens_per_round"], drafted["tokens_per_round"]) == (2.0, 8.0)  # two rows; the draft is the target
-    assert drafted["ms_per_round"]["draft"] > 10 * plain["ms_per_round"]["draft"]
+    assert sum(drafted["ms_per_round"].values()) > 2 * sum(plain["ms_per_round"].values())  # a pass, and four
+
+
+def test_a_round_is_its_bare_passes_and_what_is_outside_of_them(arms):
+    for arm in arms.values():
+        levels = parts(arm)
+        low, high = arm["outside_passes_ms_ci95"] or [levels["outside passes"]] * 2
+        assert low <= levels["outside passes"] <= high
+        assert levels["bare target"] == arm["floor_ms_per_round"]["target"] > 0
+        assert levels["other"] == arm["ms_per_round"]["other"]
+    assert parts(arms["one k=3"])["bare draft"] > 0 == parts(arms["own autoregressive loop"])["bare draft"]
 
 
 def test_the_floor_is_the_bare_passes_of_a_round(arms):
@@ -83,16 +99,15 @@ def test_the_floor_is_the_bare_passes_of_a_round(arms):
 def test_operators_are_found_in_the_phase_that_called_them(arms):
     drafted = arms["one k=3"]["operators_ms_per_round"]
     assert set(drafted) == set(PHASES) - {"prefill"}
-    for phase in ("draft", "target"):
-        assert all(drafted[phase][kind] > 0 for kind in ("matmul", "attention", "elementwise")), phase
-    assert drafted["target"]["cache writes"] > 0
-    assert "matmul" not in drafted["verify"]
+    in_round = [classes for phase, classes in drafted.items() if phase not in OUT_OF_ROUND]
+    for kind in ("matmul", "attention", "elementwise", "cache writes"):
+        assert sum(classes.get(kind, 0.0) for classes in in_round) > 0, kind
 
 
 def test_the_python_gap_is_what_operators_leave_of_a_phase():
     found = {"matmul": 0.004, "elementwise": 0.001}  # seconds of two rounds
-    assert profile._classes(found, 2, 6.0) == {"matmul": 2.0, "elementwise": 0.5, "Python gap": 3.5}
-    assert profile._classes(found, 2, 2.0)["Python gap"] == 0.0  # the profiler slows operators down
+    assert _classes(found, 2, 6.0) == {"matmul": 2.0, "elementwise": 0.5, "Python gap": 3.5}
+    assert _classes(found, 2, 2.0)["Python gap"] == 0.0  # the profiler slows operators down
 
 
 @pytest.mark.parametrize(
@@ -117,16 +132,16 @@ def test_operators_and_kernels_are_known_by_name(name, kind):
 
 
 def test_phases_are_marked_while_a_profiler_runs():
-    stats, square = Stats(1), torch.ones(64, 64)
+    stats, square, phase = Stats(1), torch.ones(64, 64), PHASES[1]
 
     def call():
-        with stats.phase("target"):
+        with stats.phase(phase):
             torch.mm(square, square)
         torch.mm(square, square)
 
     found = operators.profiled(call, on_cuda=False)
-    assert found["target"]["matmul"] > 0
-    assert all(not classes for phase, classes in found.items() if phase != "target")
+    assert found[phase]["matmul"] > 0
+    assert all(not classes for name, classes in found.items() if name != phase)
 
 
 def test_the_page_is_whole_and_names_nothing_outside_itself(folder):
@@ -143,7 +158,7 @@ def test_the_page_is_whole_and_names_nothing_outside_itself(folder):
 
 def test_the_summary_has_both_tables_and_the_machine(folder):
     text = (folder / "profile/profile.md").read_text()
-    for part in ("A round by phase", "Phases by operator", "Python gap", "bare passes", "cores", "Command", "T=1"):
+    for part in ("A round by part", "Phases by operator", "Python gap", "outside passes", "cores", "Command", "T=1"):
         assert part in text
 
 
@@ -160,7 +175,55 @@ def test_a_plan_writes_nothing(folder, capsys):
     assert not (folder / "planned").exists()
 
 
+def turn(seconds: float, floor: float, tokens: int = 8, host: float = 0.5) -> Turn:
+    """Four rounds in `seconds`, the prompt in 5 s of them; what is neither that nor host nor two more is the round."""
+    phases = {"prefill": 5.0, "round": seconds - 7.0 - host, "host": host}
+    return Turn(Call(seconds, tokens, 4, phases), {"target": floor})
+
+
 def test_a_round_is_in_milliseconds_and_reading_the_prompt_is_no_part_of_it():
-    phases = {"prefill": 5.0, "draft": 1.0, "target": 2.0, "verify": 0.5, "commit": 0.5}
-    call = profile.Call(Stats(1, seconds=phases, arrival_s=[6.0, 7.0, 8.0, 9.0]), seconds=11.0)
-    assert call.ms_per_round() == {"draft": 250.0, "target": 500.0, "verify": 125.0, "commit": 125.0, "other": 500.0}
+    stats = Stats(1, seconds={"prefill": 5.0, "round": 3.5, "host": 0.5}, arrival_s=[6.0, 7.0, 8.0, 9.0])
+    call = Call.of(stats, seconds=11.0)
+    assert call.ms_per_round() == {"round": 875.0, "host": 125.0, "other": 500.0}
+
+
+def test_what_is_outside_of_passes_is_the_rounds_own_beyond_the_passes_timed_beside_it():
+    turns = [turn(11.5, 700.0), turn(13.5, 1200.0), turn(9.5, 150.0)]  # rounds of 1000, 1500 and 500 ms
+    assert [one.round_ms for one in turns] == [1000.0, 1500.0, 500.0]
+    assert outside(turns) == {"outside_passes_ms": 300.0, "outside_passes_ms_ci95": [300.0, 350.0]}
+    unknown = [Turn(turns[0].call, {})]  # a tree that is chosen while it runs
+    assert outside(unknown) == {"outside_passes_ms": None, "outside_passes_ms_ci95": None}
+
+
+def test_an_earlier_version_is_compared_call_by_call():
+    before, now = [turn(20.0, 1.0), turn(60.0, 1.0)], [turn(10.0, 1.0), turn(20.0, 1.0, tokens=4)]
+    found = compared("a", before, now, seed=0)
+    assert found == {"name": "a", "ratio": 1.75, "ratio_ci95": [1.5, 2.0]}  # 20 / 10, and 60 / 20 of half the tokens
+
+
+@pytest.mark.slow
+def test_another_checkout_takes_turns_with_this_one(folder):
+    stage.run(config(folder, profile={**SHORT, "before": str(ROOT)}, output_dir=str(folder / "both")))
+    found = json.loads((folder / "both/profile.json").read_text())
+    assert [arm["name"] for arm in found["arms"]] == [
+        *("own autoregressive loop", "one k=3"),
+        *("own autoregressive loop, before", "one k=3, before"),
+    ]
+    plain, drafted, plain_before, drafted_before = found["arms"]
+    assert plain_before["tokens_per_round"] == plain["tokens_per_round"]
+    assert drafted_before["tokens_per_round"] == drafted["tokens_per_round"]
+    assert set(drafted_before["floor_ms_per_round"]) == {"draft", "target"}
+    assert all(one["ratio"] > 0 for one in found["before"]["arms"])
+    assert "Beside an earlier version" in (folder / "both/profile.md").read_text()
+
+
+def test_a_folder_that_is_no_checkout_is_refused_before_a_model_is_loaded(folder, monkeypatch):
+    monkeypatch.setattr("eval.inputs.load_model", lambda *_: pytest.fail("weights were loaded"))
+    with pytest.raises(ConfigError, match="git worktree add"):
+        stage.run(config(folder, profile={**SHORT, "before": str(folder)}, output_dir=str(folder / "none")))
+
+
+def test_settings_that_an_earlier_version_need_not_know_are_not_asked_of_it(folder):
+    cfg = config(folder, decode={"num_draft_tokens": 3, "adaptive": True})
+    usual = {"temperature": 1.0, "verifier": "coupled", "num_draft_tokens": 3, "max_new_tokens": 12, "seed": 0}
+    assert plain_settings(cfg) == {**usual, "adaptive": True}

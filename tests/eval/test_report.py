@@ -17,7 +17,8 @@ from eval.measure import quality
 from eval.measure.continuations import Text
 from eval.prompts.held_out import Question, first_turn
 from eval.publish import END, START, publish
-from eval.render.report_page import headline_row, render_page, render_summary
+from eval.render.report_page import render_page, render_summary
+from eval.results.headline import headline_row
 from tests.eval.test_uncached import off_by_one
 from tests.tiny import save_tiny_target, tiny_tokenizer
 

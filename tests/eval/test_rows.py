@@ -62,6 +62,7 @@ MEASURED = {
     **SPEEDS,
     "predicted_speedup": PREDICTED,
     "realised": 2.0 / PREDICTED,
+    "realised_ci95": [1.0 / (0.4 / 0.6), 2.0 / PREDICTED],  # the least: the prompt at 1 time the speed and tau 1
     "ttft_s": 0.4,
     "itl_s": {"p50": 0.2, "p95": 0.38},
     "dtype_flips": 1,
@@ -225,6 +226,7 @@ def test_a_decoder_that_loses_nothing_realises_what_is_predicted_however_prompts
     assert row["tau"] == 39 / 23
     assert row["predicted_speedup"] == pytest.approx(3 * 0.4 / 0.6)
     assert row["realised"] == pytest.approx(1.0)
+    assert row["realised_ci95"] == pytest.approx([1.0, 1.0])  # whichever prompts are drawn, with their own tau
 
 
 def test_a_prompts_tau_is_that_after_its_first_arrival_over_all_its_rounds() -> None:

@@ -22,6 +22,7 @@ RESULTS = {
             "speedup": 1.8,
             "predicted_speedup": 2.0,
             "realised": 0.9,
+            "setting": None,
             "mismatches": 0,
         }
     ]

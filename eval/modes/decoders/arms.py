@@ -18,11 +18,12 @@ from eval.arms.base import ASSISTED, LOOKUP, OURS, STATIC, VLLM, Arm, eos_ids, o
 from eval.arms.ours import assisted_arms, our_arm, plain_arms, renamed
 from eval.arms.transformers_arms import TransformersArm, no_compiler, static_options
 from eval.arms.vllm_peer import WORKER, Engine, VllmArm
-from eval.comparison_config import arm_settings
+from eval.comparison_config import PLAIN, arm_settings
 from eval.config import EvalConfig
 from eval.inputs import sampling_at
 from eval.measure.cells import Cell, CellRun, Point
 from eval.measure.cells import choose as fastest_settings
+from eval.measure.held_choice import held_choice
 from eval.measure.timed_run import fastest, is_plain_chain, warm_up
 from eval.modes.decoders.texts import TextPrompts
 from eval.prompts.held_out import Prompt
@@ -150,22 +151,29 @@ def cells(cfg: EvalConfig) -> list[Cell]:
 
 def candidates(stock: Stock, point: Point) -> dict[str, dict[str, Arm]]:
     """Family -> setting -> arm. transformers drafts for one prompt at a time, so beyond batch 1 only ours are tried."""
-    families = {OURS: stock.ours(point.temperature)}
+    families = {OURS: {PLAIN: stock.plain(point.temperature)[0], **stock.ours(point.temperature)}}
     if point.batch_size == 1:
         families |= {ASSISTED: stock.assisted(point.temperature), LOOKUP: stock.lookup(point.temperature)}
     return {family: arms for family, arms in families.items() if arms}
 
 
 def choose(stock: Stock, point: Point, texts: Mapping[str, TextPrompts]) -> dict[str, Any]:
-    """{"best": family -> setting, "best_chain": setting, "tokens_per_s": family -> setting -> speed}."""
+    """{"best": family -> setting, "best_chain": setting, "held": how sure that of ours is, "tokens_per_s": family ->
+    setting -> speed}; ours may be plain decoding."""
     tried = fastest_settings(stock.cfg, point, candidates(stock, point), _screening_prompts(stock.cfg, point, texts))
     chains = [name for name, one in stock.settings(point.temperature).items() if is_plain_chain(one)]
     speeds = tried["tokens_per_s"][OURS]
-    return {**tried, "best_chain": fastest({name: speeds[name] for name in chains}) if chains else None}
+    held = held_choice(tried["seconds_per_token"][OURS], stock.cfg.seed)
+    return {
+        **tried,
+        "best": {**tried["best"], OURS: held["setting"]},
+        "held": held,
+        "best_chain": fastest({name: speeds[name] for name in chains}) if chains else None,
+    }
 
 
 def _screening_prompts(cfg: EvalConfig, point: Point, texts: Mapping[str, TextPrompts]) -> list[Prompt]:
-    each = point.batch_size * cfg.decoders.screening_batches
+    each = point.batch_size * cfg.decoders.batches_screened(point.batch_size)
     return [prompt for prompts in texts.values() for prompt in prompts.screening[:each]]
 
 

@@ -107,9 +107,18 @@ def _choice_table(results: dict[str, Any]) -> Table:
         for family, speeds in one["tokens_per_s"].items():
             ranked = sorted(speeds, key=lambda name: -(speeds[name] or 0.0))
             tried = ", ".join(f"{name} {number(speeds[name], 0)}" for name in ranked)
-            rows.append({**one, "family": family, "chosen": one["best"][family], "tried": tried})
+            held = one.get("held") if family == OURS else None
+            rows.append({**one, "family": family, "chosen": one["best"][family], "tried": tried, "held": held})
     note = "Tokens per second on validation prompts of both texts; not comparable with the tables above."
-    return Table("Settings tried", columns("batch", "T", "family", "chosen", "tried"), rows, note)
+    chosen = ["family", "chosen", *(_HELD if any(row["held"] for row in rows) else ()), "tried"]
+    return Table("Settings tried", columns("batch", "T", *chosen), rows, note)
+
+
+def _held(row: Row, figure: str) -> str:
+    return MISSING if row["held"] is None else f"{row['held'][figure]:.1%}"
+
+
+_HELD = (Column("chosen again", lambda row: _held(row, "share")), Column("loss", lambda row: _held(row, "loss")))
 
 
 def _settings_table(results: dict[str, Any]) -> Table:

@@ -73,7 +73,7 @@ def load_texts(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, max_position
     """Kind of text -> prompts. ConfigError where the corpus gives too few, InputError where one is too long."""
     sizes = cfg.decoders.num_timed
     reported = max(rows * count for rows, count in sizes.items())
-    screening = max(sizes) * cfg.decoders.screening_batches
+    screening = max(rows * cfg.decoders.batches_screened(rows) for rows in sizes)
     found = {
         kind: TextPrompts(
             _prompts(cfg, tokenizer, kind, "heldout", reported), _prompts(cfg, tokenizer, kind, "validation", screening)
@@ -97,6 +97,7 @@ def _prompts(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, kind: str, spl
         raise ConfigError(
             f"the {split} split of data={cfg.data.name} gives {len(prompts)} prompts of {cfg.prompts.tokens} tokens of "
             f"{kind}, and {wanted} are needed (the largest batch times its count in decoders.batches_timed, or times "
-            "decoders.screening_batches); lower these or prompts.tokens, or leave this text out of decoders.texts"
+            "decoders.screening_batches, or decoders.screening_prompts); lower these or prompts.tokens, or leave this "
+            "text out of decoders.texts"
         )
     return prompts

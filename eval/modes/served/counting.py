@@ -7,7 +7,7 @@ asked for: so ours go on to the end of the round that reaches it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,16 +81,19 @@ class Unaware:
     """A draft that is not told what the target may write."""
 
     def __init__(self, drafter: Drafter) -> None:
-        self.drafter, self.taps = drafter, drafter.taps
+        self.drafter, self.taps, self.on_host = drafter, drafter.taps, drafter.on_host
 
     def start(self, context: Context, capacity: int) -> None:
         self.drafter.start(replace(context, history=None), capacity)
 
+    def read(self, context: Context, lengths: Mapping[int, int]) -> None:
+        self.drafter.read(replace(context, history=None), lengths)
+
+    def prepare(self, context: Context) -> Hashable | None:
+        return self.drafter.prepare(replace(context, history=None))
+
     def propose(self, context: Context) -> Tree:
         return self.drafter.propose(replace(context, history=None))
-
-    def reset(self, rows: list[int]) -> None:
-        self.drafter.reset(rows)
 
 
 def counted(rounds: Sequence[Round], prompts: int, limit: int, k: int) -> list[Counters]:

@@ -83,7 +83,7 @@ FAULTS: list[Fault] = [
         test_splits.test_settings_of_decoders_are_chosen_on_the_screening_prompts_of_both_texts,
         ("eval.modes.decoders.arms:_screening_prompts", "prompts.screening", "prompts.reported"),
         ("eval.modes.decoders.arms:choose", "for name in chains", "for name in speeds"),
-        ("eval.measure.cells:choose", "fastest(of)", "next(iter(of))"),
+        ("eval.measure.held_choice:held_choice", "np.where(is_safe, whole, 0).argmax()", "0"),
     ),
     *noticed_by(
         test_splits.test_draft_lengths_of_families_are_chosen_on_screening_prompts,

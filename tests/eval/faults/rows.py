@@ -54,10 +54,11 @@ FAULTS: list[Fault] = [
         test_rows.test_a_decoder_that_loses_nothing_realises_what_is_predicted_however_prompts_differ,
         ("eval.results.figures:speed", "typical_tau([samples[one.arm][group] for group in groups])", "39 / 23"),
         ("eval.results.figures:typical_tau", "np.median(each)", "np.mean(each)"),
+        ("eval.results.figures:_realised", "np.median(drawn[..., 2], axis=-1)", "2.0"),
     ),
     *noticed_by(
         test_rows.test_a_prompts_tau_is_that_after_its_first_arrival_over_all_its_rounds,
-        ("eval.results.figures:typical_tau", "sample.rounds[len(sample.new_ids) :]", "sample.rounds[1:]"),
+        ("eval.results.figures:taus", "sample.rounds[len(sample.new_ids) :]", "sample.rounds[1:]"),
     ),
     *noticed_by(
         test_rows.test_the_interval_of_tau_resamples_prompts_not_rounds,

@@ -118,6 +118,11 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_profile.test_a_round_is_in_milliseconds_and_reading_the_prompt_is_no_part_of_it,
-        ("eval.modes.profile:Call.ms_per_round", "1e3 * seconds", "seconds"),
+        ("eval.modes.profile.calls:Call.ms_per_round", "1e3 * seconds", "seconds"),
+    ),
+    *noticed_by(
+        test_profile.test_what_is_outside_of_passes_is_the_rounds_own_beyond_the_passes_timed_beside_it,
+        ("eval.modes.profile.figures:Turn.round_ms", "if phase not in OUT_OF_ROUND", "if phase != 'other'"),
+        ("eval.modes.profile.figures:outside", "one.round_ms - sum(one.floor.values())", "one.round_ms"),
     ),
 ]

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
-from decode.autotune.budget import monotone
+from decode.autotune.estimates import monotone
 from decode.drafters.dspark import DSparkConfig
 from train.export.layouts.dspark import common_temperature
 

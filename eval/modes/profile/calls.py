@@ -1,0 +1,138 @@
+"""What is profiled: our decoder with a draft and without, called on a batch of prompts, and its bare passes alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from transformers import PreTrainedModel
+
+from decode import generate
+from decode.autotune.timing import measure
+from decode.drafters.base import Drafter, drafted_depth
+from decode.stats import Stats
+from decode.trees.tree_plans import parse
+from eval.config import EvalConfig
+from eval.inputs import settings_at
+from eval.measure.continuations import left_padded
+from eval.measure.operators import profiled
+
+Group = Sequence[Sequence[int]]
+"""Prompts that are decoded together."""
+Classes = dict[str, float]
+COST_REPEATS = 10
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one timed call took, as a whole and by phase."""
+
+    seconds: float
+    tokens: int
+    rounds: int
+    """Target passes of the batch."""
+    phases: dict[str, float]
+    """Seconds, by the names of `Stats.seconds`."""
+
+    @classmethod
+    def of(cls, stats: Stats, seconds: float) -> Call:
+        """By what the decoder counted."""
+        return cls(seconds, stats.num_tokens, len(stats.arrival_s), dict(stats.seconds))
+
+    def ms_per_round(self) -> dict[str, float]:
+        """By phase, reading prompts left out; `other` is what no phase holds: Python between them, set-up, output."""
+        phases = {phase: seconds for phase, seconds in self.phases.items() if phase != "prefill"}
+        phases["other"] = self.seconds - sum(self.phases.values())
+        return {phase: 1e3 * seconds / self.rounds for phase, seconds in phases.items()}
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The bare passes of one full round."""
+
+    context: int
+    """Tokens in the cache: the mean of a call."""
+    depth: int
+    """Draft tokens one after another."""
+    nodes: int
+    """Tokens of the target's pass."""
+
+
+class Contestant(Protocol):
+    """One way to decode; `name` is unique within a run."""
+
+    @property
+    def name(self) -> str: ...
+
+    def call(self, group: Group) -> Call:
+        """Continue the prompts, timed."""
+        ...
+
+    def operators(self, group: Group) -> tuple[dict[str, Classes], int]:
+        """Seconds by phase and class of operator in one call under the profiler, and its rounds."""
+        ...
+
+    def floor(self, group: Group) -> dict[str, float]:
+        """Milliseconds of the bare passes of one full round, timed alone at the mean context (see
+        `decode.autotune.timing`); empty for a tree that is chosen while it runs."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ours:
+    """The decoder of this very checkout."""
+
+    name: str
+    cfg: EvalConfig
+    model: PreTrainedModel
+    drafter: Drafter | None
+
+    def call(self, group: Group) -> Call:
+        """As `Contestant.call`; synchronous on a CPU, and on a GPU the last read waits for all."""
+        began = time.perf_counter()
+        stats = self._generate(group)
+        return Call.of(stats, time.perf_counter() - began)
+
+    def operators(self, group: Group) -> tuple[dict[str, Classes], int]:
+        """As `Contestant.operators`."""
+        found: list[Stats] = []
+        seconds = profiled(lambda: found.append(self._generate(group)), self.model.device.type == "cuda")
+        return seconds, len(found[0].arrival_s)
+
+    def floor(self, group: Group) -> dict[str, float]:
+        """As `Contestant.floor`."""
+        wanted = passes(self.cfg, self.drafter, group)
+        if wanted is None:
+            return {}
+        costs = measure(self.model, self.drafter, wanted.context, [wanted.nodes], len(group), COST_REPEATS)
+        return floor_of(wanted, costs.t_draft, costs.t_target[wanted.nodes])
+
+    def _generate(self, group: Group) -> Stats:
+        """No end token cuts it short."""
+        ids, mask = left_padded(group, 0, self.model.device)
+        asked = {**settings(self.cfg), "attention_mask": mask, "seed": self.cfg.seed}
+        return generate(self.model, self.drafter, ids, eos_token_id=(), stop_strings=(), **asked).stats
+
+
+def settings(cfg: EvalConfig) -> dict[str, Any]:
+    """Keyword arguments of decode.generate."""
+    return {**settings_at(cfg, cfg.temperatures[0]), "max_new_tokens": cfg.profile.max_new_tokens}
+
+
+def passes(cfg: EvalConfig, drafter: Drafter | None, group: Group) -> Passes | None:
+    """Those of a round with that draft; None for a tree that is chosen while it runs."""
+    context = sum(map(len, group)) // len(group) + cfg.profile.max_new_tokens // 2
+    if drafter is None:
+        return Passes(context, 0, 1)
+    if cfg.decode.tree == "sequoia":
+        return None
+    shape = parse(cfg.decode.tree, cfg.decode.num_draft_tokens, cfg.decode.tree_nodes)
+    shape = shape.cut(drafted_depth(drafter, shape))
+    return Passes(context, shape.depth, shape.num_nodes)
+
+
+def floor_of(wanted: Passes, t_draft: float, t_target: float) -> dict[str, float]:
+    """Milliseconds of a round by kind of pass, from the seconds of one draft token and of the target's pass."""
+    return {**({"draft": 1e3 * wanted.depth * t_draft} if wanted.depth else {}), "target": 1e3 * t_target}

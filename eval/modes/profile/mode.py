@@ -1,0 +1,137 @@
+"""`mode=profile`: where each round's time goes, with the first draft and without, down to classes of operators; and how
+that compares with another checkout, whose decoder takes turns with this one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from decode.common.checked_json import write_json
+from decode.common.environment import environment, git_state
+from decode.common.progress import get_logger, progress
+from decode.common.run_folder import RunFolder, open_run
+from decode.drafters.base import Drafter
+from decode.models.compatibility import load_tokenizer
+from eval.arms.base import AUTOREGRESSIVE
+from eval.config import EvalConfig
+from eval.inputs import check_models, load, shared_context
+from eval.measure.timed_run import order
+from eval.modes.profile.before import Before, check_checkout, revision, started
+from eval.modes.profile.calls import Contestant, Group, Ours
+from eval.modes.profile.figures import Turn, compared, entry
+from eval.modes.profile.page import render_markdown, render_page
+from eval.prompts.held_out import Prompt, as_many_as, check_lengths
+from eval.results.document import command
+
+SCHEMA = 2
+TURNS = 3  # times that every contestant answers every prompt
+log = get_logger("eval")
+
+
+def run(cfg: EvalConfig) -> None:
+    """Write profile.json, profile.md and profile.html for the first draft."""
+    cfg = replace(cfg, drafts=dict([next(iter(cfg.drafts.items()))]))
+    target, _ = check_models(cfg)
+    if cfg.profile.before is not None:
+        check_checkout(cfg.profile.before)
+    prompts = as_many_as(cfg, load_tokenizer(cfg.target), cfg.profile.prompts)
+    check_lengths(prompts, cfg, shared_context(cfg, target))
+    if cfg.plan:
+        sys.stdout.write(_plan(cfg, prompts) + "\n")
+        return
+    with open_run(cfg.output_dir, "eval", cfg, cfg.resume) as folder:
+        if folder.is_finished:
+            return
+        model, drafters = load(cfg, cfg.target)
+        found = {
+            "schema": SCHEMA,
+            "environment": {**environment(), "git": git_state(), "command": command(), "seed": cfg.seed},
+            "target": {"path": target.path, "num_parameters": target.num_parameters, "dtype": str(model.dtype)[6:]},
+            "drafts": dict(cfg.drafts),
+            "decode": asdict(cfg.decode),
+            "temperature": cfg.temperatures[0],
+            "batch_size": cfg.timing.batch_size,
+            "prompts": len(prompts),
+            "new_tokens": cfg.profile.max_new_tokens,
+            **_measured(cfg, folder, model, next(iter(drafters.values())), prompts),
+        }
+        write_json(folder.file("profile.json"), found)
+        folder.file("profile.md").write_text(render_markdown(found), encoding="utf-8")
+        folder.file("profile.html").write_text(render_page(found), encoding="utf-8")
+        folder.finish({"arms": len(found["arms"])})
+        log.info("profile: %s", folder.file("profile.html"))
+
+
+def _plan(cfg: EvalConfig, prompts: Sequence[Prompt]) -> str:
+    tokens = (TURNS + 2) * len(prompts) * cfg.profile.max_new_tokens
+    arms = "two arms" if cfg.profile.before is None else f"two arms, here and in {cfg.profile.before}"
+    return f"{arms}, {len(prompts)} prompts, {tokens:,} tokens each, operators in one call of each"
+
+
+def _measured(
+    cfg: EvalConfig, folder: RunFolder, model: PreTrainedModel, drafter: Drafter, prompts: Sequence[Prompt]
+) -> dict[str, Any]:
+    """The fields `arms` and `before` of profile.json."""
+    groups = _groups(cfg, prompts)
+    with _contestants(cfg, folder, model, drafter) as contestants:
+        turns = _take_turns(cfg, contestants, groups)
+        arms = [entry(one.name, turns[one.name], one.operators(groups[0])) for one in contestants]
+    if cfg.profile.before is None:
+        return {"arms": arms, "before": None}
+    pairs = {one.name: (turns[before_name(one.name)], turns[one.name]) for one in contestants if isinstance(one, Ours)}
+    of = {"folder": cfg.profile.before, "revision": revision(check_checkout(cfg.profile.before))}
+    return {"arms": arms, "before": {**of, "arms": [compared(name, *both, cfg.seed) for name, both in pairs.items()]}}
+
+
+def before_name(name: str) -> str:
+    """Of the same arm in the other checkout."""
+    return f"{name}, before"
+
+
+@contextmanager
+def _contestants(
+    cfg: EvalConfig, folder: RunFolder, model: PreTrainedModel, drafter: Drafter
+) -> Iterator[list[Contestant]]:
+    drafters: dict[str, Drafter | None] = {AUTOREGRESSIVE: None, _label(cfg): drafter}
+    ours: list[Contestant] = [Ours(name, cfg, model, one) for name, one in drafters.items()]
+    if cfg.profile.before is None:
+        yield ours
+        return
+    with started(cfg, check_checkout(cfg.profile.before), folder) as engine:
+        yield [*ours, *(Before(before_name(name), cfg, engine, one) for name, one in drafters.items())]
+
+
+def _label(cfg: EvalConfig) -> str:
+    k, tree = cfg.decode.num_draft_tokens, cfg.decode.tree
+    return f"{next(iter(cfg.drafts))} k={k}" if tree == "chain" else f"{next(iter(cfg.drafts))} {tree}"
+
+
+def _groups(cfg: EvalConfig, prompts: Sequence[Prompt]) -> list[Group]:
+    """Full batches alone: another batch size would be another set of captures."""
+    size = cfg.timing.batch_size
+    return [
+        [prompts[(start + i) % len(prompts)].ids for i in range(size)]
+        for start in range(0, max(1, len(prompts) - size + 1), size)
+    ]
+
+
+def _take_turns(
+    cfg: EvalConfig, contestants: Sequence[Contestant], groups: Sequence[Group]
+) -> Mapping[str, list[Turn]]:
+    """Every contestant's calls, its bare passes timed beside each, in an order drawn anew for every batch of prompts.
+    The first turn is a warm-up on every prompt, so that captures are made."""
+    found: dict[str, list[Turn]] = {one.name: [] for one in contestants}
+    with progress((TURNS + 1) * len(groups) * len(contestants), "calls", "profile") as bar:
+        for turn in range(TURNS + 1):
+            for number, group in enumerate(groups):
+                for one in order(contestants, cfg.seed, turn, number):
+                    taken = Turn(one.call(group), one.floor(group))
+                    if turn:
+                        found[one.name].append(taken)
+                    bar.update(1)
+    return found

@@ -1,0 +1,48 @@
+"""What warm_up captures is what calls use: none of them captures anything afterwards."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from decode import generate, warm_up
+from decode.drafters.lm import LMDraft
+from decode.forward.runner import Runner
+from tests.tiny import tiny_llama
+
+PROMPT = torch.tensor([[5, 9, 2, 7], [3, 1, 4, 6]])
+SETTINGS = {"num_draft_tokens": 2, "eos_token_id": ()}
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What is captured from here on."""
+    made: list[object] = []
+    monkeypatch.setattr(Runner, "_captured", lambda self, module, *_: made.append(module) or module)
+    return made
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_call_finds_all_its_rounds_captured(adaptive: bool, captures: list[object]) -> None:
+    """Across a step in the slots that passes look at, whatever the budget chooses. It chooses by the clock: at the very
+    step target and draft may look at different numbers of slots in a round that was not rehearsed."""
+    model, draft = tiny_llama(), LMDraft(tiny_llama(num_layers=1, seed=3))
+    settings: dict[str, Any] = {**SETTINGS, "adaptive": adaptive}
+    cold = generate(model, draft, PROMPT, max_new_tokens=70, seed=1, **settings)
+    assert warm_up(model, draft, PROMPT, 70, **settings) > 0
+    made = len(captures)
+    assert made > 3
+    for seed in range(1, 4):
+        warm = generate(model, draft, PROMPT, max_new_tokens=70, seed=seed, **settings)
+        if seed == 1:
+            assert warm.sequences.equal(cold.sequences)
+    assert len(captures) - made <= (4 if adaptive else 0)
+
+
+def test_plain_decoding_is_warmed_up_as_well(captures: list[object]) -> None:
+    model = tiny_llama()
+    warm_up(model, None, PROMPT, 20, **{**SETTINGS, "num_draft_tokens": 1})
+    made = len(captures)
+    assert made
+    generate(model, None, PROMPT, max_new_tokens=20, seed=0, eos_token_id=())
+    assert len(captures) == made
