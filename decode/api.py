@@ -24,9 +24,10 @@ from decode.common.typed_config import flag, require, whole
 from decode.config import SamplingConfig, sampling_config
 from decode.conversation import Conversation
 from decode.drafters.base import Drafter
-from decode.loop import Event, Loop, Observer, Request
+from decode.loop import Loop
 from decode.models.adapters import unwrapped
-from decode.requests import check_ids, prompts_of
+from decode.prompts import check_ids, prompts_of
+from decode.requests import Event, Observer, Request
 from decode.sampling.allowed_tokens import Allowed, AllowedTokens
 from decode.sampling.audited import Audited
 from decode.sampling.penalties import penalties

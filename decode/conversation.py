@@ -6,8 +6,9 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from decode.common.typed_config import require
+from decode.forward.kept.lease import Lease
+from decode.forward.kept.runners import Runners
 from decode.forward.packing import Packing
-from decode.forward.runner import Lease, Runners
 from decode.forward.target import CachedModel, runner_for
 
 if TYPE_CHECKING:

@@ -9,85 +9,29 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from collections.abc import Hashable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
-from transformers import LogitsProcessorList, PreTrainedModel
+from transformers import PreTrainedModel
 
 from decode.autotune.budget import Budget
-from decode.common.errors import InputError
 from decode.drafters.base import Context, Drafter, OnDevice, most_passengers
-from decode.flights import Bounds, Flight, Reading, bounds_of
-from decode.forward.runner import Lease
+from decode.forward.kept.lease import Lease
 from decode.forward.target import runner_for
-from decode.models.compatibility import longest_context
-from decode.requests import RequestState, Rows
-from decode.round import Outcome, Round, Rule, outcome
+from decode.requests import Event, Observer, Request, check_context, drawn
+from decode.rounds.flights import Bounds, Flight, Reading, bounds_of
+from decode.rounds.round import Outcome, Round, Rule, outcome
+from decode.rounds.rows import RequestState, Rows
+from decode.rounds.state import State
 from decode.sampling.noise import Ledger, Noise, row_keys, token_table
 from decode.sampling.processors import History
-from decode.sampling.stopping import Criteria, StopStrings
-from decode.sampling.warp import Sampling
-from decode.state import State
 from decode.stats import Round as CountedRound
 from decode.stats import Stats
 from decode.trees.tree import Drawn
 from decode.trees.tree_plans import Shape, chain
 from decode.verify import VERIFIERS
 
-if TYPE_CHECKING:
-    from decode.conversation import Conversation
-
-
-@dataclass(frozen=True)
-class Request:
-    """What one call asks for; prompts are token ids, without padding."""
-
-    prompts: list[list[int]]
-    max_new_tokens: int
-    sampling: Sampling = field(default_factory=Sampling)
-    verifier: str = "coupled"
-    shape: Shape = chain(5)
-    """The tree of a round; cut to what its rows can still emit."""
-    replacement: bool = False
-    """Where a rule draws siblings from q: independently, duplicates included, rather than without replacement."""
-    seed: int = 0
-    rows: list[int] | None = None
-    """The requests' own indices, which key the noise; 0, 1, ... by default."""
-    eos_ids: frozenset[int] = frozenset()
-    processors: LogitsProcessorList | None = None
-    """Processors that look at the prefix (penalties, bans); each node is given its own."""
-    conversation: Conversation | None = None
-    """What calls before have read of the one prompt."""
-    stop: StopStrings | None = None
-    criteria: Criteria | None = None
-    """Stopping criteria of the caller."""
-    batch_size: int | None = None
-    """Requests decoded at once; the others wait and take the rows of finished ones. None decodes all at once."""
-    adaptive: bool = False
-    """Draft what pays: `shape` cut in every round by what the rounds before accepted and cost."""
-    confidence: bool = False
-    """With `adaptive`: chains end where the draft is unsure of going on."""
-    strict: bool = False
-    """Every target pass has the rows of the whole shape, with or without drafts, so that rounding is the same."""
-    audit: bool = False
-    """Raise when a random number outside the coupled stream is read twice."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """One row's share of a round, as it reaches the host: `accepted` draft tokens, then the correction or bonus."""
-
-    row: int
-    """Index of the request."""
-    tokens: list[int]
-    accepted: int
-    drafted: int
-
-
-Observer = Callable[[Event], None]
 LAG = 1
 """Rounds that an accelerator has ahead while the host reads; a CPU has nobody to wait for."""
 
@@ -99,9 +43,9 @@ class Loop:
         self.request, self.lease = request, Lease()
         self.drafter = drafter if drafter is None else self.lease.own(drafter)
         self.verifier = VERIFIERS[request.verifier]
-        self.drawn: Drawn = _drawn(request)
+        self.drawn: Drawn = drawn(request)
         lengths = [len(prompt) for prompt in request.prompts]
-        _check_context(model, lengths, request.max_new_tokens)
+        check_context(model, lengths, request.max_new_tokens)
         in_round = max(request.shape.num_nodes, 2 + request.shape.num_read)  # a draft may read more than it proposes
         self.num_passengers = most_passengers(drafter)
         self.capacity = max(lengths) + request.max_new_tokens + in_round + self.num_passengers
@@ -309,26 +253,3 @@ class Loop:
         if self.request.criteria is not None and self.request.criteria.end(self.state.ids[[row], : len(one.tokens)]):
             return "stop"
         return "length" if len(one.tokens) >= one.end else None
-
-
-def _drawn(request: Request) -> Drawn:
-    """How the rule wants children drawn. `SamplingConfig` has refused what is not exact, by name."""
-    drawn = VERIFIERS[request.verifier].drawn(request.shape, request.replacement)
-    assert drawn is not None, (request.verifier, request.shape, request.replacement)
-    assert request.verifier != "greedy" or request.sampling.is_greedy, request.sampling
-    assert not request.strict or request.shape.is_chain, request.shape
-    assert not request.confidence or (request.adaptive and request.shape.is_chain), request.shape
-    return drawn
-
-
-def _check_context(model: PreTrainedModel, lengths: list[int], max_new_tokens: int) -> None:
-    if min(lengths) < 1:
-        raise InputError("a prompt is empty; decoding starts from at least one token (a BOS or newline token, say)")
-    limit = longest_context(model.config)
-    if limit is not None and max(lengths) + max_new_tokens > limit:
-        raise InputError(
-            f"the longest prompt has {max(lengths)} tokens and max_new_tokens={max_new_tokens}, together "
-            f"{max(lengths) + max_new_tokens}, but the model's context is {limit} tokens; past it positions are "
-            "undefined. "
-            "Shorten the prompt or ask for fewer tokens"
-        )

@@ -20,7 +20,7 @@ from decode.config import SamplingConfig, sampling_config
 from decode.drafters.base import Drafter, drafted_depth
 from decode.forward.runner import CAPTURE_AFTER
 from decode.forward.slot_stack import bucket
-from decode.loop import Event
+from decode.requests import Event
 from decode.trees.tree_plans import chain, parse
 
 SEED = 0x5EED  # of its own: under rejection a draft length must not be chosen by the numbers that a call draws

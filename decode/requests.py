@@ -1,142 +1,92 @@
-"""Requests: the prompts that `input_ids` and `attention_mask` hold, as people give them, and the rows of a batch: which
-request sits in which, how far it is, and who comes next when one is finished."""
+"""What a call asks for, and what it hears of while it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from transformers import LogitsProcessorList, PreTrainedModel
 
-from decode.common.progress import get_logger
-from decode.common.typed_config import require
+from decode.common.errors import InputError
+from decode.models.compatibility import longest_context
+from decode.sampling.stopping import Criteria, StopStrings
+from decode.sampling.warp import Sampling
+from decode.trees.tree import Drawn
+from decode.trees.tree_plans import Shape, chain
+from decode.verify import VERIFIERS
 
-log = get_logger("decode")
-
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
-
-def check_ids(input_ids: Any, vocab_size: int) -> None:
-    """Raise ConfigError unless `input_ids` is a tensor (B, T) of tokens that the model knows."""
-    kind = type(input_ids).__name__
-    require(
-        isinstance(input_ids, Tensor),
-        f"input_ids is of type {kind}; give a tensor (requests, tokens), and of a tokenizer's answer its input_ids and "
-        "its attention_mask",
-    )
-    shape = tuple(input_ids.shape)
-    require(len(shape) == 2 and shape[0] > 0, f"input_ids has shape {shape}; give (requests, tokens), at least one row")
-    require(input_ids.dtype in INTEGERS, f"input_ids is {input_ids.dtype}; token ids are integers")
-    if not shape[1]:
-        return  # a prompt without tokens has a message of its own
-    least, most = int(input_ids.min()), int(input_ids.max())
-    require(
-        least >= 0 and most < vocab_size,
-        f"input_ids holds ids from {least} to {most}, and the model knows 0 to {vocab_size - 1}; encode the prompt "
-        "with the model's own tokenizer",
-    )
+if TYPE_CHECKING:
+    from decode.conversation import Conversation
 
 
-def prompts_of(
-    input_ids: Tensor, attention_mask: Tensor | None, pad_id: int | None, ends: list[int]
-) -> list[list[int]]:
-    """The tokens of each row: those where attention_mask (B, T) is 1, wherever the others stand.
+@dataclass(frozen=True)
+class Request:
+    """What one call asks for; prompts are token ids, without padding."""
 
-    Without a mask it is inferred as transformers does: pad tokens are left out, unless they are end tokens as well, for
-    then nobody can tell padding from text. Raises ConfigError for a mask of another shape or with other values.
-    """
-    rows = input_ids.tolist()
-    if attention_mask is not None:
-        kept = _checked(attention_mask, tuple(input_ids.shape)).tolist()
-        return [[token for token, keep in zip(*row, strict=True) if keep] for row in zip(rows, kept, strict=True)]
-    if pad_id is None or pad_id in ends:
-        _warn_of_padding(rows, pad_id)
-        return rows
-    return [[token for token in row if token != pad_id] for row in rows]
-
-
-def _checked(mask: Any, shape: tuple[int, ...]) -> Tensor:
-    kind = type(mask).__name__
-    require(isinstance(mask, Tensor), f"attention_mask is of type {kind}; give a tensor of 0 and 1, of shape {shape}")
-    require(
-        tuple(mask.shape) == shape,
-        f"attention_mask has shape {tuple(mask.shape)}, input_ids {shape}; they must be equal",
-    )
-    other = mask[(mask != 0) & (mask != 1)]
-    require(
-        not other.numel(),
-        f"attention_mask holds {other[:1].tolist()}; it says 1 where a token counts and 0 where it is padding. A mask "
-        "that is added to scores means the opposite: give mask == 0 in its place",
-    )
-    return mask
-
-
-def _warn_of_padding(rows: list[list[int]], pad_id: int | None) -> None:
-    if len(rows) > 1 and any(row and pad_id in (row[0], row[-1]) for row in rows):
-        log.warning(
-            "rows begin or end with token %s, which is the pad token and an end token as well, and no attention_mask "
-            "says which: it is read as text. Give the tokenizer's attention_mask",
-            pad_id,
-        )
+    prompts: list[list[int]]
+    max_new_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    verifier: str = "coupled"
+    shape: Shape = chain(5)
+    """The tree of a round; cut to what its rows can still emit."""
+    replacement: bool = False
+    """Where a rule draws siblings from q: independently, duplicates included, rather than without replacement."""
+    seed: int = 0
+    rows: list[int] | None = None
+    """The requests' own indices, which key the noise; 0, 1, ... by default."""
+    eos_ids: frozenset[int] = frozenset()
+    processors: LogitsProcessorList | None = None
+    """Processors that look at the prefix (penalties, bans); each node is given its own."""
+    conversation: Conversation | None = None
+    """What calls before have read of the one prompt."""
+    stop: StopStrings | None = None
+    criteria: Criteria | None = None
+    """Stopping criteria of the caller."""
+    batch_size: int | None = None
+    """Requests decoded at once; the others wait and take the rows of finished ones. None decodes all at once."""
+    adaptive: bool = False
+    """Draft what pays: `shape` cut in every round by what the rounds before accepted and cost."""
+    confidence: bool = False
+    """With `adaptive`: chains end where the draft is unsure of going on."""
+    strict: bool = False
+    """Every target pass has the rows of the whole shape, with or without drafts, so that rounding is the same."""
+    audit: bool = False
+    """Raise when a random number outside the coupled stream is read twice."""
 
 
-@dataclass
-class RequestState:
-    """One request: its tokens so far, prompt included, and why it ended (length, eos or stop; None while it runs)."""
+@dataclass(frozen=True)
+class Event:
+    """One row's share of a round, as it reaches the host: `accepted` draft tokens, then the correction or bonus."""
 
-    prompt_length: int
+    row: int
+    """Index of the request."""
     tokens: list[int]
-    end: int
-    """Tokens at which it ends by length."""
-    reason: str | None = None
-
-    def extend(self, tokens: list[int], reason_to_end: Callable[[RequestState], str | None]) -> int:
-        """Append until a reason to end comes up; how many were taken."""
-        for taken, token in enumerate(tokens, 1):
-            self.tokens.append(token)
-            self.reason = reason_to_end(self)
-            if self.reason is not None:
-                return taken
-        return len(tokens)
+    accepted: int
+    drafted: int
 
 
-@dataclass
-class Rows:
-    """`size` rows over all requests; the others wait, in order, for a row to become free. What the host knows."""
+Observer = Callable[[Event], None]
 
-    requests: list[RequestState]
-    size: int
-    seated: list[int] = field(init=False)
-    """Per row, the index of its request; a finished one keeps its row until another takes it."""
 
-    def __post_init__(self) -> None:
-        self.size = min(self.size, len(self.requests))
-        self.seated = list(range(self.size))
-        self._next = self.size
+def drawn(request: Request) -> Drawn:
+    """How the rule wants children drawn. `SamplingConfig` has refused what is not exact, by name."""
+    drawn = VERIFIERS[request.verifier].drawn(request.shape, request.replacement)
+    assert drawn is not None, (request.verifier, request.shape, request.replacement)
+    assert request.verifier != "greedy" or request.sampling.is_greedy, request.sampling
+    assert not request.strict or request.shape.is_chain, request.shape
+    assert not request.confidence or (request.adaptive and request.shape.is_chain), request.shape
+    return drawn
 
-    @property
-    def current(self) -> list[RequestState]:
-        """The seated requests, by row."""
-        return [self.requests[index] for index in self.seated]
 
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of each row that have reached the host, pending included."""
-        return [len(one.tokens) for one in self.current]
-
-    @property
-    def running(self) -> list[int]:
-        """Rows whose request has not ended."""
-        return [row for row, one in enumerate(self.current) if one.reason is None]
-
-    def refill(self) -> list[int]:
-        """Seat waiting requests in the rows of finished ones; the rows that changed."""
-        changed = []
-        for row, one in enumerate(self.current):
-            if one.reason is not None and self._next < len(self.requests):
-                self.seated[row] = self._next
-                self._next += 1
-                changed.append(row)
-        return changed
+def check_context(model: PreTrainedModel, lengths: list[int], max_new_tokens: int) -> None:
+    if min(lengths) < 1:
+        raise InputError("a prompt is empty; decoding starts from at least one token (a BOS or newline token, say)")
+    limit = longest_context(model.config)
+    if limit is not None and max(lengths) + max_new_tokens > limit:
+        raise InputError(
+            f"the longest prompt has {max(lengths)} tokens and max_new_tokens={max_new_tokens}, together "
+            f"{max(lengths) + max_new_tokens}, but the model's context is {limit} tokens; past it positions are "
+            "undefined. "
+            "Shorten the prompt or ask for fewer tokens"
+        )

@@ -23,10 +23,10 @@ from decode.common.run_folder import RunFolder, open_run
 from decode.config import DecodeConfig, Precision
 from decode.drafters.base import Drafter
 from decode.drafters.saved_draft import describe_draft, load_drafter
-from decode.loop import Event, Request
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model, load_model
 from decode.rehearsal import warm_up
+from decode.requests import Event, Request
 from decode.sampling.penalties import penalties
 from decode.sampling.warp import Sampling
 from decode.stats import Stats

@@ -41,7 +41,7 @@ from decode.stats import Round
 from decode.trees.tree_plans import Shape
 
 if TYPE_CHECKING:
-    from decode.loop import Request
+    from decode.requests import Request
 
 LONG_RUN = 80.0  # tokens of the last rounds that outweigh, in a call, the long run of it and of those before
 LEAST = 0.02  # acceptance that a call before may leave as a start, so that a text that can be drafted shows

@@ -15,8 +15,9 @@ from decode.autotune.timing import measure_rounds, takes
 from decode.common.errors import ConfigError
 from decode.common.progress import get_logger
 from decode.drafters.base import Drafter
-from decode.loop import Loop, Request
+from decode.loop import Loop
 from decode.models.compatibility import longest_context
+from decode.requests import Request
 from decode.trees.sequoia import Planner, Profile, expected_tokens
 from decode.trees.tree import Tree
 from decode.trees.tree_plans import Static, chain, comb, describe

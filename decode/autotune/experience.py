@@ -10,7 +10,8 @@ from torch import nn
 
 from decode.autotune.estimates import PRIOR, Acceptance, Calibration, Clock
 from decode.autotune.fallback import Fallback
-from decode.forward.runner import PASSES, tensor_state, weights_state
+from decode.forward.kept.weights_state import tensor_state, weights_state
+from decode.forward.runner import PASSES
 from decode.stats import Round
 
 KEEP = 0.999  # of a count of accepted tokens is left after a round: the last 1000 rounds, some tens of calls

@@ -29,7 +29,7 @@ from decode.models.load import describe_loaded
 from decode.trees.sequoia import RoundCosts
 
 if TYPE_CHECKING:
-    from decode.loop import Request
+    from decode.requests import Request
 
 log = get_logger("decode")
 

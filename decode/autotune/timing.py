@@ -15,9 +15,10 @@ from transformers import PreTrainedModel
 
 from decode.autotune.estimates import monotone
 from decode.drafters.base import Context, Drafter
-from decode.forward.runner import Lease, captured_at_once
+from decode.forward.kept.lease import Lease
+from decode.forward.runner import captured_at_once
 from decode.forward.target import CachedModel, runner_for
-from decode.loop import Request
+from decode.requests import Request
 from decode.sampling.noise import Noise
 from decode.sampling.warp import Sampling
 from decode.trees.sequoia import RoundCosts

@@ -11,7 +11,8 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from decode.autotune.budget import Budget
-    from decode.forward.runner import Lease, Runner
+    from decode.forward.kept.lease import Lease
+    from decode.forward.runner import Runner
     from decode.sampling.noise import Noise
     from decode.sampling.processors import History
     from decode.sampling.warp import Sampling

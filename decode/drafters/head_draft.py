@@ -27,9 +27,11 @@ from decode.drafters.drafting import DraftRound, Steps, Unit, places_behind, vis
 from decode.drafters.layers import Extend, Rope, Rotary, Slots, into
 from decode.drafters.tree_drafting import propose
 from decode.forward.cache import SlotCache
+from decode.forward.kept.lease import Lease
+from decode.forward.kept.runners import Runners
 from decode.forward.packed_linear import Together
 from decode.forward.packing import Packing
-from decode.forward.runner import PASSES, Lease, Runner, Runners, chunks, rounded
+from decode.forward.runner import PASSES, Runner, chunks, rounded
 from decode.trees.tree import Tree
 
 if TYPE_CHECKING:

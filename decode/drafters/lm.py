@@ -16,6 +16,7 @@ from decode.drafters.base import Batch, Context, Step
 from decode.drafters.drafting import Above, DraftRound, Unit, places_behind, visible_slots
 from decode.drafters.tree_drafting import propose
 from decode.forward.attention import layer_masks, packed_visibility
+from decode.forward.runner import PASSES, whole
 from decode.forward.target import CachedModel, NodePass, runner_for
 from decode.models.compatibility import attention_of, longest_context
 from decode.models.load import load_model
@@ -117,9 +118,10 @@ class LMDraft(nn.Module):
         if context.shortest >= self._last_length:
             return None
         width = _width(context)
-        for places in places_behind(context, width, self.runner.unread + context.plain_rounds - width):
-            last_start = max(0, context.longest - places.shape[1])
-            self.runner.chain(context.ids.gather(1, places), places[:, :1], last_start)
+        with PASSES, whole():  # of a width that comes once: captured, it would stop a call for nothing
+            for places in places_behind(context, width, self.runner.unread + context.plain_rounds - width):
+                last_start = max(0, context.longest - places.shape[1])
+                self.runner.chain(context.ids.gather(1, places), places[:, :1], last_start)
         self.runner.unread = width
         return width, visible_slots(self.runner, context, context.shape.num_read + 1)
 

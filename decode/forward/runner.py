@@ -1,16 +1,13 @@
-"""What runs passes over a slot cache: how many slots a pass looks at, captures of passes that come again, and runners
-kept from one call to the next (who holds one, and which are given up)."""
+"""What runs passes over a slot cache: how many slots a pass looks at, and captures of passes that come again."""
 
 from __future__ import annotations
 
-import gc
 import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import copy
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,13 +28,6 @@ PREFILL_CHUNK = 512  # tokens a pass: bounds the (T, S) mask and the activations
 PASSES = threading.RLock()
 """Held while a pass runs: it puts hooks, packed layers and an attention of its own on the model, which a pass of
 another thread would meet."""
-SAMPLE = 64  # values of a tensor that are looked at to notice silent writes: 1 ms a call for a 28M model
-MOST_RUNNERS = 8  # of one model, so that batches of a few sizes can take turns
-GPU_SHARE = 1 / 8  # of a GPU's memory, for the runners of one model
-CPU_BYTES = 1 << 30  # the same on a CPU
-T = TypeVar("T")
-
-
 _serials = itertools.count()
 
 
@@ -194,161 +184,3 @@ def chunks(begin: list[int], end: list[int]) -> Iterator[tuple[list[int], int, i
 def rounded(capacity: int) -> int:
     """Slots of a cache that holds `capacity` tokens."""
     return -(-capacity // BUCKET) * BUCKET
-
-
-R = TypeVar("R", bound=Runner)
-
-
-class Lease:
-    """What one call holds, so that another thread's call, or one made while this one runs, does not write into it. It
-    ends with the call, or when nothing refers to it any more."""
-
-    def __init__(self) -> None:
-        self.ended = False
-
-    def end(self) -> None:
-        """All that it holds may be used by others."""
-        self.ended = True
-
-    def take(self, one: object) -> bool:
-        """Whether `one` was free, and is this lease's now."""
-        holder = vars(one).get("_draftsmith_lease")
-        if holder is not None and holder.is_active:
-            return False
-        vars(one)["_draftsmith_lease"] = _Holder(self)
-        return True
-
-    def own(self, one: T) -> T:
-        """`one`, or where another call is using it a copy that shares its weights and has a state of its own."""
-        with PASSES:
-            if not hasattr(one, "__dict__") or self.take(one):
-                return one
-            other = copy(one)
-            vars(other).pop("_draftsmith_lease", None)
-            self.take(other)
-            return other
-
-
-class _Holder:
-    """A lease, without keeping it alive; forgotten where what it holds is copied or saved."""
-
-    def __init__(self, lease: Lease) -> None:
-        self._lease = weakref.ref(lease)
-
-    @property
-    def is_active(self) -> bool:
-        lease = self._lease()
-        return lease is not None and not lease.ended
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()
-
-
-class Runners:
-    """The runners of one model, the least used one given up first; kept on the model, so that they end with it (a table
-    elsewhere would hold the model for ever, since they refer to it)."""
-
-    def __init__(self, state: int, packing: Packed) -> None:
-        """`state` is the `weights_state` of what the runners are captures of."""
-        self.state, self.packing = state, packing
-        self.told: set[str] = set()
-        self._kept: dict[tuple[object, ...], Runner] = {}
-
-    @classmethod
-    def of(cls, module: nn.Module, packing: Callable[[], Packed], *others: nn.Module) -> Runners:
-        """Those of `module`, begun anew when it or one of the `others` in its passes has changed: packed weights are
-        copies, which training makes stale."""
-        with PASSES:  # a pass hooks the model while it runs
-            device = next(module.parameters()).device.type
-            cast_to = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-            state = hash((cast_to, *(weights_state(one) for one in (module, *others))))
-            kept = vars(module).get("_draftsmith_runners")
-            if kept is None or kept.state != state:
-                kept = vars(module)["_draftsmith_runners"] = cls(state, packing())
-            return kept
-
-    def get(self, key: tuple[object, ...], make: Callable[[Packed], R], lease: Lease) -> R:
-        """A runner of this key that no other lease holds; idle ones are given up where memory ends."""
-        with PASSES:
-            place, runner = self._free(key, lease)
-            if runner is None:
-                runner = self._made(make)
-                runner.told = self.told
-                lease.take(runner)
-            else:
-                runner.cache.clear()
-            self._kept[place] = runner
-            self._give_up(most_bytes(runner.device))
-            return runner  # type: ignore[return-value]
-
-    def _made(self, make: Callable[[Packed], R]) -> R:
-        try:
-            return make(self.packing)
-        except torch.OutOfMemoryError:
-            pass  # the error holds on to what could be allocated, so it has to be gone
-        self._kept.clear()
-        gc.collect()  # a captured round and the runner that keeps it refer to one another
-        torch.cuda.empty_cache()
-        return make(self.packing)
-
-    def _free(self, key: tuple[object, ...], lease: Lease) -> tuple[tuple[object, ...], Runner | None]:
-        for number in itertools.count():
-            runner = self._kept.get((*key, number))
-            if runner is None or lease.take(runner):
-                return (*key, number), self._kept.pop((*key, number), None)
-        raise AssertionError("counting ends")
-
-    def _give_up(self, most: int) -> None:
-        """The oldest ones, until the others fit; the newest stays, whatever its size."""
-        kept = self._kept
-        while len(kept) > MOST_RUNNERS or (len(kept) > 1 and sum(one.num_bytes for one in kept.values()) > most):
-            del kept[next(iter(kept))]
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """A copied or pickled model makes its own."""
-        return type(None), ()
-
-
-def most_bytes(device: torch.device) -> int:
-    """What the runners of one model may hold together."""
-    if device.type == "cuda":
-        return int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
-    return CPU_BYTES
-
-
-def weights_state(model: nn.Module) -> int:
-    """Changes when a parameter or buffer is replaced, moved or written to, and when a module is exchanged, hooked or
-    set otherwise (train mode, an adapter switched on): a capture would not notice.
-
-    Writes that bypass torch's version counter (`.data`, inference mode) show in a sample of the values on a CPU, where
-    packed weights are copies.
-    """
-    tensors = (tensor_state(one) for one in (*model.parameters(), *model.buffers()))
-    return hash((*tensors, *(_module_state(module) for module in model.modules())))
-
-
-def tensor_state(tensor: Tensor) -> tuple[object, ...]:
-    """Changes when the tensor is replaced, moved or written to."""
-    version = 0 if tensor.is_inference() else tensor._version
-    if type(tensor) not in (Tensor, nn.Parameter):  # quantised storage, which may have neither values nor a place
-        return id(tensor), tensor.dtype, version
-    if tensor.device.type != "cpu" or not tensor.is_floating_point():
-        return tensor.data_ptr(), tensor.dtype, version
-    sample = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // SAMPLE)]
-    return tensor.data_ptr(), tensor.dtype, version, int(sample.double().sum().view(torch.long))  # nan is not nan
-
-
-def _module_state(module: nn.Module) -> tuple[object, ...]:
-    settings = tuple((name, _plain(value)) for name, value in vars(module).items() if name[:11] != "_draftsmith")
-    hooks = (*module._forward_hooks, *module._forward_pre_hooks)  # ids of their handles, never used again
-    return id(module), id(vars(module).get("forward")), hooks, settings
-
-
-def _plain(value: object) -> object:
-    """What of an attribute is compared: peft keeps the names of the adapters that are on in a list, and their scales in
-    a dict. Lists of numbers are a drafter's own state, which every call changes."""
-    if isinstance(value, list | tuple):
-        return tuple(one for one in value if isinstance(one, str)) or None
-    if type(value) is dict:
-        return tuple((key, one) for key, one in value.items() if isinstance(one, bool | int | float | str))
-    return value if isinstance(value, bool | int | float | str) else None

@@ -16,9 +16,11 @@ from decode.common.environment import device_of
 from decode.common.errors import InputError
 from decode.forward.attention import attending, layer_masks, long_way, short_way
 from decode.forward.cache import SlotCache
+from decode.forward.kept.lease import Lease
+from decode.forward.kept.runners import Runners
 from decode.forward.packed_linear import Packed
 from decode.forward.packing import Packing
-from decode.forward.runner import PASSES, Lease, Runner, Runners, chunks, rounded
+from decode.forward.runner import PASSES, Runner, chunks, rounded
 from decode.models.compatibility import longest_context, refuse_unsupported
 from decode.models.hidden_states import Taps
 

@@ -14,8 +14,9 @@ from decode.api import Output, generate
 from decode.drafters import drafting
 from decode.drafters.base import Context, Drafter
 from decode.drafters.lm import LMDraft
-from decode.forward.runner import Lease
-from decode.loop import Loop, Request
+from decode.forward.kept.lease import Lease
+from decode.loop import Loop
+from decode.requests import Request
 from decode.sampling.noise import Noise, Stream
 from decode.sampling.warp import Sampling
 from decode.trees.tree import Tree

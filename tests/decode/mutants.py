@@ -11,8 +11,8 @@ from torch import Tensor
 
 from decode.drafters import drafting
 from decode.loop import Loop
+from decode.rounds.state import State
 from decode.sampling.noise import Noise, Stream
-from decode.state import State
 from decode.trees.tree import Tree
 from decode.verify import block, rejection, verdict
 from decode.verify.verdict import Question, Verdict, draw, follow

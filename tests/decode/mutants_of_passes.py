@@ -7,7 +7,7 @@ import torch
 
 from decode.drafters import lm
 from decode.forward import target
-from decode.requests import RequestState
+from decode.rounds.rows import RequestState
 from decode.sampling import processors
 from decode.trees.tree import Tree
 
@@ -16,7 +16,7 @@ real_masks = target.layer_masks
 
 def filters_forgotten(patch: pytest.MonkeyPatch) -> None:
     """p is not warped before the rule."""
-    patch.setattr("decode.round.warp", lambda logits, sampling, temperature: logits)
+    patch.setattr("decode.rounds.round.warp", lambda logits, sampling, temperature: logits)
 
 
 def position_off_by_one(patch: pytest.MonkeyPatch) -> None:

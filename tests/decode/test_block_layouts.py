@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 
 from decode.common.errors import ConfigError
 from decode.drafters.dspark import DSparkDraft
-from decode.loop import Loop, Request
+from decode.loop import Loop
 from decode.models.hidden_states import Taps
+from decode.requests import Request
 from decode.trees.tree_plans import chain
 from tests.decode import checks
 from tests.decode.test_dspark import PROMPTS, TAPS, batch_of, draft_of, logits_after, proposals, target

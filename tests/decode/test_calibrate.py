@@ -18,8 +18,8 @@ from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConf
 from decode.drafters.lm import LMDraft
 from decode.drafters.saved_draft import load_drafter
 from decode.forward.runner import Runner
-from decode.loop import Request
 from decode.models.load import load_model
+from decode.requests import Request
 from decode.sampling.warp import Sampling
 from decode.stage import run
 from decode.trees.sequoia import RoundCosts, expected_tokens, interpolate, level_widths

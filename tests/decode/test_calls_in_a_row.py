@@ -15,7 +15,8 @@ import torch
 from decode.autotune.budget import Budget
 from decode.autotune.experience import MOST_KEPT, Experience
 from decode.drafters.lm import LMDraft
-from decode.loop import Loop, Request
+from decode.loop import Loop
+from decode.requests import Request
 from decode.sampling.warp import Sampling
 from decode.stats import Round
 from decode.trees.tree_plans import chain

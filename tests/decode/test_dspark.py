@@ -19,10 +19,11 @@ from decode.drafters.base import Batch, Context
 from decode.drafters.drafting import Above, Processed
 from decode.drafters.dspark import DSparkConfig, DSparkDraft, default_taps
 from decode.forward.capture import Trace
-from decode.forward.runner import Lease
-from decode.loop import Loop, Request
+from decode.forward.kept.lease import Lease
+from decode.loop import Loop
 from decode.models.hidden_states import Taps
 from decode.models.output_head import ends_of
+from decode.requests import Request
 from decode.sampling.noise import Noise
 from decode.sampling.warp import Sampling
 from decode.stats import Round

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from decode import generate
 from decode.drafters.base import Batch, Context, Step
 from decode.drafters.head_draft import HeadDraft
-from decode.loop import Loop, Request
+from decode.loop import Loop
+from decode.requests import Request
 from decode.sampling.warp import Sampling
 from decode.trees.tree import Tree
 from decode.trees.tree_plans import Dynamic, Shape, chain, k_ary

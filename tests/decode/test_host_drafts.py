@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from decode.drafters.base import Context
-from decode.loop import Loop, Request
+from decode.loop import Loop
+from decode.requests import Request
 from decode.sampling.warp import Sampling
 from decode.trees.tree import Tree, chain_parents
 from decode.trees.tree_plans import chain, k_ary

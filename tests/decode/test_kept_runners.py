@@ -21,9 +21,10 @@ from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorL
 from decode import generate
 from decode.drafters.base import Drafter
 from decode.drafters.lm import LMDraft
-from decode.forward.runner import CAPTURE_AFTER, Lease
+from decode.forward.kept.lease import Lease
+from decode.forward.runner import CAPTURE_AFTER
 from decode.forward.target import CachedModel, runner_for
-from decode.loop import Event
+from decode.requests import Event
 from tests.commands import ROOT
 from tests.decode.heads import random_head
 from tests.tiers import by_default
@@ -125,11 +126,11 @@ def test_a_drafter_in_use_is_copied_without_its_weights() -> None:
 def test_the_oldest_runners_are_given_up_beyond_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_llama()
     first, second = (runner_for(model, batch, 64, Lease()) for batch in (1, 2))
-    monkeypatch.setattr("decode.forward.runner.CPU_BYTES", first.num_bytes + second.num_bytes)
+    monkeypatch.setattr("decode.forward.kept.runners.CPU_BYTES", first.num_bytes + second.num_bytes)
     assert runner_for(model, 1, 64, Lease()) is first
     runner_for(model, 1, 600, Lease())  # larger than the second, which is the oldest
     assert runner_for(model, 2, 64, Lease()) is not second
-    monkeypatch.setattr("decode.forward.runner.CPU_BYTES", 0)
+    monkeypatch.setattr("decode.forward.kept.runners.CPU_BYTES", 0)
     newest = runner_for(model, 3, 64, Lease())
     assert runner_for(model, 3, 64, Lease()) is newest  # of whatever size
 

@@ -20,7 +20,8 @@ from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenalty
 
 from decode.drafters.base import Drafter
 from decode.drafters.lm import LMDraft
-from decode.loop import Loop, Request
+from decode.loop import Loop
+from decode.requests import Request
 from decode.sampling.warp import Sampling, warp
 from decode.trees.tree_plans import Shape, chain, k_ary
 from tests.decode.checks import audited_run, ragged_prompts, unpadded

@@ -18,8 +18,9 @@ from decode.drafters.base import Context
 from decode.drafters.head_draft import HeadDraft
 from decode.drafters.saved_head import HEADS
 from decode.forward.runner import CAPTURE_AFTER
-from decode.loop import Loop, Request
+from decode.loop import Loop
 from decode.models.output_head import ends_of
+from decode.requests import Request
 from decode.sampling.noise import Noise
 from decode.sampling.warp import Sampling
 from decode.trees.tree import Tree, tree_depths

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 from decode import generate
 from decode.drafters.base import Context
 from decode.forward.target import CachedModel
-from decode.loop import Loop, Request
+from decode.loop import Loop
+from decode.requests import Request
 from decode.trees.passengers import Passengers, boarded, parted
 from decode.trees.tree import Tree, chain_parents
 from decode.trees.tree_plans import chain

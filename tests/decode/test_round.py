@@ -18,15 +18,17 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from decode.autotune.budget import Budget
 from decode.drafters.base import Context
 from decode.drafters.lm import LMDraft
-from decode.flights import Reading
-from decode.forward.runner import Lease, Runner
+from decode.forward.kept.lease import Lease
+from decode.forward.runner import Runner
 from decode.forward.target import CachedModel
-from decode.loop import Loop, Request
-from decode.round import Round, Rule, outcome
+from decode.loop import Loop
+from decode.requests import Request
+from decode.rounds.flights import Reading
+from decode.rounds.round import Round, Rule, outcome
+from decode.rounds.state import State
 from decode.sampling.noise import Noise, token_table
 from decode.sampling.stopping import Criteria
 from decode.sampling.warp import Sampling
-from decode.state import State
 from decode.trees.tree_plans import Dynamic, chain, k_ary
 from decode.verify import VERIFIERS
 from tests.decode.heads import VARIANTS, random_head
@@ -205,8 +207,8 @@ def test_the_traffic_of_a_round_would_be_seen(monkeypatch: pytest.MonkeyPatch) -
     loop = Loop(model, None, Request([[5, 9, 2, 7]], 60))
     verdict = Round._verdict
 
-    def asking(self: Round, tree: Any, logits: Tensor, context: Context) -> Any:
-        return verdict(self, tree, logits + torch.tensor(0.0 if logits.sum() > 0 else 1.0), context)
+    def asking(self: Round, tree: Any, logits: Tensor, *rest: Any) -> Any:
+        return verdict(self, tree, logits + torch.tensor(0.0 if logits.sum() > 0 else 1.0), *rest)
 
     monkeypatch.setattr(Round, "_verdict", asking)
     with torch.inference_mode(), Traffic() as traffic:

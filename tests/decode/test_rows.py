@@ -9,7 +9,7 @@ from decode import generate
 from decode.common.errors import ConfigError
 from decode.drafters.lm import LMDraft
 from decode.forward import runner, target
-from decode.requests import RequestState, Rows
+from decode.rounds.rows import RequestState, Rows
 from tests.decode.checks import VOCAB, ragged_prompts
 from tests.tiers import by_default
 from tests.tiny import tiny_llama

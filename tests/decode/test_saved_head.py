@@ -18,9 +18,9 @@ from decode import generate, load_drafter
 from decode.autotune.store import pair_key
 from decode.common.errors import UserError
 from decode.drafters.saved_draft import describe_draft
-from decode.loop import Request
 from decode.models.fingerprint import files_fingerprint
 from decode.models.load import describe_loaded
+from decode.requests import Request
 from tests.decode.heads import random_head
 from tests.tiny import tiny_llama
 

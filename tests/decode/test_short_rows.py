@@ -14,7 +14,8 @@ from decode.drafters import head_draft, lm
 from decode.drafters.base import Context
 from decode.drafters.drafting import DraftRound
 from decode.drafters.lm import LMDraft
-from decode.loop import Loop, Request
+from decode.loop import Loop
+from decode.requests import Request
 from decode.sampling.warp import Sampling
 from decode.stats import Round as Counted
 from decode.trees.tree import Tree

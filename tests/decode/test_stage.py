@@ -16,9 +16,9 @@ from decode import generate, load_drafter, warm_up
 from decode.common.errors import ConfigError, InputError
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
 from decode.forward import runner
-from decode.loop import Event
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import load_model
+from decode.requests import Event
 from decode.stage import CYAN, GREEN, RED, RESET, Painter, run
 from decode.stats import Round, Stats
 from tests.tiny import save_tiny_target, tiny_tokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from decode.state import State
+from decode.rounds.state import State
 from decode.verify.verdict import Verdict
 
 END_IDS = [3, 5]

@@ -14,7 +14,8 @@ from decode.drafters.base import Context
 from decode.drafters.drafting import DraftRound
 from decode.drafters.lm import LMDraft, lm_round
 from decode.forward.target import CachedModel
-from decode.loop import Loop, Request
+from decode.loop import Loop
+from decode.requests import Request
 from decode.sampling.warp import Sampling
 from decode.trees.tree import Tree
 from decode.trees.tree_plans import Dynamic, Shape, Static

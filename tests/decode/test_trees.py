@@ -15,7 +15,7 @@ from decode.common.errors import ConfigError
 from decode.drafters import tree_drafting
 from decode.drafters.base import Context
 from decode.drafters.lm import lm_round
-from decode.forward.runner import Lease
+from decode.forward.kept.lease import Lease
 from decode.forward.target import CachedModel
 from decode.sampling.noise import Ledger, Noise, Stream
 from decode.sampling.warp import Sampling, warp

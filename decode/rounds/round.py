@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from decode.drafters.base import Context, Drafter
 from decode.forward.target import CachedModel
+from decode.rounds.state import State
 from decode.sampling.noise import Ledger, Noise
 from decode.sampling.warp import Sampling, warp
-from decode.state import State
 from decode.trees.passengers import boarded, parted
 from decode.trees.tree import Drawn, Tree
 from decode.verify.verdict import Question, Verdict, Verifier
@@ -91,7 +91,7 @@ class Round(nn.Module):
         context = self._context(state)
         tree = self._proposed(context)
         logits, heard = parted(self._logits(tree, state), tree)
-        verdict = self._verdict(tree, logits, context)
+        verdict = self._verdict(tree, logits, context, state)
         self.target.commit(state.starts, verdict.path, tree.is_chain)
         after, counts = state.after(verdict)
         if tree.passengers is not None:
@@ -135,14 +135,13 @@ class Round(nn.Module):
         padded = torch.cat([tree.tokens, tree.tokens[:, -1:].expand(-1, missing)], 1)
         return self.target.chain(padded, state.starts, last_start, strict=True)[:, : tree.num_nodes]
 
-    def _verdict(self, tree: Tree, logits: Tensor, context: Context) -> Verdict:
+    def _verdict(self, tree: Tree, logits: Tensor, context: Context, state: State) -> Verdict:
         history, sampling = context.history, self.rule.sampling
         scores = logits if history is None else history.of_tree(tree, logits)
         scores = warp(scores, sampling, context.temperature)
         depth = tree.max_depth
         gumbel = context.gumbel if context.gumbel is None else context.gumbel[:, : depth + 1]
-        positions = context.lengths[:, None] + torch.arange(depth + 1, device=context.lengths.device)
-        return self.rule.verifier(Question(tree, scores, sampling, context.noise, positions, gumbel))
+        return self.rule.verifier(Question(tree, scores, sampling, context.noise, state.positions(depth), gumbel))
 
 
 def outcome(tensors: tuple[Tensor, ...]) -> Outcome:

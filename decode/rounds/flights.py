@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from decode.requests import Rows
+from decode.rounds.rows import Rows
 
 
 class Reading:
