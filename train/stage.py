@@ -32,7 +32,7 @@ from train.checkpoint import (
     saved_optimizer,
 )
 from train.config import TrainConfig
-from train.engine import build_accelerator, check_launcher
+from train.engine import build_accelerator, check_launcher, warn_of_emulated_products
 from train.live_target import LiveTarget
 from train.loss import DraftLoss
 from train.metrics_log import METRICS, MetricsLog
@@ -64,6 +64,8 @@ def run(cfg: TrainConfig) -> None:
         logger.info("plan: %s", line)
     for line in plan.warnings() if is_main_process() else ():
         logger.warning("%s", line)
+    if is_main_process():
+        warn_of_emulated_products(known)
     if cfg.plan:
         return
     free_disk_check(cfg.output_dir, plan.disk_bytes)

@@ -22,6 +22,7 @@ from decode.common.checked_json import read_json
 from decode.common.environment import resolve_device
 from decode.common.errors import InputError
 from decode.config import ModelConfig
+from decode.models.arithmetic import warn_if_emulated
 from decode.models.checkpoint_check import check_headers, check_report, is_quantised, no_model
 from decode.models.checkpoint_files import DAMAGED, check_model_files, check_words, damaged, weight_files
 from decode.models.compatibility import (
@@ -180,6 +181,7 @@ def load_model(source: ModelConfig, role: str = "target") -> PreTrainedModel:
     check_report(report, source, role)
     if source.device_map is None:
         model.to(resolve_device(source.device))  # type: ignore[arg-type]
+    warn_if_emulated(model.dtype, model.device, f"Set {role}.dtype=float32")
     return model.eval().requires_grad_(False)
 
 
