@@ -1,6 +1,7 @@
 """A CPU without bfloat16 arithmetic is told of before hours are lost on it."""
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -21,10 +22,10 @@ def emulating(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("emulating")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_a_model_in_emulated_precision_says_so(dtype: str, tmp_path: object, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_in_emulated_precision_says_so(dtype: Any, tmp_path: object, caplog: pytest.LogCaptureFixture) -> None:
     tiny_llama().save_pretrained(str(tmp_path))
     with caplog.at_level(logging.WARNING):
-        load_model(ModelConfig(path=str(tmp_path), dtype=dtype, device="cpu"), "draft")  # type: ignore[arg-type]
+        load_model(ModelConfig(path=str(tmp_path), dtype=dtype, device="cpu"), "draft")
     said = [one.getMessage() for one in caplog.records if "no arithmetic" in one.getMessage()]
     assert len(said) == (dtype != "float32")
     assert not said or (dtype in said[0] and "20 times" in said[0] and "draft.dtype=float32" in said[0])
@@ -47,7 +48,7 @@ def test_a_gpu_is_not_suspected(caplog: pytest.LogCaptureFixture) -> None:
     ],
 )
 def test_training_says_what_to_set(
-    precision: str, optimizer: str, remedy: str | None, caplog: pytest.LogCaptureFixture
+    precision: Any, optimizer: Any, remedy: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     cfg = TrainConfig(
         output_dir="runs/x",
@@ -55,7 +56,7 @@ def test_training_says_what_to_set(
         target=ModelConfig(path="t"),
         engine=EngineConfig(precision=precision),
         optimizer=optimizer,
-    )  # type: ignore[arg-type]
+    )
     with caplog.at_level(logging.WARNING):
         engine.warn_of_emulated_products(cfg)
     said = [one.getMessage() for one in caplog.records]
