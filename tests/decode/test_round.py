@@ -218,8 +218,14 @@ def test_the_traffic_of_a_round_would_be_seen(monkeypatch: pytest.MonkeyPatch) -
     assert traffic.seen == {"read": 2, "upload": 1}
 
 
-@pytest.mark.parametrize("name", ["none", "lm"])
-@pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.parametrize(
+    ("name", "verifier"),
+    [
+        pytest.param(name, one, marks=[pytest.mark.slow] * (name == "lm" and one != "coupled"))
+        for name in ("none", "lm")
+        for one in VERIFIERS
+    ],
+)
 def test_a_round_of_8b_shapes_runs_without_values(name: str, verifier: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On `meta` a value that is asked for raises, and so does a partner on another device."""
     meta, batch, longest = torch.device("meta"), 2, 700
