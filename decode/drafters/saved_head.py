@@ -84,7 +84,7 @@ def read_head(folder: str | Path, target: ModelDescription, check: bool = True) 
     config = _config(folder, written.family)
     _check_sizes(folder, config, target)
     check_taps(target.config.get_text_config(), config.taps, target.path)
-    check_fits(_built(folder, config), shapes_of(folder), f"the head {folder}")
+    check_fits(described(folder, config, FIELDS.remedy), shapes_of(folder), f"the head {folder}")
     _check_types(folder)
     _check_draft_tokens(folder, config)
     return config
@@ -147,13 +147,14 @@ def _check_sizes(folder: str | Path, config: HeadConfig, target: ModelDescriptio
             )
 
 
-def _built(folder: str | Path, config: HeadConfig) -> Shapes:
+def described(folder: str | Path, config: HeadConfig, remedy: str) -> Shapes:
+    """As `expected`; InputError with `remedy` where the config.json of `folder` describes no head."""
     try:
         return expected(config)
     except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
         raise InputError(
             f"{folder}/config.json describes no {config.family} head that can be built "
-            f"({type(error).__name__}: {error}). {FIELDS.remedy}"
+            f"({type(error).__name__}: {error}). {remedy}"
         ) from error
 
 

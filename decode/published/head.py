@@ -10,7 +10,7 @@ from torch import Tensor
 
 from decode.common.errors import ConfigError, InputError
 from decode.drafters.head_draft import HeadConfig, HeadDraft
-from decode.drafters.saved_head import HEADS, Shapes, check_fits, expected, tell_ends
+from decode.drafters.saved_head import HEADS, check_fits, described, tell_ends
 from decode.models.hidden_states import check_taps
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
@@ -37,7 +37,7 @@ def read_published(path: str | Path, target: ModelDescription, check: bool = Tru
     config = _config(folder, reader, target)
     check_taps(target.config.get_text_config(), config.taps, target.path)
     found = {name: tuple(one.shape) for name, one in reader.tensors(folder, config, _shape_in(folder)).items()}
-    check_fits(_expected(folder, config), found, f"the published head {folder.path}")
+    check_fits(described(folder.path, config, "Fetch the folder again"), found, f"the published head {folder.path}")
     _precision(folder)
     if check:
         check_against_files(folder, reader, config, target)
@@ -83,16 +83,6 @@ def _config(folder: PublishedFolder, reader: Reader, target: ModelDescription) -
             raise
         raise InputError(
             f"{folder.path}/config.json describes no {reader.form} head that can be built ({type(error).__name__}: "
-            f"{error}). Fetch the folder again"
-        ) from error
-
-
-def _expected(folder: PublishedFolder, config: HeadConfig) -> Shapes:
-    try:
-        return expected(config)
-    except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-        raise InputError(
-            f"{folder.path}/config.json describes no {config.family} head that can be built ({type(error).__name__}: "
             f"{error}). Fetch the folder again"
         ) from error
 
