@@ -139,3 +139,17 @@ show_times() {
     done
     printf '%-28s %8d %8d\n' total "$SECONDS" "$total_budget_s"
 }
+
+# Whether the device that stages choose is a CPU without arithmetic for bfloat16; needs the environment.
+emulates_bfloat16() {
+    python - <<'EOF'
+import sys
+
+import torch
+
+from decode.common.environment import resolve_device
+from decode.models.arithmetic import is_emulated
+
+sys.exit(not is_emulated(torch.bfloat16, resolve_device("auto")))
+EOF
+}

@@ -45,27 +45,25 @@ def check_launcher(engine: EngineConfig, environ: Mapping[str, str] = os.environ
     )
 
 
-def warn_of_emulated_products(cfg: TrainConfig) -> None:
-    """`cfg` is settled. torch's Muon orthogonalises in bfloat16, whatever the precision of the passes."""
+def warn_of_emulated_products(engine: EngineConfig) -> None:
+    """Where passes in bfloat16 are asked of a CPU that has no arithmetic for it."""
     import torch
 
     from decode.models.arithmetic import warn_if_emulated
 
-    settings = ["engine.precision=fp32"] * (cfg.engine.precision == "bf16")
-    settings += ["optimizer=adamw"] * (cfg.optimizer == "muon")
-    if settings and _on_cpu(cfg):
-        warn_if_emulated(torch.bfloat16, torch.device("cpu"), f"Set {' '.join(settings)}")
+    if engine.precision == "bf16" and _on_cpu(engine):
+        warn_if_emulated(torch.bfloat16, torch.device("cpu"), "Set engine.precision=fp32")
 
 
-def _on_cpu(cfg: TrainConfig) -> bool:
+def _on_cpu(engine: EngineConfig) -> bool:
     import torch
 
-    return cfg.engine.device == "cpu" or not torch.cuda.is_available()
+    return engine.device == "cpu" or not torch.cuda.is_available()
 
 
 def build_accelerator(cfg: TrainConfig) -> Accelerator:
     """The Accelerator of `cfg.engine`; on CPU its process group is made before DeepSpeed can ask for a GPU backend."""
-    on_cpu = _on_cpu(cfg)
+    on_cpu = _on_cpu(cfg.engine)
     if on_cpu:
         os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed otherwise warns of, or picks, a device that is not ours
     if cfg.engine.zero_stage:

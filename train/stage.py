@@ -65,7 +65,7 @@ def run(cfg: TrainConfig) -> None:
     for line in plan.warnings() if is_main_process() else ():
         logger.warning("%s", line)
     if is_main_process():
-        warn_of_emulated_products(known)
+        warn_of_emulated_products(cfg.engine)
     if cfg.plan:
         return
     free_disk_check(cfg.output_dir, plan.disk_bytes)

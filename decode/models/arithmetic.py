@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 
 import torch
 
@@ -12,20 +13,26 @@ log = get_logger("decode")
 
 SIDE = 128  # of the matrices that are multiplied: 0.1 ms in float32 on one core
 SLOW = 8
-"""Times float32: a core with AVX2 alone took 20, one with AVX-512 but without bfloat16 instructions about one."""
+"""Times float32: a core with AVX2 alone took 20."""
 
 
 def warn_if_emulated(dtype: torch.dtype, device: torch.device, remedy: str) -> None:
-    """Say so where products in `dtype` are computed element by element on this CPU: nothing fails, and a step that
-    takes seconds takes minutes. `remedy` says what to set."""
-    if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float16):
-        return
-    times = _seconds(dtype) / _seconds(torch.float32)
-    if times > SLOW:
+    """Say so: nothing fails, and what takes seconds takes minutes. `remedy` says what to set."""
+    if is_emulated(dtype, device):
         log.warning(
-            "this CPU has no arithmetic for %s: its products take %.0f times as long as in float32. %s",
-            str(dtype).removeprefix("torch."), times, remedy,
+            "this CPU has no arithmetic for %s, whose products take over %d times as long as in float32. %s",
+            str(dtype).removeprefix("torch."), SLOW, remedy,
         )  # fmt: skip
+
+
+@cache
+def is_emulated(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether products in `dtype` are computed element by element, as on CPUs with AVX2 alone."""
+    if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float16):
+        return False
+    if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    return _seconds(dtype) > SLOW * _seconds(torch.float32)
 
 
 def _seconds(dtype: torch.dtype) -> float:
