@@ -13,11 +13,13 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores < 8 ? cores : 8))}
 export MALLOC_MMAP_MAX_=${MALLOC_MMAP_MAX_:-0} MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-100000000000}
 
 step "install" 70 ensure_environment
-# A CPU with AVX2 alone computes bfloat16 element by element: hours in place of minutes. Elsewhere both are empty.
-training="" target=""
+# A CPU with AVX2 alone computes bfloat16 element by element: hours in place of minutes.
+training=engine.precision=fp32
+target=target.dtype=float32
 if emulates_bfloat16; then
-    training=engine.precision=fp32 target=target.dtype=float32
     echo "This CPU has no arithmetic for bfloat16: everything is computed in float32, which takes about twice as long."
+else
+    training="" target=""
 fi
 
 step "target" 320 python -m train experiment=quickstart_target resume=auto $training
