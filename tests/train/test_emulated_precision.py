@@ -21,10 +21,10 @@ from train.optimizers import build_optimizers
 
 @pytest.fixture
 def emulating(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A CPU that takes twenty times as long in half precision."""
+    """A CPU without kernels for half precision."""
     arithmetic.is_emulated.cache_clear()
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False, raising=False)
-    monkeypatch.setattr(arithmetic, "_seconds", lambda dtype: 1.0 if dtype == torch.float32 else 20.0)
+    for name in ("bf16", "fp16"):
+        monkeypatch.setattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", lambda: False, raising=False)
     yield
     arithmetic.is_emulated.cache_clear()
 
@@ -100,5 +100,10 @@ def test_muon_is_torch_s_own_where_the_machine_can(monkeypatch: pytest.MonkeyPat
     assert type(one) is Muon
 
 
-def test_products_are_timed() -> None:
+@pytest.mark.usefixtures("emulating")
+@pytest.mark.parametrize(("slower", "is_emulated"), [(20.0, True), (2.0, False)])
+def test_builds_without_onednn_are_timed(slower: float, is_emulated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < arithmetic._seconds(torch.float32) < 1
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(arithmetic, "_seconds", lambda dtype: 1.0 if dtype == torch.float32 else slower)
+    assert arithmetic.is_emulated(torch.bfloat16, torch.device("cpu")) == is_emulated
