@@ -22,7 +22,7 @@ NEAR = 0.02
 """Of the rounds: counters that differ by so few ties between tokens are near."""
 LEFT = 0.05
 """Of what sets ours apart from the engine's: a fault that leaves no more unexplained is near. A fault that makes drafts
-worse makes more rounds and more ties: of `norm_output left out` 0, 2 or over 3 counters part among 250, by the machine."""
+worse makes more rounds and more ties: of `norm_output left out` 0, 2 or over 3 of 250 counters part, by machine."""
 BETTER = 4
 """Times nearer than ours are to the engine's."""
 TELLING = 10
