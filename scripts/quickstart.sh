@@ -17,7 +17,7 @@ step "install" 70 ensure_environment
 training=engine.precision=fp32
 target=target.dtype=float32
 if emulates_bfloat16; then
-    echo "This CPU has no arithmetic for bfloat16: everything is computed in float32, which takes about twice as long."
+    echo "This CPU has no arithmetic for bfloat16: everything is computed in float32."
 else
     training="" target=""
 fi

@@ -49,21 +49,18 @@ def warn_of_emulated_products(engine: EngineConfig) -> None:
     """Where passes in bfloat16 are asked of a CPU that has no arithmetic for it."""
     import torch
 
+    from decode.common.environment import resolve_device
     from decode.models.arithmetic import warn_if_emulated
 
-    if engine.precision == "bf16" and _on_cpu(engine):
-        warn_if_emulated(torch.bfloat16, torch.device("cpu"), "Set engine.precision=fp32")
-
-
-def _on_cpu(engine: EngineConfig) -> bool:
-    import torch
-
-    return engine.device == "cpu" or not torch.cuda.is_available()
+    if engine.precision == "bf16":
+        warn_if_emulated(torch.bfloat16, resolve_device(engine.device), "Set engine.precision=fp32")
 
 
 def build_accelerator(cfg: TrainConfig) -> Accelerator:
     """The Accelerator of `cfg.engine`; on CPU its process group is made before DeepSpeed can ask for a GPU backend."""
-    on_cpu = _on_cpu(cfg.engine)
+    import torch
+
+    on_cpu = cfg.engine.device == "cpu" or not torch.cuda.is_available()
     if on_cpu:
         os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed otherwise warns of, or picks, a device that is not ours
     if cfg.engine.zero_stage:

@@ -13,14 +13,14 @@ log = get_logger("decode")
 
 SIDE = 128  # of the matrices that are multiplied: 0.1 ms in float32 on one core
 SLOW = 8
-"""Times float32: a core with AVX2 alone took 20."""
+"""Times float32 from which on a product is taken for emulated; a core with AVX2 alone took 20."""
 
 
 def warn_if_emulated(dtype: torch.dtype, device: torch.device, remedy: str) -> None:
     """Say so: nothing fails, and what takes seconds takes minutes. `remedy` says what to set."""
     if is_emulated(dtype, device):
         log.warning(
-            "this CPU has no arithmetic for %s, whose products take up to 20 times as long as in float32. %s",
+            "this CPU has no arithmetic for %s: its products take many times as long as in float32. %s",
             str(dtype).removeprefix("torch."), remedy,
         )  # fmt: skip
 

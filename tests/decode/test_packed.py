@@ -12,10 +12,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from decode.forward.capture import Trace, _near, capture
 from decode.forward.fused_modules import Joined, OneNorm, Share, one_norm
-from decode.forward.packed_linear import PackedLinear, can_pack
+from decode.forward.packed_linear import PackedLinear
 from decode.forward.packing import Packing
 from decode.forward.runner import captured_at_once
 from decode.forward.target import CachedModel
+from decode.models.arithmetic import is_emulated
 from tests.tiny import tiny_llama
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN is not in this build")
@@ -49,7 +50,7 @@ def test_packed_layers_leave_when_the_capture_is_made() -> None:
 @needs_onednn
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_runs_in_place_of_a_model_gives_its_logits_in_fewer_operators(dtype: torch.dtype) -> None:
-    if not can_pack(nn.Linear(8, 8, dtype=dtype)):
+    if is_emulated(dtype, torch.device("cpu")):
         pytest.skip("this CPU has no bfloat16 kernels")
     model, ids = tiny_llama(dtype=dtype), torch.tensor([[5, 9, 2], [33, 7, 60]])
     counts, logits = [], []
