@@ -154,6 +154,21 @@ def test_a_plan_runs_nothing_and_says_what_a_budget_is_good_for(
     assert "AdamW at 0.01" in caplog.text
 
 
+@pytest.mark.parametrize("emulated", [True, False])
+def test_a_plan_names_a_precision_that_this_cpu_emulates(
+    emulated: bool,
+    tmp_path: Path,
+    target: Path,
+    records: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("decode.models.arithmetic.is_emulated", lambda *_: emulated)
+    engine = {"device": "cpu", "precision": "bf16"}
+    run(tiny_config(tmp_path / "out", target, records=str(records), plan=True, engine=engine))
+    assert ("Set engine.precision=fp32" in caplog.text) == emulated
+
+
 def test_a_loss_that_is_not_a_number_stops_the_run_and_names_the_batch(
     tmp_path: Path, target: Path, records: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
