@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from decode.common.typed_config import flag, real, require, unknown_key_message, whole
+from decode.drafters.untrained.config import settings_of
 
 LEAST_TEMPERATURE = 1e-4  # logits of 30 divided by it are float32 numbers with steps of 0.03
 TREES = ("chain", "dynamic", "sequoia")
@@ -245,9 +246,14 @@ class DrafterConfig:
     """Which drafter proposes tokens (group `draft` of the decode stage)."""
 
     path: str | None = None
-    """Folder of a saved draft; None decodes without one."""
+    """Folder of a saved draft, or the name of a drafter without weights (ngram); None decodes without one."""
     dtype: Precision = "auto"
     """Precision of the draft's weights; auto is the target's."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of a drafter without weights; see its file in conf/draft."""
+
+    def __post_init__(self) -> None:
+        settings_of(self.path, self.settings)
 
 
 @dataclass

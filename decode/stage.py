@@ -20,7 +20,7 @@ from decode.common.environment import resolve_device
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
-from decode.config import DecodeConfig, Precision
+from decode.config import DecodeConfig, DrafterConfig, Precision
 from decode.drafters.base import Drafter
 from decode.drafters.saved_draft import describe_draft, load_drafter
 from decode.models.compatibility import load_tokenizer
@@ -123,7 +123,7 @@ def _read(name: str) -> str:
 def _decode(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> Output:
     log.info("loading %s%s", config.target.path, "" if config.draft.path is None else f" and {config.draft.path}")
     model = load_model(config.target)
-    drafter = None if config.draft.path is None else load_drafter(config.draft.path, model, config.draft.dtype)
+    drafter = None if config.draft.path is None else _drafter(config.draft, model)
     prompt = torch.tensor([ids], device=model.device)
     complete = partial(
         generate,
@@ -142,6 +142,10 @@ def _decode(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase, ids: list[
     output = complete(observer=painter.event)
     painter.end(output.stats)
     return output
+
+
+def _drafter(draft: DrafterConfig, model: PreTrainedModel) -> Drafter | None:
+    return None if draft.path is None else load_drafter(draft.path, model, draft.dtype, **draft.settings)
 
 
 def _warm_up(

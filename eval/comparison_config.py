@@ -58,6 +58,9 @@ class DecodersConfig:
     """Batches per kind of text, from the validation split, on which settings are chosen."""
     screening_prompts: int = 1
     """Prompts per kind of text that are at least used for that, so that small batches are more: a choice is to hold."""
+    choices: str | None = None
+    """results.json of an earlier run, whose choices of settings are taken; null chooses. So several processes time the
+    same settings."""
     static_batches: list[int] = field(default_factory=lambda: [1, 4, 8, 16])
     """Batch sizes at which transformers' compiled static cache runs; each compiles for tens of seconds on a CPU."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from jinja2 import UndefinedError
 from decode.common.checked_json import write_json
 from decode.common.errors import InputError, UserError
 from eval.modes.decoders import page as decoders
+from eval.modes.decoders.several_runs import check_comparisons, pool_comparisons
 from eval.modes.families import page as families
 from eval.modes.served import page as served
 from eval.render import report_page as report
@@ -27,6 +28,8 @@ from eval.results.poolable import check_poolable
 from eval.results.pooling import pool
 from eval.results.schema import ResultsFile, read_results
 
+Check = Callable[[Sequence[Path], Sequence[dict[str, Any]]], None]
+Pool = Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
 PAGES = {
     "report": report.render_summary,
     "decoders": decoders.render_summary,
@@ -34,6 +37,11 @@ PAGES = {
     "served": served.render_summary,
 }
 """Mode -> its page."""
+POOLS: dict[str, tuple[Check, Pool]] = {
+    "report": (check_poolable, pool),
+    "decoders": (check_comparisons, pool_comparisons),
+}
+"""Mode -> whether runs of it may be pooled (InputError), and how."""
 START, END = "<!-- results:start -->", "<!-- results:end -->"
 README = Path("README.md")
 ENOUGH = 3
@@ -66,8 +74,9 @@ def _rendered(sources: Sequence[Path], each: Sequence[dict[str, Any]]) -> tuple[
     """What is published, its page, and of a report its block."""
     results = each[0]
     if len(each) > 1:
-        check_poolable(sources, each)
-        results = pool(each)
+        check, made_one = POOLS.get(results["mode"], POOLS["report"])
+        check(sources, each)
+        results = made_one(each)
     page = PAGES[results["mode"]](results)
     return results, page, report.render_block(results) if results["mode"] == "report" else None
 

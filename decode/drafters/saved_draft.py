@@ -20,6 +20,8 @@ from decode.drafters.lm import LMDraft
 from decode.drafters.mtp import MTPDraft, own_mtp
 from decode.drafters.provenance import FILE, read_provenance
 from decode.drafters.saved_head import HEADS, expected, load_head, read_head
+from decode.drafters.untrained.config import UNTRAINED, settings_of
+from decode.drafters.untrained.named import DRAFTERS
 from decode.models.adapters import unwrapped
 from decode.models.compatibility import check_same_size, check_same_tokens, refuse_unsupported
 from decode.models.fingerprint import changed_since_read, files_fingerprint
@@ -34,20 +36,28 @@ OWN = "mtp"
 
 
 def load_drafter(
-    path: str | Path | PreTrainedModel, target: PreTrainedModel, dtype: Precision = "auto", check: bool = True
+    path: str | Path | PreTrainedModel,
+    target: PreTrainedModel,
+    dtype: Precision = "auto",
+    check: bool = True,
+    **settings: Any,
 ) -> Drafter:
-    """The drafter saved in `path`, on the target's device, in `dtype` ("auto": the target's own).
+    """The drafter saved in `path`, on the target's device, in `dtype` ("auto": the target's own), or by name one that
+    has no weights, with its `settings`: load_drafter("ngram", target=model, memory=100_000).
 
     `path` is a draft's folder or that of the run that trained it, or the folder of a head as others publish them
     (`decode.published`); a plain transformers folder is an `lm` draft, and so is a causal language model in memory,
     which is taken as it is, on the target's device. A PeftModel, as target or draft, is the model with the adapter that
     is on.
-    Raises InputError where vocabularies or tokenizers differ (where a folder holds no tokenizer files, or a model in
+    Raises ConfigError for settings that the drafter does not have, InputError where vocabularies or tokenizers differ (where a folder holds no tokenizer files, or a model in
     memory comes from none, only vocabulary sizes are compared), and where a head was trained on other weights than the
     target has, in its files or in memory; of a published one, where the rows that it ships are not the target's.
     `check=False` compares sizes alone, also with a target that came from no files.
     """
     target = unwrapped(target)
+    asked = settings_of(path if isinstance(path, str) else None, settings, "load_drafter")
+    if asked is not None:
+        return DRAFTERS[cast(str, path)](asked, target)
     if not isinstance(path, str | PathLike):
         return _loaded_draft(path, target, dtype, check)
     folder = model_folder(str(path))
@@ -141,7 +151,7 @@ class DraftDescription:
     """A draft of any family."""
 
     path: str
-    """Its folder; of a target's own layers, the target's."""
+    """Its folder; of a target's own layers, the target's; of a drafter without weights, its name."""
     family: str
     fingerprint: str
     max_positions: int
@@ -151,8 +161,10 @@ class DraftDescription:
 
 
 def describe_draft(path: str, target: ModelDescription, role: str = "draft") -> DraftDescription:
-    """The draft in `path` (a draft's folder, that of the run that trained it, a hub id, or OWN); raises InputError
-    where it does not fit the target."""
+    """The draft in `path` (a draft's folder, that of the run that trained it, a hub id, OWN, or the name of a drafter
+    without weights); raises InputError where it does not fit the target."""
+    if path in UNTRAINED:
+        return DraftDescription(path, path, path, target.max_positions, 0)
     folder = model_folder(path)
     if folder == OWN:
         config, weights = own_mtp(target, depth=1)

@@ -5,6 +5,8 @@ With r_i = min(1, r_(i-1) p(x_i)/q(x_i)), r_0 = 1, a prefix of i < k tokens is a
 h_i = S_i / (S_i + 1 - r_i), S_i = sum_v (r_i p(v) - q(v))+ over the distributions after it, and the whole draft with
 r_k. The longest stop wins; after i < k tokens the next is drawn from the normalised (r_i p - q)+.
 P(at least i stand | x_1..x_i) is then r_i, the most that any rule can give.
+
+Chains that were not sampled follow the delta rule of `rejection`, which is what the above becomes of a q of one token.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch import Tensor
 from decode.common.errors import ConfigError
 from decode.sampling.noise import Stream
 from decode.trees.tree import Drawn, Tree
+from decode.verify.rejection import delta
 from decode.verify.verdict import Question, Verdict, Walk, at, end, follow
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Block:
-    """Chains that were drawn from q."""
+    """Chains."""
 
     shares_noise = False
     on_host = False
@@ -38,11 +41,13 @@ class Block:
         tree, scores = question.tree, question.scores
         if question.sampling.is_greedy:  # p is a point mass: what equals it stands
             return follow(tree, scores, lambda rows, depths: rows.argmax(-1))
-        if not tree.is_chain or (tree.num_nodes > 1 and (tree.drawn == "arbitrary" or tree.log_q is None)):
+        if not tree.is_chain:
             raise ConfigError(
-                f"verifier=block takes chains drawn from q; this drafter proposes parents {tree.parents}, drawn "
-                f"{tree.drawn}. Use verifier=coupled, which is exact for any proposal"
+                f"verifier=block takes chains; this drafter proposes parents {tree.parents}. Use verifier=coupled, "
+                "which is exact for any proposal"
             )
+        if tree.num_nodes > 1 and (tree.drawn == "arbitrary" or tree.log_q is None):
+            return delta(tree, scores, question.uniforms(Stream.ACCEPT, range(tree.num_nodes)))
         walked = walk(tree, plan(tree, scores), question.uniforms(Stream.ACCEPT, range(1, tree.num_nodes)))
         return end(tree, walked, question)
 

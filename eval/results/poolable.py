@@ -37,16 +37,20 @@ def check_poolable(files: Sequence[Path], runs: Sequence[Mapping[str, Any]]) -> 
         _check_alone(file, run)
     (first, *others), (run, *rest) = files, runs
     for file, other in zip(others, rest, strict=True):
-        _check_same_things(first, run, file, other)
-    started: dict[str, Path] = {}
-    for file, one in zip(files, runs, strict=True):
-        when = one["environment"]["started"]
-        if when in started:
+        check_same(first, _compared(run), file, _compared(other), _HINTS)
+    check_different_runs(files, [f"which began at {one['environment']['started']}" for one in runs])
+
+
+def check_different_runs(files: Sequence[Path], known_by: Sequence[str]) -> None:
+    """Raise InputError where two of `files` say the same of when they were measured, a clause each."""
+    seen: dict[str, Path] = {}
+    for file, when in zip(files, known_by, strict=True):
+        if when in seen:
             raise InputError(
-                f"{started[when]} and {file} are one run, which began at {when}: counted twice it would look like two "
-                "that agree. Name each run once"
+                f"{seen[when]} and {file} are one run, {when}: counted twice it would look like two that agree. Name "
+                "each run once"
             )
-        started[when] = file
+        seen[when] = file
 
 
 def _check_alone(file: Path, run: Mapping[str, Any]) -> None:
@@ -65,15 +69,17 @@ def _check_alone(file: Path, run: Mapping[str, Any]) -> None:
         )
 
 
-def _check_same_things(file: Path, run: Mapping[str, Any], other_file: Path, other: Mapping[str, Any]) -> None:
-    ours, theirs = _compared(run), _compared(other)
+def check_same(
+    file: Path, ours: Mapping[str, Any], other_file: Path, theirs: Mapping[str, Any], hints: Mapping[str, str]
+) -> None:
+    """Raise InputError naming the first thing that differs, both values, and its hint, a clause."""
     for key in [*ours, *(theirs.keys() - ours.keys())]:
         here, there = ours.get(key, "unset"), theirs.get(key, "unset")
         if here != there:
             raise InputError(
                 f"{file} and {other_file} are not runs of one report: {key} is {shown(here)} in the first and "
                 f"{shown(there)} in the second, so they have no common speedup. Pool runs of one target, the same "
-                f"drafts, prompts and settings{_HINTS.get(key, '')}"
+                f"drafts, prompts and settings{hints.get(key, '')}"
             )
 
 

@@ -49,9 +49,9 @@ def pool(runs: Sequence[Entry]) -> dict[str, Any]:
         "environment": {**first["environment"], "report_seconds": seconds},
         "definitions": {**first["definitions"], **DEFINITIONS},
         "headline": pooled_contests(runs),
-        "rows": matched([run["rows"] for run in runs], row_key, lambda each: _row(each, seed)),
+        "rows": matched([run["rows"] for run in runs], row_key, lambda each: pooled_row(each, seed)),
         "peers": matched([run["peers"] for run in runs], peer_key, lambda each: _peer(each, seed)),
-        "arms": matched([run["arms"] for run in runs], arm_key, lambda each: _medians(each, "tokens_per_s")),
+        "arms": matched([run["arms"] for run in runs], arm_key, lambda each: medians(each, "tokens_per_s")),
         "sweeps": {
             "num_draft_tokens": {
                 **first["sweeps"]["num_draft_tokens"],
@@ -59,7 +59,7 @@ def pool(runs: Sequence[Entry]) -> dict[str, Any]:
             },
             "temperature": {
                 **first["sweeps"]["temperature"],
-                "points": matched(curves, point_key, lambda each: _medians(each, "alpha", "tau", "predicted_speedup")),
+                "points": matched(curves, point_key, lambda each: medians(each, "alpha", "tau", "predicted_speedup")),
             },
         },
         "runs": [{name: run[name] for name in _OF_A_RUN if name in run} for run in runs],
@@ -101,11 +101,12 @@ def matched(
     return [pooled([table[name] for table in tables]) for name in tables[0]]
 
 
-def _row(each: list[Entry], seed: int) -> dict[str, Any]:
+def pooled_row(each: list[Entry], seed: int) -> dict[str, Any]:
+    """The row of several runs from theirs."""
     estimates = [described(name, _estimate(each, *made_of, seed)) for name, made_of in _PAIRS.items()]
     summed = {name: _sum([row[name] for row in each]) for name in _SUMS}
     return {
-        **_medians(each, *_MEDIANS),
+        **medians(each, *_MEDIANS),
         **{name: value for one in estimates for name, value in one.items()},
         **summed,
         **dict.fromkeys([field for field, _ in _PAIRS.values()]),  # each run's own
@@ -113,7 +114,7 @@ def _row(each: list[Entry], seed: int) -> dict[str, Any]:
         "acceptance_by_position": [
             _median(column) for column in zip(*(row["acceptance_by_position"] for row in each), strict=True)
         ],
-        "itl_s": _medians([row["itl_s"] for row in each], "p50", "p95"),
+        "itl_s": medians([row["itl_s"] for row in each], "p50", "p95"),
         "component_times": _times([row["component_times"] for row in each]),
         "peak_memory_bytes": max(row["peak_memory_bytes"] for row in each),
         "speedup_by_run": [row["speedup"] for row in each],
@@ -122,7 +123,7 @@ def _row(each: list[Entry], seed: int) -> dict[str, Any]:
 
 
 def _peer(each: list[Entry], seed: int) -> dict[str, Any]:
-    found = _medians(each, "tokens_per_s")
+    found = medians(each, "tokens_per_s")
     if not found["best"]:
         return found
     ratio = described("ratio", _estimate(each, "seconds_by_prompt", median_of_ratios, seed))
@@ -137,7 +138,7 @@ def _peer(each: list[Entry], seed: int) -> dict[str, Any]:
 
 
 def _length(each: list[Entry], seed: int) -> dict[str, Any]:
-    found = _medians(each, "tokens_per_s", "predicted_speedup", "realised")
+    found = medians(each, "tokens_per_s", "predicted_speedup", "realised")
     tau = _estimate(each, "passes_by_prompt", ratio_of_sums, seed)
     speedup = described("speedup", _estimate(each, "seconds_by_prompt", median_of_ratios, seed))
     return {
@@ -159,7 +160,7 @@ def _estimate(each: Sequence[Entry], field: str, statistic: Statistic, seed: int
     return found if known.shape[1] > 1 else Estimate(found.value, None)  # runs alone say nothing of other prompts
 
 
-def _medians(each: Sequence[Entry], *names: str) -> dict[str, Any]:
+def medians(each: Sequence[Entry], *names: str) -> dict[str, Any]:
     """The first entry with these fields as medians over all."""
     return {**each[0], **{name: _median([one[name] for one in each]) for name in names}}
 
@@ -175,4 +176,4 @@ def _sum(values: Sequence[int | None]) -> int | None:
 
 def _times(each: Sequence[Entry | None]) -> dict[str, Any] | None:
     known = [one for one in each if one is not None]
-    return _medians(known, "t_target_1_s", "t_target_k1_s", "t_draft_s") if known else None
+    return medians(known, "t_target_1_s", "t_target_k1_s", "t_draft_s") if known else None

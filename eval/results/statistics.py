@@ -141,6 +141,15 @@ def arm_ratio(cells: Iterable[Mapping[str, Any]], ours: str, other: str, seed: i
     return bootstrap(both, median_of_ratios, seed) if len(both) else None
 
 
+def arm_ratio_of_runs(cells: Sequence[Mapping[str, Any]], ours: str, other: str, seed: int) -> Estimate | None:
+    """The same over several runs of one cell, the same batches in each: those that every run could time, with an
+    interval over runs and batches."""
+    pairs = [arm_pairs([cell], ours, other) for cell in cells]
+    both = np.stack(pairs) if len({len(one) for one in pairs}) == 1 else np.zeros((0, 0, 2))
+    known = both[:, np.isfinite(both).all((0, 2))]
+    return bootstrap_crossed(known, median_of_ratios, seed) if known.size else None
+
+
 def arm_pairs(cells: Iterable[Mapping[str, Any]], ours: str, other: str) -> np.ndarray:  # (n, 2)
     """Seconds per token of `other` and of our arm by batch of prompts of the cells where both ran; NaN where
     unknown."""
@@ -152,7 +161,7 @@ def arm_pairs(cells: Iterable[Mapping[str, Any]], ours: str, other: str) -> np.n
     return np.concatenate(columns)
 
 
-def fastest_arm(cells: list[dict[str, Any]], arms: Iterable[str]) -> str | None:
+def fastest_arm(cells: Sequence[Mapping[str, Any]], arms: Iterable[str]) -> str | None:
     """The arm with the highest median speed over the cells; None where none of them ran."""
     speeds = {arm: speed for arm in arms if (speed := arm_speed(cells, arm)) is not None}
     return max(speeds, key=lambda arm: speeds[arm]) if speeds else None

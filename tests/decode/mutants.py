@@ -17,7 +17,10 @@ from decode.trees.tree import Tree
 from decode.verify import block, rejection, verdict
 from decode.verify.verdict import Question, Verdict, draw, follow
 from tests.decode import checks
+from tests.decode import mutants_of_lookup as lookup
 from tests.decode import mutants_of_passes as passes
+from tests.decode.untrained import test_ngram as ngram
+from tests.decode.untrained import test_trie as trie
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 real_plan, real_block, real_noise = rejection.node_plan, block.plan, drafting.draft_noise
@@ -285,4 +288,10 @@ MUTANTS: dict[str, tuple[Patch, Callable[[], None]]] = {
     "prefix without drafts": (passes.prefix_of_the_root, checks.check_processors),
     "last draft token unread": (passes.last_draft_token_unread, checks.check_perfect_draft),
     "draft keeps the row before": (passes.draft_keeps_the_row_before, checks.check_perfect_draft),
+    "oldest match": (lookup.oldest_match, ngram.test_of_equal_matches_the_last_one_counts),
+    "split state without a place": (lookup.split_state_without_a_place, ngram.test_a_split_keeps_its_place),
+    "guess one token late": (lookup.one_token_late, ngram.test_what_followed_the_longest_match_is_guessed_first),
+    "guesses hang from pending": (lookup.guesses_hang_from_pending, trie.test_guesses_that_begin_alike_share_nodes),
+    "texts of the memory run together": (lookup.texts_run_together, ngram.test_memory_is_of_ended_requests),
+    "row looks up the text before": (lookup.row_keeps_the_text_before, ngram.test_each_request_has_a_text_of_its_own),
 }

@@ -20,6 +20,8 @@ from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenalty
 
 from decode.drafters.base import Drafter
 from decode.drafters.lm import LMDraft
+from decode.drafters.untrained.config import NgramConfig
+from decode.drafters.untrained.ngram import NgramDrafter
 from decode.loop import Loop
 from decode.requests import Request
 from decode.sampling.warp import Sampling, warp
@@ -32,22 +34,22 @@ from tests.tiny import IN_FLOAT64, MODELS, tiny_llama
 NEW_TOKENS = 12
 FACTORS: dict[str, list[Any]] = {
     "architecture": IN_FLOAT64,
-    "drafter": ["random", "same", "tree", "oracle", "oracle tree"],
+    "drafter": ["random", "same", "tree", "oracle", "oracle tree", "ngram", "ngram tree"],
     "verifier": ["coupled", "greedy", "rejection", "block"],
     "temperature": [0.0, 0.7, 1.0],
     "filter": ["none", "top_k", "top_p", "min_p", "repetition"],
     "batch": [1, 3, 5],
 }
 FILTERS: dict[str, dict[str, float]] = {"top_k": {"top_k": 5}, "top_p": {"top_p": 0.8}, "min_p": {"min_p": 0.1}}
-SHAPES: dict[str, Shape] = {"tree": k_ary([2, 2, 1])}
+SHAPES: dict[str, Shape] = {"tree": k_ary([2, 2, 1]), "ngram tree": k_ary([2, 2, 1])}
 
 
 def is_valid(case: Case) -> bool:
     """Pairs that are exact; the others are refused, as `test_refusals` says."""
     if case["verifier"] == "greedy":
         return case["temperature"] == 0
-    if case["verifier"] == "block":  # chains drawn from q; at temperature 0 anything that comes for a chain
-        return case["drafter"] in ("random", "same") or (case["drafter"] != "tree" and case["temperature"] == 0)
+    if case["verifier"] == "block":  # chains; at temperature 0 anything that comes for a chain
+        return case["drafter"] not in SHAPES and (case["drafter"] != "oracle tree" or case["temperature"] == 0)
     return True
 
 
@@ -135,8 +137,18 @@ def drafter_for(case: Case, plain: list[list[int]]) -> Drafter:
         "tree": lambda: draft(name, 0.02),
         "oracle": lambda: Oracle(plain, 64),
         "oracle tree": lambda: OracleTree(plain, 64),
+        "ngram": lambda: _reader(plain),
+        "ngram tree": lambda: _reader(plain),
     }
     return makers[case["drafter"]]()
+
+
+def _reader(plain: list[list[int]]) -> NgramDrafter:
+    """It has read the autoregressive texts, every fourth token of them wrong."""
+    drafter = NgramDrafter(NgramConfig(least_match=1, memory=1000))
+    for tokens in plain:
+        drafter.end(drafter.begin([token if place % 4 else (token + 1) % 64 for place, token in enumerate(tokens)]))
+    return drafter
 
 
 def _penalty() -> LogitsProcessorList:

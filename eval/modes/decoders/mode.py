@@ -32,6 +32,7 @@ from eval.modes.decoders.arms import (
     started,
     warm,
 )
+from eval.modes.decoders.given_choices import Choices, given_choices
 from eval.modes.decoders.page import render_page, render_summary
 from eval.modes.decoders.results import make_results
 from eval.modes.decoders.texts import TextPrompts, load_texts
@@ -60,13 +61,16 @@ def _seconds(cfg: EvalConfig, target: ModelDescription) -> float:
 def plan_lines(cfg: EvalConfig, target: ModelDescription) -> list[str]:
     """For a person."""
     tried = {temperature: arm_settings(cfg.decoders, cfg.decode, temperature) for temperature in cfg.temperatures}
+    choosing = [
+        f"settings of ours tried at T={temperature:g}: {', '.join(names)}" for temperature, names in tried.items()
+    ]
     every = cells(cfg)
     peers = [TRANSFORMERS, STATIC, *engine_names(cfg)]
     batches = ", ".join(f"{count} of {rows}" for rows, count in cfg.decoders.num_timed.items())
     static = no_compiler()
     return [
         f"cells: {len(every)} ({', '.join(cell.name for cell in every)})",
-        *(f"settings of ours tried at T={temperature:g}: {', '.join(names)}" for temperature, names in tried.items()),
+        *([f"settings: as chosen in {cfg.decoders.choices}"] if cfg.decoders.choices else choosing),
         f"timed in each cell: {AUTOREGRESSIVE}, the best setting and the best plain chain, "
         f"{', '.join(cfg.decoders.fixed) or 'no others'}",
         f"peers: {', '.join(peers)}; one prompt at a time also {ASSISTED} (best of {len(assisted_settings(cfg.peers))} "
@@ -86,6 +90,7 @@ def run(cfg: EvalConfig) -> None:
     """
     _check(cfg)
     target, families = check_models(cfg)
+    given = given_choices(cfg)
     texts = load_texts(cfg, load_tokenizer(cfg.target), shared_context(cfg, target))
     if cfg.plan:
         sys.stdout.write("\n".join(plan_lines(cfg, target)) + "\n")
@@ -98,7 +103,7 @@ def run(cfg: EvalConfig) -> None:
         results = Results(folder)
         if any(True for _ in results.missing(cells(cfg))):
             with _stock(cfg, folder, texts, next(iter(families.values()))) as stock:
-                _measure(stock, results, texts)
+                _measure(stock, results, texts, given)
         every = [results.cell(cell) or {} for cell in cells(cfg)]
         chosen = [results.choice(point) or {} for point in points(cfg)]
         dtype = every[0]["rows"][0]["dtype"]
@@ -128,14 +133,14 @@ def _stock(cfg: EvalConfig, folder: RunFolder, texts: Mapping[str, TextPrompts],
         yield Stock(cfg, model, next(iter(drafters.values())), family, engines, max_length)
 
 
-def _measure(stock: Stock, results: Results, texts: Mapping[str, TextPrompts]) -> None:
+def _measure(stock: Stock, results: Results, texts: Mapping[str, TextPrompts], given: Choices) -> None:
     """Every cell that is missing, settings first, each kept as soon as it is done."""
     missing = list(results.missing(cells(stock.cfg)))
     began, broken = time.perf_counter(), dict[str, str]()
     for number, cell in enumerate(missing):
         choice = results.choice(cell.point)
         if choice is None:
-            choice = choose(stock, cell.point, texts)
+            choice = given.get(cell.point) or choose(stock, cell.point, texts)
             results.keep_choice(cell.point, choice)
         if cell.point not in [before.point for before in missing[:number]]:
             broken |= _warm(stock, cell, choice, texts, broken)

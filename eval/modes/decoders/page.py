@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from eval.arms.base import AUTOREGRESSIVE, OURS, VLLM, is_vllm, our_name
 from eval.modes.decoders.results import ISSUE
-from eval.render.formatting import MISSING, Column, Row, Table, columns, estimate, number, with_interval
+from eval.render.formatting import MISSING, Column, Row, Table, columns, number, spread, with_interval
 from eval.render.page import Page, Plot, as_html, as_markdown
 from eval.render.plots import COLORS, GREY, draw
 
@@ -20,14 +20,15 @@ _OURS = columns(
     *("flips when timed", "repeated 4-grams"),
 )
 _COMPONENTS = columns("batch", "T", "text", "k", "t_target(1)", "t_target(k+1)", "t_draft")
-_ARMS = columns(
-    *("batch", "T", "text", "arm", Column("tokens/s", lambda arm: number(arm["tokens_per_s"], 1))),
-    estimate("over transformers generate", "over_transformers"),
-    estimate("over our loop", "over_autoregressive"),
-    estimate("over assisted", "over_assisted"),
-)
-_OVER_VLLM = Column("over vLLM", lambda arm: with_interval(arm.get("over_vllm"), arm.get("over_vllm_ci95")))
+_ARMS = columns("batch", "T", "text", "arm", Column("tokens/s", lambda arm: number(arm["tokens_per_s"], 1)))
+_OVER = {
+    "over_transformers": "over transformers generate",
+    "over_autoregressive": "over our loop",
+    "over_assisted": "over assisted",
+    "over_vllm": "over vLLM",
+}
 _BATCHES = "Brackets are 95% intervals over batches of prompts."
+_RUNS = " over runs and batches of prompts; by run is the least and the most of the runs."
 _TOO_FEW = (
     " vLLM with a draft at temperatures above 0 is no comparison here: its CPU build read temperatures from memory "
     "that nothing had written (vLLM issue 55005), wrote other texts and accepted fewer tokens. Later runs replace that."
@@ -38,10 +39,16 @@ def decoder_tables(results: dict[str, Any]) -> list[Table]:
     """Every table, in reading order."""
     predicted = [row for row in results["rows"] if row["component_times"] is not None]
     over = "Speedup is over the faster way without a draft. Plain chains alone are predicted from component times."
+    brackets = _BATCHES.replace(" over batches of prompts.", _RUNS) if "runs" in results else _BATCHES
     return [
         *(_speeds(results, rows) for rows in dict.fromkeys(cell["batch_size"] for cell in results["cells"])),
-        Table("Our chosen setting against the others", _PEERS, results["peers"], _BATCHES + _vllm_note(results)),
-        Table("Our settings", _OURS, results["rows"], over),
+        Table(
+            "Our chosen setting against the others",
+            [*_PEERS, *_by_run(results, "ratio_by_run")],
+            results["peers"],
+            brackets + _vllm_note(results),
+        ),
+        Table("Our settings", [*_OURS, *_by_run(results, "speedup_by_run")], results["rows"], over),
         Table("Component times", _COMPONENTS, predicted),
         _choice_table(results),
         _arm_table(results),
@@ -97,7 +104,18 @@ def _arm_table(results: dict[str, Any]) -> Table:
     rows: list[Row] = [
         {**cell, **one} for cell in results["cells"] for one in sorted(cell["arms"], key=lambda one: _place(one["arm"]))
     ]
-    return Table("All arms", [*_ARMS, _OVER_VLLM] if any("over_vllm" in row for row in rows) else _ARMS, rows)
+    ratios = [key for key in _OVER if key != "over_vllm" or any(key in row for row in rows)]
+    return Table("All arms", [*_ARMS, *(one for key in ratios for one in _ratio(results, key))], rows)
+
+
+def _ratio(results: dict[str, Any], key: str) -> list[Column]:
+    """Of every arm, with its interval, and of several runs the least and the most."""
+    over = Column(_OVER[key], lambda arm: with_interval(arm.get(key), arm.get(f"{key}_ci95")))
+    return [over, *_by_run(results, f"{key}_by_run")]
+
+
+def _by_run(results: dict[str, Any], key: str) -> list[Column]:
+    return [Column("by run", lambda row: spread(row.get(key) or [], 2))] if "runs" in results else []
 
 
 def _choice_table(results: dict[str, Any]) -> Table:

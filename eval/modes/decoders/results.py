@@ -72,9 +72,7 @@ def _prompts(cfg: EvalConfig, cells: Sequence[Mapping[str, Any]]) -> dict[str, A
 
 def _cell(cell: dict[str, Any], seed: int) -> dict[str, Any]:
     """The cell with every arm's speed, and its ratios over those that a reader asks about first, where they ran."""
-    vllm = fastest_arm([cell], [one["arm"] for one in cell["arms"] if is_vllm(one["arm"])])
-    others = {"over_transformers": TRANSFORMERS, "over_autoregressive": AUTOREGRESSIVE, "over_assisted": ASSISTED}
-    others |= {} if vllm is None else {"over_vllm": vllm}
+    others = compared_arms([cell])
     arms = [
         {
             **one,
@@ -88,6 +86,13 @@ def _cell(cell: dict[str, Any], seed: int) -> dict[str, Any]:
         for one in cell["arms"]
     ]
     return {**{key: value for key, value in cell.items() if key != "rows"}, "arms": arms}
+
+
+def compared_arms(cells: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Ratio -> the arm that others are held against in runs of one cell; of vLLM's the fastest."""
+    vllm = fastest_arm(cells, [one["arm"] for one in cells[0]["arms"] if is_vllm(one["arm"])])
+    others = {"over_transformers": TRANSFORMERS, "over_autoregressive": AUTOREGRESSIVE, "over_assisted": ASSISTED}
+    return others if vllm is None else {**others, "over_vllm": vllm}
 
 
 def _peers(cell: dict[str, Any], choices: Sequence[dict[str, Any]], seed: int) -> list[dict[str, Any]]:

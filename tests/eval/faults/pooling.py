@@ -8,7 +8,7 @@ from tests.faults import Fault, noticed_by
 FAULTS: list[Fault] = [
     *noticed_by(
         test_pooling.test_a_speedup_is_the_median_over_runs_and_prompts_with_an_interval_over_both,
-        ("eval.results.pooling:_row", '[row["speedup"] for row in each]', '[each[0]["speedup"]] * len(each)'),
+        ("eval.results.pooling:pooled_row", '[row["speedup"] for row in each]', '[each[0]["speedup"]] * len(each)'),
     ),
     *noticed_by(
         test_pooling.test_runs_that_agree_are_no_more_prompts_than_one_run,

@@ -1,0 +1,1 @@
+"""Drafting without training: what was written before is the guess at what comes next."""

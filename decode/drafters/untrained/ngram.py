@@ -1,0 +1,64 @@
+"""Prompt lookup: what followed the last time that the text ended like this (Saxena 2023, prompt-lookup-decoding; longest
+match by a suffix automaton: Hu et al. 2024, arXiv:2411.10666).
+
+Several earlier places give several guesses: the longest match first, then shorter ones that occur later. A match that
+overlaps the end of the text repeats itself, so that a log or a table is drafted as long as wanted from one period.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from decode.drafters.untrained.automaton import Match, SuffixAutomaton
+from decode.drafters.untrained.config import NgramConfig
+from decode.drafters.untrained.memory import Memory, Reader
+from decode.drafters.untrained.text_drafter import Guess, RowText, TextDrafter
+
+
+class NgramText(RowText):
+    """A text with an index of its own substrings."""
+
+    def __init__(self, prompt: list[int], least_match: int, memory: Reader | None) -> None:
+        super().__init__(len(prompt))
+        self.index = SuffixAutomaton()
+        self._least, self._memory = least_match, memory
+        self.grow(prompt)
+
+    def grow(self, tokens: Sequence[int]) -> None:
+        """Index them."""
+        self.index.extend(tokens)
+        if self._memory is not None:
+            self._memory.move(tokens)
+
+    def guesses(self, depth: int, most: int) -> list[Guess]:
+        """What followed earlier places, the longest match first; of equal ones this text's own."""
+        found = [(one, self._repeated(one, depth)) for one in self.index.matches() if one.length >= self._least]
+        if self._memory is not None:
+            found += self._memory.found(self._least, depth)
+            found.sort(key=lambda one: -one[0].length)
+        return [guess for _, guess in found[:most] if guess]
+
+    def _repeated(self, match: Match, depth: int) -> Guess:
+        """What follows the match, and where the text ends, from the match on again."""
+        period = self.index.text[match.end :]
+        return (period * (1 + depth // len(period)))[:depth]
+
+
+class NgramDrafter(TextDrafter[NgramText]):
+    """Drafts from the text itself, and from texts before it where it has a memory."""
+
+    family = "ngram"
+
+    def __init__(self, config: NgramConfig | None = None) -> None:
+        super().__init__()
+        self.config = config or NgramConfig()
+        self._memory = Memory(self.config.memory) if self.config.memory else None
+
+    def begin(self, prompt: list[int]) -> NgramText:
+        """A text over the memory as it is now."""
+        return NgramText(prompt, self.config.least_match, self._memory.reader() if self._memory else None)
+
+    def end(self, text: NgramText) -> None:
+        """Remember it."""
+        if self._memory is not None:
+            self._memory.add(text.index.text)

@@ -1,0 +1,103 @@
+"""What drafters on the host share: they follow the text of each row, and their guesses become a tree."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Generic, TypeVar
+
+from decode.drafters.base import Context
+from decode.drafters.untrained.trie import merged
+from decode.forward.kept.lease import Lease
+from decode.trees.tree import Tree
+
+Guess = Sequence[int]
+"""Tokens that may follow the text."""
+Text = TypeVar("Text", bound="RowText")
+
+
+class RowText(ABC):
+    """The text of one request, and what may follow."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+        """That are known of it, prompt included."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """It goes on with these."""
+        self.num_tokens += len(tokens)
+        self.grow(tokens)
+
+    @abstractmethod
+    def grow(self, tokens: Sequence[int]) -> None:
+        """Take in what was written."""
+
+    @abstractmethod
+    def guesses(self, depth: int, most: int) -> Sequence[Guess]:
+        """At most `most` guesses of at most `depth` tokens, the best one first; none where nothing is to be drafted."""
+
+
+class TextDrafter(ABC, Generic[Text]):
+    """A drafter that looks at tokens alone. Nothing is drafted in rounds in which no row has a guess."""
+
+    family: ClassVar[str]
+    taps: tuple[int, ...] = ()
+    on_host = True
+
+    def __init__(self) -> None:
+        self._texts: list[Text | None] = []
+        self._tree: Tree | None = None
+        self._lease: Lease | None = None
+
+    @abstractmethod
+    def begin(self, prompt: list[int]) -> Text:
+        """The text of a new request."""
+
+    def end(self, text: Text) -> None:  # noqa: B027 - most drafters forget it
+        """A request has ended."""
+
+    def start(self, context: Context, capacity: int) -> None:
+        """A call begins; the one before has ended, and with it what stood in its rows."""
+        if self._lease is not None and self._lease.ended:  # else a copy's, whose call goes on
+            for text in filter(None, self._texts):
+                self.end(text)
+        self._lease, self._texts = context.lease, [None] * len(context.lengths)
+
+    def read(self, context: Context, lengths: Mapping[int, int]) -> None:
+        """Requests begin in these rows."""
+        for row, length in lengths.items():
+            ended = self._texts[row]
+            if ended is not None:
+                self.end(ended)
+            self._texts[row] = self.begin(context.ids[row, :length].tolist())
+
+    def prepare(self, context: Context) -> tuple[()] | None:
+        """Follow the texts and guess."""
+        running = range(len(self._texts)) if context.running is None else context.running
+        self._follow(context, running)
+        depth, most = context.shape.depth, 1 if context.shape.is_chain else context.shape.num_nodes - 1
+        guesses: list[Sequence[Guess]] = [()] * len(self._texts)
+        for row in running:
+            guesses[row] = self._text(row).guesses(depth, most)
+        if not any(guesses):
+            return None
+        pending = context.ids.gather(1, context.lengths[:, None] - 1)
+        self._tree = merged(guesses, pending, context.shape)
+        return ()
+
+    def propose(self, context: Context) -> Tree:
+        """What `prepare` has made."""
+        assert self._tree is not None
+        return self._tree
+
+    def _text(self, row: int) -> Text:
+        text = self._texts[row]
+        assert text is not None
+        return text
+
+    def _follow(self, context: Context, rows: Sequence[int]) -> None:
+        """Read what was written since the round before."""
+        lengths = context.lengths.tolist()
+        for row in rows:
+            text = self._text(row)
+            text.extend(context.ids[row, text.num_tokens : lengths[row]].tolist())

@@ -1,0 +1,51 @@
+"""Settings that an earlier run of the comparison chose, so that several processes time the same ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from decode.common.checked_json import shown
+from decode.common.errors import InputError
+from eval.config import EvalConfig
+from eval.measure.cells import Point
+from eval.modes.decoders.arms import points
+from eval.results.schema import read_results
+
+Choices = dict[Point, dict[str, Any]]
+
+
+def given_choices(cfg: EvalConfig) -> Choices:
+    """What decoders.choices holds, {} where it is null; InputError where that run tried other settings, or drafts with
+    another draft or target, or lacks a batch size or temperature."""
+    if cfg.decoders.choices is None:
+        return {}
+    file = Path(cfg.decoders.choices)
+    results = read_results(file)
+    _check_same_run(cfg, file, results)
+    found = {Point(one["batch_size"], one["temperature"]): one for one in results["choices"]}
+    missing = [point.name for point in points(cfg) if point not in found]
+    if missing:
+        raise InputError(
+            f"decoders.choices={file} chose nothing for {', '.join(missing)}, which this run times. Leave these out of "
+            "decoders.batch_sizes and temperatures, or decoders.choices=null to choose anew"
+        )
+    return {point: {**found[point], "seconds": 0.0, "chosen_in": str(file)} for point in points(cfg)}
+
+
+def _check_same_run(cfg: EvalConfig, file: Path, results: dict[str, Any]) -> None:
+    """Choices of other arms, or made for other models, would be timed as if they were the best here."""
+    wanted = {
+        "mode": "decoders",
+        "target.path": cfg.target.path,
+        "drafts": dict([next(iter(cfg.drafts.items()))]),
+        "settings": {name: dict(changes) for name, changes in cfg.decoders.arms.items()},
+    }
+    known = {**results, "target.path": results["target"]["path"]}
+    for name, here in wanted.items():
+        if known.get(name) != here:
+            raise InputError(
+                f"decoders.choices={file} is of {name} {shown(known.get(name))}, and this run is of {shown(here)}: what "
+                "was chosen there need not be the best here. Name a run of the same comparison, or leave out "
+                "decoders.choices to choose anew"
+            )
