@@ -18,7 +18,7 @@ from decode.api import generate
 from decode.autotune.budget import REHEARSED
 from decode.config import SamplingConfig, sampling_config
 from decode.drafters.base import Drafter, drafted_depth
-from decode.forward.runner import CAPTURE_AFTER
+from decode.forward.runner import CAPTURE_AFTER, look_at
 from decode.forward.slot_stack import bucket
 from decode.requests import Event
 from decode.trees.tree_plans import chain, parse
@@ -37,44 +37,44 @@ def warm_up(
 
     `input_ids` (B, T) stand for the prompts to come: the captures are of B rows and of caches for T + max_new_tokens
     tokens. `settings` are those of `generate`. With adaptive=True rounds of every depth are captured, else those of the
-    whole draft and plain ones, behind every number of slots from T on. Their times are kept, so that an adaptive call
-    knows them. Raises what `generate` raises.
+    whole draft and plain ones, each over every number of slots that passes look at on the way from T to the end and the
+    last draft behind it. Their times are kept, so that an adaptive call knows them. Raises what `generate` raises.
     """
-    began, prompt_length = time.perf_counter(), input_ids.shape[1]
+    began = time.perf_counter()
     known = {one.name for one in fields(SamplingConfig)}  # the others are arguments of `generate` itself
     asked = sampling_config({name: one for name, one in settings.items() if name in known})
     chosen_later = asked.tree == "sequoia"  # of which no level is beyond its nodes
     shape = chain(asked.tree_nodes) if chosen_later else parse(asked.tree, asked.num_draft_tokens, asked.tree_nodes)
     deepest = 0 if drafter is None else drafted_depth(drafter, shape)
     depths = range(deepest + 1) if asked.adaptive else {0, deepest}
-    for length, room in _stretches(prompt_length, prompt_length + max_new_tokens):
-        prompt = input_ids[:, torch.arange(length, device=input_ids.device) % prompt_length]
-        left = prompt_length + max_new_tokens - length
+    drafted = 0 if drafter is None else max(shape.num_nodes, shape.num_read + 1)
+    settings = {**settings, "adaptive": drafter is not None}
+    for slots in _sizes(input_ids.shape[1], input_ids.shape[1] + max_new_tokens + drafted):
         for depth in depths:
-            _rehearse(model, drafter, prompt, left, depth, room, {**settings, "adaptive": drafter is not None})
+            with look_at(slots):
+                _rehearse(model, drafter, input_ids, max_new_tokens, depth, settings)
     return time.perf_counter() - began
 
 
-def _stretches(begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """(first length, tokens) of the parts of a text, prompt of `begin` tokens included, behind which passes look at as
-    many slots."""
-    while begin < end:
-        last = min(bucket(begin), end)
-        yield begin, last - begin + 1
-        begin = last + 1
+def _sizes(begin: int, end: int) -> Iterator[int]:
+    """The numbers of slots that passes look at on the way. A round without a draft looks at as many as the deepest one
+    before it: each size is rehearsed at every depth."""
+    slots = 0
+    while slots < end:
+        slots = bucket(max(begin, slots) + 1)
+        yield slots
 
 
 def _rehearse(
     model: PreTrainedModel,
     drafter: Drafter | None,
     prompt: Tensor,
-    left: int,
+    max_new_tokens: int,
     depth: int,
-    room: int,
     settings: dict[str, Any],
 ) -> None:
-    """Rounds of one depth in one stretch, in as many calls as that takes, since a round adds up to depth + 1 tokens."""
-    each = max(1, room // (depth + 1))
+    """Rounds of one depth, in as many calls as that takes, since a round adds up to depth + 1 tokens."""
+    each = max(1, max_new_tokens // (depth + 1))
     for _ in range(-(-(CAPTURE_AFTER + 1) // each)):
         rounds = count(1)
 
@@ -87,7 +87,7 @@ def _rehearse(
             with suppress(_EnoughError):
                 generate(
                     model, drafter, prompt, torch.ones_like(prompt),
-                    max_new_tokens=left, observer=enough, seed=SEED, **settings,
+                    max_new_tokens=max_new_tokens, observer=enough, seed=SEED, **settings,
                 )  # fmt: skip
         finally:
             REHEARSED.reset(token)

@@ -49,9 +49,10 @@ def load_drafter(
     (`decode.published`); a plain transformers folder is an `lm` draft, and so is a causal language model in memory,
     which is taken as it is, on the target's device. A PeftModel, as target or draft, is the model with the adapter that
     is on.
-    Raises ConfigError for settings that the drafter does not have, InputError where vocabularies or tokenizers differ (where a folder holds no tokenizer files, or a model in
-    memory comes from none, only vocabulary sizes are compared), and where a head was trained on other weights than the
-    target has, in its files or in memory; of a published one, where the rows that it ships are not the target's.
+    Raises ConfigError for settings that the drafter does not have, and InputError where vocabularies or tokenizers
+    differ (where a folder holds no tokenizer files, or a model in memory comes from none, only vocabulary sizes are
+    compared), and where a head was trained on other weights than the target has, in its files or in memory; of a
+    published one, where the rows that it ships are not the target's.
     `check=False` compares sizes alone, also with a target that came from no files.
     """
     target = unwrapped(target)

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ log = get_logger("decode")
 
 BUCKET = 256  # slots: capacities are rounded up, so that calls of similar length share captures
 CAPTURE_AFTER = 6  # uses of one shape: a capture costs about as much as that many passes
-MOST_CAPTURES = 64  # of one runner, the oldest given up first: settings of the draws are part of a capture
+MOST_CAPTURES = {"cpu": 256, "cuda": 64}
+"""Of one runner, the one not used for longest given up first: settings of the draws are part of a capture, and adaptive
+drafting has one for every depth and number of slots. On a CPU one takes 3 to 6 MB, and `kept.runners` bounds those."""
 PREFILL_CHUNK = 512  # tokens a pass: bounds the (T, S) mask and the activations of a long prompt
 
 PASSES = threading.RLock()
@@ -64,6 +67,20 @@ def in_unit() -> bool:
     return _unit.runs
 
 
+_least_slots: ContextVar[int] = ContextVar("slots that every pass looks at, at least", default=0)
+
+
+@contextmanager
+def look_at(slots: int) -> Iterator[None]:
+    """Passes inside look at so many slots, as far as the cache has them, where fewer would do: those of a longer text
+    are captured so without one."""
+    token = _least_slots.set(slots)
+    try:
+        yield
+    finally:
+        _least_slots.reset(token)
+
+
 class Runner:
     """A slot cache with the captures of the passes over it."""
 
@@ -91,6 +108,7 @@ class Runner:
         """Slots that a pass over all rows looks at whose last node lies before slot `end`: those of the cache, which is
         laid out anew where it has too few, or more than twice as many as needed since a long row has left. The parts of
         a unit keep what it began with, by which its capture is found: they may need fewer than it was given."""
+        end = max(end, min(_least_slots.get(), self.cache.capacity))
         if 2 * bucket(end) <= self.cache.num_slots and not in_unit():
             self.cache.lay_out(bucket(end))
         self.cache.hold(end)
@@ -121,13 +139,14 @@ class Runner:
                     with whole():
                         return make()(*inputs)
                 self._keep(key, self._captured(make(), inputs, moved(), beside), beside)
-            return (self._passes[key] or make())(*inputs)
+            made = self._passes[key] = self._passes.pop(key)  # the last one used stands last
+            return (made or make())(*inputs)
 
     def _keep(self, key: tuple[object, ...], made: Pass | None, beside: Runner | None) -> None:
         self._passes[key] = made
         if beside is not None:
             weakref.finalize(beside, _forget, weakref.ref(self), key)
-        if len(self._passes) > MOST_CAPTURES:
+        if len(self._passes) > MOST_CAPTURES.get(self.device.type, 64):
             self.forget(next(iter(self._passes)))
 
     def forget(self, key: tuple[object, ...]) -> None:

@@ -49,11 +49,10 @@ class OurArm:
         return Sample(new, seconds, arrivals[0], first, arrivals, rounds, out.stats.peak_memory_bytes)
 
     def capture_ahead(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
-        """Rounds of all depths, where depths are chosen as the text goes; others are captured as calls go by."""
-        if self.settings.get("adaptive"):
-            settings = {name: value for name, value in self.settings.items() if name != "max_new_tokens"}
-            ids, _ = left_padded(prompts, 0, self.model.device)
-            warm_up(self.model, self.drafter, ids, max_new_tokens, **settings)
+        """All captures that calls like this one may need: half a second each, which would stand in a call's time."""
+        settings = {name: value for name, value in self.settings.items() if name != "max_new_tokens"}
+        ids, _ = left_padded(prompts, 0, self.model.device)
+        warm_up(self.model, self.drafter, ids, max_new_tokens, **settings)
 
 
 def plain_arms(cfg: EvalConfig, model: PreTrainedModel, temperature: float) -> list[Arm]:

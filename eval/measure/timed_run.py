@@ -68,8 +68,7 @@ def interleave(
 def warm_up(
     arms: Sequence[Arm], prompts: Sequence[Prompt], batch_size: int, seed: int, max_new_tokens: int = 16
 ) -> None:
-    """Each arm once, unmeasured: first calls allocate, tune and compile. Of an arm that chooses how much it drafts, all
-    captures that it may need."""
+    """Each arm once, unmeasured: first calls allocate, tune and compile. Our arms make all captures they may need."""
     group = [prompts[i % len(prompts)].ids for i in range(batch_size)]
     with progress(len(arms), "arms", "warm-up") as bar:
         for arm in arms:

@@ -14,7 +14,7 @@ from decode.drafters.base import Batch
 from decode.drafters.lm import LMDraft
 from decode.forward.capture import NODE_BYTES, Trace, Uncapturable, capture
 from decode.forward.packing import Packing
-from decode.forward.runner import CAPTURE_AFTER, Runner
+from decode.forward.runner import CAPTURE_AFTER, MOST_CAPTURES, Runner
 from decode.forward.target import CachedModel
 from decode.trees.tree_plans import chain, k_ary
 from tests.decode.checks import ragged_prompts
@@ -118,7 +118,7 @@ def test_training_and_serving_see_the_same_logits(name: str) -> None:
 
 def test_captures_are_given_up_beyond_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws are part of a draft's capture: a service that is asked for many temperatures must not keep them all."""
-    monkeypatch.setattr("decode.forward.runner.MOST_CAPTURES", 2)
+    monkeypatch.setitem(MOST_CAPTURES, "cpu", 2)
     runner = CachedModel(tiny_llama(), 1, 64)
     tokens = torch.zeros(1, 4, dtype=torch.long)
     with torch.inference_mode():

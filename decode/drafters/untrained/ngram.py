@@ -1,5 +1,5 @@
-"""Prompt lookup: what followed the last time that the text ended like this (Saxena 2023, prompt-lookup-decoding; longest
-match by a suffix automaton: Hu et al. 2024, arXiv:2411.10666).
+"""Prompt lookup: what followed the last time that the text ended like this (Saxena 2023, prompt-lookup-decoding; the
+longest match by a suffix automaton: Hu et al. 2024, arXiv:2411.10666).
 
 Several earlier places give several guesses: the longest match first, then shorter ones that occur later. A match that
 overlaps the end of the text repeats itself, so that a log or a table is drafted as long as wanted from one period.

@@ -45,7 +45,7 @@ def _check_same_run(cfg: EvalConfig, file: Path, results: dict[str, Any]) -> Non
     for name, here in wanted.items():
         if known.get(name) != here:
             raise InputError(
-                f"decoders.choices={file} is of {name} {shown(known.get(name))}, and this run is of {shown(here)}: what "
-                "was chosen there need not be the best here. Name a run of the same comparison, or leave out "
+                f"decoders.choices={file} is of {name} {shown(known.get(name))}, and this run is of {shown(here)}: "
+                "what was chosen there need not be the best here. Name a run of the same comparison, or leave out "
                 "decoders.choices to choose anew"
             )
