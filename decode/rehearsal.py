@@ -50,9 +50,10 @@ def warm_up(
     drafted = 0 if drafter is None else max(shape.num_nodes, shape.num_read + 1)
     settings = {**settings, "adaptive": drafter is not None}
     for slots in _sizes(input_ids.shape[1], input_ids.shape[1] + max_new_tokens + drafted):
+        room = min(max_new_tokens, slots - input_ids.shape[1] - drafted)
         for depth in depths:
             with look_at(slots):
-                _rehearse(model, drafter, input_ids, max_new_tokens, depth, settings)
+                _rehearse(model, drafter, input_ids, max_new_tokens, depth, room, settings)
     return time.perf_counter() - began
 
 
@@ -71,10 +72,12 @@ def _rehearse(
     prompt: Tensor,
     max_new_tokens: int,
     depth: int,
+    room: int,
     settings: dict[str, Any],
 ) -> None:
-    """Rounds of one depth, in as many calls as that takes, since a round adds up to depth + 1 tokens."""
-    each = max(1, max_new_tokens // (depth + 1))
+    """Rounds of one depth, in as many calls as that takes: one adds up to depth + 1 tokens, and behind `room` tokens
+    passes look at more slots."""
+    each = max(1, room // (depth + 1))
     for _ in range(-(-(CAPTURE_AFTER + 1) // each)):
         rounds = count(1)
 

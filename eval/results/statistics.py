@@ -78,11 +78,14 @@ def bootstrap_crossed(columns: np.ndarray, statistic: Statistic, seed: int, resa
     if trainings * prompts == 1:
         return Estimate(value, None)
     rng = np.random.default_rng(seed)
-    found = np.empty(resamples)
-    for i in range(resamples):
-        drawn = columns[rng.integers(0, trainings, trainings)][:, rng.integers(0, prompts, prompts)]
-        found[i] = statistic(drawn.reshape(1, -1, width))[0]
-    low, high = np.quantile(found, [0.025, 0.975])
+    drawn = [(rng.integers(0, trainings, trainings), rng.integers(0, prompts, prompts)) for _ in range(resamples)]
+    step = max(1, _CHUNK_ELEMENTS // columns.size)
+    found = []
+    for start in range(0, resamples, step):
+        rows, places = (np.stack(one) for one in zip(*drawn[start : start + step], strict=True))
+        resampled = columns[rows[:, :, None], places[:, None]]
+        found.append(statistic(resampled.reshape(len(rows), -1, width)))
+    low, high = np.quantile(np.concatenate(found), [0.025, 0.975])
     return Estimate(value, (float(low), float(high)))
 
 

@@ -47,19 +47,23 @@ def whims(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("whims")
-@pytest.mark.parametrize("new_tokens", [70, 60])
+@pytest.mark.parametrize(("prompt_tokens", "new_tokens"), [(4, 70), (4, 60), (56, 20)])
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_a_call_finds_all_its_rounds_captured(adaptive: bool, new_tokens: int, captures: list[object]) -> None:
+def test_a_call_finds_all_its_rounds_captured(
+    adaptive: bool, prompt_tokens: int, new_tokens: int, captures: list[object]
+) -> None:
     """Across a step in the slots that passes look at, whatever the budget chooses; also where the drafts of the last
-    rounds alone reach beyond it, which the rounds without drafts between them then look at as well."""
+    rounds alone reach beyond it, which the rounds without drafts between them then look at as well, and where a call
+    has few rounds before it."""
+    prompt = PROMPT.repeat(1, prompt_tokens // 4)
     model, draft = tiny_llama(), LMDraft(tiny_llama(num_layers=1, seed=3))
     settings: dict[str, Any] = {**SETTINGS, "adaptive": adaptive}
-    cold = generate(model, draft, PROMPT, max_new_tokens=new_tokens, seed=1, **settings)
-    assert warm_up(model, draft, PROMPT, new_tokens, **settings) > 0
+    cold = generate(model, draft, prompt, max_new_tokens=new_tokens, seed=1, **settings)
+    assert warm_up(model, draft, prompt, new_tokens, **settings) > 0
     made = len(captures)
     assert made > 3
-    for seed in range(1, 13):
-        warm = generate(model, draft, PROMPT, max_new_tokens=new_tokens, seed=seed, **settings)
+    for seed in range(1, 25):
+        warm = generate(model, draft, prompt, max_new_tokens=new_tokens, seed=seed, **settings)
         if seed == 1:
             assert warm.sequences.equal(cold.sequences)
     assert len(captures) == made
