@@ -39,7 +39,7 @@ def run(config: DecodeConfig) -> None:
     """Check, load, decode, print."""
     target = describe_model(config.target)
     if config.draft.path is not None:
-        describe_draft(config.draft.path, target)
+        describe_draft(config.draft.path, target, settings=config.draft.settings)
     tokenizer = load_tokenizer(config.target)
     penalties(target.config.get_text_config().vocab_size, tokenizer, config.decode)
     ids = encode_prompt(config, tokenizer)

@@ -14,6 +14,7 @@ from decode.common.setting_docs import Setting, setting_docs  # noqa: E402
 from decode.common.stage_help import choices  # noqa: E402
 from decode.config import DecodeConfig  # noqa: E402
 from distill.config import DistillConfig  # noqa: E402
+from distill.datastore.config import DatastoreConfig  # noqa: E402
 from eval.config import EvalConfig  # noqa: E402
 from train.check.config import CheckConfig  # noqa: E402
 from train.config import TrainConfig  # noqa: E402
@@ -22,13 +23,14 @@ from train.export.config import ExportConfig  # noqa: E402
 PAGE = ROOT / "docs/reference/settings.md"
 STAGES = {
     "distill": DistillConfig,
+    "datastore": DatastoreConfig,
     "train": TrainConfig,
     "decode": DecodeConfig,
     "eval": EvalConfig,
     "export": ExportConfig,
     "check": CheckConfig,
 }
-MODULES = {"export": "train.export", "check": "train.check"}
+MODULES = {"datastore": "distill.datastore", "export": "train.export", "check": "train.check"}
 HEAD = """# Settings
 
 <!-- Written by `python scripts/settings_reference.py` from the configuration classes; edit the docstrings there. -->

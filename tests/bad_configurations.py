@@ -36,6 +36,7 @@ _GARBAGE = [
     "~nothing",
 ]
 _MISSING_FILES = {
+    "datastore": ["target.path={}", "data=jsonl data.path={}"],
     "distill": ["target.path={}", "data=jsonl data.path={}", "data=text data.path={}", "data=parquet data.path={}"],
     "train": ["target.path={}", "records={}", "resume={}", "draft.init_from={}"],
     "decode": ["target.path={}", "draft.path={}", "~prompt prompt_file={}"],
@@ -44,6 +45,7 @@ _MISSING_FILES = {
     "check": ["target.path={}", "draft.path={}"],
 }
 _OUT_OF_RANGE = {
+    "datastore": ["tokens=0", "resume=maybe", "data.heldout_share=1.5"],
     "distill": [
         "batch_size=0",
         "show=-1",
@@ -131,6 +133,7 @@ def good_commands(folder: Path) -> dict[str, list[str]]:
     text = ["data=text", f"data.path={folder / 'texts'}", "data.heldout_share=0.5"]
     return {
         "distill": [*models, *text],
+        "datastore": [*models, *text],
         "train": training,
         "decode": [*models, f"draft.path={folder / 'target'}", "prompt=text"],
         "eval": [*models, *text, f"drafts.one={folder / 'target'}"],

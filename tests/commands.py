@@ -13,17 +13,23 @@ from decode.common.typed_config import build
 ROOT = CONF.parent
 STAGES = {
     "distill": "DistillConfig",
+    "datastore": "DatastoreConfig",
     "train": "TrainConfig",
     "decode": "DecodeConfig",
     "eval": "EvalConfig",
     "export": "ExportConfig",
     "check": "CheckConfig",
 }
-MODULES = {stage: stage for stage in STAGES} | {"export": "train.export", "check": "train.check"}
+MODULES = {stage: stage for stage in STAGES} | {
+    "datastore": "distill.datastore",
+    "export": "train.export",
+    "check": "train.check",
+}
 """As `python -m` names them."""
 # The least that each stage must be told besides its YAML.
 MINIMUM = {
     "distill": ["target.path=some/target"],
+    "datastore": ["target.path=some/target"],
     "train": ["target.path=some/target", "records=some/records", "output_dir=some/draft"],
     "decode": ["target.path=some/target", "prompt=text"],
     "eval": ["target.path=some/target", "drafts.one=some/draft", "output_dir=some/report"],
@@ -31,7 +37,7 @@ MINIMUM = {
     "check": ["draft.path=some/export", "target.path=some/target"],
 }
 _COMMAND = re.compile(
-    r"(?:python3?|accelerate\s+launch|torchrun|deepspeed)\b[^|;&]*?\s-m\s+(distill|train(?:\.export|\.check)?|decode|eval)"
+    r"(?:python3?|accelerate\s+launch|torchrun|deepspeed)\b[^|;&]*?\s-m\s+(distill(?:\.datastore)?|train(?:\.export|\.check)?|decode|eval)"
     r"(?=\s|$)(.*)"
 )
 

@@ -3,7 +3,9 @@ against the target that it is to serve."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from os import PathLike
 from pathlib import Path
@@ -21,7 +23,7 @@ from decode.drafters.mtp import MTPDraft, own_mtp
 from decode.drafters.provenance import FILE, read_provenance
 from decode.drafters.saved_head import HEADS, expected, load_head, read_head
 from decode.drafters.untrained.config import UNTRAINED, settings_of
-from decode.drafters.untrained.named import DRAFTERS
+from decode.drafters.untrained.named import DRAFTERS, check_named
 from decode.models.adapters import unwrapped
 from decode.models.compatibility import check_same_size, check_same_tokens, refuse_unsupported
 from decode.models.fingerprint import changed_since_read, files_fingerprint
@@ -58,7 +60,8 @@ def load_drafter(
     target = unwrapped(target)
     asked = settings_of(path if isinstance(path, str) else None, settings, "load_drafter")
     if asked is not None:
-        return DRAFTERS[cast(str, path)](asked, target)
+        load = partial(load_drafter, target=target, dtype=dtype, check=check)
+        return DRAFTERS[cast(str, path)](asked, target, load)
     if not isinstance(path, str | PathLike):
         return _loaded_draft(path, target, dtype, check)
     folder = model_folder(str(path))
@@ -161,10 +164,13 @@ class DraftDescription:
     """Its own; a head's do not hold the target's embedding and output head."""
 
 
-def describe_draft(path: str, target: ModelDescription, role: str = "draft") -> DraftDescription:
+def describe_draft(
+    path: str, target: ModelDescription, role: str = "draft", settings: Mapping[str, Any] | None = None
+) -> DraftDescription:
     """The draft in `path` (a draft's folder, that of the run that trained it, a hub id, OWN, or the name of a drafter
-    without weights); raises InputError where it does not fit the target."""
+    without weights, with its `settings`); raises InputError where it does not fit the target."""
     if path in UNTRAINED:
+        check_named(path, settings or {}, target, describe_draft)
         return DraftDescription(path, path, path, target.max_positions, 0)
     folder = model_folder(path)
     if folder == OWN:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,71 @@ class EditConfig:
             require(Path(self.source).stat().st_size > 0, f"source={self.source} is empty: nothing in it can be edited")
 
 
-UNTRAINED = {"ngram": NgramConfig, "edit": EditConfig}
+@dataclass
+class RetrievalConfig:
+    """`retrieval`: a corpus, or documents."""
+
+    datastore: str | None = None
+    """Folder that python -m distill.datastore wrote."""
+    documents: str | None = None
+    """Text file, or folder of text files, that is searched besides: what a request was given to answer from."""
+    least_match: int = 2
+    """Fewest tokens at the end of the text that must occur there for anything to be drafted."""
+
+    def __post_init__(self) -> None:
+        require(self.least_match >= 1, f"least_match={self.least_match}; a match has at least 1 token")
+        require(
+            self.datastore is not None or self.documents is not None,
+            "retrieval drafts from datastore=FOLDER, documents=FILE_OR_FOLDER, or both, and neither is given",
+        )
+
+
+@dataclass
+class CascadeConfig:
+    """`cascade`: a drafter for the draft."""
+
+    draft: str | None = None
+    """Folder or hub id of the draft LM, whose tokens are proposed."""
+    helper: str = "ngram"
+    """What guesses them: the name of a drafter without weights, or the folder of a smaller draft LM."""
+    helper_settings: dict[str, Any] = field(default_factory=dict)
+    """Of a helper without weights."""
+
+    def __post_init__(self) -> None:
+        require(self.draft is not None, "a cascade drafts with a draft LM, and draft=null; give its folder")
+        require(
+            self.draft not in UNTRAINED,
+            f"draft={self.draft} has no weights, and a cascade needs a draft LM that checks guesses; make it the "
+            "helper",
+        )
+        settings_of(self.helper, self.helper_settings, "helper_settings")
+
+
+@dataclass
+class MixtureConfig:
+    """`mixture`: several drafters in one tree."""
+
+    members: list[str] = field(default_factory=list)
+    """Names of drafters without weights, and folders of drafts."""
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Name of a member without weights -> its settings."""
+
+    def __post_init__(self) -> None:
+        require(bool(self.members), "a mixture of nothing drafts nothing: give members, e.g. [ngram, runs/x/draft]")
+        require(len(set(self.members)) == len(self.members), f"members={self.members} names one twice")
+        others = sorted(set(self.settings) - set(self.members))
+        require(not others, f"settings are for {others}, and members are {self.members}")
+        for name in self.members:
+            settings_of(name, self.settings.get(name, {}), f"settings.{name}")
+
+
+UNTRAINED: dict[str, type] = {
+    "ngram": NgramConfig,
+    "edit": EditConfig,
+    "retrieval": RetrievalConfig,
+    "cascade": CascadeConfig,
+    "mixture": MixtureConfig,
+}
 """Name, in place of a folder -> its settings."""
 
 

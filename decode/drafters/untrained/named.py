@@ -2,34 +2,130 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.drafters.base import Drafter
-from decode.drafters.untrained.config import EditConfig
+from decode.drafters.lm import LMDraft
+from decode.drafters.untrained.cascade import CascadeDrafter
+from decode.drafters.untrained.config import (
+    CascadeConfig,
+    EditConfig,
+    MixtureConfig,
+    RetrievalConfig,
+    settings_of,
+)
+from decode.drafters.untrained.datastore import Datastore
 from decode.drafters.untrained.edit import EditDrafter
+from decode.drafters.untrained.mixture import MixtureDrafter
 from decode.drafters.untrained.ngram import NgramDrafter
-from decode.models.compatibility import load_tokenizer
+from decode.drafters.untrained.retrieval import RetrievalDrafter
+from decode.models.compatibility import load_tokenizer, token_map_hash
+from decode.models.load import ModelDescription
+
+Load = Callable[..., Drafter]
+"""`saved_draft.load_drafter` for a target: path, then settings."""
+Describe = Callable[[str, ModelDescription, str, Mapping[str, Any]], object]
+"""`saved_draft.describe_draft`, which raises InputError for a member that does not fit the target."""
 
 
 def _edit(config: EditConfig, target: PreTrainedModel) -> EditDrafter:
     if config.source is None:
         return EditDrafter()
+    return EditDrafter(_encoded(_tokenizer(target), _read(Path(config.source), f"source={config.source}")))
+
+
+def _retrieval(config: RetrievalConfig, target: PreTrainedModel) -> RetrievalDrafter:
+    tokenizer = _tokenizer(target)
+    datastore = None if config.datastore is None else Datastore.open(config.datastore, token_map_hash(tokenizer))
+    texts = [] if config.documents is None else _documents(config.documents)
+    return RetrievalDrafter(config.least_match, datastore, [_encoded(tokenizer, text) for text in texts])
+
+
+def _documents(path: str) -> list[str]:
+    """The texts of a file, or of all files in a folder; InputError where there are none."""
+    folder = Path(path)
+    files = sorted(one for one in folder.rglob("*") if one.is_file()) if folder.is_dir() else [folder]
+    texts = [text for file in files if (text := _read(file, f"documents={path}")).strip()]
+    if not texts:
+        raise InputError(f"documents={path} holds no text, so nothing can be drafted from it; give files with text")
+    return texts
+
+
+def _read(file: Path, where: str) -> str:
     try:
-        text = Path(config.source).read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{where}: {file} cannot be read ({error.strerror}); give a text file") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"source={config.source} is not UTF-8 text: {error}. Convert it first") from error
-    tokenizer = load_tokenizer(ModelConfig(path=target.config.name_or_path))
-    return EditDrafter(tokenizer(text, add_special_tokens=False)["input_ids"])
+        raise InputError(f"{where}: {file} is not UTF-8 text: {error}. Convert it first") from error
 
 
-DRAFTERS: dict[str, Callable[[Any, PreTrainedModel], Drafter]] = {
-    "ngram": lambda config, target: NgramDrafter(config),
-    "edit": _edit,
+def _cascade(config: CascadeConfig, target: PreTrainedModel, load: Load) -> CascadeDrafter:
+    assert config.draft is not None
+    draft, helper = load(config.draft), load(config.helper, **config.helper_settings)
+    if not isinstance(draft, LMDraft) or helper.taps:
+        raise InputError(
+            f"a cascade is of a draft LM and a helper that reads tokens alone; draft={config.draft} is a "
+            f"{type(draft).__name__}, helper={config.helper} a {type(helper).__name__}. Heads draft from the target's "
+            "hidden states, which nobody has of the draft"
+        )
+    return CascadeDrafter(draft, helper)
+
+
+def _mixture(config: MixtureConfig, target: PreTrainedModel, load: Load) -> MixtureDrafter:
+    members = [load(name, **config.settings.get(name, {})) for name in config.members]
+    heads = [name for name, one in zip(config.members, members, strict=True) if one.taps]
+    if len(heads) > 1:
+        raise InputError(
+            f"members={config.members} holds {len(heads)} heads ({', '.join(heads)}), and a mixture reads the hidden "
+            "states of one; leave the others out"
+        )
+    return MixtureDrafter(members)
+
+
+def check_named(name: str, settings: Mapping[str, Any], target: ModelDescription, describe: Describe) -> None:
+    """Raise what making this drafter would raise, before the target is loaded."""
+    asked = settings_of(name, settings)
+    if isinstance(asked, CascadeConfig):
+        assert asked.draft is not None
+        describe(asked.draft, target, "the cascade's draft", {})
+        describe(asked.helper, target, "the cascade's helper", asked.helper_settings)
+    if isinstance(asked, MixtureConfig):
+        for member in asked.members:
+            describe(member, target, "the mixture's member", asked.settings.get(member, {}))
+    if isinstance(asked, RetrievalConfig):
+        if asked.datastore is not None:
+            Datastore.open(asked.datastore, target.token_map_hash)
+        if asked.documents is not None:
+            _documents(asked.documents)
+    if isinstance(asked, EditConfig) and asked.source is not None:
+        _read(Path(asked.source), f"source={asked.source}")
+
+
+def _tokenizer(target: PreTrainedModel) -> PreTrainedTokenizerBase:
+    if not target.config.name_or_path:
+        raise InputError(
+            "a target in memory that came from no files has no tokenizer, and texts on disk cannot be read without "
+            "one; load the target with from_pretrained, or make the drafter from token ids"
+        )
+    return load_tokenizer(ModelConfig(path=target.config.name_or_path))
+
+
+def _encoded(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+DRAFTERS: dict[str, Callable[[Any, PreTrainedModel, Load], Drafter]] = {
+    "ngram": lambda config, target, load: NgramDrafter(config),
+    "edit": lambda config, target, load: _edit(config, target),
+    "retrieval": lambda config, target, load: _retrieval(config, target),
+    "cascade": _cascade,
+    "mixture": _mixture,
 }
-"""Name -> what makes it from its settings (`config.UNTRAINED`) for a target."""
+"""Name -> what makes it from its settings (`config.UNTRAINED`) for a target, given what loads its members."""

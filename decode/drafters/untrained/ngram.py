@@ -14,6 +14,9 @@ from decode.drafters.untrained.config import NgramConfig
 from decode.drafters.untrained.memory import Memory, Reader
 from decode.drafters.untrained.text_drafter import Guess, RowText, TextDrafter
 
+STRONGEST = 6
+"""Tokens of a match beyond which a longer one is told apart no more."""
+
 
 class NgramText(RowText):
     """A text with an index of its own substrings."""
@@ -36,6 +39,7 @@ class NgramText(RowText):
         if self._memory is not None:
             found += self._memory.found(self._least, depth)
             found.sort(key=lambda one: -one[0].length)
+        self.strength = min(found[0][0].length, STRONGEST) if found else 0
         return [guess for _, guess in found[:most] if guess]
 
     def _repeated(self, match: Match, depth: int) -> Guess:

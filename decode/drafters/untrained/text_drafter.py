@@ -19,6 +19,9 @@ Text = TypeVar("Text", bound="RowText")
 class RowText(ABC):
     """The text of one request, and what may follow."""
 
+    strength = 0
+    """Of the guesses made last, in steps that are told apart: 0 where one is as good as the next."""
+
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens
         """That are known of it, prompt included."""
@@ -71,14 +74,23 @@ class TextDrafter(ABC, Generic[Text]):
                 self.end(ended)
             self._texts[row] = self.begin(context.ids[row, :length].tolist())
 
-    def prepare(self, context: Context) -> tuple[()] | None:
-        """Follow the texts and guess."""
+    def guesses(self, context: Context) -> list[Sequence[Guess]]:
+        """Follow the texts; those of each row, none of rows that have ended."""
         running = range(len(self._texts)) if context.running is None else context.running
         self._follow(context, running)
         depth, most = context.shape.depth, 1 if context.shape.is_chain else context.shape.num_nodes - 1
-        guesses: list[Sequence[Guess]] = [()] * len(self._texts)
+        found: list[Sequence[Guess]] = [()] * len(self._texts)
         for row in running:
-            guesses[row] = self._text(row).guesses(depth, most)
+            found[row] = self._text(row).guesses(depth, most)
+        return found
+
+    def strength(self, row: int) -> int:
+        """How well founded the guesses of this row are that were made last, in steps that are told apart."""
+        return self._text(row).strength
+
+    def prepare(self, context: Context) -> tuple[()] | None:
+        """Guess, if there is anything to go by."""
+        guesses = self.guesses(context)
         if not any(guesses):
             return None
         pending = context.ids.gather(1, context.lengths[:, None] - 1)

@@ -44,22 +44,18 @@ class Trie:
 def merged(guesses: Sequence[Sequence[Sequence[int]]], pending: Tensor, shape: Shape) -> Tree:
     """The tree of each row's guesses, the best one first, below pending (B, 1): of a chain the first guess, else a trie
     of all of them."""
+    tries = [Trie(shape.num_nodes) for _ in guesses]
+    for trie, own in zip(tries, guesses, strict=True):
+        for guess in own[:1] if shape.is_chain else own:
+            trie.add(guess[: shape.depth])
+    return as_tree(tries, pending, shape)
+
+
+def as_tree(tries: Sequence[Trie], pending: Tensor, shape: Shape) -> Tree:
+    """A trie a row below pending (B, 1); chains where `shape` is one."""
+    rows = [trie.padded() for trie in tries]
     if shape.is_chain:
-        rows = [_chain(own, shape.depth) for own in guesses]
-        return Tree(torch.cat([pending, pending.new_tensor(rows)], 1), chain_parents(1 + shape.depth))
-    tries = [_trie(own, shape) for own in guesses]
-    both = pending.new_tensor([tokens + parents for tokens, parents in tries])  # one upload
-    tokens, parents = both.chunk(2, 1)
+        tokens = pending.new_tensor([tokens for tokens, _ in rows])
+        return Tree(torch.cat([pending, tokens[:, 1:]], 1), chain_parents(shape.num_nodes))
+    tokens, parents = pending.new_tensor([tokens + parents for tokens, parents in rows]).chunk(2, 1)  # one upload
     return Tree(torch.cat([pending, tokens[:, 1:]], 1), parents, depth_bound=shape.depth)
-
-
-def _chain(guesses: Sequence[Sequence[int]], depth: int) -> list[int]:
-    first = list(guesses[0][:depth]) if guesses else []
-    return first + [ANY] * (depth - len(first))
-
-
-def _trie(guesses: Sequence[Sequence[int]], shape: Shape) -> tuple[list[int], list[int]]:
-    trie = Trie(shape.num_nodes)
-    for guess in guesses:
-        trie.add(guess[: shape.depth])
-    return trie.padded()

@@ -1,0 +1,207 @@
+"""Several drafters together: their guesses share one tree, each as much of it as its guesses have been seen to stand
+for. Drafters that read text alone are asked in every round; one with weights where what it adds is worth its time."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from decode.drafters.base import Context, Drafter, drafted_depth
+from decode.drafters.drafting import pending_tokens
+from decode.drafters.untrained.standing import Standing
+from decode.drafters.untrained.text_drafter import Guess, TextDrafter
+from decode.drafters.untrained.trie import Trie, as_tree
+from decode.trees.tree import Tree
+from decode.trees.tree_plans import comb
+
+EXPLORE = 16
+"""Rounds after which a member that was not worth its time is asked again."""
+SLOW = 0.1
+"""Weight of the last time in the mean of times."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A guess, and what is known of its like."""
+
+    kind: tuple[int, int]
+    """(member, strength)."""
+    tokens: Guess
+    chances: Sequence[float]
+    """P(the first 1, 2, ... tokens stand)."""
+
+    @property
+    def worth(self) -> float:
+        """Tokens that are expected to stand."""
+        return sum(self.chances)
+
+
+class MixtureDrafter:
+    """`members` in one tree. Of several with weights the first that is worth its time is asked."""
+
+    family = "mixture"
+    on_host = True
+
+    def __init__(self, members: Sequence[Drafter]) -> None:
+        assert members
+        self.readers = [one for one in members if isinstance(one, TextDrafter)]
+        self.models = [Model(one) for one in members if not isinstance(one, TextDrafter)]
+        self.taps: tuple[int, ...] = next((one.drafter.taps for one in self.models if one.drafter.taps), ())
+        self._standing: dict[tuple[int, int], Standing] = defaultdict(Standing)
+        self._asked: list[list[Candidate]] = []
+        self._lengths: list[int] = []
+        self._running: list[int] = []
+        self._model: Model | None = None
+        self._rest_s, self._ended_at = 0.0, 0.0
+
+    def start(self, context: Context, capacity: int) -> None:
+        """All begin."""
+        size = len(context.lengths)
+        self._asked, self._lengths, self._ended_at = [[] for _ in range(size)], [0] * size, 0.0
+        for member in self.readers:
+            member.start(context, capacity)
+        for model in self.models:
+            model.start(context, capacity)
+
+    def read(self, context: Context, lengths: Mapping[int, int]) -> None:
+        """All read the prompts."""
+        for row, length in lengths.items():
+            self._asked[row], self._lengths[row] = [], length
+        for member in self.readers:
+            member.read(context, lengths)
+        for model in self.models:
+            model.read(context, lengths)
+
+    def prepare(self, context: Context) -> tuple[()] | None:
+        """See what became of the guesses before, and guess."""
+        now = time.perf_counter()
+        if self._ended_at:
+            self._rest_s += (SLOW if self._rest_s else 1.0) * (now - self._ended_at - self._rest_s)
+        self._running = list(range(len(self._asked))) if context.running is None else list(context.running)
+        self._learn(context)
+        self._read_guesses(context)
+        self._model = self._worth_asking(context)
+        if self._model is not None and not self._model.prepare(context):
+            self._model = None
+        self._ended_at = time.perf_counter()
+        return () if self._model is not None or any(self._asked) else None
+
+    def propose(self, context: Context) -> Tree:
+        """What is likeliest to stand of all guesses."""
+        if self._model is not None:
+            number = len(self.readers) + self.models.index(self._model)
+            self._add(number, self._model.guesses(context))
+        shape = context.shape
+        tries = [merged_by_worth(own, shape.num_nodes, shape.is_chain) for own in self._asked]
+        self._ended_at = time.perf_counter()
+        return as_tree(tries, pending_tokens(context), shape)
+
+    def _learn(self, context: Context) -> None:
+        lengths = context.lengths.tolist()
+        for row in self._running:
+            written = context.ids[row, self._lengths[row] : lengths[row]].tolist()
+            for one in self._asked[row]:
+                self._standing[one.kind].learn(one.tokens, written)
+            for model in self.models:
+                model.grew(row, len(written))
+            self._lengths[row] = lengths[row]
+
+    def _read_guesses(self, context: Context) -> None:
+        self._asked = [[] for _ in self._asked]
+        for number, member in enumerate(self.readers):
+            found = member.guesses(context)
+            self._add(number, found, {row: member.strength(row) for row in self._running})
+
+    def _add(self, member: int, guesses: Sequence[Sequence[Guess]], strengths: Mapping[int, int] | None = None) -> None:
+        for row in self._running:
+            for number, tokens in enumerate(guesses[row]):
+                strength = -1 if number else (strengths or {}).get(row, 0)  # those after the first are another kind
+                standing = self._standing[member, strength]
+                self._asked[row].append(Candidate((member, strength), tokens, standing.chances(len(tokens))))
+
+    def _worth_asking(self, context: Context) -> Model | None:
+        """The first member with weights whose tokens are worth its seconds, or one that has not been asked for long."""
+        running = self._running
+        without = [max((one.worth for one in self._asked[row]), default=0.0) for row in running]
+        for number, model in enumerate(self.models):
+            expected = sum(self._standing[len(self.readers) + number, 0].chances(context.shape.depth))
+            gain = sum(max(0.0, expected - own) for own in without)
+            emitted = len(running) + sum(without)
+            if model.is_due() or gain * self._rest_s >= emitted * model.seconds:
+                return model
+        return None
+
+
+class Model:
+    """A member with weights: it reads what the others had accepted, and its passes take time."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter, self.seconds = drafter, 0.0
+        self._idle, self._grown, self._began = EXPLORE, list[int](), 0.0
+
+    def start(self, context: Context, capacity: int) -> None:
+        """As the drafter does."""
+        self._grown = [0] * len(context.lengths)
+        self.drafter.start(self._context(context), capacity)
+
+    def read(self, context: Context, lengths: Mapping[int, int]) -> None:
+        """As the drafter does."""
+        self.drafter.read(self._context(context), lengths)
+        for row in lengths:
+            self._grown[row] = 0
+
+    def grew(self, row: int, tokens: int) -> None:
+        """So many tokens were written in this row."""
+        self._grown[row] += tokens
+
+    def is_due(self) -> bool:
+        """Whether it was not asked for long."""
+        self._idle += 1
+        return self._idle > EXPLORE
+
+    def prepare(self, context: Context) -> bool:
+        """Whether it can draft now."""
+        self._began = time.perf_counter()
+        return self.drafter.prepare(self._context(context)) is not None
+
+    def guesses(self, context: Context) -> list[Sequence[Guess]]:
+        """A chain a row, and the second best first token."""
+        tree = self.drafter.propose(self._context(context))
+        rows, parents = tree.tokens.tolist(), tree.parents_of_rows()
+        self._idle, self._grown = 0, [0] * len(self._grown)
+        took = time.perf_counter() - self._began
+        self.seconds += (SLOW if self.seconds else 1.0) * (took - self.seconds)
+        return [paths(tokens, above) for tokens, above in zip(rows, parents, strict=True)]
+
+    def _context(self, context: Context) -> Context:
+        """What is asked of it: of a tree it reads as many tokens before its first pass as a round can have written, and
+        as rounds without drafts what was written beyond that."""
+        shape = comb([2] + [1] * (context.shape.depth - 1)) if context.shape.depth else context.shape
+        behind = max(self._grown, default=0) - (drafted_depth(self.drafter, shape) + 1)
+        return replace(context, shape=shape, drawn="arbitrary", plain_rounds=max(0, behind), budget=None)
+
+
+def paths(tokens: Sequence[int], parents: Sequence[int]) -> list[list[int]]:
+    """From pending, which is left out, to each leaf, the longest first."""
+    found: list[list[int]] = [[]]
+    for token, parent in zip(tokens[1:], parents[1:], strict=True):
+        found.append([*found[parent], token])
+    leaves = [path for node, path in enumerate(found) if node and node not in parents]
+    return sorted(leaves, key=len, reverse=True)
+
+
+def merged_by_worth(candidates: Sequence[Candidate], num_nodes: int, is_chain: bool) -> Trie:
+    """The tokens of most chance among all candidates', in one trie; of a chain those of the best candidate."""
+    trie = Trie(num_nodes)
+    if is_chain:
+        candidates = [max(candidates, key=lambda one: one.worth)] if candidates else []
+    ranked = [
+        (-chance, depth, number)
+        for number, one in enumerate(candidates)
+        for depth, chance in enumerate(one.chances, start=1)
+    ]
+    for _, depth, number in sorted(ranked):
+        trie.add(candidates[number].tokens[:depth])
+    return trie
