@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from decode.common.typed_config import flag, real, require, unknown_key_message, whole
-from decode.drafters.untrained.config import settings_of
 
 LEAST_TEMPERATURE = 1e-4  # logits of 30 divided by it are float32 numbers with steps of 0.03
 TREES = ("chain", "dynamic", "sequoia")
@@ -253,6 +252,8 @@ class DrafterConfig:
     """Of a drafter without weights; see its file in conf/draft."""
 
     def __post_init__(self) -> None:
+        from decode.drafters.untrained.config import settings_of  # late: it stands above this file
+
         settings_of(self.path, self.settings)
 
 

@@ -62,7 +62,8 @@ def run(config: DecodeConfig) -> None:
 
 def _planned_tree(config: DecodeConfig, target: ModelDescription) -> str:
     """What the calibration beside the draft says, if there is one for these models, this machine and this sampling."""
-    decode, draft = config.decode, describe_draft(config.draft.path or "", target)
+    decode = config.decode
+    draft = describe_draft(config.draft.path or "", target, settings=config.draft.settings)
     sampling = Sampling(decode.temperature, decode.top_k, decode.top_p, decode.min_p)
     request = Request([[0]], 1, sampling, verifier=decode.verifier, replacement=decode.replacement)
     device, dtype = resolve_device(config.target.device), _dtype(config.target.dtype, target.config.dtype)

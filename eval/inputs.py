@@ -15,6 +15,7 @@ from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.drafters.provenance import TextOrigin, read_provenance
 from decode.drafters.saved_draft import describe_draft
+from decode.drafters.untrained.config import UNTRAINED
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model, load_model
 from decode.sampling.penalties import penalties
@@ -24,6 +25,7 @@ from eval.config import EvalConfig
 
 _BYTES_PER_S = {"cpu": 10e9, "cuda": 1e12}
 """Weights read per second at batch 1, as an order of magnitude for the estimate."""
+_OF_TRAINED = ("report", "families", "served")
 _HOST_S = 0.5e-3
 """Seconds a layer costs besides, on any device: Python calls its kernels one by one."""
 
@@ -34,6 +36,11 @@ def check_models(cfg: EvalConfig) -> tuple[ModelDescription, dict[str, str]]:
     families = {}
     for name in cfg.drafts:
         draft = describe_draft(cfg.drafts[name], target, f"drafts.{name}")
+        if draft.family in UNTRAINED and cfg.mode in _OF_TRAINED:
+            raise InputError(
+                f"drafts.{name}={draft.family} has no weights and so no alpha, which mode={cfg.mode} reports. Time it "
+                "with mode=decoders"
+            )
         families[name] = draft.family
         if cfg.prompts.file is None:
             check_held_out(cfg.data, name, draft.path)

@@ -74,7 +74,11 @@ def shown_commands() -> Iterator[tuple[str, str, list[str]]]:
         for line in _code_of_markdown(text) if path.suffix == ".md" else text.splitlines():
             found = _COMMAND.search(line)
             if found:
-                yield str(path.relative_to(ROOT)), found[1].removeprefix("train."), _arguments(found[2], text)
+                yield (
+                    str(path.relative_to(ROOT)),
+                    found[1].removeprefix("train.").removeprefix("distill."),
+                    _arguments(found[2], text),
+                )
 
 
 def _code_of_markdown(text: str) -> Iterator[str]:

@@ -36,7 +36,9 @@ def test_every_stage_has_a_console_script() -> None:
     assert scripts == {f"draftsmith-{stage}": f"{module}.__main__:main" for stage, module in MODULES.items()}
 
 
-@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "export"])  # which draws nothing
+@pytest.mark.parametrize(
+    "stage", [stage for stage in STAGES if stage not in ("export", "datastore")]
+)  # which draw nothing
 @pytest.mark.parametrize("prefix", ["", "+", "++"])
 def test_an_unknown_key_is_refused_with_its_nearest_neighbour(call, stage: str, prefix: str) -> None:
     code, shown = call(stage, *MINIMUM[stage], f"{prefix}sed=1")

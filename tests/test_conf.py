@@ -26,6 +26,14 @@ def test_no_yaml_stands_outside_the_stages_and_groups() -> None:
     assert len(list(CONF.rglob("*.yaml"))) == len(OPTIONS) + len(STAGES)
 
 
+NEEDED = {
+    "draft/cascade": ["draft.settings.draft=some/draft"],
+    "draft/mixture": ["draft.settings.members=[ngram]"],
+    "draft/retrieval": ["draft.settings.datastore=some/datastore"],
+}
+"""Option -> what it must be told besides."""
+
+
 @pytest.mark.parametrize("option", by_default(16, OPTIONS))
 def test_each_option_builds_in_a_stage_that_has_its_group(option: str) -> None:
     group, name = option.split("/")
@@ -33,7 +41,8 @@ def test_each_option_builds_in_a_stage_that_has_its_group(option: str) -> None:
     for stage in (stage for stage in STAGES if group in groups(stage)):
         # An experiment is a complete command; another option may need the stage's minimum and a path of its own.
         minimum = [] if group == "experiment" else MINIMUM[stage]
-        attempts = ([*minimum, f"{group}={name}"], [*minimum, f"{group}={name}", f"{group}.path=some/path"])
+        own = NEEDED.get(option, [])
+        attempts = ([*minimum, f"{group}={name}", *own], [*minimum, f"{group}={name}", f"{group}.path=some/path"])
         for arguments in attempts:
             try:
                 built(stage, arguments)

@@ -155,7 +155,8 @@ def _proposal(drafter: Drafter, request: Request, wanted: Context, plan: Shape) 
     def propose() -> Tree:
         gumbel = wanted.noise.coupled(positions) if reads_noise else None
         asked = replace(wanted, shape=plan, drawn=drawn, gumbel=gumbel)
-        drafter.prepare(asked)
+        if drafter.prepare(asked) is None:  # nothing to go by, here where the text is of one token
+            return Tree(asked.ids.gather(1, asked.lengths[:, None] - 1), (-1,))
         return drafter.propose(asked)
 
     return propose

@@ -6,7 +6,7 @@ exact token for token.
 | Greedy | any | argmax | argmaxes agree |
 | Coupled | any | that of autoregressive sampling with the same seed, as an equality | at least (1 - TV) / (1 + TV) |
 | Rejection | chains from q, trees with and without replacement, anything by the delta rule | p | 1 - TV |
-| Block | chains from q | p | at least that of rejection, the most that is possible |
+| Block | chains from q, others by the delta rule | p | at least that of rejection, the most that is possible |
 | Typical | any | not p: only with lossy=true, its distance measured | more |
 
 At temperature 0 every rule is Greedy. Coupled: the target's token is argmax(log p + G[row, position]); the child that

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from decode.common.errors import InputError
 from decode.common.extras import extra, require_installed
 from decode.common.progress import get_logger, progress
 from decode.common.run_folder import RunFolder, check_run, free_disk_check, open_run
-from decode.config import ModelConfig
 from decode.drafters.untrained.datastore import BETWEEN, MANIFEST, ORDER_FILE, TOKENS_FILE, order_dtype
 from decode.models.compatibility import load_tokenizer, token_map_hash
+from decode.models.load import describe_model
 from distill.corpora.configured import load_corpus
 from distill.corpora.corpus import Corpus, in_groups
 from distill.datastore.config import DatastoreConfig
@@ -29,9 +27,9 @@ log = get_logger("datastore")
 
 
 def run(config: DatastoreConfig) -> None:
-    """Write a datastore. Raises ConfigError and InputError before anything is written."""
+    """Write a datastore. Raises ConfigError and InputError."""
     require_installed(SORT, "python -m distill.datastore", f"Install it, {extra('train')}")
-    tokenizer = load_tokenizer(config.target)
+    vocab_size, tokenizer = describe_model(config.target).vocab_size, load_tokenizer(config.target)
     corpus = load_corpus(config.data)
     if config.plan:
         most = "all tokens" if config.tokens is None else f"at most {config.tokens} tokens"
@@ -41,11 +39,16 @@ def run(config: DatastoreConfig) -> None:
         return
     with open_run(config.output_dir, "datastore", config, config.resume) as folder:
         if not folder.is_finished:
-            _build(folder, corpus, tokenizer, config)
+            _build(folder, _tokens(corpus, tokenizer, vocab_size, config.tokens), tokenizer)
 
 
-def _build(folder: RunFolder, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, config: DatastoreConfig) -> None:
-    documents = _write_tokens(folder.file(TOKENS_FILE), corpus, tokenizer, config.tokens)
+def _build(folder: RunFolder, texts: Iterator[list[int]], tokenizer: PreTrainedTokenizerBase) -> None:
+    documents = 0
+    with folder.file(TOKENS_FILE).open("wb") as file, progress(None, "tokens", "tokenising") as bar:
+        for ids in texts:
+            np.array(ids, dtype=np.int32).tofile(file)
+            documents += 1
+            bar.update(len(ids))
     tokens = np.fromfile(folder.file(TOKENS_FILE), dtype=np.int32)
     free_disk_check(folder.path, tokens.size * order_dtype(tokens.size).itemsize)
     log.info("sorting %d tokens of %d documents", tokens.size, documents)
@@ -62,22 +65,19 @@ def _build(folder: RunFolder, corpus: Corpus, tokenizer: PreTrainedTokenizerBase
     log.info("%s: %d tokens of %d documents", folder.path, tokens.size, documents)
 
 
-def _write_tokens(path: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, most: int | None) -> int:
-    """int32 ids of one document after another, BETWEEN behind each; the number of documents. InputError where there
-    are none."""
-    written = documents = 0
-    texts = _texts(corpus, tokenizer)
-    with path.open("wb") as file:
-        for group in progress(in_groups(texts, GROUP), "tokenising", "groups"):
-            for ids in encode_texts(tokenizer, group):
-                kept = [*ids, BETWEEN] if most is None else [*ids, BETWEEN][: most - written]
-                np.array(kept, dtype=np.int32).tofile(file)
-                written, documents = written + len(kept), documents + 1
-                if written == most:
-                    return documents
-    if not written:
-        raise InputError(f"{corpus.where}: its training split holds no text, so nothing can be drafted from it")
-    return documents
+def _tokens(
+    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, vocab_size: int, most: int | None
+) -> Iterator[list[int]]:
+    """The ids of one document after another, BETWEEN behind each and in place of tokens that the target has no
+    embedding of, since they were added to the tokenizer alone."""
+    left = most
+    for group in in_groups(_texts(corpus, tokenizer), GROUP):
+        for ids in encode_texts(tokenizer, group):
+            kept = [one if one < vocab_size else BETWEEN for one in [*ids, BETWEEN]][:left]
+            yield kept
+            left = None if left is None else left - len(kept)
+            if left == 0:
+                return
 
 
 def _texts(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:

@@ -19,6 +19,9 @@ from decode.verify.verdict import Question, Verdict, draw, follow
 from tests.decode import checks
 from tests.decode import mutants_of_lookup as lookup
 from tests.decode import mutants_of_passes as passes
+from tests.decode.untrained import test_cascade as cascade
+from tests.decode.untrained import test_edit as edit
+from tests.decode.untrained import test_mixture as mixture
 from tests.decode.untrained import test_ngram as ngram
 from tests.decode.untrained import test_trie as trie
 
@@ -294,4 +297,7 @@ MUTANTS: dict[str, tuple[Patch, Callable[[], None]]] = {
     "guesses hang from pending": (lookup.guesses_hang_from_pending, trie.test_guesses_that_begin_alike_share_nodes),
     "texts of the memory run together": (lookup.texts_run_together, ngram.test_memory_is_of_ended_requests),
     "row looks up the text before": (lookup.row_keeps_the_text_before, ngram.test_each_request_has_a_text_of_its_own),
+    "renamed once": (lookup.renamed_once, edit.test_what_was_renamed_is_drafted_as_it_was_renamed),
+    "cascade goes on with the guess": (lookup.parted_row_goes_on_with_the_guess, cascade.check_rounds),
+    "member keeps what it drafted": (lookup.member_keeps_what_it_drafted, mixture.check_members_read),
 }

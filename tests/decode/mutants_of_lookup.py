@@ -1,13 +1,18 @@
-"""Known bugs of lookup drafts, as patches of ours: none can change a text, all of them cost acceptance unnoticed."""
+"""Known bugs of drafts without training, as patches of ours: most can change no text, and cost acceptance unnoticed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 import pytest
+from torch import Tensor
 
+from decode.drafters.base import Context
 from decode.drafters.untrained import memory
+from decode.drafters.untrained.alignment import Alignment
 from decode.drafters.untrained.automaton import Match, SuffixAutomaton
+from decode.drafters.untrained.cascade import Guessed
+from decode.drafters.untrained.member import Member
 from decode.drafters.untrained.ngram import NgramText
 from decode.drafters.untrained.text_drafter import TextDrafter
 from decode.drafters.untrained.trie import Trie
@@ -64,3 +69,29 @@ def row_keeps_the_text_before(patch: pytest.MonkeyPatch) -> None:
         real_read(self, context, {row: length for row, length in lengths.items() if self._texts[row] is None})
 
     patch.setattr(TextDrafter, "read", mutant)
+
+
+def parted_row_goes_on_with_the_guess(patch: pytest.MonkeyPatch) -> None:
+    """A cascade's draft is not asked again where its own token differs from what was guessed."""
+    real = Guessed.step
+
+    def mutant(self: Guessed, tokens: Tensor, depth: int, above: object = None) -> Tensor:
+        return real(self, self._guess[:, depth - 1 : depth], depth, above)
+
+    patch.setattr(Guessed, "step", mutant)
+
+
+def member_keeps_what_it_drafted(patch: pytest.MonkeyPatch) -> None:
+    """A draft in a mixture takes what others had accepted for its own tokens."""
+    real = Member.prepare
+
+    def mutant(self: Member, context: Context, lengths: list[int]) -> Hashable:
+        self._read = list(lengths)
+        return real(self, context, lengths)
+
+    patch.setattr(Member, "prepare", mutant)
+
+
+def renamed_once(patch: pytest.MonkeyPatch) -> None:
+    """What was replaced is not replaced again."""
+    patch.setattr(Alignment, "_remember", lambda self, end: None)

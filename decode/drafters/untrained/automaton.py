@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 DEEPEST = 32
-"""Nested matches that are followed. A text that repeats one token nests as many as it is long: following all of them
-would make every token cost as much as the whole text."""
+"""Nested matches that are followed: of those that stand deeper, a later place may be missed. A text that repeats one
+token nests as many as it is long, and following all of them would make every token cost as much as the whole text."""
 
 
 class Match(NamedTuple):
@@ -39,9 +39,13 @@ class SuffixAutomaton:
             self._append(token)
 
     def matches(self) -> Iterator[Match]:
-        """Suffixes of the text that occur earlier, the longest first: at most one for each place, the most recent."""
+        """Suffixes of the text that occur earlier, the longest first, each at its most recent place; of several at one
+        place the longest alone."""
+        before = 0
         for state in self._path():
-            yield Match(self._length[state], self._recent[state])
+            if self._recent[state] != before:
+                before = self._recent[state]
+                yield Match(self._length[state], before)
 
     def _path(self) -> Iterator[int]:
         state = self._link[self._last] if self._last else 0
@@ -109,11 +113,13 @@ class Cursor:
     def matches(self) -> Iterator[Match]:
         """As `SuffixAutomaton.matches`, of places in the automaton's text."""
         self._settle()
-        state, length = self._state, self._length
+        state, length, before = self._state, self._length, 0
         for _ in range(DEEPEST):
             if state <= 0:
                 return
-            yield Match(length, self._automaton._recent[state])
+            if self._automaton._recent[state] != before:
+                before = self._automaton._recent[state]
+                yield Match(length, before)
             state = self._automaton._link[state]
             length = self._automaton._length[state]
 

@@ -16,6 +16,8 @@ from torch import Tensor
 from decode.drafters.base import Context, Drafter
 from decode.drafters.drafting import Processed, draft_noise, draw, pending_tokens
 from decode.drafters.lm import LMDraft, LMSteps, PassByPass
+from decode.drafters.untrained.member import Member
+from decode.forward.target import CachedModel
 from decode.sampling.warp import warp
 from decode.trees.tree import Tree, chain_parents
 from decode.trees.tree_plans import chain
@@ -34,26 +36,37 @@ class CascadeDrafter:
     def __init__(self, draft: LMDraft, helper: Drafter) -> None:
         assert not helper.taps, "hidden states are the target's, and the helper drafts for the draft"
         self.draft, self.helper = draft, helper
+        self._member: Member | None = None
         self._guesses = False
+
+    @property
+    def runner(self) -> CachedModel:
+        """The draft LM's."""
+        return self.draft.runner
 
     def start(self, context: Context, capacity: int) -> None:
         """Both begin."""
+        self.draft = context.lease.own(self.draft)
+        self._member = Member(self.helper, _helping(context))
         self.draft.start(_in_chains(context), capacity)
-        self.helper.start(_helping(context), capacity)
+        self._member.start(_helping(context), capacity)
 
     def read(self, context: Context, lengths: Mapping[int, int]) -> None:
         """Both read the prompts."""
+        assert self._member is not None
         self.draft.read(_in_chains(context), lengths)
-        self.helper.read(_helping(context), lengths)
+        self._member.read(_helping(context), lengths)
 
     def prepare(self, context: Context) -> tuple[()] | None:
         """Both do what they do before a round."""
-        self._guesses = self.helper.prepare(_helping(context)) is not None
+        assert self._member is not None
+        self._guesses = self._member.prepare(_helping(context), context.lengths.tolist()) is not None
         return None if self.draft.prepare(_in_chains(context)) is None else ()
 
     def propose(self, context: Context) -> Tree:
         """The chain that the draft alone would propose."""
-        guess = self.helper.propose(_helping(context)).tokens[:, 1:] if self._guesses else None
+        assert self._member is not None
+        guess = self._member.propose(_helping(context)).tokens[:, 1:] if self._guesses else None
         context = _in_chains(context)
         if guess is None or guess.shape[1] < context.shape.depth or context.shortest < READ:
             return self.draft.propose(context)

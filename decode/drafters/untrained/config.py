@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from decode.common.typed_config import build, require
+
+LONGEST_MATCH = 16
+"""Tokens of a text that are looked up in a datastore."""
 
 
 @dataclass
@@ -31,11 +33,6 @@ class EditConfig:
     source: str | None = None
     """Text file that is edited, the same for all requests; null: each request's own prompt."""
 
-    def __post_init__(self) -> None:
-        if self.source is not None:
-            require(Path(self.source).is_file(), f"source={self.source} does not exist; give the file that is edited")
-            require(Path(self.source).stat().st_size > 0, f"source={self.source} is empty: nothing in it can be edited")
-
 
 @dataclass
 class RetrievalConfig:
@@ -49,7 +46,10 @@ class RetrievalConfig:
     """Fewest tokens at the end of the text that must occur there for anything to be drafted."""
 
     def __post_init__(self) -> None:
-        require(self.least_match >= 1, f"least_match={self.least_match}; a match has at least 1 token")
+        require(
+            1 <= self.least_match <= LONGEST_MATCH,
+            f"least_match={self.least_match}; matches in a datastore have 1 to {LONGEST_MATCH} tokens",
+        )
         require(
             self.datastore is not None or self.documents is not None,
             "retrieval drafts from datastore=FOLDER, documents=FILE_OR_FOLDER, or both, and neither is given",

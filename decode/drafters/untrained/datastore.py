@@ -15,21 +15,20 @@ from pathlib import Path
 
 import numpy as np
 
-from decode.common.checked_json import Count, JsonFile, Sha256
+from decode.common.checked_json import Count, JsonFile, Sha256, Size
 from decode.common.errors import InputError
 from decode.common.run_folder import RunEnd
+from decode.drafters.untrained.config import LONGEST_MATCH
 
 TOKENS_FILE, ORDER_FILE = "tokens.bin", "order.bin"
 BETWEEN = -1
 """Stands behind every document, and is no token."""
-MOST = 16
-"""Tokens of the text that are compared."""
 
 
 class DatastoreManifest(RunEnd):
     """manifest.json of a datastore, written last."""
 
-    tokens: Count
+    tokens: Size
     documents: Count
     vocab_size: Count
     token_map_hash: Sha256
@@ -75,7 +74,7 @@ class Datastore:
     def found(self, text: Sequence[int], least: int, hits: int, depth: int) -> tuple[int, list[list[int]]]:
         """(tokens of the longest match of the end of `text`, what follows it at up to `hits` places, `depth` tokens of
         the same document each); (0, []) where fewer than `least` tokens match."""
-        wanted = list(text[-MOST:])[::-1]
+        wanted = list(text[-LONGEST_MATCH:])[::-1]
         place = bisect_left(self._order, wanted, key=partial(self._backwards, len(wanted)))
         near = [self._order[at] for at in (place - 1, place) if 0 <= at < len(self._order)]
         length = max((_common(wanted, self._backwards(len(wanted), at)) for at in near), default=0)

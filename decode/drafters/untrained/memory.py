@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+from decode.autotune.budget import REHEARSED
 from decode.drafters.untrained.automaton import Cursor, Match, SuffixAutomaton
 
 BETWEEN = -1
@@ -19,11 +20,17 @@ class Memory:
         self._parts = [SuffixAutomaton()]
 
     def add(self, text: Sequence[int]) -> None:
-        """Remember a text."""
+        """Remember a text, unless it was written by a warm-up: the call that it was for would find its own."""
+        if REHEARSED.get() is not None:
+            return
         with self._lock:
             self._parts[-1].extend([*text, BETWEEN])
             if len(self._parts[-1].text) >= self._size:
                 self._parts = [self._parts[-1], SuffixAutomaton()]
+
+    def __reduce__(self) -> tuple[type[Memory], tuple[int]]:
+        """A copied or pickled drafter remembers nothing."""
+        return Memory, (self._size,)
 
     def reader(self) -> Reader:
         """What a new request searches."""

@@ -8,8 +8,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from decode.drafters.base import Context, Drafter, drafted_depth
+from decode.drafters.base import Context, Drafter
 from decode.drafters.drafting import pending_tokens
+from decode.drafters.untrained.member import Member
 from decode.drafters.untrained.standing import Standing
 from decode.drafters.untrained.text_drafter import Guess, TextDrafter
 from decode.drafters.untrained.trie import Trie, as_tree
@@ -57,22 +58,24 @@ class MixtureDrafter:
         self._rest_s, self._ended_at = 0.0, 0.0
 
     def start(self, context: Context, capacity: int) -> None:
-        """All begin."""
+        """All begin. Another call may run on a copy of this drafter, so what a call changes is made anew."""
         size = len(context.lengths)
         self._asked, self._lengths, self._ended_at = [[] for _ in range(size)], [0] * size, 0.0
-        for member in self.readers:
-            member.start(context, capacity)
+        self.readers = [context.lease.own(one) for one in self.readers]
+        self.models = [one.of_call(context) for one in self.models]
+        for reader in self.readers:
+            reader.start(context, capacity)
         for model in self.models:
-            model.start(context, capacity)
+            model.member.start(in_a_tree(context), capacity)
 
     def read(self, context: Context, lengths: Mapping[int, int]) -> None:
         """All read the prompts."""
         for row, length in lengths.items():
             self._asked[row], self._lengths[row] = [], length
-        for member in self.readers:
-            member.read(context, lengths)
+        for reader in self.readers:
+            reader.read(context, lengths)
         for model in self.models:
-            model.read(context, lengths)
+            model.member.read(in_a_tree(context), lengths)
 
     def prepare(self, context: Context) -> tuple[()] | None:
         """See what became of the guesses before, and guess."""
@@ -80,10 +83,11 @@ class MixtureDrafter:
         if self._ended_at:
             self._rest_s += (SLOW if self._rest_s else 1.0) * (now - self._ended_at - self._rest_s)
         self._running = list(range(len(self._asked))) if context.running is None else list(context.running)
-        self._learn(context)
+        lengths = context.lengths.tolist()
+        self._learn(context, lengths)
         self._read_guesses(context)
         self._model = self._worth_asking(context)
-        if self._model is not None and not self._model.prepare(context):
+        if self._model is not None and not self._model.prepare(context, lengths):
             self._model = None
         self._ended_at = time.perf_counter()
         return () if self._model is not None or any(self._asked) else None
@@ -98,14 +102,11 @@ class MixtureDrafter:
         self._ended_at = time.perf_counter()
         return as_tree(tries, pending_tokens(context), shape)
 
-    def _learn(self, context: Context) -> None:
-        lengths = context.lengths.tolist()
+    def _learn(self, context: Context, lengths: Sequence[int]) -> None:
         for row in self._running:
             written = context.ids[row, self._lengths[row] : lengths[row]].tolist()
             for one in self._asked[row]:
                 self._standing[one.kind].learn(one.tokens, written)
-            for model in self.models:
-                model.grew(row, len(written))
             self._lengths[row] = lengths[row]
 
     def _read_guesses(self, context: Context) -> None:
@@ -135,52 +136,49 @@ class MixtureDrafter:
 
 
 class Model:
-    """A member with weights: it reads what the others had accepted, and its passes take time."""
+    """A member with weights, whose passes take time."""
 
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter, self.seconds = drafter, 0.0
-        self._idle, self._grown, self._began = EXPLORE, list[int](), 0.0
+    member: Member
+    """In the call that runs."""
 
-    def start(self, context: Context, capacity: int) -> None:
-        """As the drafter does."""
-        self._grown = [0] * len(context.lengths)
-        self.drafter.start(self._context(context), capacity)
+    def __init__(self, drafter: Drafter, seconds: float = 0.0, idle: int = EXPLORE) -> None:
+        self.drafter, self.seconds, self._idle = drafter, seconds, idle
 
-    def read(self, context: Context, lengths: Mapping[int, int]) -> None:
-        """As the drafter does."""
-        self.drafter.read(self._context(context), lengths)
-        for row in lengths:
-            self._grown[row] = 0
-
-    def grew(self, row: int, tokens: int) -> None:
-        """So many tokens were written in this row."""
-        self._grown[row] += tokens
+    def of_call(self, context: Context) -> Model:
+        """For another call, with what is known of its times."""
+        one = Model(self.drafter, self.seconds, self._idle)
+        one.member = Member(self.drafter, context)
+        return one
 
     def is_due(self) -> bool:
         """Whether it was not asked for long."""
         self._idle += 1
         return self._idle > EXPLORE
 
-    def prepare(self, context: Context) -> bool:
+    def prepare(self, context: Context, lengths: Sequence[int]) -> bool:
         """Whether it can draft now."""
         self._began = time.perf_counter()
-        return self.drafter.prepare(self._context(context)) is not None
+        return self.member.prepare(in_a_tree(context), lengths) is not None
 
-    def guesses(self, context: Context) -> list[Sequence[Guess]]:
+    def guesses(self, context: Context) -> list[list[list[int]]]:
         """A chain a row, and the second best first token."""
-        tree = self.drafter.propose(self._context(context))
+        tree = self.member.propose(in_a_tree(context))
         rows, parents = tree.tokens.tolist(), tree.parents_of_rows()
-        self._idle, self._grown = 0, [0] * len(self._grown)
-        took = time.perf_counter() - self._began
-        self.seconds += (SLOW if self.seconds else 1.0) * (took - self.seconds)
+        self._idle = 0
+        self._note(time.perf_counter() - self._began)
         return [paths(tokens, above) for tokens, above in zip(rows, parents, strict=True)]
 
-    def _context(self, context: Context) -> Context:
-        """What is asked of it: of a tree it reads as many tokens before its first pass as a round can have written, and
-        as rounds without drafts what was written beyond that."""
-        shape = comb([2] + [1] * (context.shape.depth - 1)) if context.shape.depth else context.shape
-        behind = max(self._grown, default=0) - (drafted_depth(self.drafter, shape) + 1)
-        return replace(context, shape=shape, drawn="arbitrary", plain_rounds=max(0, behind), budget=None)
+    def _note(self, seconds: float) -> None:
+        """The least time counts for much: captures and prompts that were behind are no part of later rounds."""
+        weight = 1.0 if not self.seconds or seconds < self.seconds else SLOW * min(1.0, self.seconds / seconds)
+        self.seconds += weight * (seconds - self.seconds)
+
+
+def in_a_tree(context: Context) -> Context:
+    """What is asked of a member with weights: a chain and a second first token. Of a tree a draft LM reads before its
+    first pass as many tokens as a round can have written."""
+    shape = comb([2] + [1] * (context.shape.depth - 1)) if context.shape.depth else context.shape
+    return replace(context, shape=shape, drawn="arbitrary", budget=None)
 
 
 def paths(tokens: Sequence[int], parents: Sequence[int]) -> list[list[int]]:
@@ -204,4 +202,6 @@ def merged_by_worth(candidates: Sequence[Candidate], num_nodes: int, is_chain: b
     ]
     for _, depth, number in sorted(ranked):
         trie.add(candidates[number].tokens[:depth])
+        if not trie.room:
+            break
     return trie

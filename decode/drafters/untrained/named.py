@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -12,6 +12,7 @@ from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.drafters.base import Drafter
 from decode.drafters.lm import LMDraft
+from decode.drafters.saved_head import HEADS
 from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.config import (
     CascadeConfig,
@@ -30,21 +31,28 @@ from decode.models.load import ModelDescription
 
 Load = Callable[..., Drafter]
 """`saved_draft.load_drafter` for a target: path, then settings."""
-Describe = Callable[[str, ModelDescription, str, Mapping[str, Any]], object]
+Describe = Callable[[str, ModelDescription, str, Mapping[str, Any]], Any]
 """`saved_draft.describe_draft`, which raises InputError for a member that does not fit the target."""
 
 
 def _edit(config: EditConfig, target: PreTrainedModel) -> EditDrafter:
     if config.source is None:
         return EditDrafter()
-    return EditDrafter(_encoded(_tokenizer(target), _read(Path(config.source), f"source={config.source}")))
+    return EditDrafter(_encoded(_tokenizer(target), _source(config.source), target))
+
+
+def _source(path: str) -> str:
+    text = _read(Path(path), f"source={path}")
+    if not text:
+        raise InputError(f"source={path} is empty: nothing in it can be edited. Give the file that is edited")
+    return text
 
 
 def _retrieval(config: RetrievalConfig, target: PreTrainedModel) -> RetrievalDrafter:
     tokenizer = _tokenizer(target)
     datastore = None if config.datastore is None else Datastore.open(config.datastore, token_map_hash(tokenizer))
     texts = [] if config.documents is None else _documents(config.documents)
-    return RetrievalDrafter(config.least_match, datastore, [_encoded(tokenizer, text) for text in texts])
+    return RetrievalDrafter(config.least_match, datastore, [_encoded(tokenizer, text, target) for text in texts])
 
 
 def _documents(path: str) -> list[str]:
@@ -69,24 +77,31 @@ def _read(file: Path, where: str) -> str:
 def _cascade(config: CascadeConfig, target: PreTrainedModel, load: Load) -> CascadeDrafter:
     assert config.draft is not None
     draft, helper = load(config.draft), load(config.helper, **config.helper_settings)
-    if not isinstance(draft, LMDraft) or helper.taps:
+    _check_cascade(config, getattr(draft, "family", "lm"), getattr(helper, "family", "lm"))
+    return CascadeDrafter(cast(LMDraft, draft), helper)
+
+
+def _check_cascade(config: CascadeConfig, draft: str, helper: str) -> None:
+    if draft != "lm" or helper in HEADS:
         raise InputError(
-            f"a cascade is of a draft LM and a helper that reads tokens alone; draft={config.draft} is a "
-            f"{type(draft).__name__}, helper={config.helper} a {type(helper).__name__}. Heads draft from the target's "
-            "hidden states, which nobody has of the draft"
+            f"a cascade is of a draft LM and a helper that reads tokens alone; draft={config.draft} is of family "
+            f"{draft}, helper={config.helper} of family {helper}. Heads draft from the target's hidden states, which "
+            "nobody has of the draft"
         )
-    return CascadeDrafter(draft, helper)
 
 
 def _mixture(config: MixtureConfig, target: PreTrainedModel, load: Load) -> MixtureDrafter:
     members = [load(name, **config.settings.get(name, {})) for name in config.members]
-    heads = [name for name, one in zip(config.members, members, strict=True) if one.taps]
+    _check_mixture([name for name, one in zip(config.members, members, strict=True) if one.taps])
+    return MixtureDrafter(members)
+
+
+def _check_mixture(heads: Sequence[str]) -> None:
     if len(heads) > 1:
         raise InputError(
-            f"members={config.members} holds {len(heads)} heads ({', '.join(heads)}), and a mixture reads the hidden "
-            "states of one; leave the others out"
+            f"a mixture reads the hidden states of one head, and {', '.join(heads)} are {len(heads)}; leave the others "
+            "out of its members"
         )
-    return MixtureDrafter(members)
 
 
 def check_named(name: str, settings: Mapping[str, Any], target: ModelDescription, describe: Describe) -> None:
@@ -94,18 +109,21 @@ def check_named(name: str, settings: Mapping[str, Any], target: ModelDescription
     asked = settings_of(name, settings)
     if isinstance(asked, CascadeConfig):
         assert asked.draft is not None
-        describe(asked.draft, target, "the cascade's draft", {})
-        describe(asked.helper, target, "the cascade's helper", asked.helper_settings)
+        draft = describe(asked.draft, target, "the cascade's draft", {})
+        helper = describe(asked.helper, target, "the cascade's helper", asked.helper_settings)
+        _check_cascade(asked, draft.family, helper.family)
     if isinstance(asked, MixtureConfig):
-        for member in asked.members:
-            describe(member, target, "the mixture's member", asked.settings.get(member, {}))
+        described = {
+            name: describe(name, target, "the mixture's member", asked.settings.get(name, {})) for name in asked.members
+        }
+        _check_mixture([name for name, one in described.items() if one.family in HEADS])
     if isinstance(asked, RetrievalConfig):
         if asked.datastore is not None:
             Datastore.open(asked.datastore, target.token_map_hash)
         if asked.documents is not None:
             _documents(asked.documents)
     if isinstance(asked, EditConfig) and asked.source is not None:
-        _read(Path(asked.source), f"source={asked.source}")
+        _source(asked.source)
 
 
 def _tokenizer(target: PreTrainedModel) -> PreTrainedTokenizerBase:
@@ -117,8 +135,10 @@ def _tokenizer(target: PreTrainedModel) -> PreTrainedTokenizerBase:
     return load_tokenizer(ModelConfig(path=target.config.name_or_path))
 
 
-def _encoded(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+def _encoded(tokenizer: PreTrainedTokenizerBase, text: str, target: PreTrainedModel) -> list[int]:
+    """Tokens that were added to the tokenizer alone are left out: the target has no embedding of them."""
+    known = target.config.get_text_config().vocab_size
+    return [one for one in tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] if one < known]
 
 
 DRAFTERS: dict[str, Callable[[Any, PreTrainedModel, Load], Drafter]] = {

@@ -8,6 +8,7 @@ overlaps the end of the text repeats itself, so that a log or a table is drafted
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from decode.drafters.untrained.automaton import Match, SuffixAutomaton
 from decode.drafters.untrained.config import NgramConfig
@@ -35,17 +36,18 @@ class NgramText(RowText):
 
     def guesses(self, depth: int, most: int) -> list[Guess]:
         """What followed earlier places, the longest match first; of equal ones this text's own."""
-        found = [(one, self._repeated(one, depth)) for one in self.index.matches() if one.length >= self._least]
+        own = (one for one in self.index.matches() if one.length >= self._least)
+        found = [(one.length, self._repeated(one, depth)) for one in islice(own, most)]
         if self._memory is not None:
-            found += self._memory.found(self._least, depth)
-            found.sort(key=lambda one: -one[0].length)
-        self.strength = min(found[0][0].length, STRONGEST) if found else 0
-        return [guess for _, guess in found[:most] if guess]
+            found += [(one.length, guess) for one, guess in self._memory.found(self._least, depth) if guess]
+            found.sort(key=lambda one: -one[0])
+        self.strength = min(found[0][0], STRONGEST) if found else 0
+        return [guess for _, guess in found[:most]]
 
     def _repeated(self, match: Match, depth: int) -> Guess:
         """What follows the match, and where the text ends, from the match on again."""
-        period = self.index.text[match.end :]
-        return (period * (1 + depth // len(period)))[:depth]
+        text, period = self.index.text, len(self.index.text) - match.end
+        return [text[match.end + place % period] for place in range(depth)]
 
 
 class NgramDrafter(TextDrafter[NgramText]):

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from decode.drafters.untrained.automaton import Cursor, SuffixAutomaton
-from decode.drafters.untrained.datastore import BETWEEN, MOST, Datastore
+from decode.drafters.untrained.config import LONGEST_MATCH
+from decode.drafters.untrained.datastore import BETWEEN, Datastore
 from decode.drafters.untrained.likeliest import likeliest, likeliest_chain
 from decode.drafters.untrained.ngram import STRONGEST
 from decode.drafters.untrained.text_drafter import Guess, RowText, TextDrafter
@@ -29,7 +30,7 @@ class RetrievalText(RowText):
 
     def grow(self, tokens: Sequence[int]) -> None:
         """Remember the last of them."""
-        self._last = [*self._last, *tokens][-MOST:]
+        self._last = [*self._last, *tokens][-LONGEST_MATCH:]
         if self._cursor is not None:
             self._cursor.move(tokens)
 
@@ -40,7 +41,7 @@ class RetrievalText(RowText):
             length, follows = self._datastore.found(self._last, self._least, HITS, depth)
         in_documents = self._in_documents(depth)
         self.strength = min(max([length, *(length for length, _ in in_documents)]), STRONGEST)
-        if in_documents and (not follows or in_documents[0][0] >= min(length, MOST)):
+        if in_documents and (not follows or in_documents[0][0] >= length):
             return [guess for _, guess in in_documents][:most]
         if most == 1:
             return [likeliest_chain(follows)] if follows else []

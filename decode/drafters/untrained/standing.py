@@ -14,8 +14,7 @@ class Standing:
     """Of guesses of one kind."""
 
     def __init__(self) -> None:
-        self._tried: list[float] = []
-        self._stood: list[float] = []
+        self._counts: list[tuple[float, float]] = []  # by depth: guesses that reached it, and those that stood there
 
     def learn(self, guess: Sequence[int], written: Sequence[int]) -> None:
         """What was guessed, and what came: tokens behind the last one that was written are neither right nor wrong,
@@ -24,19 +23,18 @@ class Standing:
         known = len(guess) if right is not None else min(len(guess), len(written))
         stood = known if right is None else right
         for depth in range(known):
-            if depth == len(self._tried):
-                self._tried.append(0.0)
-                self._stood.append(0.0)
-            if depth and depth > stood:
+            if depth > stood:
                 break  # of those that reach this depth alone
-            self._tried[depth] = FORGET * self._tried[depth] + 1
-            self._stood[depth] = FORGET * self._stood[depth] + (depth < stood)
+            if depth == len(self._counts):
+                self._counts.append((0.0, 0.0))
+            reached, right_here = self._counts[depth]
+            self._counts[depth] = (FORGET * reached + 1, FORGET * right_here + (depth < stood))
 
     def chances(self, depth: int) -> list[float]:
         """P(the first 1, 2, ... `depth` tokens stand)."""
         found, reached = list[float](), 1.0
         for at in range(depth):
-            tried, stood = (self._tried[at], self._stood[at]) if at < len(self._tried) else (0.0, 0.0)
+            tried, stood = self._counts[at] if at < len(self._counts) else (0.0, 0.0)
             reached *= (stood + PRIOR * PRIOR_WEIGHT) / (tried + PRIOR_WEIGHT)
             found.append(reached)
         return found

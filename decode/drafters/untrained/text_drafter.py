@@ -8,7 +8,6 @@ from typing import ClassVar, Generic, TypeVar
 
 from decode.drafters.base import Context
 from decode.drafters.untrained.trie import merged
-from decode.forward.kept.lease import Lease
 from decode.trees.tree import Tree
 
 Guess = Sequence[int]
@@ -50,7 +49,6 @@ class TextDrafter(ABC, Generic[Text]):
     def __init__(self) -> None:
         self._texts: list[Text | None] = []
         self._tree: Tree | None = None
-        self._lease: Lease | None = None
 
     @abstractmethod
     def begin(self, prompt: list[int]) -> Text:
@@ -60,11 +58,10 @@ class TextDrafter(ABC, Generic[Text]):
         """A request has ended."""
 
     def start(self, context: Context, capacity: int) -> None:
-        """A call begins; the one before has ended, and with it what stood in its rows."""
-        if self._lease is not None and self._lease.ended:  # else a copy's, whose call goes on
-            for text in filter(None, self._texts):
-                self.end(text)
-        self._lease, self._texts = context.lease, [None] * len(context.lengths)
+        """A call begins, with which its last texts end."""
+        texts: list[Text | None] = [None] * len(context.lengths)  # another call may run on a copy of this drafter
+        self._texts = texts
+        context.lease.then(lambda: [self.end(text) for text in texts if text is not None])
 
     def read(self, context: Context, lengths: Mapping[int, int]) -> None:
         """Requests begin in these rows."""
@@ -90,7 +87,7 @@ class TextDrafter(ABC, Generic[Text]):
 
     def prepare(self, context: Context) -> tuple[()] | None:
         """Guess, if there is anything to go by."""
-        guesses = self.guesses(context)
+        guesses, self._tree = self.guesses(context), None
         if not any(guesses):
             return None
         pending = context.ids.gather(1, context.lengths[:, None] - 1)

@@ -22,13 +22,18 @@ class Trie:
         self._num_nodes = num_nodes
         self._children: dict[tuple[int, int], int] = {}
 
+    @property
+    def room(self) -> int:
+        """Nodes that are still free."""
+        return self._num_nodes - len(self.tokens)
+
     def add(self, guess: Iterable[int]) -> None:
         """As much of a guess as there is room for."""
         above = 0
         for token in guess:
             node = self._children.get((above, token))
             if node is None:
-                if len(self.tokens) == self._num_nodes:
+                if not self.room:
                     return
                 node = self._children[above, token] = len(self.tokens)
                 self.tokens.append(token)
@@ -37,8 +42,7 @@ class Trie:
 
     def padded(self) -> tuple[list[int], list[int]]:
         """(tokens, parents) with as many nodes as there may be."""
-        free = self._num_nodes - len(self.tokens)
-        return self.tokens + [ANY] * free, self.parents + [0] * free
+        return self.tokens + [ANY] * self.room, self.parents + [0] * self.room
 
 
 def merged(guesses: Sequence[Sequence[Sequence[int]]], pending: Tensor, shape: Shape) -> Tree:

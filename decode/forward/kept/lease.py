@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from copy import copy
 from typing import TypeVar
 
@@ -17,10 +18,17 @@ class Lease:
 
     def __init__(self) -> None:
         self.ended = False
+        self._then: list[Callable[[], None]] = []
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Call it as soon as this ends."""
+        self._then.append(call)
 
     def end(self) -> None:
         """All that it holds may be used by others."""
         self.ended = True
+        while self._then:
+            self._then.pop()()
 
     def take(self, one: object) -> bool:
         """Whether `one` was free, and is this lease's now."""

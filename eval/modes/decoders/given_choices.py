@@ -7,6 +7,8 @@ from typing import Any
 
 from decode.common.checked_json import shown
 from decode.common.errors import InputError
+from eval.arms.base import ASSISTED, LOOKUP
+from eval.arms.transformers_arms import assisted_settings
 from eval.config import EvalConfig
 from eval.measure.cells import Point
 from eval.modes.decoders.arms import points
@@ -30,6 +32,17 @@ def given_choices(cfg: EvalConfig) -> Choices:
             f"decoders.choices={file} chose nothing for {', '.join(missing)}, which this run times. Leave these out of "
             "decoders.batch_sizes and temperatures, or decoders.choices=null to choose anew"
         )
+    tried = {
+        ASSISTED: [one.label for one in assisted_settings(cfg.peers)],
+        LOOKUP: [f"n={tokens}" for tokens in cfg.peers.prompt_lookup_num_tokens],
+    }
+    for point in points(cfg):
+        for peer, label in found[point]["best"].items():
+            if peer in tried and label not in tried[peer]:
+                raise InputError(
+                    f"decoders.choices={file} has {peer} at {label} for {point.name}, and peers.* of this run tries "
+                    f"{', '.join(tried[peer]) or 'nothing'}. Give the peers of that run, or choose anew"
+                )
     return {point: {**found[point], "seconds": 0.0, "chosen_in": str(file)} for point in points(cfg)}
 
 
@@ -41,7 +54,7 @@ def _check_same_run(cfg: EvalConfig, file: Path, results: dict[str, Any]) -> Non
         "drafts": dict([next(iter(cfg.drafts.items()))]),
         "settings": {name: dict(changes) for name, changes in cfg.decoders.arms.items()},
     }
-    known = {**results, "target.path": results["target"]["path"]}
+    known = {**results, "target.path": results["target"].get("path")}
     for name, here in wanted.items():
         if known.get(name) != here:
             raise InputError(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from decode import generate, load_drafter
-from decode.common.errors import ConfigError
+from decode.common.errors import InputError
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
 from decode.drafters.untrained.alignment import Alignment
 from decode.drafters.untrained.edit import EditDrafter
@@ -103,13 +103,17 @@ def test_the_command_drafts_from_the_file_that_is_edited(tmp_path: Path, capsys:
     assert plain.split('"text"')[1].split('",')[0] == edit.split('"text"')[1].split('",')[0]
 
 
-@pytest.mark.parametrize(("content", "message"), [(None, "does not exist"), ("", "is empty")])
-def test_a_source_that_cannot_be_edited_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+@pytest.mark.parametrize(("content", "message"), [(None, "cannot be read"), ("", "is empty")])
+def test_a_source_that_cannot_be_edited_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, message: str
+) -> None:
     source = tmp_path / "old.py"
     if content is not None:
         source.write_text(content)
-    with pytest.raises(ConfigError, match=message):
-        DrafterConfig(path="edit", settings={"source": str(source)})
+    target = str(save_tiny_target(tmp_path / "target"))
+    monkeypatch.setattr("decode.stage.load_model", lambda *_: pytest.fail("weights were loaded"))
+    with pytest.raises(InputError, match=message):
+        run(DecodeConfig(ModelConfig(target), DrafterConfig(path="edit", settings={"source": str(source)}), prompt="a"))
 
 
 def test_a_prompt_is_its_own_source() -> None:

@@ -1,7 +1,8 @@
-"""Mixtures: the text stays what it is, the budget goes to what stands, and members read what the others had accepted."""
+"""Mixtures: the text stays what it is, the budget goes to what stands, members read what the others had accepted."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from decode import generate, load_drafter
 from decode.common.errors import ConfigError
-from decode.config import DrafterConfig
+from decode.config import DrafterConfig, ModelConfig
 from decode.drafters.lm import LMDraft
 from decode.drafters.untrained import mixture
 from decode.drafters.untrained.config import NgramConfig
@@ -19,6 +20,7 @@ from decode.drafters.untrained.mixture import Candidate, MixtureDrafter, merged_
 from decode.drafters.untrained.ngram import NgramDrafter
 from decode.drafters.untrained.standing import Standing
 from decode.loop import Loop
+from decode.models.load import load_model
 from decode.requests import Request
 from decode.trees.tree_plans import chain
 from tests.decode.heads import random_head
@@ -26,9 +28,14 @@ from tests.tiers import by_default
 from tests.tiny import save_tiny_target, tiny_llama
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
+@cache
+def target() -> Any:
     return tiny_llama(dtype=torch.float64).requires_grad_(False)
+
+
+@pytest.fixture
+def model() -> Any:
+    return target()
 
 
 def draft_lm(seed: int = 3) -> LMDraft:
@@ -61,26 +68,31 @@ def test_the_text_is_that_of_plain_decoding(model: Any, name: str, tree: str) ->
     assert any(one.accepted for one in out.stats.rounds)
 
 
-def test_members_read_what_the_others_had_accepted(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_read_what_the_others_had_accepted() -> None:
+    check_members_read()
+
+
+def check_members_read() -> None:
     """A member that is the target itself, asked now and then beside a lookup that knows half of the text: whatever the
     lookup has brought in between, its own guess is right whenever it is asked."""
-    prompt = [[5, 6, 7]]
+    model, prompt = target(), [[5, 6, 7]]
     texts, _ = Loop(model, None, Request(prompt, 80, shape=chain(0), seed=1)).run()
     known = lookup()
     known.end(known.begin([token if place % 9 else 1 for place, token in enumerate(texts[0])]))
-    drafter = MixtureDrafter([known, LMDraft(model)])
-    (member,) = drafter.models
-    rounds = iter(range(1000))
-    monkeypatch.setattr(drafter, "_worth_asking", lambda context: member if next(rounds) % 4 == 3 else None)
-    asked, real = [], member.guesses
+    rounds, asked, real = iter(range(1000)), list[tuple[list[int], list[int]]](), mixture.Model.guesses
 
-    def guesses(context: Any) -> Any:
-        found, begin = real(context), int(context.lengths[0])
+    def guesses(self: mixture.Model, context: Any) -> Any:
+        found, begin = real(self, context), int(context.lengths[0])
         asked.append((found[0][0], texts[0][begin : begin + len(found[0][0])]))
         return found
 
-    monkeypatch.setattr(member, "guesses", guesses)
-    found, _ = Loop(model, drafter, Request(prompt, 80, shape=chain(6), seed=1)).run()
+    drafter = MixtureDrafter([known, LMDraft(model)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mixture.Model, "guesses", guesses)
+        patch.setattr(
+            MixtureDrafter, "_worth_asking", lambda self, context: self.models[0] if next(rounds) % 4 == 3 else None
+        )
+        found, _ = Loop(model, drafter, Request(prompt, 80, shape=chain(6), seed=1)).run()
     assert found == texts
     assert len(asked) > 2
     assert all(guess[: len(right)] == right for guess, right in asked)
@@ -136,27 +148,26 @@ def test_paths_lead_to_the_leaves() -> None:
     assert paths([9, 1, 2, 3, 4], [-1, 0, 0, 1, 3]) == [[1, 3, 4], [2]]
 
 
-def test_a_member_with_weights_is_asked_where_it_is_worth_its_time(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_member_with_weights_is_asked_where_it_is_worth_its_time(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """At no cost in every round; at a cost that nothing makes up for, once in a while."""
-    prompt, asked = [[5, 6, 7]], []
+    prompt, shares, real = [[5, 6, 7]], [], mixture.Model.prepare
+    asked: list[bool] = []
+
+    def prepare(self: mixture.Model, context: Any, lengths: Any) -> bool:
+        asked.append(True)
+        return real(self, context, lengths)
+
+    monkeypatch.setattr(mixture.Model, "prepare", prepare)
     for seconds in (0.0, 1e9):
-        drafter = MixtureDrafter([lookup(), draft_lm()])
-        (member,) = drafter.models
-        count = [0]
-        real = member.prepare
-
-        def prepare(context: Any, real: Any = real, count: list[int] = count, member: Any = member) -> bool:
-            count[0] += 1
-            return real(context)
-
-        monkeypatch.setattr(member, "prepare", prepare)
-        monkeypatch.setattr(mixture.Model, "seconds", property(lambda self: seconds, lambda self, _: None), raising=False)
-        _, stats = Loop(model, drafter, Request(prompt, 60, shape=chain(3), seed=1)).run()
-        asked.append(count[0] / len(stats.rounds))
-    assert asked[0] > 0.7
-    assert asked[1] < 0.15
+        always = property(lambda self, seconds=seconds: seconds, lambda self, value: None)
+        monkeypatch.setattr(mixture.Model, "seconds", always, raising=False)
+        asked.clear()
+        _, stats = Loop(
+            model, MixtureDrafter([lookup(), draft_lm()]), Request(prompt, 60, shape=chain(3), seed=1)
+        ).run()
+        shares.append(len(asked) / len(stats.rounds))
+    assert shares[0] > 0.7
+    assert shares[1] < 0.15
 
 
 @pytest.mark.parametrize(
@@ -174,9 +185,9 @@ def test_mixtures_that_make_no_sense_are_refused(settings: dict[str, Any], messa
         DrafterConfig(path="mixture", settings=settings)
 
 
-def test_members_are_loaded_by_name_and_from_folders(tmp_path: Path, model: Any) -> None:
+def test_members_are_loaded_by_name_and_from_folders(tmp_path: Path) -> None:
     draft = save_tiny_target(tmp_path / "draft", num_layers=1, seed=2)
-    target = tiny_llama(dtype=torch.float64)
+    target = tiny_llama(load_model(ModelConfig(str(draft))).config.vocab_size, dtype=torch.float64)
     drafter = load_drafter("mixture", target=target, members=["ngram", str(draft)], check=False)
     assert isinstance(drafter, MixtureDrafter)
     assert [type(one.drafter) for one in drafter.models] == [LMDraft]

@@ -1,0 +1,45 @@
+"""A drafter inside another: it drafts for rounds in which other tokens than its own may have been accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+
+from decode.drafters.base import Context, Drafter
+from decode.trees.tree import Tree
+
+LEFT = 2
+"""Tokens of a prompt that a drafter may leave unread."""
+
+
+class Member:
+    """One call's use of a drafter. A drafter with weights takes what was accepted for its own tokens, whose keys and
+    values it has; here it is told how many tokens it has not seen, and reads them."""
+
+    def __init__(self, drafter: Drafter, context: Context) -> None:
+        self.drafter = context.lease.own(drafter)
+        self._read = [0] * len(context.lengths)
+
+    def start(self, context: Context, capacity: int) -> None:
+        """As the drafter does."""
+        self.drafter.start(context, capacity)
+
+    def read(self, context: Context, lengths: Mapping[int, int]) -> None:
+        """As the drafter does."""
+        self.drafter.read(context, lengths)
+        for row, length in lengths.items():
+            self._read[row] = max(0, length - LEFT)
+
+    def prepare(self, context: Context, lengths: Sequence[int]) -> Hashable | None:
+        """As the drafter does, of rows of `lengths` committed tokens; None where it has nothing to draft."""
+        rows = range(len(lengths)) if context.running is None else context.running
+        behind = max((lengths[row] - self._read[row] for row in rows), default=0)
+        known = getattr(getattr(self.drafter, "runner", None), "unread", 0)  # that it reads without being told
+        prepared = self.drafter.prepare(replace(context, plain_rounds=max(0, behind - known)))
+        if prepared is not None:
+            self._read = list(lengths)
+        return prepared
+
+    def propose(self, context: Context) -> Tree:
+        """As the drafter does."""
+        return self.drafter.propose(context)
