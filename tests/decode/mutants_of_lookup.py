@@ -8,10 +8,10 @@ import pytest
 from torch import Tensor
 
 from decode.drafters.base import Context
-from decode.drafters.untrained import memory
-from decode.drafters.untrained.alignment import Alignment
-from decode.drafters.untrained.automaton import Match, SuffixAutomaton
 from decode.drafters.untrained.cascade import Guessed
+from decode.drafters.untrained.index import memory
+from decode.drafters.untrained.index.alignment import Alignment
+from decode.drafters.untrained.index.automaton import Match, SuffixAutomaton
 from decode.drafters.untrained.member import Member
 from decode.drafters.untrained.ngram import NgramText
 from decode.drafters.untrained.text_drafter import TextDrafter

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from decode.drafters.untrained.alignment import Alignment
+from decode.drafters.untrained.index.alignment import Alignment
 from decode.drafters.untrained.text_drafter import Guess, RowText, TextDrafter
 
 

@@ -21,8 +21,8 @@ from decode.drafters.untrained.config import (
     RetrievalConfig,
     settings_of,
 )
-from decode.drafters.untrained.datastore import Datastore
 from decode.drafters.untrained.edit import EditDrafter
+from decode.drafters.untrained.index.datastore import Datastore
 from decode.drafters.untrained.mixture import MixtureDrafter
 from decode.drafters.untrained.ngram import NgramDrafter
 from decode.drafters.untrained.retrieval import RetrievalDrafter

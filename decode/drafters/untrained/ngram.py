@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from decode.drafters.untrained.automaton import Match, SuffixAutomaton
 from decode.drafters.untrained.config import NgramConfig
-from decode.drafters.untrained.memory import Memory, Reader
+from decode.drafters.untrained.index.automaton import Match, SuffixAutomaton
+from decode.drafters.untrained.index.memory import Memory, Reader
 from decode.drafters.untrained.text_drafter import Guess, RowText, TextDrafter
 
 STRONGEST = 6

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from decode.drafters.untrained.automaton import Cursor, SuffixAutomaton
 from decode.drafters.untrained.config import LONGEST_MATCH
-from decode.drafters.untrained.datastore import BETWEEN, Datastore
-from decode.drafters.untrained.likeliest import likeliest, likeliest_chain
+from decode.drafters.untrained.index.automaton import Cursor, SuffixAutomaton
+from decode.drafters.untrained.index.datastore import BETWEEN, Datastore
+from decode.drafters.untrained.index.likeliest import likeliest, likeliest_chain
 from decode.drafters.untrained.ngram import STRONGEST
 from decode.drafters.untrained.text_drafter import Guess, RowText, TextDrafter
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from decode.drafters.untrained.automaton import DEEPEST, Cursor, Match, SuffixAutomaton
+from decode.drafters.untrained.index.automaton import DEEPEST, Cursor, Match, SuffixAutomaton
 
 
 def longest_match(text: list[int], places: list[int], corpus: list[int]) -> int:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 
 from decode.autotune.budget import REHEARSED
-from decode.drafters.untrained.automaton import Cursor, Match, SuffixAutomaton
+from decode.drafters.untrained.index.automaton import Cursor, Match, SuffixAutomaton
 
 BETWEEN = -1
 """Stands between two texts, and is no token."""

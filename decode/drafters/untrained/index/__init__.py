@@ -1,0 +1,1 @@
+"""Texts in which the end of another one is found again."""
