@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerBase
 from decode.common.extras import extra, require_installed
 from decode.common.progress import get_logger, progress
 from decode.common.run_folder import RunFolder, check_run, free_disk_check, open_run
-from decode.drafters.untrained.index.datastore import BETWEEN, MANIFEST, ORDER_FILE, TOKENS_FILE, order_dtype
+from decode.drafters.untrained.index.datastore import MANIFEST, ORDER_FILE, TOKENS_FILE, order_dtype
+from decode.drafters.untrained.index.several_texts import BETWEEN
 from decode.models.compatibility import load_tokenizer, token_map_hash
 from decode.models.load import describe_model
 from distill.corpora.configured import load_corpus

@@ -59,7 +59,7 @@ def guesses_hang_from_pending(patch: pytest.MonkeyPatch) -> None:
 
 def texts_run_together(patch: pytest.MonkeyPatch) -> None:
     """A guess goes on from one text of the memory into the next."""
-    patch.setattr(memory, "_until_end", lambda tokens: [token for token in tokens if token >= 0])
+    patch.setattr(memory, "until_end", lambda tokens: [token for token in tokens if token >= 0])
 
 
 def row_keeps_the_text_before(patch: pytest.MonkeyPatch) -> None:

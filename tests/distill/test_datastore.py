@@ -13,7 +13,7 @@ from decode import generate, load_drafter
 from decode.common.errors import ConfigError, InputError
 from decode.common.typed_config import build
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
-from decode.drafters.untrained.index.datastore import BETWEEN
+from decode.drafters.untrained.index.several_texts import BETWEEN
 from decode.models.load import load_model
 from decode.stage import run as run_decode
 from distill.datastore import stage

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from decode.drafters.untrained.config import LONGEST_MATCH
 from decode.drafters.untrained.index.automaton import Cursor, SuffixAutomaton
-from decode.drafters.untrained.index.datastore import BETWEEN, Datastore
+from decode.drafters.untrained.index.datastore import Datastore
 from decode.drafters.untrained.index.likeliest import likeliest, likeliest_chain
+from decode.drafters.untrained.index.several_texts import BETWEEN, until_end
 from decode.drafters.untrained.ngram import STRONGEST
 from decode.drafters.untrained.text_drafter import Guess, RowText, TextDrafter
 
@@ -53,15 +54,11 @@ class RetrievalText(RowText):
             return []
         text = self._documents.text
         found = [
-            (one.length, _until_end(text[one.end : one.end + depth]))
+            (one.length, until_end(text[one.end : one.end + depth]))
             for one in self._cursor.matches()
             if one.length >= self._least
         ]
         return [(length, follows) for length, follows in found if follows]
-
-
-def _until_end(tokens: list[int]) -> list[int]:
-    return tokens[: tokens.index(BETWEEN)] if BETWEEN in tokens else tokens
 
 
 class RetrievalDrafter(TextDrafter[RetrievalText]):

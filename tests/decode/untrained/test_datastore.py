@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from decode.common.errors import InputError
-from decode.drafters.untrained.index.datastore import BETWEEN, Datastore
+from decode.drafters.untrained.index.datastore import Datastore
 from decode.drafters.untrained.index.likeliest import likeliest, likeliest_chain
+from decode.drafters.untrained.index.several_texts import BETWEEN
 from decode.drafters.untrained.retrieval import RetrievalDrafter
 
 CORPUS = [1, 2, 3, 4, BETWEEN, 9, 2, 3, 5, BETWEEN, 2, 3, 4, 6, BETWEEN]

@@ -19,10 +19,9 @@ from decode.common.checked_json import Count, JsonFile, Sha256, Size
 from decode.common.errors import InputError
 from decode.common.run_folder import RunEnd
 from decode.drafters.untrained.config import LONGEST_MATCH
+from decode.drafters.untrained.index.several_texts import until_end
 
 TOKENS_FILE, ORDER_FILE = "tokens.bin", "order.bin"
-BETWEEN = -1
-"""Stands behind every document, and is no token."""
 
 
 class DatastoreManifest(RunEnd):
@@ -92,8 +91,7 @@ class Datastore:
         return self._tokens[max(0, place + 1 - length) : place + 1][::-1].tolist()
 
     def _following(self, place: int, depth: int) -> list[int]:
-        tokens = self._tokens[place + 1 : place + 1 + depth].tolist()
-        return tokens[: tokens.index(BETWEEN)] if BETWEEN in tokens else tokens
+        return until_end(self._tokens[place + 1 : place + 1 + depth].tolist())
 
 
 def _mapped(file: Path, dtype: np.dtype, count: int) -> np.ndarray:

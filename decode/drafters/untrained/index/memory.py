@@ -7,9 +7,7 @@ from collections.abc import Sequence
 
 from decode.autotune.budget import REHEARSED
 from decode.drafters.untrained.index.automaton import Cursor, Match, SuffixAutomaton
-
-BETWEEN = -1
-"""Stands between two texts, and is no token."""
+from decode.drafters.untrained.index.several_texts import BETWEEN, until_end
 
 
 class Memory:
@@ -54,12 +52,8 @@ class Reader:
         """Matches of at least `least` tokens with what follows them, up to `depth` tokens of the same text."""
         with self._lock:
             return [
-                (match, _until_end(part.text[match.end : match.end + depth]))
+                (match, until_end(part.text[match.end : match.end + depth]))
                 for part, cursor in self._parts
                 for match in cursor.matches()
                 if match.length >= least
             ]
-
-
-def _until_end(tokens: list[int]) -> list[int]:
-    return tokens[: tokens.index(BETWEEN)] if BETWEEN in tokens else tokens
