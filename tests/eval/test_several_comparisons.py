@@ -33,7 +33,7 @@ def one() -> dict[str, Any]:
         results[part] = [one for one in results[part] if one["batch_size"] in (1, 4) and one["text"] == "code"]
     results["choices"] = [one for one in results["choices"] if one["batch_size"] in (1, 4)]
     unknown = dict.fromkeys(LATER)
-    results["rows"] = [unknown | {"passes_by_prompt": [[row["tau"] * 9, 9]]} | row for row in results["rows"]]
+    results["rows"] = [unknown | row | {"passes_by_prompt": [[row["tau"] * 9, 9]]} for row in results["rows"]]
     if "runs" not in results:
         return results
     del results["runs"]

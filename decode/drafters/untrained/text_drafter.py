@@ -61,7 +61,12 @@ class TextDrafter(ABC, Generic[Text]):
         """A call begins, with which its last texts end."""
         texts: list[Text | None] = [None] * len(context.lengths)  # another call may run on a copy of this drafter
         self._texts = texts
-        context.lease.then(lambda: [self.end(text) for text in texts if text is not None])
+
+        def end() -> None:
+            for text in filter(None, texts):
+                self.end(text)
+
+        context.lease.then(end)
 
     def read(self, context: Context, lengths: Mapping[int, int]) -> None:
         """Requests begin in these rows."""
