@@ -36,6 +36,11 @@ _PACKAGES = (
 )
 
 
+def memory_bytes() -> int:
+    """Of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def environment() -> dict:
     """Python, packages, CPU (name, usable cores, threads), memory in bytes, and the CUDA device's name or None."""
     import torch
@@ -48,7 +53,7 @@ def environment() -> dict:
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": memory_bytes(),
         "cuda_device": device,
     }
 

@@ -126,11 +126,12 @@ def test_a_drafter_in_use_is_copied_without_its_weights() -> None:
 def test_the_oldest_runners_are_given_up_beyond_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_llama()
     first, second = (runner_for(model, batch, 64, Lease()) for batch in (1, 2))
-    monkeypatch.setattr("decode.forward.kept.runners.CPU_BYTES", first.num_bytes + second.num_bytes)
+    room = first.num_bytes + second.num_bytes
+    monkeypatch.setattr("decode.forward.kept.runners.most_bytes", lambda _: room)
     assert runner_for(model, 1, 64, Lease()) is first
     runner_for(model, 1, 600, Lease())  # larger than the second, which is the oldest
     assert runner_for(model, 2, 64, Lease()) is not second
-    monkeypatch.setattr("decode.forward.kept.runners.CPU_BYTES", 0)
+    monkeypatch.setattr("decode.forward.kept.runners.most_bytes", lambda _: 0)
     newest = runner_for(model, 3, 64, Lease())
     assert runner_for(model, 3, 64, Lease()) is newest  # of whatever size
 

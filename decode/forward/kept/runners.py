@@ -10,14 +10,16 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from decode.common.environment import memory_bytes
 from decode.forward.kept.lease import Lease
 from decode.forward.kept.weights_state import weights_state
 from decode.forward.packed_linear import Packed
 from decode.forward.runner import PASSES, Runner
 
 MOST_RUNNERS = 8  # of one model, so that batches of a few sizes can take turns
-GPU_SHARE = 1 / 8  # of a GPU's memory, for the runners of one model
-CPU_BYTES = 1 << 30  # the same on a CPU
+SHARE = 1 / 8
+"""Of the device's memory, for the runners of one model. It was a GiB on CPUs, which the captures of a comparison of
+twelve settings passed: each call then gave up what the next one needed."""
 R = TypeVar("R", bound=Runner)
 
 
@@ -88,6 +90,5 @@ class Runners:
 
 def most_bytes(device: torch.device) -> int:
     """What the runners of one model may hold together."""
-    if device.type == "cuda":
-        return int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
-    return CPU_BYTES
+    is_gpu = device.type == "cuda"
+    return int(SHARE * (torch.cuda.get_device_properties(device).total_memory if is_gpu else memory_bytes()))
