@@ -22,7 +22,7 @@ class EditText(RowText):
         for token in tokens:
             self._alignment.follow(token)
 
-    def guesses(self, depth: int, most: int) -> list[Guess]:
+    def guesses(self, depth: int, most: int) -> Sequence[Guess]:
         """How the source goes on; none at its end."""
         return self._alignment.guesses(depth)[:most]
 

@@ -35,7 +35,7 @@ class RetrievalText(RowText):
         if self._cursor is not None:
             self._cursor.move(tokens)
 
-    def guesses(self, depth: int, most: int) -> list[Guess]:
+    def guesses(self, depth: int, most: int) -> Sequence[Guess]:
         """Of the longer match: what follows in a document, or what most places of the corpus go on with."""
         length, follows = 0, list[list[int]]()
         if self._datastore is not None:

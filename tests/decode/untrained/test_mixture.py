@@ -14,6 +14,7 @@ from decode.common.errors import ConfigError
 from decode.config import DrafterConfig, ModelConfig
 from decode.drafters.lm import LMDraft
 from decode.drafters.untrained import mixture
+from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.config import NgramConfig
 from decode.drafters.untrained.edit import EditDrafter
 from decode.drafters.untrained.mixture import Candidate, MixtureDrafter, merged_by_worth, paths
@@ -193,4 +194,5 @@ def test_members_are_loaded_by_name_and_from_folders(tmp_path: Path) -> None:
     assert [type(one.drafter) for one in drafter.models] == [LMDraft]
     assert [type(one) for one in drafter.readers] == [NgramDrafter]
     helped = load_drafter("cascade", target=target, draft=str(draft), helper="edit", check=False)
+    assert isinstance(helped, CascadeDrafter)
     assert isinstance(helped.draft, LMDraft)

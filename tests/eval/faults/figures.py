@@ -81,11 +81,15 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_statistics.test_trainings_and_prompts_are_each_resampled_and_prompts_are_shared_by_the_trainings,
-        ("eval.results.statistics:bootstrap_crossed", "columns[rng.integers(0, trainings, trainings)]", "columns"),
         (
             "eval.results.statistics:bootstrap_crossed",
-            "[:, rng.integers(0, prompts, prompts)]",
-            "[np.arange(trainings)[:, None], rng.integers(0, prompts, (trainings, prompts))]",
+            "(rng.integers(0, trainings, trainings),",
+            "(np.arange(trainings),",
+        ),
+        (
+            "eval.results.statistics:bootstrap_crossed",
+            "columns[rows[:, :, None], places[:, None]]",
+            "columns[rows[:, :, None], rng.integers(0, prompts, (len(rows), trainings, prompts))]",
         ),
         ("eval.results.statistics:bootstrap_crossed", "[0.025, 0.975]", "[0.05, 0.95]"),
     ),
