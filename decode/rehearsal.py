@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields
-from itertools import count
 from typing import Any
 
 import torch
@@ -24,6 +23,10 @@ from decode.requests import Event
 from decode.trees.tree_plans import chain, parse
 
 SEED = 0x5EED  # of its own: under rejection a draft length must not be chosen by the numbers that a call draws
+
+
+MOST_CALLS = 40
+"""Of one depth at one number of slots: some prompts are answered by one token, whatever the seed."""
 
 
 class _EnoughError(Exception):
@@ -75,22 +78,34 @@ def _rehearse(
     room: int,
     settings: dict[str, Any],
 ) -> None:
-    """Rounds of one depth, in as many calls as that takes: one adds up to depth + 1 tokens, and behind `room` tokens
-    passes look at more slots."""
-    each = max(1, room // (depth + 1))
-    for _ in range(-(-(CAPTURE_AFTER + 1) // each)):
-        rounds = count(1)
-
-        def enough(_: Event, rounds: Iterator[int] = rounds) -> None:
-            if next(rounds) >= each * len(prompt):
-                raise _EnoughError
-
-        token = REHEARSED.set(depth)
-        try:
+    """Rounds of one depth, in as many calls as that takes: one adds up to depth + 1 tokens, behind `room` tokens passes
+    look at more slots, and a text may end at its first token, or, with another seed, later."""
+    each, rounds, token = max(1, room // (depth + 1)), 0, REHEARSED.set(depth)
+    try:
+        for seed in range(SEED, SEED + MOST_CALLS):
+            watch = _Watch(each * len(prompt))
             with suppress(_EnoughError):
                 generate(
                     model, drafter, prompt, torch.ones_like(prompt),
-                    max_new_tokens=max_new_tokens, observer=enough, seed=SEED, **settings,
+                    max_new_tokens=max_new_tokens, observer=watch, seed=seed, **settings,
                 )  # fmt: skip
-        finally:
-            REHEARSED.reset(token)
+            rounds += watch.rounds
+            if rounds > CAPTURE_AFTER:
+                return
+    finally:
+        REHEARSED.reset(token)
+
+
+class _Watch:
+    """Counts the rounds of a call, and ends it after `most` events, one a row and round."""
+
+    def __init__(self, most: int) -> None:
+        self.rounds, self._most, self._shares, self._rows = 0, most, 0, set[int]()
+
+    def __call__(self, event: Event) -> None:
+        if event.row in self._rows or not self._rows:
+            self.rounds, self._rows = self.rounds + 1, set()
+        self._rows.add(event.row)
+        self._shares += 1
+        if self._shares >= self._most:
+            raise _EnoughError

@@ -69,6 +69,18 @@ def test_a_call_finds_all_its_rounds_captured(
     assert len(captures) == made
 
 
+@pytest.mark.usefixtures("whims")
+def test_texts_that_end_early_are_rehearsed_often_enough(captures: list[object]) -> None:
+    """Half of all tokens end a text, so that most calls are over after a round or two."""
+    model, draft = tiny_llama(), LMDraft(tiny_llama(num_layers=1, seed=3))
+    settings: dict[str, Any] = {"num_draft_tokens": 2, "adaptive": True, "eos_token_id": list(range(32))}
+    warm_up(model, draft, PROMPT, 20, **settings)
+    made = len(captures)
+    for seed in range(1, 60):
+        generate(model, draft, PROMPT, max_new_tokens=20, seed=seed, **settings)
+    assert len(captures) == made
+
+
 def test_plain_decoding_is_warmed_up_as_well(captures: list[object]) -> None:
     model = tiny_llama()
     warm_up(model, None, PROMPT, 20, **{**SETTINGS, "num_draft_tokens": 1})
