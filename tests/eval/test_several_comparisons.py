@@ -19,6 +19,7 @@ from eval.modes.decoders.page import render_summary
 from eval.modes.decoders.several_runs import check_comparisons, pool_comparisons
 from eval.publish import publish
 from eval.results.schema import LATER
+from eval.results.statistics import arm_ratio
 from tests.commands import ROOT
 
 FILES = [Path(f"{name}/results.json") for name in "abc"]
@@ -34,13 +35,14 @@ def one() -> dict[str, Any]:
     results["choices"] = [one for one in results["choices"] if one["batch_size"] in (1, 4)]
     unknown = dict.fromkeys(LATER)
     results["rows"] = [unknown | row | {"passes_by_prompt": [[row["tau"] * 9, 9]]} for row in results["rows"]]
-    if "runs" not in results:
-        return results
-    del results["runs"]
+    count = len(results.pop("runs"))
     for cell in results["cells"]:
         for arm in cell["arms"]:
-            count = len(arm["seconds_per_token"]) // 3
-            arm |= {key: arm[key][:count] for key in ("seconds_per_token", "call_seconds_per_token")}
+            each = len(arm["seconds_per_token"]) // count
+            arm |= {key: arm[key][:each] for key in ("seconds_per_token", "call_seconds_per_token")}
+        for arm in cell["arms"]:
+            ratio = arm_ratio([cell], arm["arm"], "transformers generate", 0)
+            arm["over_transformers"] = None if ratio is None else ratio.value
     return results
 
 
