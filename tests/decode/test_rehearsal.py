@@ -10,6 +10,8 @@ import torch
 from decode import generate, warm_up
 from decode.autotune.budget import REHEARSED, Budget
 from decode.drafters.lm import LMDraft
+from decode.drafters.untrained.config import NgramConfig
+from decode.drafters.untrained.ngram import NgramDrafter
 from decode.forward.runner import Runner, whole
 from tests.tiny import tiny_llama
 
@@ -78,6 +80,17 @@ def test_texts_that_end_early_are_rehearsed_often_enough(captures: list[object])
     made = len(captures)
     for seed in range(1, 60):
         generate(model, draft, PROMPT, max_new_tokens=20, seed=seed, **settings)
+    assert len(captures) == made
+
+
+def test_passes_over_lookups_are_captured_though_nothing_is_found(captures: list[object]) -> None:
+    """The prompt repeats nothing; the texts that are written do."""
+    model, drafter = tiny_llama(), NgramDrafter(NgramConfig(least_match=1))
+    warm_up(model, drafter, PROMPT, 50, **SETTINGS)
+    made = len(captures)
+    for seed in range(6):
+        out = generate(model, drafter, PROMPT, max_new_tokens=50, seed=seed, **SETTINGS)
+        assert {one.drafted for one in out.stats.rounds} == {0, 2}
     assert len(captures) == made
 
 

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from decode.autotune.budget import REHEARSED
 from decode.drafters.base import Context, Drafter
 from decode.drafters.drafting import pending_tokens
 from decode.drafters.untrained.member import Member
@@ -90,7 +91,8 @@ class MixtureDrafter:
         if self._model is not None and not self._model.prepare(context, lengths):
             self._model = None
         self._ended_at = time.perf_counter()
-        return () if self._model is not None or any(self._asked) else None
+        is_drafted = self._model is not None or any(self._asked) or REHEARSED.get() is not None
+        return () if is_drafted else None
 
     def propose(self, context: Context) -> Tree:
         """What is likeliest to stand of all guesses."""

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Generic, TypeVar
 
+from decode.autotune.budget import REHEARSED
 from decode.drafters.base import Context
 from decode.drafters.untrained.trie import merged
 from decode.trees.tree import Tree
@@ -93,7 +94,7 @@ class TextDrafter(ABC, Generic[Text]):
     def prepare(self, context: Context) -> tuple[()] | None:
         """Guess, if there is anything to go by."""
         guesses, self._tree = self.guesses(context), None
-        if not any(guesses):
+        if not any(guesses) and REHEARSED.get() is None:  # a warm-up needs the passes over guesses, whatever they are
             return None
         pending = context.ids.gather(1, context.lengths[:, None] - 1)
         self._tree = merged(guesses, pending, context.shape)
