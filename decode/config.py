@@ -245,11 +245,12 @@ class DrafterConfig:
     """Which drafter proposes tokens (group `draft` of the decode stage)."""
 
     path: str | None = None
-    """Folder of a saved draft, or the name of a drafter without weights (ngram); None decodes without one."""
+    """Folder of a saved draft, or the name of a drafter without training (ngram, edit, retrieval, cascade,
+    mixture); None decodes without one."""
     dtype: Precision = "auto"
     """Precision of the draft's weights; auto is the target's."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Of a drafter without weights; see its file in conf/draft."""
+    """Of a drafter that is named; see its file in conf/draft."""
 
     def __post_init__(self) -> None:
         from decode.drafters.untrained.config import settings_of  # late: it stands above this file
@@ -293,4 +294,7 @@ class DecodeConfig:
             f"prompt_file={self.prompt_file!r}. "
             "Use prompt_file=- to read standard input",
         )
+        from decode.drafters.untrained.config import check_tree  # late, as above
+
+        check_tree(self.draft.path, self.decode.tree, "decode.tree")
         require("" not in self.stop_strings, f"stop_strings={self.stop_strings} holds an empty text, found everywhere")

@@ -124,7 +124,7 @@ def _read(name: str) -> str:
 def _decode(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> Output:
     log.info("loading %s%s", config.target.path, "" if config.draft.path is None else f" and {config.draft.path}")
     model = load_model(config.target)
-    drafter = None if config.draft.path is None else _drafter(config.draft, model)
+    drafter = _drafter(config.draft, model)
     prompt = torch.tensor([ids], device=model.device)
     complete = partial(
         generate,

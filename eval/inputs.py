@@ -25,9 +25,11 @@ from eval.config import EvalConfig
 
 _BYTES_PER_S = {"cpu": 10e9, "cuda": 1e12}
 """Weights read per second at batch 1, as an order of magnitude for the estimate."""
-_OF_TRAINED = ("report", "families", "served")
 _HOST_S = 0.5e-3
 """Seconds a layer costs besides, on any device: Python calls its kernels one by one."""
+
+_OF_TRAINED = ("report", "families", "served")
+"""Modes that ask for a draft's distribution, or for its folder."""
 
 
 def check_models(cfg: EvalConfig) -> tuple[ModelDescription, dict[str, str]]:

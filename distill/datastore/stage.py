@@ -58,7 +58,6 @@ def _build(folder: RunFolder, texts: Iterator[list[int]], tokenizer: PreTrainedT
         {
             "tokens": int(tokens.size),
             "documents": documents,
-            "vocab_size": len(tokenizer),
             "token_map_hash": token_map_hash(tokenizer),
         },
         MANIFEST,

@@ -105,6 +105,15 @@ UNTRAINED: dict[str, type] = {
 """Name, in place of a folder -> its settings."""
 
 
+def check_tree(name: str | None, tree: str, where: str) -> None:
+    """Raise ConfigError for a tree that this drafter cannot be measured for."""
+    require(
+        name not in UNTRAINED or tree != "sequoia",
+        f"{where}=sequoia measures which of a node's candidates stands, and {name} has other candidates in every round. "
+        "Use dynamic or chain, or leave it out",
+    )
+
+
 def settings_of(name: str | None, given: Mapping[str, Any], where: str = "draft.settings") -> Any:
     """The settings of the drafter of this name; ConfigError for unknown ones, and for any of a draft that is loaded."""
     if name in UNTRAINED:

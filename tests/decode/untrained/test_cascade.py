@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import pytest
@@ -15,17 +14,8 @@ from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.config import NgramConfig
 from decode.drafters.untrained.ngram import NgramDrafter
 from tests.decode.drafters import Oracle
+from tests.decode.untrained.models import draft_lm, target
 from tests.tiers import by_default
-from tests.tiny import tiny_llama
-
-
-def draft_lm(seed: int = 3) -> LMDraft:
-    return LMDraft(tiny_llama(num_layers=1, seed=seed, dtype=torch.float64).requires_grad_(False))
-
-
-@cache
-def target() -> Any:
-    return tiny_llama(dtype=torch.float64).requires_grad_(False)
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def write_datastore(folder: Path, **changes: object) -> Path:
     store._tokens.tofile(folder / "tokens.bin")
     store._order.tofile(folder / "order.bin")
     told = {"schema": 1, "stage": "datastore", "finished": "now", "tokens": len(CORPUS), "documents": 3}
-    told |= {"vocab_size": 10, "token_map_hash": "a" * 64}
+    told |= {"token_map_hash": "a" * 64}
     (folder / "manifest.json").write_text(json.dumps(told | changes))
     return folder
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +24,14 @@ from decode.models.load import load_model
 from decode.requests import Request
 from decode.trees.tree_plans import chain
 from tests.decode.heads import random_head
+from tests.decode.untrained.models import draft_lm, target
 from tests.tiers import by_default
 from tests.tiny import save_tiny_target, tiny_llama
-
-
-@cache
-def target() -> Any:
-    return tiny_llama(dtype=torch.float64).requires_grad_(False)
 
 
 @pytest.fixture
 def model() -> Any:
     return target()
-
-
-def draft_lm(seed: int = 3) -> LMDraft:
-    return LMDraft(tiny_llama(num_layers=1, seed=seed, dtype=torch.float64).requires_grad_(False))
 
 
 def lookup() -> NgramDrafter:

@@ -29,7 +29,6 @@ class DatastoreManifest(RunEnd):
 
     tokens: Size
     documents: Count
-    vocab_size: Count
     token_map_hash: Sha256
 
 
