@@ -109,7 +109,7 @@ def check_tree(name: str | None, tree: str, where: str) -> None:
     """Raise ConfigError for a tree that this drafter cannot be measured for."""
     require(
         name not in UNTRAINED or tree != "sequoia",
-        f"{where}=sequoia measures which of a node's candidates stands, and {name} has other candidates in every round. "
+        f"{where}=sequoia measures which candidate of a node stands, and {name} has others in every round. "
         "Use dynamic or chain, or leave it out",
     )
 
