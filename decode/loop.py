@@ -157,7 +157,10 @@ class Loop:
         if self.drafter is None:
             return chain(0)
         wanted = self.request.shape if left > 1 else self.request.shape.cut(0)
-        return wanted if self.budget is None else self.budget.next_shape(wanted, left)
+        if self.budget is None:
+            return wanted
+        self.budget.running(self.rows.left)
+        return self.budget.next_shape(wanted, left)
 
     def _context(self, shape: Shape, bounds: Bounds) -> Context:
         """Of a round over the rows as they are now; rounds make their own noise."""

@@ -9,6 +9,8 @@ in a while probes (`Fallback`).
 Lag: a loop may launch rounds before it has read those before. So a choice rests on what has been learned by then, what
 is learned names its own depth, and after a probe rounds are plain until its outcome is known.
 
+Rows: E(k) is of all rows together while requests wait for one, else of the row that ends last (`SlowestRow`).
+
 Confidence: inside a round, one more draft token while the gain it promises, P(this far accepted and the next as well),
 beats what the seconds t(j + 1) - t(j) are worth at the rate of tokens of the last rounds (the optimal stopping rule of
 a renewal process: its long-run rate is the price of a second). A switch of its own, because it asks the host after
@@ -27,7 +29,7 @@ rejection."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -35,6 +37,7 @@ from torch import nn
 
 from decode.autotune.estimates import PRIOR_WEIGHT, Acceptance
 from decode.autotune.experience import Experience
+from decode.autotune.slowest import SlowestRow
 from decode.drafters.base import Drafter, drafted_depth
 from decode.forward.runner import rounded
 from decode.stats import Round
@@ -53,7 +56,7 @@ REFRESH_COST = 0.002  # of the time that this may take, a depth
 
 
 class Budget:
-    """The draft lengths of one call, rows pooled; `depth` is the deepest round that is wanted and that the draft can
+    """The draft lengths of one call; `depth` is the deepest round that is wanted and that the draft can
     draft. `by_confidence`: a round that drafts at all may go that deep, and ends where `goes_on` says. What it learns
     goes to `experience`, for calls to come."""
 
@@ -65,6 +68,7 @@ class Budget:
         self._deepest, self._first = depth, (depth + 1) // 2
         self._confidences: list[list[float]] = []
         self._ahead = self._unheard = 0
+        self._slowest = SlowestRow()
         self._begin()
 
     @classmethod
@@ -95,8 +99,28 @@ class Budget:
 
     def _rates(self, deepest: int) -> list[float]:
         """Tokens a second by depth, as far as is known."""
-        pairs = zip(self.acceptance.expected(deepest), self.experience.clock.seconds(deepest), strict=True)
+        pairs = zip(self._expected(deepest), self.experience.clock.seconds(deepest), strict=True)
         return [tokens / seconds for tokens, seconds in pairs]
+
+    def _expected(self, deepest: int) -> list[float]:
+        if self._by_slowest:
+            return self._slowest.expected(self.acceptance.estimates()[:deepest])
+        return self.acceptance.expected(deepest)
+
+    def _emitted(self, rounds: Sequence[Round], drafted: int) -> float:
+        """Tokens of a round that its seconds are weighed against."""
+        if self._by_slowest:
+            return self._slowest.emitted(rounds, drafted, self.acceptance.estimates())
+        return sum(one.emitted for one in rounds) / len(rounds)
+
+    @property
+    def _by_slowest(self) -> bool:
+        return self._slowest.decides and not self.by_confidence
+
+    def running(self, left: Mapping[int, int]) -> None:
+        """The requests in rows -> tokens that each can still emit; empty where others wait for their rows, so that
+        tokens a second are wanted, and not an early end."""
+        self._slowest.running(left)
 
     def next_shape(self, shape: Shape, left: int) -> Shape:
         """The coming round's cut of `shape`; plain where no row can emit more than `left` = 1 token."""
@@ -148,7 +172,8 @@ class Budget:
             if self._confidences:
                 drafted = len(self._confidences)
                 self.experience.calibration.learn(rounds, list(zip(*self._confidences, strict=True)))
-            self.experience.learn(rounds, seconds, drafted)
+            self.experience.learn(rounds, seconds, drafted, self._emitted(rounds, drafted))
+            self._slowest.learn(rounds, self.acceptance.estimates())
             if drafted:
                 self.acceptance.learn(rounds)
             if drafted and not self._is_doubted:

@@ -55,6 +55,14 @@ class Rows:
         """Rows whose request has not ended."""
         return [row for row, one in enumerate(self.current) if one.reason is None]
 
+    @property
+    def left(self) -> dict[int, int]:
+        """Request -> tokens that it can still emit, of all that run; empty while others wait for a row."""
+        if self._next < len(self.requests):
+            return {}
+        current = self.current
+        return {self.seated[row]: current[row].end - len(current[row].tokens) for row in self.running}
+
     def refill(self) -> list[int]:
         """Seat waiting requests in the rows of finished ones; the rows that changed."""
         changed = []
