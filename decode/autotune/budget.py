@@ -56,9 +56,9 @@ REFRESH_COST = 0.002  # of the time that this may take, a depth
 
 
 class Budget:
-    """The draft lengths of one call; `depth` is the deepest round that is wanted and that the draft can
-    draft. `by_confidence`: a round that drafts at all may go that deep, and ends where `goes_on` says. What it learns
-    goes to `experience`, for calls to come."""
+    """The draft lengths of one call; `depth` is the deepest round that is wanted and that the draft can draft.
+    `by_confidence`: a round that drafts at all may go that deep, and ends where `goes_on` says. What it learns goes to
+    `experience`, for calls to come."""
 
     def __init__(self, depth: int, by_confidence: bool = False, experience: Experience | None = None) -> None:
         self.by_confidence = by_confidence

@@ -65,7 +65,7 @@ def fixed_seconds(depth: int, accepts: list[float], seconds: Callable[[int], flo
 def test_batches_of_different_rows_end_about_as_early_as_at_the_best_fixed_depth(
     spread: tuple[float, float] | None, rows: int
 ) -> None:
-    """And never much later than plain batches; by tokens a second they had 0.85 (4 rows) and 0.74 (8) of their speed."""
+    """And never much later than plain batches: by tokens a second they had 0.85 (4 rows), 0.74 (8) of their speed."""
     rng, seconds, experience = random.Random(1), line(0.13 if rows == 4 else 0.2, 0.1), Experience(DEPTH)
     calls = [
         [rng.betavariate(*spread) * 0.97 if spread else 0.7 + rng.random() / 1e3 for _ in range(rows)]
