@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from decode.drafters.untrained.foreign.shared_tokens import SharedTokens
-from decode.drafters.untrained.foreign.spelling import BEHIND, UNKNOWN
+from decode.drafters.untrained.foreign.spelling import UNKNOWN
 
 
 class ForeignRow(ABC):
@@ -85,8 +85,9 @@ class SpelledRow(ForeignRow):
         """The target's tokens for what the draft has written behind `whole`: as much as is whole characters, and what
         stands for the draft's special token where it wrote one."""
         end = next((at for at, token in enumerate(drafted) if token in self._own.special), None)
-        window = self._spelled[-BEHIND:]
-        known, text = self._own.text(window), self._own.text([*window, *drafted[:end]])
+        window = self._own.last(self._spelled)
+        written = [*window, *drafted[:end]]
+        known, text = self._own.text(window), self._own.text(written[: self._own.whole(written, len(window))])
         if not text.startswith(known):
             return []
         more, broken, _ = text[len(known) :].partition(UNKNOWN)
@@ -97,7 +98,7 @@ class SpelledRow(ForeignRow):
         return [*found, special]
 
     def _spell(self) -> None:
-        begin = max(0, self._read - BEHIND)
+        begin = self._read - len(self._target.last(self._ids[: self._read]))
         end = begin + self._target.whole(self._ids[begin:], self._read - begin)
         known, text = self._target.text(self._ids[begin : self._read]), self._target.text(self._ids[begin:end])
         more = text[len(known) :]

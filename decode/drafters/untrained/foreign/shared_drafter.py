@@ -27,7 +27,7 @@ class SharedDrafter(ForeignDrafter):
 
     def begin(self) -> ForeignRow:
         """Of mapped tokens, if all can be."""
-        return MappedRow(self.shared) if self.shared.is_total else SpelledRow(self.shared)
+        return MappedRow(self.shared) if self.shared.are_all else SpelledRow(self.shared)
 
     def text(self, row: ForeignRow) -> list[int] | None:
         """All of it."""

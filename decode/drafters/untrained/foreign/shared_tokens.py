@@ -68,9 +68,10 @@ class SharedTokens:
         return torch.tensor([*self.drafted.items()]).T
 
     @cached_property
-    def is_total(self) -> bool:
-        """Whether every token of the target has one in the draft, so that texts need not be spelled anew."""
-        return set(token_bytes(self.target)) <= set(self.own_of)
+    def are_all(self) -> bool:
+        """Whether neither has a token of text that the other lacks, so that texts need not be spelled anew."""
+        theirs, ours = token_bytes(self.target), token_bytes(self.own)
+        return theirs.keys() <= self.own_of.keys() and set(ours.values()) == set(theirs.values())
 
 
 def token_bytes(spelling: Spelling) -> dict[int, bytes]:

@@ -48,6 +48,13 @@ class Spelling:
         found = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return [token for token in found if token < self.vocab_size]  # type: ignore[union-attr]
 
+    def last(self, ids: list[int], least: int = BEHIND) -> list[int]:
+        """The last tokens, at least so many if there are, from the beginning of a character on: some tokenizers read
+        no character of a run of bytes that begins within one."""
+        sizes = range(min(least, len(ids)), min(least + LONGEST_CHARACTER, len(ids)) + 1)
+        tails = (ids[len(ids) - size :] for size in sizes)
+        return next((tail for tail in tails if not self.text(tail).startswith(UNKNOWN)), ids[-least:])
+
     def whole(self, ids: Sequence[int], least: int) -> int:
         """How many of these tokens, more than `least`, end with a whole character; all of them where none do, since
         bytes that are no text never become one."""
@@ -57,14 +64,14 @@ class Spelling:
     def grown(self, ids: list[int], text: str, more: str) -> list[int]:
         """The tokens of text + more, where those of text are `ids`: the last words alone are spelled anew."""
         tail = self._tail(ids)
-        return (
-            self.ids(text + more) if tail is None else [*ids[: len(ids) - len(tail)], *self.ids(self.text(tail) + more)]
-        )
+        if tail is None:
+            return self.ids(text + more)
+        return [*ids[: len(ids) - len(tail)], *self.ids(self.text(tail) + more)]
 
     def behind(self, ids: list[int], unread: list[int], more: str) -> list[int]:
         """Tokens that follow `ids` and `unread` so that together they spell the text of `ids` and `more`; none where
         no spelling is known. `unread` are the first bytes of the character that `more` begins with."""
-        window = ids[-2 * BEHIND :]
+        window = self.last(ids, 2 * BEHIND)
         wanted = self.text(window) + more
         for found in self._spellings(window, unread, more):
             if found and self.text([*window, *unread, *found]) == wanted:
