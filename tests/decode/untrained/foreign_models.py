@@ -49,7 +49,7 @@ def reciter(tokenizer: PreTrainedTokenizerFast, text: str = TEXT) -> GPT2LMHeadM
     script = spelled(tokenizer, text)
     config = GPT2Config(
         vocab_size=len(tokenizer), n_embd=160, n_layer=1, n_head=2, n_positions=160, tie_word_embeddings=False,
-        bos_token_id=None, eos_token_id=None, attn_implementation="sdpa",
+        bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     model = GPT2LMHeadModel(config).double().eval().requires_grad_(False)
     for name, one in model.named_parameters():

@@ -14,7 +14,6 @@ from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.config import NgramConfig
 from decode.drafters.untrained.foreign.drafter import ForeignDrafter
 from decode.drafters.untrained.foreign.respelled_drafter import RespelledDrafter
-from decode.drafters.untrained.foreign.rows import SpelledRow
 from decode.drafters.untrained.foreign.shared_drafter import SharedDrafter
 from decode.drafters.untrained.mixture import MixtureDrafter
 from decode.drafters.untrained.ngram import NgramDrafter
@@ -173,34 +172,6 @@ def test_a_text_that_outgrows_the_room_for_it_is_drafted_for_as_far_as_the_draft
     assert any(one.drafted for one in stats.rounds) == (longest > len(text))
     assert drafter.reader is not None
     assert (drafter.reader.runner.cache.capacity >= len(text)) == (longest > len(text))
-
-
-def test_no_draft_holds_half_a_character() -> None:
-    """Whatever the draft writes, what it makes of it can be read, and begins where the target's text ends."""
-    target, own = PAIRS["other kind of draft"]()
-    between, script = shared(target, own), spelled(target)
-    whole = between.own.ids(TEXT)
-    for length in range(4, len(script) - 8):
-        row = SpelledRow(between)
-        row.extend(script[:length])
-        rest = whole[len(row.whole) :]
-        assert row.whole + rest == whole, "spelled bit by bit as at once"
-        for count in range(1, 9):
-            guess = row.guess(rest[:count])
-            assert script[length : length + len(guess) - 1] == guess[:-1], (
-                "the last one may be the beginning of another"
-            )
-            assert not guess or TEXT.startswith(between.target.text(script[:length] + guess))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_special_tokens_keep_their_meaning(kind: str) -> None:
-    """The end of the text is drafted as the target's, and none of the letters of its name is read by the draft."""
-    target, own = byte_level(300), metaspace()
-    row = SpelledRow(shared(target, own))
-    row.extend([0, *spelled(target, "in x"), 0, 1, *spelled(target, "for")])
-    assert row.whole == [0, *spelled(own, "in x"), 0, 1, *spelled(own, "for")]
-    assert row.guess([*row._own.ids("for x")[1:], 0, 7])[-1] == 0
 
 
 def test_a_target_that_may_write_no_shared_token_is_drafted_for_in_vain() -> None:
