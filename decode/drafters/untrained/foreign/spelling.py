@@ -95,8 +95,10 @@ class Spelling:
             yield spelled[len(line) :]
 
     def _tail(self, ids: list[int]) -> list[int] | None:
-        """Some of the last tokens, or all, that are spelled so by themselves; None where there are none."""
-        for size in range(min(BEHIND, len(ids)), min(2 * BEHIND, len(ids)) + 1):
+        """Some of the last tokens, or all, that are spelled so by themselves, where a word begins perhaps; few only
+        where there are no more. None where there are none."""
+        enough = min(BEHIND, len(ids))
+        for size in (*range(enough, min(2 * BEHIND, len(ids)) + 1), *range(enough - 1, 0, -1)):
             tail = ids[len(ids) - size :]
             if self.ids(self.text(tail)) == tail:
                 return tail
