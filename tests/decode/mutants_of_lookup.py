@@ -105,5 +105,5 @@ def draft_keeps_what_was_refused(patch: pytest.MonkeyPatch) -> None:
 
 
 def half_a_character(patch: pytest.MonkeyPatch) -> None:
-    """Bytes that are no character yet are text already."""
+    """The first bytes of a character are read as text, so that what follows them is another character."""
     patch.setattr(Spelling, "whole", lambda self, ids, least: len(ids))

@@ -30,7 +30,7 @@ def make_foreign(
     vocab_size = target.config.get_text_config().vocab_size
     shared = _shared(config, tokenizer, vocab_size, str(target.config.name_or_path), draft)
     own = cast(Precision, str(target.dtype).removeprefix("torch.")) if dtype == "auto" else dtype
-    model = load_model(ModelConfig(draft.path, device=str(target.device), dtype=own), role="draft")
+    model = load_model(ModelConfig(draft.path, device=str(target.device), dtype=own), role="the foreign draft")
     kind = SharedDrafter if config.by == "intersection" else RespelledDrafter
     return kind(model, shared)
 
@@ -56,7 +56,7 @@ def _described(config: ForeignConfig) -> ModelDescription:
             f"draft={config.draft} is a head ({family}), which drafts from the hidden states of one target; "
             "draft=foreign takes a language model of its own. Give that head as draft.path"
         )
-    return describe_model(ModelConfig(path=folder), role="draft")
+    return describe_model(ModelConfig(path=folder), role="the foreign draft")
 
 
 def _shared(

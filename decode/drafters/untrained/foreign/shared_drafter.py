@@ -29,6 +29,12 @@ class SharedDrafter(ForeignDrafter):
         """Of mapped tokens, if all can be."""
         return MappedRow(self.shared) if self.shared.are_all else SpelledRow(self.shared)
 
+    def start(self, context: Context, capacity: int) -> None:
+        """A call begins."""
+        super().start(context, capacity)
+        assert self.reader is not None
+        self._steps = SharedSteps(self.reader, self.shared)
+
     def text(self, row: ForeignRow) -> list[int] | None:
         """All of it."""
         return row.exact
@@ -40,7 +46,7 @@ class SharedDrafter(ForeignDrafter):
             self.reader.begin(self._texts, context.shape.depth)
         drawn = "iid" if context.drawn == "swor" else context.drawn
         context = replace(context, shape=chain(context.shape.depth), drawn=drawn)
-        return propose_steps(Processed(SharedSteps(self.reader, self.shared), context), context)
+        return propose_steps(Processed(self._steps, context), context)
 
 
 class SharedSteps:
@@ -63,5 +69,4 @@ class SharedSteps:
     def _over_target(self, logits: Tensor) -> Tensor:
         wide = logits if logits.dtype == torch.float64 else logits.float()
         found = wide.new_full((*logits.shape[:-1], self._size), IMPOSSIBLE)
-        found[..., self._target] = wide[..., self._own]
-        return found
+        return found.index_copy_(-1, self._target, wide.index_select(-1, self._own))

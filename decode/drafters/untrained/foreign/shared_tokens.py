@@ -26,10 +26,10 @@ class SharedTokens:
     def own_of(self) -> dict[int, int]:
         """The target's token -> the draft's."""
         by_bytes: dict[bytes, int] = {}
-        for token, spelled in token_bytes(self.own).items():
+        for token, spelled in self._ours.items():
             by_bytes.setdefault(spelled, token)
-        theirs = token_bytes(self.target)
-        return {token: by_bytes[spelled] for token, spelled in theirs.items() if spelled in by_bytes} | self.special
+        found = {token: by_bytes[spelled] for token, spelled in self._theirs.items() if spelled in by_bytes}
+        return found | self.special
 
     @cached_property
     def drafted(self) -> dict[int, int]:
@@ -70,8 +70,15 @@ class SharedTokens:
     @cached_property
     def are_all(self) -> bool:
         """Whether neither has a token of text that the other lacks, so that texts need not be spelled anew."""
-        theirs, ours = token_bytes(self.target), token_bytes(self.own)
-        return theirs.keys() <= self.own_of.keys() and set(ours.values()) == set(theirs.values())
+        return set(self._theirs.values()) == set(self._ours.values())
+
+    @cached_property
+    def _theirs(self) -> dict[int, bytes]:
+        return token_bytes(self.target)
+
+    @cached_property
+    def _ours(self) -> dict[int, bytes]:
+        return token_bytes(self.own)
 
 
 def token_bytes(spelling: Spelling) -> dict[int, bytes]:
