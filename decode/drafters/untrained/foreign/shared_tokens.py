@@ -85,7 +85,7 @@ def token_bytes(spelling: Spelling) -> dict[int, bytes]:
     """The bytes of each token that stands for text, those first that a tokenizer uses of several for the same: a
     fallback for single bytes comes last."""
     tokenizer = spelling.tokenizer
-    pieces = sorted(tokenizer.get_vocab().items(), key=lambda pair: (_BYTE.fullmatch(pair[0]) is not None, pair[1]))
+    pieces = sorted(tokenizer.get_vocab().items(), key=lambda pair: (pair[0].startswith("<0x"), pair[1]))
     kind, added = _kind(tokenizer), getattr(tokenizer, "added_tokens_decoder", {})
     return {
         token: piece.encode() if token in added else _bytes_of(piece, kind)
@@ -102,19 +102,19 @@ def _kind(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def _bytes_of(piece: str, kind: str) -> bytes:
     if kind == "ByteLevel":
-        return b"".join(bytes([_BYTES[one]]) if one in _BYTES else one.encode() for one in piece)
+        return piece.translate(_BYTES).encode("latin-1", "ignore")
     if kind == "WordPiece":
         return piece[2:].encode() if piece.startswith("##") else f" {piece}".encode()
-    single = _BYTE.fullmatch(piece)
+    single = _BYTE.fullmatch(piece) if piece.startswith("<0x") else None
     return bytes([int(single[1], 16)]) if single else piece.replace("▁", " ").encode()
 
 
-def _byte_letters() -> dict[str, int]:
-    """How byte-level vocabularies write each byte: a printable one as itself, the others as letters from 256 on
+def _byte_letters() -> dict[int, int]:
+    """The letters from 256 on by which byte-level vocabularies write bytes that are not printable
     (Radford et al. 2019, GPT-2)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
+    return {256 + at: byte for at, byte in enumerate(others)}
 
 
 _BYTES = _byte_letters()
