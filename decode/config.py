@@ -246,7 +246,7 @@ class DrafterConfig:
 
     path: str | None = None
     """Folder of a saved draft, or the name of a drafter without training (ngram, edit, retrieval, cascade,
-    mixture); None decodes without one."""
+    mixture, foreign); None decodes without one."""
     dtype: Precision = "auto"
     """Precision of the draft's weights; auto is the target's."""
     settings: dict[str, Any] = field(default_factory=dict)

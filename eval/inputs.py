@@ -40,8 +40,8 @@ def check_models(cfg: EvalConfig) -> tuple[ModelDescription, dict[str, str]]:
         draft = describe_draft(cfg.drafts[name], target, f"drafts.{name}")
         if draft.family in UNTRAINED and cfg.mode in _OF_TRAINED:
             raise InputError(
-                f"drafts.{name}={draft.family} has no weights and so no alpha, which mode={cfg.mode} reports. Time it "
-                "with mode=decoders"
+                f"drafts.{name}={draft.family} is no trained draft and has no alpha, which mode={cfg.mode} reports. "
+                "Time it with mode=decoders"
             )
         families[name] = draft.family
         if cfg.prompts.file is None:

@@ -39,7 +39,12 @@ _MISSING_FILES = {
     "datastore": ["target.path={}", "data=jsonl data.path={}"],
     "distill": ["target.path={}", "data=jsonl data.path={}", "data=text data.path={}", "data=parquet data.path={}"],
     "train": ["target.path={}", "records={}", "resume={}", "draft.init_from={}"],
-    "decode": ["target.path={}", "draft.path={}", "~prompt prompt_file={}"],
+    "decode": [
+        "target.path={}",
+        "draft.path={}",
+        "~prompt prompt_file={}",
+        "draft.path=foreign draft.settings={{draft:{}}}",
+    ],
     "eval": ["target.path={}", "drafts.one={}", "prompts.file={}"],
     "export": ["target.path={}", "draft.path={}"],
     "check": ["target.path={}", "draft.path={}"],
@@ -85,6 +90,9 @@ _OUT_OF_RANGE = {
         "decode.logit_bias={100000:1}",
         "decode.banned_words=['']",
         "decode.banned_words=[-1]",
+        "draft.path=foreign",
+        "draft.path=foreign draft.settings={draft:ngram}",
+        "draft.path=foreign draft.settings={draft:some/draft,by:letters}",
     ],
     "eval": [
         "temperatures=[]",

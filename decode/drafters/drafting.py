@@ -177,7 +177,7 @@ def propose_chain(drafting: DraftRound, context: Context) -> Tree:
     """
     budget = context.budget
     if context.history is not None or not (budget is None or drafting.foresees):
-        return _propose_steps(Processed(drafting.steps(), context), context, drafting.foresees)
+        return propose_steps(Processed(drafting.steps(), context), context, drafting.foresees)
     k = context.num_draft_tokens
     noise, sampling = draft_noise(context), context.sampling
     draws = (context.temperature,) if noise is None else (context.temperature, noise)
@@ -198,7 +198,7 @@ def _taken(budget: Budget, chances: list[list[float]]) -> int:  # (k, rows)
     return next((i for i, row in enumerate(chances) if not budget.takes(row, i)), len(chances))
 
 
-def _propose_steps(steps: Processed, context: Context, foresees: bool) -> Tree:
+def propose_steps(steps: Processed, context: Context, foresees: bool = False) -> Tree:
     """The same tokens pass by pass, with processors that look at the prefix, to where the budget does not go on: by
     what the draft predicts of the next token where it does, else by the probability that it gave to the last one."""
     noise, budget = draft_noise(context), context.budget

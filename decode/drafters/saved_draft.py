@@ -61,7 +61,7 @@ def load_drafter(
     asked = settings_of(path if isinstance(path, str) else None, settings, "load_drafter")
     if asked is not None:
         load = partial(load_drafter, target=target, dtype=dtype, check=check)
-        return DRAFTERS[cast(str, path)](asked, target, load)
+        return DRAFTERS[cast(str, path)](asked, target, load, dtype)
     if not isinstance(path, str | PathLike):
         return _loaded_draft(path, target, dtype, check)
     folder = model_folder(str(path))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from decode.config import ModelConfig
     from decode.models.load import ModelDescription
 
+AS_IT_IS = "draft=foreign draft.settings.draft="
 OWN_MASKS = ("bloom", "gpt_neo", "mpt")  # attention that counts columns of the cache, not positions
 
 
@@ -122,7 +123,7 @@ def check_same_tokens(target: ModelDescription, draft: ModelDescription) -> None
             f"the tokenizers differ although both vocabularies have {target.vocab_size} entries: token map "
             f"{ours[:12]} in "
             f"{draft.path}, {theirs[:12]} in {target.path}; the same id would mean different text. "
-            "Use a draft trained on the target's own tokenizer"
+            f"Use a draft trained on the target's own tokenizer, or draft with it as it is: {AS_IT_IS}{draft.path}"
         )
 
 
@@ -133,5 +134,6 @@ def check_same_size(target: ModelDescription, draft: ModelDescription) -> None:
             f"draft {draft.path} has {draft.vocab_size} vocabulary entries, target {target.path} has "
             f"{target.vocab_size}: "
             "acceptance compares full distributions, so both must be over the same tokens. "
-            "Use a draft with the target's tokenizer and padded vocabulary size, or train one with `python -m train`"
+            "Use a draft with the target's tokenizer and padded vocabulary size, train one with `python -m train`, or "
+            f"draft with it as it is: {AS_IT_IS}{draft.path}"
         )

@@ -21,6 +21,8 @@ from tests.decode import mutants_of_lookup as lookup
 from tests.decode import mutants_of_passes as passes
 from tests.decode.untrained import test_cascade as cascade
 from tests.decode.untrained import test_edit as edit
+from tests.decode.untrained import test_foreign as foreign
+from tests.decode.untrained import test_foreign_tokens as foreign_tokens
 from tests.decode.untrained import test_mixture as mixture
 from tests.decode.untrained import test_ngram as ngram
 from tests.decode.untrained import test_trie as trie
@@ -299,5 +301,7 @@ MUTANTS: dict[str, tuple[Patch, Callable[[], None]]] = {
     "row looks up the text before": (lookup.row_keeps_the_text_before, ngram.test_each_request_has_a_text_of_its_own),
     "renamed once": (lookup.renamed_once, edit.test_what_was_renamed_is_drafted_as_it_was_renamed),
     "cascade goes on with the guess": (lookup.parted_row_goes_on_with_the_guess, cascade.check_rounds),
+    "foreign draft keeps what was refused": (lookup.draft_keeps_what_was_refused, foreign.check_drafts),
+    "half a character is text": (lookup.half_a_character, foreign_tokens.check_spelled),
     "member keeps what it drafted": (lookup.member_keeps_what_it_drafted, mixture.check_members_read),
 }

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from decode.drafters.base import Context
 from decode.drafters.untrained.cascade import Guessed
+from decode.drafters.untrained.foreign.reader import Reader
+from decode.drafters.untrained.foreign.spelling import Spelling
 from decode.drafters.untrained.index import memory
 from decode.drafters.untrained.index.alignment import Alignment
 from decode.drafters.untrained.index.automaton import Match, SuffixAutomaton
@@ -95,3 +97,13 @@ def member_keeps_what_it_drafted(patch: pytest.MonkeyPatch) -> None:
 def renamed_once(patch: pytest.MonkeyPatch) -> None:
     """What was replaced is not replaced again."""
     patch.setattr(Alignment, "_remember", lambda self, end: None)
+
+
+def draft_keeps_what_was_refused(patch: pytest.MonkeyPatch) -> None:
+    """A draft with other tokens takes its own tokens for the text's, whatever became of them."""
+    patch.setattr(Reader, "_read_of", lambda self, row, text: min(len(self._held[row]), len(text) - 1))
+
+
+def half_a_character(patch: pytest.MonkeyPatch) -> None:
+    """The first bytes of a character are read as text, so that what follows them is another character."""
+    patch.setattr(Spelling, "whole", lambda self, ids, least: len(ids))

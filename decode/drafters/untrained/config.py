@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from decode.common.typed_config import build, require
 
@@ -71,8 +71,8 @@ class CascadeConfig:
         require(self.draft is not None, "a cascade drafts with a draft LM, and draft=null; give its folder")
         require(
             self.draft not in UNTRAINED,
-            f"draft={self.draft} has no weights, and a cascade needs a draft LM that checks guesses; make it the "
-            "helper",
+            f"draft={self.draft} is the name of a drafter, and a cascade needs the folder of a draft LM that checks "
+            "guesses; make it the helper",
         )
         settings_of(self.helper, self.helper_settings, "helper_settings")
 
@@ -95,12 +95,31 @@ class MixtureConfig:
             settings_of(name, self.settings.get(name, {}), f"settings.{name}")
 
 
+@dataclass
+class ForeignConfig:
+    """`foreign`: a draft LM with a tokenizer of its own."""
+
+    draft: str | None = None
+    """Folder or hub id of the draft LM, with its tokenizer."""
+    by: Literal["intersection", "text"] = "intersection"
+    """intersection: draw from the tokens that both vocabularies have; text: write freely, and spell the text in the
+    target's tokens."""
+
+    def __post_init__(self) -> None:
+        require(self.draft is not None, "foreign drafts with a language model, and draft=null; give its folder")
+        require(
+            self.draft not in UNTRAINED,
+            f"draft={self.draft} is the name of a drafter; give the folder of a language model",
+        )
+
+
 UNTRAINED: dict[str, type] = {
     "ngram": NgramConfig,
     "edit": EditConfig,
     "retrieval": RetrievalConfig,
     "cascade": CascadeConfig,
     "mixture": MixtureConfig,
+    "foreign": ForeignConfig,
 }
 """Name, in place of a folder -> its settings."""
 

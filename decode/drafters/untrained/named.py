@@ -9,7 +9,7 @@ from typing import Any, cast
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from decode.common.errors import InputError
-from decode.config import ModelConfig
+from decode.config import ModelConfig, Precision
 from decode.drafters.base import Drafter
 from decode.drafters.lm import LMDraft
 from decode.drafters.saved_head import HEADS
@@ -17,11 +17,13 @@ from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.config import (
     CascadeConfig,
     EditConfig,
+    ForeignConfig,
     MixtureConfig,
     RetrievalConfig,
     settings_of,
 )
 from decode.drafters.untrained.edit import EditDrafter
+from decode.drafters.untrained.foreign.made import check_foreign, make_foreign
 from decode.drafters.untrained.index.datastore import Datastore
 from decode.drafters.untrained.mixture import MixtureDrafter
 from decode.drafters.untrained.ngram import NgramDrafter
@@ -74,7 +76,7 @@ def _read(file: Path, where: str) -> str:
         raise InputError(f"{where}: {file} is not UTF-8 text: {error}. Convert it first") from error
 
 
-def _cascade(config: CascadeConfig, target: PreTrainedModel, load: Load) -> CascadeDrafter:
+def _cascade(config: CascadeConfig, load: Load) -> CascadeDrafter:
     assert config.draft is not None
     draft, helper = load(config.draft), load(config.helper, **config.helper_settings)
     _check_cascade(config, getattr(draft, "family", "lm"), getattr(helper, "family", "lm"))
@@ -90,7 +92,7 @@ def _check_cascade(config: CascadeConfig, draft: str, helper: str) -> None:
         )
 
 
-def _mixture(config: MixtureConfig, target: PreTrainedModel, load: Load) -> MixtureDrafter:
+def _mixture(config: MixtureConfig, load: Load) -> MixtureDrafter:
     members = [load(name, **config.settings.get(name, {})) for name in config.members]
     _check_mixture([name for name, one in zip(config.members, members, strict=True) if one.taps])
     return MixtureDrafter(members)
@@ -124,6 +126,8 @@ def check_named(name: str, settings: Mapping[str, Any], target: ModelDescription
             _documents(asked.documents)
     if isinstance(asked, EditConfig) and asked.source is not None:
         _source(asked.source)
+    if isinstance(asked, ForeignConfig):
+        check_foreign(asked, target)
 
 
 def _tokenizer(target: PreTrainedModel) -> PreTrainedTokenizerBase:
@@ -141,11 +145,13 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, text: str, target: PreTrainedMo
     return [one for one in tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] if one < known]
 
 
-DRAFTERS: dict[str, Callable[[Any, PreTrainedModel, Load], Drafter]] = {
-    "ngram": lambda config, target, load: NgramDrafter(config),
-    "edit": lambda config, target, load: _edit(config, target),
-    "retrieval": lambda config, target, load: _retrieval(config, target),
-    "cascade": _cascade,
-    "mixture": _mixture,
+DRAFTERS: dict[str, Callable[[Any, PreTrainedModel, Load, Precision], Drafter]] = {
+    "ngram": lambda config, target, load, dtype: NgramDrafter(config),
+    "edit": lambda config, target, load, dtype: _edit(config, target),
+    "retrieval": lambda config, target, load, dtype: _retrieval(config, target),
+    "cascade": lambda config, target, load, dtype: _cascade(config, load),
+    "mixture": lambda config, target, load, dtype: _mixture(config, load),
+    "foreign": lambda config, target, load, dtype: make_foreign(config, target, _tokenizer(target), dtype),
 }
-"""Name -> what makes it from its settings (`config.UNTRAINED`) for a target, given what loads its members."""
+"""Name -> what makes it from its settings (`config.UNTRAINED`) for a target, given what loads its members, and the
+precision of weights."""

@@ -1,0 +1,1 @@
+"""A draft LM with another tokenizer than the target's."""
