@@ -27,6 +27,8 @@ from tests.eval.served.named import NAMED, UNEXPLAINED
 from tests.train.check.folders import Folders
 from tests.train.check.test_faults import DAMAGED
 
+pytestmark = pytest.mark.usefixtures("uncaptured")
+
 K = 3
 COUNTED = [one for one in FAULTS if one.in_vllm == "counters"]
 UNREAD = ("medusa_fc_bias left out", "the target's layers counted", "not a number")
