@@ -51,7 +51,8 @@ def whims(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("whims")
 @pytest.mark.parametrize(
-    ("prompt_tokens", "new_tokens", "calls"), by_default(2, [(4, 60, 6), (60, 20, 6), (4, 60, 24), (60, 20, 24), (4, 70, 24)])
+    ("prompt_tokens", "new_tokens", "calls"),
+    by_default(2, [(4, 60, 6), (60, 20, 6), (4, 60, 24), (60, 20, 24), (4, 70, 24)]),
 )
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_a_call_finds_all_its_rounds_captured(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
+from itertools import count, product
 from typing import Any
 
 import pytest
@@ -39,6 +39,9 @@ PROMPTS = [[5, 9, 2, 7, 11, 30], [1, 8], [4, 4, 6, 3, 2], [9], [7, 7, 1], [2, 3]
 LONG = 100  # tokens, behind which few are left before more slots are laid out
 DRAFTS = ["none", "lm", *VARIANTS]
 SHAPES = {"chain": chain(4), "tree": k_ary([2, 2, 1]), "dynamic": Dynamic(4, 3, 9)}
+FIRST = [("none", "chain"), ("lm", "chain"), ("lm", "tree"), ("lm", "dynamic"), (DRAFTS[2], "dynamic")]
+EVERY = [*FIRST, *(one for one in product(DRAFTS, SHAPES) if one not in FIRST)]
+IN_TURN = by_default(len(FIRST), EVERY)
 
 
 def draft_of(model: Any, name: str) -> Any:
@@ -60,8 +63,7 @@ def late(model: Any, draft: Any, request: Request, lag: int) -> tuple[list[list[
     return loop.run()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", by_default(3, DRAFTS))
+@pytest.mark.parametrize(("name", "shape"), IN_TURN)
 def test_a_host_that_reads_later_writes_the_same_texts(name: str, shape: str) -> None:
     """Rows refilled while rounds are in flight, texts that end by a token, by length, and where only the host knows."""
     model = tiny_llama(dtype=torch.float64).requires_grad_(False)
@@ -90,8 +92,9 @@ def test_rules_that_draw_noise_of_their_own_write_the_same_texts_whenever_they_a
         assert late(model, draft, request, 1)[0] == texts
 
 
-@pytest.mark.parametrize("lag", [0, 1, 2])
-@pytest.mark.parametrize("name", ["none", "lm"])
+@pytest.mark.parametrize(
+    ("name", "lag"), by_default(3, [("lm", 1), ("lm", 2), ("none", 1), ("lm", 0), ("none", 0), ("none", 2)])
+)
 def test_a_row_that_the_host_ends_waits_for_the_others(name: str, lag: int) -> None:
     """The device did not know of it, and wrote behind the slots that passes look at: an index out of bounds."""
     model = tiny_llama(dtype=torch.float64).requires_grad_(False)
@@ -131,8 +134,7 @@ def test_a_draft_catches_up_near_the_end_of_its_cache(name: str, monkeypatch: py
     assert sum(one.drafted > 0 for one in stats.rounds) > 2
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", by_default(2, DRAFTS))
+@pytest.mark.parametrize(("name", "shape"), by_default(4, EVERY))
 def test_a_round_captured_as_a_whole_writes_the_same_texts(
     name: str, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,8 +185,7 @@ class Traffic(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("captured", [True, False], ids=["captured", "as it is"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", by_default(3, DRAFTS))
+@pytest.mark.parametrize(("name", "shape"), IN_TURN)
 def test_a_round_reads_once_and_uploads_nothing(
     name: str, shape: str, captured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
