@@ -7,3 +7,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB_SILENT", "true")
+
+import pytest  # noqa: E402 - what tests import reads the environment
+
+
+@pytest.fixture
+def uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pass step by step, where captures are not what is tested: each costs as much as a hundred passes of a tiny
+    model, and few texts here are long enough for that."""
+    monkeypatch.setattr("decode.forward.runner.CAPTURE_AFTER", 10**9)

@@ -19,12 +19,19 @@ class Oracle:
 
     def __init__(self, texts: list[list[int]], vocab_size: int) -> None:
         self.texts, self.vocab_size = texts, vocab_size
+        self._waiting: list[list[int]] = []
+        self._of_row: dict[int, list[int]] = {}
 
     def start(self, context: Context, capacity: int) -> None:
-        """Nothing to prepare."""
+        """No row has its text yet."""
+        self._waiting, self._of_row = list(self.texts), {}
 
     def read(self, context: Context, lengths: Mapping[int, int]) -> None:
-        """Nothing to read."""
+        """The rows take the texts that begin with their prompts."""
+        for row, length in lengths.items():
+            prompt = context.ids[row, :length].tolist()
+            self._of_row[row] = next(text for text in self._waiting if text[:length] == prompt)
+            self._waiting.remove(self._of_row[row])
 
     def prepare(self, context: Context) -> tuple[()]:
         """Nothing to prepare."""
@@ -34,12 +41,12 @@ class Oracle:
         """A chain that is right for (round mod k + 1) tokens."""
         k = context.num_draft_tokens
         right = int(context.noise.round_index) % (k + 1)
-        rows = [self._row(context, row, right) for row in range(len(self.texts))]
+        rows = [self._row(context, row, right) for row in range(len(context.lengths))]
         return Tree(torch.tensor(rows), chain_parents(k + 1))
 
     def _row(self, context: Context, row: int, right: int) -> list[int]:
         start = int(context.lengths[row])
-        known = self.texts[row] + [0] * (context.num_draft_tokens + 1)
+        known = self._of_row[row] + [0] * (context.num_draft_tokens + 1)
         drafted = known[start : start + context.num_draft_tokens]
         wrong = [token if i < right else (token + 1) % self.vocab_size for i, token in enumerate(drafted)]
         return [

@@ -1,4 +1,4 @@
-"""`python -m tests.decode.mixed_calls N`: bytes in memory after a call of each of 60 kinds (batch size, tree,
+"""`python -m tests.decode.mixed_calls N`: bytes in memory after a call of each of 108 kinds (batch size, tree,
 temperature and drafter; the prompt's length is drawn), and after N of each."""
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ import torch
 
 from decode import generate
 from decode.drafters.lm import LMDraft
+from decode.drafters.untrained.cascade import CascadeDrafter
+from decode.drafters.untrained.config import NgramConfig
+from decode.drafters.untrained.edit import EditDrafter
+from decode.drafters.untrained.ngram import NgramDrafter
 from tests.decode.heads import random_head
+from tests.decode.matrix_drafters import InTurn
 from tests.tiny import tiny_llama
 
 
@@ -25,7 +30,9 @@ def main(times: int) -> None:
     """Write the size after the first call of every kind, and after so many of each. Runners of twelve sizes take turns
     in the places of eight."""
     model = tiny_llama(num_layers=6).requires_grad_(False)
-    drafters = [None, LMDraft(tiny_llama(seed=1)), random_head("eagle3", model)]
+    draft, lookup = LMDraft(tiny_llama(seed=1)), NgramDrafter(NgramConfig(least_match=1, memory=1000))
+    cascade = CascadeDrafter(LMDraft(tiny_llama(seed=2)), lookup)
+    drafters = [None, draft, random_head("eagle3", model), cascade, InTurn([lookup, EditDrafter(), draft])]
     trees = [(drafters[0], "chain"), *itertools.product(drafters[1:], ["chain", "2x2x1"])]
     kinds = list(itertools.product(trees, range(1, 7), [0.0, 0.7]))
     rng = random.Random(0)

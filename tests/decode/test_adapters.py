@@ -65,6 +65,7 @@ def test_every_method_that_is_taken_is_tried() -> None:
     assert set(METHODS) == set(IN_LAYERS)
 
 
+@pytest.mark.usefixtures("uncaptured")
 @pytest.mark.parametrize("name", by_default(3, sorted(METHODS, key=lambda one: one != "LORA")))
 def test_texts_are_those_of_the_wrapped_model(name: str) -> None:
     model, (ids, mask) = adapted(METHODS[name]), ragged_prompts(2)
@@ -79,6 +80,7 @@ def test_texts_are_those_of_the_wrapped_model(name: str) -> None:
         assert not torch.equal(call().sequences, theirs), "the adapter changes nothing: the test sees nothing"
 
 
+@pytest.mark.usefixtures("uncaptured")
 @pytest.mark.parametrize("name", ["eagle3", "medusa"])
 def test_heads_draft_for_a_wrapped_target(name: str) -> None:
     """A PeftModel calls another module its base_model: heads looked for layers there."""

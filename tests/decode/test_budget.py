@@ -24,7 +24,7 @@ from tests.tiers import by_default
 from tests.tiny import tiny_llama
 
 
-@pytest.mark.parametrize("step", by_default(2, [0.08, 0.2, 0.02, 0.5]))
+@pytest.mark.parametrize("step", by_default(1, [0.08, 0.2, 0.02, 0.5]))
 @pytest.mark.parametrize("alpha", [0.3, 0.6, 0.8, 0.95])
 def test_the_depth_that_pays_best_is_chosen(alpha: float, step: float) -> None:
     """The rate that is reached is that of the best depth, but for what estimating costs where little can be won."""
@@ -53,7 +53,7 @@ def test_exact_figures_give_the_best_depth_exactly(accepts: list[float]) -> None
 
 @pytest.mark.parametrize("shape", [chain(8), chain(1), k_ary([3, 2, 2, 1]), Dynamic(6, 4, 24)], ids=str)
 @pytest.mark.parametrize("alpha", [0.0, 0.05])
-@pytest.mark.parametrize(("step", "base"), by_default(2, [(0.1, 0.1), (0.2, 0.2), (0.02, 0.05), (0.4, 0.3)]))
+@pytest.mark.parametrize(("step", "base"), by_default(1, [(0.1, 0.1), (0.2, 0.2), (0.02, 0.05), (0.4, 0.3)]))
 def test_hopeless_text_costs_at_most_five_per_cent(shape: Shape, alpha: float, step: float, base: float) -> None:
     """Probing included, against one second a token, the clock off by up to a tenth."""
     for seed, tokens in itertools.product(range(4), (128, 1000)):

@@ -70,6 +70,7 @@ def test_each_turn_reads_what_is_new_and_writes_what_a_fresh_call_writes(name: s
         ids = out.sequences
 
 
+@pytest.mark.usefixtures("uncaptured")
 def test_a_prompt_that_parts_from_the_text_continues_from_what_both_share() -> None:
     model, conversation, ids = target(), Conversation(), torch.arange(20)[None]
     draft = drafters(model)["near"]
@@ -102,6 +103,7 @@ def test_a_call_that_failed_leaves_what_it_did_not_write_over() -> None:
     assert out.stats.num_prefilled == 19 - 15
 
 
+@pytest.mark.usefixtures("uncaptured")
 def test_other_calls_meanwhile_do_not_write_into_it() -> None:
     model, ids = target(), torch.arange(20)[None]
     both = (Conversation(), Conversation())

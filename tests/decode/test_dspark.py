@@ -186,6 +186,7 @@ def test_anchors_are_drawn_from_the_generator_that_checkpoints_keep() -> None:
     assert [anchors(), anchors()] == [one, other]
 
 
+@pytest.mark.usefixtures("uncaptured")
 @pytest.mark.parametrize("rank", by_default(1, [4, 0]))
 @pytest.mark.parametrize("tree", by_default(2, ["chain", "dynamic", "3x2x1"]))
 def test_output_is_that_of_autoregressive_decoding(tree: str, rank: int) -> None:

@@ -21,12 +21,17 @@ from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorL
 from decode import generate
 from decode.drafters.base import Drafter
 from decode.drafters.lm import LMDraft
+from decode.drafters.untrained.cascade import CascadeDrafter
+from decode.drafters.untrained.config import NgramConfig
+from decode.drafters.untrained.edit import EditDrafter
+from decode.drafters.untrained.ngram import NgramDrafter
 from decode.forward.kept.lease import Lease
 from decode.forward.runner import CAPTURE_AFTER
 from decode.forward.target import CachedModel, runner_for
 from decode.requests import Event
 from tests.commands import ROOT
 from tests.decode.heads import random_head
+from tests.decode.matrix_drafters import InTurn
 from tests.tiers import by_default
 from tests.tiny import tiny_llama
 
@@ -42,14 +47,29 @@ def eagle3(model: PreTrainedModel) -> Drafter:
     return random_head("eagle3", model)
 
 
+def lookup(model: PreTrainedModel) -> NgramDrafter:
+    return NgramDrafter(NgramConfig(least_match=1, memory=1000))
+
+
+def cascade(model: PreTrainedModel) -> Drafter:
+    return CascadeDrafter(LMDraft(tiny_llama(num_layers=1, seed=3, dtype=torch.float64)), lookup(model))
+
+
+def mixture(model: PreTrainedModel) -> Drafter:
+    return InTurn([lookup(model), EditDrafter(), cascade(model), draft_lm(model)])
+
+
 DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter | None]] = {
     "none": lambda model: None,
     "lm": draft_lm,
+    "mixture": mixture,
     "eagle3": eagle3,
+    "cascade": cascade,
+    "ngram": lookup,
 }
 
 
-@pytest.mark.parametrize("name", by_default(2, DRAFTERS))
+@pytest.mark.parametrize("name", by_default(3, DRAFTERS))
 def test_calls_of_several_threads_do_not_meet(name: str) -> None:
     model = tiny_llama(num_layers=6 if name == "eagle3" else 2, dtype=torch.float64).requires_grad_(False)
     drafter = DRAFTERS[name](model)
@@ -63,7 +83,7 @@ def test_calls_of_several_threads_do_not_meet(name: str) -> None:
     assert all(torch.equal(have, want) for have, want in zip(together, alone, strict=True))
 
 
-@pytest.mark.parametrize("name", by_default(1, ["lm", "eagle3"]))
+@pytest.mark.parametrize("name", by_default(1, ["lm", "eagle3", "cascade", "mixture"]))
 def test_a_processor_may_wait_for_another_thread(name: str) -> None:
     model = tiny_llama(num_layers=6 if name == "eagle3" else 2, dtype=torch.float64).requires_grad_(False)
     drafter = DRAFTERS[name](model)
@@ -87,7 +107,7 @@ def test_a_processor_may_wait_for_another_thread(name: str) -> None:
     assert torch.equal(waited, text(PROMPTS[0]))
 
 
-@pytest.mark.parametrize("name", by_default(2, DRAFTERS))
+@pytest.mark.parametrize("name", by_default(3, DRAFTERS))
 def test_a_call_inside_an_observer_does_not_meet_the_one_it_is_in(name: str) -> None:
     model = tiny_llama(num_layers=6 if name == "eagle3" else 2, dtype=torch.float64).requires_grad_(False)
     drafter, inner = DRAFTERS[name](model), []

@@ -13,6 +13,7 @@ from decode.drafters.lm import LMDraft
 from decode.drafters.untrained.config import NgramConfig
 from decode.drafters.untrained.ngram import NgramDrafter
 from decode.forward.runner import Runner, whole
+from tests.tiers import by_default
 from tests.tiny import tiny_llama
 
 PROMPT = torch.tensor([[5, 9, 2, 7], [3, 1, 4, 6]])
@@ -49,10 +50,13 @@ def whims(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("whims")
-@pytest.mark.parametrize(("prompt_tokens", "new_tokens"), [(4, 70), (4, 60), (60, 20)])
-@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize(
+    ("prompt_tokens", "new_tokens", "calls"),
+    by_default(2, [(4, 60, 6), (60, 20, 6), (4, 60, 24), (60, 20, 24), (4, 70, 24)]),
+)
+@pytest.mark.parametrize("adaptive", [True, False])
 def test_a_call_finds_all_its_rounds_captured(
-    adaptive: bool, prompt_tokens: int, new_tokens: int, captures: list[object]
+    adaptive: bool, prompt_tokens: int, new_tokens: int, calls: int, captures: list[object]
 ) -> None:
     """Across a step in the slots that passes look at, whatever the budget chooses; also where the drafts of the last
     rounds alone reach beyond it, which the rounds without drafts between them then look at as well, and where a call
@@ -64,7 +68,7 @@ def test_a_call_finds_all_its_rounds_captured(
     assert warm_up(model, draft, prompt, new_tokens, **settings) > 0
     made = len(captures)
     assert made > 3
-    for seed in range(1, 25):
+    for seed in range(1, 1 + calls):
         warm = generate(model, draft, prompt, max_new_tokens=new_tokens, seed=seed, **settings)
         if seed == 1:
             assert warm.sequences.equal(cold.sequences)
@@ -78,7 +82,7 @@ def test_texts_that_end_early_are_rehearsed_often_enough(captures: list[object])
     settings: dict[str, Any] = {"num_draft_tokens": 2, "adaptive": True, "eos_token_id": list(range(32))}
     warm_up(model, draft, PROMPT, 20, **settings)
     made = len(captures)
-    for seed in range(1, 60):
+    for seed in range(1, 30):
         generate(model, draft, PROMPT, max_new_tokens=20, seed=seed, **settings)
     assert len(captures) == made
 

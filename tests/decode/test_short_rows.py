@@ -24,6 +24,7 @@ from tests.decode.heads import VARIANTS, random_head
 from tests.tiers import by_default
 from tests.tiny import tiny_llama
 
+pytestmark = pytest.mark.usefixtures("uncaptured")
 PROMPTS = [[9], [5, 9, 2, 7, 11, 30], [4, 4]]
 """The first one ends with its first token, so that it stays a row of two."""
 
@@ -31,12 +32,6 @@ PROMPTS = [[9], [5, 9, 2, 7, 11, 30], [4, 4]]
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
     return tiny_llama(dtype=torch.float64).requires_grad_(False)
-
-
-@pytest.fixture(autouse=True)
-def uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most tests here are over before a capture has paid for itself."""
-    monkeypatch.setattr("decode.forward.runner.CAPTURE_AFTER", 10**9)
 
 
 def draft_of(model: PreTrainedModel, name: str) -> Any:

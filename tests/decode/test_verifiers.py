@@ -66,7 +66,7 @@ def test_inexact_pairs_are_refused_with_a_way_out(settings: dict[str, Any], mess
 
 def test_block_verification_refuses_trees() -> None:
     ids, _ = ragged_prompts(1)
-    drafter = OracleTree([[1] * 40], 64)
+    drafter = OracleTree(ids.tolist(), 64)
     with pytest.raises(ConfigError, match="takes chains.*Use verifier=coupled"):
         generate(tiny_llama(), drafter, ids, max_new_tokens=8, verifier="block", eos_token_id=(), seed=0)
 

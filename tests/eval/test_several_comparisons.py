@@ -48,6 +48,17 @@ def one() -> dict[str, Any]:
 
 @pytest.fixture
 def runs(one: dict[str, Any]) -> list[dict[str, Any]]:
+    """A test may change them."""
+    return three_runs(one)
+
+
+@pytest.fixture(scope="module")
+def pooled(one: dict[str, Any]) -> dict[str, Any]:
+    """As one comparison, which no test changes."""
+    return pool_comparisons(three_runs(one))
+
+
+def three_runs(one: dict[str, Any]) -> list[dict[str, Any]]:
     """Three times the same, at another pace; in the second our loop took twice as long."""
     found = []
     for number, pace in enumerate([1.0, 1.2, 0.9]):
@@ -64,9 +75,10 @@ def runs(one: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def test_ratios_are_pooled_over_runs_and_batches_and_given_by_run(runs: list[dict[str, Any]]) -> None:
+def test_ratios_are_pooled_over_runs_and_batches_and_given_by_run(
+    runs: list[dict[str, Any]], pooled: dict[str, Any]
+) -> None:
     check_comparisons(FILES, runs)
-    pooled = pool_comparisons(runs)
     for number, cell in enumerate(pooled["cells"]):
         (arm,) = [arm for arm in cell["arms"] if arm["arm"] == OURS]
         alone = [next(one for one in run["cells"][number]["arms"] if one["arm"] == OURS) for run in runs]
@@ -86,8 +98,8 @@ def _seconds(cell: dict[str, Any], arm: str) -> list[float]:
     return next(one["seconds_per_token"] for one in cell["arms"] if one["arm"] == arm)
 
 
-def test_the_page_says_what_each_run_found(runs: list[dict[str, Any]]) -> None:
-    page = render_summary(pool_comparisons(runs))
+def test_the_page_says_what_each_run_found(runs: list[dict[str, Any]], pooled: dict[str, Any]) -> None:
+    page = render_summary(pooled)
     assert "by run" in page
     assert "over runs and batches of prompts" in page
     alone = render_summary(runs[0])

@@ -33,6 +33,8 @@ from train.metric_sums import Sums
 from train.optimizers import build_optimizers
 from train.stage import run
 
+pytestmark = pytest.mark.usefixtures("uncaptured")
+
 TEXT = {"name": "python_stdlib"}
 
 

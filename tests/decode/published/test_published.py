@@ -24,6 +24,8 @@ from tests.decode.published.folders import DRAFTED, PUBLISHED, VOCAB, save_targe
 from train.check.replicas import REPLICAS
 from train.check.replicas.base import Served
 
+pytestmark = pytest.mark.usefixtures("uncaptured")
+
 EAGLE = (2, 4, 5)
 TAPS = {"yuhuili": EAGLE, "RedHatAI": EAGLE, "SpecForge": EAGLE} | dict.fromkeys(("FasterDecoding", "TGI"), (-1,))
 TAPS |= dict.fromkeys(("AngelSlim", "speculators-qwen3", "z-lab", "deepseek-ai"), (2, 4, 6))

@@ -32,6 +32,7 @@ def helpers(texts: list[list[int]]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.usefixtures("uncaptured")
 @pytest.mark.parametrize("verifier", by_default(2, ["coupled", "rejection", "block"]))
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("name", ["ngram", "oracle of the target", "another draft", "cascade"])

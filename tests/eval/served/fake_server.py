@@ -13,7 +13,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 from typing import Any
 
-from eval.modes.served.counting import Pair
 from eval.modes.served.engine.metrics import Counters
 
 
@@ -62,22 +61,6 @@ class FakeEngine:
         for place, taken in enumerate(self.counters.accepted):
             lines.append(f'{name}_accepted_tokens_per_pos_total{{{labels},position="{place}"}} {float(taken)}')
         return "\n".join(lines) + "\n"
-
-
-class TrueEngine(FakeEngine):
-    """One that writes as a target does, and counts as our decoder does with a drafter."""
-
-    def __init__(self, pair: Pair, drafter: Any, **known: Any) -> None:
-        super().__init__(**known)
-        self.pair, self.drafter = pair, drafter
-
-    def write(self, asked: dict[str, Any]) -> tuple[list[int], Counters]:
-        prompt, limit, k = asked["prompt"], asked["max_tokens"], len(self.counters.accepted)
-        (text,) = self.pair.write([prompt], limit + k, asked["temperature"], asked.get("seed") or 0)
-        if not k:
-            return text[:limit], Counters(0, 0, ())
-        (counters,) = self.pair.counters_along(self.drafter, [prompt], [text], limit, k)
-        return text[:limit], counters
 
 
 def handler_of(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:

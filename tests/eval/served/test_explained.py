@@ -21,6 +21,8 @@ from tests.eval.served.test_mode import Toy, results_of
 from tests.eval.served.test_mode import toy as toy  # a fixture
 from tests.tiny import save_tiny_target
 
+pytestmark = pytest.mark.usefixtures("uncaptured")
+
 PROMPTS = [[5, 9, 3, 7], [8, 2, 6, 4, 1], [3, 3, 11]]
 OURS = Counters(100, 300, (80, 60, 40))
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,9 +24,12 @@ from eval.modes.served.engine.server import ServerGoneError
 from eval.modes.served.page import render_summary
 from eval.publish import publish
 from tests.commands import built
-from tests.eval.served.fake_server import FakeEngine, TrueEngine, serving
+from tests.eval.served.fake_server import FakeEngine, serving
+from tests.eval.served.true_engine import Answer, TrueEngine
 from tests.tiny import save_tiny_target
 from tests.train.toy import write_corpus
+
+pytestmark = pytest.mark.usefixtures("uncaptured")
 
 K = 3
 
@@ -39,6 +43,7 @@ class Toy:
         save_tiny_target(folder / "draft")
         self.spoil(0.02)
         self.corpus = str(write_corpus(folder / "corpus"))
+        self.answers: dict[tuple[str, str], dict[tuple[Any, ...], Answer]] = defaultdict(dict)
 
     def spoil(self, amount: float) -> None:
         draft = AutoModelForCausalLM.from_pretrained(self.draft, dtype=torch.float32)
@@ -50,9 +55,10 @@ class Toy:
 
     def engine(self, drafted: str | None = None, written: str | None = None, **known: Any) -> TrueEngine:
         """Of its draft, or of the one in the folder `drafted`, for the target, or the one in `written`."""
-        target = AutoModelForCausalLM.from_pretrained(written or self.target, dtype=torch.float32).eval()
-        drafter = load_drafter(drafted or self.draft, target=target)
-        return TrueEngine(Pair(target, 4), drafter, **{"model": self.target, "k": K, **known})
+        written, drafted = written or self.target, drafted or self.draft
+        target = AutoModelForCausalLM.from_pretrained(written, dtype=torch.float32).eval()
+        drafter, answers = load_drafter(drafted, target=target), self.answers[written, drafted]
+        return TrueEngine(Pair(target, 4), drafter, answers, **{"model": self.target, "k": K, **known})
 
     def config(self, output: Path, url: str | None, **changes: Any) -> EvalConfig:
         content: dict[str, Any] = {
@@ -132,7 +138,7 @@ def test_an_engine_that_draws_otherwise(toy: Toy, tmp_path: Path) -> None:
 def test_texts_of_another_model_are_refused(toy: Toy, tmp_path: Path) -> None:
     save_tiny_target(tmp_path / "other", seed=5)
     with serving(toy.engine(written=str(tmp_path / "other"))) as url, pytest.raises(InputError, match="another model"):
-        stage.run(toy.config(tmp_path, url))
+        stage.run(toy.config(tmp_path, url, served={"batch_sizes": []}))
     assert not (tmp_path / "report/results.json").exists()
 
 

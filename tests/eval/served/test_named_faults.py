@@ -27,6 +27,8 @@ from tests.eval.served.named import NAMED, UNEXPLAINED
 from tests.train.check.folders import Folders
 from tests.train.check.test_faults import DAMAGED
 
+pytestmark = pytest.mark.usefixtures("uncaptured")
+
 K = 3
 COUNTED = [one for one in FAULTS if one.in_vllm == "counters"]
 UNREAD = ("medusa_fc_bias left out", "the target's layers counted", "not a number")
@@ -69,9 +71,21 @@ def draft_of(family: str) -> str:
     return DAMAGED.get(family, f"{family}-reduced")
 
 
+QUICK = {
+    ("eagle3", "d2t out of order"),
+    ("eagle3", "a random embedding"),
+    ("eagle3", "hidden states one layer early"),
+    ("eagle3", "norm_before_residual"),
+    ("eagle3", "another epsilon"),
+    ("medusa", "token_map out of order"),
+    ("lm", "another rope"),
+}
+
+
 def marked(fault: Fault) -> object:
-    """A block is computed by itself for each place of a text."""
-    return pytest.param(fault, marks=[pytest.mark.slow] * (fault.family == "dflash"))
+    """By default faults of weights, of vocabularies, of layers and of positions; a dflash block takes longest, since it
+    is computed by itself for each place of a text."""
+    return pytest.param(fault, marks=[pytest.mark.slow] * ((fault.family, fault.name) not in QUICK))
 
 
 @pytest.mark.parametrize("fault", map(marked, SEEN), ids=[f"{one.family}: {one.name}" for one in SEEN])
