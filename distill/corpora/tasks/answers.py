@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 Parts = tuple[str, str]
-MOST_LINES = 3
+LINES_QUOTED = 3
 WORDS = 3
 """Of a line that a question may give to name it."""
 
@@ -18,7 +18,7 @@ def quotation(piece: str, rng: random.Random) -> Parts | None:
     if not starts:
         return None
     first, start = rng.choice(starts)
-    count = rng.randint(1, min(MOST_LINES, len(lines) - first))
+    count = rng.randint(1, min(LINES_QUOTED, len(lines) - first))
     quoted = "\n".join(lines[first : first + count])
     return f"# text\n{piece}\n# quote {count} {'lines' if count > 1 else 'line'} from {start}:", "\n" + quoted
 

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 from textwrap import dedent, indent
 
-LINES = 6
-LONGEST_LINE = 76
+FEWEST_LINES, MOST_LINES = 3, 6
 MOST_CHARACTERS = 260
-"""Of a piece: about 80 tokens of a 4,096-entry tokenizer, so that a task fits into 256 tokens."""
+"""Of a piece: about 80 tokens of a 4,096-entry tokenizer, so that most tasks fit into 256 tokens."""
 MARGIN = "    "
 """Before every line of a piece: a line's first word then has the tokens that it has in an instruction, where a space
 stands before it too."""
@@ -17,14 +16,24 @@ _NAME = re.compile(r"\b[A-Za-z_][A-Za-z_0-9]{2,15}\b")
 
 
 def pieces(source: str) -> Iterator[str]:
-    """Pieces of LINES lines that do not overlap, blank lines left out, indented by MARGIN; long-winded ones are left
-    out."""
+    """Pieces of FEWEST_LINES to MOST_LINES lines that do not overlap, blank lines left out, indented by MARGIN."""
     lines = [line.rstrip() for line in source.expandtabs(4).splitlines() if line.strip()]
-    for start in range(0, len(lines) - LINES + 1, LINES):
-        part = lines[start : start + LINES]
-        piece = dedent("\n".join(part))
-        if len(piece) <= MOST_CHARACTERS and max(map(len, piece.split("\n"))) <= LONGEST_LINE:
-            yield indent(piece, MARGIN)
+    start = 0
+    while start < len(lines):
+        part = _from(lines, start)
+        if len(part) >= FEWEST_LINES:
+            yield indent(dedent("\n".join(part)), MARGIN)
+        start += max(1, len(part))
+
+
+def _from(lines: list[str], start: int) -> list[str]:
+    """As many lines as a piece takes."""
+    part: list[str] = []
+    for line in lines[start : start + MOST_LINES]:
+        if len(dedent("\n".join([*part, line]))) > MOST_CHARACTERS:
+            break
+        part.append(line)
+    return part
 
 
 def names(text: str) -> list[str]:
