@@ -14,10 +14,22 @@ from distill.config import DataConfig
 from distill.corpora import load_corpus
 from distill.corpora.corpus import EmptySplitError, Split, split_of
 from distill.corpora.tasks import KINDS, Task, TaskKind, task_prompts
-from distill.corpora.text_files import python_stdlib
+from distill.corpora.text_files import text_files
 from distill.prompts.tokenizer import train_bpe
 
 CONFIG = DataConfig(name="tasks")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small files of prose."""
+    folder = tmp_path_factory.mktemp("files")
+    for number in range(40):
+        lines = (
+            f"Line{line} of person{number} has item{line % 3} and likes town{line * number}." for line in range(30)
+        )
+        (folder / f"{number}.txt").write_text("\n".join(lines))
+    return folder
 
 
 @cache
@@ -82,19 +94,21 @@ def test_a_log_goes_on_as_it_began() -> None:
         assert given >= 2 * turns  # every line of the answer has been seen twice
 
 
-def test_a_file_decides_the_split_of_its_tasks() -> None:
-    files = {file.id: file for file in python_stdlib()}
+def test_a_file_decides_the_split_of_its_tasks(folder: Path) -> None:
+    config = DataConfig(name="tasks", path=str(folder), heldout_share=0.3, validation_share=0.3)
+    files = {file.id: file for file in text_files(folder)}
     for split in get_args(Split):
-        documents = list(load_corpus(CONFIG).documents(split))
-        assert {split_of(files[one.id.rsplit("#", 1)[0]], CONFIG) for one in documents} == {split}
+        documents = list(load_corpus(config).documents(split))
+        assert {split_of(files[one.id.rsplit("#", 1)[0]], config) for one in documents} == {split}
         assert {one.category for one in documents} == set(KINDS)
         assert len({one.id for one in documents}) == len(documents)
         texts = {one.text for one in documents}
         for kind in KINDS:
-            prompts = task_prompts(kind, CONFIG, split, 20)
-            assert len(prompts) == 20
+            prompts = task_prompts(kind, config, split, 10)
+            assert len(prompts) == 10
             assert {task.text for task in prompts} <= texts
-            assert {split_of(files[task.id.rsplit("#", 1)[0]], CONFIG) for task in prompts} == {split}
+            assert {split_of(files[task.id.rsplit("#", 1)[0]], config) for task in prompts} == {split}
+            assert all(task.source == files[task.id.rsplit("#", 1)[0]].text for task in prompts)
 
 
 def test_prompts_are_spread_over_the_files() -> None:
@@ -103,16 +117,17 @@ def test_prompts_are_spread_over_the_files() -> None:
         assert len(set(firsts)) == 12
 
 
-def test_tasks_are_the_same_in_every_process() -> None:
+def test_tasks_are_the_same_in_every_process(folder: Path) -> None:
     """Python's own hash of a text is another one in every process."""
     program = (
-        "from distill.config import DataConfig; from distill.corpora.tasks import *; "
-        "print([t.text for k in KINDS for t in task_prompts(k, DataConfig(name='tasks'), 'heldout', 3)])"
+        "import sys; from distill.config import DataConfig; from distill.corpora import load_corpus; "
+        "config = DataConfig(name='tasks', path=sys.argv[1]); "
+        "print([one.text for one in load_corpus(config).documents('train')])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(
-        [task.text for kind in KINDS for task in task_prompts(kind, CONFIG, "heldout", 3)]
-    )
+    command = [sys.executable, "-c", program, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    config = DataConfig(name="tasks", path=str(folder))
+    assert done.stdout.strip() == str([one.text for one in load_corpus(config).documents("train")])
 
 
 def test_prompt_and_answer_have_the_tokens_of_the_whole_text() -> None:
@@ -123,19 +138,6 @@ def test_prompt_and_answer_have_the_tokens_of_the_whole_text() -> None:
         for task in tasks(kind):
             ids = [tokenizer(part)["input_ids"] for part in (task.prompt, task.answer, task.text)]
             assert ids[0] + ids[1] == ids[2]  # type: ignore[operator]
-
-
-def test_tasks_of_files_of_ones_own(tmp_path: Path) -> None:
-    for number in range(40):
-        lines = [
-            f"Person {number} has item {line} of lot{line % 3} and likes town{line * number}.\n" for line in range(30)
-        ]
-        (tmp_path / f"{number}.txt").write_text("".join(lines))
-    config = DataConfig(name="tasks", path=str(tmp_path), heldout_share=0.3)
-    for kind in KINDS:
-        found = task_prompts(kind, config, "heldout", 10)
-        assert len(found) == 10
-        assert all(task.source == (tmp_path / task.id.split("#")[0]).read_text() for task in found)
 
 
 @pytest.mark.parametrize(

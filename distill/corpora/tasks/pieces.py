@@ -29,8 +29,10 @@ def pieces(source: str) -> Iterator[str]:
 def _from(lines: list[str], start: int) -> list[str]:
     """As many lines as a piece takes."""
     part: list[str] = []
+    free = MOST_CHARACTERS
     for line in lines[start : start + MOST_LINES]:
-        if len(dedent("\n".join([*part, line]))) > MOST_CHARACTERS:
+        free -= len(line.strip()) + 1
+        if free < 0:
             break
         part.append(line)
     return part
