@@ -37,7 +37,13 @@ _GARBAGE = [
 ]
 _MISSING_FILES = {
     "datastore": ["target.path={}", "data=jsonl data.path={}"],
-    "distill": ["target.path={}", "data=jsonl data.path={}", "data=text data.path={}", "data=parquet data.path={}"],
+    "distill": [
+        "target.path={}",
+        "data=jsonl data.path={}",
+        "data=text data.path={}",
+        "data=parquet data.path={}",
+        "data=tasks data.path={}",
+    ],
     "train": ["target.path={}", "records={}", "resume={}", "draft.init_from={}"],
     "decode": [
         "target.path={}",

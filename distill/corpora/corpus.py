@@ -25,6 +25,9 @@ class Document:
     text: str | None = None
     messages: list[Message] | None = None
     category: str | None = None
+    place: float | None = None
+    """`split_place` of the text that this was made from, which decides its split: nothing made from a held-out file is
+    trained on. None is by its own text."""
 
 
 def unit_hash(*parts: object) -> float:
@@ -33,15 +36,22 @@ def unit_hash(*parts: object) -> float:
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
+def split_place(text: str) -> float:
+    """Where a text lies in [0, 1), for the shares of the splits; blanks around it make no other text of it."""
+    return unit_hash("split", text.strip())
+
+
 def split_of(document: Document, config: DataConfig) -> Split:
-    """The split of a document, by the hash of its text, or of the first question of its conversation.
+    """The split of a document, by the hash of its text, of what it was made from, or of the first question of its
+    conversation.
 
     Not by its id: the same text under two ids (web data repeats itself) would be trained on and held out at once.
     """
     messages = document.messages or []
     asked = [message["content"] for message in messages if message["role"] == "user"]
-    text = document.text or next(iter(asked), str(messages))
-    place = unit_hash("split", text.strip())
+    place = document.place
+    if place is None:
+        place = split_place(document.text or next(iter(asked), str(messages)))
     if place < config.heldout_share:
         return "heldout"
     return "validation" if place < config.heldout_share + config.validation_share else "train"

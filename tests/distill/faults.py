@@ -292,8 +292,8 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
         ("distill.corpora.corpus:Corpus.documents", "self.config.max_documents", "None"),
     ],
     test_corpora.test_the_line_between_splits_is_where_it_always_was: [
-        ("distill.corpora.corpus:split_of", '"split", text.strip()', '"splits", text.strip()'),
-        ("distill.corpora.corpus:split_of", "text.strip()", "text"),
+        ("distill.corpora.corpus:split_place", '"split", text.strip()', '"splits", text.strip()'),
+        ("distill.corpora.corpus:split_place", "text.strip()", "text"),
         ("distill.corpora.corpus:split_of", "place < config.heldout_share:", "place < config.validation_share / 2:"),
     ],
 }
