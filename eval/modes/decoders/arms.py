@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from decode.config import SamplingConfig
 from eval.arms.base import ASSISTED, LOOKUP, OURS, STATIC, VLLM, Arm, eos_ids, our_name
-from eval.arms.ours import assisted_arms, our_arm, plain_arms, renamed
+from eval.arms.ours import assisted_arms, lookup_arms, our_arm, plain_arms, renamed
 from eval.arms.transformers_arms import TransformersArm, no_compiler, static_options
 from eval.arms.vllm_engines import Engines, drafting_with_model, worker_settings
 from eval.comparison_config import PLAIN, arm_settings
@@ -90,16 +90,6 @@ class Stock:
         """transformers assisted generation by setting; none for a draft that is no language model."""
         return assisted_arms(self.cfg, self.model, self.drafter, temperature)
 
-    def lookup(self, temperature: float) -> dict[str, Arm]:
-        """transformers prompt lookup by number of tokens."""
-        sampling = sampling_at(self.cfg, temperature)
-        return {
-            f"n={tokens}": TransformersArm(
-                f"{LOOKUP}, n={tokens}", self.model, sampling, {"prompt_lookup_num_tokens": tokens}
-            )
-            for tokens in self.cfg.peers.prompt_lookup_num_tokens
-        }
-
     def vllm(self, temperature: float) -> list[Arm]:
         """vLLM without and with its draft; none unless asked for."""
         sampling, eos = sampling_at(self.cfg, temperature), eos_ids(self.model)
@@ -120,7 +110,10 @@ def candidates(stock: Stock, point: Point) -> dict[str, dict[str, Arm]]:
     """Family -> setting -> arm. transformers drafts for one prompt at a time, so beyond batch 1 only ours are tried."""
     families = {OURS: {PLAIN: stock.plain(point.temperature)[0], **stock.ours(point.temperature)}}
     if point.batch_size == 1:
-        families |= {ASSISTED: stock.assisted(point.temperature), LOOKUP: stock.lookup(point.temperature)}
+        families |= {
+            ASSISTED: stock.assisted(point.temperature),
+            LOOKUP: lookup_arms(stock.cfg, stock.model, point.temperature),
+        }
     return {family: arms for family, arms in families.items() if arms}
 
 
@@ -157,7 +150,7 @@ def arms_of(stock: Stock, cell: Cell, choice: Mapping[str, Any], without: Sequen
     arms = [*stock.plain(temperature), *stock.ours(temperature, timed_settings(stock, cell, choice)).values()]
     if cell.batch_size in stock.cfg.decoders.static_batches:
         arms.append(stock.static(temperature))
-    families = {ASSISTED: stock.assisted(temperature), LOOKUP: stock.lookup(temperature)}
+    families = {ASSISTED: stock.assisted(temperature), LOOKUP: lookup_arms(stock.cfg, stock.model, temperature)}
     for family, settings in families.items():
         if family in choice["best"]:
             arms.append(renamed(settings[choice["best"][family]], family))
