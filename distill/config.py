@@ -8,7 +8,7 @@ from typing import Literal
 from decode.common.typed_config import require, require_at_least
 from decode.config import ModelConfig, check_sampling
 
-CorpusName = Literal["python_stdlib", "text", "jsonl", "parquet", "dataset", "hub", "own"]
+CorpusName = Literal["python_stdlib", "text", "jsonl", "parquet", "dataset", "hub", "tasks", "own"]
 StoreName = Literal["head_tail", "topk", "full", "last_hidden"]
 FeatureCodeName = Literal["bf16", "int8", "pca"]
 TermName = Literal["cross_entropy", "forward_kl", "tv", "neg_log_alpha", "reverse_kl", "jsd"]
@@ -22,9 +22,10 @@ class DataConfig:
     """Where documents come from and how they are split (group `data`)."""
 
     name: CorpusName = "python_stdlib"
-    """Kind of corpus; everything but python_stdlib needs `path`, and own, of eval alone, is the draft's."""
+    """Kind of corpus; python_stdlib takes no `path`, tasks may (without one they are made from that library), all
+    others need it; own, of eval alone, is the draft's."""
     path: str | None = None
-    """File or folder (text, jsonl, parquet, dataset), or hub id (hub)."""
+    """File or folder (text, jsonl, parquet, dataset, tasks), or hub id (hub)."""
     subset: str | None = None
     """Configuration of a hub or builder dataset; None is its default."""
     hub_split: str | None = None
@@ -54,12 +55,12 @@ class DataConfig:
             self.name != "own" or self.path is None,
             f"data.path={self.path} does not say what lies there; name it, as data=jsonl or data=text",
         )
-        needs_path = self.name not in ("python_stdlib", "own")
+        needs_path = self.name not in ("python_stdlib", "tasks", "own")
         require(
             not needs_path or bool(self.path), f"data={self.name} needs data.path, the file, folder or hub id to read"
         )
         require(
-            needs_path or self.path is None,
+            self.name != "python_stdlib" or self.path is None,
             f"data=python_stdlib reads the interpreter's own files, not {self.path!r}. Name what lies there, as "
             "data=jsonl or data=text",
         )

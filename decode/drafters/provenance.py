@@ -30,7 +30,7 @@ class TextOrigin(Content):
 
     @model_validator(mode="after")
     def _is_whole(self) -> TextOrigin:
-        if (self.path is None) != (self.name == "python_stdlib"):
+        if self.name != "tasks" and (self.path is None) != (self.name == "python_stdlib"):
             raise ValueError(f"path={self.path!r} does not go with name={self.name!r}: python_stdlib alone has none")
         if self.validation_share + self.heldout_share >= 1:
             raise ValueError("validation_share and heldout_share leave nothing to train on")

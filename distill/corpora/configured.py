@@ -12,12 +12,14 @@ from distill.config import DataConfig
 from distill.corpora.corpus import Corpus, Document
 from distill.corpora.hub_datasets import dataset_rows
 from distill.corpora.row_files import jsonl_rows, parquet_rows
+from distill.corpora.tasks import task_documents
 from distill.corpora.text_files import python_stdlib, text_files
 
 FILE_READERS: dict[str, Callable[[Path, DataConfig], Iterator[Document]]] = {
     "text": lambda path, _: text_files(path),
     "jsonl": jsonl_rows,
     "parquet": parquet_rows,
+    "tasks": lambda path, _: task_documents(text_files(path)),
 }
 NEEDS = {"parquet": "pyarrow", "dataset": "datasets", "hub": "datasets"}
 """DataConfig.name -> package of the extra `train`."""
@@ -28,6 +30,8 @@ def load_corpus(config: DataConfig) -> Corpus:
     package that is not installed. Rows are read as documents are asked for."""
     if config.name == "python_stdlib":
         return Corpus(config, "the Python standard library", python_stdlib)
+    if config.name == "tasks" and config.path is None:
+        return Corpus(config, "the Python standard library", lambda: task_documents(python_stdlib()))
     assert config.path is not None
     if config.name != "hub" and not Path(config.path).exists():
         raise InputError(f"data.path={config.path} does not exist; give the {config.name} file or folder to read")

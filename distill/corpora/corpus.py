@@ -25,6 +25,9 @@ class Document:
     text: str | None = None
     messages: list[Message] | None = None
     category: str | None = None
+    made_from: str | None = None
+    """Text of the file that this was made from, where it was: the file decides the split, so that nothing made from a
+    held-out one is trained on."""
 
 
 def unit_hash(*parts: object) -> float:
@@ -34,13 +37,14 @@ def unit_hash(*parts: object) -> float:
 
 
 def split_of(document: Document, config: DataConfig) -> Split:
-    """The split of a document, by the hash of its text, or of the first question of its conversation.
+    """The split of a document, by the hash of its text (of what it was made from), or of the first question of its
+    conversation.
 
     Not by its id: the same text under two ids (web data repeats itself) would be trained on and held out at once.
     """
     messages = document.messages or []
     asked = [message["content"] for message in messages if message["role"] == "user"]
-    text = document.text or next(iter(asked), str(messages))
+    text = document.made_from or document.text or next(iter(asked), str(messages))
     place = unit_hash("split", text.strip())
     if place < config.heldout_share:
         return "heldout"
