@@ -84,7 +84,8 @@ class PeersConfig:
     prompt_lookup_num_tokens: list[int] = field(default_factory=lambda: [3, 10])
     """mode=decoders, drafters: values of prompt_lookup_num_tokens tried; [] leaves prompt lookup out."""
     vllm_python: str | None = None
-    """mode=decoders, drafters: interpreter of an environment with vLLM; None leaves vLLM out, `peers=vllm` names ours."""
+    """mode=decoders, drafters: interpreter of an environment with vLLM; None leaves vLLM out; `peers=vllm` names
+    ours."""
     vllm_draft_tokens: list[int] = field(default_factory=lambda: [4])
     """Draft tokens per pass of vLLM with its draft, with mode=drafters of its prompt lookup (ngram); each in an engine
     of its own."""

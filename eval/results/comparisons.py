@@ -1,5 +1,5 @@
 """Runs of one comparison at different times, made one: what differs between processes has an interval over runs and
-batches of prompts, and stands beside the least and the most of the runs. What a comparison is of is its mode's to say."""
+batches of prompts, and stands beside the least and the most of the runs. Its mode says what it is of."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from decode.common.checked_json import shown
 from decode.common.errors import InputError
 from eval.results.figures import described
 from eval.results.poolable import check_different_runs, check_same
 from eval.results.pooling import DEFINITIONS, pooled_row, row_key
-from eval.results.statistics import arm_ratio_of_runs, arm_speed
+from eval.results.statistics import arm_ratio, arm_ratio_of_runs, arm_speed
 
 Run = Mapping[str, Any]
 Others = Callable[[Sequence[Run]], Mapping[str, str]]
@@ -56,6 +57,36 @@ def pooled_comparison(runs: Sequence[Run], others: Others) -> dict[str, Any]:
         "cells": [_cell(each, others(each), seed) for each in cells_of_runs(runs)],
         "runs": [{"environment": run["environment"]} for run in runs],
     }
+
+
+def cell_with_ratios(cell: Run, others: Others, seed: int) -> dict[str, Any]:
+    """A timed cell without its rows, with every arm's speed and its ratios over `others`."""
+    against = others([cell])
+    arms = [
+        {
+            **one,
+            "tokens_per_s": arm_speed([cell], one["arm"]),
+            **{
+                key: value
+                for name, other in against.items()
+                for key, value in described(name, arm_ratio([cell], one["arm"], other, seed)).items()
+            },
+        }
+        for one in cell["arms"]
+    ]
+    return {**{key: value for key, value in cell.items() if key != "rows"}, "arms": arms}
+
+
+def check_same_comparison(setting: str, file: Path, known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """InputError unless `file`, the value of `setting`, is of what `wanted` names: choices of other arms, or made for
+    other models, would be timed as if they were the best here."""
+    for name, here in wanted.items():
+        if known.get(name) != here:
+            raise InputError(
+                f"{setting}={file} is of {name} {shown(known.get(name))}, and this run is of {shown(here)}: "
+                "what was chosen there need not be the best here. Name a run of the same comparison, or leave out "
+                f"{setting} to choose anew"
+            )
 
 
 def cells_of_runs(runs: Sequence[Run]) -> list[list[Run]]:

@@ -1,5 +1,5 @@
-"""The cells of the comparison and the arms of each: every way to draft at the draft length that was chosen for the cell,
-and the peers at theirs."""
+"""The cells of the comparison and the arms of each: every way to draft at the length that was chosen for the cell, and
+the peers at theirs."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class Stock:
     _warm: set[tuple[Cell, str]] = field(default_factory=set)
 
     def families(self, cell: Cell) -> dict[str, dict[str, Arm]]:
-        """Arm -> setting -> how it is run there: all that a cell chooses from. transformers looks up for one prompt at a
-        time."""
+        """Arm -> setting -> how it is run there: all that a cell chooses from. transformers looks up for one prompt at
+        a time."""
         peers = {VLLM_LOOKUP: self._vllm(cell)}
         if cell.batch_size == 1:
             peers[LOOKUP] = lookup_arms(self.cfg, self.model, cell.temperature)
@@ -96,10 +96,10 @@ class Stock:
         vllm = [arm for name, arm in self._engines(cell).items() if name == VLLM]
         return [*plain_arms(self.cfg, self.model, cell.temperature), *vllm]
 
-    def warm_up(self, arms: list[Arm], cell: Cell, max_new_tokens: int) -> None:
-        """Run those once, unmeasured, that did not run in this cell yet."""
-        cold = [arm for arm in arms if (cell, arm.name) not in self._warm]
-        warm_up(cold, self.texts[cell.text].screening, cell.batch_size, self.cfg.seed, max_new_tokens)
+    def warm_up(self, arms: list[Arm], cell: Cell) -> None:
+        """Run those once, unmeasured, that did not run in this cell yet, as long as when they are timed."""
+        cold, prompts = [arm for arm in arms if (cell, arm.name) not in self._warm], self.texts[cell.text].screening
+        warm_up(cold, prompts, cell.batch_size, self.cfg.seed, self.cfg.decode.max_new_tokens)
         self._warm.update((cell, arm.name) for arm in cold)
 
 
@@ -108,7 +108,7 @@ def choose(stock: Stock, cell: Cell) -> dict[str, Any]:
     reported; an arm of one setting is not tried."""
     cfg, families = stock.cfg, stock.families(cell)
     several = {name: arms for name, arms in families.items() if len(arms) > 1}
-    stock.warm_up([arm for arms in several.values() for arm in arms.values()], cell, cfg.timing.screening_tokens)
+    stock.warm_up([arm for arms in several.values() for arm in arms.values()], cell)
     found = tried_settings(cfg, cell, several, _screening_prompts(stock, cell))
     return {**found, "best": {name: found["best"].get(name) or next(iter(arms)) for name, arms in families.items()}}
 
@@ -118,14 +118,13 @@ def _screening_prompts(stock: Stock, cell: Cell) -> list[Prompt]:
     return stock.texts[cell.text].screening[:wanted]
 
 
-def arms_of(stock: Stock, cell: Cell, choice: Mapping[str, Any]) -> list[Arm]:
-    """All arms of a cell, each at its chosen setting."""
+def warm_arms(stock: Stock, cell: Cell, choice: Mapping[str, Any]) -> list[Arm]:
+    """All arms of a cell, each at its chosen setting and warm."""
     families, peers = stock.families(cell), (LOOKUP, VLLM_LOOKUP)
     chosen = {name: arms[choice["best"][name]] for name, arms in families.items()}
-    return [
-        *stock.plain(cell),
-        *(renamed(arm, name if name in peers else our_name(name)) for name, arm in chosen.items()),
-    ]
+    stock.warm_up([*stock.plain(cell), *chosen.values()], cell)
+    ours_and_peers = [renamed(arm, name if name in peers else our_name(name)) for name, arm in chosen.items()]
+    return [*stock.plain(cell), *ours_and_peers]
 
 
 def left_out(stock: Stock, cell: Cell) -> dict[str, str]:
@@ -141,9 +140,7 @@ def measure(stock: Stock, cell: Cell, choice: Mapping[str, Any]) -> dict[str, An
     cfg = stock.cfg
     prompts = stock.texts[cell.text].reported[: cell.batch_size * cfg.drafters.num_timed[cell.batch_size]]
     drafted = [_drafted(stock, way, cell, choice) for way in stock.target.ways(cfg, cell.text)]
-    arms = arms_of(stock, cell, choice)
-    stock.warm_up(arms, cell, cfg.decode.max_new_tokens)
-    content = CellRun(cfg, stock.model, {}).time(cell, arms, drafted, prompts)
+    content = CellRun(cfg, stock.model, {}).time(cell, warm_arms(stock, cell, choice), drafted, prompts)
     return {
         **content,
         "target": stock.target.key,

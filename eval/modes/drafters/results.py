@@ -12,9 +12,9 @@ from eval.config import EvalConfig
 from eval.modes.drafters.targets import Target
 from eval.modes.drafters.which_when import mixtures, which_when
 from eval.prompts.kinds import TextPrompts
+from eval.results.comparisons import cell_with_ratios
 from eval.results.document import DEFINITIONS, heading, target_entry
-from eval.results.figures import described
-from eval.results.statistics import arm_ratio, arm_speed, fastest_arm
+from eval.results.statistics import fastest_arm
 
 _SHARED = ("tau", "acceptance_by_position", "tokens_per_s", "baseline", "speedup", "whole_call_speedup", "ci95")
 _SHARED += ("ttft_s", "itl_s", "dtype_flips", "repeated_4gram_share", "peak_memory_bytes")
@@ -46,8 +46,8 @@ def make_results(
     """The content of results.json; the target of that name is the first that writes."""
     dtype = {cell["target"]: cell["dtype"] for cell in cells}
     described_targets = {one.key: target_entry(one.description, dtype[one.key]) for one in targets}
-    arms = _arms(cfg)
-    every, runs = [_cell(cell, cfg.seed) for cell in cells], [[cell] for cell in cells]
+    arms = arms_in_words(cfg)
+    every, runs = [cell_with_ratios(cell, compared_arms, cfg.seed) for cell in cells], [[cell] for cell in cells]
     return {
         **heading(cfg, sum(one["seconds"] for one in [*cells, *choices])),
         "target": described_targets[targets[0].key],
@@ -64,7 +64,7 @@ def make_results(
     }
 
 
-def _arms(cfg: EvalConfig) -> dict[str, Any]:
+def arms_in_words(cfg: EvalConfig) -> dict[str, Any]:
     """Name -> what it is."""
     ways = cfg.drafters.ways(cfg.drafts)
     return {
@@ -100,20 +100,3 @@ def compared_arms(cells: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Ratio -> the arm that others are held against in runs of one cell: the faster one without a draft."""
     plain = fastest_arm(cells, (AUTOREGRESSIVE, TRANSFORMERS))
     return {} if plain is None else {"over_plain": plain}
-
-
-def _cell(cell: dict[str, Any], seed: int) -> dict[str, Any]:
-    others = compared_arms([cell])
-    arms = [
-        {
-            **one,
-            "tokens_per_s": arm_speed([cell], one["arm"]),
-            **{
-                key: value
-                for name, other in others.items()
-                for key, value in described(name, arm_ratio([cell], one["arm"], other, seed)).items()
-            },
-        }
-        for one in cell["arms"]
-    ]
-    return {**{key: value for key, value in cell.items() if key != "rows"}, "arms": arms}
