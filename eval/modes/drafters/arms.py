@@ -3,31 +3,28 @@ the peers at theirs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import PreTrainedModel
 
+from decode.common.progress import progress
 from decode.config import SamplingConfig
-from eval.arms.base import LOOKUP, VLLM, Arm, eos_ids, our_name
-from eval.arms.ours import lookup_arms, our_arm, plain_arms, renamed
+from eval.arms.base import LOOKUP, VLLM, VLLM_LOOKUP, Arm, eos_ids, our_name
+from eval.arms.ours import OurArm, lookup_arms, our_arm, plain_arms, renamed
 from eval.arms.vllm_engines import Engines, drafting_with_lookup, worker_settings
-from eval.config import EvalConfig
+from eval.config import TOKEN_FOR_TOKEN, EvalConfig
 from eval.inputs import sampling_at
 from eval.measure.cells import Cell, CellRun, tried_settings
-from eval.measure.timed_run import warm_up
 from eval.modes.drafters.config import Way, length_name
 from eval.modes.drafters.targets import Target
 from eval.prompts.held_out import Prompt
 from eval.prompts.kinds import TextPrompts
 from eval.results.figures import Drafted
 
-VLLM_LOOKUP = f"{VLLM} ngram"
-"""vLLM's prompt lookup, at its best of peers.vllm_draft_tokens."""
 
-
-def cells(cfg: EvalConfig, targets: list[Target]) -> list[Cell]:
+def cells(cfg: EvalConfig, targets: Sequence[Target]) -> list[Cell]:
     """All cells in the order of the run: a target's cells together, its batch sizes one after another."""
     return [
         Cell(rows, temperature, text)
@@ -65,7 +62,7 @@ class Stock:
     """Arm -> its drafter."""
     engines: Engines
     texts: Mapping[str, TextPrompts]
-    _warm: set[tuple[Cell, str]] = field(default_factory=set)
+    _warm: set[tuple[Any, ...]] = field(default_factory=set)
 
     def families(self, cell: Cell) -> dict[str, dict[str, Arm]]:
         """Arm -> setting -> how it is run there: all that a cell chooses from. transformers looks up for one prompt at
@@ -96,11 +93,35 @@ class Stock:
         vllm = [arm for name, arm in self._engines(cell).items() if name == VLLM]
         return [*plain_arms(self.cfg, self.model, cell.temperature), *vllm]
 
-    def warm_up(self, arms: list[Arm], cell: Cell) -> None:
-        """Run those once, unmeasured, that did not run in this cell yet, as long as when they are timed."""
-        cold, prompts = [arm for arm in arms if (cell, arm.name) not in self._warm], self.texts[cell.text].screening
-        warm_up(cold, prompts, cell.batch_size, self.cfg.seed, self.cfg.decode.max_new_tokens)
-        self._warm.update((cell, arm.name) for arm in cold)
+    def warm_up(self, arms: Sequence[Arm], cell: Cell) -> None:
+        """Captures and first calls, unmeasured, once for all texts: captures are of shapes of passes, which drafters
+        without weights share, at either temperature. Rehearsing them anew for every arm took half of a run."""
+        cold = {key: arm for arm in arms if (key := self._shape(arm, cell)) not in self._warm}
+        with progress(len(cold), "arms", f"warm-up, {cell.name}") as bar:
+            for arm in cold.values():
+                self._first_call(arm, cell)
+                bar.update(1)
+        self._warm.update(cold)
+
+    def _shape(self, arm: Arm, cell: Cell) -> tuple[Any, ...]:
+        """What arms have in common that are warm together."""
+        if not isinstance(arm, OurArm) or arm.drafter is None or self._has_weights(arm):
+            return cell.point, arm.name
+        settings = [arm.settings[key] for key in ("num_draft_tokens", "tree", "tree_nodes", "adaptive")]
+        return cell.batch_size, *settings, arm.settings["verifier"] in TOKEN_FOR_TOKEN
+
+    def _has_weights(self, arm: OurArm) -> bool:
+        ways = self.cfg.drafters.ways(self.cfg.drafts)
+        return any(way.has_weights for way in ways if self.drafters.get(way.name) is arm.drafter)
+
+    def _first_call(self, arm: Arm, cell: Cell) -> None:
+        new_tokens = self.cfg.decode.max_new_tokens
+        every = sorted((one.ids for text in self.texts.values() for one in text.screening), key=len)
+        if isinstance(arm, OurArm):  # every number of slots from the shortest prompt to the end of the longest one
+            longest = max(prompts.longest for prompts in self.texts.values())
+            arm.capture_ahead([every[0]] * cell.batch_size, longest - len(every[0]) + new_tokens)
+        else:
+            arm.run([every[-1]] * cell.batch_size, list(range(cell.batch_size)), new_tokens, self.cfg.seed)
 
 
 def choose(stock: Stock, cell: Cell) -> dict[str, Any]:

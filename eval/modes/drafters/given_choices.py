@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from decode.common.errors import InputError
-from eval.arms.base import LOOKUP
+from eval.arms.base import LOOKUP, VLLM_LOOKUP
 from eval.config import EvalConfig
 from eval.measure.cells import Cell
-from eval.modes.drafters.arms import VLLM_LOOKUP, cells
+from eval.modes.drafters.arms import cells
 from eval.modes.drafters.config import length_name
 from eval.modes.drafters.results import arms_in_words
 from eval.modes.drafters.targets import Target

@@ -21,6 +21,7 @@ from eval.inputs import rough_seconds_per_token
 from eval.measure.cells import Cell, Results
 from eval.modes.drafters.arms import Stock, cells, choose, engine_names, engine_settings, measure
 from eval.modes.drafters.given_choices import Choices, given_choices
+from eval.modes.drafters.left_out import by_reason
 from eval.modes.drafters.page import render_page, render_summary
 from eval.modes.drafters.results import make_results
 from eval.modes.drafters.targets import Target, describe_targets
@@ -69,7 +70,12 @@ def plan_lines(cfg: EvalConfig, targets: Sequence[Target]) -> list[str]:
             for one in targets
             for text in one.texts
         ),
-        *(f"left out for {text}: {'; '.join(reasons)}" for text, reasons in _left_out(cfg, targets).items()),
+        *(
+            f"left out for {text}: {by_reason(reasons)}"
+            for one in targets
+            for text in one.texts
+            if (reasons := one.left_out(cfg, text))
+        ),
         f"settings: as chosen in {cfg.drafters.choices}" if cfg.drafters.choices else f"draft lengths: {tried}",
         f"beside them: {', '.join(peers)}; one prompt at a time also {LOOKUP} (best of "
         f"{len(cfg.peers.prompt_lookup_num_tokens)})",
@@ -77,11 +83,6 @@ def plan_lines(cfg: EvalConfig, targets: Sequence[Target]) -> list[str]:
         f"{cfg.timing.rounds} rounds",
         f"time: {guess(_seconds(cfg, targets))}, compiling not counted",
     ]
-
-
-def _left_out(cfg: EvalConfig, targets: Sequence[Target]) -> dict[str, list[str]]:
-    each = {text: one.left_out(cfg, text) for one in targets for text in one.texts}
-    return {text: [f"{arm} ({why})" for arm, why in reasons.items()] for text, reasons in each.items() if reasons}
 
 
 def run(cfg: EvalConfig) -> None:

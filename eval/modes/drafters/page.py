@@ -7,8 +7,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from eval.arms.base import LOOKUP, our_name
-from eval.modes.drafters.arms import VLLM_LOOKUP
+from eval.arms.base import LOOKUP, PLAIN_ARMS, VLLM_LOOKUP, our_name
+from eval.modes.drafters.left_out import by_reason
 from eval.render.formatting import MISSING, Column, Row, Table, columns, number, share, spread, with_interval
 from eval.render.page import Page, Plot, as_html, as_markdown
 from eval.render.plots import COLORS, GREY, draw
@@ -32,7 +32,7 @@ def render_summary(results: dict[str, Any]) -> str:
 
 
 def _page(results: dict[str, Any]) -> Page:
-    texts = list(dict.fromkeys(cell["text"] for cell in results["cells"]))
+    texts = _texts(results)
     return Page(
         title=f"Ways to draft compared: {results['name']}",
         results=results,
@@ -66,8 +66,12 @@ def _answer(one: Row) -> str:
     best, free = one["best"], one["best_without_training"]
     if best is None:
         return "nothing could be timed"
-    untrained = "" if free is None or free["arm"] == best["arm"] else f", without training {free['arm']}"
-    return f"{best['arm']}{untrained}"
+    untrained = "" if free is None or free["arm"] == best["arm"] else f", without training {_named(free['arm'])}"
+    return f"{_named(best['arm'])}{untrained}"
+
+
+def _named(arm: str) -> str:
+    return "no draft" if arm in PLAIN_ARMS else arm
 
 
 def _condition(one: Row) -> str:
@@ -77,8 +81,21 @@ def _condition(one: Row) -> str:
 
 def _which_when_table(results: Mapping[str, Any]) -> Table:
     best = [*_picked("best", "best"), *_picked("without training", "best_without_training")]
-    note = "As good: arms that the same batches do not tell from the best one."
-    return Table("Which when", columns("text", "batch", "T", *best), results["which_when"], note)
+    note = (
+        "As good: arms that the same batches do not tell from the best one. No draft: the faster of our autoregressive "
+    )
+    note += "autoregressive loop and transformers generate."
+    return Table("Which when", columns("text", "batch", "T", *best), _by_text(results, "which_when"), note)
+
+
+def _by_text(results: Mapping[str, Any], key: str) -> list[Row]:
+    """Entries, those of a text together."""
+    texts = _texts(results)
+    return sorted(results[key], key=lambda one: texts.index(one["text"]))
+
+
+def _texts(results: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys(cell["text"] for cell in results["cells"]))
 
 
 def _picked(header: str, key: str) -> list[Column]:
@@ -86,9 +103,9 @@ def _picked(header: str, key: str) -> list[Column]:
         return MISSING if one[key] is None else write(one[key])
 
     return [
-        Column(header, lambda one: of(one, lambda best: best["arm"])),
+        Column(header, lambda one: of(one, lambda best: _named(best["arm"]))),
         Column(_OVER, lambda one: of(one, lambda best: with_interval(best["over_plain"], best["over_plain_ci95"]))),
-        Column("as good", lambda one: of(one, lambda best: ", ".join(best["as_good"]) or MISSING)),
+        Column("as good", lambda one: of(one, lambda best: ", ".join(map(_named, best["as_good"])) or MISSING)),
     ]
 
 
@@ -106,9 +123,9 @@ def _text_table(results: Mapping[str, Any], text: str) -> Table:
         Column("acceptance", lambda row: share(row["acceptance"])),
     ]
     target = next(one["path"] for one in results["targets"] if text in one["texts"])
-    reasons = dict.fromkeys(f"{arm} ({reason})" for cell in cells for arm, reason in cell["left_out"].items())
+    reasons = by_reason({arm: reason for cell in cells for arm, reason in cell["left_out"].items()})
     note = f"Written by {target}. {_RUNS if 'runs' in results else _BRACKETS}"
-    return Table(f"Text: {text}", shown, rows, note + (f" Left out: {'; '.join(reasons)}." if reasons else ""))
+    return Table(f"Text: {text}", shown, rows, note + (f" Left out: {reasons}." if reasons else ""))
 
 
 def _arms_of(results: Mapping[str, Any], cell: Mapping[str, Any]) -> list[Row]:
@@ -139,19 +156,16 @@ def _acceptance(row: Row | None) -> float | None:
 
 def _mixture_table(results: Mapping[str, Any]) -> Table:
     ratio = Column("mixture / member", lambda one: with_interval(one["over_member"], one["over_member_ci95"]))
-    wanted = columns("text", "batch", "T", Column("mixture", lambda one: one["arm"]), Column("best member", _member))
+    mixture, member = Column("mixture", lambda one: one["arm"]), Column("best member", lambda one: one["member"])
+    wanted = columns("text", "batch", "T", mixture, member)
     note = "Over the fastest arm that drafts with one of its members alone; above 1 the mixture is faster."
-    return Table("A mixture against its best member", [*wanted, ratio], results["mixtures"], note)
-
-
-def _member(one: Row) -> str:
-    return one["member"]
+    return Table("A mixture against its best member", [*wanted, ratio], _by_text(results, "mixtures"), note)
 
 
 def _choice_table(results: Mapping[str, Any]) -> Table:
     """Every setting tried, on validation prompts; the fastest of each arm first."""
     rows = []
-    for one in results["choices"]:
+    for one in _by_text(results, "choices"):
         for arm, speeds in one["tokens_per_s"].items():
             ranked = sorted(speeds, key=lambda name: -(speeds[name] or 0.0))
             tried = ", ".join(f"{name} {number(speeds[name], 0)}" for name in ranked)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from eval.arms.base import AUTOREGRESSIVE, TRANSFORMERS
+from eval.arms.base import PLAIN_ARMS
 from eval.config import EvalConfig
 from eval.modes.drafters.targets import Target
 from eval.modes.drafters.which_when import mixtures, which_when
@@ -98,5 +98,5 @@ def _prompts(cfg: EvalConfig, texts: Mapping[str, TextPrompts]) -> dict[str, Any
 
 def compared_arms(cells: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Ratio -> the arm that others are held against in runs of one cell: the faster one without a draft."""
-    plain = fastest_arm(cells, (AUTOREGRESSIVE, TRANSFORMERS))
+    plain = fastest_arm(cells, PLAIN_ARMS)
     return {} if plain is None else {"over_plain": plain}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eval.arms.base import AUTOREGRESSIVE, TRANSFORMERS, our_name
+from eval.arms.base import PLAIN_ARMS, our_name
 from eval.results.figures import described
 from eval.results.statistics import Estimate, arm_ratio, arm_ratio_of_runs, fastest_arm
 
@@ -49,7 +49,7 @@ def ratio_over(runs: Cells, arm: str, other: str, seed: int) -> Estimate | None:
 
 
 def _best(runs: Cells, names: Sequence[str], seed: int) -> dict[str, Any] | None:
-    plain = fastest_arm(runs, (AUTOREGRESSIVE, TRANSFORMERS))
+    plain = fastest_arm(runs, PLAIN_ARMS)
     known = [*([] if plain is None else [plain]), *map(our_name, names)]
     best = fastest_arm(runs, known)
     if plain is None or best is None:
@@ -63,8 +63,8 @@ def _best(runs: Cells, names: Sequence[str], seed: int) -> dict[str, Any] | None
 
 
 def _is_no_slower(ratio: Estimate | None) -> bool:
-    """Of the other arm, by the best one's speed over its."""
-    return ratio is not None and (ratio.ci95 is None or ratio.ci95[0] <= 1)
+    """Of the other arm, by the best one's speed over its; one batch of prompts says nothing of others."""
+    return ratio is not None and ratio.ci95 is not None and ratio.ci95[0] <= 1
 
 
 def _ran(runs: Cells, arms: Mapping[str, Any]) -> list[str]:
