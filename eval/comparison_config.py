@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -37,6 +37,17 @@ def named_settings(
     return found
 
 
+def check_batches(where: str, sizes: Sequence[int], counts: Sequence[int]) -> None:
+    """ConfigError unless `where`.batch_sizes and .batches_timed go by pairs, each size once."""
+    require(bool(sizes), f"{where}.batch_sizes is empty; name at least one, e.g. {where}.batch_sizes=[1]")
+    require(len(set(sizes)) == len(sizes), f"{where}.batch_sizes={sizes} repeats one; each has cells of its own")
+    require(
+        len(sizes) == len(counts),
+        f"{where}.batch_sizes={sizes} and {where}.batches_timed={counts} go by pairs; give as many of each",
+    )
+    require(min([*sizes, *counts]) >= 1, f"{where}.batch_sizes={sizes}, batches_timed={counts}; use at least 1")
+
+
 TextKind = Literal["code", "prose"]
 
 
@@ -66,13 +77,7 @@ class DecodersConfig:
 
     def __post_init__(self) -> None:
         sizes, counts = self.batch_sizes, self.batches_timed
-        require(bool(sizes), "decoders.batch_sizes is empty; name at least one, e.g. decoders.batch_sizes=[1]")
-        require(len(set(sizes)) == len(sizes), f"decoders.batch_sizes={sizes} repeats one; each has cells of its own")
-        require(
-            len(sizes) == len(counts),
-            f"decoders.batch_sizes={sizes} and decoders.batches_timed={counts} go by pairs; give as many of each",
-        )
-        require(min([*sizes, *counts]) >= 1, f"decoders.batch_sizes={sizes}, batches_timed={counts}; use at least 1")
+        check_batches("decoders", sizes, counts)
         require(bool(self.texts), "decoders.texts is empty; name code, prose or both")
         require(bool(self.arms), "decoders.arms is empty; name at least one, e.g. '+decoders.arms.chain4={}'")
         unknown = sorted(set(self.fixed) - set(self.arms))
@@ -167,9 +172,9 @@ class FamiliesConfig:
         )
 
     def _check_lists(self) -> None:
-        for name in ("seeds", "feature_codes", "shapes", "batch_sizes", "batches_timed"):
+        for name in ("seeds", "feature_codes", "shapes"):
             require(bool(getattr(self, name)), f"families.{name} is empty; name at least one")
-        for name in ("seeds", "feature_codes", "feature_seeds", "batch_sizes"):
+        for name in ("seeds", "feature_codes", "feature_seeds"):
             values = getattr(self, name)
             require(len(set(values)) == len(values), f"families.{name}={values} repeats one; name each once")
         require(
@@ -177,12 +182,7 @@ class FamiliesConfig:
             f"families.feature_seeds={self.feature_seeds} must be some of families.seeds={self.seeds}: codes are "
             "compared seed by seed with the first one",
         )
-        sizes, counts = self.batch_sizes, self.batches_timed
-        require(
-            len(sizes) == len(counts),
-            f"families.batch_sizes={sizes} and families.batches_timed={counts} go by pairs; give as many of each",
-        )
-        require(min([*sizes, *counts]) >= 1, f"families.batch_sizes={sizes}, batches_timed={counts}; use at least 1")
+        check_batches("families", self.batch_sizes, self.batches_timed)
 
     @property
     def num_timed(self) -> dict[int, int]:

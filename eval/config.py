@@ -10,13 +10,14 @@ from decode.common.typed_config import require
 from decode.config import PENALTIES, ModelConfig, SamplingConfig, check_temperature
 from distill.config import DataConfig
 from eval.comparison_config import DecodersConfig, FamiliesConfig, named_settings
+from eval.modes.drafters.config import DraftersConfig
 from eval.modes.served.config import ServedConfig
 from train.config import TrackerConfig
 
 TOKEN_FOR_TOKEN = ("coupled", "greedy")
 """Verifiers whose output equals autoregressive output of the same seed; the others are exact in distribution only."""
 
-Mode = Literal["report", "decoders", "families", "certificate", "profile", "bandwidth", "served"]
+Mode = Literal["report", "decoders", "families", "certificate", "profile", "bandwidth", "served", "drafters"]
 
 
 @dataclass
@@ -81,11 +82,13 @@ class PeersConfig:
     confidence_threshold: list[float] = field(default_factory=lambda: [0.0, 0.4])
     """Values of assistant_confidence_threshold tried with each of them."""
     prompt_lookup_num_tokens: list[int] = field(default_factory=lambda: [3, 10])
-    """mode=decoders: values of prompt_lookup_num_tokens tried; [] leaves prompt lookup out."""
+    """mode=decoders, drafters: values of prompt_lookup_num_tokens tried; [] leaves prompt lookup out."""
     vllm_python: str | None = None
-    """mode=decoders: interpreter of an environment with vLLM; None leaves vLLM out, `peers=vllm` names ours."""
+    """mode=decoders, drafters: interpreter of an environment with vLLM; None leaves vLLM out; `peers=vllm` names
+    ours."""
     vllm_draft_tokens: list[int] = field(default_factory=lambda: [4])
-    """Draft tokens per pass of vLLM with its draft, each in an engine of its own."""
+    """Draft tokens per pass of vLLM with its draft, with mode=drafters of its prompt lookup (ngram); each in an engine
+    of its own."""
 
     def __post_init__(self) -> None:
         tokens, thresholds = self.num_assistant_tokens, self.confidence_threshold
@@ -249,6 +252,8 @@ class EvalConfig:
     """The comparison of draft families, under mode=families."""
     served: ServedConfig = field(default_factory=ServedConfig)
     """Drafts in an engine of the user's, under mode=served."""
+    drafters: DraftersConfig = field(default_factory=DraftersConfig)
+    """The comparison of ways to draft, under mode=drafters."""
     curve_temperatures: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.7, 1.0, 1.3])
     """Temperatures of the curve of alpha and predicted speedup, from teacher-forced passes; [] draws none."""
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
@@ -272,7 +277,7 @@ class EvalConfig:
         if self.mode == "bandwidth":  # makes its own target and drafts nothing
             return
         require(self.target.path is not None, "target.path is not set; name a transformers folder or hub id")
-        is_given = bool(self.drafts) or self.mode == "families"
+        is_given = bool(self.drafts) or self.mode in ("families", "drafters")
         require(is_given, "drafts is empty; name at least one, e.g. '+drafts.distilled=runs/x/draft/model'")
         require(bool(self.temperatures), "temperatures is empty; a report needs at least one, e.g. temperatures=[1.0]")
         for temperature in self.temperatures:
@@ -291,6 +296,8 @@ class EvalConfig:
             f"decode.temperature={self.decode.temperature} would not be used: the rows are those of "
             f"temperatures={self.temperatures}; set temperatures=[{self.decode.temperature}]",
         )
+        if self.mode == "drafters":
+            self.drafters.check(self.drafts, self.prompts.file, self.decode, self.temperatures)
         if self.mode == "report":
             self.headline.check(self.drafts, self.decode, self.temperatures)
             require(

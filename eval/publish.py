@@ -21,6 +21,8 @@ from decode.common.checked_json import write_json
 from decode.common.errors import InputError, UserError
 from eval.modes.decoders import page as decoders
 from eval.modes.decoders.several_runs import check_comparisons, pool_comparisons
+from eval.modes.drafters import page as drafters
+from eval.modes.drafters.several_runs import check_drafters, pool_drafters
 from eval.modes.families import page as families
 from eval.modes.served import page as served
 from eval.render import report_page as report
@@ -33,6 +35,7 @@ Pool = Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
 PAGES = {
     "report": report.render_summary,
     "decoders": decoders.render_summary,
+    "drafters": drafters.render_summary,
     "families": families.render_summary,
     "served": served.render_summary,
 }
@@ -40,6 +43,7 @@ PAGES = {
 POOLS: dict[str, tuple[Check, Pool]] = {
     "report": (check_poolable, pool),
     "decoders": (check_comparisons, pool_comparisons),
+    "drafters": (check_drafters, pool_drafters),
 }
 """Mode -> whether runs of it may be pooled (InputError), and how."""
 START, END = "<!-- results:start -->", "<!-- results:end -->"

@@ -19,6 +19,7 @@ MODES = {
     "decoders": "eval.modes.decoders.mode",
     "families": "eval.modes.families.mode",
     "served": "eval.modes.served.mode",
+    "drafters": "eval.modes.drafters.mode",
 }
 """EvalConfig.mode -> module; imported when it is wanted."""
 

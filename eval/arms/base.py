@@ -14,11 +14,14 @@ from eval.comparison_config import PLAIN
 
 AUTOREGRESSIVE = "own autoregressive loop"
 TRANSFORMERS = "transformers generate"
-"""The two arms without a draft; the faster is the baseline."""
+PLAIN_ARMS = (AUTOREGRESSIVE, TRANSFORMERS)
+"""The two without a draft; the faster is the baseline."""
 STATIC = "transformers static, compiled"
 ASSISTED = "transformers assisted"
 LOOKUP = "transformers prompt lookup"
 VLLM = "vllm"
+VLLM_LOOKUP = "vllm ngram"
+"""vLLM's prompt lookup."""
 OURS = "ours"
 
 

@@ -14,7 +14,7 @@ from decode import generate, warm_up
 from decode.config import SamplingConfig
 from decode.drafters.base import Drafter
 from decode.drafters.lm import LMDraft
-from eval.arms.base import ASSISTED, AUTOREGRESSIVE, TRANSFORMERS, Arm, Sample, synchronize
+from eval.arms.base import ASSISTED, AUTOREGRESSIVE, LOOKUP, TRANSFORMERS, Arm, Sample, synchronize
 from eval.arms.transformers_arms import AssistedArm, Setting, TransformersArm, assisted_settings
 from eval.config import EvalConfig
 from eval.inputs import sampling_at, settings_at, verifier_at
@@ -86,6 +86,15 @@ def _assisted(
     cfg: EvalConfig, model: PreTrainedModel, drafter: LMDraft, temperature: float, label: str, setting: Setting
 ) -> Arm:
     return AssistedArm(f"{ASSISTED}, {label}", model, drafter.model, sampling_at(cfg, temperature), setting)
+
+
+def lookup_arms(cfg: EvalConfig, model: PreTrainedModel, temperature: float) -> dict[str, Arm]:
+    """transformers prompt lookup by number of tokens."""
+    sampling = sampling_at(cfg, temperature)
+    return {
+        f"n={tokens}": TransformersArm(f"{LOOKUP}, n={tokens}", model, sampling, {"prompt_lookup_num_tokens": tokens})
+        for tokens in cfg.peers.prompt_lookup_num_tokens
+    }
 
 
 def renamed(arm: Any, name: str) -> Arm:

@@ -1,9 +1,10 @@
 """One vLLM engine behind standard input and output: a JSON object per line in, one out.
 
 Run by the interpreter of another environment, so nothing of ours is imported here. The first line holds the engine's
-settings, {"target", "draft", "num_draft_tokens", "dtype", "max_model_len", "max_num_seqs", "seed"}, answered by
-{"ready": version}. Each further line is a call, {"prompts", "max_new_tokens", "sampling", "eos"}, answered by
-{"new_ids", "seconds", "arrivals"}: `arrivals` are (seconds since the call, rows' new tokens) per engine step.
+settings, {"target", "speculation", "dtype", "max_model_len", "max_num_seqs", "seed"}, where `speculation` is vLLM's
+speculative_config or null; it is answered by {"ready": version}. Each further line is a call, {"prompts",
+"max_new_tokens", "sampling", "eos"}, answered by {"new_ids", "seconds", "arrivals"}: `arrivals` are (seconds since the
+call, rows' new tokens) per engine step.
 """
 
 import json
@@ -30,25 +31,18 @@ def answers_alone() -> TextIO:
 
 
 def load(settings: dict[str, Any]) -> Any:
-    """The engine, with its draft where one is named."""
+    """The engine, which drafts as `speculation` says."""
     from vllm import LLM  # pyright: ignore[reportMissingImports]
     from vllm_temperatures import write_temperatures  # pyright: ignore[reportMissingImports]
 
     write_temperatures()
-    speculation = None
-    if settings["draft"] is not None:
-        speculation = {
-            "method": "draft_model",
-            "model": settings["draft"],
-            "num_speculative_tokens": settings["num_draft_tokens"],
-        }
     engine = LLM(
         settings["target"],
         dtype=settings["dtype"],
         max_model_len=settings["max_model_len"],
         max_num_seqs=settings["max_num_seqs"],
         seed=settings["seed"],
-        speculative_config=speculation,
+        speculative_config=settings["speculation"],
         enable_prefix_caching=False,  # prompts come back, and the other arms read each of them anew
     )
     return engine.llm_engine

@@ -33,7 +33,8 @@ from eval.results.figures import Drafted, Scope, make_row, tokens_per_s
 
 @dataclass(frozen=True)
 class Point:
-    """Settings are chosen once per batch size and temperature, on all kinds of text together."""
+    """A batch size and a temperature: settings are chosen there on all kinds of text together, unless a comparison is
+    of the texts."""
 
     batch_size: int
     temperature: float
@@ -42,6 +43,10 @@ class Point:
     def name(self) -> str:
         """For files and messages."""
         return f"batch{self.batch_size}-T{self.temperature:g}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For results.json."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -73,13 +78,13 @@ class Results:
 
     folder: RunFolder
 
-    def choice(self, point: Point) -> dict[str, Any] | None:
+    def choice(self, at: Point | Cell) -> dict[str, Any] | None:
         """What was chosen there, or None."""
-        return self.read(f"choices/{point.name}.json")
+        return self.read(f"choices/{at.name}.json")
 
-    def keep_choice(self, point: Point, choice: dict[str, Any]) -> None:
+    def keep_choice(self, at: Point | Cell, choice: dict[str, Any]) -> None:
         """Write it whole or not at all."""
-        self.keep(f"choices/{point.name}.json", choice)
+        self.keep(f"choices/{at.name}.json", choice)
 
     def cell(self, cell: Cell) -> dict[str, Any] | None:
         """What was measured there, or None."""
@@ -120,20 +125,28 @@ def _numbers(values: np.ndarray) -> list[float | None]:
 def choose(
     cfg: EvalConfig, point: Point, families: Mapping[str, Mapping[str, Arm]], prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
-    """{"best": family -> setting, "tokens_per_s": family -> setting -> speed, "seconds_per_token": the same by batch of
-    prompts, "prompts", "seconds"} of arms by family and setting, each continuing `prompts` by timing.screening_tokens
-    tokens once."""
-    began, size, tokens = time.perf_counter(), point.batch_size, cfg.timing.screening_tokens
+    """`tried_settings` after a warm-up of every arm."""
+    began = time.perf_counter()
     arms = [arm for family in families.values() for arm in family.values()]
-    warm_up(arms, prompts, size, cfg.seed, tokens)
-    samples = interleave(arms, prompts, tokens, 1, cfg.seed, size, f"choosing settings, {point.name}")
+    warm_up(arms, prompts, point.batch_size, cfg.seed, cfg.timing.screening_tokens)
+    return {**tried_settings(cfg, point, families, prompts), "seconds": time.perf_counter() - began}
+
+
+def tried_settings(
+    cfg: EvalConfig, at: Point | Cell, families: Mapping[str, Mapping[str, Arm]], prompts: Sequence[Prompt]
+) -> dict[str, Any]:
+    """{"best": family -> setting, "tokens_per_s": family -> setting -> speed, "seconds_per_token": the same by batch of
+    prompts, "prompts", "seconds"} of warm arms by family and setting, each continuing `prompts` by
+    timing.screening_tokens tokens once."""
+    began, size, tokens = time.perf_counter(), at.batch_size, cfg.timing.screening_tokens
+    arms = [arm for family in families.values() for arm in family.values()]
+    samples = interleave(arms, prompts, tokens, 1, cfg.seed, size, f"choosing settings, {at.name}")
     speeds = {
         family: {setting: tokens_per_s(samples[arm.name]) for setting, arm in settings.items()}
         for family, settings in families.items()
     }
     return {
-        "batch_size": size,
-        "temperature": point.temperature,
+        **at.as_dict(),
         "best": {family: fastest(of) for family, of in speeds.items()},
         "tokens_per_s": speeds,
         "seconds_per_token": {
@@ -152,7 +165,7 @@ class CellRun:
     cfg: EvalConfig
     model: PreTrainedModel
     drafters: Mapping[str, Any]
-    """Draft -> drafter."""
+    """Draft -> drafter, of the drafts whose passes are timed alone; rows of others predict nothing."""
 
     @property
     def dtype(self) -> str:
@@ -214,7 +227,7 @@ class CellRun:
     def _meter(self, cell: Cell, drafted: Sequence[Drafted], prompts: Sequence[Prompt]) -> CostMeter:
         lengths: dict[str, list[int]] = {}
         for one in drafted:
-            if is_plain_chain(one.settings):
+            if one.draft in self.drafters and is_plain_chain(one.settings):
                 lengths.setdefault(one.draft, []).append(one.settings.num_draft_tokens)
         unique = {draft: sorted(set(each)) for draft, each in lengths.items()}
         context = mean_context(prompts, self.cfg.decode.max_new_tokens)

@@ -179,9 +179,19 @@ def as_many_as(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, wanted: int)
     return _prompts_of_split(cfg, tokenizer, "heldout", wanted, 1)
 
 
-def _from_file(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSets:
+def _questions(cfg: EvalConfig) -> list[Question]:
+    """At most prompts.limit of prompts.file, such that every prefix holds its categories in equal shares."""
     assert cfg.prompts.file is not None
-    questions = _spread(read_questions(cfg.prompts.file), cfg.prompts.limit)
+    return _by_turns_of_category(_spread(read_questions(cfg.prompts.file), cfg.prompts.limit))
+
+
+def file_prompts(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+    """The first turns of prompts.file, such that every prefix holds its categories in equal shares."""
+    return [first_turn(question, tokenizer, max_turns=1) for question in _questions(cfg)]
+
+
+def _from_file(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSets:
+    questions = _questions(cfg)
     asked = cfg.lossless.prompts + cfg.timing.screening_prompts
     least = min(asked, LEAST_PROMPTS, cfg.prompts.limit or asked)
     if len(questions) < least:
@@ -192,7 +202,6 @@ def _from_file(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSet
     num_screening = cfg.timing.screening_prompts
     if len(questions) < asked:  # some to choose by, most to report
         num_screening = min(num_screening, max(1, len(questions) // 4))
-    questions = _by_turns_of_category(questions)
     prompts = [first_turn(question, tokenizer, cfg.prompts.max_turns) for question in questions]
     reported = prompts[num_screening:][: cfg.lossless.prompts]
     return PromptSets(reported, min(cfg.timing.prompts, len(reported)), prompts[:num_screening])

@@ -13,16 +13,18 @@ from decode.common.errors import ConfigError, InputError, RunError
 from decode.common.typed_config import build
 from eval import __main__ as cli
 from eval import stage
+from eval.arms import vllm_engines as engines
+from eval.arms.vllm_engines import drafting_with_lookup, drafting_with_model, worker_settings
 from eval.arms.vllm_peer import Engine, as_sample, check_python
 from eval.arms.vllm_temperatures import repeated
 from eval.comparison_config import arm_settings
 from eval.config import EvalConfig
-from eval.modes.decoders import arms as engines
 from eval.modes.decoders import arms as measuring
 from eval.modes.decoders import mode
 from eval.modes.decoders.page import render_page, render_summary
 from eval.modes.decoders.results import _OWN, ISSUE
-from eval.modes.decoders.texts import docstrings, load_texts
+from eval.modes.decoders.texts import load_texts
+from eval.prompts.prose import docstrings
 from eval.publish import publish
 from tests.commands import built
 from tests.engines.environment import vllm_python
@@ -417,15 +419,16 @@ def test_a_compiler_that_fails_leaves_the_arm_out_with_the_reason(folder, tmp_pa
 
 
 @pytest.mark.engines
-def test_vllm_continues_greedily_as_our_loop_does(tmp_path):
+@pytest.mark.parametrize("drafts", ["model", "lookup"])
+def test_vllm_continues_greedily_as_our_loop_does(tmp_path, drafts):
     from eval.arms.ours import OurArm
 
     python = vllm_python()
 
     target = save_tiny_target(tmp_path / "target", hidden_size=64, max_position_embeddings=64)
     draft = save_tiny_target(tmp_path / "draft", hidden_size=64, max_position_embeddings=64, seed=1, num_layers=1)
-    settings = {"target": str(target), "draft": str(draft), "num_draft_tokens": 2, "dtype": "float32"}
-    settings |= {"max_model_len": 40, "max_num_seqs": 2, "seed": 0}
+    speculation = drafting_with_lookup(4) if drafts == "lookup" else drafting_with_model(str(draft), 2)
+    settings = worker_settings(str(target), "float32", 40, 2, 0, speculation)
     model = tiny_llama(vocab_size=300, hidden_size=64, max_position_embeddings=64, eos_token_id=0)
     prompts = [list(range(20, 30)), list(range(50, 60))]
     ours = OurArm("ours", model, None, {"temperature": 0.0, "verifier": "greedy"}).run(prompts, [0, 1], 12, 0)

@@ -16,16 +16,18 @@ from distill.corpora import load_corpus
 from distill.corpora.corpus import Split
 from distill.prompts.held_out_count import LEAST_PROMPTS
 from eval.arms import ours as build_arms
+from eval.arms.vllm_engines import Engines
 from eval.config import EvalConfig
 from eval.measure import cells as cell_run
 from eval.measure.cells import Cell, Point
 from eval.modes.decoders import arms as choosing
 from eval.modes.decoders import arms as measuring
-from eval.modes.decoders.arms import Engines, Stock
-from eval.modes.decoders.texts import TextPrompts, load_texts
+from eval.modes.decoders.arms import Stock
+from eval.modes.decoders.texts import load_texts
 from eval.modes.families import mode as families_mode
 from eval.modes.families.measuring import Race
 from eval.prompts.held_out import Prompt, as_many_as, load_prompts
+from eval.prompts.kinds import TextPrompts
 from eval.results.figures import Drafted
 from tests.eval.samples import FakeArm, config, prompts
 from tests.tiny import tiny_tokenizer

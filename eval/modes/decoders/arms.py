@@ -3,21 +3,17 @@ beside them; settings are chosen at each batch size and temperature, then all ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from decode.common.progress import get_logger
-from decode.common.run_folder import RunFolder
-from decode.config import SamplingConfig, model_folder
+from decode.config import SamplingConfig
 from eval.arms.base import ASSISTED, LOOKUP, OURS, STATIC, VLLM, Arm, eos_ids, our_name
-from eval.arms.ours import assisted_arms, our_arm, plain_arms, renamed
+from eval.arms.ours import assisted_arms, lookup_arms, our_arm, plain_arms, renamed
 from eval.arms.transformers_arms import TransformersArm, no_compiler, static_options
-from eval.arms.vllm_peer import WORKER, Engine, VllmArm
+from eval.arms.vllm_engines import Engines, drafting_with_model, worker_settings
 from eval.comparison_config import PLAIN, arm_settings
 from eval.config import EvalConfig
 from eval.inputs import sampling_at
@@ -25,25 +21,12 @@ from eval.measure.cells import Cell, CellRun, Point
 from eval.measure.cells import choose as fastest_settings
 from eval.measure.held_choice import held_choice
 from eval.measure.timed_run import fastest, is_plain_chain, warm_up
-from eval.modes.decoders.texts import TextPrompts
 from eval.prompts.held_out import Prompt
+from eval.prompts.kinds import TextPrompts
 from eval.results.figures import Drafted
 
-log = get_logger("eval")
 _WARM_UPS = 2
 """Runs of every arm before its first cell; a pass is captured after some uses of its shape."""
-
-
-@dataclass(frozen=True)
-class Engines:
-    """Arm name -> engine."""
-
-    started: dict[str, Engine] = field(default_factory=dict)
-
-    @property
-    def version(self) -> str | None:
-        """vLLM's version, where it runs."""
-        return next((engine.version for engine in self.started.values()), None)
 
 
 def engine_names(cfg: EvalConfig) -> dict[str, int | None]:
@@ -53,36 +36,20 @@ def engine_names(cfg: EvalConfig) -> dict[str, int | None]:
     return {VLLM: None} | {f"{VLLM}, k={k}": k for k in cfg.peers.vllm_draft_tokens}
 
 
-@contextmanager
-def started(cfg: EvalConfig, folder: RunFolder, max_length: int, dtype: str) -> Iterator[Engines]:
-    """All engines of the configuration; RunError where one does not start."""
-    with ExitStack() as stack:
-        engines = {}
-        for name, num_draft_tokens in engine_names(cfg).items():
-            log.info("starting %s, which compiles its model at first", name)
-            settings = engine_settings(cfg, num_draft_tokens, max_length, dtype)
-            words = folder.file(f"{name.replace(', ', '-')}.log")
-            engines[name] = stack.enter_context(Engine(str(cfg.peers.vllm_python), WORKER, settings, words))
-        yield Engines(engines)
-
-
-def engine_settings(cfg: EvalConfig, num_draft_tokens: int | None, max_length: int, dtype: str) -> dict[str, Any]:
-    """The worker's first line."""
+def engine_settings(cfg: EvalConfig, max_length: int, dtype: str) -> dict[str, dict[str, Any]]:
+    """Arm name -> the first line of its engine."""
     draft = next(iter(cfg.drafts.values()))
     return {
-        "target": _local(str(cfg.target.path)),
-        "draft": None if num_draft_tokens is None else str(Path(model_folder(draft)).resolve()),
-        "num_draft_tokens": num_draft_tokens,
-        "dtype": dtype,
-        "max_model_len": max_length + (num_draft_tokens or 0),
-        "max_num_seqs": max(cfg.decoders.batch_sizes),
-        "seed": cfg.seed,
+        name: worker_settings(
+            str(cfg.target.path),
+            dtype,
+            max_length,
+            max(cfg.decoders.batch_sizes),
+            cfg.seed,
+            None if k is None else drafting_with_model(draft, k),
+        )
+        for name, k in engine_names(cfg).items()
     }
-
-
-def _local(path: str) -> str:
-    """A folder's absolute path, since a relative one may be taken for a hub id; a hub id as it is."""
-    return str(Path(path).resolve()) if Path(path).exists() else path
 
 
 @dataclass(frozen=True)
@@ -123,20 +90,10 @@ class Stock:
         """transformers assisted generation by setting; none for a draft that is no language model."""
         return assisted_arms(self.cfg, self.model, self.drafter, temperature)
 
-    def lookup(self, temperature: float) -> dict[str, Arm]:
-        """transformers prompt lookup by number of tokens."""
-        sampling = sampling_at(self.cfg, temperature)
-        return {
-            f"n={tokens}": TransformersArm(
-                f"{LOOKUP}, n={tokens}", self.model, sampling, {"prompt_lookup_num_tokens": tokens}
-            )
-            for tokens in self.cfg.peers.prompt_lookup_num_tokens
-        }
-
     def vllm(self, temperature: float) -> list[Arm]:
         """vLLM without and with its draft; none unless asked for."""
         sampling, eos = sampling_at(self.cfg, temperature), eos_ids(self.model)
-        return [VllmArm(name, engine, sampling, eos) for name, engine in self.engines.started.items()]
+        return list(self.engines.arms(sampling, eos).values())
 
 
 def points(cfg: EvalConfig) -> list[Point]:
@@ -153,7 +110,10 @@ def candidates(stock: Stock, point: Point) -> dict[str, dict[str, Arm]]:
     """Family -> setting -> arm. transformers drafts for one prompt at a time, so beyond batch 1 only ours are tried."""
     families = {OURS: {PLAIN: stock.plain(point.temperature)[0], **stock.ours(point.temperature)}}
     if point.batch_size == 1:
-        families |= {ASSISTED: stock.assisted(point.temperature), LOOKUP: stock.lookup(point.temperature)}
+        families |= {
+            ASSISTED: stock.assisted(point.temperature),
+            LOOKUP: lookup_arms(stock.cfg, stock.model, point.temperature),
+        }
     return {family: arms for family, arms in families.items() if arms}
 
 
@@ -190,7 +150,7 @@ def arms_of(stock: Stock, cell: Cell, choice: Mapping[str, Any], without: Sequen
     arms = [*stock.plain(temperature), *stock.ours(temperature, timed_settings(stock, cell, choice)).values()]
     if cell.batch_size in stock.cfg.decoders.static_batches:
         arms.append(stock.static(temperature))
-    families = {ASSISTED: stock.assisted(temperature), LOOKUP: stock.lookup(temperature)}
+    families = {ASSISTED: stock.assisted(temperature), LOOKUP: lookup_arms(stock.cfg, stock.model, temperature)}
     for family, settings in families.items():
         if family in choice["best"]:
             arms.append(renamed(settings[choice["best"][family]], family))

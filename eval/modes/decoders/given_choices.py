@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from decode.common.checked_json import shown
 from decode.common.errors import InputError
 from eval.arms.base import ASSISTED, LOOKUP
 from eval.arms.transformers_arms import assisted_settings
 from eval.config import EvalConfig
 from eval.measure.cells import Point
 from eval.modes.decoders.arms import points
+from eval.results.comparisons import check_same_comparison
 from eval.results.schema import read_results
 
 Choices = dict[Point, dict[str, Any]]
@@ -24,7 +24,14 @@ def given_choices(cfg: EvalConfig) -> Choices:
         return {}
     file = Path(cfg.decoders.choices)
     results = read_results(file)
-    _check_same_run(cfg, file, results)
+    wanted = {
+        "mode": "decoders",
+        "target.path": cfg.target.path,
+        "drafts": dict([next(iter(cfg.drafts.items()))]),
+        "settings": {name: dict(changes) for name, changes in cfg.decoders.arms.items()},
+    }
+    known = {**results, "target.path": results["target"].get("path")}
+    check_same_comparison("decoders.choices", file, known, wanted)
     found = {Point(one["batch_size"], one["temperature"]): one for one in results["choices"]}
     missing = [point.name for point in points(cfg) if point not in found]
     if missing:
@@ -44,21 +51,3 @@ def given_choices(cfg: EvalConfig) -> Choices:
                     f"{', '.join(tried[peer]) or 'nothing'}. Give the peers of that run, or choose anew"
                 )
     return {point: {**found[point], "seconds": 0.0, "chosen_in": str(file)} for point in points(cfg)}
-
-
-def _check_same_run(cfg: EvalConfig, file: Path, results: dict[str, Any]) -> None:
-    """Choices of other arms, or made for other models, would be timed as if they were the best here."""
-    wanted = {
-        "mode": "decoders",
-        "target.path": cfg.target.path,
-        "drafts": dict([next(iter(cfg.drafts.items()))]),
-        "settings": {name: dict(changes) for name, changes in cfg.decoders.arms.items()},
-    }
-    known = {**results, "target.path": results["target"].get("path")}
-    for name, here in wanted.items():
-        if known.get(name) != here:
-            raise InputError(
-                f"decoders.choices={file} is of {name} {shown(known.get(name))}, and this run is of {shown(here)}: "
-                "what was chosen there need not be the best here. Name a run of the same comparison, or leave out "
-                "decoders.choices to choose anew"
-            )

@@ -16,6 +16,7 @@ from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription
 from eval.arms.base import ASSISTED, AUTOREGRESSIVE, LOOKUP, STATIC, TRANSFORMERS
 from eval.arms.transformers_arms import assisted_settings, no_compiler
+from eval.arms.vllm_engines import started
 from eval.arms.vllm_peer import check_python
 from eval.comparison_config import arm_settings
 from eval.config import EvalConfig
@@ -27,16 +28,17 @@ from eval.modes.decoders.arms import (
     cells,
     choose,
     engine_names,
+    engine_settings,
     left_out,
     measure,
     points,
-    started,
     warm,
 )
 from eval.modes.decoders.given_choices import Choices, given_choices
 from eval.modes.decoders.page import render_page, render_summary
 from eval.modes.decoders.results import make_results
-from eval.modes.decoders.texts import TextPrompts, load_texts
+from eval.modes.decoders.texts import load_texts
+from eval.prompts.kinds import TextPrompts
 from eval.render.formatting import duration, guess
 from eval.results.schema import write_results
 
@@ -134,11 +136,10 @@ def _check(cfg: EvalConfig) -> None:
 @contextmanager
 def _stock(cfg: EvalConfig, folder: RunFolder, texts: Mapping[str, TextPrompts], family: str) -> Iterator[Stock]:
     """Models and engines, held for all cells."""
-    longest = max(len(prompt.ids) for prompts in texts.values() for prompt in [*prompts.reported, *prompts.screening])
-    max_length = longest + cfg.decode.max_new_tokens
+    max_length = max(prompts.longest for prompts in texts.values()) + cfg.decode.max_new_tokens
     model, drafters = load(cfg, cfg.target)
     dtype = str(model.dtype).removeprefix("torch.")
-    with started(cfg, folder, max_length, dtype) as engines:
+    with started(cfg.peers.vllm_python, engine_settings(cfg, max_length, dtype), folder) as engines:
         yield Stock(cfg, model, next(iter(drafters.values())), family, engines, max_length)
 
 

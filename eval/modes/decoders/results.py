@@ -9,8 +9,8 @@ from typing import Any
 from decode.models.load import ModelDescription
 from eval.arms.base import ASSISTED, AUTOREGRESSIVE, OURS, TRANSFORMERS, is_vllm, our_name
 from eval.config import EvalConfig
+from eval.results.comparisons import cell_with_ratios
 from eval.results.document import DEFINITIONS, heading, target_entry
-from eval.results.figures import described
 from eval.results.statistics import arm_ratio, arm_speed, fastest_arm
 
 ISSUE = "55005"
@@ -52,7 +52,7 @@ def make_results(
         "rows": [row for cell in cells for row in cell["rows"]],
         "peers": [peer for cell in cells for peer in _peers(cell, choices, cfg.seed)],
         "choices": list(choices),
-        "cells": [_cell(cell, cfg.seed) for cell in cells],
+        "cells": [cell_with_ratios(cell, compared_arms, cfg.seed) for cell in cells],
     }
 
 
@@ -68,24 +68,6 @@ def _prompts(cfg: EvalConfig, cells: Sequence[Mapping[str, Any]]) -> dict[str, A
         "rounds": cfg.timing.rounds,
         "batches": {str(rows): count for rows, count in cfg.decoders.num_timed.items()},
     }
-
-
-def _cell(cell: dict[str, Any], seed: int) -> dict[str, Any]:
-    """The cell with every arm's speed, and its ratios over those that a reader asks about first, where they ran."""
-    others = compared_arms([cell])
-    arms = [
-        {
-            **one,
-            "tokens_per_s": arm_speed([cell], one["arm"]),
-            **{
-                key: value
-                for name, other in others.items()
-                for key, value in described(name, arm_ratio([cell], one["arm"], other, seed)).items()
-            },
-        }
-        for one in cell["arms"]
-    ]
-    return {**{key: value for key, value in cell.items() if key != "rows"}, "arms": arms}
 
 
 def compared_arms(cells: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -123,7 +123,7 @@ FAULTS: list[Fault] = [
     *noticed_by(
         test_pairs.test_every_arm_of_a_cell_is_held_against_the_three_that_are_asked_about,
         (
-            "eval.modes.decoders.results:_cell",
+            "eval.results.comparisons:cell_with_ratios",
             'arm_ratio([cell], one["arm"], other, seed)',
             'arm_ratio([cell], other, one["arm"], seed)',
         ),

@@ -1,0 +1,80 @@
+"""vLLM's engines of a comparison: one for each setting, started together, and what each is told first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from decode.common.progress import get_logger
+from decode.common.run_folder import RunFolder
+from decode.config import model_folder
+from decode.sampling.warp import Sampling
+from eval.arms.base import Arm
+from eval.arms.vllm_peer import WORKER, Engine, VllmArm
+
+log = get_logger("eval")
+_LOOKUP_MATCH = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+"""Tokens at the end of the text that vLLM's ngram looks for; 2 is our least as well."""
+
+
+@dataclass(frozen=True)
+class Engines:
+    """Arm name -> engine."""
+
+    started: dict[str, Engine] = field(default_factory=dict)
+
+    @property
+    def version(self) -> str | None:
+        """vLLM's version, where it runs."""
+        return next((engine.version for engine in self.started.values()), None)
+
+    def arms(self, sampling: Sampling, eos: Sequence[int]) -> dict[str, Arm]:
+        """Name -> arm."""
+        return {name: VllmArm(name, engine, sampling, eos) for name, engine in self.started.items()}
+
+
+@contextmanager
+def started(python: str | None, settings: Mapping[str, dict[str, Any]], folder: RunFolder) -> Iterator[Engines]:
+    """An engine for each first line, by arm name; RunError where one does not start. Their words go to logs in the
+    run's folder."""
+    with ExitStack() as stack:
+        engines = {}
+        for name, first_line in settings.items():
+            log.info("starting %s, which compiles its model at first", name)
+            words = folder.file(f"{name.replace(', ', '-').replace(' ', '-')}.log")
+            engines[name] = stack.enter_context(Engine(str(python), WORKER, first_line, words))
+        yield Engines(engines)
+
+
+def worker_settings(
+    target: str, dtype: str, max_length: int, max_rows: int, seed: int, speculation: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The worker's first line; `max_length` is of the longest prompt and its continuation in tokens."""
+    drafted = 0 if speculation is None else speculation["num_speculative_tokens"]
+    return {
+        "target": _local(target),
+        "speculation": speculation,
+        "dtype": dtype,
+        "max_model_len": max_length + drafted,
+        "max_num_seqs": max_rows,
+        "seed": seed,
+    }
+
+
+def drafting_with_model(draft: str, num_draft_tokens: int) -> dict[str, Any]:
+    """vLLM's speculative_config for a draft LM in a folder."""
+    folder = str(Path(model_folder(draft)).resolve())
+    return {"method": "draft_model", "model": folder, "num_speculative_tokens": num_draft_tokens}
+
+
+def drafting_with_lookup(num_draft_tokens: int) -> dict[str, Any]:
+    """vLLM's speculative_config for its prompt lookup."""
+    return {"method": "ngram", "num_speculative_tokens": num_draft_tokens, **_LOOKUP_MATCH}
+
+
+def _local(path: str) -> str:
+    """A folder's absolute path, since a relative one may be taken for a hub id; a hub id as it is."""
+    return str(Path(path).resolve()) if Path(path).exists() else path

@@ -1,0 +1,92 @@
+"""The targets of the comparison: what each writes, and which ways to draft fit it. Nothing of their weights is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from decode.common.errors import InputError
+from decode.config import ModelConfig, model_folder
+from decode.drafters.saved_draft import DraftDescription, describe_draft
+from decode.models.compatibility import load_tokenizer
+from decode.models.load import ModelDescription, describe_model
+from eval.config import EvalConfig
+from eval.inputs import check_held_out
+from eval.modes.drafters.config import TASKS, Way
+from eval.modes.drafters.texts import load_texts
+from eval.prompts.kinds import TextPrompts
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target with the kinds of text that it writes."""
+
+    key: str
+    """The setting that names it."""
+    source: ModelConfig
+    description: ModelDescription
+    texts: tuple[str, ...]
+    families: dict[str, str]
+    """Arm that fits -> the family of its drafter."""
+    refused: dict[str, str]
+    """Arm that does not -> why."""
+    max_positions: int
+    """Longest context in tokens that target and drafts all know."""
+
+    def ways(self, cfg: EvalConfig, text: str) -> list[Way]:
+        """The ways to draft that are timed on one of its texts."""
+        return [way for way in cfg.drafters.ways(cfg.drafts) if way.name in self.families and text in way.texts]
+
+    def left_out(self, cfg: EvalConfig, text: str) -> dict[str, str]:
+        """Arm for that text -> why it is not timed there."""
+        wanted = {way.name: text in way.texts for way in cfg.drafters.ways(cfg.drafts)}
+        reasons = {name: reason for name, reason in self.refused.items() if wanted[name]}
+        lacking = [name for name, given in cfg.drafters.arms.items() if cfg.drafters.lacks_datastore(given)]
+        return reasons | dict.fromkeys(lacking, "drafters.datastore names no folder")
+
+    def prompts(self, cfg: EvalConfig) -> dict[str, TextPrompts]:
+        """Kind of text -> prompts in its tokens."""
+        return load_texts(cfg, self.texts, load_tokenizer(self.source), self.max_positions)
+
+
+def describe_targets(cfg: EvalConfig) -> list[Target]:
+    """The targets that some text is written by; InputError where one has no files, where an arm that was asked for fits
+    none of them, and where a draft saw the held-out text."""
+    texts = cfg.drafters.texts_with(cfg.prompts.file)
+    tasks = [text for text in texts if text in TASKS and cfg.drafters.tasks_target is not None]
+    sides = {
+        "target": (cfg.target, [text for text in texts if text not in tasks]),
+        "drafters.tasks_target": (replace(cfg.target, path=cfg.drafters.tasks_target, revision=None), tasks),
+    }
+    found = [_describe(cfg, key, source, tuple(of)) for key, (source, of) in sides.items() if of]
+    for way in cfg.drafters.ways(cfg.drafts):
+        refusals = [target.refused[way.name] for target in found if way.name in target.refused]
+        if way.is_asked and len(refusals) == len(found):
+            raise InputError(refusals[0])
+    for name, path in cfg.drafts.items():
+        check_held_out(cfg.data, name, model_folder(path))
+    return found
+
+
+def _describe(cfg: EvalConfig, key: str, source: ModelConfig, texts: tuple[str, ...]) -> Target:
+    description, fits, refused = _described(key, source), dict[str, DraftDescription](), dict[str, str]()
+    for way in cfg.drafters.ways(cfg.drafts):
+        try:
+            fits[way.name] = describe_draft(way.draft, description, f"the draft of arm {way.name}", way.settings)
+        except InputError as error:
+            refused[way.name] = str(error)
+    families = {name: draft.family for name, draft in fits.items()}
+    positions = min([description.max_positions, *(draft.max_positions for draft in fits.values())])
+    return Target(key, source, description, texts, families, refused, positions)
+
+
+def _described(key: str, source: ModelConfig) -> ModelDescription:
+    try:
+        return describe_model(source)
+    except InputError as error:
+        if key == "target":
+            raise
+        raise InputError(
+            f"{key}={source.path} is to write {', '.join(TASKS)}, and is no model: {error}. Train one on tasks "
+            "(data=tasks), name a model that was taught to follow instructions, give null where `target` is one, or "
+            "leave these out of drafters.texts"
+        ) from error

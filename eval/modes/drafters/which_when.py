@@ -1,0 +1,81 @@
+"""Which way to draft is the fastest for which text, and what a mixture gains over its members: computed from cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eval.arms.base import PLAIN_ARMS, our_name
+from eval.results.figures import described
+from eval.results.statistics import Estimate, arm_ratio, arm_ratio_of_runs, fastest_arm
+
+Cells = Sequence[Mapping[str, Any]]
+"""One cell in each run."""
+
+
+def which_when(cells: Sequence[Cells], arms: Mapping[str, Mapping[str, Any]], seed: int) -> list[dict[str, Any]]:
+    """By cell the fastest of our ways, plain decoding among them, and the fastest that nothing was trained for; each
+    {"arm", "over_plain", "over_plain_ci95", "as_good"}, where the arm of plain decoding is that which was faster."""
+    return [
+        {
+            **_about(runs),
+            "best": _best(runs, _ran(runs, arms), seed),
+            "best_without_training": _best(
+                runs, [name for name in _ran(runs, arms) if not arms[name]["has_weights"]], seed
+            ),
+        }
+        for runs in cells
+    ]
+
+
+def mixtures(cells: Sequence[Cells], arms: Mapping[str, Mapping[str, Any]], seed: int) -> list[dict[str, Any]]:
+    """By cell and mixture its speed over that of the fastest arm that drafts with one member alone; nothing where no
+    such arm ran."""
+    found = []
+    for runs in cells:
+        ran = _ran(runs, arms)
+        for name in [name for name in ran if arms[name]["members"]]:
+            members = [one for one in ran if arms[one]["draft"] in arms[name]["members"]]
+            best = fastest_arm(runs, map(our_name, members))
+            if best is not None:
+                ratio = described("over_member", ratio_over(runs, our_name(name), best, seed))
+                found.append({**_about(runs), "arm": name, "member": _setting(best, members), **ratio})
+    return found
+
+
+def ratio_over(runs: Cells, arm: str, other: str, seed: int) -> Estimate | None:
+    """How many times as fast an arm is; over runs and batches where there are several runs."""
+    return arm_ratio(runs, arm, other, seed) if len(runs) == 1 else arm_ratio_of_runs(runs, arm, other, seed)
+
+
+def _best(runs: Cells, names: Sequence[str], seed: int) -> dict[str, Any] | None:
+    plain = fastest_arm(runs, PLAIN_ARMS)
+    known = [*([] if plain is None else [plain]), *map(our_name, names)]
+    best = fastest_arm(runs, known)
+    if plain is None or best is None:
+        return None
+    over = {other: ratio_over(runs, best, other, seed) for other in known if other != best}
+    return {
+        "arm": _setting(best, names),
+        **described("over_plain", ratio_over(runs, best, plain, seed)),
+        "as_good": [_setting(other, names) for other, ratio in over.items() if _is_no_slower(ratio)],
+    }
+
+
+def _is_no_slower(ratio: Estimate | None) -> bool:
+    """Of the other arm, by the best one's speed over its; one batch of prompts says nothing of others."""
+    return ratio is not None and ratio.ci95 is not None and ratio.ci95[0] <= 1
+
+
+def _ran(runs: Cells, arms: Mapping[str, Any]) -> list[str]:
+    timed = {one["arm"] for one in runs[0]["arms"]}
+    return [name for name in arms if our_name(name) in timed]
+
+
+def _setting(arm: str, names: Sequence[str]) -> str:
+    """Our own name for one of our ways; that of the arm where it drafts nothing."""
+    return next((name for name in names if our_name(name) == arm), arm)
+
+
+def _about(runs: Cells) -> dict[str, Any]:
+    return {key: runs[0][key] for key in ("text", "batch_size", "temperature")}

@@ -1,0 +1,56 @@
+"""Prompts of one kind of text: held-out ones to report, and others, of the validation split, to choose settings on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from decode.common.errors import ConfigError
+from eval.config import EvalConfig
+from eval.prompts.held_out import Prompt, held_out_prompts
+from eval.prompts.prose import prose_prompts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from distill.corpora.corpus import Split
+
+
+@dataclass(frozen=True)
+class TextPrompts:
+    """Prompts of one kind of text."""
+
+    reported: list[Prompt]
+    screening: list[Prompt]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(len(prompt.ids) for prompt in [*self.reported, *self.screening])
+
+
+def corpus_prompts(
+    cfg: EvalConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    is_prose: bool,
+    split: Split,
+    wanted: int,
+    asked_by: str,
+    remedy: str,
+) -> list[Prompt]:
+    """`wanted` prompts of prompts.tokens tokens from a split of cfg.data: windows of its documents, or how docstrings
+    begin; ConfigError where it gives fewer, naming the settings that ask for so many and what to do besides."""
+    from distill.corpora import load_corpus
+
+    documents = load_corpus(cfg.data).documents(split)
+    if is_prose:
+        prompts = prose_prompts(documents, tokenizer, cfg.prompts.tokens, wanted, cfg.seed)
+    else:
+        prompts = held_out_prompts(documents, tokenizer, cfg.prompts, wanted, cfg.seed)
+    if len(prompts) < wanted:
+        raise ConfigError(
+            f"the {split} split of data={cfg.data.name} gives {len(prompts)} prompts of {cfg.prompts.tokens} tokens of "
+            f"{'prose' if is_prose else 'code'}, and {wanted} are needed ({asked_by}); lower these or prompts.tokens, "
+            f"or {remedy}"
+        )
+    return prompts

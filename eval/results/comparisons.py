@@ -1,0 +1,132 @@
+"""Runs of one comparison at different times, made one: what differs between processes has an interval over runs and
+batches of prompts, and stands beside the least and the most of the runs. Its mode says what it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from decode.common.checked_json import shown
+from decode.common.errors import InputError
+from eval.results.figures import described
+from eval.results.poolable import check_different_runs, check_same
+from eval.results.pooling import DEFINITIONS, pooled_row, row_key
+from eval.results.statistics import arm_ratio, arm_ratio_of_runs, arm_speed
+
+Run = Mapping[str, Any]
+Others = Callable[[Sequence[Run]], Mapping[str, str]]
+"""Ratio -> the arm that others are held against in runs of one cell."""
+
+
+def check_runs(files: Sequence[Path], runs: Sequence[Run], own: Sequence[str], choices: str) -> None:
+    """Raise InputError naming two of `files` and both values where `runs` do not time the same arms on the same
+    prompts; `own` are the keys of the mode that have to be equal, `choices` the setting that fixes choices."""
+    for file, run in zip(files, runs, strict=True):
+        if "runs" in run:
+            raise InputError(
+                f"{file} is pooled already, from {len(run['runs'])} runs; name the results.json of the runs"
+            )
+    hints = {"choices": f"; settings that were chosen anew in every run are fixed by {choices}=RUN1/results.json"}
+    for file, other in zip(files[1:], runs[1:], strict=True):
+        check_same(files[0], _compared(runs[0], own), file, _compared(other, own), hints)
+    check_different_runs(files, [f"after {run['environment']['report_seconds']} s of timing" for run in runs])
+
+
+def _compared(run: Run, own: Sequence[str]) -> dict[str, Any]:
+    return {
+        "mode": run["mode"],
+        "target": {name: run["target"][name] for name in ("fingerprint", "dtype")},
+        **{name: run[name] for name in ("drafts", "prompts", *own)},
+        "choices": [(*about(one), one["best"]) for one in run["choices"]],
+        "cells": [(about(one), one["prompts"], sorted(arm["arm"] for arm in one["arms"])) for one in run["cells"]],
+        "rows": sorted(str(_row_key(row)) for row in run["rows"]),
+    }
+
+
+def pooled_comparison(runs: Sequence[Run], others: Others) -> dict[str, Any]:
+    """What every comparison's results.json holds, for `runs` that `check_runs` let pass."""
+    first, seed = runs[0], runs[0]["environment"]["seed"]
+    rows = [[matching(run["rows"], _row_key, _row_key(row)) for run in runs] for row in first["rows"]]
+    seconds = sum(run["environment"]["report_seconds"] for run in runs)
+    return {
+        **first,
+        "environment": {**first["environment"], "report_seconds": seconds},
+        "definitions": {**first["definitions"], **DEFINITIONS},
+        "rows": [pooled_row(each, seed) for each in rows],
+        "cells": [_cell(each, others(each), seed) for each in cells_of_runs(runs)],
+        "runs": [{"environment": run["environment"]} for run in runs],
+    }
+
+
+def cell_with_ratios(cell: Run, others: Others, seed: int) -> dict[str, Any]:
+    """A timed cell without its rows, with every arm's speed and its ratios over `others`."""
+    against = others([cell])
+    arms = [
+        {
+            **one,
+            "tokens_per_s": arm_speed([cell], one["arm"]),
+            **{
+                key: value
+                for name, other in against.items()
+                for key, value in described(name, arm_ratio([cell], one["arm"], other, seed)).items()
+            },
+        }
+        for one in cell["arms"]
+    ]
+    return {**{key: value for key, value in cell.items() if key != "rows"}, "arms": arms}
+
+
+def check_same_comparison(setting: str, file: Path, known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """InputError unless `file`, the value of `setting`, is of what `wanted` names: choices of other arms, or made for
+    other models, would be timed as if they were the best here."""
+    for name, here in wanted.items():
+        if known.get(name) != here:
+            raise InputError(
+                f"{setting}={file} is of {name} {shown(known.get(name))}, and this run is of {shown(here)}: "
+                "what was chosen there need not be the best here. Name a run of the same comparison, or leave out "
+                f"{setting} to choose anew"
+            )
+
+
+def cells_of_runs(runs: Sequence[Run]) -> list[list[Run]]:
+    """Each cell of the first run, beside those of the others that are about the same."""
+    return [[matching(run["cells"], about, about(cell)) for run in runs] for cell in runs[0]["cells"]]
+
+
+def _cell(each: Sequence[Run], others: Mapping[str, str], seed: int) -> dict[str, Any]:
+    """All batches of all runs, one run after another."""
+    arms = [[matching(cell["arms"], lambda one: one["arm"], arm["arm"]) for cell in each] for arm in each[0]["arms"]]
+    return {
+        **each[0],
+        "seconds": sum(cell["seconds"] for cell in each),
+        "arms": [_arm(one, each, others, seed) for one in arms],
+    }
+
+
+def _arm(each: Sequence[Run], cells: Sequence[Run], others: Mapping[str, str], seed: int) -> dict[str, Any]:
+    name = each[0]["arm"]
+    found: dict[str, Any] = {
+        "arm": name,
+        **{key: [one for arm in each for one in arm[key]] for key in ("seconds_per_token", "call_seconds_per_token")},
+        "tokens": sum(arm["tokens"] for arm in each),
+        "tokens_per_s": arm_speed(cells, name),
+    }
+    for key, other in others.items():
+        found |= described(key, arm_ratio_of_runs(cells, name, other, seed))
+        found[f"{key}_by_run"] = [arm.get(key) for arm in each]
+    return found
+
+
+def about(one: Run) -> tuple[Any, ...]:
+    """What a cell, a choice or a peer is about; a choice may be for all texts."""
+    return one["batch_size"], one["temperature"], one.get("text")
+
+
+def _row_key(row: Run) -> tuple[Any, ...]:
+    return *row_key(row), row["setting"], row["text"]
+
+
+def matching(entries: Sequence[Run], key: Any, wanted: Any) -> Run:
+    """The first entry with that key."""
+    return next(one for one in entries if key(one) == wanted)
