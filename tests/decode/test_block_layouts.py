@@ -20,6 +20,8 @@ from tests.decode import checks
 from tests.decode.test_dspark import PROMPTS, TAPS, batch_of, draft_of, logits_after, proposals, target
 from tests.tiers import by_default
 
+pytestmark = pytest.mark.usefixtures("uncaptured")
+
 TEXT = [5, 9, 2, 7, 1, 3, 3, 8, 30, 12]
 KINDS: dict[str, dict[str, Any]] = {
     "dflash": {"layout": "fill_in", "markov_rank": 0, "confidence": False},

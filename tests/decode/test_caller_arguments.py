@@ -19,6 +19,8 @@ from tests.decode.checks import VOCAB, check_pathwise_equality, ragged_prompts
 from tests.decode.drafters import Oracle
 from tests.tiny import stop_within, tiny_llama, tiny_tokenizer
 
+pytestmark = pytest.mark.usefixtures("uncaptured")
+
 KINDS = ["oracle", "tree"]
 
 

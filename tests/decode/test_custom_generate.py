@@ -23,6 +23,8 @@ from tests.decode.checks import VOCAB, ragged_prompts
 from tests.streams import Keeper
 from tests.tiny import stop_within, tiny_llama, tiny_tokenizer
 
+pytestmark = pytest.mark.usefixtures("uncaptured")
+
 END = 5
 
 

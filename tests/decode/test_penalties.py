@@ -19,6 +19,8 @@ from tests.decode import checks
 from tests.tiers import by_default
 from tests.tiny import tiny_llama, tiny_tokenizer
 
+pytestmark = pytest.mark.usefixtures("uncaptured")
+
 VOCAB = checks.VOCAB
 SETTINGS: dict[str, dict[str, Any]] = {
     "repetition": {"repetition_penalty": 1.5},

@@ -47,3 +47,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a checkpoint there is only what Checkpoints writes itself, which is all that these tests look at."""
     monkeypatch.setattr("accelerate.Accelerator.save_state", lambda self, folder: None)
+
+
+@pytest.fixture(autouse=True)
+def _step_by_step(uncaptured: None) -> None:
+    """What is trained and exported is decoded with in a few short calls; the tests of decode capture their passes."""

@@ -18,8 +18,6 @@ from tests.train.toy import command, data_settings, head_config, head_settings, 
 from train.drafts.head_blueprint import head_blueprint
 from train.stage import run
 
-pytestmark = pytest.mark.usefixtures("uncaptured")
-
 
 def test_resumed_training_draws_the_anchors_that_uninterrupted_training_draws(
     tmp_path: Path, target: Path, corpus: Path

@@ -33,8 +33,6 @@ from train.metric_sums import Sums
 from train.optimizers import build_optimizers
 from train.stage import run
 
-pytestmark = pytest.mark.usefixtures("uncaptured")
-
 TEXT = {"name": "python_stdlib"}
 
 

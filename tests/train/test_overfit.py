@@ -12,8 +12,6 @@ from tests.tiers import by_default
 from tests.tiny import save_tiny_target
 from tests.train.overfit import NEW_TOKENS, PROMPT, overfit
 
-pytestmark = pytest.mark.usefixtures("uncaptured")
-
 
 @pytest.fixture(scope="module")
 def sharp_target(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -20,8 +20,6 @@ from train.export import stage as export
 from train.export.config import ExportConfig, SavedDraftConfig
 from train.stage import run
 
-pytestmark = pytest.mark.usefixtures("uncaptured")
-
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -18,6 +18,8 @@ from decode.requests import Request
 from decode.stage import run
 from tests.tiny import save_tiny_target, tiny_llama
 
+pytestmark = pytest.mark.usefixtures("uncaptured")
+
 PERIOD = [5, 9, 2, 7]
 
 

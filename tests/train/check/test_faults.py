@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.faults import FAULTS, Fault
+from tests.tiers import by_default
 from tests.train.check.faults import BY, MORE
 from tests.train.check.folders import DRAFTS, Folders, subject_of
 from train.check.stage import against
@@ -21,7 +22,7 @@ DAMAGED = {"dflash": "dflash", "dspark": "dspark", "lm": "lm"}
 
 
 @pytest.mark.parametrize("draft", [*DRAFTS, "lm"])
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", by_default(1, ["llama", "qwen3"]))
 def test_a_whole_folder_passes(folders: Folders, kind: str, draft: str) -> None:
     """By the rules of every engine that is written for so."""
     source, written = folders.source(kind, draft), folders.exported(kind, draft)

@@ -14,8 +14,6 @@ from decode.common.errors import InputError
 from tests.tiny import MODELS, save_tiny_target
 from tests.train.export.saved_heads import check_described, export, save_head, save_padded_target
 
-pytestmark = pytest.mark.usefixtures("uncaptured")
-
 VOCAB = torch.tensor([0, 1, 7, 8, 200, 299])
 TAPS = (4, 1, 3)
 """Not in the order in which engines hand states over."""

@@ -13,8 +13,6 @@ from decode.common.checked_json import read_json
 from decode.common.errors import InputError
 from tests.train.export.saved_heads import check_described, export, save_head, save_padded_target
 
-pytestmark = pytest.mark.usefixtures("uncaptured")
-
 VOCAB = torch.tensor([0, 1, 7, 8, 200, 299])
 TAPS = (4, 1, 3)
 W1, W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"

@@ -10,8 +10,6 @@ from decode import generate, load_drafter
 from decode.drafters.head_draft import HeadDraft
 from tests.train.check.folders import DRAFTS, Folders
 
-pytestmark = pytest.mark.usefixtures("uncaptured")
-
 OWN = ("lm_head.weight",)
 """What a folder ships and the head that was exported takes from its target."""
 
