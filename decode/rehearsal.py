@@ -90,7 +90,7 @@ def _rehearse(
                     max_new_tokens=max_new_tokens, observer=watch, seed=seed, **settings,
                 )  # fmt: skip
             rounds += watch.rounds
-            if rounds > CAPTURE_AFTER:
+            if rounds > CAPTURE_AFTER * getattr(drafter, "ways", 1):
                 return
     finally:
         REHEARSED.reset(token)

@@ -10,7 +10,9 @@ import torch
 from decode import generate, warm_up
 from decode.autotune.budget import REHEARSED, Budget
 from decode.drafters.lm import LMDraft
+from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.config import NgramConfig
+from decode.drafters.untrained.mixture import MixtureDrafter
 from decode.drafters.untrained.ngram import NgramDrafter
 from decode.forward.runner import Runner, whole
 from tests.tiers import by_default
@@ -96,6 +98,19 @@ def test_passes_over_lookups_are_captured_though_nothing_is_found(captures: list
         out = generate(model, drafter, PROMPT, max_new_tokens=50, seed=seed, **SETTINGS)
         assert {one.drafted for one in out.stats.rounds} == {0, 2}
     assert len(captures) == made
+
+
+@pytest.mark.parametrize("kind", ["cascade", "mixture"])
+def test_passes_of_members_are_captured_whichever_of_them_drafts(kind: str, captures: list[object]) -> None:
+    """A warm-up's guesses repeat, so that a cascade would always have one; a mixture would hardly ask its draft."""
+    model, draft = tiny_llama(), LMDraft(tiny_llama(num_layers=1, seed=3))
+    lookup = NgramDrafter(NgramConfig(least_match=2))
+    drafter = CascadeDrafter(draft, lookup) if kind == "cascade" else MixtureDrafter([lookup, draft])
+    warm_up(model, drafter, PROMPT, 40, **SETTINGS)
+    made = len(captures)
+    for seed in range(8):
+        generate(model, drafter, PROMPT, max_new_tokens=40, seed=seed, **SETTINGS)
+    assert [type(one).__name__ for one in captures[made:]] == []
 
 
 def test_plain_decoding_is_warmed_up_as_well(captures: list[object]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from decode.autotune.budget import REHEARSED
 from decode.drafters.base import Context, Drafter
 from decode.drafters.drafting import Processed, draft_noise, draw, pending_tokens
 from decode.drafters.lm import LMDraft, LMSteps, PassByPass
@@ -32,6 +33,8 @@ class CascadeDrafter:
     family = "cascade"
     taps: tuple[int, ...] = ()
     on_host = True
+    ways = 2
+    """Rounds with a guess, and rounds without: a warm-up takes them in turn."""
 
     def __init__(self, draft: LMDraft, helper: Drafter) -> None:
         assert not helper.taps, "hidden states are the target's, and the helper drafts for the draft"
@@ -60,7 +63,8 @@ class CascadeDrafter:
     def prepare(self, context: Context) -> tuple[()] | None:
         """Both do what they do before a round."""
         assert self._member is not None
-        self._guesses = self._member.prepare(_helping(context), context.lengths.tolist()) is not None
+        guesses = self._member.prepare(_helping(context), context.lengths.tolist()) is not None
+        self._guesses = guesses and not (REHEARSED.get() is not None and self._guesses)
         return None if self.draft.prepare(_in_chains(context)) is None else ()
 
     def propose(self, context: Context) -> Tree:

@@ -58,6 +58,11 @@ class MixtureDrafter:
         self._model: Model | None = None
         self._rest_s, self._ended_at = 0.0, 0.0
 
+    @property
+    def ways(self) -> int:
+        """Kinds of rounds with a member with weights: a warm-up takes them in turn."""
+        return max(1, len(self.models))
+
     def start(self, context: Context, capacity: int) -> None:
         """All begin. Another call may run on a copy of this drafter, so what a call changes is made anew."""
         size = len(context.lengths)
@@ -126,13 +131,15 @@ class MixtureDrafter:
 
     def _worth_asking(self, context: Context) -> Model | None:
         """The first member with weights whose tokens are worth its seconds, or one that has not been asked for long."""
+        if self.models and REHEARSED.get() is not None:
+            return max(self.models, key=Model.rest)
         running = self._running
         without = [max((one.worth for one in self._asked[row]), default=0.0) for row in running]
         for number, model in enumerate(self.models):
             expected = sum(self._standing[len(self.readers) + number, 0].chances(context.shape.depth))
             gain = sum(max(0.0, expected - own) for own in without)
             emitted = len(running) + sum(without)
-            if model.is_due() or gain * self._rest_s >= emitted * model.seconds:
+            if model.rest() > EXPLORE or gain * self._rest_s >= emitted * model.seconds:
                 return model
         return None
 
@@ -152,10 +159,10 @@ class Model:
         one.member = Member(self.drafter, context)
         return one
 
-    def is_due(self) -> bool:
-        """Whether it was not asked for long."""
+    def rest(self) -> int:
+        """Rounds since it was last asked, the coming one among them."""
         self._idle += 1
-        return self._idle > EXPLORE
+        return self._idle
 
     def prepare(self, context: Context, lengths: Sequence[int]) -> bool:
         """Whether it can draft now."""
