@@ -47,7 +47,7 @@ def test_a_task_is_asked_as_it_was_trained(tmp_path: Path) -> None:
     (task, *_) = task_prompts("edit", replace(cfg.data, name="tasks"), "heldout", 2)
     whole = tokenizer(task.prompt + task.answer, add_special_tokens=False)["input_ids"]
     assert list(prompt.ids) == whole[: len(prompt.ids)]
-    assert tokenizer.decode(prompt.ids) == task.prompt
+    assert tokenizer.decode(list(prompt.ids)) == task.prompt
 
 
 def test_a_cell_chooses_on_screening_prompts_and_times_reported_ones(monkeypatch: pytest.MonkeyPatch) -> None:
