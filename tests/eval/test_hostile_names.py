@@ -13,10 +13,12 @@ from decode.common.typed_config import build
 from eval.modes import bandwidth
 from eval.modes import certificate as certificate_page
 from eval.modes.decoders import page as decoders
+from eval.modes.drafters import page as drafters
 from eval.modes.families import page as families
 from eval.modes.profile import page as profile_page
 from eval.publish import PAGES
 from eval.render.report_page import render_block, render_page, render_summary
+from tests.eval.drafters.test_page import results as ways_to_draft
 from tests.eval.test_report import Page
 from tests.train.toy import tiny_settings
 from train.config import TrainConfig
@@ -43,6 +45,13 @@ def report() -> dict:
     results["peers_left_out"] = HOSTILE
     results["environment"]["command"] += HOSTILE
     return results
+
+
+def drafters_found() -> dict:
+    text = json.dumps(ways_to_draft())
+    for one in ("mine", "edit", "runs/target", "k=12", "it would not run", "held-out split of x"):
+        text = text.replace(json.dumps(one), json.dumps(f"{one}{HOSTILE}"))
+    return json.loads(text)
 
 
 ENVIRONMENT = {"packages": {}, "python": "3", "cpu": HOSTILE, "cores": 2, "threads": 1, "seed": 0, "command": HOSTILE}
@@ -88,6 +97,7 @@ MARKDOWN = {
     "report": lambda: render_summary(report()),
     "readme": lambda: render_block(report()),
     "decoders": lambda: decoders.render_summary(of_suite("decoders", *DECODERS_NAMES)),
+    "drafters": lambda: drafters.render_summary(drafters_found()),
     "families": lambda: families.render_summary(of_suite("families", "lm", "bf16", "chain", "tree")),
     "certificate": lambda: certificate_page.render_certificate(certificate()),
     "profile": lambda: profile_page.render_markdown(profile()),
@@ -137,6 +147,7 @@ def test_a_card_stays_yaml_and_code():
             decoders.render_page,
             lambda: of_suite("decoders", *DECODERS_NAMES),
         ),
+        (drafters.render_page, drafters_found),
         (families.render_page, lambda: of_suite("families", "lm", "bf16", "chain", "tree")),
         (profile_page.render_page, profile),
     ],

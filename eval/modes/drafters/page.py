@@ -82,9 +82,9 @@ def _condition(one: Row) -> str:
 def _which_when_table(results: Mapping[str, Any]) -> Table:
     best = [*_picked("best", "best"), *_picked("without training", "best_without_training")]
     note = (
-        "As good: arms that the same batches do not tell from the best one. No draft: the faster of our autoregressive "
+        "As good: arms that the same batches do not tell from the best one. No draft: the faster of our autoregressive"
     )
-    note += "autoregressive loop and transformers generate."
+    note += " loop and transformers generate."
     return Table("Which when", columns("text", "batch", "T", *best), _by_text(results, "which_when"), note)
 
 

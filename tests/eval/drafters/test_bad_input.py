@@ -59,7 +59,7 @@ def arms(**given: Any) -> dict[str, Any]:
     ],
 )
 def test_settings_that_cannot_be(folder: Path, changes: dict[str, Any], message: str) -> None:
-    given = values(folder) | {"temperatures": [1.0]}
+    given: dict[str, Any] = {**values(folder), "temperatures": [1.0]}
     given["drafters"] |= {"draft_arms": {"NAME": {"draft": "DRAFT"}}, **changes}
     with pytest.raises(ConfigError, match=f"(?s){message}"):
         build(EvalConfig, given)

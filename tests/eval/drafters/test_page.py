@@ -12,7 +12,7 @@ from eval.modes.drafters.results import compared_arms
 from eval.modes.drafters.several_runs import pool_drafters
 from eval.modes.drafters.which_when import mixtures, which_when
 from eval.results.comparisons import cell_with_ratios
-from tests.eval.drafters.tiny_comparison import PLAIN, arm, cell, ours
+from tests.eval.drafters.tiny_comparison import PLAIN, Paces, arm, cell, ours
 
 ARMS = {
     "ngram": arm("ngram"),
@@ -25,11 +25,11 @@ ENVIRONMENT = {"cpu": "one", "cores": 2, "threads": 2, "packages": {}, "python":
 
 def results() -> dict[str, Any]:
     """Edits are drafted best by the mixture, code by the trained draft, logs by nothing."""
-    plain: dict[str, list[float | None]] = dict.fromkeys(PLAIN, [0.4, 0.4, 0.4])
+    plain: Paces = dict.fromkeys(PLAIN, [0.4, 0.4, 0.4])
     cells = [
-        cell("edit", **plain, **ours(ngram=[0.2] * 3, edit=[0.12] * 3, both=[0.1] * 3), **{LOOKUP: [0.3] * 3}),
-        cell("code", **plain, **ours(ngram=[0.35] * 3, mine=[0.2] * 3)),
-        cell("log", **plain, **ours(ngram=[0.5] * 3, mine=[0.8] * 3)),
+        cell(plain | ours(ngram=[0.2] * 3, edit=[0.12] * 3, both=[0.1] * 3) | {LOOKUP: [0.3] * 3}),
+        cell(plain | ours(ngram=[0.35] * 3, mine=[0.2] * 3), "code"),
+        cell(plain | ours(ngram=[0.5] * 3, mine=[0.8] * 3), "log"),
     ]
     cells[1]["left_out"] = {"edit": "it would not run", "both": "it would not run"}
     cells[0]["settings"] = {"ngram": "k=4", "edit": "k=12", "both": "k=8", LOOKUP: "n=10"}

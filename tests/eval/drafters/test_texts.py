@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,15 +24,14 @@ from tests.tiny import tiny_tokenizer
 TEXTS = ("code", "free", "edit", "answer", "log")
 
 
-@pytest.fixture(scope="module")
-def cfg(tmp_path_factory: pytest.TempPathFactory) -> EvalConfig:
-    folder = tmp_path_factory.mktemp("drafters")
-    write_sources(folder / "sources")
+def config(folder: Path) -> EvalConfig:
     return build(EvalConfig, values(folder) | {"drafts": {}})
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_held_out_text_is_reported_and_validation_text_settles_settings(cfg: EvalConfig, text: str) -> None:
+def test_held_out_text_is_reported_and_validation_text_settles_settings(tmp_path: Path, text: str) -> None:
+    write_sources(tmp_path / "sources")
+    cfg = config(tmp_path)
     found = load_texts(cfg, [text], tiny_tokenizer(), 2048)[text]
     splits = {split: {one.id for one in load_corpus(cfg.data).documents(split)} for split in ("heldout", "validation")}
     assert {prompt.document for prompt in found.reported} <= splits["heldout"]
@@ -39,19 +39,19 @@ def test_held_out_text_is_reported_and_validation_text_settles_settings(cfg: Eva
     assert (len(found.reported), len(found.screening)) == (2, 1)
 
 
-def test_a_task_is_asked_as_it_was_trained(cfg: EvalConfig) -> None:
+def test_a_task_is_asked_as_it_was_trained(tmp_path: Path) -> None:
     """Up to where the answer begins, in the tokens of the whole text."""
-    tokenizer = tiny_tokenizer()
+    write_sources(tmp_path / "sources")
+    cfg, tokenizer = config(tmp_path), tiny_tokenizer()
     (prompt, *_) = load_texts(cfg, ["edit"], tokenizer, 2048)["edit"].reported
     (task, *_) = task_prompts("edit", replace(cfg.data, name="tasks"), "heldout", 2)
     whole = tokenizer(task.prompt + task.answer, add_special_tokens=False)["input_ids"]
     assert list(prompt.ids) == whole[: len(prompt.ids)]
-    assert tokenizer.decode(prompt.ids) == task.prompt
+    assert tokenizer.decode(list(prompt.ids)) == task.prompt
 
 
-def test_a_cell_chooses_on_screening_prompts_and_times_reported_ones(
-    cfg: EvalConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cell_chooses_on_screening_prompts_and_times_reported_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = config(Path("nowhere"))
     sets = TextPrompts([Prompt("reported", None, (1,))] * 4, [Prompt("screening", None, (1,))] * 4)
     stock: Any = SimpleNamespace(
         cfg=cfg,

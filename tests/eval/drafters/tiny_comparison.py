@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ ARMS = {
 }
 DRAFT_ARMS = {"NAME": {"draft": "DRAFT", "num_draft_tokens": [2]}}
 PLAIN = ("own autoregressive loop", "transformers generate")
+Paces = dict[str, Sequence[float | None]]
+"""Arm -> seconds per token of each batch of prompts."""
 FUNCTION = '''
 def f{number}(values, limit):
     """The values of module {number} below a limit."""
@@ -79,8 +82,8 @@ def values(folder: Path) -> dict[str, Any]:
     }
 
 
-def cell(text: str = "edit", **paces: list[float | None]) -> dict[str, Any]:
-    """A timed cell: arm -> seconds per token of each batch of prompts, names as arms have them."""
+def cell(paces: Paces, text: str = "edit") -> dict[str, Any]:
+    """A timed cell, names as arms have them."""
     return {
         "batch_size": 1,
         "temperature": 0.0,
@@ -98,7 +101,7 @@ def cell(text: str = "edit", **paces: list[float | None]) -> dict[str, Any]:
     }
 
 
-def ours(**paces: list[float | None]) -> dict[str, list[float | None]]:
+def ours(**paces: Sequence[float | None]) -> Paces:
     """The same by our names."""
     return {our_name(name): pace for name, pace in paces.items()}
 

@@ -1,0 +1,50 @@
+"""Faults of the comparison of ways to draft: other prompts, other arms, ratios the wrong way round."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.eval.drafters import test_page, test_texts, test_which_when
+from tests.faults import Fault, noticed_by
+
+_IN = "eval.modes.drafters"
+FAULTS: list[Fault] = [
+    *noticed_by(
+        partial(test_texts.test_held_out_text_is_reported_and_validation_text_settles_settings, text="edit"),
+        (f"{_IN}.texts:_both", '"heldout", reported', '"validation", reported'),
+        (f"{_IN}.texts:_both", '"validation", screening', '"heldout", screening'),
+    ),
+    *noticed_by(
+        test_texts.test_a_cell_chooses_on_screening_prompts_and_times_reported_ones,
+        (f"{_IN}.arms:measure", "].reported", "].screening"),
+        (f"{_IN}.arms:_screening_prompts", "].screening", "].reported"),
+    ),
+    *noticed_by(
+        test_which_when.test_the_best_is_the_fastest_and_without_training_the_fastest_of_those,
+        (f"{_IN}.which_when:which_when", 'if not arms[name]["has_weights"]', 'if arms[name]["has_weights"]'),
+        (f"{_IN}.which_when:_best", "ratio_over(runs, best, plain, seed)", "ratio_over(runs, plain, best, seed)"),
+        (f"{_IN}.which_when:_is_no_slower", "<= 1", ">= 1"),
+    ),
+    *noticed_by(
+        test_which_when.test_plain_decoding_is_the_best_where_nothing_beats_it,
+        (f"{_IN}.which_when:_best", "[] if plain is None else [plain]", "[]"),
+    ),
+    *noticed_by(
+        test_which_when.test_one_batch_tells_nothing_of_others,
+        (f"{_IN}.which_when:_is_no_slower", "ratio.ci95 is not None and ratio.ci95[0] <= 1", "True"),
+    ),
+    *noticed_by(
+        test_which_when.test_a_mixture_is_held_against_the_fastest_of_what_its_members_do_alone,
+        (f"{_IN}.which_when:mixtures", 'in arms[name]["members"]]', 'not in arms[name]["members"]]'),
+        (f"{_IN}.which_when:mixtures", "our_name(name), best, seed", "best, our_name(name), seed"),
+    ),
+    *noticed_by(
+        test_page.test_every_arm_stands_with_its_setting_over_plain_the_fastest_first,
+        (f"{_IN}.page:_arms_of", '-(row["tokens_per_s"] or 0.0)', '(row["tokens_per_s"] or 0.0)'),
+        (f"{_IN}.results:compared_arms", "PLAIN_ARMS", "('transformers prompt lookup',)"),
+    ),
+    *noticed_by(
+        test_page.test_pooled_runs_say_what_each_found,
+        ("eval.results.comparisons:_arm", "[arm.get(key) for arm in each]", "[arm.get(key) for arm in each[:1]]"),
+    ),
+]
