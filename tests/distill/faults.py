@@ -20,6 +20,7 @@ from tests.distill import (
     test_shards,
     test_sparse,
     test_stores,
+    test_tasks,
     test_texts,
     test_vocabulary,
 )
@@ -295,6 +296,29 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
         ("distill.corpora.corpus:split_place", '"split", text.strip()', '"splits", text.strip()'),
         ("distill.corpora.corpus:split_place", "text.strip()", "text"),
         ("distill.corpora.corpus:split_of", "place < config.heldout_share:", "place < config.validation_share / 2:"),
+    ],
+    test_tasks.test_a_renamed_text_is_the_given_one_word_by_word_but_for_the_name: [
+        ("distill.corpora.tasks.edits:rename", "renamed(piece, before, after)", "piece.replace(before, after)"),
+        ("distill.corpora.tasks.edits:rename", "if name not in here", ""),
+    ],
+    test_tasks.test_an_inserted_line_stands_behind_the_line_that_was_named: [
+        (
+            "distill.corpora.tasks.edits:insertion",
+            "[*lines[: place + 1], line, *lines[place + 1 :]]",
+            "[*lines[:place], line, *lines[place:]]",
+        ),
+        ("distill.corpora.tasks.edits:insertion", "if lines.count(line) == 1", ""),
+    ],
+    test_tasks.test_a_quotation_is_the_lines_of_its_document_that_the_question_names: [
+        ("distill.corpora.tasks.answers:quotation", "first : first + count", "first : first + 1"),
+        ("distill.corpora.tasks.answers:_start", ") == 1:", ") >= 1:"),
+    ],
+    test_tasks.test_a_log_goes_on_as_it_began: [
+        ("distill.corpora.tasks.logs:log", "number % len(templates)", "(number // 2) % len(templates)"),
+        ("distill.corpora.tasks.logs:log", "count=first + number", "count=first"),
+    ],
+    test_tasks.test_a_file_decides_the_split_of_its_tasks: [
+        ("distill.corpora.tasks.drawn:task_documents", "place=place", "place=None"),
     ],
 }
 

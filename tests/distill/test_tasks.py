@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -20,10 +19,8 @@ from distill.prompts.tokenizer import train_bpe
 CONFIG = DataConfig(name="tasks")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Small files of prose."""
-    folder = tmp_path_factory.mktemp("files")
+def prose(folder: Path) -> Path:
+    """Small files of prose, in `folder`."""
     for number in range(40):
         lines = (
             f"Line{line} of person{number} has item{line % 3} and likes town{line * number}." for line in range(30)
@@ -32,7 +29,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@cache
 def tasks(kind: TaskKind) -> list[Task]:
     """Of files of the standard library that are held out."""
     return task_prompts(kind, CONFIG, "heldout", 200)
@@ -94,7 +90,8 @@ def test_a_log_goes_on_as_it_began() -> None:
         assert given >= 2 * turns  # every line of the answer has been seen twice
 
 
-def test_a_file_decides_the_split_of_its_tasks(folder: Path) -> None:
+def test_a_file_decides_the_split_of_its_tasks(tmp_path: Path) -> None:
+    folder = prose(tmp_path)
     config = DataConfig(name="tasks", path=str(folder), heldout_share=0.3, validation_share=0.3)
     files = {file.id: file for file in text_files(folder)}
     for split in get_args(Split):
@@ -117,8 +114,9 @@ def test_prompts_are_spread_over_the_files() -> None:
         assert len(set(firsts)) == 12
 
 
-def test_tasks_are_the_same_in_every_process(folder: Path) -> None:
+def test_tasks_are_the_same_in_every_process(tmp_path: Path) -> None:
     """Python's own hash of a text is another one in every process."""
+    folder = prose(tmp_path)
     program = (
         "import sys; from distill.config import DataConfig; from distill.corpora import load_corpus; "
         "config = DataConfig(name='tasks', path=sys.argv[1]); "

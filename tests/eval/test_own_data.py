@@ -59,6 +59,11 @@ def test_where_no_draft_knows_it_is_python_and_said(caplog: pytest.LogCaptureFix
     assert "data=python_stdlib, since no draft's folder says what it was trained on" in caplog.text
 
 
+def test_tasks_are_a_corpus_without_a_path_or_with_one(tmp_path: Path) -> None:
+    for number, data in enumerate((DataConfig(name="tasks"), DataConfig(name="tasks", path="sources"))):
+        assert with_own_data(config(f"drafts.one={saved(tmp_path / str(number), data)}")).data == data
+
+
 def test_a_prompt_file_needs_no_corpus(chat_draft: str, caplog: pytest.LogCaptureFixture) -> None:
     assert with_own_data(config(chat_draft, "prompts.file=q.jsonl")).data.name == "jsonl"
     assert with_own_data(config("mode=bandwidth")).data.name == "python_stdlib"
