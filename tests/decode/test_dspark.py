@@ -293,7 +293,7 @@ def stopped_at(steps: Any, script: tuple[int, ...], vocab_size: int, monkeypatch
         shape=shape,
         **settings,
     )
-    return drafting._propose_steps(Processed(steps, context), context, foresees=True).num_nodes - 1
+    return drafting.propose_steps(Processed(steps, context), context, foresees=True).num_nodes - 1
 
 
 class Whims:
