@@ -1,7 +1,8 @@
-"""Record `python -m decode` as a picture of its terminal, docs/decode.svg.
+"""Record `python -m decode` as a picture of its terminal, docs/NAME.svg.
 
-python scripts/record_decode.py                                                  # the quickstart's pair
-python scripts/record_decode.py target.path=TARGET draft.path=DRAFT prompt=Hello # any overrides of the stage
+python scripts/record_decode.py decode                                                  # the quickstart's pair
+python scripts/record_decode.py edit                                                    # a file that is edited
+python scripts/record_decode.py decode target.path=TARGET draft.path=DRAFT prompt=Hello # any overrides of the stage
 """
 
 from __future__ import annotations
@@ -17,26 +18,38 @@ from rich.console import Console
 from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[1]
-PICTURE = ROOT / "docs" / "decode.svg"
-QUICKSTART = (
-    "target=quickstart",
-    "draft.path=runs/quickstart/draft/model",
-    "prompt_file=scripts/quickstart_prompt.txt",
-)
+DOCS = ROOT / "docs"
+RECORDINGS = {
+    "decode": (
+        "target=quickstart",
+        "draft.path=runs/quickstart/draft/model",
+        "prompt_file=scripts/quickstart_prompt.txt",
+    ),
+    "edit": (
+        "target=quickstart",
+        "target.path=runs/quickstart/tasks_target/model",
+        "draft=edit",
+        "decode=greedy",
+        "decode.num_draft_tokens=8",
+        "prompt_file=scripts/edit_prompt.txt",
+    ),
+}
+"""Picture -> the settings of its command."""
 COLUMNS = 100
 # Rich's picture asks a server for its font, which a reader's browser would then do; without it, it takes a local one.
 REMOTE_FONTS = re.compile(r"@font-face\s*\{.*?\}\s*", re.DOTALL)
 
 
-def main(overrides: list[str]) -> int:
+def main(name: str, overrides: list[str]) -> int:
     """Run the command and write the picture; the command's own exit code where it fails."""
-    command = ["-m", "decode", *(overrides or QUICKSTART)]
+    command = ["-m", "decode", *(overrides or RECORDINGS[name])]
     done = subprocess.run(
         [sys.executable, *command, "color=always"], cwd=ROOT, stdout=subprocess.PIPE, encoding="utf-8", check=False
     )
     if done.returncode == 0:
-        PICTURE.write_text(picture(done.stdout, shlex.join(["python", *command])), encoding="utf-8")
-        sys.stdout.write(f"{PICTURE.relative_to(ROOT)}\n")
+        path = DOCS / f"{name}.svg"
+        path.write_text(picture(done.stdout, shlex.join(["python", *command])), encoding="utf-8")
+        sys.stdout.write(f"{path.name}\n")
     return done.returncode
 
 
@@ -50,4 +63,6 @@ def picture(output: str, command: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    if sys.argv[1:2] == [] or sys.argv[1] not in RECORDINGS:
+        sys.exit(f"name a picture first: {', '.join(RECORDINGS)}")
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

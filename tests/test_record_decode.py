@@ -63,11 +63,13 @@ def test_the_picture_fetches_nothing_and_is_the_same_every_time(script: ModuleTy
     assert "@font-face" not in svg
 
 
-def test_the_committed_picture_is_of_the_quickstarts_pair(script: ModuleType) -> None:
-    text = shown(script.PICTURE.read_text(encoding="utf-8"))
-    assert shlex.join(["python", "-m", "decode", *script.QUICKSTART]) in text
+@pytest.mark.parametrize("name", ["decode", "edit"])
+def test_the_committed_pictures_are_of_their_commands(script: ModuleType, name: str) -> None:
+    svg = (script.DOCS / f"{name}.svg").read_text(encoding="utf-8")
+    text = shown(svg)
+    assert "".join(shlex.join(["python", "-m", "decode", *script.RECORDINGS[name]]).split()) in "".join(text.split())
     assert re.search(r"\d+ tokens in \d+ target passes: [\d.]+ tokens per pass, \d+ tokens/s$", text)
-    assert {name for name, _ in LEGEND} <= {text for _, text in painted(script.PICTURE.read_text(encoding="utf-8"))}
+    assert {name for name, _ in LEGEND} <= {text for _, text in painted(svg)}
 
 
 @pytest.mark.slow
@@ -75,12 +77,12 @@ def test_a_command_is_run_and_recorded_and_a_failing_one_leaves_the_picture(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(script, "ROOT", tmp_path)
-    monkeypatch.setattr(script, "PICTURE", tmp_path / "decode.svg")
+    monkeypatch.setattr(script, "DOCS", tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     target = save_tiny_target(tmp_path / "target")
     arguments = [f"target.path={target}", f"draft.path={target}", "prompt=def", "decode.max_new_tokens=8"]
-    assert script.main(arguments) == 0
-    before = script.PICTURE.read_text(encoding="utf-8")
+    assert script.main("decode", arguments) == 0
+    before = (tmp_path / "decode.svg").read_text(encoding="utf-8")
     assert "8 tokens in" in shown(before)
-    assert script.main([*arguments, "decode.top_p=2"]) == 2
-    assert script.PICTURE.read_text(encoding="utf-8") == before
+    assert script.main("decode", [*arguments, "decode.top_p=2"]) == 2
+    assert (tmp_path / "decode.svg").read_text(encoding="utf-8") == before
