@@ -59,7 +59,7 @@ def check_held_out(data: DataConfig, name: str, draft: str) -> None:
 
 def check_same_shares(data: DataConfig, trained: TextOrigin, who: str) -> None:
     """The same for what was trained on, or is to be: the corpus and its shares, as DataConfig names them."""
-    if any(getattr(trained, key) != getattr(data, key) for key in ("name", "path", "subset")):
+    if _files(trained) != _files(data) or trained.subset != data.subset:
         return
     for key in ("heldout_share", "validation_share"):
         there, here = getattr(trained, key), getattr(data, key)
@@ -68,6 +68,13 @@ def check_same_shares(data: DataConfig, trained: TextOrigin, who: str) -> None:
                 f"{who} was trained with data.{key}={there}, and this report draws its prompts "
                 f"with data.{key}={here}: part of them was trained on. Give data.{key}={there}"
             )
+
+
+def _files(data: DataConfig | TextOrigin) -> tuple[str, str | None]:
+    """(corpus, path) of the files: tasks are made of those of another corpus, and follow its split."""
+    if data.name == "tasks":
+        return "python_stdlib" if data.path is None else "text", data.path
+    return data.name, data.path
 
 
 def shared_context(cfg: EvalConfig, target: ModelDescription) -> int:

@@ -39,17 +39,19 @@ class SlowestRow:
 
     def __init__(self) -> None:
         self._left: Mapping[int, int] = {}
+        self._several = False
         self._rows: dict[int, _Row] = {}
         self._normal = np.empty((DRAWS, 0))
 
     @property
     def decides(self) -> bool:
-        """Whether several rows run, and no request waits for one of them."""
-        return len(self._left) > 1
+        """Whether several rows run, or ran before all but one had ended, and no request waits for one of them."""
+        return bool(self._left) and self._several
 
     def running(self, left: Mapping[int, int]) -> None:
         """Request -> tokens that it can still emit, of all that run; empty where others wait for their rows."""
         self._left = left
+        self._several = self._several or len(left) > 1
         if len(left) > self._normal.shape[1]:
             self._normal = np.random.default_rng(0).standard_normal((DRAWS, len(left)))
 

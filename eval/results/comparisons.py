@@ -12,7 +12,7 @@ from decode.common.errors import InputError
 from eval.results.figures import described
 from eval.results.poolable import check_different_runs, check_same
 from eval.results.pooling import DEFINITIONS, pooled_row, row_key
-from eval.results.statistics import arm_ratio, arm_ratio_of_runs, arm_speed
+from eval.results.statistics import arm_ratio, arm_ratio_of_runs, arm_speed, finite
 
 Run = Mapping[str, Any]
 Others = Callable[[Sequence[Run]], Mapping[str, str]]
@@ -114,7 +114,8 @@ def _arm(each: Sequence[Run], cells: Sequence[Run], others: Mapping[str, str], s
     }
     for key, other in others.items():
         found |= described(key, arm_ratio_of_runs(cells, name, other, seed))
-        found[f"{key}_by_run"] = [arm.get(key) for arm in each]
+        by_run = [arm_ratio([cell], name, other, seed) for cell in cells]  # over one arm, whichever a run had over
+        found[f"{key}_by_run"] = [None if one is None else finite(one.value) for one in by_run]
     return found
 
 

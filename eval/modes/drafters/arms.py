@@ -3,14 +3,17 @@ the peers at theirs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
 
 from decode.common.progress import progress
 from decode.config import SamplingConfig
+from decode.forward.runner import rounded
+from decode.trees.tree_plans import parse
+from distill.corpora.corpus import in_groups
 from eval.arms.base import LOOKUP, VLLM, VLLM_LOOKUP, Arm, eos_ids, our_name
 from eval.arms.ours import OurArm, lookup_arms, our_arm, plain_arms, renamed
 from eval.arms.vllm_engines import Engines, drafting_with_lookup, worker_settings
@@ -42,13 +45,30 @@ def engine_names(cfg: EvalConfig) -> dict[str, int | None]:
     return {VLLM: None} | {f"{VLLM_LOOKUP}, {length_name(k)}": k for k in cfg.peers.vllm_draft_tokens}
 
 
-def engine_settings(cfg: EvalConfig, target: Target, max_length: int, dtype: str) -> dict[str, dict[str, Any]]:
-    """Arm name -> the first line of its engine."""
+def engine_settings(
+    cfg: EvalConfig, target: Target, max_length: int, dtype: str, given: Mapping[Cell, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Arm name -> the first line of its engine; of those that draft only the ones that some given choice names."""
     rows, path = max(cfg.drafters.batch_sizes), str(target.source.path)
+    chosen = {given[cell]["best"].get(VLLM_LOOKUP) for cell in cells(cfg, [target]) if cell in given}
     return {
         name: worker_settings(path, dtype, max_length, rows, cfg.seed, None if k is None else drafting_with_lookup(k))
         for name, k in engine_names(cfg).items()
+        if k is None or not chosen or length_name(k) in chosen
     }
+
+
+class Calls(NamedTuple):
+    """Calls that share a cache."""
+
+    shortest: tuple[int, ...]
+    """The prompt of the one that begins first."""
+    end: int
+    """Tokens at which the longest one ends."""
+
+
+_NO_SHAPE = ("temperature", "verifier", "max_new_tokens")
+"""Settings that change no pass, but for the verifier, see `Stock._shape`."""
 
 
 @dataclass(frozen=True)
@@ -94,34 +114,57 @@ class Stock:
         return [*plain_arms(self.cfg, self.model, cell.temperature), *vllm]
 
     def warm_up(self, arms: Sequence[Arm], cell: Cell) -> None:
-        """Captures and first calls, unmeasured, once for all texts: captures are of shapes of passes, which drafters
-        without weights share, at either temperature. Rehearsing them anew for every arm took half of a run."""
-        cold = {key: arm for arm in arms if (key := self._shape(arm, cell)) not in self._warm}
-        with progress(len(cold), "arms", f"warm-up, {cell.name}") as bar:
-            for arm in cold.values():
-                self._first_call(arm, cell)
+        """Captures and a first call of every arm, unmeasured. Captures are of shapes of passes, which drafters without
+        weights share, at either temperature and for all texts: rehearsing every arm anew took half of a run."""
+        longest = max((one.ids for one in self.texts[cell.text].screening), key=len)
+        with progress(len(arms), "arms", f"warm-up, {cell.name}") as bar:
+            for arm in arms:
+                if isinstance(arm, OurArm):
+                    self._capture(arm, cell)
+                rows = list(range(cell.batch_size))
+                arm.run([longest] * cell.batch_size, rows, self.cfg.timing.screening_tokens, self.cfg.seed)
                 bar.update(1)
-        self._warm.update(cold)
 
-    def _shape(self, arm: Arm, cell: Cell) -> tuple[Any, ...]:
-        """What arms have in common that are warm together."""
-        if not isinstance(arm, OurArm) or arm.drafter is None or self._has_weights(arm):
-            return cell.point, arm.name
-        settings = [arm.settings[key] for key in ("num_draft_tokens", "tree", "tree_nodes", "adaptive")]
-        return cell.batch_size, *settings, arm.settings["verifier"] in TOKEN_FOR_TOKEN
+    def _capture(self, arm: OurArm, cell: Cell) -> None:
+        """What calls of this batch size may need, but for what other arms' were found to have made."""
+        for calls in self._calls(arm, cell.batch_size):
+            key = (*self._shape(arm, cell), calls)
+            if key not in self._warm:
+                arm.capture_ahead([calls.shortest] * cell.batch_size, calls.end - len(calls.shortest))
+                self._warm.add(key)
+
+    def _calls(self, arm: OurArm, batch_size: int) -> list[Calls]:
+        """All calls of the texts together that share a cache: its size follows the longest prompt of a batch."""
+        settings = arm.settings
+        shape = parse(settings["tree"], settings["num_draft_tokens"], settings["tree_nodes"])
+        drafted = 0 if arm.drafter is None else max(shape.num_nodes, 2 + shape.num_read)
+        found: dict[int, Calls] = {}
+        for longest, new_tokens in self._batches(batch_size):
+            end = len(longest) + new_tokens
+            known = found.setdefault(rounded(end + drafted), Calls(longest, end))
+            shortest = min(known.shortest, longest, key=len)
+            found[rounded(end + drafted)] = Calls(shortest, max(known.end, end))
+        return list(found.values())
+
+    def _batches(self, batch_size: int) -> Iterator[tuple[tuple[int, ...], int]]:
+        """(longest prompt, new tokens) of every batch that is decoded."""
+        timing, new_tokens = self.cfg.timing, self.cfg.decode.max_new_tokens
+        for text in self.texts.values():
+            for prompts, tokens in ((text.reported, new_tokens), (text.screening, timing.screening_tokens)):
+                for batch in in_groups(prompts, batch_size):
+                    yield max((one.ids for one in batch), key=len), tokens
+
+    def _shape(self, arm: OurArm, cell: Cell) -> tuple[Any, ...]:
+        """What arms have in common that share captures. A clock that is kept, and a draft's own passes, are an arm's
+        own."""
+        settings = {key: value for key, value in arm.settings.items() if key not in _NO_SHAPE}
+        if arm.drafter is None or self._has_weights(arm) or settings["adaptive"]:
+            return cell.point, id(arm.drafter), str(settings)
+        return cell.batch_size, str(settings), arm.settings["verifier"] in TOKEN_FOR_TOKEN
 
     def _has_weights(self, arm: OurArm) -> bool:
         ways = self.cfg.drafters.ways(self.cfg.drafts)
         return any(way.has_weights for way in ways if self.drafters.get(way.name) is arm.drafter)
-
-    def _first_call(self, arm: Arm, cell: Cell) -> None:
-        new_tokens = self.cfg.decode.max_new_tokens
-        every = sorted((one.ids for text in self.texts.values() for one in text.screening), key=len)
-        if isinstance(arm, OurArm):  # every number of slots from the shortest prompt to the end of the longest one
-            longest = max(prompts.longest for prompts in self.texts.values())
-            arm.capture_ahead([every[0]] * cell.batch_size, longest - len(every[0]) + new_tokens)
-        else:
-            arm.run([every[-1]] * cell.batch_size, list(range(cell.batch_size)), new_tokens, self.cfg.seed)
 
 
 def choose(stock: Stock, cell: Cell) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from decode.common.typed_config import require, require_at_least, whole
@@ -37,6 +37,8 @@ class Way:
     """Kinds of text it is for."""
     is_asked: bool = True
     """Whether it has to fit a target; the company of a given draft need not."""
+    is_of_draft: bool = False
+    """Whether it drafts with one of `drafts`, which are drafts of `target`."""
 
     def sampling(self, base: SamplingConfig, temperature: float) -> dict[str, SamplingConfig]:
         """Draft length, as `length_name` has it -> the settings; ConfigError for what is no setting."""
@@ -51,8 +53,24 @@ class Way:
     @property
     def has_weights(self) -> bool:
         """Whether any part of it was trained."""
-        parts = [self.settings.get("draft"), self.settings.get("helper"), *self.members]
-        return any(part is not None and part not in UNTRAINED for part in [self.draft, *parts])
+        return bool(self.folders)
+
+    @property
+    def folders(self) -> list[str]:
+        """Of all its parts that were trained."""
+        return _folders(self.draft, self.settings)
+
+
+def _folders(draft: str, settings: Mapping[str, Any]) -> list[str]:
+    if draft not in UNTRAINED:
+        return [draft]
+    helper, members = settings.get("helper"), settings.get("members") or []
+    parts = [
+        (settings.get("draft"), {}),
+        (helper, settings.get("helper_settings") or {}),
+        *((member, (settings.get("settings") or {}).get(member) or {}) for member in members),
+    ]
+    return [folder for part, given in parts if part is not None for folder in _folders(part, given)]
 
 
 def length_name(k: int) -> str:
@@ -128,8 +146,8 @@ class DraftersConfig:
                     continue
                 where = f"drafters.draft_arms.{template}"
                 is_asked = _filled(given, {}).get("draft") == DRAFT
-                one = _filled(given, {**filled, DRAFT: path})
-                found.append(self._way(template.replace(NAME, draft), one, where, is_asked))
+                one = _filled(given, {**filled, DRAFT: path, NAME: draft})
+                found.append(replace(self._way(template.replace(NAME, draft), one, where, is_asked), is_of_draft=True))
         names = [one.name for one in found]
         twice = sorted({name for name in names if names.count(name) > 1})
         require(not twice, f"two arms are called {', '.join(twice)} in drafters.arms, drafters.draft_arms and drafts")
@@ -138,6 +156,12 @@ class DraftersConfig:
     def lacks_datastore(self, given: Mapping[str, Any]) -> bool:
         """Whether an arm is left out for want of one."""
         return self.datastore is None and DATASTORE in _texts_in(given)
+
+    def without_datastore(self, text: str) -> list[str]:
+        """Arms for a text that are left out for want of a datastore."""
+        given = [(name, one) for arms in (self.arms, self.draft_arms) for name, one in arms.items()]
+        lacking = [(name, one) for name, one in given if self.lacks_datastore(one)]
+        return [name for name, one in lacking if text in self._texts(one.get("texts"), name)]
 
     def _way(self, name: str, given: Mapping[str, Any], where: str, is_asked: bool = True) -> Way:
         require(name != PLAIN, f"{where} is called {PLAIN}, which is decoding without a draft; call it otherwise")

@@ -3,11 +3,14 @@ kept."""
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from decode import load_drafter
 from decode.common.progress import get_logger
@@ -107,22 +110,32 @@ def run(cfg: EvalConfig) -> None:
         results = Results(folder)
         for target in targets:
             if any(True for _ in results.missing(cells(cfg, [target]))):
-                with _stock(cfg, target, folder, texts[target.key]) as stock:
-                    _measure(stock, results, given)
+                _measure_target(cfg, target, folder, texts[target.key], results, given)
         every = [results.cell(cell) or {} for cell in cells(cfg, targets)]
         chosen = [results.choice(cell) or {} for cell in cells(cfg, targets)]
         prompts = {text: found for each in texts.values() for text, found in each.items()}
         _write(folder, make_results(cfg, targets, prompts, every, chosen))
 
 
+def _measure_target(
+    cfg: EvalConfig, target: Target, folder: RunFolder, texts: Texts, results: Results, given: Choices
+) -> None:
+    """All of a target, whose models are gone when the next one's are loaded."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    with _stock(cfg, target, folder, texts, given) as stock:
+        _measure(stock, results, given)
+
+
 @contextmanager
-def _stock(cfg: EvalConfig, target: Target, folder: RunFolder, texts: Texts) -> Iterator[Stock]:
+def _stock(cfg: EvalConfig, target: Target, folder: RunFolder, texts: Texts, given: Choices) -> Iterator[Stock]:
     """One target, its drafters and its engines, held for all of its cells."""
     max_length = max(prompts.longest for prompts in texts.values()) + cfg.decode.max_new_tokens
     model = load_model(target.source)
     wanted = {way.name: way for text in target.texts for way in target.ways(cfg, text)}
     drafters = {name: load_drafter(way.draft, target=model, **way.settings) for name, way in wanted.items()}
-    first_lines = engine_settings(cfg, target, max_length, str(model.dtype).removeprefix("torch."))
+    first_lines = engine_settings(cfg, target, max_length, str(model.dtype).removeprefix("torch."), given)
     with started(cfg.peers.vllm_python, first_lines, folder) as engines:
         yield Stock(cfg, target, model, drafters, engines, texts)
 

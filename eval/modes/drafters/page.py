@@ -37,7 +37,8 @@ def _page(results: dict[str, Any]) -> Page:
         title=f"Ways to draft compared: {results['name']}",
         results=results,
         method="drafters_method.j2",
-        lead="Which way to draft is the fastest depends on what is written. Every one writes the target's own text.",
+        lead="Ways to draft, each on texts of several kinds. With all of ours the text is the target's own, but for "
+        "rounding.",
         headline_title="In short",
         headline=[_sentence(results, text) for text in texts],
         plots=[
@@ -66,8 +67,13 @@ def _answer(one: Row) -> str:
     best, free = one["best"], one["best_without_training"]
     if best is None:
         return "nothing could be timed"
-    untrained = "" if free is None or free["arm"] == best["arm"] else f", without training {_named(free['arm'])}"
-    return f"{_named(best['arm'])}{untrained}"
+    untrained = "" if free is None or free["arm"] == best["arm"] else f", without training {_one_of(free)}"
+    return f"{_one_of(best)}{untrained}"
+
+
+def _one_of(best: Row) -> str:
+    """An arm, with those that are as good."""
+    return " or ".join(map(_named, [best["arm"], *(best["as_good"] or [])]))
 
 
 def _named(arm: str) -> str:
@@ -105,8 +111,14 @@ def _picked(header: str, key: str) -> list[Column]:
     return [
         Column(header, lambda one: of(one, lambda best: _named(best["arm"]))),
         Column(_OVER, lambda one: of(one, lambda best: with_interval(best["over_plain"], best["over_plain_ci95"]))),
-        Column("as good", lambda one: of(one, lambda best: ", ".join(map(_named, best["as_good"])) or MISSING)),
+        Column("as good", lambda one: of(one, _as_good)),
     ]
+
+
+def _as_good(best: Row) -> str:
+    if best["as_good"] is None:
+        return "unknown: too few batches"
+    return ", ".join(map(_named, best["as_good"])) or "none"
 
 
 def _text_table(results: Mapping[str, Any], text: str) -> Table:

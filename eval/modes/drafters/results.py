@@ -27,10 +27,12 @@ _OWN = {
     "split (of a file: on others than are timed), which are never reported; the fastest median counts.",
     "over_plain": "Speed over that of the faster way without a draft in the same cell, paired by batch of prompts: our "
     "autoregressive loop or transformers generate.",
-    "which_when": "The arm of the highest median speed over plain. `as_good` are those that the same batches do not "
+    "which_when": "The arm of the highest median tokens per second. `as_good` are those that the same batches do not "
     "tell from it: the 95% interval of its speed over theirs includes 1. The best is picked on the prompts that it is "
-    "reported on, so its speed is slightly flattered. Without training: no part of it has weights.",
-    "mixtures": "A mixture over the fastest arm that drafts with one of its members alone, paired by batch of prompts.",
+    "reported on, so its speed is slightly flattered. Null where there are fewer than 3 batches. "
+    "Without training: no part of it has weights.",
+    "mixtures": "A mixture over the fastest arm that drafts with one of its members alone, paired by batch of prompts. "
+    "What it learned in cells before stays with it, as it would in a service.",
     "vllm": "vLLM's CPU engine in its own environment, times taken inside it; vllm ngram is its prompt lookup, which "
     "looks for 2 to 4 tokens. It draws its own noise, so at temperature 1 its text differs from ours.",
 }

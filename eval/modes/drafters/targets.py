@@ -40,8 +40,7 @@ class Target:
         """Arm for that text -> why it is not timed there."""
         wanted = {way.name: text in way.texts for way in cfg.drafters.ways(cfg.drafts)}
         reasons = {name: reason for name, reason in self.refused.items() if wanted[name]}
-        lacking = [name for name, given in cfg.drafters.arms.items() if cfg.drafters.lacks_datastore(given)]
-        return reasons | dict.fromkeys(lacking, "drafters.datastore names no folder")
+        return reasons | dict.fromkeys(cfg.drafters.without_datastore(text), "drafters.datastore names no folder")
 
     def prompts(self, cfg: EvalConfig) -> dict[str, TextPrompts]:
         """Kind of text -> prompts in its tokens."""
@@ -62,14 +61,18 @@ def describe_targets(cfg: EvalConfig) -> list[Target]:
         refusals = [target.refused[way.name] for target in found if way.name in target.refused]
         if way.is_asked and len(refusals) == len(found):
             raise InputError(refusals[0])
-    for name, path in cfg.drafts.items():
-        check_held_out(cfg.data, name, model_folder(path))
+    for way in cfg.drafters.ways(cfg.drafts):
+        for path in way.folders:
+            check_held_out(cfg.data, way.name, model_folder(path))
     return found
 
 
 def _describe(cfg: EvalConfig, key: str, source: ModelConfig, texts: tuple[str, ...]) -> Target:
     description, fits, refused = _described(key, source), dict[str, DraftDescription](), dict[str, str]()
     for way in cfg.drafters.ways(cfg.drafts):
+        if way.is_of_draft and key != "target":
+            refused[way.name] = "drafts are of `target`, and another model writes this; its own go into drafters.arms"
+            continue
         try:
             fits[way.name] = describe_draft(way.draft, description, f"the draft of arm {way.name}", way.settings)
         except InputError as error:

@@ -9,13 +9,16 @@ from eval.arms.base import PLAIN_ARMS, our_name
 from eval.results.figures import described
 from eval.results.statistics import Estimate, arm_ratio, arm_ratio_of_runs, fastest_arm
 
+FEWEST = 3
+"""Batches of prompts from which anything of others is concluded."""
 Cells = Sequence[Mapping[str, Any]]
 """One cell in each run."""
 
 
 def which_when(cells: Sequence[Cells], arms: Mapping[str, Mapping[str, Any]], seed: int) -> list[dict[str, Any]]:
     """By cell the fastest of our ways, plain decoding among them, and the fastest that nothing was trained for; each
-    {"arm", "over_plain", "over_plain_ci95", "as_good"}, where the arm of plain decoding is that which was faster."""
+    {"arm", "over_plain", "over_plain_ci95", "as_good"}, where the arm of plain decoding is that which was faster, and
+    `as_good` is None where too few batches tell."""
     return [
         {
             **_about(runs),
@@ -55,15 +58,17 @@ def _best(runs: Cells, names: Sequence[str], seed: int) -> dict[str, Any] | None
     if plain is None or best is None:
         return None
     over = {other: ratio_over(runs, best, other, seed) for other in known if other != best}
+    is_told = len(runs[0]["arms"][0]["seconds_per_token"]) >= FEWEST
+    as_good = [_setting(other, names) for other, ratio in over.items() if _is_no_slower(ratio)]
     return {
         "arm": _setting(best, names),
         **described("over_plain", ratio_over(runs, best, plain, seed)),
-        "as_good": [_setting(other, names) for other, ratio in over.items() if _is_no_slower(ratio)],
+        "as_good": as_good if is_told else None,
     }
 
 
 def _is_no_slower(ratio: Estimate | None) -> bool:
-    """Of the other arm, by the best one's speed over its; one batch of prompts says nothing of others."""
+    """Of the other arm, by the best one's speed over its."""
     return ratio is not None and ratio.ci95 is not None and ratio.ci95[0] <= 1
 
 

@@ -76,7 +76,7 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_speed.test_settings_are_chosen_on_other_prompts_and_the_fastest_is_the_best,
-        ("eval.measure.cells:choose", "fastest(of)", "next(iter(of))"),
+        ("eval.measure.cells:tried_settings", "fastest(of)", "next(iter(of))"),
     ),
     *noticed_by(
         test_speed.test_the_peer_is_timed_at_the_setting_that_was_chosen,

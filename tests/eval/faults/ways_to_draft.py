@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.eval.drafters import test_page, test_texts, test_which_when
+from tests.eval.drafters import test_page, test_texts, test_warm_up, test_which_when
 from tests.faults import Fault, noticed_by
 
 _IN = "eval.modes.drafters"
@@ -26,12 +26,21 @@ FAULTS: list[Fault] = [
         (f"{_IN}.which_when:_is_no_slower", "<= 1", ">= 1"),
     ),
     *noticed_by(
+        test_warm_up.test_every_cache_that_batches_use_is_rehearsed_over_all_its_lengths,
+        (f"{_IN}.arms:Stock._calls", "rounded(end + drafted), Calls(longest, end)", "0, Calls(longest, end)"),
+        (f"{_IN}.arms:Stock._calls", "min(known.shortest, longest, key=len)", "longest"),
+    ),
+    *noticed_by(
+        test_warm_up.test_what_shares_captures_is_rehearsed_once,
+        (f"{_IN}.arms:Stock._shape", ' or settings["adaptive"]', ""),
+    ),
+    *noticed_by(
         test_which_when.test_plain_decoding_is_the_best_where_nothing_beats_it,
         (f"{_IN}.which_when:_best", "[] if plain is None else [plain]", "[]"),
     ),
     *noticed_by(
         test_which_when.test_one_batch_tells_nothing_of_others,
-        (f"{_IN}.which_when:_is_no_slower", "ratio.ci95 is not None and ratio.ci95[0] <= 1", "True"),
+        (f"{_IN}.which_when:_best", "as_good if is_told else None", "as_good"),
     ),
     *noticed_by(
         test_which_when.test_a_mixture_is_held_against_the_fastest_of_what_its_members_do_alone,
