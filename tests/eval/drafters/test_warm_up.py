@@ -23,11 +23,10 @@ DRAFTER, LATER = object(), object()
 
 
 def prompts(*lengths: int) -> list[Prompt]:
-    return [Prompt(str(number), "edit", (7,) * length, "m") for number, length in enumerate(lengths)]
+    return [Prompt(str(number), "edit", (7,) * length, document="m") for number, length in enumerate(lengths)]
 
 
-@pytest.fixture
-def stock(tmp_path: Path) -> Stock:
+def stock_in(tmp_path: Path) -> Stock:
     make_models(tmp_path)
     cfg = build(EvalConfig, {**values(tmp_path), "drafts": {}})
     texts = {"edit": TextPrompts(prompts(50, 200, 60, 80, 300, 40), prompts(249, 249))}
@@ -38,9 +37,10 @@ def arm(drafter: object, **settings: Any) -> OurArm:
     return OurArm("ours", cast(Any, None), cast(Any, drafter), vars(SamplingConfig(num_draft_tokens=4, **settings)))
 
 
-def test_every_cache_that_batches_use_is_rehearsed_over_all_its_lengths(stock: Stock) -> None:
+def test_every_cache_that_batches_use_is_rehearsed_over_all_its_lengths(tmp_path: Path) -> None:
     """Batches of two prompts: of 200, 80 and 300 tokens with 6 new ones, and of 249 with 4, whose drafts alone reach
     beyond 256 slots."""
+    stock = stock_in(tmp_path)
     small, large = sorted(stock._calls(arm(DRAFTER), 2), key=lambda one: one.end)
     assert (len(small.shortest), small.end) == (80, 206)
     assert (len(large.shortest), large.end) == (249, 306)
@@ -49,7 +49,8 @@ def test_every_cache_that_batches_use_is_rehearsed_over_all_its_lengths(stock: S
     assert (len(long.shortest), long.end) == (300, 306)
 
 
-def test_what_shares_captures_is_rehearsed_once(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_shares_captures_is_rehearsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = stock_in(tmp_path)
     made: list[tuple[int, int]] = []
     monkeypatch.setattr(OurArm, "capture_ahead", lambda self, rows, tokens: made.append((len(rows), len(rows[0]))))
     for one in (arm(DRAFTER), arm(LATER), arm(DRAFTER, temperature=1.0)):
