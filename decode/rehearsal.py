@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from decode.api import generate
 from decode.autotune.budget import REHEARSED
 from decode.config import SamplingConfig, sampling_config
-from decode.drafters.base import Drafter, drafted_depth
+from decode.drafters.base import Drafter, drafted_depth, num_ways
 from decode.forward.runner import CAPTURE_AFTER, look_at
 from decode.forward.slot_stack import bucket
 from decode.requests import Event
@@ -26,7 +26,8 @@ SEED = 0x5EED  # of its own: under rejection a draft length must not be chosen b
 
 
 MOST_CALLS = 40
-"""Of one depth at one number of slots: some prompts are answered by one token, whatever the seed."""
+"""Of one depth at one number of slots, for each of the drafter's ways: some prompts are answered by one token, whatever
+the seed."""
 
 
 class _EnoughError(Exception):
@@ -81,8 +82,9 @@ def _rehearse(
     """Rounds of one depth, in as many calls as that takes: one adds up to depth + 1 tokens, behind `room` tokens passes
     look at more slots, and a text may end at its first token, or, with another seed, later."""
     each, rounds, token = max(1, room // (depth + 1)), 0, REHEARSED.set(depth)
+    ways = num_ways(drafter) if depth else 1
     try:
-        for seed in range(SEED, SEED + MOST_CALLS):
+        for seed in range(SEED, SEED + MOST_CALLS * ways):
             watch = _Watch(each * len(prompt))
             with suppress(_EnoughError):
                 generate(
@@ -90,7 +92,7 @@ def _rehearse(
                     max_new_tokens=max_new_tokens, observer=watch, seed=seed, **settings,
                 )  # fmt: skip
             rounds += watch.rounds
-            if rounds > CAPTURE_AFTER * getattr(drafter, "ways", 1):
+            if rounds > CAPTURE_AFTER * ways:
                 return
     finally:
         REHEARSED.reset(token)

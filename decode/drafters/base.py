@@ -185,6 +185,11 @@ def drafted_depth(drafter: Drafter, shape: Shape) -> int:
     return shape.depth if most is None else min(shape.depth, most)
 
 
+def num_ways(drafter: Drafter | None) -> int:
+    """Kinds of rounds of one depth, each with captures of its own; a warm-up's take them in turn."""
+    return getattr(drafter, "ways", 1)
+
+
 def most_passengers(drafter: Drafter | None) -> int:
     """P of every tree that it proposes."""
     return getattr(drafter, "most_passengers", 0)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from decode.config import ModelConfig
     from decode.models.load import ModelDescription
 
-AS_IT_IS = "draft=foreign draft.settings.draft="
 OWN_MASKS = ("bloom", "gpt_neo", "mpt")  # attention that counts columns of the cache, not positions
 
 
@@ -123,7 +122,7 @@ def check_same_tokens(target: ModelDescription, draft: ModelDescription) -> None
             f"the tokenizers differ although both vocabularies have {target.vocab_size} entries: token map "
             f"{ours[:12]} in "
             f"{draft.path}, {theirs[:12]} in {target.path}; the same id would mean different text. "
-            f"Use a draft trained on the target's own tokenizer, or draft with it as it is: {AS_IT_IS}{draft.path}"
+            f"Use a draft trained on the target's own tokenizer, or, as it is, {_as_it_is(target, draft)}"
         )
 
 
@@ -135,5 +134,9 @@ def check_same_size(target: ModelDescription, draft: ModelDescription) -> None:
             f"{target.vocab_size}: "
             "acceptance compares full distributions, so both must be over the same tokens. "
             "Use a draft with the target's tokenizer and padded vocabulary size, train one with `python -m train`, or "
-            f"draft with it as it is: {AS_IT_IS}{draft.path}"
+            f"as it is, {_as_it_is(target, draft)}"
         )
+
+
+def _as_it_is(target: ModelDescription, draft: ModelDescription) -> str:
+    return f"decode with it: python -m decode target.path={target.path} draft=foreign draft.settings.draft={draft.path}"

@@ -90,12 +90,13 @@ def rejection_rule(parents: tuple[int, ...], drawn: Drawn, rows_differ: bool = F
 
     def rule(toy: Toy, context: Context) -> Distribution:
         tree, scores, weight = drafts(toy, context, parents, drawn)
-        return _rejected(_as_rows(tree) if rows_differ else tree, parents, scores, weight)
+        return rejected(_as_rows(tree) if rows_differ else tree, parents, scores, weight)
 
     return rule
 
 
-def _rejected(tree: Tree, parents: tuple[int, ...], scores: Tensor, weight: Tensor) -> Distribution:
+def rejected(tree: Tree, parents: tuple[int, ...], scores: Tensor, weight: Tensor) -> Distribution:
+    """What rejection emits of these trees, one of which is drawn with chances `weight` (B,)."""
     bits, chance = _dice(_acceptances(tree, parents, scores))
     rows, weight = len(weight), weight[:, None] * chance
     many = _repeated(tree, bits.shape[0])
@@ -108,12 +109,13 @@ def block_rule(k: int) -> Rule:
     """Block verification of chains of k tokens."""
 
     def rule(toy: Toy, context: Context) -> Distribution:
-        return _blocked(*drafts(toy, context, chain_parents(k + 1), "iid"))
+        return blocked(*drafts(toy, context, chain_parents(k + 1), "iid"))
 
     return rule
 
 
-def _blocked(tree: Tree, scores: Tensor, weight: Tensor) -> Distribution:
+def blocked(tree: Tree, scores: Tensor, weight: Tensor) -> Distribution:
+    """What block verification emits of these chains."""
     bits, chance = _dice(block.plan(tree, scores).stop)
     many = _repeated(tree, bits.shape[0])
     u = torch.where(bits, 0.0, 1 - 2.0**-53).repeat(len(weight), 1).double()
@@ -133,7 +135,7 @@ def stopping_rule(k: int, length: Callable[[tuple[int, ...]], int], in_blocks: b
             assert tree.log_q is not None
             cut = Tree(tree.tokens[chosen, : n + 1], chain_parents(n + 1), "iid", tree.log_q[chosen, : n + 1])
             seen, mass = scores[chosen, : n + 1], weight[chosen]
-            part = _blocked(cut, seen, mass) if in_blocks and n else _rejected(cut, chain_parents(n + 1), seen, mass)
+            part = blocked(cut, seen, mass) if in_blocks and n else rejected(cut, chain_parents(n + 1), seen, mass)
             distribution |= {tokens: distribution.get(tokens, 0.0) + more for tokens, more in part.items()}
         return distribution
 

@@ -3,6 +3,7 @@ what they draft stands here and there."""
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable
 from functools import cache
 
@@ -14,16 +15,21 @@ from decode.drafters.lm import LMDraft
 from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.config import NgramConfig
 from decode.drafters.untrained.edit import EditDrafter
+from decode.drafters.untrained.foreign.respelled_drafter import RespelledDrafter
+from decode.drafters.untrained.foreign.shared_drafter import SharedDrafter
 from decode.drafters.untrained.index.several_texts import BETWEEN
 from decode.drafters.untrained.mixture import MixtureDrafter, Model
 from decode.drafters.untrained.ngram import NgramDrafter
 from decode.drafters.untrained.retrieval import RetrievalDrafter
 from decode.trees.tree_plans import Shape, k_ary
 from tests.decode.drafters import Oracle, OracleTree
+from tests.decode.untrained.foreign_models import letters, shared
 from tests.decode.untrained.test_datastore import datastore_of
 from tests.tiny import MODELS, tiny_llama
 
 VOCAB = 64
+LETTERS = string.ascii_letters + string.digits + "+/"
+PAIRS = [LETTERS[at : at + 2] for at in range(0, VOCAB, 8)]
 TREE = k_ary([2, 2, 1])
 Texts = list[list[int]]
 
@@ -48,6 +54,24 @@ def draft(architecture: str, strength: float) -> LMDraft:
 def random_draft() -> LMDraft:
     """Of an architecture and weights of its own."""
     return LMDraft(tiny_llama(num_layers=1, seed=3, dtype=torch.float64))
+
+
+@cache
+def foreign_draft() -> PreTrainedModel:
+    """The llama's weights with noise on them, under other numbers and with tokens of its own beside them."""
+    model = tiny_llama(VOCAB + len(PAIRS), dtype=torch.float64)
+    weights, generator = MODELS["llama"]().state_dict(), torch.Generator().manual_seed(5)
+    for name, one in model.state_dict().items():
+        given = weights[name]
+        if given.shape != one.shape:
+            given = torch.cat([given.flip(0), one[VOCAB:]])
+        one.copy_(given + 0.01 * torch.randn(one.shape, generator=generator, dtype=torch.float64))
+    return model
+
+
+def foreign(kind: type[SharedDrafter] | type[RespelledDrafter]) -> Drafter:
+    """Of tokens that stand for letters, and of pairs of them."""
+    return kind(foreign_draft(), shared(letters(LETTERS), letters(LETTERS[::-1], PAIRS)))
 
 
 def with_errors(texts: Texts) -> Texts:
@@ -103,12 +127,15 @@ MAKERS: dict[str, Callable[[str, Texts], Drafter]] = {
     "retrieval tree": lambda name, texts: datastore(texts),
     "cascade": lambda name, texts: CascadeDrafter(draft(name, 0.02), ngram(texts)),
     "cascade tree": lambda name, texts: CascadeDrafter(draft(name, 0.02), random_draft()),
+    "foreign": lambda name, texts: foreign(SharedDrafter),
+    "foreign text": lambda name, texts: foreign(RespelledDrafter),
     "mixture": lambda name, texts: InTurn([ngram(texts), edit(texts), draft(name, 0.02)]),
     "mixture tree": lambda name, texts: InTurn(
         [edit(texts), documents(texts), random_draft(), CascadeDrafter(draft(name, 0.02), ngram(texts))]
     ),
 }
 """(architecture, autoregressive texts) -> the drafter."""
-WITHOUT_TRAINING = [name for name in MAKERS if name.split()[0] in ("ngram", "edit", "retrieval", "cascade", "mixture")]
+_FAMILIES = ("ngram", "edit", "retrieval", "cascade", "foreign", "mixture")
+WITHOUT_TRAINING = [name for name in MAKERS if name.split()[0] in _FAMILIES]
 SHAPES: dict[str, Shape] = {name: TREE for name in MAKERS if "tree" in name.split() and name != "oracle tree"}
 """Of drafters that are asked for trees; "oracle tree" answers a chain with a tree."""

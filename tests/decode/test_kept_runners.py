@@ -24,12 +24,15 @@ from decode.drafters.lm import LMDraft
 from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.config import NgramConfig
 from decode.drafters.untrained.edit import EditDrafter
+from decode.drafters.untrained.foreign.respelled_drafter import RespelledDrafter
+from decode.drafters.untrained.foreign.shared_drafter import SharedDrafter
 from decode.drafters.untrained.ngram import NgramDrafter
 from decode.forward.kept.lease import Lease
 from decode.forward.runner import CAPTURE_AFTER
 from decode.forward.target import CachedModel, runner_for
 from decode.requests import Event
 from tests.commands import ROOT
+from tests.decode import matrix_drafters
 from tests.decode.heads import random_head
 from tests.decode.matrix_drafters import InTurn
 from tests.tiers import by_default
@@ -59,17 +62,27 @@ def mixture(model: PreTrainedModel) -> Drafter:
     return InTurn([lookup(model), EditDrafter(), cascade(model), draft_lm(model)])
 
 
+def foreign(model: PreTrainedModel) -> Drafter:
+    return matrix_drafters.foreign(SharedDrafter)
+
+
+def respelled(model: PreTrainedModel) -> Drafter:
+    return matrix_drafters.foreign(RespelledDrafter)
+
+
 DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter | None]] = {
     "none": lambda model: None,
     "lm": draft_lm,
     "mixture": mixture,
+    "foreign": foreign,
+    "foreign text": respelled,
     "eagle3": eagle3,
     "cascade": cascade,
     "ngram": lookup,
 }
 
 
-@pytest.mark.parametrize("name", by_default(3, DRAFTERS))
+@pytest.mark.parametrize("name", by_default(5, DRAFTERS))
 def test_calls_of_several_threads_do_not_meet(name: str) -> None:
     model = tiny_llama(num_layers=6 if name == "eagle3" else 2, dtype=torch.float64).requires_grad_(False)
     drafter = DRAFTERS[name](model)
@@ -83,7 +96,7 @@ def test_calls_of_several_threads_do_not_meet(name: str) -> None:
     assert all(torch.equal(have, want) for have, want in zip(together, alone, strict=True))
 
 
-@pytest.mark.parametrize("name", by_default(1, ["lm", "eagle3", "cascade", "mixture"]))
+@pytest.mark.parametrize("name", by_default(1, ["lm", "eagle3", "cascade", "mixture", "foreign", "foreign text"]))
 def test_a_processor_may_wait_for_another_thread(name: str) -> None:
     model = tiny_llama(num_layers=6 if name == "eagle3" else 2, dtype=torch.float64).requires_grad_(False)
     drafter = DRAFTERS[name](model)
@@ -107,7 +120,7 @@ def test_a_processor_may_wait_for_another_thread(name: str) -> None:
     assert torch.equal(waited, text(PROMPTS[0]))
 
 
-@pytest.mark.parametrize("name", by_default(3, DRAFTERS))
+@pytest.mark.parametrize("name", by_default(5, DRAFTERS))
 def test_a_call_inside_an_observer_does_not_meet_the_one_it_is_in(name: str) -> None:
     model = tiny_llama(num_layers=6 if name == "eagle3" else 2, dtype=torch.float64).requires_grad_(False)
     drafter, inner = DRAFTERS[name](model), []

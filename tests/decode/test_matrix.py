@@ -80,7 +80,7 @@ def test_decoding_is_exact(case: Case) -> None:
 def test_decoding_is_exact_in_the_whole_product(architecture: str, drafter: str) -> None:
     cases = product(FACTORS | {"architecture": [architecture], "drafter": [drafter]}, is_valid)
     assert len(cases) > 50
-    for made in (target, matrix_drafters.draft, matrix_drafters.random_draft):
+    for made in (target, matrix_drafters.draft, matrix_drafters.random_draft, matrix_drafters.foreign_draft):
         made.cache_clear()  # models keep their captures, 10 MB for each sampling
     for case in cases:
         check(case)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -9,12 +10,16 @@ import torch
 
 from decode import generate, warm_up
 from decode.autotune.budget import REHEARSED, Budget
-from decode.drafters.lm import LMDraft
+from decode.drafters.base import Drafter
+from decode.drafters.lm import LMDraft, PassByPass
 from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.config import NgramConfig
+from decode.drafters.untrained.foreign.reader import WIDTHS, Reader
 from decode.drafters.untrained.mixture import MixtureDrafter
 from decode.drafters.untrained.ngram import NgramDrafter
 from decode.forward.runner import Runner, whole
+from tests.decode.untrained.foreign_models import byte_level, shared, spelled
+from tests.decode.untrained.test_foreign import KINDS
 from tests.tiers import by_default
 from tests.tiny import tiny_llama
 
@@ -100,17 +105,55 @@ def test_passes_over_lookups_are_captured_though_nothing_is_found(captures: list
     assert len(captures) == made
 
 
-@pytest.mark.parametrize("kind", ["cascade", "mixture"])
+NESTED: dict[str, Callable[[NgramDrafter, LMDraft, LMDraft], Drafter]] = {
+    "cascade": lambda lookup, draft, other: CascadeDrafter(draft, lookup),
+    "mixture": lambda lookup, draft, other: MixtureDrafter([lookup, draft]),
+    "mixture of cascade": lambda lookup, draft, other: MixtureDrafter([other, CascadeDrafter(draft, lookup)]),
+    "cascade on cascade": lambda lookup, draft, other: CascadeDrafter(draft, CascadeDrafter(other, lookup)),
+}
+
+
+@pytest.mark.parametrize("kind", NESTED)
 def test_passes_of_members_are_captured_whichever_of_them_drafts(kind: str, captures: list[object]) -> None:
     """A warm-up's guesses repeat, so that a cascade would always have one; a mixture would hardly ask its draft."""
     model, draft = tiny_llama(), LMDraft(tiny_llama(num_layers=1, seed=3))
     lookup = NgramDrafter(NgramConfig(least_match=2))
-    drafter = CascadeDrafter(draft, lookup) if kind == "cascade" else MixtureDrafter([lookup, draft])
+    drafter = NESTED[kind](lookup, draft, LMDraft(tiny_llama(num_layers=1, seed=4)))
     warm_up(model, drafter, PROMPT, 40, **SETTINGS)
     made = len(captures)
     for seed in range(8):
         generate(model, drafter, PROMPT, max_new_tokens=40, seed=seed, **SETTINGS)
     assert [type(one).__name__ for one in captures[made:]] == []
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("by", KINDS)
+def test_passes_of_all_widths_are_captured_of_a_draft_with_other_tokens(
+    by: str, nested: bool, captures: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How much of a text is unread depends on what is written; rounds after the warm-up take every width in turn."""
+    target, own = byte_level(300), byte_level(420)
+    model, draft = tiny_llama(300), KINDS[by](tiny_llama(420, num_layers=1, seed=3), shared(target, own))
+    drafter = CascadeDrafter(LMDraft(tiny_llama(300, num_layers=1, seed=5)), draft) if nested else draft
+    prompt = torch.tensor([spelled(target)[:4], spelled(target)[4:8]])
+    warm_up(model, drafter, prompt, 20, **SETTINGS)
+    made, turns, widths = len(captures), count(), set[int]()
+    real_begin, real_chain = Reader.begin, PassByPass.chain
+
+    def begin(self: Reader, texts: Any, depth: int, width: int | None = None) -> None:
+        real_begin(self, texts, depth, WIDTHS[next(turns) % len(WIDTHS)])
+
+    def passed(self: PassByPass, tokens: torch.Tensor, place: int) -> torch.Tensor:
+        widths.add(tokens.shape[1])
+        return real_chain(self, tokens, place)
+
+    monkeypatch.setattr(Reader, "begin", begin)
+    monkeypatch.setattr(PassByPass, "chain", passed)
+    for seed in range(10):
+        generate(model, drafter, prompt, max_new_tokens=20, seed=seed, **SETTINGS)
+    assert widths >= {1, *WIDTHS}
+    assert made > 6
+    assert len(captures) == made
 
 
 def test_plain_decoding_is_warmed_up_as_well(captures: list[object]) -> None:

@@ -39,7 +39,14 @@ PROMPTS = [[5, 9, 2, 7, 11, 30], [1, 8], [4, 4, 6, 3, 2], [9], [7, 7, 1], [2, 3]
 LONG = 100  # tokens, behind which few are left before more slots are laid out
 DRAFTS = ["none", "lm", *VARIANTS]
 SHAPES = {"chain": chain(4), "tree": k_ary([2, 2, 1]), "dynamic": Dynamic(4, 3, 9)}
-FIRST = [("none", "chain"), ("lm", "chain"), ("lm", "tree"), ("lm", "dynamic"), (DRAFTS[2], "dynamic")]
+FIRST = [
+    ("none", "chain"),
+    ("lm", "chain"),
+    ("lm", "tree"),
+    ("lm", "dynamic"),
+    (DRAFTS[2], "dynamic"),
+    (DRAFTS[2], "chain"),
+]
 EVERY = [*FIRST, *(one for one in product(DRAFTS, SHAPES) if one not in FIRST)]
 IN_TURN = by_default(len(FIRST), EVERY)
 

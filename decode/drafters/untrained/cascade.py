@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from decode.autotune.budget import REHEARSED
-from decode.drafters.base import Context, Drafter
+from decode.drafters.base import Context, Drafter, num_ways
 from decode.drafters.drafting import Processed, draft_noise, draw, pending_tokens
 from decode.drafters.lm import LMDraft, LMSteps, PassByPass
 from decode.drafters.untrained.member import Member
@@ -33,14 +33,17 @@ class CascadeDrafter:
     family = "cascade"
     taps: tuple[int, ...] = ()
     on_host = True
-    ways = 2
-    """Rounds with a guess, and rounds without: a warm-up takes them in turn."""
 
     def __init__(self, draft: LMDraft, helper: Drafter) -> None:
         assert not helper.taps, "hidden states are the target's, and the helper drafts for the draft"
         self.draft, self.helper = draft, helper
         self._member: Member | None = None
-        self._guesses = False
+        self._guesses = self._guessed = False
+
+    @property
+    def ways(self) -> int:
+        """Rounds with a guess, of each of the helper's kinds, and rounds without: a warm-up takes them in turn."""
+        return 2 * num_ways(self.helper)
 
     @property
     def runner(self) -> CachedModel:
@@ -64,12 +67,13 @@ class CascadeDrafter:
         """Both do what they do before a round."""
         assert self._member is not None
         guesses = self._member.prepare(_helping(context), context.lengths.tolist()) is not None
-        self._guesses = guesses and not (REHEARSED.get() is not None and self._guesses)
+        self._guesses = guesses and not (REHEARSED.get() is not None and self._guessed)
         return None if self.draft.prepare(_in_chains(context)) is None else ()
 
     def propose(self, context: Context) -> Tree:
         """The chain that the draft alone would propose."""
         assert self._member is not None
+        self._guessed = self._guesses  # where it drafts: it may be asked more often, as a helper
         guess = self._member.propose(_helping(context)).tokens[:, 1:] if self._guesses else None
         context = _in_chains(context)
         if guess is None or guess.shape[1] < context.shape.depth or context.shortest < READ:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from decode.autotune.budget import REHEARSED
-from decode.drafters.base import Context, Drafter
+from decode.drafters.base import Context, Drafter, num_ways
 from decode.drafters.drafting import pending_tokens
 from decode.drafters.untrained.member import Member
 from decode.drafters.untrained.standing import Standing
@@ -60,8 +60,8 @@ class MixtureDrafter:
 
     @property
     def ways(self) -> int:
-        """Kinds of rounds with a member with weights: a warm-up takes them in turn."""
-        return max(1, len(self.models))
+        """Kinds of rounds with a member with weights, of which each may have several: a warm-up takes them in turn."""
+        return len(self.models) * max((num_ways(one.drafter) for one in self.models), default=0) or 1
 
     def start(self, context: Context, capacity: int) -> None:
         """All begin. Another call may run on a copy of this drafter, so what a call changes is made anew."""

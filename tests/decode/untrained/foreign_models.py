@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,14 @@ def metaspace(vocab_size: int = 420) -> PreTrainedTokenizerFast:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD)
+
+
+def letters(names: str, pairs: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """A token a letter in this order, and behind those one for each pair of letters that is given."""
+    vocab = {name: at for at, name in enumerate([*names, *pairs])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[(pair[0], pair[1]) for pair in pairs]))
+    tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
 @cache

@@ -40,6 +40,21 @@ PAIRS = {
 PROMPTS = [TEXT[:6], "for é", "return x, y, z in range", "a", "# 日本", "x = größe  # “für"]
 
 
+class Checked(SharedDrafter):
+    """Compares the first token of each draft with the likeliest shared one of a pass without a cache."""
+
+    checked = 0
+
+    def propose(self, context: Context) -> Tree:
+        tree, pairs = super().propose(context), self.shared.pairs
+        for row, text in enumerate(self._texts):
+            if text is not None:
+                logits = self.model(torch.tensor([text])).logits[0, -1]
+                assert int(tree.tokens[row, 1]) == int(pairs[1][logits[pairs[0]].argmax()])
+                self.checked += 1
+        return tree
+
+
 def drafter_of(kind: str, pair: str, seed: int = 3) -> ForeignDrafter:
     """With random weights."""
     target, own = PAIRS[pair]()
@@ -115,24 +130,36 @@ def check_drafts() -> None:
     """In every round of rows that are taken over, whatever was refused before: the first token drafted is the draft's
     likeliest of all shared ones behind its own spelling of the text."""
     target, own = PAIRS["other kind of draft"]()
-    between, checked = shared(target, own), 0
-    pairs = between.pairs
-
-    class Checked(SharedDrafter):
-        def propose(self, context: Context) -> Tree:
-            nonlocal checked
-            tree = super().propose(context)
-            for row, text in enumerate(self._texts):
-                if text is not None:
-                    logits = self.model(torch.tensor([text])).logits[0, -1]
-                    assert int(tree.tokens[row, 1]) == int(pairs[1][logits[pairs[0]].argmax()])
-                    checked += 1
-            return tree
-
+    drafter = Checked(llama(len(own), 3), shared(target, own))
     prompts = [spelled(target, text) for text in PROMPTS]
     request = Request(prompts, 12, Sampling(0), shape=chain(3), batch_size=2)
-    Loop(llama(len(target)), Checked(llama(len(own), 3), between), request).run()
-    assert checked > 60
+    Loop(llama(len(target)), drafter, request).run()
+    assert drafter.checked > 60
+
+
+@pytest.mark.parametrize("sizes", [[240], [100, 600]])
+def test_drafts_are_right_and_passes_narrow_where_the_cache_grows(
+    sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bytes the text passes the first cache's 256 slots: in the middle of a call, and as a request takes over the
+    row of one that began alike."""
+    widths, runners, real = list[int](), set[CachedModel](), PassByPass.chain
+
+    def passed(self: PassByPass, tokens: Any, place: int) -> Any:
+        widths.append(tokens.shape[1])
+        runners.add(self.runner)
+        return real(self, tokens, place)
+
+    monkeypatch.setattr(PassByPass, "chain", passed)
+    target, own = PAIRS["smaller draft"]()
+    model = tiny_llama(len(own), 32, 1, seed=3, dtype=torch.float64, max_position_embeddings=4096)
+    drafter = Checked(model.requires_grad_(False), shared(target, own))
+    prompts = [spelled(target, ("return range(" * 60)[:size]) for size in sizes]
+    teller = tiny_llama(len(target), 32, 1, dtype=torch.float64, max_position_embeddings=4096).requires_grad_(False)
+    Loop(teller, drafter, Request(prompts, 16, Sampling(0), shape=chain(3), batch_size=1)).run()
+    assert len(runners) == 2
+    assert drafter.checked > 10
+    assert max(widths) <= 32
 
 
 def test_nothing_is_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:

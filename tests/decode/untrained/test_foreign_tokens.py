@@ -143,7 +143,9 @@ def test_it_is_loaded_by_name(by: str, kind: type, tmp_path: Path, capsys: pytes
     for config in (DrafterConfig(path="foreign", settings=settings), mixed):
         run(DecodeConfig(ModelConfig(target), config, sampling, prompt="return x", color="never"))
         assert "tokens per pass" in capsys.readouterr().out
-    with pytest.raises(InputError, match=f"draft=foreign draft.settings.draft={draft}"):
+    with pytest.raises(
+        InputError, match=f"decode with it: python -m decode .*draft=foreign draft.settings.draft={draft}"
+    ):
         load_drafter(draft, target=model)
 
 
@@ -154,5 +156,5 @@ def test_other_tokens_are_told_of_the_way_round_it(tmp_path: Path) -> None:
     vocab = written["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     (draft / "tokenizer.json").write_text(json.dumps(written))
-    with pytest.raises(InputError, match="tokenizers differ.*draft=foreign"):
+    with pytest.raises(InputError, match="tokenizers differ.*decode with it: python -m decode .*draft=foreign"):
         load_drafter(draft, target=load_model(ModelConfig(str(target))))

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from decode.autotune.budget import REHEARSED
 from decode.drafters.base import Context
-from decode.drafters.untrained.foreign.reader import Reader
+from decode.drafters.untrained.foreign.reader import WIDTHS, Reader
 from decode.drafters.untrained.foreign.rows import ForeignRow
 from decode.drafters.untrained.foreign.shared_tokens import SharedTokens
 from decode.forward.runner import PASSES
@@ -26,12 +26,15 @@ class ForeignDrafter(ABC):
     family = "foreign"
     taps: tuple[int, ...] = ()
     on_host = True
+    ways = len(WIDTHS)
+    """Widths of a round's first pass: a warm-up takes them in turn."""
 
     def __init__(self, model: PreTrainedModel, shared: SharedTokens) -> None:
         self.model, self.shared = model, shared
         self._rows: list[ForeignRow | None] = []
         self._texts: list[list[int] | None] = []
         self.reader: Reader | None = None
+        self._rehearsed = 0
 
     @abstractmethod
     def begin(self) -> ForeignRow:
@@ -64,6 +67,15 @@ class ForeignDrafter(ABC):
     @abstractmethod
     def propose(self, context: Context) -> Tree:
         """A chain a row."""
+
+    def _begin(self, depth: int) -> None:
+        """The draft reads the texts, to draft so many tokens behind them."""
+        assert self.reader is not None
+        width = None
+        if REHEARSED.get() is not None:
+            width = WIDTHS[self._rehearsed % self.ways]
+            self._rehearsed += 1
+        self.reader.begin(self._texts, depth, width)
 
     def _follow(self, context: Context, rows: list[int], room: int) -> None:
         """The texts of these rows, where the draft's context has room for so many tokens behind them."""

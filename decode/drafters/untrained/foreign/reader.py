@@ -14,8 +14,9 @@ from decode.forward.kept.lease import Lease
 from decode.forward.target import CachedModel, runner_for
 from decode.models.compatibility import longest_context
 
-WIDEST = 32
-"""Tokens of a round's first pass; of texts that have more unread those before are read as prompts are."""
+WIDTHS = (2, 4, 8, 16, 32)
+"""Tokens of a round's first pass: few, so that captures serve. Of texts that have more unread those before are read as
+prompts are."""
 Texts = Sequence[list[int] | None]
 """The tokens of each row, at least one; None of rows for which nothing is drafted."""
 
@@ -34,29 +35,29 @@ class Reader:
         self._steps: LMSteps | None = None
         self._renew(capacity)
 
-    def catch_up(self, texts: Texts) -> None:
-        """Read all but the last token of texts of which much is unread."""
+    def catch_up(self, texts: Texts, depth: int = 0, most: int = WIDTHS[-1]) -> None:
+        """Read all but the last token of texts of which more than `most` are unread, with room for `depth` tokens
+        behind them. Room comes first: a longer cache knows nothing of what was read."""
         self._note_steps()
+        texts_or_held = (held if text is None else text for text, held in zip(texts, self._held, strict=True))
+        self._hold(max(map(len, texts_or_held)) + depth)
         begin = [0 if text is None else self._read_of(row, text) for row, text in enumerate(texts)]
         end = [0 if text is None else len(text) - 1 for text in texts]
-        end = [last if last - first >= WIDEST else 0 for first, last in zip(begin, end, strict=True)]
+        end = [last if last - first >= most else 0 for first, last in zip(begin, end, strict=True)]
         if not any(end):
             return
-        self._hold(max(end))
         ids = [[] if text is None else text[:last] for text, last in zip(texts, end, strict=True)]
         self.runner.prefill(self._padded(ids, max(end)), begin, end)
         for row, last in enumerate(end):
             if last:
                 self._held[row] = ids[row]
 
-    def begin(self, texts: Texts, depth: int) -> None:
-        """A round of so many tokens behind these texts; the others are read once more where they end, in vain."""
-        self.catch_up(texts)
-        self._hold(max(len(text or held) for text, held in zip(texts, self._held, strict=True)) + depth)
+    def begin(self, texts: Texts, depth: int, width: int | None = None) -> None:
+        """A round of so many tokens behind these texts; the others are read once more where they end, in vain. `width`
+        is that of the first pass, else the least of `WIDTHS` that will do."""
+        self.catch_up(texts, depth, WIDTHS[-1] if width is None else width)
         unread = [0 if text is None else len(text) - self._read_of(row, text) for row, text in enumerate(texts)]
-        width = 2
-        while width < max(unread):
-            width *= 2  # few widths, so that captures serve
+        width = next(one for one in WIDTHS if one >= max(unread)) if width is None else width
         self._drafted_for = [text is not None for text in texts]
         self._held = [held if text is None else list(text) for text, held in zip(texts, self._held, strict=True)]
         lengths = [max(1, len(held)) for held in self._held]

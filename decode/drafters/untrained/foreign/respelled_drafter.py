@@ -50,7 +50,7 @@ class RespelledDrafter(ForeignDrafter):
     def _drafted(self, count: int) -> list[list[int]]:
         assert self.reader is not None
         with PASSES:
-            self.reader.begin(self._texts, count)
+            self._begin(count)
             tokens = [self.reader.first().argmax(-1)]
             for depth in range(1, count):
                 tokens.append(self.reader.step(tokens[-1], depth).argmax(-1))

@@ -41,9 +41,8 @@ class SharedDrafter(ForeignDrafter):
 
     def propose(self, context: Context) -> Tree:
         """One token of the draft for each of the target."""
-        assert self.reader is not None
         with PASSES:
-            self.reader.begin(self._texts, context.shape.depth)
+            self._begin(context.shape.depth)
         drawn = "iid" if context.drawn == "swor" else context.drawn
         context = replace(context, shape=chain(context.shape.depth), drawn=drawn)
         return propose_steps(Processed(self._steps, context), context)
