@@ -11,7 +11,8 @@ import torch
 from decode import generate, warm_up
 from decode.autotune.budget import REHEARSED, Budget
 from decode.drafters.base import Drafter
-from decode.drafters.lm import LMDraft, PassByPass
+from decode.drafters.lm import LMDraft
+from decode.drafters.lm_steps import PassByPass
 from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.config import NgramConfig
 from decode.drafters.untrained.foreign.reader import WIDTHS, Reader

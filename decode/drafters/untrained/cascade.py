@@ -16,7 +16,8 @@ from torch import Tensor
 from decode.autotune.budget import REHEARSED
 from decode.drafters.base import Context, Drafter, num_ways
 from decode.drafters.drafting import Processed, draft_noise, draw, pending_tokens
-from decode.drafters.lm import LMDraft, LMSteps, PassByPass
+from decode.drafters.lm import LMDraft
+from decode.drafters.lm_steps import LMSteps, PassByPass
 from decode.drafters.untrained.member import Member
 from decode.forward.target import CachedModel
 from decode.sampling.warp import warp

@@ -9,7 +9,8 @@ import torch
 
 from decode import generate
 from decode.drafters.base import Context
-from decode.drafters.lm import LMDraft, PassByPass
+from decode.drafters.lm import LMDraft
+from decode.drafters.lm_steps import PassByPass
 from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.config import NgramConfig
 from decode.drafters.untrained.foreign.drafter import ForeignDrafter

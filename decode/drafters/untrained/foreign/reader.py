@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from decode.drafters.drafting import Above
-from decode.drafters.lm import LMSteps, PassByPass
+from decode.drafters.lm_steps import LMSteps, PassByPass
 from decode.forward.kept.lease import Lease
 from decode.forward.target import CachedModel, runner_for
 from decode.models.compatibility import longest_context

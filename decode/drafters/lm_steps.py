@@ -1,0 +1,76 @@
+"""The steps of a round of a draft LM, over passes of two kinds: inside a captured unit, or each captured by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from decode.drafters.drafting import Above
+
+if TYPE_CHECKING:
+    from decode.forward.target import CachedModel, NodePass
+
+
+@dataclass(frozen=True)
+class LMSteps:
+    """A round over passes of either kind."""
+
+    passes: CapturedPasses | PassByPass
+    read: Tensor
+    """(B, width) the last committed tokens."""
+    ends: Tensor
+    """(B, 1) number of committed tokens."""
+
+    def first(self) -> Tensor:
+        """Of the pass over `read`, what is at the last committed token."""
+        width = self.read.shape[1]
+        logits = self.passes.chain(self.read, -width)
+        rows = torch.arange(len(logits), device=logits.device)
+        begin = (self.ends - width).clamp(min=0)
+        return logits[rows, (self.ends - 1 - begin)[:, 0]][:, None]
+
+    def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
+        """A pass over these nodes."""
+        if above is None:
+            return self.passes.chain(tokens, depth - 1)
+        return self.passes.nodes(tokens, depth - 1, above.visible)
+
+
+@dataclass(frozen=True)
+class CapturedPasses:
+    """Passes inside a unit that is captured as a whole; `place` counts from the first slot behind committed tokens."""
+
+    node_pass: NodePass
+    ends: Tensor
+
+    def chain(self, tokens: Tensor, place: int) -> Tensor:
+        """(B, W, V) of tokens (B, W) that follow one another."""
+        begin = self.ends + place
+        return self.node_pass.chain(tokens, begin.clamp(min=0) if place < 0 else begin)[0]
+
+    def nodes(self, tokens: Tensor, place: int, visible: Tensor) -> Tensor:
+        """(B, W, V) of the last W of M nodes, tokens (B, W), visible (1 or B, W, M)."""
+        depths = torch.full_like(tokens, place)
+        return self.node_pass(tokens, self.ends, depths, visible.expand(len(tokens), -1, -1))[0]
+
+
+@dataclass(frozen=True)
+class PassByPass:
+    """The same passes, each captured by itself, where something looks in between."""
+
+    runner: CachedModel
+    ends: Tensor
+    longest: int
+    """Bound of `ends`."""
+
+    def chain(self, tokens: Tensor, place: int) -> Tensor:
+        """(B, W, V) of tokens (B, W) that follow one another."""
+        return self.runner.chain(tokens, (self.ends + place).clamp(min=0), max(0, self.longest + place))
+
+    def nodes(self, tokens: Tensor, place: int, visible: Tensor) -> Tensor:
+        """(B, W, V) of the last W of M nodes, tokens (B, W), visible (1 or B, W, M)."""
+        depths = torch.full((1, tokens.shape[1]), place, device=tokens.device)
+        return self.runner.forward(tokens, self.ends, depths, visible, self.longest)
