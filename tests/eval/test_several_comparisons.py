@@ -18,6 +18,7 @@ from eval.modes.decoders.given_choices import given_choices
 from eval.modes.decoders.page import render_summary
 from eval.modes.decoders.several_runs import check_comparisons, pool_comparisons
 from eval.publish import publish
+from eval.results.comparisons import _arm
 from eval.results.schema import LATER
 from eval.results.statistics import arm_ratio
 from tests.commands import ROOT
@@ -82,7 +83,7 @@ def test_ratios_are_pooled_over_runs_and_batches_and_given_by_run(
     for number, cell in enumerate(pooled["cells"]):
         (arm,) = [arm for arm in cell["arms"] if arm["arm"] == OURS]
         alone = [next(one for one in run["cells"][number]["arms"] if one["arm"] == OURS) for run in runs]
-        assert arm["over_transformers_by_run"] == [one["over_transformers"] for one in alone]
+        assert arm["over_transformers_by_run"] == pytest.approx([one["over_transformers"] for one in alone])
         assert min(arm["over_transformers_by_run"]) < arm["over_transformers"]
         theirs, ours = (
             np.array([_seconds(run["cells"][number], name) for run in runs]) for name in ("transformers generate", OURS)
@@ -92,6 +93,22 @@ def test_ratios_are_pooled_over_runs_and_batches_and_given_by_run(
         assert low <= alone[0]["over_transformers"] / 2 * 1.2  # the slow run drawn twice or more
         assert high >= arm["over_transformers"]
         assert len(arm["seconds_per_token"]) == 3 * len(alone[0]["seconds_per_token"])
+
+
+def test_every_run_is_held_against_the_arm_of_the_pooled_ratio() -> None:
+    """In the second run another arm was the faster one without a draft."""
+    paces = [{"a": 0.4, "b": 0.5, "ours": 0.1}, {"a": 0.6, "b": 0.5, "ours": 0.1}]
+    cells = [
+        {
+            "arms": [
+                {"arm": name, "seconds_per_token": [pace] * 3, "call_seconds_per_token": [pace] * 3, "tokens": 9}
+                for name, pace in run.items()
+            ]
+        }
+        for run in paces
+    ]
+    found = _arm([cell["arms"][2] for cell in cells], cells, {"over_plain": "a"}, 0)
+    assert found["over_plain_by_run"] == pytest.approx([4.0, 6.0])
 
 
 def _seconds(cell: dict[str, Any], arm: str) -> list[float]:

@@ -54,6 +54,10 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_page.test_pooled_runs_say_what_each_found,
-        ("eval.results.comparisons:_arm", "[arm.get(key) for arm in each]", "[arm.get(key) for arm in each[:1]]"),
+        (
+            "eval.results.comparisons:_arm",
+            "for cell in cells]  # over one arm",
+            "for cell in cells[:1]]  # over one arm",
+        ),
     ),
 ]
