@@ -37,8 +37,8 @@ class Experience:
             self.acceptance.learn(rounds)
         self._unpriced.append((drafted, emitted))
         if self.clock.is_ready:
-            for depth, emitted in self._unpriced:
-                self.fallback.price(emitted, depth, self.clock.seconds(depth))
+            for depth, tokens in self._unpriced:
+                self.fallback.price(tokens, depth, self.clock.seconds(depth))
             self._unpriced = []
 
     def note(self, depth: int) -> None:

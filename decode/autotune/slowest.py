@@ -2,8 +2,8 @@
 
 Tokens of all rows together say little of that. Of four rows two may accept everything and two nothing: a deep draft
 then makes the most tokens a second, and the rows that accept nothing, which end last, pay for it in every round.
-Simulated with rows as different as greedy texts are, the depth of most tokens ended batches of four at 0.85 of plain
-speed, and of eight at 0.74; this rule at 1.01 and 0.96 to 0.98.
+Simulated with rows as different as greedy texts are, the depth of most tokens ends batches at less than 0.9 of plain
+speed, this rule at 0.95 or more (tests/decode/test_slowest.py).
 
 A row's acceptance is that of all rows times a factor of its own, Gamma distributed before anything is known of it. The
 time to the batch's end is averaged over draws of these factors, since the least of several rows is below what each of
@@ -22,7 +22,7 @@ from decode.autotune.estimates import FORGET
 from decode.stats import Round
 
 ROW_WEIGHT = 4.0
-"""Accepted tokens that outweigh, for a row, what all rows accept; of 1.5 to 12, 3 to 6 were the best."""
+"""Accepted tokens that outweigh, for a row, what all rows accept."""
 DRAWS = 32
 
 

@@ -24,6 +24,7 @@ from eval.measure.cells import Cell, CellRun, Point, Results, choose
 from eval.measure.quality import Quality, measure_curve, measure_quality, with_answers
 from eval.measure.timed_run import warm_up
 from eval.prompts.held_out import PromptSets, check_lengths, load_prompts
+from eval.render.files import write_files
 from eval.render.formatting import guess
 from eval.render.plots import training_curves
 from eval.render.remarks import remarks
@@ -32,7 +33,6 @@ from eval.render.tracking import track_report
 from eval.results.document import LENGTH, Measured, draft_lengths, make_results, scopes
 from eval.results.figures import Drafted
 from eval.results.headline import HEADLINE, arm_name, headline_row, rivals
-from eval.results.schema import write_results
 
 log = get_logger("eval")
 _BATCH_GAIN = 6.0
@@ -176,9 +176,7 @@ def time_cell(
 
 def _write(cfg: EvalConfig, folder: RunFolder, results: dict[str, Any]) -> None:
     curves = training_curves(cfg.drafts)
-    write_results(folder.file("results.json"), results)
-    folder.file("summary.md").write_text(render_summary(results), encoding="utf-8")
-    folder.file("index.html").write_text(render_page(results, curves), encoding="utf-8")
+    write_files(folder, results, render_summary(results), render_page(results, curves))
     track_report(cfg, folder.path, results)
     row = headline_row(results) or results["rows"][0]
     folder.finish({"rows": len(results["rows"]), **{name: row[name] for name in ("speedup", "alpha", "tau")}})

@@ -39,8 +39,8 @@ from eval.modes.decoders.page import render_page, render_summary
 from eval.modes.decoders.results import make_results
 from eval.modes.decoders.texts import load_texts
 from eval.prompts.kinds import TextPrompts
+from eval.render.files import write_files
 from eval.render.formatting import duration, guess
-from eval.results.schema import write_results
 
 _EXTRA_CALLS = 8
 """Calls per arm that choosing settings and warming up add to a cell."""
@@ -173,8 +173,6 @@ def _say_progress(cfg: EvalConfig, missing: Sequence[Cell], done: int, seconds: 
 
 
 def _write(folder: RunFolder, results: dict[str, Any]) -> None:
-    write_results(folder.file("results.json"), results)
-    folder.file("summary.md").write_text(render_summary(results), encoding="utf-8")
-    folder.file("index.html").write_text(render_page(results), encoding="utf-8")
+    write_files(folder, results, render_summary(results), render_page(results))
     folder.finish({"cells": len(results["cells"])})
     log.info("report: %s", folder.file("index.html"))

@@ -29,8 +29,8 @@ from eval.modes.drafters.page import render_page, render_summary
 from eval.modes.drafters.results import make_results
 from eval.modes.drafters.targets import Target, describe_targets
 from eval.prompts.kinds import TextPrompts
+from eval.render.files import write_files
 from eval.render.formatting import duration, guess
-from eval.results.schema import write_results
 
 _PER_ROW = 0.15
 """Seconds that one more row adds to a pass, as a share of those of one row."""
@@ -160,8 +160,6 @@ def _say_progress(stock: Stock, missing: Sequence[Cell], done: int, seconds: flo
 
 
 def _write(folder: RunFolder, results: dict[str, Any]) -> None:
-    write_results(folder.file("results.json"), results)
-    folder.file("summary.md").write_text(render_summary(results), encoding="utf-8")
-    folder.file("index.html").write_text(render_page(results), encoding="utf-8")
+    write_files(folder, results, render_summary(results), render_page(results))
     folder.finish({"cells": len(results["cells"])})
     log.info("report: %s", folder.file("index.html"))

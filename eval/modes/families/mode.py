@@ -37,8 +37,8 @@ from eval.modes.families.page import render_page, render_summary
 from eval.modes.families.results import Measured, make_results
 from eval.modes.families.trainings import Training, in_child, pace_of, train_all, trainings
 from eval.prompts.held_out import DEEPEST_DRAFT, Prompt, check_room, split_prompts
+from eval.render.files import write_files
 from eval.render.formatting import count, guess
-from eval.results.schema import write_results
 
 log = get_logger("eval")
 _TOKENS_PER_S = 2000.0
@@ -177,9 +177,7 @@ def _timed(cfg: EvalConfig, arm: str) -> Training:
 
 
 def _write(folder: RunFolder, results: dict[str, Any]) -> None:
-    write_results(folder.file("results.json"), results)
-    folder.file("summary.md").write_text(render_summary(results), encoding="utf-8")
-    folder.file("index.html").write_text(render_page(results), encoding="utf-8")
+    write_files(folder, results, render_summary(results), render_page(results))
     folder.finish({"drafts": len(results["trainings"]), "cells": len(results["cells"])})
     log.info("report: %s", folder.file("index.html"))
 
