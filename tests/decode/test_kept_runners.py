@@ -260,11 +260,11 @@ def test_what_is_given_up_is_freed_at_once() -> None:
 
 @pytest.mark.slow
 def test_memory_stays_where_it_is_over_calls_of_every_kind() -> None:
-    """180 calls of 60 kinds: 2.0 GB once became 4.5 in 100. After 300 it was 5.7 % more than after 60."""
+    """324 calls of 108 kinds: 2.0 GB once became 4.5 in 100."""
     command = [sys.executable, "-m", "tests.decode.mixed_calls", "3"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     first, last = map(int, done.stdout.split())
-    assert last < 1.1 * first
+    assert last < 1.05 * first
 
 
 def test_captures_follow_the_adapter_that_is_on() -> None:
