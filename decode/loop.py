@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Hashable
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from transformers import PreTrainedModel
@@ -108,6 +108,11 @@ class Loop:
         """Whether the host has a say inside rounds, so that they run step by step."""
         on_host = self.verifier.on_host or (self.drafter is not None and self.drafter.on_host)
         return on_host or bool(self.request.processors) or self.request.confidence or self.ledger is not None
+
+    @cached_property
+    def _on_device(self) -> OnDevice | None:
+        """The drafter where it has a cache of its own; asked once, since the answer goes through all its attributes."""
+        return self.drafter if isinstance(self.drafter, OnDevice) else None
 
     def _bounds(self) -> Bounds:
         return bounds_of(self.rows, self.flights)
@@ -211,7 +216,7 @@ class Loop:
 
         if self._waits:
             return make().decided(self.state)
-        beside = drafter.runner if isinstance(drafter, OnDevice) else None
+        beside = self._on_device.runner if drafter is not None and self._on_device is not None else None
         draft = drafter if beside is None else beside.serial
         shape = wanted.shape if drafter is not None else None
         nodes = 1 if shape is None else shape.num_nodes + self.num_passengers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Protocol
 
 from pydantic import Field
@@ -105,6 +106,7 @@ class Dynamic:
         return self if depth >= self.depth else Dynamic(depth, self.beam, min(self.num_nodes, 1 + depth * self.beam))
 
 
+@cache
 def chain(num_draft_tokens: int) -> Static:
     """k tokens, one after another."""
     return Static(chain_parents(num_draft_tokens + 1))
