@@ -16,6 +16,7 @@ from decode.config import ModelConfig
 from decode.drafters.provenance import TextOrigin, read_provenance
 from decode.drafters.saved_draft import describe_draft
 from decode.drafters.untrained.config import UNTRAINED
+from decode.drafters.untrained.index.datastore import origin_of
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model, load_model
 from decode.sampling.penalties import penalties
@@ -57,16 +58,23 @@ def check_held_out(data: DataConfig, name: str, draft: str) -> None:
         check_same_shares(data, provenance.data, f"drafts.{name}={draft}")
 
 
-def check_same_shares(data: DataConfig, trained: TextOrigin, who: str) -> None:
-    """The same for what was trained on, or is to be: the corpus and its shares, as DataConfig names them."""
-    if _files(trained) != _files(data) or trained.subset != data.subset:
+def check_datastore(data: DataConfig, arm: str, folder: str) -> None:
+    """The same for a datastore that an arm looks drafts up in."""
+    origin = origin_of(folder)
+    if origin is not None:
+        check_same_shares(data, origin, f"the datastore {folder} of arm {arm}")
+
+
+def check_same_shares(data: DataConfig, origin: TextOrigin, who: str) -> None:
+    """The same for any training split: the corpus and its shares, as DataConfig names them."""
+    if _files(origin) != _files(data) or origin.subset != data.subset:
         return
     for key in ("heldout_share", "validation_share"):
-        there, here = getattr(trained, key), getattr(data, key)
+        there, here = getattr(origin, key), getattr(data, key)
         if there != here:
             raise InputError(
-                f"{who} was trained with data.{key}={there}, and this report draws its prompts "
-                f"with data.{key}={here}: part of them was trained on. Give data.{key}={there}"
+                f"{who} was made of text split with data.{key}={there}, and this report draws its prompts with "
+                f"data.{key}={here}: part of them is in that text. Give data.{key}={there}"
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -15,6 +16,7 @@ from decode.drafters.untrained.index.datastore import MANIFEST, ORDER_FILE, TOKE
 from decode.drafters.untrained.index.several_texts import BETWEEN
 from decode.models.compatibility import load_tokenizer, token_map_hash
 from decode.models.load import describe_model
+from distill.config import DataConfig
 from distill.corpora.configured import load_corpus
 from distill.corpora.corpus import Corpus, in_groups
 from distill.datastore.config import DatastoreConfig
@@ -40,10 +42,10 @@ def run(config: DatastoreConfig) -> None:
         return
     with open_run(config.output_dir, "datastore", config, config.resume) as folder:
         if not folder.is_finished:
-            _build(folder, _tokens(corpus, tokenizer, vocab_size, config.tokens), tokenizer)
+            _build(folder, _tokens(corpus, tokenizer, vocab_size, config.tokens), tokenizer, config.data)
 
 
-def _build(folder: RunFolder, texts: Iterator[list[int]], tokenizer: PreTrainedTokenizerBase) -> None:
+def _build(folder: RunFolder, texts: Iterator[list[int]], tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> None:
     documents = 0
     with folder.file(TOKENS_FILE).open("wb") as file, progress(None, "tokens", "tokenising") as bar:
         for ids in texts:
@@ -59,6 +61,7 @@ def _build(folder: RunFolder, texts: Iterator[list[int]], tokenizer: PreTrainedT
             "tokens": int(tokens.size),
             "documents": documents,
             "token_map_hash": token_map_hash(tokenizer),
+            "data": asdict(data),
         },
         MANIFEST,
     )

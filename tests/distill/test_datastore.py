@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from decode import generate, load_drafter
 from decode.common.errors import ConfigError, InputError
 from decode.common.typed_config import build
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
+from decode.drafters.untrained.index.datastore import origin_of
 from decode.drafters.untrained.index.several_texts import BETWEEN
 from decode.models.load import load_model
 from decode.stage import run as run_decode
@@ -61,6 +64,14 @@ def test_held_out_documents_are_not_indexed(folder: Path, tmp_path: Path) -> Non
     stage.run(config(folder, data=shares, output_dir=str(tmp_path / "half")))
     half = np.fromfile(tmp_path / "half/tokens.bin", dtype=np.int32).tolist()
     assert 5 < half.count(BETWEEN) < 25
+
+
+def test_the_manifest_names_the_corpus_as_a_draft_does(folder: Path, store: Path) -> None:
+    data = config(folder).data
+    assert json.loads((store / "manifest.json").read_text())["data"] == asdict(data)
+    found = origin_of(store)
+    assert found is not None
+    assert found.model_dump() == asdict(data)
 
 
 def test_a_limit_on_tokens_holds(folder: Path, tmp_path: Path) -> None:

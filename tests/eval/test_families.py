@@ -456,7 +456,7 @@ def test_bad_values_are_refused(changes, message):
         ({"drafts": {"lm": "some/draft"}}, ConfigError, "drafts.lm is called like an arm"),
         ({"drafts": {"one": "some/draft"}}, InputError, "drafts.one"),
         ({"lossless": {"prompts": 10_000}}, ConfigError, "and 10000 are needed"),
-        ({"data": {"heldout_share": 0.3}}, InputError, "part of them was trained on"),
+        ({"data": {"heldout_share": 0.3}}, InputError, "part of them is in that text"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_trained(folder, tmp_path, trainer, changes, error, message):

@@ -134,5 +134,5 @@ def test_a_report_without_data_reads_the_chats_of_its_draft(
     stage.run(config(*given, "decode.max_new_tokens=64", "plan=true"))
     assert "8 timed, 9 checked" in capsys.readouterr().out
     assert str(file) in caplog.text
-    with pytest.raises(UserError, match="was trained with data.heldout_share=0.5"):
+    with pytest.raises(UserError, match="was made of text split with data.heldout_share=0.5"):
         stage.run(config(*given, "data.heldout_share=0.4", "plan=true"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
@@ -58,19 +58,27 @@ class Way:
     @property
     def folders(self) -> list[str]:
         """Of all its parts that were trained."""
-        return _folders(self.draft, self.settings)
+        return [draft for draft, _ in _parts(self.draft, self.settings) if draft not in UNTRAINED]
+
+    @property
+    def datastores(self) -> list[str]:
+        """Folders of all that its parts look drafts up in."""
+        found = [given.get("datastore") for draft, given in _parts(self.draft, self.settings) if draft == "retrieval"]
+        return [folder for folder in found if folder is not None]
 
 
-def _folders(draft: str, settings: Mapping[str, Any]) -> list[str]:
-    if draft not in UNTRAINED:
-        return [draft]
+def _parts(draft: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """A way to draft, and all that it drafts with, at any depth: (folder or name, settings)."""
+    yield draft, settings
     helper, members = settings.get("helper"), settings.get("members") or []
-    parts = [
+    each = [
         (settings.get("draft"), {}),
         (helper, settings.get("helper_settings") or {}),
         *((member, (settings.get("settings") or {}).get(member) or {}) for member in members),
     ]
-    return [folder for part, given in parts if part is not None for folder in _folders(part, given)]
+    for part, given in each:
+        if part is not None:
+            yield from _parts(part, given)
 
 
 def length_name(k: int) -> str:

@@ -10,7 +10,7 @@ from decode.drafters.saved_draft import DraftDescription, describe_draft
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model
 from eval.config import EvalConfig
-from eval.inputs import check_held_out
+from eval.inputs import check_datastore, check_held_out
 from eval.modes.drafters.config import TASKS, Way
 from eval.modes.drafters.texts import load_texts
 from eval.prompts.kinds import TextPrompts
@@ -49,7 +49,7 @@ class Target:
 
 def describe_targets(cfg: EvalConfig) -> list[Target]:
     """The targets that some text is written by; InputError where one has no files, where an arm that was asked for fits
-    none of them, and where a draft saw the held-out text."""
+    none of them, and where a draft or a datastore saw the held-out text."""
     texts = cfg.drafters.texts_with(cfg.prompts.file)
     tasks = [text for text in texts if text in TASKS and cfg.drafters.tasks_target is not None]
     sides = {
@@ -64,6 +64,8 @@ def describe_targets(cfg: EvalConfig) -> list[Target]:
     for way in cfg.drafters.ways(cfg.drafts):
         for path in way.folders:
             check_held_out(cfg.data, way.name, model_folder(path))
+        for path in way.datastores:
+            check_datastore(cfg.data, way.name, path)
     return found
 
 

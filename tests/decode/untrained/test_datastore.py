@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from decode.common.errors import InputError
-from decode.drafters.untrained.index.datastore import Datastore
+from decode.drafters.untrained.index.datastore import Datastore, origin_of
 from decode.drafters.untrained.index.likeliest import likeliest, likeliest_chain
 from decode.drafters.untrained.index.several_texts import BETWEEN
 from decode.drafters.untrained.retrieval import RetrievalDrafter
@@ -97,3 +97,16 @@ def test_unfinished_and_damaged_datastores_and_those_of_other_tokenizers_are_ref
     (folder / "manifest.json").unlink()
     with pytest.raises(InputError, match="its build was not finished"):
         Datastore.open(folder, "a" * 64)
+
+
+def test_the_corpus_of_a_datastore_is_checked_where_it_is_named(tmp_path: Path) -> None:
+    data = {"name": "text", "path": "sources", "subset": None, "validation_share": 0.1, "heldout_share": 0.2}
+    found = origin_of(write_datastore(tmp_path / "new", data=data))
+    assert found is not None
+    assert (found.path, found.heldout_share) == ("sources", 0.2)
+    assert origin_of(write_datastore(tmp_path / "old")) is None
+    assert origin_of(tmp_path / "none") is None
+    damaged = write_datastore(tmp_path / "damaged", data=data | {"heldout_share": 2})
+    for read in (origin_of, lambda folder: Datastore.open(folder, "a" * 64)):
+        with pytest.raises(InputError, match=r"data.heldout_share"):
+            read(damaged)

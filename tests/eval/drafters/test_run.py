@@ -28,11 +28,16 @@ LOOKUP = "transformers prompt lookup"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("drafters")
     make_models(found)
-    stage.run(build(EvalConfig, values(found)))
     return found
+
+
+@pytest.fixture(scope="module")
+def folder(models: Path) -> Path:
+    stage.run(build(EvalConfig, values(models)))
+    return models
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +47,30 @@ def results(folder: Path) -> dict[str, Any]:
 
 def arms_of(cell: dict[str, Any]) -> set[str]:
     return {one["arm"] for one in cell["arms"]}
+
+
+def test_a_small_comparison_leaves_timed_cells_a_summary_and_a_page(models: Path, tmp_path: Path) -> None:
+    """The least that is whole: one text, one target, a drafter and a draft."""
+    asked = values(models) | {"output_dir": str(tmp_path), "decode": {"max_new_tokens": 4}}
+    asked["timing"] |= {"screening_tokens": 2}
+    asked["drafters"] |= {"texts": ["code"], "tasks_target": None, "arms": {"ngram": {"draft": "ngram"}}}
+    stage.run(build(EvalConfig, asked))
+    found = json.loads((tmp_path / "results.json").read_text())
+    (cell,), (choice,), (best,) = found["cells"], found["choices"], found["which_when"]
+    assert arms_of(cell) == {*PLAIN, LOOKUP, "ours, ngram", "ours, mine"}
+    for arm in cell["arms"]:
+        assert len(arm["seconds_per_token"]) == 2, "batches timed"
+        assert min(arm["seconds_per_token"]) > 0, arm["arm"]
+        assert arm["tokens"] > 0
+    assert [(row["setting"], row["drafter"]) for row in found["rows"]] == [("ngram", "ngram"), ("mine", "lm")]
+    assert set(choice["tokens_per_s"]["ngram"]) == {"k=2", "k=3"}
+    assert (cell["settings"], cell["settings"]["mine"]) == (choice["best"], "k=2")
+    assert (best["text"], best["best"]["over_plain"] > 0) == ("code", True)
+    assert json.loads((tmp_path / "manifest.json").read_text())["cells"] == 1
+    for written, render in (("summary.md", render_summary), ("index.html", render_page)):
+        text = (tmp_path / written).read_text(encoding="utf-8")
+        assert text == render(found)
+        assert all(part in text for part in ("Which when", "Text: code", "ngram", "mine", LOOKUP)), written
 
 
 @pytest.mark.slow

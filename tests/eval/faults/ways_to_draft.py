@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.eval.drafters import test_page, test_texts, test_warm_up, test_which_when
+from tests.eval.drafters import test_held_out, test_page, test_texts, test_warm_up, test_which_when
 from tests.faults import Fault, noticed_by
 
 _IN = "eval.modes.drafters"
@@ -33,6 +33,13 @@ FAULTS: list[Fault] = [
     *noticed_by(
         test_warm_up.test_what_shares_captures_is_rehearsed_once,
         (f"{_IN}.arms:Stock._shape", ' or settings["adaptive"]', ""),
+    ),
+    *noticed_by(
+        test_held_out.test_all_that_a_way_drafts_with_is_found_at_any_depth,
+        (f"{_IN}.config:_parts", 'settings.get("helper_settings") or {}', "{}"),
+        (f"{_IN}.config:_parts", '(settings.get("settings") or {}).get(member) or {}', "{}"),
+        (f"{_IN}.config:_parts", 'settings.get("draft"), {}', "None, {}"),
+        (f"{_IN}.config:_parts", "yield from _parts(part, given)", "yield part, given"),
     ),
     *noticed_by(
         test_which_when.test_plain_decoding_is_the_best_where_nothing_beats_it,

@@ -18,6 +18,7 @@ import numpy as np
 from decode.common.checked_json import Count, JsonFile, Sha256, Size
 from decode.common.errors import InputError
 from decode.common.run_folder import RunEnd
+from decode.drafters.provenance import TextOrigin
 from decode.drafters.untrained.config import LONGEST_MATCH
 from decode.drafters.untrained.index.several_texts import until_end
 
@@ -30,6 +31,8 @@ class DatastoreManifest(RunEnd):
     tokens: Size
     documents: Count
     token_map_hash: Sha256
+    data: TextOrigin | None = None
+    """Its corpus, of which it holds the training split; older datastores do not say it."""
 
 
 MANIFEST = JsonFile(
@@ -37,6 +40,13 @@ MANIFEST = JsonFile(
     "drafts would be looked up in something else",
     "Build it again with python -m distill.datastore.",
 )
+
+
+def origin_of(folder: str | Path) -> TextOrigin | None:
+    """The corpus that a datastore was made of, None where it does not say it or there is none; InputError where its
+    manifest is damaged."""
+    file = Path(folder) / "manifest.json"
+    return MANIFEST.read(file).data if file.is_file() else None
 
 
 def order_dtype(num_tokens: int) -> np.dtype:
