@@ -25,7 +25,8 @@ from eval.modes.served.here import measure_here
 from eval.modes.served.page import render_page, render_summary
 from eval.modes.served.results import make_results
 from eval.modes.served.schedule.of_drafts import conclusions, write_files
-from eval.prompts.held_out import Prompt, as_many_as, check_room
+from eval.prompts.held_out import as_many_as
+from eval.prompts.prompt import Prompt, check_room
 from eval.render.formatting import count, duration
 from eval.results.schema import write_results
 
