@@ -27,7 +27,7 @@ from eval.measure.timed_run import (
     seconds_per_token,
     warm_up,
 )
-from eval.prompts.held_out import Prompt
+from eval.prompts.prompt import Prompt
 from eval.results.figures import Drafted, Scope, make_row, tokens_per_s
 
 

@@ -20,7 +20,7 @@ from eval.config import EvalConfig
 from eval.inputs import can_resume, processors_of, sampling_at, settings_at
 from eval.measure.continuations import Job, Text, batches, continue_batch, left_padded
 from eval.measure.losslessness import MARGIN, Check, Divergence, check_uncached, divergences, scores_at
-from eval.prompts.held_out import Prompt
+from eval.prompts.prompt import Prompt
 
 OPENING = 16
 """Tokens that the target samples before a prompt is used again: greedy text from the prompt is known by then."""

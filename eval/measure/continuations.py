@@ -14,7 +14,7 @@ from decode.common.progress import progress
 
 if TYPE_CHECKING:
     from decode.drafters.base import Drafter
-    from eval.prompts.held_out import Prompt
+    from eval.prompts.prompt import Prompt
 
 
 @dataclass(frozen=True)

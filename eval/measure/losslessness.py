@@ -26,7 +26,7 @@ from decode.sampling.processors import widened
 from decode.sampling.warp import Sampling, warp
 from eval.arms.base import Sample
 from eval.measure.continuations import Generate, Job, Text
-from eval.prompts.held_out import Prompt
+from eval.prompts.prompt import Prompt
 
 MARGIN = 1e-4
 

@@ -15,7 +15,8 @@ from eval.inputs import can_resume, processors_of, sampling_at, settings_at, ver
 from eval.measure.alpha import Alphas, measure_alpha
 from eval.measure.continuations import Generate, Text, generator, jobs_for
 from eval.measure.losslessness import Check, check, check_uncached, is_judged, margin_from
-from eval.prompts.held_out import Prompt, next_turn
+from eval.prompts.prompt import Prompt
+from eval.prompts.questions import next_turn
 
 log = get_logger("eval")
 

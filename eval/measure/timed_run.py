@@ -21,7 +21,7 @@ from decode.forward.runner import CAPTURE_AFTER
 from decode.trees.tree_plans import chain
 from eval.arms.base import Arm, Sample
 from eval.arms.ours import OurArm
-from eval.prompts.held_out import Prompt
+from eval.prompts.prompt import Prompt
 from eval.results.schema import ComponentTimes
 
 Key = TypeVar("Key")

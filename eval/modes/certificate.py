@@ -26,7 +26,8 @@ from decode.models.load import ModelDescription
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, shared_context
 from eval.measure.certificate_parts import Part, State, compare, is_done, measure_padding
-from eval.prompts.held_out import Prompt, as_many_as, check_lengths
+from eval.prompts.held_out import as_many_as, check_lengths
+from eval.prompts.prompt import Prompt
 from eval.render.formatting import Column, Table, column, columns, count, number, thousands
 from eval.render.page import render_markdown
 from eval.results.document import command

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from decode.common.errors import ConfigError
 from eval.config import EvalConfig
-from eval.prompts.held_out import Prompt, held_out_prompts
+from eval.prompts.held_out import held_out_prompts
+from eval.prompts.prompt import Prompt
 from eval.prompts.prose import prose_prompts
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from distill.prompts.tokenizer import start_ids
-from eval.prompts.held_out import Prompt, in_turn
+from eval.prompts.held_out import in_turn
+from eval.prompts.prompt import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -21,7 +21,8 @@ from eval.config import EvalConfig
 from eval.measure.alpha import Alphas
 from eval.measure.quality import Quality
 from eval.measure.timed_run import promised_speedup
-from eval.prompts.held_out import Prompt, PromptSets
+from eval.prompts.held_out import PromptSets
+from eval.prompts.prompt import Prompt
 from eval.results.figures import Scope, alpha_alone, described, listed, quality_figures
 from eval.results.headline import arm_name, contests
 from eval.results.schema import SCHEMA, Row

@@ -10,7 +10,7 @@ from decode.stats import Round
 from eval.arms.base import AUTOREGRESSIVE, TRANSFORMERS, Sample
 from eval.config import EvalConfig
 from eval.measure.timed_run import Samples
-from eval.prompts.held_out import Prompt
+from eval.prompts.prompt import Prompt
 
 
 def config(**changes: Any) -> EvalConfig:

@@ -28,7 +28,7 @@ from eval.measure.timed_run import (
     seconds_per_token,
     warm_up,
 )
-from eval.prompts.held_out import Prompt
+from eval.prompts.prompt import Prompt
 from eval.results.schema import ComponentTimes
 from tests.tiny import tiny_llama
 

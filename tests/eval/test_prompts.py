@@ -12,15 +12,9 @@ from distill.config import DataConfig
 from distill.corpora import Document
 from eval.config import EvalConfig, PromptsConfig
 from eval.inputs import check_held_out
-from eval.prompts.held_out import (
-    Prompt,
-    check_lengths,
-    first_turn,
-    held_out_prompts,
-    load_prompts,
-    next_turn,
-    read_questions,
-)
+from eval.prompts.held_out import check_lengths, held_out_prompts, load_prompts
+from eval.prompts.prompt import Prompt
+from eval.prompts.questions import first_turn, next_turn, read_questions
 from tests.tiny import tiny_tokenizer
 
 SPEC_BENCH = {"question_id": 81, "category": "writing", "turns": ["Compose a post.", "Rewrite it."], "reference": []}

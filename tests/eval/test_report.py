@@ -15,7 +15,7 @@ from eval import inputs, stage
 from eval.config import EvalConfig
 from eval.measure import quality
 from eval.measure.continuations import Text
-from eval.prompts.held_out import Question, first_turn
+from eval.prompts.questions import Question, first_turn
 from eval.publish import END, START, publish
 from eval.render.report_page import render_page, render_summary
 from eval.results.headline import headline_row

@@ -22,7 +22,8 @@ from eval.measure.losslessness import Check
 from eval.measure.timed_run import fastest, interleave, warm_up
 from eval.modes import report
 from eval.modes.report import time_cell, with_chosen_length
-from eval.prompts.held_out import Prompt, PromptSets
+from eval.prompts.held_out import PromptSets
+from eval.prompts.prompt import Prompt
 from eval.results.document import LENGTH, draft_lengths
 from tests.eval.samples import FakeArm, config, prompts, sample
 

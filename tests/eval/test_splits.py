@@ -26,8 +26,9 @@ from eval.modes.decoders.arms import Stock
 from eval.modes.decoders.texts import load_texts
 from eval.modes.families import mode as families_mode
 from eval.modes.families.measuring import Race
-from eval.prompts.held_out import Prompt, as_many_as, load_prompts
+from eval.prompts.held_out import as_many_as, load_prompts
 from eval.prompts.kinds import TextPrompts
+from eval.prompts.prompt import Prompt
 from eval.results.figures import Drafted
 from tests.eval.samples import FakeArm, config, prompts
 from tests.tiny import tiny_tokenizer

@@ -14,7 +14,7 @@ from eval.measure import losslessness as uncached
 from eval.measure.continuations import Job, Text, generator
 from eval.measure.losslessness import MARGIN, Check, check, check_samples, check_uncached, margin_from
 from eval.measure.timed_run import interleave
-from eval.prompts.held_out import Prompt
+from eval.prompts.prompt import Prompt
 from tests.tiny import tiny_llama
 
 SEED, NEW = 7, 12

@@ -21,8 +21,8 @@ from eval.measure.cells import Cell, CellRun, Point
 from eval.measure.cells import choose as fastest_settings
 from eval.measure.held_choice import held_choice
 from eval.measure.timed_run import fastest, is_plain_chain, warm_up
-from eval.prompts.held_out import Prompt
 from eval.prompts.kinds import TextPrompts
+from eval.prompts.prompt import Prompt
 from eval.results.figures import Drafted
 
 _WARM_UPS = 2

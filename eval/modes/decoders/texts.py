@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from eval.config import EvalConfig
-from eval.prompts.held_out import DEEPEST_DRAFT, Prompt, check_room
 from eval.prompts.kinds import TextPrompts, corpus_prompts
+from eval.prompts.prompt import DEEPEST_DRAFT, Prompt, check_room
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

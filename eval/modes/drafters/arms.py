@@ -22,8 +22,8 @@ from eval.inputs import sampling_at
 from eval.measure.cells import Cell, CellRun, tried_settings
 from eval.modes.drafters.config import Way, length_name
 from eval.modes.drafters.targets import Target
-from eval.prompts.held_out import Prompt
 from eval.prompts.kinds import TextPrompts
+from eval.prompts.prompt import Prompt
 from eval.results.figures import Drafted
 
 

@@ -10,8 +10,9 @@ from decode.common.errors import ConfigError
 from distill.prompts.tokenizer import encode_texts, start_ids
 from eval.config import EvalConfig
 from eval.modes.drafters.config import OWN, TASKS
-from eval.prompts.held_out import DEEPEST_DRAFT, Prompt, check_room, file_prompts
 from eval.prompts.kinds import TextPrompts, corpus_prompts
+from eval.prompts.prompt import DEEPEST_DRAFT, Prompt, check_room
+from eval.prompts.questions import file_prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -23,7 +23,7 @@ from eval.measure.losslessness import Check, check, margin_from
 from eval.measure.quality import write_alone
 from eval.measure.timed_run import warm_up
 from eval.modes.families.arms import ArmFacts
-from eval.prompts.held_out import Prompt
+from eval.prompts.prompt import Prompt
 from eval.results.figures import Drafted
 
 _WARM_UPS = 2

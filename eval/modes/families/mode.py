@@ -36,7 +36,8 @@ from eval.modes.families.measuring import Judge, Race, cells, points
 from eval.modes.families.page import render_page, render_summary
 from eval.modes.families.results import Measured, make_results
 from eval.modes.families.trainings import Training, in_child, pace_of, train_all, trainings
-from eval.prompts.held_out import DEEPEST_DRAFT, Prompt, check_room, split_prompts
+from eval.prompts.held_out import split_prompts
+from eval.prompts.prompt import DEEPEST_DRAFT, Prompt, check_room
 from eval.render.files import write_files
 from eval.render.formatting import count, guess
 

@@ -25,7 +25,8 @@ from eval.modes.profile.before import Before, check_checkout, revision, started
 from eval.modes.profile.calls import Contestant, Group, Ours
 from eval.modes.profile.figures import Turn, compared, entry
 from eval.modes.profile.page import render_markdown, render_page
-from eval.prompts.held_out import Prompt, as_many_as, check_lengths
+from eval.prompts.held_out import as_many_as, check_lengths
+from eval.prompts.prompt import Prompt
 from eval.results.document import command
 
 SCHEMA = 2

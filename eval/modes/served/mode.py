@@ -24,10 +24,11 @@ from eval.modes.served.folders import check_drafts, prepare
 from eval.modes.served.here import measure_here
 from eval.modes.served.page import render_page, render_summary
 from eval.modes.served.results import make_results
-from eval.modes.served.schedule.of_drafts import conclusions, write_files
-from eval.prompts.held_out import Prompt, as_many_as, check_room
+from eval.modes.served.schedule.of_drafts import conclusions, write_schedules
+from eval.prompts.held_out import as_many_as
+from eval.prompts.prompt import Prompt, check_room
+from eval.render.files import write_files
 from eval.render.formatting import count, duration
-from eval.results.schema import write_results
 
 log = get_logger("eval")
 _LEAST_PROMPTS = 2
@@ -65,10 +66,8 @@ def run(cfg: EvalConfig) -> None:
         content = make_results(cfg, target, drafts, prompts, asked, here)
         schedules = conclusions(cfg, target, drafts, content["speeds"])
         content["schedules"] = [one.model_dump() for one in schedules]
-        write_files(schedules, folder.path)
-        write_results(folder.file("results.json"), content)
-        folder.file("summary.md").write_text(render_summary(content), encoding="utf-8")
-        folder.file("index.html").write_text(render_page(content), encoding="utf-8")
+        write_schedules(schedules, folder.path)
+        write_files(folder, content, render_summary(content), render_page(content))
         folder.finish({"drafts": len(drafts), "servers": len(asked)})
         for one in schedules:
             log.info("%s: what to paste, %s:\n%s", one.draft, one.pastes[0].why, one.pastes[0].text)

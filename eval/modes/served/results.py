@@ -12,7 +12,7 @@ from eval.modes.served.comparison import Verdict, counters_of, intervals, total
 from eval.modes.served.engine.metrics import Counters
 from eval.modes.served.folders import ServedDraft
 from eval.modes.served.schedule.conclusion import DEFINITION
-from eval.prompts.held_out import Prompt
+from eval.prompts.prompt import Prompt
 from eval.results.document import heading, target_entry
 from eval.results.schema import Count, Interval, Part, Share
 

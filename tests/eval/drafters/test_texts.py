@@ -16,8 +16,8 @@ from eval.config import EvalConfig
 from eval.measure.cells import Cell
 from eval.modes.drafters import arms
 from eval.modes.drafters.texts import load_texts
-from eval.prompts.held_out import Prompt
 from eval.prompts.kinds import TextPrompts
+from eval.prompts.prompt import Prompt
 from tests.eval.drafters.tiny_comparison import values, write_sources
 from tests.tiny import tiny_tokenizer
 

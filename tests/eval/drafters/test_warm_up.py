@@ -14,8 +14,8 @@ from eval.arms.ours import OurArm
 from eval.config import EvalConfig
 from eval.measure.cells import Cell
 from eval.modes.drafters.arms import Stock
-from eval.prompts.held_out import Prompt
 from eval.prompts.kinds import TextPrompts
+from eval.prompts.prompt import Prompt
 from tests.eval.drafters.tiny_comparison import make_models, values
 
 CELL = Cell(2, 0.0, "edit")

@@ -50,14 +50,14 @@ FAULTS: list[Fault] = [
     *noticed_by(
         test_prompts.test_screening_prompts_are_never_reported_and_prefixes_mix_categories,
         (
-            "eval.prompts.held_out:_by_turns_of_category",
+            "eval.prompts.questions:_by_turns_of_category",
             "chain.from_iterable(zip_longest(*groups.values()))",
             "chain.from_iterable(groups.values())",
         ),
     ),
     *noticed_by(
         test_prompts.test_a_limit_takes_questions_from_the_whole_file,
-        ("eval.prompts.held_out:_spread", "i * len(questions) // limit", "i"),
+        ("eval.prompts.questions:spread", "i * len(questions) // limit", "i"),
     ),
     *noticed_by(
         test_splits.test_a_reports_prompts_are_held_out_and_those_of_settings_are_others,

@@ -11,7 +11,7 @@ import pytest
 
 from decode.config import ModelConfig
 from eval.modes.served.schedule.conclusion import concluded, has_speeds, launch_commands, measured_of
-from eval.modes.served.schedule.of_drafts import write_files
+from eval.modes.served.schedule.of_drafts import write_schedules
 from eval.modes.served.schedule.paste import ADAPTIVE
 from eval.render.page import Page, as_html, as_markdown
 from tests.train.export.saved_heads import save_head, save_padded_target
@@ -102,7 +102,7 @@ def test_the_page_ends_with_what_to_paste(tmp_path: Path) -> None:
 def test_files_lie_where_the_text_says(tmp_path: Path) -> None:
     place = tmp_path / "paste" / "x"
     found = concluded(measured_of(ROWS, "x", "a/target", "eagle3", LOADS, []), "x", {"sglang": str}, place)
-    write_files([found], tmp_path)
+    write_schedules([found], tmp_path)
     sglang = found.pastes[1]
     assert sglang.text.endswith(str(place / ADAPTIVE))
     assert json.loads((place / ADAPTIVE).read_text()) == sglang.files[ADAPTIVE]

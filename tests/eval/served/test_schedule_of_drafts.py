@@ -16,7 +16,7 @@ from eval.config import EvalConfig
 from eval.modes.served.folders import prepare
 from eval.modes.served.schedule.conclusion import Conclusion
 from eval.modes.served.schedule.dspark_files import COSTS, TEMPERATURES
-from eval.modes.served.schedule.of_drafts import conclusions, write_files
+from eval.modes.served.schedule.of_drafts import conclusions, write_schedules
 from tests.eval.served.test_schedule_conclusion import row
 from tests.train.export.saved_heads import save_head, save_padded_target
 
@@ -50,7 +50,7 @@ def concluded(form: str, target: Path, folder: Path, rounds: int = 2) -> list[Co
     ]
     speeds = [{**one, "tokens_per_s": one["tokens_per_s"][:rounds]} for one in speeds]
     found = conclusions(cfg, known, [draft], speeds)
-    write_files(found, folder / "report")
+    write_schedules(found, folder / "report")
     return found
 
 

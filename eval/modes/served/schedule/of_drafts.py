@@ -35,7 +35,7 @@ def conclusions(
     return [_conclusion(cfg, target, draft, speeds) for draft in drafts if has_speeds(speeds, draft.name)]
 
 
-def write_files(found: Sequence[Conclusion], folder: Path) -> None:
+def write_schedules(found: Sequence[Conclusion], folder: Path) -> None:
     """Those that the conclusions name, in `folder`/paste/DRAFT."""
     for one in found:
         for paste in one.pastes:

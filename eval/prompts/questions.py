@@ -1,0 +1,156 @@
+"""Questions of a benchmark file, and the prompts that their turns are asked by.
+
+Spec-Bench, SPEED-Bench and MT-Bench share one JSONL layout: `question_id`, `category` and `turns`, a list of user
+messages; prepared copies may hold chat `messages` instead, of which the user's are the turns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from decode.common.errors import InputError
+from distill.corpora.row_files import checked_text
+from distill.prompts.chat import encode_prompt
+from eval.prompts.prompt import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from eval.config import EvalConfig
+
+_WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"
+_LAYOUT = 'one object per line such as {"question_id": 81, "category": "writing", "turns": ["..."]}'
+
+
+@dataclass(frozen=True)
+class Question:
+    """One line of a prompt file."""
+
+    id: str
+    category: str | None
+    turns: tuple[str, ...]
+    opening: tuple[dict[str, str], ...] = ()
+    """Messages before the first turn, such as the system's."""
+
+
+def read_questions(path: str | Path) -> list[Question]:
+    """The questions of a JSONL file in one of the three layouts; InputError names file and line of the first bad
+    one."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"prompts.file={path} does not exist; name a JSONL file with {_LAYOUT}")
+    questions = []
+    try:
+        # utf-8-sig: editors write a byte-order mark; splitlines would cut at U+2028 in a text
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text ({error}); the file must hold {_LAYOUT}") from error
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            questions.append(_question(line, f"{path}:{number}", number))
+    if not questions:
+        raise InputError(f"{path} holds no question; it must hold {_LAYOUT}")
+    return questions
+
+
+def _question(line: str, where: str, number: int) -> Question:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:  # malformed, a number of 5,000 digits, or lists 1,000 deep
+        raise InputError(f"{where}: not JSON ({error}); expected {_LAYOUT}") from error
+    if not isinstance(entry, dict):
+        raise InputError(f"{where}: a {type(entry).__name__}, not an object; expected {_LAYOUT}")
+    turns = _turns(entry, where)
+    opening = opening_of(entry["messages"]) if entry.get("turns") is None else ()
+    category = entry.get("category")
+    if category is not None and not isinstance(category, str):
+        raise InputError(f"{where}: category {category!r} is not text; leave it out or name one")
+    name = checked_text(str(entry.get("question_id", number)), where)
+    return Question(name, None if category is None else checked_text(category, where), tuple(turns), opening)
+
+
+def _turns(entry: dict[str, Any], where: str) -> list[str]:
+    turns = entry.get("turns")
+    if turns is None and isinstance(entry.get("messages"), list):
+        messages = entry["messages"]
+        if not all(isinstance(message, dict) for message in messages):
+            raise InputError(f"{where}: messages must be objects with role and content")
+        if not all(isinstance(message.get(key), str) for message in messages for key in ("role", "content")):
+            raise InputError(f"{where}: each message needs role and content as text")
+        turns = [checked_text(message["content"], where) for message in messages]
+        turns = [turn for turn, message in zip(turns, messages, strict=True) if message["role"] == "user"]
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+        raise InputError(f"{where}: turns {_short(turns)} is not a list of non-empty texts; expected {_LAYOUT}")
+    if any(_WITHHELD in turn for turn in turns):
+        raise InputError(
+            f"{where}: the text was withheld for its licence; prepare the data set with its own script first"
+        )
+    return [checked_text(turn, where) for turn in turns]
+
+
+def opening_of(messages: Sequence[dict[str, str]]) -> tuple[dict[str, str], ...]:
+    """What stands before the user's first turn: the system's message, where there is one."""
+    first = next((i for i, message in enumerate(messages) if message["role"] == "user"), 0)
+    return tuple(dict(message) for message in messages[:first])
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def questions_of(cfg: EvalConfig) -> list[Question]:
+    """At most prompts.limit of prompts.file, such that every prefix holds its categories in equal shares."""
+    assert cfg.prompts.file is not None
+    return _by_turns_of_category(spread(read_questions(cfg.prompts.file), cfg.prompts.limit))
+
+
+def spread(questions: list[Question], limit: int | None) -> list[Question]:
+    """`limit` questions (all, with None) at even distances, since benchmark files are sorted by category."""
+    if limit is None or limit >= len(questions):
+        return questions
+    return [questions[i * len(questions) // limit] for i in range(limit)]
+
+
+def _by_turns_of_category(questions: list[Question]) -> list[Question]:
+    """Reordered so that every prefix holds the categories in equal shares."""
+    groups: dict[str | None, list[Question]] = {}
+    for question in questions:
+        groups.setdefault(question.category, []).append(question)
+    return [question for question in chain.from_iterable(zip_longest(*groups.values())) if question is not None]
+
+
+def file_prompts(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+    """The first turns of prompts.file, such that every prefix holds its categories in equal shares."""
+    return [first_turn(question, tokenizer, max_turns=1) for question in questions_of(cfg)]
+
+
+def first_turn(question: Question, tokenizer: PreTrainedTokenizerBase, max_turns: int) -> Prompt:
+    """The question's first turn as token ids, wrapped in the chat template where the tokenizer has one."""
+    blank = Prompt(question.id, question.category, (), question.opening, question.turns[:max_turns])
+    return _ask(blank, tokenizer)
+
+
+def next_turn(prompt: Prompt, answer: str, tokenizer: PreTrainedTokenizerBase) -> Prompt:
+    """The prompt that follows once the target has given `answer`; call it only while `prompt.later` is not empty."""
+    return _ask(replace(prompt, history=(*prompt.history, {"role": "assistant", "content": answer})), tokenizer)
+
+
+def _ask(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Prompt:
+    turn, *later = prompt.later
+    history = (*prompt.history, {"role": "user", "content": turn})
+    number = sum(message["role"] == "user" for message in history)
+    first = prompt.id if number <= 2 else prompt.id.rsplit("#", 1)[0]
+    name = first if number == 1 else f"{first}#{number}"
+    return Prompt(name, prompt.category, tuple(_encode(history, tokenizer, name)), history, tuple(later), first)
+
+
+def _encode(history: Sequence[dict[str, str]], tokenizer: PreTrainedTokenizerBase, name: str) -> list[int]:
+    if tokenizer.chat_template is None:
+        return list(tokenizer("\n".join(message["content"] for message in history))["input_ids"])
+    return encode_prompt(tokenizer, history, f"prompt {name!r}")
