@@ -20,8 +20,8 @@ from eval.arms.vllm_engines import Engines, drafting_with_lookup, worker_setting
 from eval.config import TOKEN_FOR_TOKEN, EvalConfig
 from eval.inputs import sampling_at
 from eval.measure.cells import Cell, CellRun, tried_settings
-from eval.modes.drafters.config import Way, length_name
 from eval.modes.drafters.targets import Target
+from eval.modes.drafters.way import Way, length_name
 from eval.prompts.kinds import TextPrompts
 from eval.prompts.prompt import Prompt
 from eval.results.figures import Drafted

@@ -11,9 +11,9 @@ from eval.arms.base import LOOKUP, VLLM_LOOKUP
 from eval.config import EvalConfig
 from eval.measure.cells import Cell
 from eval.modes.drafters.arms import cells
-from eval.modes.drafters.config import length_name
 from eval.modes.drafters.results import arms_in_words
 from eval.modes.drafters.targets import Target
+from eval.modes.drafters.way import length_name
 from eval.results.comparisons import about, check_same_comparison
 from eval.results.schema import read_results
 

@@ -11,8 +11,9 @@ from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model
 from eval.config import EvalConfig
 from eval.inputs import check_datastore, check_held_out
-from eval.modes.drafters.config import TASKS, Way
+from eval.modes.drafters.config import TASKS
 from eval.modes.drafters.texts import load_texts
+from eval.modes.drafters.way import Way
 from eval.prompts.kinds import TextPrompts
 
 

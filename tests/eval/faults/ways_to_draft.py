@@ -36,10 +36,10 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_held_out.test_all_that_a_way_drafts_with_is_found_at_any_depth,
-        (f"{_IN}.config:_parts", 'settings.get("helper_settings") or {}', "{}"),
-        (f"{_IN}.config:_parts", '(settings.get("settings") or {}).get(member) or {}', "{}"),
-        (f"{_IN}.config:_parts", 'settings.get("draft"), {}', "None, {}"),
-        (f"{_IN}.config:_parts", "yield from _parts(part, given)", "yield part, given"),
+        (f"{_IN}.way:_parts", 'settings.get("helper_settings") or {}', "{}"),
+        (f"{_IN}.way:_parts", '(settings.get("settings") or {}).get(member) or {}', "{}"),
+        (f"{_IN}.way:_parts", 'settings.get("draft"), {}', "None, {}"),
+        (f"{_IN}.way:_parts", "yield from _parts(part, given)", "yield part, given"),
     ),
     *noticed_by(
         test_which_when.test_plain_decoding_is_the_best_where_nothing_beats_it,
