@@ -22,12 +22,12 @@ TOLD = [0, 1, 7, 120]
 
 
 def target(dtype: torch.dtype = torch.float64) -> Any:
-    return tiny_llama(VOCAB, num_layers=6, dtype=dtype, max_position_embeddings=1024).requires_grad_(False)
+    return tiny_llama(VOCAB, num_layers=3, dtype=dtype, max_position_embeddings=1024).requires_grad_(False)
 
 
 def drafters(model: Any) -> dict[str, Any]:
     draft = tiny_llama(VOCAB, num_layers=1, seed=3, dtype=model.dtype, max_position_embeddings=1024)
-    near = tiny_llama(VOCAB, num_layers=6, dtype=model.dtype, max_position_embeddings=1024)
+    near = tiny_llama(VOCAB, num_layers=3, dtype=model.dtype, max_position_embeddings=1024)
     near.lm_head.weight.data += 0.1 * torch.randn_like(near.lm_head.weight)
     heads = {name: random_head(name, model) for name in ("eagle3", "medusa")}
     return {"none": None, "unlike": LMDraft(draft), "near": LMDraft(near), **heads}

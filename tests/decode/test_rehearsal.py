@@ -114,7 +114,7 @@ NESTED: dict[str, Callable[[NgramDrafter, LMDraft, LMDraft], Drafter]] = {
 }
 
 
-@pytest.mark.parametrize("kind", NESTED)
+@pytest.mark.parametrize("kind", by_default(3, NESTED))
 def test_passes_of_members_are_captured_whichever_of_them_drafts(kind: str, captures: list[object]) -> None:
     """A warm-up's guesses repeat, so that a cascade would always have one; a mixture would hardly ask its draft."""
     model, draft = tiny_llama(), LMDraft(tiny_llama(num_layers=1, seed=3))
@@ -127,8 +127,10 @@ def test_passes_of_members_are_captured_whichever_of_them_drafts(kind: str, capt
     assert [type(one).__name__ for one in captures[made:]] == []
 
 
-@pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize("by", KINDS)
+@pytest.mark.parametrize(
+    ("by", "nested"),
+    by_default(2, [("intersection", False), ("text", True), ("text", False), ("intersection", True)]),
+)
 def test_passes_of_all_widths_are_captured_of_a_draft_with_other_tokens(
     by: str, nested: bool, captures: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

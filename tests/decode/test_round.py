@@ -43,9 +43,7 @@ FIRST = [
     ("none", "chain"),
     ("lm", "chain"),
     ("lm", "tree"),
-    ("lm", "dynamic"),
     (DRAFTS[2], "dynamic"),
-    (DRAFTS[2], "chain"),
 ]
 EVERY = [*FIRST, *(one for one in product(DRAFTS, SHAPES) if one not in FIRST)]
 IN_TURN = by_default(len(FIRST), EVERY)

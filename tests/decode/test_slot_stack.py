@@ -78,8 +78,8 @@ def test_drafts_know_what_they_have_read_however_often_their_cache_has_grown(
     found = []
     for first in (256, 8):
         monkeypatch.setattr("decode.forward.slot_stack.FIRST_BUCKET", first)
-        model = tiny_llama(num_layers=6, dtype=torch.float64).requires_grad_(False)
-        near = tiny_llama(num_layers=6, dtype=torch.float64).requires_grad_(False)
+        model = tiny_llama(num_layers=3, dtype=torch.float64).requires_grad_(False)
+        near = tiny_llama(num_layers=3, dtype=torch.float64).requires_grad_(False)
         near.lm_head.weight.data += 0.1 * torch.randn(
             near.lm_head.weight.shape, generator=torch.Generator().manual_seed(0)
         )

@@ -19,6 +19,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     return Folders(tmp_path_factory.mktemp("served"))
 
 
+@pytest.mark.usefixtures("uncaptured")
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_an_exported_head_is_read_back_as_it_was(draft: str, folders: Folders) -> None:
     target = LlamaForCausalLM.from_pretrained(folders.target("llama"))
