@@ -78,11 +78,11 @@ def bootstrap_crossed(columns: np.ndarray, statistic: Statistic, seed: int, resa
     if trainings * prompts == 1:
         return Estimate(value, None)
     rng = np.random.default_rng(seed)
-    drawn = [(rng.integers(0, trainings, trainings), rng.integers(0, prompts, prompts)) for _ in range(resamples)]
+    drawn = [rng.integers(0, count, (resamples, count)) for count in (trainings, prompts)]
     step = max(1, _CHUNK_ELEMENTS // columns.size)
     found = []
     for start in range(0, resamples, step):
-        rows, places = (np.stack(one) for one in zip(*drawn[start : start + step], strict=True))
+        rows, places = (one[start : start + step] for one in drawn)
         resampled = columns[rows[:, :, None], places[:, None]]
         found.append(statistic(resampled.reshape(len(rows), -1, width)))
     low, high = np.quantile(np.concatenate(found), [0.025, 0.975])

@@ -83,8 +83,8 @@ FAULTS: list[Fault] = [
         test_statistics.test_trainings_and_prompts_are_each_resampled_and_prompts_are_shared_by_the_trainings,
         (
             "eval.results.statistics:bootstrap_crossed",
-            "(rng.integers(0, trainings, trainings),",
-            "(np.arange(trainings),",
+            "rows, places = (one[start : start + step] for one in drawn)",
+            "rows, places = np.tile(np.arange(trainings), (step, 1)), drawn[1][start : start + step]",
         ),
         (
             "eval.results.statistics:bootstrap_crossed",
