@@ -142,7 +142,7 @@ RECORDS: dict[Callable[..., object], list[Change]] = {
         ),
     ],
     test_score.test_a_target_in_bfloat16_gives_p_in_float32: [
-        ("distill.scorer:Scorer._chunks", "self.head(rows[part]).float()", "self.head(rows[part])"),
+        ("distill.scorer:Scorer._chunks", "self.passes.head(rows[part]).float()", "self.passes.head(rows[part])"),
     ],
     test_score.test_hidden_states_are_those_of_every_token_and_of_no_padding: [
         ("distill.target_passes:Pass.states", "self.read[row, : len(record.ids)]", "self.read[row]"),
