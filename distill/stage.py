@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from decode.common.checked_json import Content, Count, JsonFile, Sha256, Text, write_atomically
-from decode.common.errors import InputError
+from decode.common.checked_json import write_atomically
 from decode.common.progress import get_logger, progress
 from decode.common.run_folder import RunFolder, check_run, free_disk_check, open_run
 from decode.models.hidden_states import check_taps
@@ -24,37 +23,12 @@ from distill.recording_plan import RecordingPlan
 from distill.records.feature_codes import FeatureCode
 from distill.records.feature_fitting import CODE_FILE, calibrate, load_code
 from distill.records.record_folder import RecordWriter
-from distill.records.record_manifest import RecordedRuntime
+from distill.run_notes import check_same_target, check_same_texts, note_target, noted_weights
 from distill.runtimes.chosen import open_runtime
 from distill.runtimes.runtime import Runtime
 from distill.scorer import Scorer
 
-
-class PromptsNote(Content):
-    """prompts.json: the texts that a run was started with."""
-
-    sha256: Sha256
-    prompts: Count
-
-
-NOTE = JsonFile(
-    PromptsNote,
-    "a resumed run could mix its records with those of other texts",
-    "Delete the folder, or use another output_dir.",
-)
 SLOWEST_RANK = timedelta(days=7)  # the first rank to finish waits for the last one this long
-
-
-class TargetNote(Content):
-    """target.json: which weights the records are made from, by their files and in memory, and what runs them."""
-
-    fingerprint: Text
-    weights: Text | None
-    runtime: RecordedRuntime | None = None
-
-
-TARGET_FILE = "target.json"
-TARGET = JsonFile(TargetNote, "records of two targets could be mixed", "Delete the folder, or use another output_dir.")
 
 log = get_logger("distill")
 
@@ -80,53 +54,12 @@ def run(config: DistillConfig) -> None:
     with open_run(config.output_dir, "distill", config, config.resume, ranks.is_main_process) as folder, runtime:
         if folder.is_finished:
             return
-        _check_same_texts(folder, texts, ranks)
-        _check_same_target(folder, target, runtime, ranks)
+        check_same_texts(folder, texts, ranks.is_main_process)
+        check_same_target(folder, target, runtime.note, ranks.is_main_process)
         records = _write_shards(config, plan, target, texts, runtime, folder, ranks)
         ranks.wait_for_everyone()
         if ranks.is_main_process:
             _finish(config, plan, target, texts, runtime, records)
-
-
-def _check_same_texts(folder: RunFolder, texts: Texts, ranks: PartialState) -> None:
-    """Bind the folder to these texts, so that a corpus that changed since a run was killed is not mixed into it."""
-    note, now = folder.file("prompts.json"), texts.sha256
-    if note.is_file():
-        before = NOTE.read(note).sha256
-        if before != now:
-            raise InputError(
-                f"the prompts of {folder.path} had SHA-256 {before}, and now have {now}: {texts.origin} changed since "
-                "that run started, and its records would be mixed. Use another output_dir"
-            )
-    elif ranks.is_main_process:
-        NOTE.write(note, {"sha256": now, "prompts": texts.num_prompts})
-
-
-def _check_same_target(folder: RunFolder, target: ModelDescription, runtime: Runtime, ranks: PartialState) -> None:
-    """The same of the target and of what runs it: files that were replaced under its path, or another engine, would
-    make the other half of the records."""
-    note = folder.file(TARGET_FILE)
-    if not note.is_file():
-        if ranks.is_main_process:
-            _note_target(folder, target, runtime, None)
-        return
-    before = TARGET.read(note)
-    if before.fingerprint != target.fingerprint:
-        raise InputError(
-            f"target.path={target.path} had fingerprint {before.fingerprint} when the run in {folder.path} started, "
-            f"and now has {target.fingerprint}: records of two targets would be mixed. Use another output_dir"
-        )
-    if before.runtime not in (None, runtime.note):
-        raise InputError(
-            f"the run in {folder.path} was started with {before.runtime.model_dump()}, and this is "
-            f"{runtime.note.model_dump()}: they round otherwise, and records of both would be mixed. Use another "
-            "output_dir, or the versions that it was started with"
-        )
-
-
-def _note_target(folder: RunFolder, target: ModelDescription, runtime: Runtime, weights: str | None) -> None:
-    told = {"fingerprint": target.fingerprint, "weights": weights, "runtime": runtime.note.model_dump()}
-    TARGET.write(folder.file(TARGET_FILE), told)
 
 
 def _write_shards(
@@ -139,19 +72,19 @@ def _write_shards(
     ranks: PartialState,
 ) -> RecordWriter:
     """Write this rank's shards: every n-th of them, less those that a killed run has left."""
-    code = _feature_code(config, plan, texts, runtime, folder, ranks)
-    records = RecordWriter(folder, plan.layout)
     mine = {
         index: range(index * plan.shard_size, min((index + 1) * plan.shard_size, texts.num_prompts))
         for index in range(ranks.process_index, plan.num_shards, ranks.num_processes)
     }
+    if runtime.writes_first and config.responses == "target":
+        _write_responses([*mine.values()], texts, runtime)
+    code = _feature_code(config, plan, texts, runtime, folder, ranks)
+    records = RecordWriter(folder, plan.layout)
     todo = [index for index in mine if records.existing(index) is None]
     if not todo:
         return records
     if ranks.is_main_process:  # which writes the first shard, and so is here in any run
-        _note_target(folder, target, runtime, runtime.weights())
-    if runtime.writes_first and config.responses == "target":
-        _write_responses([mine[index] for index in todo], texts, runtime)
+        note_target(folder, target, runtime.note, runtime.weights())
     writer = texts.writer(runtime)
     layers = plan.layout.features.layers if plan.layout.features else ()
     scorer = Scorer(runtime.passes(layers), plan.layout, config.seed, code)
@@ -210,9 +143,7 @@ def _finish(
 ) -> None:
     about: dict[str, Any] = {"seed": config.seed, "p": "temperature 1, unwarped", **texts.provenance()}
     about["runtime"] = runtime.note.model_dump()
-    note = records.run.file(TARGET_FILE)  # a run that an earlier version started has none
-    weights = TARGET.read(note).weights if note.is_file() else None
-    manifest = records.finish(plan.num_shards, target, weights, about)
+    manifest = records.finish(plan.num_shards, target, noted_weights(records.run), about)
     for leftover in ("responses", "states"):  # what a runtime kept until it was in the shards
         shutil.rmtree(records.run.path / leftover, ignore_errors=True)
     counts = manifest["counts"]

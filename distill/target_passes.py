@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -73,12 +72,7 @@ class ModelPasses(Passes):
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int], batch_size: int) -> None:
         self.model, self.layers, self.batch_size = model, tuple(layers), batch_size
-        self.reader = Taps(model, layers)
-
-    @cached_property
-    def head(self) -> OutputHead:
-        """The model's own."""
-        return head_of(self.model)
+        self.reader, self.head = Taps(model, layers), head_of(model)
 
     def of_batch(self, batch: list[Record]) -> Pass:
         with self.reader:

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import Field
+import numpy as np
+from safetensors.numpy import save
 
-from decode.common.checked_json import Content, JsonFile
-from distill.records.record_manifest import FinishReason
+from decode.common.checked_json import write_atomically
+from distill.records.record_shards import FINISH_REASONS
+from distill.records.safetensors_file import open_arrays
 from distill.responses import Response, Sampler
 
-
-class KeptResponse(Content):
-    """One of a call."""
-
-    ids: list[Annotated[int, Field(ge=0)]]
-    finish_reason: FinishReason
-
-
-CALL = JsonFile(list[KeptResponse], "records would hold other texts than the target wrote", "Delete the file.")
+REMEDY = "Delete it, and the run writes these responses again"
 
 
 def kept_responses(sampler: Sampler, folder: Path) -> Sampler:
@@ -29,11 +23,32 @@ def kept_responses(sampler: Sampler, folder: Path) -> Sampler:
 
     def sample(prompts: list[list[int]], rows: list[int], seed: int) -> list[Response]:
         name = hashlib.sha256(json.dumps([prompts, rows, seed]).encode()).hexdigest()
-        file = folder / f"{name}.json"
+        file = folder / f"{name}.safetensors"
         if not file.is_file():
             answer = sampler(prompts, rows, seed)
             folder.mkdir(parents=True, exist_ok=True)
-            CALL.write(file, [{"ids": one.ids, "finish_reason": one.finish_reason} for one in answer])
-        return [Response(one.ids, one.finish_reason) for one in CALL.read(file)]
+            write_atomically(file, _packed(answer))
+        return _unpacked(file, len(prompts))
 
     return sample
+
+
+def _packed(responses: Sequence[Response]) -> bytes:
+    arrays = {
+        "ids": np.array([token for one in responses for token in one.ids], np.int32),
+        "lengths": np.array([len(one.ids) for one in responses], np.int64),
+        "reasons": np.array([FINISH_REASONS.index(one.finish_reason) for one in responses], np.uint8),
+    }
+    return save(arrays)
+
+
+def _unpacked(file: Path, count: int) -> list[Response]:
+    shapes = {
+        "ids": ((-1,), np.dtype(np.int32)),
+        "lengths": ((count,), np.dtype(np.int64)),
+        "reasons": ((count,), np.dtype(np.uint8)),
+    }
+    arrays = open_arrays(file, shapes, REMEDY)
+    ids, lengths, reasons = (arrays.get_tensor(name) for name in shapes)
+    each = np.split(ids, np.cumsum(lengths)[:-1])
+    return [Response(one.tolist(), FINISH_REASONS[code]) for one, code in zip(each, reasons, strict=True)]

@@ -23,7 +23,7 @@ from decode.common.errors import RunError
 from decode.common.progress import get_logger
 from decode.models.hidden_states import FINAL
 from decode.models.load import ModelDescription
-from decode.models.output_head import OutputHead, head_of, load_ends
+from decode.models.output_head import head_of, load_ends
 from decode.sampling.stopping import own_eos_ids
 from distill.config import DistillConfig
 from distill.corpora.corpus import unit_hash
@@ -123,11 +123,7 @@ class EnginePasses(Passes):
         self.last = runtime.target.num_layers
         self.asked = sorted({*layers, self.last} - {FINAL})
         """Layers in the order in which the engine lays them out."""
-
-    @cached_property
-    def head(self) -> OutputHead:
-        """The checkpoint's."""
-        return head_of(self.runtime.ends)
+        self.head = head_of(runtime.ends)  # before the engine, which reads a hub's files from the cache alone
 
     def of_batch(self, batch: list[Record]) -> Pass:
         rows = [record.ids.tolist() for record in batch]

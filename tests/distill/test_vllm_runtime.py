@@ -1,86 +1,58 @@
-"""The vLLM runtime by proxy: a worker of a few lines in place of the engine, and what is refused before any is asked."""
+"""The vLLM runtime by proxy: a worker of a few lines in place of the engine; and what is refused before one starts."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import Qwen2Config, Qwen2ForCausalLM
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from decode.common.checked_json import read_json
 from decode.common.errors import ConfigError, InputError, RunError
 from decode.common.typed_config import build
 from decode.models.load import describe_model
 from distill import __main__ as cli
-from distill.config import DistillConfig, FeatureConfig, RecordsConfig, TargetConfig
+from distill.config import DistillConfig, FeatureConfig, RecordsConfig, ResponseSampling, TargetConfig
 from distill.records.record_folder import RecordFolder
+from distill.responses import Response
 from distill.runtimes import vllm_runtime
 from distill.runtimes.chosen import open_runtime
+from distill.runtimes.kept_responses import kept_responses
 from distill.stage import run
+from tests.distill import vllm_proxy
 from tests.distill.runs import tiny_config
+from tests.distill.vllm_proxy import state_of
 from tests.tiny import save_tiny_target, tiny_tokenizer
 
-WORKER = """
-import json, pathlib, sys
-import torch
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
-settings = json.loads(sys.stdin.readline())
-here = pathlib.Path(__file__).parent
-def note(content):
-    with (here / "asked.jsonl").open("a") as file:
-        file.write(json.dumps(content) + chr(10))
-note(settings)
-model = AutoModelForCausalLM.from_pretrained(settings["target"]).eval()
-raw = {}
-model.model.layers[-1].register_forward_hook(lambda m, given, made: raw.update(last=made[0] if isinstance(made, tuple) else made))
-print(json.dumps({"ready": "0.fake"}), flush=True)
-def states(ids, number):
-    with torch.no_grad():
-        found = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
-    last = len(model.model.layers)
-    layers = settings["states"]["layers"]
-    kept = torch.stack([raw["last"][0] if i == last else found[i][0] for i in layers], 1)
-    folder = pathlib.Path(settings["states"]["folder"])
-    folder.mkdir(parents=True, exist_ok=True)
-    told = ids[::-1] if (here / "other_text").exists() else ids
-    save_file({"hidden_states": kept.contiguous(), "token_ids": torch.tensor(told)}, folder / f"{number}.safetensors")
-    return str(folder / f"{number}.safetensors")
-for line in sys.stdin:
-    call = json.loads(line)
-    note({name: call[name] for name in call if name != "rows"})
-    if (here / "die").exists():
-        sys.exit("no room on the device")
-    if "rows" in call:
-        print(json.dumps({"files": [states(ids, n) for n, ids in enumerate(call["rows"])]}), flush=True)
-        continue
-    new = [[(seed + n) % 200 + 5 for n in range(call["max_new_tokens"])] for seed in call["seeds"]]
-    new[0] = new[0][:2] + call["eos"]
-    reasons = ["stop"] + ["length"] * (len(new) - 1)
-    print(json.dumps({"new_ids": new, "finish_reasons": reasons}), flush=True)
-"""
+LAYERS = [2, -1, 0]
+"""Of two: the last one's raw state, the final one, and the embeddings, in another order than the engine's."""
 
 
-@pytest.fixture
-def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def proxy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the proxy, which notes there what it is asked."""
-    folder = tmp_path / "worker"
-    folder.mkdir()
-    (folder / "worker.py").write_text(WORKER)
+    folder = folder / "worker"
+    folder.mkdir(parents=True)
+    shutil.copy(vllm_proxy.__file__, folder / "worker.py")
     monkeypatch.setattr(vllm_runtime, "WORKER", folder / "worker.py")
     monkeypatch.setattr(vllm_runtime, "check_python", lambda *_: "0.fake")
     return folder
 
 
 def config_of(folder: Path, output: str = "records", **changes: object) -> DistillConfig:
-    features = FeatureConfig([2, -1, 0])
+    if not (folder / "target").exists():
+        model = AutoModelForCausalLM.from_pretrained(save_tiny_target(folder / "plain"))
+        torch.nn.init.uniform_(model.model.norm.weight, 0.5, 1.5)  # a norm of ones would hide that it was not read
+        model.save_pretrained(folder / "target")
+        tiny_tokenizer().save_pretrained(folder / "target")
     own = {
         "target": TargetConfig(str(folder / "target"), runtime="vllm", vllm_python=sys.executable),
-        "records": RecordsConfig(["head_tail", "full"], shard_size=5, features=features),
+        "records": RecordsConfig(["head_tail", "full"], shard_size=5, features=FeatureConfig(list(LAYERS))),
     }
     return tiny_config(folder, output, **own | changes)
 
@@ -89,40 +61,41 @@ def asked(worker: Path) -> list[dict]:
     return [json.loads(line) for line in (worker / "asked.jsonl").read_text().splitlines()]
 
 
-def test_texts_p_and_states_are_those_that_transformers_gives_of_them(tmp_path: Path, worker: Path) -> None:
-    """The proxy runs the very model, so all that is done around an engine has to come out as if it were not there."""
-    config = config_of(tmp_path)
-    run(config)
-    again = {"responses": "records", "from_records": config.output_dir, "data": None, "prompts": None, "sampling": None}
-    plain = {name: value for name, value in again.items() if value is not None}
-    usual = DistillConfig(
-        target=TargetConfig(str(tmp_path / "target")),
-        records=config.records,
-        batch_size=3,
-        output_dir=str(tmp_path / "here"),
-        **plain,
-    )
-    run(usual)
-    target = describe_model(TargetConfig(str(tmp_path / "target")))
-    ours, theirs = (RecordFolder.open(tmp_path / name, target) for name in ("records", "here"))
-    assert len(ours) == 13
-    for index in range(len(ours)):
-        one, other = ours.read(index), theirs.read(index)
-        assert one.ids.tolist() == other.ids.tolist()
-        np.testing.assert_allclose(one.payload["full.log_p"], other.payload["full.log_p"], atol=2e-2, rtol=2e-3)
-        for name, bits in one.features.items():
-            assert np.abs(bits.astype(np.int32) - other.features[name]).max() <= 1, name  # one place of bfloat16
-    assert {ours.read(index).meta["finish_reason"] for index in range(13)} == {"eos", "length"}
-    told = ours.manifest.runtime
+def opened(folder: Path, output: str = "records") -> RecordFolder:
+    return RecordFolder.open(folder / output, describe_model(TargetConfig(str(folder / "target"))))
+
+
+@torch.no_grad()
+def test_p_and_final_states_are_made_of_the_engine_s_by_the_target_s_norm_and_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy(tmp_path, monkeypatch)
+    run(config_of(tmp_path))
+    records = opened(tmp_path)
+    target = AutoModelForCausalLM.from_pretrained(tmp_path / "target").eval()
+    assert len(records) == 13
+    for index in range(13):
+        record = records.read(index)
+        raw, embedded = (torch.from_numpy(state_of(record.ids.tolist(), layer, 32)) for layer in (2, 0))
+        final = target.model.norm(raw)
+        wanted = torch.stack([raw, final, embedded], 1)
+        arrays = {name: torch.from_numpy(array) for name, array in record.features.items()}
+        torch.testing.assert_close(records.feature_code.decode(arrays, LAYERS), wanted.bfloat16(), atol=0.01, rtol=0.01)
+        log_p = target.lm_head(final).log_softmax(-1)[np.flatnonzero(record.loss_mask) - 1]
+        found = torch.from_numpy(record.payload["full.log_p"]).float()
+        torch.testing.assert_close(found, log_p, atol=0.01, rtol=0.001)
+    assert {records.read(index).meta["finish_reason"] for index in range(13)} == {"eos", "length"}
+    told = records.manifest.runtime
     assert told is not None
     assert (told.name, told.version, told.dtype) == ("vllm", "0.fake", "float32")
-    assert ours.manifest.target.weights is None
-    assert theirs.manifest.runtime is not None
-    assert theirs.manifest.runtime.name == "transformers"
+    assert records.manifest.target.weights is None  # they were never in this process
 
 
-def test_one_engine_writes_everything_then_another_reads(tmp_path: Path, worker: Path) -> None:
-    run(config_of(tmp_path))
+def test_one_engine_writes_everything_then_another_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a code is fitted to the first texts before any shard is written."""
+    worker = proxy(tmp_path, monkeypatch)
+    features = FeatureConfig(list(LAYERS), "int8", calibration_prompts=5)
+    run(config_of(tmp_path, records=RecordsConfig(shard_size=5, features=features)))
     lines = asked(worker)
     starts = [index for index, line in enumerate(lines) if "target" in line]
     assert len(starts) == 2
@@ -138,8 +111,36 @@ def test_one_engine_writes_everything_then_another_reads(tmp_path: Path, worker:
     assert not {file.name for file in (tmp_path / "records").iterdir()} & {"responses", "states"}
 
 
-def test_what_was_written_before_an_engine_died_is_not_asked_again(tmp_path: Path, worker: Path) -> None:
-    """It dies as it reads; the run that goes on writes nothing anew, and ends as one that was not interrupted."""
+def test_sampling_reaches_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = proxy(tmp_path, monkeypatch)
+    run(config_of(tmp_path, sampling=ResponseSampling(0.5, 7, 0.9, 0.1, max_new_tokens=3)))
+    call = asked(worker)[1]
+    assert call["max_new_tokens"] == 3
+    assert call["sampling"] == {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1}
+
+
+def test_texts_of_other_records_are_read_and_none_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = proxy(tmp_path, monkeypatch)
+    run(config_of(tmp_path))
+    (worker / "asked.jsonl").unlink()
+    first = config_of(tmp_path)
+    again = DistillConfig(
+        target=first.target, responses="records", from_records=first.output_dir, records=first.records,
+        batch_size=3, output_dir=str(tmp_path / "again"),
+    )  # fmt: skip
+    run(again)
+    settings, *calls = asked(worker)
+    assert settings["max_model_len"] == 15
+    assert all("rows" in call for call in calls)
+    ours, theirs = (read_json(tmp_path / name / "manifest.json") for name in ("records", "again"))
+    assert ours["shards"] == theirs["shards"]
+
+
+def test_what_was_written_before_a_run_ended_is_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends as it reads; the run that goes on writes nothing anew, and ends as one that was not interrupted."""
+    worker = proxy(tmp_path, monkeypatch)
     broken, whole = config_of(tmp_path, resume="auto"), config_of(tmp_path, "whole")
     (worker / "other_text").touch()
     with pytest.raises(RunError, match="would be that of another text"):
@@ -153,13 +154,36 @@ def test_what_was_written_before_an_engine_died_is_not_asked_again(tmp_path: Pat
     assert ours["shards"] == theirs["shards"]
 
 
-def test_an_engine_that_dies_is_quoted(tmp_path: Path, worker: Path) -> None:
+def test_kept_responses_are_those_of_their_call(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def sample(prompts: list[list[int]], rows: list[int], seed: int) -> list[Response]:
+        calls.append(seed)
+        return [
+            Response([seed, *prompt], "length" if row else "eos") for prompt, row in zip(prompts, rows, strict=True)
+        ]
+
+    kept = kept_responses(sample, tmp_path / "responses")
+    for seed in (1, 2, 1):
+        assert kept([[70000, 9], []], [0, 1], seed) == [Response([seed, 70000, 9], "eos"), Response([seed], "length")]
+    assert kept([[9], []], [0, 1], 1) == [Response([1, 9], "eos"), Response([1], "length")]
+    assert calls == [1, 2, 1]
+    for file in (tmp_path / "responses").iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(InputError, match="writes these responses again"):
+        kept([[9], []], [0, 1], 1)
+
+
+def test_an_engine_that_dies_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = proxy(tmp_path, monkeypatch)
+    config = config_of(tmp_path)
     (worker / "die").touch()
     with pytest.raises(RunError, match="no room on the device"):
-        run(config_of(tmp_path))
+        run(config)
 
 
-def test_records_of_two_engines_are_not_mixed(tmp_path: Path, worker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_two_engines_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = proxy(tmp_path, monkeypatch)
     config = config_of(tmp_path, resume="auto")
     (worker / "die").touch()
     with pytest.raises(RunError):
@@ -169,9 +193,12 @@ def test_records_of_two_engines_are_not_mixed(tmp_path: Path, worker: Path, monk
         run(config)
 
 
-@pytest.mark.parametrize("given", ["dtype: float64", "device: cpu", "device_map: auto", "attn_implementation: eager"])
-def test_settings_of_transformers_alone_are_refused(given: str) -> None:
-    name, _, value = given.partition(": ")
+SETTINGS = {"dtype": "float64", "device": "cpu", "device_map": "auto", "attn_implementation": "eager"}
+FLAGS = ["trust_remote_code", "allow_missing"]
+
+
+@pytest.mark.parametrize(("name", "value"), [*SETTINGS.items(), *((flag, True) for flag in FLAGS)])
+def test_settings_of_transformers_alone_are_refused(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=rf"target\.{name}={value}.*target\.runtime=transformers"):
         build(TargetConfig, {"path": "some/target", "runtime": "vllm", name: value})
     build(TargetConfig, {"path": "some/target", name: value})
@@ -186,7 +213,7 @@ def latent(folder: Path) -> None:
 
 
 def qwen2(folder: Path) -> None:
-    shape = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    shape = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "eos_token_id": 0}
     Qwen2ForCausalLM(Qwen2Config(**shape, num_attention_heads=2, num_key_value_heads=2)).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
 
@@ -201,18 +228,20 @@ def _changed(folder: Path, fields: dict) -> None:
     [(quantised, "is quantised"), (latent, r"latent attention \(MLA\)"), (qwen2, "qwen2 model.*llama and qwen3")],
 )
 def test_targets_that_the_engine_does_not_take_are_refused(
-    tmp_path: Path, worker: Path, make: Callable[[Path], None], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], said: str
 ) -> None:
+    worker = proxy(tmp_path, monkeypatch)
     make(tmp_path / "target")
     with pytest.raises(InputError, match=said):
-        run(config_of(tmp_path))
+        run(config_of(tmp_path, records=RecordsConfig()))
     assert not (tmp_path / "records").exists()
     assert not (worker / "asked.jsonl").exists()
 
 
-def test_several_processes_are_refused(tmp_path: Path, worker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy(tmp_path, monkeypatch)
     config = config_of(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="2 processes"):
         open_runtime(config, describe_model(config.target))
 

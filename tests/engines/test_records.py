@@ -20,6 +20,7 @@ from decode.config import ModelConfig
 from decode.models.load import describe_model
 from distill.config import FeatureConfig, RecordsConfig, ResponseSampling, TargetConfig
 from distill.records.record_folder import RecordFolder
+from distill.runtimes import vllm_runtime
 from distill.stage import run
 from tests.distill.runs import shard_files, tiny_config
 from tests.engines.environment import vllm_python
@@ -27,6 +28,7 @@ from tests.tiny import tiny_tokenizer
 
 pytestmark = pytest.mark.engines
 ROOT = Path(__file__).resolve().parents[2]
+EAGER = Path(__file__).with_name("eager_worker.py")
 SHAPE: dict[str, Any] = {
     "vocab_size": 300,
     "hidden_size": 64,
@@ -53,6 +55,8 @@ def save_target(folder: Path, kind: str) -> None:
     for name, weight in model.named_parameters():  # else norms of ones hide which norm was used
         if "norm" in name:
             torch.nn.init.uniform_(weight, 0.5, 1.5)
+    with torch.no_grad():  # some texts are to end
+        model.lm_head.weight[tokenizer.eos_token_id] *= 2
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -71,7 +75,10 @@ def recorded(folder: Path, output: str, runtime: str, **changes: Any) -> RecordF
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_records_of_both_runtimes_agree(tmp_path: Path, kind: str) -> None:
+def test_records_of_both_runtimes_agree(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Llama with the engine as it is used, the other without the minute that compiling takes."""
+    if kind != "llama":
+        monkeypatch.setattr(vllm_runtime, "WORKER", EAGER)
     save_target(tmp_path / "target", kind)
     ours, theirs = (recorded(tmp_path, runtime, runtime) for runtime in ("transformers", "vllm"))
     assert ours.layout == theirs.layout
@@ -90,8 +97,9 @@ def test_records_of_both_runtimes_agree(tmp_path: Path, kind: str) -> None:
                 for read in (one, other)
             ]
             torch.testing.assert_close(*states, rtol=0.02, atol=0.01)  # both rounded to bfloat16
-    assert theirs.manifest.runtime is not None
+    assert set(theirs.manifest.finish_reasons) == {"eos", "length"}
     told = theirs.manifest.runtime
+    assert told is not None
     assert (told.name, told.dtype) == ("vllm", "float32")
     assert told.version.startswith("0.")
     left = {file.name for file in (tmp_path / "vllm").iterdir()}
@@ -118,11 +126,14 @@ def wait_for(folder: Path, pattern: str, process: subprocess.Popen[bytes]) -> No
         time.sleep(0.01)
 
 
-def test_a_killed_run_ends_with_the_files_of_an_uninterrupted_one(tmp_path: Path) -> None:
+def test_a_killed_run_ends_with_the_files_of_an_uninterrupted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed as it writes responses, and as it reads texts; at temperature 1, where noise has to be the same."""
+    monkeypatch.setattr(vllm_runtime, "WORKER", EAGER)
     save_target(tmp_path / "target", "llama")
     sampled(tmp_path, "whole")
-    for pattern in ("responses/*.json", "shards/*.json"):
+    for pattern in ("responses/*.safetensors", "shards/*.json"):
         process = start(tmp_path)
         wait_for(tmp_path / "killed", pattern, process)
         process.send_signal(signal.SIGKILL)
@@ -132,13 +143,8 @@ def test_a_killed_run_ends_with_the_files_of_an_uninterrupted_one(tmp_path: Path
     assert shard_files(tmp_path / "killed") == shard_files(tmp_path / "whole")
     ours, theirs = (read_json(tmp_path / name / "manifest.json") for name in ("killed", "whole"))
     assert ours["shards"] == theirs["shards"]
-    assert len({tuple(record) for record in _responses(tmp_path / "whole", tmp_path / "target")}) > 5
-
-
-def _responses(folder: Path, target: Path) -> list[list[int]]:
-    opened = RecordFolder.open(folder, describe_model(ModelConfig(path=str(target))))
-    return [opened.read(index).ids[6:].tolist() for index in range(len(opened))]
 
 
 if __name__ == "__main__":
+    vllm_runtime.WORKER = EAGER
     sampled(Path(sys.argv[1]), "killed")
