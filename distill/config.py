@@ -10,6 +10,7 @@ from decode.config import ModelConfig, check_sampling
 
 CorpusName = Literal["python_stdlib", "text", "jsonl", "parquet", "dataset", "hub", "tasks", "own"]
 StoreName = Literal["head_tail", "topk", "full", "last_hidden"]
+RuntimeName = Literal["transformers", "vllm"]
 FeatureCodeName = Literal["bf16", "int8", "pca"]
 TermName = Literal["cross_entropy", "forward_kl", "tv", "neg_log_alpha", "reverse_kl", "jsd"]
 ObjectiveName = Literal[TermName, "lk_hybrid", "mixture"]
@@ -79,6 +80,34 @@ def refuse_own(data: DataConfig | None) -> None:
         "data=own is the corpus that a draft was trained on, for `python -m eval`; name one, as data=jsonl "
         "data.path=FILE (with records=FOLDER none is needed)",
     )
+
+
+@dataclass
+class TargetConfig(ModelConfig):
+    """The model whose distributions are recorded, and what runs it."""
+
+    runtime: RuntimeName = "transformers"
+    """transformers: in this process; vllm: in vLLM's engine, in a process and an environment of its own, which writes
+    all responses first and then reads them for p and hidden states."""
+    vllm_python: str = ".venv-vllm/bin/python"
+    """runtime=vllm only: interpreter of vLLM's environment; `bash scripts/vllm_env.sh` makes this one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.runtime == "transformers":
+            return
+        require(
+            self.dtype != "float64",
+            "target.dtype=float64 and target.runtime=vllm, whose kernels have no float64; use float32, or "
+            "target.runtime=transformers",
+        )
+        for name in ("device", "device_map", "attn_implementation", "trust_remote_code", "allow_missing"):
+            value, usual = getattr(self, name), getattr(ModelConfig, name)
+            require(
+                value == usual,
+                f"target.{name}={value} says how transformers loads a model, and target.runtime=vllm would ignore it; "
+                "leave it out, or use target.runtime=transformers",
+            )
 
 
 @dataclass
@@ -244,7 +273,7 @@ class ObjectiveConfig:
 class DistillConfig:
     """`python -m distill`: prompts from a corpus, responses by the target, p of every token on disk."""
 
-    target: ModelConfig = field(default_factory=ModelConfig)
+    target: TargetConfig = field(default_factory=TargetConfig)
     """The model whose distributions are recorded."""
     data: DataConfig = field(default_factory=DataConfig)
     """The corpus that prompts are taken from."""

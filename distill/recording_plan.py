@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -43,6 +44,8 @@ class RecordingPlan:
     num_shards: int
     """Shards of all ranks together."""
     num_parameters: int
+    longest: int
+    """Tokens of the longest sequence, at most: what an engine has to make room for."""
     held_out: HeldOutCount | None
     """Of the corpus; None where records of an earlier version, which do not say it, are scored again."""
 
@@ -89,13 +92,14 @@ def make_plan(
         prompts=Counter(prompt.split for prompt in prompts),
         documents=len({prompt.document for prompt in prompts}),
         responses=sum(prompt.num_turns for prompt in prompts) if config.responses == "target" else 0,
-        tokens=sum(tokens for tokens, _ in sizes),
-        learned_tokens=sum(learned for _, learned in sizes),
-        too_long=sum(not tokens for tokens, _ in sizes),
+        tokens=sum(size.tokens for size in sizes),
+        learned_tokens=sum(size.learned for size in sizes),
+        too_long=sum(not size.tokens for size in sizes),
         layout=layout,
         shard_size=config.records.shard_size,
         num_shards=ceil(len(prompts) / config.records.shard_size),
         num_parameters=target.num_parameters,
+        longest=max(size.longest for size in sizes),
         held_out=held_out,
     )
     if plan.too_long == len(prompts):
@@ -122,6 +126,7 @@ def plan_of_records(folder: RecordFolder, target: ModelDescription, config: Dist
         shard_size=config.records.shard_size,
         num_shards=ceil((int(folder.prompts[-1]) + 1) / config.records.shard_size),  # some prompts have no record
         num_parameters=target.num_parameters,
+        longest=int(folder.lengths.max()),
         held_out=folder.manifest.held_out,
     )
     _check(plan)
@@ -130,24 +135,28 @@ def plan_of_records(folder: RecordFolder, target: ModelDescription, config: Dist
 
 def _layout(target: ModelDescription, config: DistillConfig) -> Layout:
     kept = config.records
-    dtype = str(config.target.dtype)
-    if dtype == "auto":
-        dtype = str(getattr(target.config, "dtype", None) or "float32").removeprefix("torch.")
-    dtype = "float32" if dtype == "float64" else dtype
+    dtype = "float32" if target.dtype_name == "float64" else target.dtype_name
     features = FeatureLayout.of(kept.features, target.hidden_size)
     sizes = (target.vocab_size, target.hidden_size)
     return Layout(list(kept.store), *sizes, dtype, kept.head, kept.tail, kept.topk, features)
 
 
+class _Size(NamedTuple):
+    """Of the records of one prompt, at most."""
+
+    tokens: int
+    learned: int
+    longest: int
+
+
 def _size(
     prompt: DrawnPrompt, tokenizer: PreTrainedTokenizerBase, target: ModelDescription, config: DistillConfig
-) -> tuple[int, int]:
-    """(tokens, learned tokens) of the records of one prompt, at most; none where its first response has no room in the
-    context."""
+) -> _Size:
+    """None where the first response has no room in the context."""
     limit, room = target.max_positions, config.sampling.max_new_tokens
     if config.responses == "corpus":
         ids, mask = corpus_text(prompt, tokenizer, config, limit)
-        return len(ids), sum(mask)
+        return _Size(len(ids), sum(mask), len(ids))
     if prompt.ids is not None:
         length = len(prompt.ids)
         if length + room > limit:
@@ -155,7 +164,7 @@ def _size(
                 f"a prompt of {length} tokens and a response of {room} do not fit into the {limit} positions of "
                 f"{target.path}; use fewer prompts.tokens or sampling.max_new_tokens"
             )
-        return length + room, room + (length - 1 if config.data.learn_prompt else 0)
+        return _Size(length + room, room + (length - 1 if config.data.learn_prompt else 0), length + room)
     messages = prompt.messages or []
     # Each turn is recorded with the text before it, in which the target's own answers stand for those of the corpus.
     first, *rest = [
@@ -163,8 +172,11 @@ def _size(
         for number, turn in enumerate(turns(messages))
     ]
     if first + room > limit:
-        return 0, 0
-    return sum(min(length + room, limit) for length in (first, *rest)), room * (1 + len(rest))
+        return _Size(0, 0, 0)
+    tokens = sum(min(length + room, limit) for length in (first, *rest))
+    # Bytes that are no text come back from the tokenizer as three each, and a token may be one byte.
+    longest = max(length + 2 * number * room for number, length in enumerate((first, *rest))) + room
+    return _Size(tokens, room * (1 + len(rest)), min(longest, limit))
 
 
 def _check(plan: RecordingPlan) -> None:

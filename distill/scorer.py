@@ -9,9 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from decode.models.output_head import head_of
 from distill.corpora.corpus import unit_hash
 from distill.records.distribution_stores import Arrays, Layout
 from distill.records.feature_codes import FeatureCode
@@ -26,13 +24,9 @@ STATE_ENTRIES = 1 << 25  # tokens * layers * channels coded at once: 128 MiB in 
 class Scorer:
     """Fills in what `layout` keeps of the target's distributions and hidden states."""
 
-    def __init__(
-        self, model: PreTrainedModel, layout: Layout, seed: int, batch_size: int, code: FeatureCode | None = None
-    ) -> None:
-        """`code` codes the hidden states, where the layout keeps some."""
-        self.layout, self.seed, self.code = layout, seed, code
-        self.passes = Passes(model, layout.features.layers if layout.features else (), batch_size)
-        self.head = head_of(model)
+    def __init__(self, passes: Passes, layout: Layout, seed: int, code: FeatureCode | None = None) -> None:
+        """`passes` leave the layout's layers; `code` codes them, where it keeps some."""
+        self.passes, self.layout, self.seed, self.code = passes, layout, seed, code
         self.stores = layout.stores
         self.chunk_rows = max(1, CHUNK_ENTRIES // layout.vocab_size)
 
@@ -68,7 +62,7 @@ class Scorer:
         needs_log_p = any(store.needs_log_p for store in self.stores)
         for start in range(0, max(1, len(rows)), self.chunk_rows):
             part = slice(start, start + self.chunk_rows)
-            log_p = self.head(rows[part]).float().log_softmax(-1) if needs_log_p else None
+            log_p = self.passes.head(rows[part]).float().log_softmax(-1) if needs_log_p else None
             yield {
                 name: array
                 for store in self.stores

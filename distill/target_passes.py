@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,8 +10,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from decode.common.environment import device_of
 from decode.common.errors import RunError
 from decode.models.hidden_states import Taps
+from decode.models.output_head import OutputHead, head_of
 from distill.records.record_shards import Record
 
 
@@ -39,21 +42,42 @@ class Pass:
         return found
 
 
-class Passes:
-    """Passes of `model`, which leave its hidden states at `layers`."""
+class Passes(ABC):
+    """Passes of a target, which leave its hidden states at `layers`, and the head that makes logits of the final ones.
+    What reads them does not know where the target runs."""
 
-    def __init__(self, model: PreTrainedModel, layers: Sequence[int], batch_size: int) -> None:
-        self.model, self.reader, self.batch_size = model, Taps(model, layers), batch_size
+    layers: tuple[int, ...]
+    batch_size: int
+    head: OutputHead
+
+    @property
+    def device(self) -> torch.device:
+        """Where the head lies, and so where work on states is done."""
+        return device_of(self.head.model)  # type: ignore[return-value]
 
     @torch.no_grad()
     def over(self, records: Sequence[Record]) -> Iterator[Pass]:
         """All of `records`. Batches depend on the records alone, so the same records give the same bits."""
         order = sorted(range(len(records)), key=lambda index: len(records[index].ids))
         for start in range(0, len(order), self.batch_size):
-            batch = [records[index] for index in order[start : start + self.batch_size]]
-            with self.reader:
-                hidden = self._hidden(batch)
-            yield Pass(batch, hidden, self.reader.stacked() if self.reader.layers else None)
+            yield self.of_batch([records[index] for index in order[start : start + self.batch_size]])
+
+    @abstractmethod
+    def of_batch(self, batch: list[Record]) -> Pass:
+        """One pass over these."""
+
+
+class ModelPasses(Passes):
+    """Those of a model in this process."""
+
+    def __init__(self, model: PreTrainedModel, layers: Sequence[int], batch_size: int) -> None:
+        self.model, self.layers, self.batch_size = model, tuple(layers), batch_size
+        self.reader, self.head = Taps(model, layers), head_of(model)
+
+    def of_batch(self, batch: list[Record]) -> Pass:
+        with self.reader:
+            hidden = self._hidden(batch)
+        return Pass(batch, hidden, self.reader.stacked() if self.layers else None)
 
     def _hidden(self, batch: list[Record]) -> Tensor:
         lengths = [len(record.ids) for record in batch]

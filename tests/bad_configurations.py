@@ -64,6 +64,8 @@ _OUT_OF_RANGE = {
         "records.head=0",
         "data.heldout_share=1.5",
         "prompts.tokens=0",
+        "target.runtime=vllm target.dtype=float64",
+        "target.runtime=vllm target.vllm_python=nowhere/bin/python",
     ],
     "train": [
         "steps=0",

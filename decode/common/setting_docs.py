@@ -43,7 +43,15 @@ def setting_docs(config_class: type, where: str = "") -> list[Setting]:
 
 
 def _texts(config_class: type) -> dict[str, str]:
-    """Field -> the text that stands right beneath it in the source: Python itself keeps none of these."""
+    """Field -> the text that stands right beneath it in the source, also in that of a class it is inherited from:
+    Python itself keeps none of these."""
+    found: dict[str, str] = {}
+    for one in reversed(config_class.__mro__):
+        found |= _own_texts(one) if dataclasses.is_dataclass(one) else {}
+    return found
+
+
+def _own_texts(config_class: type) -> dict[str, str]:
     (definition,) = ast.parse(inspect.getsource(config_class)).body
     assert isinstance(definition, ast.ClassDef)
     found = {}

@@ -72,6 +72,13 @@ class ModelDescription:
         return self.config.get_text_config().hidden_size
 
     @property
+    def dtype_name(self) -> str:
+        """Precision of its passes: that asked for, else that of the checkpoint."""
+        asked = str(self.source.dtype)
+        own = str(getattr(self.config, "dtype", None) or "float32").removeprefix("torch.")
+        return own if asked == "auto" else asked
+
+    @property
     def max_positions(self) -> int:
         """Longest context in tokens."""
         return longest_context(self.config) or 1 << 30

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from decode.common.errors import InputError
 from decode.common.progress import get_logger, is_main_process
@@ -21,7 +21,8 @@ from distill.prompts.shown_examples import caption, examples, marked
 from distill.recording_plan import RecordingPlan, make_plan, plan_of_records
 from distill.records.record_folder import RecordFolder
 from distill.records.record_shards import Record
-from distill.responses import Writer, target_sampler
+from distill.responses import Writer
+from distill.runtimes.runtime import Runtime
 
 log = get_logger("distill")
 
@@ -57,10 +58,10 @@ class PromptTexts:
         """The first `show` of them, to be read by a person."""
         return examples(self.prompts, self.tokenizer, self.config)
 
-    def writer(self, model: PreTrainedModel) -> Writer:
-        """What makes the records of a range of prompts, by `model` where it is to write."""
+    def writer(self, runtime: Runtime) -> Writer:
+        """What makes the records of a range of prompts, by the target where it is to write."""
         config = self.config
-        sampler = target_sampler(model, config.sampling, config.batch_size) if config.responses == "target" else None
+        sampler = runtime.sampler() if config.responses == "target" else None
         return Writer(config, self.tokenizer, sampler, self.target.max_positions, self.prompts)
 
     def provenance(self) -> dict[str, Any]:
@@ -101,7 +102,7 @@ class RecordedTexts:
             yield caption(record.meta["document"], record.meta["split"])
             yield marked(_tokenizer(self.target), record.ids.tolist(), record.loss_mask.tolist())
 
-    def writer(self, model: PreTrainedModel) -> RecordedTexts:
+    def writer(self, runtime: Runtime) -> RecordedTexts:
         return self
 
     def write(self, first: int, last: int) -> list[Record]:

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from decode.common.environment import device_of
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from distill.records.feature_codes import CODES, FeatureCode, FeatureLayout, Pca, Tensors, grid_of
@@ -55,7 +54,7 @@ def calibrate(layout: FeatureLayout, records: Sequence[Record], passes: Passes) 
     kept = [record for record, start in zip(records, starts, strict=False) if start < MOST_TOKENS]
     states = [state.cpu() for one in passes.over(kept) for state in one.states()]
     log.info("fitting the %s code of %d layers to %d texts", layout.code, len(layout.layers), len(kept))
-    return code_bytes(layout, torch.cat(states)[:MOST_TOKENS], device_of(passes.model))
+    return code_bytes(layout, torch.cat(states)[:MOST_TOKENS], passes.device)
 
 
 def code_bytes(layout: FeatureLayout, states: Tensor, device: torch.device) -> bytes:

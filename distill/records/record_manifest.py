@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from decode.common.checked_json import Amount, Content, Count, JsonFile, PlainPath, Seed, Sha256, Size, Text
 from decode.common.run_folder import RunEnd
 from decode.drafters.provenance import TextOrigin
-from distill.config import StoreName
+from distill.config import RuntimeName, StoreName
 from distill.prompts.held_out_count import HeldOutCount
 from distill.records.distribution_stores import Layout
 
@@ -30,6 +30,15 @@ class RecordedTarget(Content):
     chat_template_hash: Sha256 | None
     weights: Text | None = None
     """Fingerprint of the weights in memory that made them; older records have none."""
+
+
+class RecordedRuntime(Content):
+    """What ran the target: another engine, version or precision rounds otherwise, so that texts and p differ."""
+
+    name: RuntimeName
+    version: Text
+    """Of transformers or of the engine."""
+    dtype: Text
 
 
 class FileSummary(Content):
@@ -99,6 +108,8 @@ class Manifest(RunEnd):
     stage: Text
     records_version: int
     target: RecordedTarget
+    runtime: RecordedRuntime | None = None
+    """Older records do not say it; transformers made them."""
     layout: Layout
     config: RunConfig
     seed: Seed

@@ -12,8 +12,9 @@ from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder
 from decode.config import model_folder
 from decode.sampling.warp import Sampling
+from distill.runtimes.engine_process import WORKER, Engine, local
 from eval.arms.base import Arm
-from eval.arms.vllm_peer import WORKER, Engine, VllmArm
+from eval.arms.vllm_peer import VllmArm
 
 log = get_logger("eval")
 _LOOKUP_MATCH = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
@@ -55,7 +56,7 @@ def worker_settings(
     """The worker's first line; `max_length` is of the longest prompt and its continuation in tokens."""
     drafted = 0 if speculation is None else speculation["num_speculative_tokens"]
     return {
-        "target": _local(target),
+        "target": local(target),
         "speculation": speculation,
         "dtype": dtype,
         "max_model_len": max_length + drafted,
@@ -73,8 +74,3 @@ def drafting_with_model(draft: str, num_draft_tokens: int) -> dict[str, Any]:
 def drafting_with_lookup(num_draft_tokens: int) -> dict[str, Any]:
     """vLLM's speculative_config for its prompt lookup."""
     return {"method": "ngram", "num_speculative_tokens": num_draft_tokens, **_LOOKUP_MATCH}
-
-
-def _local(path: str) -> str:
-    """A folder's absolute path, since a relative one may be taken for a hub id; a hub id as it is."""
-    return str(Path(path).resolve()) if Path(path).exists() else path

@@ -31,6 +31,12 @@ SHORT = columns(
 )
 
 
+def short_rows(rows: Sequence[Row], headline: Row | None) -> list[Row]:
+    """Every draft as it is, and the other rules tried at the headline's temperature and draft length."""
+    at = None if headline is None else (headline["temperature"], headline["num_draft_tokens"])
+    return [row for row in rows if not row["setting"] or (row["temperature"], row["num_draft_tokens"]) == at]
+
+
 def sides(results: Mapping[str, Any], row: Row) -> list[Row]:
     """The headline's row and the best of the other kind, heads against language models, by tokens per target pass."""
     others = [one for one in overall_rows(dict(results)) if one["temperature"] == row["temperature"]]

@@ -21,7 +21,7 @@ from eval.render.formatting import (
 )
 from eval.render.page import Page, Plot, as_html, as_markdown
 from eval.render.plots import Curves, acceptance_plot, draft_length_plot, temperature_plot, training_plot
-from eval.render.pooled import SHORT, baselines, runs_table, side_by_side, sides
+from eval.render.pooled import SHORT, baselines, runs_table, short_rows, side_by_side, sides
 from eval.render.remarks import ONE_PROCESS, remarks
 from eval.results.headline import contest_of, headline_row, over_peer
 
@@ -122,7 +122,7 @@ def render_summary(results: dict[str, Any]) -> str:
 def render_block(results: dict[str, Any]) -> str:
     """The short form for README.md: headline, main table, machine and command."""
     main, told = main_table(results), "" if "runs" in results else ONE_PROCESS
-    main = replace(main, columns=SHORT) if "runs" in results else main
+    main = replace(main, columns=SHORT, rows=short_rows(main.rows, headline_row(results))) if "runs" in results else main
     return as_markdown(_page(results, {}), "block.md.j2", main=main, told=told, **_headline(results)).strip()
 
 

@@ -46,6 +46,16 @@ def test_kinds_defaults_and_texts_are_those_of_the_source() -> None:
     ]
 
 
+@dataclass
+class Narrower(Inner):
+    more: int = 1
+    """What the others lack."""
+
+
+def test_a_setting_that_is_inherited_says_what_it_is() -> None:
+    assert [one.text for one in setting_docs(Narrower)] == ["Share of something.", "Some.", "What the others lack."]
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_setting_of_every_stage_says_what_it_is(stage: str) -> None:
     found = setting_docs(config_class(stage))

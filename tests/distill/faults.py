@@ -22,6 +22,7 @@ from tests.distill import (
     test_stores,
     test_tasks,
     test_texts,
+    test_vllm_runtime,
     test_vocabulary,
 )
 from tests.faults import Fault
@@ -142,7 +143,7 @@ RECORDS: dict[Callable[..., object], list[Change]] = {
         ),
     ],
     test_score.test_a_target_in_bfloat16_gives_p_in_float32: [
-        ("distill.scorer:Scorer._chunks", "self.head(rows[part]).float()", "self.head(rows[part])"),
+        ("distill.scorer:Scorer._chunks", "self.passes.head(rows[part]).float()", "self.passes.head(rows[part])"),
     ],
     test_score.test_hidden_states_are_those_of_every_token_and_of_no_padding: [
         ("distill.target_passes:Pass.states", "self.read[row, : len(record.ids)]", "self.read[row]"),
@@ -322,9 +323,45 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
     ],
 }
 
+RUNTIMES: dict[Callable[..., object], list[Change]] = {
+    test_vllm_runtime.test_p_and_final_states_are_made_of_the_engine_s_by_the_target_s_norm_and_head: [
+        (
+            "distill.runtimes.vllm_runtime:EnginePasses.of_batch",
+            "of_layer[FINAL] = self._norm(of_layer[self.last])",
+            "of_layer[FINAL] = of_layer[self.last]",
+        ),
+        (
+            "distill.runtimes.vllm_runtime:EnginePasses.of_batch",
+            "of_layer[layer] for layer in self.layers",
+            "of_layer[layer] for layer in sorted(self.layers)",
+        ),
+        ("distill.runtimes.vllm_runtime:EnginePasses.__init__", " - {FINAL}", ""),
+    ],
+    test_vllm_runtime.test_one_engine_writes_everything_then_another_reads: [
+        ("distill.runtimes.vllm_runtime:VllmRuntime._settings", "self.longest + 1", "self.longest"),
+        ("distill.runtimes.vllm_runtime:VllmRuntime.sampler", '"row", seed, row', '"row", seed'),
+        ("distill.stage:_write_shards", "runtime.writes_first and ", "False and "),
+        ("distill.stage:_finish", '("responses", "states")', '("responses",)'),
+    ],
+    test_vllm_runtime.test_what_was_written_before_a_run_ended_is_not_asked_for_again: [
+        ("distill.runtimes.kept_responses:kept_responses", "if not file.is_file():", "if True:"),
+        ("distill.runtimes.vllm_runtime:EnginePasses._read", "told != ids or ", ""),
+    ],
+    test_vllm_runtime.test_kept_responses_are_those_of_their_call: [
+        ("distill.runtimes.kept_responses:kept_responses", "[prompts, rows, seed]", "[prompts, rows]"),
+        ("distill.runtimes.kept_responses:kept_responses", "[prompts, rows, seed]", "[rows, seed]"),
+    ],
+    test_vllm_runtime.test_records_of_two_engines_are_not_mixed: [
+        ("distill.run_notes:check_same_target", "before.runtime != runtime", "False"),
+    ],
+    test_vllm_runtime.test_texts_of_other_records_are_read_and_none_is_written: [
+        ("distill.recording_plan:plan_of_records", "folder.lengths.max()", "folder.lengths.min()"),
+    ],
+}
+
 FAULTS = [
     Fault(where, old, new, test)
-    for tests in (LOSSES, RECORDS, TEXTS)
+    for tests in (LOSSES, RECORDS, TEXTS, RUNTIMES)
     for test, changes in tests.items()
     for where, old, new in changes
 ]

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-from decode.config import ModelConfig
 from distill.config import (
     DataConfig,
     DistillConfig,
@@ -12,6 +11,7 @@ from distill.config import (
     PromptConfig,
     RecordsConfig,
     ResponseSampling,
+    TargetConfig,
 )
 from tests.tiny import save_tiny_target
 
@@ -34,7 +34,7 @@ def tiny_config(folder: Path, output: str = "records", **fields: object) -> Dist
         save_tiny_target(target)
     path = str(corpus) if corpus.exists() else write_corpus(folder)
     base = {
-        "target": ModelConfig(path=str(target)),
+        "target": TargetConfig(path=str(target)),
         "data": DataConfig(name="jsonl", path=path, validation_share=0.2, heldout_share=0.2),
         "prompts": PromptConfig(tokens=6, per_document=2, count=10, validation_count=3),
         "sampling": ResponseSampling(max_new_tokens=8),

@@ -11,7 +11,7 @@ from distill.config import FeatureCodeName, FeatureConfig
 from distill.records.feature_codes import CODES, FeatureCode, FeatureLayout, grid_of, off_grid, on_grid
 from distill.records.feature_fitting import LONG, calibrate, code_bytes
 from distill.records.record_shards import Record
-from distill.target_passes import Passes
+from distill.target_passes import ModelPasses
 from tests.tiny import tiny_llama
 
 LAYERS, WIDTH = [2, 0, -1], 24
@@ -168,7 +168,7 @@ def test_a_code_is_fitted_to_no_more_tokens_than_memory_holds(monkeypatch: pytes
     monkeypatch.setattr("distill.records.feature_fitting.MOST_TOKENS", 10)
     layout, target = FeatureLayout([0], 32, "int8", 0), tiny_llama()
     texts = [Record(np.arange(6) + 6 * n, np.ones(6, dtype=bool), {"document": str(n)}) for n in range(3)]
-    fits = [load(calibrate(layout, texts[:count], Passes(target, [0], 2)))["mean"][0] for count in (1, 2, 3)]
+    fits = [load(calibrate(layout, texts[:count], ModelPasses(target, [0], 2)))["mean"][0] for count in (1, 2, 3)]
     assert torch.equal(fits[1], fits[2])
     embeddings = target.model.embed_tokens.weight.detach()
     torch.testing.assert_close(fits[0], embeddings[:6].mean(0))

@@ -14,8 +14,15 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from decode.common.checked_json import read_json, write_json
 from decode.common.errors import ConfigError, InputError
-from decode.config import ModelConfig
-from distill.config import DataConfig, DistillConfig, FeatureCodeName, FeatureConfig, PromptConfig, RecordsConfig
+from distill.config import (
+    DataConfig,
+    DistillConfig,
+    FeatureCodeName,
+    FeatureConfig,
+    PromptConfig,
+    RecordsConfig,
+    TargetConfig,
+)
 from distill.records.feature_fitting import CODE_FILE
 from distill.records.record_folder import RecordFolder
 from distill.sequences import record_sequences
@@ -41,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def again(folder: Path, source: str, output: str, **fields: object) -> DistillConfig:
     """A run that scores the texts in `source` again."""
     own = {
-        "target": ModelConfig(path=str(folder / "target")),
+        "target": TargetConfig(path=str(folder / "target")),
         "responses": "records",
         "from_records": str(folder / source),
         "batch_size": 3,
@@ -232,7 +239,7 @@ def test_a_code_that_is_not_the_run_s_is_refused(folder: Path, tmp_path: Path, d
 def test_what_a_target_cannot_give_is_refused_before_it_is_loaded(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distill.stage.load_model", None)
+    monkeypatch.setattr("distill.runtimes.transformers_runtime.load_model", None)
     with pytest.raises(InputError, match=r"hidden states \[0, 7\] are asked of .* has 2 layers"):
         run(tiny_config(folder, "refused", records=RecordsConfig(features=FeatureConfig([0, 7]))))
     features = FeatureConfig(LAYERS, "pca", components=96)
@@ -261,7 +268,7 @@ def test_a_shard_is_as_big_as_its_hidden_states_make_it(folder: Path, monkeypatc
 
 def test_texts_of_another_target_are_refused(folder: Path, tmp_path: Path) -> None:
     save_tiny_target(tmp_path / "target", seed=1)
-    config = again(folder, "none", "refused", target=ModelConfig(path=str(tmp_path / "target")))
+    config = again(folder, "none", "refused", target=TargetConfig(path=str(tmp_path / "target")))
     with pytest.raises(InputError, match="was recorded from .* with fingerprint"):
         run(config)
 

@@ -10,6 +10,7 @@ from distill.records.distribution_stores import Layout, StoreName
 from distill.records.feature_codes import CODES, FeatureLayout
 from distill.records.record_shards import Record
 from distill.scorer import Scorer
+from distill.target_passes import ModelPasses
 from tests.tiny import tiny_llama
 
 V, WIDTH = 64, 32
@@ -36,7 +37,7 @@ def tails(scorer: Scorer, records: Sequence[Record]) -> list[list]:
 @pytest.mark.parametrize("chunk_rows", [2, 1000])
 def test_p_of_a_token_is_that_of_the_text_before_it(chunk_rows: int) -> None:
     """Texts of other lengths in the batch pad it, and tokens that are not learned lie between."""
-    scorer = Scorer(TARGET, layout("full"), seed=0, batch_size=2)
+    scorer = Scorer(ModelPasses(TARGET, [], 2), layout("full"), seed=0)
     scorer.chunk_rows = chunk_rows
     records = [record(number, prompt=number) for number in range(3)]
     scorer.score(records)
@@ -52,7 +53,7 @@ def test_a_target_in_bfloat16_gives_p_in_float32() -> None:
     """Of near-equal logits in bfloat16 a distribution in bfloat16 would be off by 3 % of p."""
     model = tiny_llama(V, WIDTH).bfloat16()
     one = record(1)
-    Scorer(model, layout("full"), seed=0, batch_size=1).score([one])
+    Scorer(ModelPasses(model, [], 1), layout("full"), seed=0).score([one])
     with torch.no_grad():
         exact = model(torch.from_numpy(one.ids)[None]).logits[0, [1, 4, 5]].double().log_softmax(-1)
     assert float((torch.from_numpy(one.payload["full.log_p"]).double() - exact).abs().max()) < 0.006
@@ -61,20 +62,20 @@ def test_a_target_in_bfloat16_gives_p_in_float32() -> None:
 def test_each_text_has_tail_draws_of_its_own() -> None:
     """Draws shared by two texts would make the errors of their estimates agree, and averages over texts worse."""
     same = [record(1, prompt, turn) for prompt, turn in ((0, 0), (1, 0), (0, 1))]
-    drawn = tails(Scorer(TARGET, layout("head_tail", tail=6), seed=0, batch_size=3), same)
+    drawn = tails(Scorer(ModelPasses(TARGET, [], 3), layout("head_tail", tail=6), seed=0), same)
     assert drawn[0] != drawn[1]
     assert drawn[0] != drawn[2]
     assert drawn[1] != drawn[2]
     heads = [one.payload["head_tail.ids"][:, :2].tolist() for one in same]
     assert heads[0] == heads[1] == heads[2]
-    (other_seed,) = tails(Scorer(TARGET, layout("head_tail", tail=6), seed=1, batch_size=3), [record(1)])
+    (other_seed,) = tails(Scorer(ModelPasses(TARGET, [], 3), layout("head_tail", tail=6), seed=1), [record(1)])
     assert other_seed != drawn[0]
     rows = [tuple(row) for row in drawn[0]]
     assert len(set(rows)) == len(rows) == 3
 
 
 def test_tail_draws_do_not_depend_on_what_a_text_is_scored_with() -> None:
-    scorer = Scorer(TARGET, layout("head_tail"), seed=0, batch_size=2)
+    scorer = Scorer(ModelPasses(TARGET, [], 2), layout("head_tail"), seed=0)
     together = tails(scorer, [record(number, prompt=number) for number in range(3)])
     assert together == [tails(scorer, [record(number, prompt=number)])[0] for number in range(3)]
     scorer.chunk_rows = 1
@@ -84,7 +85,9 @@ def test_tail_draws_do_not_depend_on_what_a_text_is_scored_with() -> None:
 def test_hidden_states_are_those_of_every_token_and_of_no_padding() -> None:
     kept = FeatureLayout([1, 0], WIDTH, "bf16", 0)
     records = [record(number, prompt=number) for number in range(3)]
-    Scorer(TARGET, layout("topk", features=kept), 0, batch_size=3, code=CODES["bf16"](kept, {})).score(records)
+    Scorer(ModelPasses(TARGET, kept.layers, 3), layout("topk", features=kept), 0, CODES["bf16"](kept, {})).score(
+        records
+    )
     for one in records:
         bits = torch.from_numpy(one.features["features.0.bits"]).view(torch.bfloat16)
         embeddings = TARGET.get_input_embeddings()(torch.from_numpy(one.ids)).detach()

@@ -17,7 +17,7 @@ from decode.config import ModelConfig
 from decode.models.fingerprint import weights_fingerprint
 from decode.models.load import describe_model
 from decode.models.output_head import head_of
-from distill.config import DataConfig, PromptConfig, RecordsConfig
+from distill.config import DataConfig, PromptConfig, RecordsConfig, TargetConfig
 from distill.corpora.corpus import unit_hash
 from distill.objectives.target_distribution import Dense, Sparse
 from distill.records.record_folder import RecordFolder
@@ -214,7 +214,7 @@ def test_conversations_are_answered_turn_by_turn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"target": ModelConfig()}, "target.path is not set"),
+        ({"target": TargetConfig()}, "target.path is not set"),
         ({"prompts": PromptConfig(tokens=250)}, "do not fit into the 256 positions"),
         ({"data": DataConfig(name="jsonl", path="missing.jsonl")}, "missing.jsonl does not exist"),
     ],

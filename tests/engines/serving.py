@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from eval.arms.vllm_peer import Engine
+from distill.runtimes.engine_process import Engine
 from tests.engines.counters import Counters
 from tests.engines.toys import NEW_TOKENS, PROMPTS
 

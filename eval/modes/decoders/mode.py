@@ -14,10 +14,10 @@ from decode.common.run_folder import RunFolder, open_run
 from decode.drafters.untrained.config import UNTRAINED, check_tree
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription
+from distill.runtimes.engine_process import check_python
 from eval.arms.base import ASSISTED, AUTOREGRESSIVE, LOOKUP, STATIC, TRANSFORMERS
 from eval.arms.transformers_arms import assisted_settings, no_compiler
 from eval.arms.vllm_engines import started
-from eval.arms.vllm_peer import check_python
 from eval.comparison_config import arm_settings
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, rough_seconds_per_token, shared_context

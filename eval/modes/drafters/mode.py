@@ -16,9 +16,9 @@ from decode import load_drafter
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
 from decode.models.load import load_model
+from distill.runtimes.engine_process import check_python
 from eval.arms.base import AUTOREGRESSIVE, LOOKUP, TRANSFORMERS
 from eval.arms.vllm_engines import started
-from eval.arms.vllm_peer import check_python
 from eval.config import EvalConfig
 from eval.inputs import rough_seconds_per_token
 from eval.measure.cells import Cell, Results

@@ -1,5 +1,5 @@
 """The decoder of another checkout as a contestant: a worker with that folder's packages, asked call by call, so that
-two versions take turns on one machine. Between calls it is stopped, as vLLM's is (`eval.arms.vllm_peer`)."""
+two versions take turns on one machine. Between calls it is stopped, as `distill.runtimes.engine_process` says."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from decode.common.errors import ConfigError
 from decode.common.run_folder import RunFolder
 from decode.config import ModelConfig, SamplingConfig, model_folder
 from decode.drafters.base import Drafter
-from eval.arms.vllm_peer import Engine
+from distill.runtimes.engine_process import Engine
 from eval.config import EvalConfig
 from eval.modes.profile.calls import COST_REPEATS, Call, Classes, Group, floor_of, passes, settings
 

@@ -13,7 +13,7 @@ from decode.common.progress import get_logger
 from decode.common.run_folder import open_run
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription
-from eval.arms.vllm_peer import check_python
+from distill.runtimes.engine_process import check_python
 from eval.config import EvalConfig
 from eval.inputs import check_models, shared_context
 from eval.measure.cells import Results

@@ -12,7 +12,7 @@ from typing import Any
 
 from decode.common.progress import get_logger
 from decode.config import ModelConfig
-from eval.arms.vllm_peer import environment_of
+from distill.runtimes.engine_process import environment_of
 from eval.config import EvalConfig
 from eval.modes.served.comparison import ask, first_places
 from eval.modes.served.counting import Texts

@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[3] / "arms"))  # a file alone: the rest of eval wants more
+sys.path.append(str(Path(__file__).resolve().parents[4] / "distill/runtimes"))  # a file alone: the rest wants more
 from vllm_temperatures import write_temperatures  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 

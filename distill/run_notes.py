@@ -1,0 +1,79 @@
+"""What a run of this stage was started with: its texts, its target and what runs it, so that no others are mixed in."""
+
+from __future__ import annotations
+
+from decode.common.checked_json import Content, Count, JsonFile, Sha256, Text
+from decode.common.errors import InputError
+from decode.common.run_folder import RunFolder
+from decode.models.load import ModelDescription
+from distill.prompts.text_sources import Texts
+from distill.records.record_manifest import RecordedRuntime
+
+
+class PromptsNote(Content):
+    """prompts.json: the texts that a run was started with."""
+
+    sha256: Sha256
+    prompts: Count
+
+
+class TargetNote(Content):
+    """target.json: which weights the records are made from, by their files and in memory, and what runs them."""
+
+    fingerprint: Text
+    weights: Text | None
+    runtime: RecordedRuntime | None = None
+
+
+_REMEDY = "Delete the folder, or use another output_dir."
+NOTE = JsonFile(PromptsNote, "a resumed run could mix its records with those of other texts", _REMEDY)
+TARGET = JsonFile(TargetNote, "records of two targets could be mixed", _REMEDY)
+TARGET_FILE = "target.json"
+
+
+def check_same_texts(folder: RunFolder, texts: Texts, is_main: bool) -> None:
+    """Bind the folder to these texts, so that a corpus that changed since a run was killed is not mixed into it."""
+    note, now = folder.file("prompts.json"), texts.sha256
+    if note.is_file():
+        before = NOTE.read(note).sha256
+        if before != now:
+            raise InputError(
+                f"the prompts of {folder.path} had SHA-256 {before}, and now have {now}: {texts.origin} changed since "
+                "that run started, and its records would be mixed. Use another output_dir"
+            )
+    elif is_main:
+        NOTE.write(note, {"sha256": now, "prompts": texts.num_prompts})
+
+
+def check_same_target(folder: RunFolder, target: ModelDescription, runtime: RecordedRuntime, is_main: bool) -> None:
+    """The same of the target and of what runs it: files that were replaced under its path, or another engine, would
+    make the other half of the records."""
+    note = folder.file(TARGET_FILE)
+    if not note.is_file():
+        if is_main:
+            note_target(folder, target, runtime, None)
+        return
+    before = TARGET.read(note)
+    if before.fingerprint != target.fingerprint:
+        raise InputError(
+            f"target.path={target.path} had fingerprint {before.fingerprint} when the run in {folder.path} started, "
+            f"and now has {target.fingerprint}: records of two targets would be mixed. Use another output_dir"
+        )
+    if before.runtime is not None and before.runtime != runtime:
+        raise InputError(
+            f"the run in {folder.path} was started with {before.runtime}, and this is {runtime}: they round "
+            "otherwise, and records of both would be mixed. Use another output_dir, or go on with what it was started "
+            "with"
+        )
+
+
+def note_target(folder: RunFolder, target: ModelDescription, runtime: RecordedRuntime, weights: str | None) -> None:
+    """Write target.json; `weights` is the fingerprint of those in memory, where they are known."""
+    told = {"fingerprint": target.fingerprint, "weights": weights, "runtime": runtime.model_dump()}
+    TARGET.write(folder.file(TARGET_FILE), told)
+
+
+def noted_weights(folder: RunFolder) -> str | None:
+    """Fingerprint of the weights that made the records; a run that an earlier version started may not know it."""
+    note = folder.file(TARGET_FILE)
+    return TARGET.read(note).weights if note.is_file() else None

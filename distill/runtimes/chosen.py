@@ -1,0 +1,15 @@
+"""The runtime that a configuration asks for."""
+
+from __future__ import annotations
+
+from decode.models.load import ModelDescription
+from distill.config import DistillConfig
+from distill.runtimes.runtime import Runtime
+from distill.runtimes.transformers_runtime import TransformersRuntime
+from distill.runtimes.vllm_runtime import VllmRuntime
+
+
+def open_runtime(config: DistillConfig, target: ModelDescription) -> Runtime:
+    """Raises ConfigError and InputError for a target or an environment with which it cannot work; loads nothing."""
+    dtype = target.dtype_name
+    return VllmRuntime(config, target, dtype) if config.target.runtime == "vllm" else TransformersRuntime(config, dtype)

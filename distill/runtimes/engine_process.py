@@ -1,0 +1,117 @@
+"""An engine in a worker process and an environment of its own, loaded once, asked call by call: a JSON object per line.
+
+vLLM pins its own torch and transformers, so it lives apart (`scripts/vllm_env.sh`). Between calls the worker is stopped
+(SIGSTOP): its OpenMP threads would spin for some time into whatever runs next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from decode.common.errors import ConfigError, RunError
+
+WORKER = Path(__file__).with_name("vllm_worker.py")
+_LAST_LINES = 15
+_VERSION = """
+import importlib.util, pathlib, runpy, sys
+found = importlib.util.find_spec("vllm")
+if found is None: sys.exit(1)
+print(runpy.run_path(str(pathlib.Path(found.origin).with_name("_version.py")))["__version__"])
+"""
+
+
+def check_python(python: str, key: str, otherwise: str) -> str:
+    """vLLM's version there. ConfigError where that interpreter, the value of `key`, is not there, or its environment
+    lacks vLLM; `otherwise` is how to do without."""
+    remedy = f"Make the environment with `bash scripts/vllm_env.sh`, name another with {key}=, or {otherwise}"
+    if not Path(python).is_file():
+        raise ConfigError(f"{key}={python} does not exist, and vLLM runs in an environment of its own. {remedy}")
+    done = subprocess.run([python, "-P", "-c", _VERSION], check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise ConfigError(f"{key}={python} has no package vllm. {remedy}")
+    return done.stdout.strip()
+
+
+def local(path: str) -> str:
+    """A folder's absolute path, since a relative one may be taken for a hub id; a hub id as it is."""
+    return str(Path(path).resolve()) if Path(path).exists() else path
+
+
+def environment_of(python: str) -> dict[str, str]:
+    """As many threads as our own arms have, and Intel's OpenMP where it is installed: without it vLLM warns of a
+    significant loss in speculative decoding."""
+    openmp = Path(python).absolute().parent.parent / "lib/libiomp5.so"
+    return {
+        **os.environ,
+        **({"LD_PRELOAD": str(openmp)} if openmp.is_file() else {}),
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),
+        "PYTHONSAFEPATH": "1",  # else the worker's folder, which has a statistics.py, hides the library's
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    }
+
+
+@dataclass
+class Engine:
+    """One engine in its worker process: `with Engine(...) as engine: engine.call(...)`."""
+
+    python: str
+    worker: Path
+    settings: dict[str, Any]
+    log: Path
+    """What the worker says; its end is shown when it dies."""
+    environment: Mapping[str, str] | None = None
+    """Of the process; None is vLLM's."""
+    who: str = "the vLLM worker"
+    """For messages."""
+    version: str = ""
+    _process: subprocess.Popen[str] | None = field(default=None, repr=False)
+
+    def __enter__(self) -> Engine:
+        with self.log.open("w", encoding="utf-8") as log:
+            self._process = subprocess.Popen(
+                [self.python, str(self.worker)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=self.environment or environment_of(self.python),
+                process_group=0,  # a group of its own, which the kernel ends with us, stopped or not
+            )
+        self.version = self.call(self.settings)["ready"]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        process = self._process
+        assert process is not None
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # it holds nothing that would have to be saved
+        process.communicate()
+
+    def call(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Send one line and wait for the answer; RunError with the worker's last words where it died."""
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        os.killpg(process.pid, signal.SIGCONT)
+        try:
+            process.stdin.write(json.dumps(content) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            words = "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:])
+            raise RunError(f"{self.who} ended with code {process.wait()}; {self.log} ends with:\n{words}")
+        os.killpg(process.pid, signal.SIGSTOP)
+        return json.loads(line)

@@ -1,0 +1,41 @@
+"""The two kinds of passes that records are made from, whatever runs the target."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from distill.records.record_manifest import RecordedRuntime
+from distill.responses import Sampler
+from distill.target_passes import Passes
+
+
+class Runtime(AbstractContextManager):
+    """A target that writes responses and reads texts; `with` ends whatever processes it has."""
+
+    note: RecordedRuntime
+    """What records are bound to."""
+    longest = 0
+    """Tokens of the longest text of the run, once its plan is known."""
+    writes_first = False
+    """Whether all responses have to be written before any text is read, and calls made again are then answered from
+    what is kept."""
+
+    @abstractmethod
+    def sampler(self) -> Sampler:
+        """What writes responses for prompts."""
+
+    @abstractmethod
+    def passes(self, layers: Sequence[int]) -> Passes:
+        """What gives the states of finished texts, at `layers` and the final ones."""
+
+    @abstractmethod
+    def weights(self) -> str | None:
+        """Fingerprint of the weights in memory; None where they are not in this process."""
+
+    def close(self) -> None:
+        """End what runs."""
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

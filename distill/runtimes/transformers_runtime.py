@@ -1,0 +1,43 @@
+"""The target as a transformers model in this process, loaded when it is first needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import transformers
+from transformers import PreTrainedModel
+
+from decode.common.progress import get_logger
+from decode.models.fingerprint import weights_fingerprint
+from decode.models.load import load_model
+from distill.config import DistillConfig
+from distill.records.record_manifest import RecordedRuntime
+from distill.responses import Sampler, target_sampler
+from distill.runtimes.runtime import Runtime
+from distill.target_passes import ModelPasses
+
+log = get_logger("distill")
+
+
+class TransformersRuntime(Runtime):
+    """Writes by our own decoder, reads by forwards."""
+
+    def __init__(self, config: DistillConfig, dtype: str) -> None:
+        self.config = config
+        self.note = RecordedRuntime(name="transformers", version=transformers.__version__, dtype=dtype)
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The target."""
+        log.info("loading %s", self.config.target.path)
+        return load_model(self.config.target)
+
+    def sampler(self) -> Sampler:
+        return target_sampler(self.model, self.config.sampling, self.config.batch_size)
+
+    def passes(self, layers: Sequence[int]) -> ModelPasses:
+        return ModelPasses(self.model, layers, self.config.batch_size)
+
+    def weights(self) -> str | None:
+        return weights_fingerprint(self.model)

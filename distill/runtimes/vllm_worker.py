@@ -1,0 +1,160 @@
+"""One vLLM engine behind standard input and output: a JSON object per line in, one out.
+
+Run by the interpreter of another environment, so nothing of ours is imported here. The first line holds the engine's
+settings, {"target", "speculation", "dtype", "max_model_len", "max_num_seqs", "seed"}, where `speculation` is vLLM's
+speculative_config or null; optionally "revision", and "states", {"layers", "folder"}, for an engine that reads texts
+and leaves its hidden states there. It is answered by {"ready": version}. Each further line is a call:
+
+- {"prompts", "max_new_tokens", "sampling", "eos"}, optionally "seeds", one for each prompt, is answered by {"new_ids",
+  "finish_reasons", "seconds", "arrivals"}: `arrivals` are (seconds since the call, rows' new tokens) per engine step.
+- {"rows"}, token ids of finished texts, is answered by {"files"}: of each row a safetensors file of `token_ids` (L,)
+  and `hidden_states` (L, layers, d), layers in rising order.
+"""
+
+import fcntl
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+sys.path.append(str(Path(__file__).parent))  # for the files beside this one, also in processes that vLLM starts
+
+# The engine in this very process: a second one, polled by this, would burn a core while others are timed.
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+_WRITTEN_S = 600
+"""A state that is not on the disk by then never will be."""
+
+
+def answers_alone() -> TextIO:
+    """Standard output for answers only: whatever else is printed, by vLLM or below it, goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return answers
+
+
+def load(settings: dict[str, Any]) -> Any:
+    """The engine, which drafts as `speculation` says, or leaves states as `states` says."""
+    # A text may fill the context, and the engine wants room for a token behind it, which nothing will read.
+    os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1" if settings.get("states") else "0"
+    from vllm import LLM  # pyright: ignore[reportMissingImports]
+    from vllm_temperatures import write_temperatures  # pyright: ignore[reportMissingImports]
+
+    write_temperatures()
+    options: dict[str, Any] = {"speculative_config": settings["speculation"]}
+    if settings.get("states"):
+        options = leaving_states(**settings["states"])
+    engine = LLM(
+        settings["target"],
+        revision=settings.get("revision"),
+        tokenizer_revision=settings.get("revision"),
+        dtype=settings["dtype"],
+        max_model_len=settings["max_model_len"],
+        max_num_seqs=settings["max_num_seqs"],
+        seed=settings["seed"],
+        enable_prefix_caching=False,  # prompts come back, and the other arms read each of them anew
+        **options,
+    )
+    return engine.llm_engine
+
+
+def leaving_states(layers: list[int], folder: str) -> dict[str, Any]:
+    """Options of an engine that writes the states of every request to `folder`; layer i is the output of layer i - 1,
+    0 the embeddings, and the last one's is not normed."""
+    from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
+
+    connector = {"kv_connector": "ExampleHiddenStatesConnector"}
+    if current_platform.is_cpu():
+        connector = {"kv_connector": "StatesOnCpu", "kv_connector_module_path": "vllm_states"}
+    return {
+        "speculative_config": {
+            "method": "extract_hidden_states",
+            "num_speculative_tokens": 1,
+            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": layers}},
+        },
+        "kv_transfer_config": connector
+        | {"kv_role": "kv_producer", "kv_connector_extra_config": {"shared_storage_path": folder}},
+    }
+
+
+def write(engine: Any, call: dict[str, Any], number: int) -> dict[str, Any]:
+    """Continue the prompts of one call together, noting when each engine step brought how many tokens."""
+    from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
+
+    # Without seeds vLLM draws all rows together, which is faster than row by row.
+    seeds = call.get("seeds") or [None] * len(call["prompts"])
+    end = {"stop_token_ids": call["eos"], "ignore_eos": True}  # those of the call alone
+    began = time.perf_counter()
+    for row, (prompt, seed) in enumerate(zip(call["prompts"], seeds, strict=True)):
+        params = SamplingParams(
+            max_tokens=call["max_new_tokens"], seed=seed, detokenize=False, **end, **call["sampling"]
+        )
+        engine.add_request(f"{number}/{row}", {"prompt_token_ids": prompt}, params)
+    new_ids: list[list[int]] = [[] for _ in call["prompts"]]
+    reasons: list[str | None] = [None for _ in call["prompts"]]
+    arrivals = []
+    while engine.has_unfinished_requests():
+        counts = [0] * len(new_ids)
+        for output in engine.step():
+            row, ids = int(output.request_id.split("/")[1]), list(output.outputs[0].token_ids)
+            counts[row] = len(ids) - len(new_ids[row])
+            new_ids[row], reasons[row] = ids, output.outputs[0].finish_reason
+        if any(counts):
+            arrivals.append((time.perf_counter() - began, counts))
+    seconds = time.perf_counter() - began
+    return {"new_ids": new_ids, "finish_reasons": reasons, "seconds": seconds, "arrivals": arrivals}
+
+
+def read(engine: Any, call: dict[str, Any], number: int) -> dict[str, Any]:
+    """Read the rows of one call, which leaves a file of states for each, named after the request."""
+    from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
+
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
+    for row, ids in enumerate(call["rows"]):
+        engine.add_request(f"{number}-{row}", {"prompt_token_ids": ids}, params)
+    files = [""] * len(call["rows"])
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            files[int(output.request_id.split("-")[1])] = output.kv_transfer_params["hidden_states_path"]
+    for file in files:
+        await_file(engine, Path(file))
+    return {"files": files}
+
+
+def await_file(engine: Any, file: Path) -> None:
+    """Until the states are written: the step after a request's last one begins it, and its lock is held to the end."""
+    began, lock = time.perf_counter(), Path(f"{file}.lock")
+    while not file.exists():
+        if time.perf_counter() - began > _WRITTEN_S:
+            raise TimeoutError(f"{file} was not written in {_WRITTEN_S} s")
+        engine.step()
+        time.sleep(1e-3)
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+    lock.unlink()
+
+
+def main() -> None:
+    """Serve calls until standard input ends."""
+    answers = answers_alone()
+
+    def say(content: dict[str, Any]) -> None:
+        answers.write(json.dumps(content) + "\n")
+        answers.flush()
+
+    engine = load(json.loads(sys.stdin.readline()))
+    from vllm import __version__  # pyright: ignore[reportMissingImports]
+
+    say({"ready": __version__})
+    for number, line in enumerate(sys.stdin):
+        call = json.loads(line)
+        say((read if "rows" in call else write)(engine, call, number))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""The vLLM runtime by proxy: a worker of a few lines in place of the engine; and what is refused before one starts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from decode.common.checked_json import read_json
+from decode.common.errors import ConfigError, InputError, RunError
+from decode.common.typed_config import build
+from decode.models.load import describe_model
+from distill import __main__ as cli
+from distill.config import DistillConfig, FeatureConfig, RecordsConfig, ResponseSampling, TargetConfig
+from distill.records.record_folder import RecordFolder
+from distill.responses import Response
+from distill.runtimes import vllm_runtime
+from distill.runtimes.chosen import open_runtime
+from distill.runtimes.kept_responses import kept_responses
+from distill.stage import run
+from tests.distill import vllm_proxy
+from tests.distill.runs import tiny_config
+from tests.distill.vllm_proxy import state_of
+from tests.tiny import save_tiny_target, tiny_tokenizer
+
+LAYERS = [2, -1, 0]
+"""Of two: the last one's raw state, the final one, and the embeddings, in another order than the engine's."""
+
+
+def proxy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the proxy, which notes there what it is asked."""
+    folder = folder / "worker"
+    folder.mkdir(parents=True)
+    shutil.copy(vllm_proxy.__file__, folder / "worker.py")
+    monkeypatch.setattr(vllm_runtime, "WORKER", folder / "worker.py")
+    monkeypatch.setattr(vllm_runtime, "check_python", lambda *_: "0.fake")
+    return folder
+
+
+def config_of(folder: Path, output: str = "records", **changes: object) -> DistillConfig:
+    if not (folder / "target").exists():
+        model = AutoModelForCausalLM.from_pretrained(save_tiny_target(folder / "plain"))
+        torch.nn.init.uniform_(model.model.norm.weight, 0.5, 1.5)  # a norm of ones would hide that it was not read
+        model.save_pretrained(folder / "target")
+        tiny_tokenizer().save_pretrained(folder / "target")
+    own = {
+        "target": TargetConfig(str(folder / "target"), runtime="vllm", vllm_python=sys.executable),
+        "records": RecordsConfig(["head_tail", "full"], shard_size=5, features=FeatureConfig(list(LAYERS))),
+    }
+    return tiny_config(folder, output, **own | changes)
+
+
+def asked(worker: Path) -> list[dict]:
+    return [json.loads(line) for line in (worker / "asked.jsonl").read_text().splitlines()]
+
+
+def opened(folder: Path, output: str = "records") -> RecordFolder:
+    return RecordFolder.open(folder / output, describe_model(TargetConfig(str(folder / "target"))))
+
+
+@torch.no_grad()
+def test_p_and_final_states_are_made_of_the_engine_s_by_the_target_s_norm_and_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy(tmp_path, monkeypatch)
+    run(config_of(tmp_path))
+    records = opened(tmp_path)
+    target = AutoModelForCausalLM.from_pretrained(tmp_path / "target").eval()
+    assert len(records) == 13
+    for index in range(13):
+        record = records.read(index)
+        raw, embedded = (torch.from_numpy(state_of(record.ids.tolist(), layer, 32)) for layer in (2, 0))
+        final = target.model.norm(raw)
+        wanted = torch.stack([raw, final, embedded], 1)
+        arrays = {name: torch.from_numpy(array) for name, array in record.features.items()}
+        torch.testing.assert_close(records.feature_code.decode(arrays, LAYERS), wanted.bfloat16(), atol=0.01, rtol=0.01)
+        log_p = target.lm_head(final).log_softmax(-1)[np.flatnonzero(record.loss_mask) - 1]
+        found = torch.from_numpy(record.payload["full.log_p"]).float()
+        torch.testing.assert_close(found, log_p, atol=0.01, rtol=0.001)
+    assert {records.read(index).meta["finish_reason"] for index in range(13)} == {"eos", "length"}
+    told = records.manifest.runtime
+    assert told is not None
+    assert (told.name, told.version, told.dtype) == ("vllm", "0.fake", "float32")
+    assert records.manifest.target.weights is None  # they were never in this process
+
+
+def test_one_engine_writes_everything_then_another_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a code is fitted to the first texts before any shard is written."""
+    worker = proxy(tmp_path, monkeypatch)
+    features = FeatureConfig(list(LAYERS), "int8", calibration_prompts=5)
+    run(config_of(tmp_path, records=RecordsConfig(shard_size=5, features=features)))
+    lines = asked(worker)
+    starts = [index for index, line in enumerate(lines) if "target" in line]
+    assert len(starts) == 2
+    writing, reading = (lines[index] for index in starts)
+    assert (writing["max_model_len"], writing["max_num_seqs"], writing["dtype"]) == (14, 3, "float32")
+    assert "states" not in writing
+    assert reading["max_model_len"] == 15  # a token behind the longest text, thrown away
+    assert reading["states"]["layers"] == [0, 2]
+    calls = lines[1 : starts[1]]
+    assert [len(call["prompts"]) for call in calls] == [5, 5, 3]
+    assert all(call["eos"] == [tiny_tokenizer().eos_token_id] for call in calls)
+    assert len({seed for call in calls for seed in call["seeds"]}) == 13
+    assert not {file.name for file in (tmp_path / "records").iterdir()} & {"responses", "states"}
+
+
+def test_sampling_reaches_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = proxy(tmp_path, monkeypatch)
+    run(config_of(tmp_path, sampling=ResponseSampling(0.5, 7, 0.9, 0.1, max_new_tokens=3)))
+    call = asked(worker)[1]
+    assert call["max_new_tokens"] == 3
+    assert call["sampling"] == {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1}
+
+
+def test_texts_of_other_records_are_read_and_none_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = proxy(tmp_path, monkeypatch)
+    run(config_of(tmp_path))
+    (worker / "asked.jsonl").unlink()
+    first = config_of(tmp_path)
+    again = DistillConfig(
+        target=first.target, responses="records", from_records=first.output_dir, records=first.records,
+        batch_size=3, output_dir=str(tmp_path / "again"),
+    )  # fmt: skip
+    run(again)
+    settings, *calls = asked(worker)
+    assert settings["max_model_len"] == 15
+    assert all("rows" in call for call in calls)
+    ours, theirs = (read_json(tmp_path / name / "manifest.json") for name in ("records", "again"))
+    assert ours["shards"] == theirs["shards"]
+
+
+def test_what_was_written_before_a_run_ended_is_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends as it reads; the run that goes on writes nothing anew, and ends as one that was not interrupted."""
+    worker = proxy(tmp_path, monkeypatch)
+    broken, whole = config_of(tmp_path, resume="auto"), config_of(tmp_path, "whole")
+    (worker / "other_text").touch()
+    with pytest.raises(RunError, match="would be that of another text"):
+        run(broken)
+    (worker / "other_text").unlink()
+    (worker / "asked.jsonl").unlink()
+    run(broken)
+    assert not [line for line in asked(worker) if "prompts" in line]
+    run(whole)
+    ours, theirs = (read_json(tmp_path / name / "manifest.json") for name in ("records", "whole"))
+    assert ours["shards"] == theirs["shards"]
+
+
+def test_kept_responses_are_those_of_their_call(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def sample(prompts: list[list[int]], rows: list[int], seed: int) -> list[Response]:
+        calls.append(seed)
+        return [
+            Response([seed, *prompt], "length" if row else "eos") for prompt, row in zip(prompts, rows, strict=True)
+        ]
+
+    kept = kept_responses(sample, tmp_path / "responses")
+    for seed in (1, 2, 1):
+        assert kept([[70000, 9], []], [0, 1], seed) == [Response([seed, 70000, 9], "eos"), Response([seed], "length")]
+    assert kept([[9], []], [0, 1], 1) == [Response([1, 9], "eos"), Response([1], "length")]
+    assert calls == [1, 2, 1]
+    for file in (tmp_path / "responses").iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(InputError, match="writes these responses again"):
+        kept([[9], []], [0, 1], 1)
+
+
+def test_an_engine_that_dies_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = proxy(tmp_path, monkeypatch)
+    config = config_of(tmp_path)
+    (worker / "die").touch()
+    with pytest.raises(RunError, match="no room on the device"):
+        run(config)
+
+
+def test_records_of_two_engines_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = proxy(tmp_path, monkeypatch)
+    config = config_of(tmp_path, resume="auto")
+    (worker / "die").touch()
+    with pytest.raises(RunError):
+        run(config)
+    monkeypatch.setattr(vllm_runtime, "check_python", lambda *_: "0.other")
+    with pytest.raises(InputError, match=r"0\.fake.*0\.other.*records of both would be mixed"):
+        run(config)
+
+
+SETTINGS = {"dtype": "float64", "device": "cpu", "device_map": "auto", "attn_implementation": "eager"}
+FLAGS = ["trust_remote_code", "allow_missing"]
+
+
+@pytest.mark.parametrize(("name", "value"), [*SETTINGS.items(), *((flag, True) for flag in FLAGS)])
+def test_settings_of_transformers_alone_are_refused(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"target\.{name}={value}.*target\.runtime=transformers"):
+        build(TargetConfig, {"path": "some/target", "runtime": "vllm", name: value})
+    build(TargetConfig, {"path": "some/target", name: value})
+
+
+def quantised(folder: Path) -> None:
+    _changed(save_tiny_target(folder), {"quantization_config": {"quant_method": "gptq", "bits": 4}})
+
+
+def latent(folder: Path) -> None:
+    _changed(save_tiny_target(folder), {"kv_lora_rank": 16})
+
+
+def qwen2(folder: Path) -> None:
+    shape = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "eos_token_id": 0}
+    Qwen2ForCausalLM(Qwen2Config(**shape, num_attention_heads=2, num_key_value_heads=2)).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+
+
+def _changed(folder: Path, fields: dict) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(read_json(file) | fields))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [(quantised, "is quantised"), (latent, r"latent attention \(MLA\)"), (qwen2, "qwen2 model.*llama and qwen3")],
+)
+def test_targets_that_the_engine_does_not_take_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], said: str
+) -> None:
+    worker = proxy(tmp_path, monkeypatch)
+    make(tmp_path / "target")
+    with pytest.raises(InputError, match=said):
+        run(config_of(tmp_path, records=RecordsConfig()))
+    assert not (tmp_path / "records").exists()
+    assert not (worker / "asked.jsonl").exists()
+
+
+def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy(tmp_path, monkeypatch)
+    config = config_of(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="2 processes"):
+        open_runtime(config, describe_model(config.target))
+
+
+def test_a_missing_environment_ends_with_2_and_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny_target(tmp_path / "target")
+    arguments = [f"target.path={tmp_path / 'target'}", "target.runtime=vllm", "target.vllm_python=nowhere/bin/python"]
+    monkeypatch.setattr(sys, "argv", ["distill", *arguments, f"output_dir={tmp_path / 'records'}"])
+    with pytest.raises(SystemExit) as error:
+        cli.main()
+    assert error.value.code == 2
+    assert "scripts/vllm_env.sh" in capsys.readouterr().err
+    assert not (tmp_path / "records").exists()

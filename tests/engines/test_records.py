@@ -1,0 +1,150 @@
+"""Records made by vLLM's engine against those of transformers: the same texts, p and hidden states."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
+
+from decode.common.checked_json import read_json
+from decode.config import ModelConfig
+from decode.models.load import describe_model
+from distill.config import FeatureConfig, RecordsConfig, ResponseSampling, TargetConfig
+from distill.records.record_folder import RecordFolder
+from distill.runtimes import vllm_runtime
+from distill.stage import run
+from tests.distill.runs import shard_files, tiny_config
+from tests.engines.environment import vllm_python
+from tests.tiny import tiny_tokenizer
+
+pytestmark = pytest.mark.engines
+ROOT = Path(__file__).resolve().parents[2]
+EAGER = Path(__file__).with_name("eager_worker.py")
+SHAPE: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,  # the smallest that vLLM's attention has on a CPU
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "tie_word_embeddings": False,
+}
+KINDS: dict[str, type[PretrainedConfig]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+LAYERS = [3, 0, -1, 1]
+"""The last raw state too, and out of order."""
+
+
+def save_target(folder: Path, kind: str) -> None:
+    tokenizer = tiny_tokenizer()
+    torch.manual_seed(0)
+    shape = SHAPE | {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    model = AutoModelForCausalLM.from_config(KINDS[kind](**shape))
+    for name, weight in model.named_parameters():  # else norms of ones hide which norm was used
+        if "norm" in name:
+            torch.nn.init.uniform_(weight, 0.5, 1.5)
+    with torch.no_grad():  # some texts are to end
+        model.lm_head.weight[tokenizer.eos_token_id] *= 2
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def settings(runtime: str, folder: Path, **changes: Any) -> dict[str, Any]:
+    kept = RecordsConfig(["head_tail", "full"], shard_size=5, features=FeatureConfig(list(LAYERS)))  # type: ignore[arg-type]
+    target = TargetConfig(str(folder / "target"), runtime=runtime, vllm_python=vllm_python())  # type: ignore[arg-type]
+    own = {"target": target, "records": kept, "sampling": ResponseSampling(0.0, max_new_tokens=12), "batch_size": 4}
+    return own | changes
+
+
+def recorded(folder: Path, output: str, runtime: str, **changes: Any) -> RecordFolder:
+    config = tiny_config(folder, output, **settings(runtime, folder, **changes))
+    run(config)
+    return RecordFolder.open(config.output_dir, describe_model(ModelConfig(path=str(folder / "target"))))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_of_both_runtimes_agree(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Llama with the engine as it is used, the other without the minute that compiling takes."""
+    if kind != "llama":
+        monkeypatch.setattr(vllm_runtime, "WORKER", EAGER)
+    save_target(tmp_path / "target", kind)
+    ours, theirs = (recorded(tmp_path, runtime, runtime) for runtime in ("transformers", "vllm"))
+    assert ours.layout == theirs.layout
+    assert len(ours) == len(theirs) == 13
+    for index in range(len(ours)):
+        one, other = ours.read(index), theirs.read(index)
+        assert one.ids.tolist() == other.ids.tolist()
+        assert one.meta == other.meta
+        assert one.loss_mask.tolist() == other.loss_mask.tolist()
+        np.testing.assert_allclose(one.payload["full.log_p"], other.payload["full.log_p"], rtol=2e-3, atol=1e-2)
+        head = one.payload["head_tail.ids"][:, :8] == other.payload["head_tail.ids"][:, :8]
+        assert head.mean() > 0.98  # near-ties may change places
+        for layer in LAYERS:
+            states = [
+                ours.feature_code.decode({n: torch.from_numpy(a) for n, a in read.features.items()}, [layer])
+                for read in (one, other)
+            ]
+            torch.testing.assert_close(*states, rtol=0.02, atol=0.01)  # both rounded to bfloat16
+    assert set(theirs.manifest.finish_reasons) == {"eos", "length"}
+    told = theirs.manifest.runtime
+    assert told is not None
+    assert (told.name, told.dtype) == ("vllm", "float32")
+    assert told.version.startswith("0.")
+    left = {file.name for file in (tmp_path / "vllm").iterdir()}
+    assert not left & {"responses", "states"}
+
+
+def start(folder: Path) -> subprocess.Popen[bytes]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.engines.test_records", str(folder)]
+    return subprocess.Popen(command, cwd=ROOT, env=environment)
+
+
+def sampled(folder: Path, output: str) -> None:
+    """A run at temperature 1."""
+    own = settings("vllm", folder, sampling=ResponseSampling(max_new_tokens=12), resume="auto")
+    run(tiny_config(folder, output, **own))
+
+
+def wait_for(folder: Path, pattern: str, process: subprocess.Popen[bytes]) -> None:
+    ends = time.monotonic() + 240
+    while not list(folder.glob(pattern)):
+        assert process.poll() is None
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def test_a_killed_run_ends_with_the_files_of_an_uninterrupted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed as it writes responses, and as it reads texts; at temperature 1, where noise has to be the same."""
+    monkeypatch.setattr(vllm_runtime, "WORKER", EAGER)
+    save_target(tmp_path / "target", "llama")
+    sampled(tmp_path, "whole")
+    for pattern in ("responses/*.safetensors", "shards/*.json"):
+        process = start(tmp_path)
+        wait_for(tmp_path / "killed", pattern, process)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not (tmp_path / "killed/manifest.json").exists()
+    assert start(tmp_path).wait() == 0
+    assert shard_files(tmp_path / "killed") == shard_files(tmp_path / "whole")
+    ours, theirs = (read_json(tmp_path / name / "manifest.json") for name in ("killed", "whole"))
+    assert ours["shards"] == theirs["shards"]
+
+
+if __name__ == "__main__":
+    vllm_runtime.WORKER = EAGER
+    sampled(Path(sys.argv[1]), "killed")
