@@ -121,8 +121,9 @@ def render_summary(results: dict[str, Any]) -> str:
 
 def render_block(results: dict[str, Any]) -> str:
     """The short form for README.md: headline, main table, machine and command."""
-    main, told = main_table(results), "" if "runs" in results else ONE_PROCESS
-    main = replace(main, columns=SHORT, rows=short_rows(main.rows, headline_row(results))) if "runs" in results else main
+    main, told = main_table(results), ONE_PROCESS
+    if "runs" in results:
+        main, told = replace(main, columns=SHORT, rows=short_rows(main.rows, headline_row(results))), ""
     return as_markdown(_page(results, {}), "block.md.j2", main=main, told=told, **_headline(results)).strip()
 
 
