@@ -1,16 +1,19 @@
 """Corpora: what is read, how it is split, and what a broken one says."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 from decode.common.errors import InputError
-from distill.config import DataConfig
+from distill.config import DataConfig, DistillConfig
 from distill.corpora import Document, load_corpus
 from distill.corpora.corpus import split_of
+from tests.commands import built
 
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 ROWS = [{"text": f"document number {n}", "name": f"d{n}", "category": "code"} for n in range(40)]
@@ -212,3 +215,48 @@ def test_an_empty_split_says_how_many_documents_there_were(tmp_path: Path) -> No
     config = DataConfig(name="jsonl", path=path, validation_share=0.0)
     with pytest.raises(InputError, match="none of its 2 documents falls into the validation split"):
         list(load_corpus(config).documents("validation"))
+
+
+def _turns(asks: str, answers: str, role: str, content: str, number: int) -> list[dict[str, str]]:
+    return [{role: asks, content: f"question {number}"}, {role: answers, content: f"answer {number}"}]
+
+
+def _sharegpt(number: int) -> list[dict[str, str]]:
+    return _turns("human", "gpt", "from", "value", number)
+
+
+LAYOUTS: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {
+    "sharegpt": ("train", lambda n: {"id": f"{n}_0", "conversations": _sharegpt(n)}),
+    "ultrachat": (
+        "train_sft",
+        lambda n: {"prompt": "", "prompt_id": f"{n}", "messages": _turns("user", "assistant", "role", "content", n)},
+    ),
+    "perfectblend": ("train", lambda n: {"conversations": _sharegpt(n), "source": "a blend"}),
+    "magpie": ("train", lambda n: {"uuid": f"{n}", "instruction": "", "response": "", "conversations": _sharegpt(n)}),
+}
+"""Preset -> split that is read, and a row in the layout of the dataset."""
+
+
+def _distill(*asked: str) -> DistillConfig:
+    config = built("distill", ["target.path=some/target", *asked])
+    assert isinstance(config, DistillConfig)
+    return config
+
+
+@pytest.mark.parametrize("preset", LAYOUTS)
+def test_presets_read_a_copy_in_the_layout_of_their_dataset(preset: str, tmp_path: Path) -> None:
+    split, row = LAYOUTS[preset]
+    (tmp_path / "data").mkdir()
+    for name, first in ((split, 0), ("test_other", 100)):  # the other split's rows are not read
+        write_jsonl(tmp_path / "data" / f"{name}-00000-of-00001.jsonl", [row(first + n) for n in range(20)])
+    shares = ["data.validation_share=0", "data.heldout_share=0"]
+    config = _distill(f"data={preset}", f"data.path={tmp_path}", *shares)
+    found = [document.messages for document in load_corpus(config.data).documents("train")]
+    assert found == [_turns("user", "assistant", "role", "content", number) for number in range(20)]
+
+
+@pytest.mark.parametrize("preset", LAYOUTS)
+def test_presets_name_a_dataset_on_the_hub(preset: str) -> None:
+    config = _distill(f"data={preset}")
+    assert config.data.name == "hub"
+    assert (config.data.path or "").count("/") == 1
