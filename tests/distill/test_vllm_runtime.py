@@ -214,7 +214,8 @@ def latent(folder: Path) -> None:
 
 def qwen2(folder: Path) -> None:
     shape = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "eos_token_id": 0}
-    Qwen2ForCausalLM(Qwen2Config(**shape, num_attention_heads=2, num_key_value_heads=2)).save_pretrained(folder)
+    config = Qwen2Config(**shape, num_attention_heads=2, num_key_value_heads=2)  # type: ignore[arg-type]
+    Qwen2ForCausalLM(config).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
 
 
