@@ -51,7 +51,7 @@ def save_target(folder: Path, kind: str) -> None:
     tokenizer = tiny_tokenizer()
     torch.manual_seed(0)
     shape = SHAPE | {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    model = AutoModelForCausalLM.from_config(KINDS[kind](**shape))
+    model = AutoModelForCausalLM.from_config(KINDS[kind](**shape))  # type: ignore[arg-type]
     for name, weight in model.named_parameters():  # else norms of ones hide which norm was used
         if "norm" in name:
             torch.nn.init.uniform_(weight, 0.5, 1.5)
