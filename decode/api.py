@@ -28,9 +28,9 @@ from decode.loop import Loop
 from decode.models.adapters import unwrapped
 from decode.prompts import check_ids, prompts_of
 from decode.requests import Event, Observer, Request
-from decode.sampling.allowed_tokens import Allowed, AllowedTokens
+from decode.sampling.allowed_tokens import Allowed, AllowedTokens, Restriction
+from decode.sampling.asked import asked_processors
 from decode.sampling.audited import Audited
-from decode.sampling.penalties import penalties
 from decode.sampling.processors import check_processors
 from decode.sampling.stopping import Criteria, StopStrings, eos_ids, own_eos_ids
 from decode.sampling.warp import Sampling
@@ -82,8 +82,8 @@ def generate(
 
     `settings` are the fields of `decode.config.SamplingConfig`, which says what each means and what it is by default:
     max_new_tokens, temperature, top_k, top_p, min_p; verifier, num_draft_tokens, tree, tree_nodes, replacement,
-    adaptive, confidence, strict, lossy; repetition_penalty, presence_penalty, frequency_penalty, logit_bias and
-    banned_words, which come before `prefix_allowed_tokens_fn`, `logits_processor`, temperature and filters.
+    adaptive, confidence, strict, lossy; repetition_penalty, presence_penalty, frequency_penalty, logit_bias,
+    banned_words and grammar, which come before `prefix_allowed_tokens_fn`, `logits_processor`, temperature and filters.
 
     With verifier="coupled" the sequences equal those of `drafter=None` with the same seed, for every drafter: exact
     in distribution; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. temperature=0 is greedy.
@@ -106,13 +106,13 @@ def generate(
     check_ids(input_ids, vocab_size)
     check_models(model, drafter, vocab_size)
     asked = sampling_config(settings)
-    ends = eos_ids(eos_token_id, config, vocab_size)
+    ends, own_ends = eos_ids(eos_token_id, config, vocab_size), own_eos_ids(config, vocab_size)
     pad = pad_id_of(model, pad_token_id)
     # where () says that no token ends a row, the model's own end tokens still tell padding from text
-    prompts = prompts_of(input_ids, attention_mask, pad, ends or own_eos_ids(config, vocab_size))
+    prompts = prompts_of(input_ids, attention_mask, pad, ends or own_ends)
     prompts = expanded(prompts, num_return_sequences, asked.temperature)
     given = check_processors([*_allowed(prefix_allowed_tokens_fn), *_listed(logits_processor)])
-    processors = [*penalties(vocab_size, tokenizer, asked), *given]
+    processors = [*asked_processors(vocab_size, tokenizer, asked, ends or own_ends), *given]
     request = Request(
         prompts=prompts,
         sampling=Sampling(asked.temperature, asked.top_k, asked.top_p, asked.min_p),
@@ -134,7 +134,7 @@ def generate(
     )
     request = replace(request, shape=_shape(asked, model, drafter, request))
     input_ids = input_ids.repeat_interleave(len(prompts) // len(input_ids), 0)
-    dead_ends = [_dead_ends(one, prompts) for one in given if isinstance(one, AllowedTokens)]
+    dead_ends = [_dead_ends(one, prompts) for one in processors if isinstance(one, Restriction)]
     observers = [*dead_ends, *([] if observer is None else [observer]), *_streaming(streamer, input_ids)]
     tokens, stats = Loop(model, drafter, request).run(_all_of(observers))
     if streamer is not None:
@@ -166,12 +166,12 @@ def _allowed(given: Any) -> list[AllowedTokens]:
     return [] if given is None else [AllowedTokens(given)]
 
 
-def _dead_ends(allowed: AllowedTokens, prompts: list[list[int]]) -> Observer:
+def _dead_ends(restriction: Restriction, prompts: list[list[int]]) -> Observer:
     texts = [list(prompt) for prompt in prompts]
 
     def watch(event: Event) -> None:
         for token in event.tokens:
-            allowed.refuse_dead_end(event.row, texts[event.row])
+            restriction.refuse_dead_end(event.row, texts[event.row])
             texts[event.row].append(token)
 
     return watch

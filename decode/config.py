@@ -11,12 +11,18 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from decode.common.extras import extra, require_installed
 from decode.common.typed_config import flag, real, require, unknown_key_message, whole
 
 LEAST_TEMPERATURE = 1e-4  # logits of 30 divided by it are float32 numbers with steps of 0.03
 TREES = ("chain", "dynamic", "sequoia")
 MOST_NODES = 1024
-PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "banned_words")
+OF_THE_PREFIX = (
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "banned_words", "grammar",
+)  # fmt: skip
+"""Settings that change a token's score by the tokens before it."""
+GRAMMARS = {".json": "compile_json_schema", ".ebnf": "compile_grammar", ".regex": "compile_regex"}
+"""What a grammar's file holds, by its ending: the method of xgrammar's compiler that reads it."""
 Rule = Literal["coupled", "greedy", "rejection", "block", "typical"]
 Precision = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 
@@ -93,6 +99,9 @@ class SamplingConfig:
     """Added to logits, by token id or text: {13: -2, hello: 1.5}."""
     banned_words: list[int | str] = field(default_factory=list)
     """Token ids and texts that are never written."""
+    grammar: str | None = None
+    """File that says what may be written: a JSON schema (.json), a grammar in xgrammar's EBNF (.ebnf) or a regular
+    expression (.regex); None is any text."""
     strict: bool = False
     """Pad every target pass to num_draft_tokens + 1 rows, so that output equals the strict plain loop's bit for bit."""
     max_new_tokens: int = 128
@@ -111,6 +120,7 @@ class SamplingConfig:
         check_sampling(self.temperature, self.top_k, self.top_p, self.min_p)
         self._check_tree()
         self._check_penalties()
+        self._check_grammar()
         self._refuse_inexact()
 
     @property
@@ -171,6 +181,17 @@ class SamplingConfig:
         require(is_list, f"banned_words={banned!r} is not a list; give a list of token ids and texts")
         for name, values in (("logit_bias", bias), ("banned_words", banned)):
             require("" not in list(values), f"{name} holds an empty text, which no token spells")
+
+    def _check_grammar(self) -> None:
+        if self.grammar is None:
+            return
+        require(
+            Path(self.grammar).suffix in GRAMMARS,
+            f"grammar={self.grammar} does not end in {', '.join(GRAMMARS)}, which says what it holds: a JSON schema, a "
+            "grammar in EBNF or a regular expression; rename the file",
+        )
+        require(Path(self.grammar).is_file(), f"grammar={self.grammar} does not exist; name a file")
+        require_installed("xgrammar", f"grammar={self.grammar}", f"Install it: {extra('grammar')}")
 
     def _refuse_inexact(self) -> None:
         """Settings that contradict each other, and pairs of rule and tree that are not exact."""

@@ -27,7 +27,8 @@ from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model, load_model
 from decode.rehearsal import warm_up
 from decode.requests import Event, Request
-from decode.sampling.penalties import penalties
+from decode.sampling.asked import asked_processors
+from decode.sampling.stopping import own_eos_ids
 from decode.sampling.warp import Sampling
 from decode.stats import Stats
 from decode.trees.tree_plans import describe
@@ -41,7 +42,7 @@ def run(config: DecodeConfig) -> None:
     if config.draft.path is not None:
         describe_draft(config.draft.path, target, settings=config.draft.settings)
     tokenizer = load_tokenizer(config.target)
-    penalties(target.config.get_text_config().vocab_size, tokenizer, config.decode)
+    asked_processors(target.vocab_size, tokenizer, config.decode, own_eos_ids(target.config, target.vocab_size))
     ids = encode_prompt(config, tokenizer)
     check_prompt(len(ids), config.decode.max_new_tokens, target.max_positions)
     if config.plan:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from decode.common.typed_config import require
-from decode.config import PENALTIES, ModelConfig, SamplingConfig, check_temperature
+from decode.config import OF_THE_PREFIX, ModelConfig, SamplingConfig, check_temperature
 from distill.config import DataConfig
 from eval.comparison_config import DecodersConfig, FamiliesConfig, named_settings
 from eval.modes.drafters.config import DraftersConfig
@@ -314,10 +314,10 @@ class EvalConfig:
         curve = self.curve_temperatures
         for temperature in curve:
             check_temperature(temperature, f"curve_temperatures={curve}: ")
-        penalised = [name for name in PENALTIES if getattr(self.decode, name) != getattr(SamplingConfig(), name)]
+        own = [name for name in OF_THE_PREFIX if getattr(self.decode, name) != getattr(SamplingConfig(), name)]
         require(
-            not penalised or self.mode in ("certificate", "profile"),
-            f"decode.{' and decode.'.join(penalised)} would hold for our arms and not for the peers they are timed "
+            not own or self.mode in ("certificate", "profile"),
+            f"decode.{' and decode.'.join(own)} would hold for our arms and not for the peers they are timed "
             "with, which are transformers' and vLLM's own loops. Leave them out, or use mode=certificate or "
             "mode=profile, which run our loop alone",
         )

@@ -19,7 +19,8 @@ from decode.drafters.untrained.config import UNTRAINED
 from decode.drafters.untrained.index.datastore import origin_of
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model, load_model
-from decode.sampling.penalties import penalties
+from decode.sampling.asked import asked_processors
+from decode.sampling.stopping import own_eos_ids
 from decode.sampling.warp import Sampling
 from distill.config import DataConfig
 from eval.config import EvalConfig
@@ -119,19 +120,22 @@ def settings_at(cfg: EvalConfig, temperature: float) -> dict[str, Any]:
 
 
 def processors_of(cfg: EvalConfig, model: PreTrainedModel) -> LogitsProcessorList | None:
-    """The configured penalties, biases and bans; None where all are at rest."""
+    """The configured penalties, biases, bans and grammar; None where all are at rest."""
     tokenizer = load_tokenizer(cfg.target) if _names_texts(cfg) else None
-    found = penalties(model.config.get_text_config().vocab_size, tokenizer, cfg.decode)
+    vocab_size = model.config.get_text_config().vocab_size
+    ends = own_eos_ids(model.generation_config, vocab_size)
+    found = asked_processors(vocab_size, tokenizer, cfg.decode, ends)
     return LogitsProcessorList(found) if found else None
 
 
 def can_resume(cfg: EvalConfig) -> bool:
-    """Whether a text may be continued from its own middle as from a prompt: these penalties tell one from the other."""
-    return not (cfg.decode.presence_penalty or cfg.decode.frequency_penalty)
+    """Whether a text may be continued from its own middle as from a prompt: these settings tell one from the other."""
+    return not (cfg.decode.presence_penalty or cfg.decode.frequency_penalty or cfg.decode.grammar)
 
 
 def _names_texts(cfg: EvalConfig) -> bool:
-    return any(isinstance(key, str) for key in (*cfg.decode.logit_bias, *cfg.decode.banned_words))
+    named = any(isinstance(key, str) for key in (*cfg.decode.logit_bias, *cfg.decode.banned_words))
+    return named or cfg.decode.grammar is not None
 
 
 def rough_seconds_per_token(target: ModelDescription, device: str) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.generation.stopping_criteria import ConfidenceCriteria
 
 from decode.common.errors import ConfigError
@@ -80,7 +80,7 @@ def _answer(criterion: Any, done: Any) -> bool:
     return bool(done)
 
 
-def own_eos_ids(config: GenerationConfig | None, vocab_size: int) -> list[int]:
+def own_eos_ids(config: GenerationConfig | PretrainedConfig | None, vocab_size: int) -> list[int]:
     """A model's own end-of-text tokens. Some of a model whose vocabulary was cut may lie outside it; they never come,
     and are left out."""
     return [token for token in _named(config) if 0 <= token < vocab_size]
@@ -101,6 +101,6 @@ def eos_ids(given: Any, config: GenerationConfig | None, vocab_size: int) -> lis
     return known
 
 
-def _named(config: GenerationConfig | None) -> list[int]:
-    own = None if config is None else config.eos_token_id
+def _named(config: GenerationConfig | PretrainedConfig | None) -> list[int]:
+    own = getattr(config, "eos_token_id", None)
     return [] if own is None else wholes(own, "generation_config.eos_token_id")

@@ -19,6 +19,7 @@ from decode.verify.verdict import Question, Verdict, draw, follow
 from tests.decode import checks
 from tests.decode import mutants_of_lookup as lookup
 from tests.decode import mutants_of_passes as passes
+from tests.decode import test_grammar as grammar
 from tests.decode.untrained import test_cascade as cascade
 from tests.decode.untrained import test_edit as edit
 from tests.decode.untrained import test_foreign as foreign
@@ -252,6 +253,19 @@ def noise_keyed_by_row(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Loop, "_key", lambda self, index: self.rows.seated.index(index))
 
 
+# grammars
+
+
+def grammar_does_not_take_back(patch: pytest.MonkeyPatch) -> None:
+    """The matcher goes on from the path that it was on."""
+    patch.setattr("xgrammar.GrammarMatcher.rollback", lambda self, tokens=1: None)
+
+
+def grammar_of_drafts_alone(patch: pytest.MonkeyPatch) -> None:
+    """Drafts are masked, and the target's own tokens are free (arXiv 2605.07698)."""
+    patch.setattr("decode.sampling.processors.History.of_tree", lambda self, tree, logits: logits)
+
+
 MUTANTS: dict[str, tuple[Patch, Callable[[], None]]] = {
     "<= for <": (non_strict, checks.check_zero_probability_never_accepted),
     "re-sample on mismatch": (resample_on_mismatch, checks.check_oracle),
@@ -303,5 +317,7 @@ MUTANTS: dict[str, tuple[Patch, Callable[[], None]]] = {
     "cascade goes on with the guess": (lookup.parted_row_goes_on_with_the_guess, cascade.check_rounds),
     "foreign draft keeps what was refused": (lookup.draft_keeps_what_was_refused, foreign.check_drafts),
     "half a character is text": (lookup.half_a_character, foreign_tokens.check_spelled),
+    "grammar does not take back": (grammar_does_not_take_back, grammar.check_answers),
+    "grammar of drafts alone": (grammar_of_drafts_alone, grammar.check_answers),
     "member keeps what it drafted": (lookup.member_keeps_what_it_drafted, mixture.check_members_read),
 }
