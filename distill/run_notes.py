@@ -61,7 +61,7 @@ def check_same_target(folder: RunFolder, target: ModelDescription, runtime: Reco
         )
     if before.runtime is not None and before.runtime != runtime:
         raise InputError(
-            f"the run in {folder.path} was started with {before.runtime}, and this is {runtime}: they round "
+            f"the run in {folder.path} was started with {before.runtime}, and this is {runtime}: they round or draw "
             "otherwise, and records of both would be mixed. Use another output_dir, or go on with what it was started "
             "with"
         )

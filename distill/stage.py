@@ -25,6 +25,7 @@ from distill.records.feature_fitting import CODE_FILE, calibrate, load_code
 from distill.records.record_folder import RecordWriter
 from distill.run_notes import check_same_target, check_same_texts, note_target, noted_weights
 from distill.runtimes.chosen import open_runtime
+from distill.runtimes.response_draft import check_room, recorded
 from distill.runtimes.runtime import Runtime
 from distill.scorer import Scorer
 
@@ -50,6 +51,7 @@ def run(config: DistillConfig) -> None:
     if config.plan:
         return
     free_disk_check(config.output_dir, plan.bytes_on_disk)
+    check_room(runtime.draft, plan.longest)
     runtime.longest = plan.longest
     with open_run(config.output_dir, "distill", config, config.resume, ranks.is_main_process) as folder, runtime:
         if folder.is_finished:
@@ -79,7 +81,7 @@ def _write_shards(
     if runtime.writes_first and config.responses == "target":
         _write_responses([*mine.values()], texts, runtime)
     code = _feature_code(config, plan, texts, runtime, folder, ranks)
-    records = RecordWriter(folder, plan.layout)
+    records = RecordWriter(folder, plan.layout, recorded(config.sampling.draft, runtime.draft))
     todo = [index for index in mine if records.existing(index) is None]
     if not todo:
         return records
@@ -94,8 +96,10 @@ def _write_shards(
         for index in todo:
             part = writer.write(mine[index].start, mine[index].stop)
             scorer.score(part)
-            tokens += records.write(index, part).learned_tokens
-            bar.update(len(mine[index]), tokens_per_s=round(tokens / (time.perf_counter() - began)))
+            known = records.write(index, part)
+            tokens += known.learned_tokens
+            drafted = {"tokens_per_pass": round(known.drafting.tokens_per_pass, 2)} if known.drafting else {}
+            bar.update(len(mine[index]), tokens_per_s=round(tokens / (time.perf_counter() - began)), **drafted)
     if writer.dropped_turns:
         log.warning("%d turns were left out: they do not fit into the target's context", writer.dropped_turns)
     return records
@@ -156,6 +160,11 @@ def _finish(
         counts["bytes"],
         counts["bytes"] / max(1, counts["tokens"]),
     )
+    for one in manifest["drafting"]:
+        log.info(
+            "responses drafted by %s: %.2f tokens a pass of the target, which needs one pass a token alone (%d tokens)",
+            *(one["draft"]["path"], one["tokens_per_pass"], one["tokens"]),
+        )
     if manifest["feature_errors"]:
         told = ", ".join(f"{layer}: {error:.2%}" for layer, error in manifest["feature_errors"].items())
         log.info("hidden states coded as %s, relative error of each layer: %s", config.records.features.code, told)

@@ -83,7 +83,7 @@ class RecordedTexts:
     def __init__(self, config: DistillConfig, target: ModelDescription) -> None:
         assert config.from_records is not None, "checked by DistillConfig"
         self.config, self.target = config, target
-        self.folder = RecordFolder.open(config.from_records, target, checksums=is_main_process())
+        self.folder = RecordFolder.open(config.from_records, target)
         if not len(self.folder):
             raise InputError(f"from_records={self.folder.path} holds no record, so there is nothing to score")
         self.origin = f"the records in {self.folder.path}"

@@ -189,7 +189,7 @@ RECORDS: dict[Callable[..., object], list[Change]] = {
         ("distill.records.record_folder:RecordWriter._feature_errors", "shard.tokens for", "shard.records for"),
     ],
     test_shards.test_a_shard_of_an_earlier_run_is_kept_if_its_bytes_are_those_of_its_note: [
-        ("distill.records.record_folder:RecordWriter.existing", "checksums=True", "checksums=False"),
+        ("distill.records.record_shards:Shard.check_content", "check_sum(self.path, self.known)", "pass"),
     ],
     test_texts.test_recorded_texts_are_found_by_the_numbers_of_their_prompts: [
         ("distill.prompts.text_sources:RecordedTexts.__init__", "int(self.folder.prompts[-1]) + 1", "len(self.folder)"),
