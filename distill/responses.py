@@ -37,8 +37,8 @@ def target_sampler(
     model: PreTrainedModel, sampling: ResponseSampling, batch_size: int, drafter: Drafter | None = None
 ) -> Sampler:
     """Samples from `model` in our own runtime, `batch_size` prompts at a time; the others take the rows of those that
-    end. With a drafter the rule is the coupled one, whose noise is that of plain decoding: texts of the other exact rules
-    depend on the draft."""
+    end. With a drafter the rule is the coupled one, whose noise is that of plain decoding: by the other exact rules the
+    text would depend on the draft."""
 
     def sample(prompts: list[list[int]], rows: list[int], seed: int) -> list[Response]:
         ids, attention_mask = _left_padded(prompts, model)
