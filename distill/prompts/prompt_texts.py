@@ -61,7 +61,7 @@ class PromptTexts(AbstractContextManager):
         """Rank 0: the prompts that the run in this folder has kept, where nothing that they were drawn from changed,
         else those of the corpus, which are put aside until there is a folder for them."""
         self.source = self._source_now()  # before anything is read: what changes meanwhile is then noticed later
-        kept = self._kept(run)
+        kept = None if self.config.plan else self._kept(run)  # a plan may be of another run than the folder holds
         if kept is None:
             self._draw()
             return

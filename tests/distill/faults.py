@@ -281,6 +281,11 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
         ("distill.corpora.file_stamp:_stamp", "found.st_size", "0"),
         ("distill.corpora.file_stamp:_stamp", "str(file.relative_to(root)), ", ""),
     ],
+    test_responses.test_a_draft_changes_no_token_and_saves_passes: [
+        ("distill.responses:target_sampler", 'verifier="coupled"', 'verifier="rejection"'),
+        ("distill.responses:target_sampler", "=sampling.draft.num_draft_tokens", "=1"),
+        ("distill.responses:target_sampler", "one.row for one", "0 for one"),
+    ],
     test_responses.test_a_response_does_not_depend_on_the_others_of_its_batch: [
         ("distill.responses:target_sampler", "rows=rows,", ""),
     ],

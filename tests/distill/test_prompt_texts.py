@@ -12,7 +12,7 @@ from decode.common.checked_json import read_json
 from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.models.load import describe_model
-from distill.config import DataConfig, DistillConfig
+from distill.config import DataConfig, DistillConfig, PromptConfig
 from distill.corpora import Document, configured
 from distill.corpora.file_stamp import file_stamp
 from distill.prompts.drawn_prompts import DrawnPrompt, digest
@@ -75,6 +75,14 @@ def test_the_corpus_is_read_by_the_first_run_and_not_by_one_that_goes_on(
     for told in ("shards", "prompts_sha256", "held_out"):
         assert ours[told] == theirs[told]
     assert not (tmp_path / "records" / "prompts").exists()  # the records hold them now
+
+
+def test_a_plan_is_of_its_own_corpus_whatever_the_folder_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped(tmp_path, monkeypatch)
+    run(tiny_config(tmp_path, plan=True, prompts=PromptConfig(tokens=6, per_document=2, count=7, validation_count=2)))
+    assert "prompts               7 train, 2 validation" in capsys.readouterr().out
 
 
 def touch(folder: Path) -> None:
