@@ -62,7 +62,8 @@ def tokenizer_of(target: ModelDescription) -> PreTrainedTokenizerBase:
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     """Of all that makes tokens of text and messages: vocabulary, merges, what is done before them, chat template."""
-    whole = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else json.dumps(tokenizer.get_vocab())
+    is_fast = isinstance(tokenizer, PreTrainedTokenizerFast)
+    whole = tokenizer.backend_tokenizer.to_str() if is_fast else json.dumps(tokenizer.get_vocab())
     return hashlib.sha256(json.dumps([whole, tokenizer.chat_template]).encode()).hexdigest()
 
 
