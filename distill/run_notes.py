@@ -33,7 +33,9 @@ def keep_texts(folder: RunFolder, texts: Texts) -> None:
             f"the prompts of {folder.path} had SHA-256 {before.sha256}, and now have {texts.sha256}: {texts.origin} "
             "changed since that run started, and its records would be mixed. Use another output_dir"
         )
-    NOTE.write(folder.file("prompts.json"), texts.keep(folder.path).model_dump())
+    now = texts.keep(folder.path)
+    if now != before:
+        NOTE.write(folder.file("prompts.json"), now.model_dump())
 
 
 def check_same_target(folder: RunFolder, target: ModelDescription, runtime: RecordedRuntime, is_main: bool) -> None:

@@ -359,7 +359,7 @@ RUNTIMES: dict[Callable[..., object], list[Change]] = {
         ("distill.runtimes.vllm_runtime:VllmRuntime._settings", "self.longest + 1", "self.longest"),
         ("distill.runtimes.vllm_runtime:VllmRuntime.sampler", '"row", seed, row', '"row", seed'),
         ("distill.stage:_write_shards", "runtime.writes_first and ", "False and "),
-        ("distill.stage:_finish", '("responses", "states")', '("responses",)'),
+        ("distill.stage:_finish", '"responses", "states")', '"responses")'),
     ],
     test_vllm_runtime.test_a_draft_is_handed_to_the_engine_that_writes: [
         ("distill.runtimes.vllm_runtime:VllmRuntime._drafting", "self.longest + count", "self.longest"),

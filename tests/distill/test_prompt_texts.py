@@ -152,7 +152,7 @@ def test_a_stamp_tells_of_sizes_times_and_names(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("longer")
     os.utime(tmp_path / "a.txt", ns=(6, 6))
     seen.append(file_stamp(config))
-    (tmp_path / "a.txt").rename(tmp_path / "c.txt")
+    (tmp_path / "a.txt").rename(tmp_path / "aa.txt")  # in the same order
     seen.append(file_stamp(config))
     assert len(set(seen)) == 4
     assert file_stamp(config) == seen[-1]
