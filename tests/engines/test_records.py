@@ -48,10 +48,11 @@ LAYERS = [3, 0, -1, 1]
 """The last raw state too, and out of order."""
 
 
-def save_target(folder: Path, kind: str) -> None:
+def save_target(folder: Path, kind: str, layers: int = 3) -> None:
     tokenizer = tiny_tokenizer()
     torch.manual_seed(0)
     shape = SHAPE | {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    shape["num_hidden_layers"] = layers
     model = AutoModelForCausalLM.from_config(KINDS[kind](**shape))  # type: ignore[arg-type]
     for name, weight in model.named_parameters():  # else norms of ones hide which norm was used
         if "norm" in name:
@@ -125,11 +126,11 @@ def test_the_engine_writes_with_a_draft_what_it_writes_alone(
     """At temperature 0, where its noise does not matter."""
     monkeypatch.setattr(vllm_runtime, "WORKER", EAGER)
     target, draft = tmp_path / "target", tmp_path / "draft"
-    save_target(target, "llama")
+    save_target(target, "llama", layers=4)  # a head is handed the states between layers, and vLLM's read three
     if family == "lm":
         save_lm(draft, target)
     else:
-        save_head(tmp_path / "head", target, "eagle3")
+        save_head(tmp_path / "head", target, "eagle3", taps=(1, 2, 3), head_dim=32, heads=2, kv_heads=1)
         export(tmp_path / "head", draft)
     asked = ResponseDraftConfig(str(draft), num_draft_tokens=3)
     recorded(tmp_path, "alone", "vllm")
