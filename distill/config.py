@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from decode.common.typed_config import require, require_at_least
-from decode.config import ModelConfig, check_sampling
+from decode.config import MOST_NODES, DrafterConfig, ModelConfig, check_sampling
 
 CorpusName = Literal["python_stdlib", "text", "jsonl", "parquet", "dataset", "hub", "tasks", "own"]
 StoreName = Literal["head_tail", "topk", "full", "last_hidden"]
@@ -129,6 +129,34 @@ class PromptConfig:
 
 
 @dataclass
+class ResponseDraftConfig(DrafterConfig):
+    """A draft that responses are written with, so that they cost fewer passes of the target."""
+
+    num_draft_tokens: int = 5
+    """Draft tokens per target pass (k)."""
+    adaptive: bool = False
+    """Draft what pays, at most num_draft_tokens, and nothing where nothing pays."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            1 <= self.num_draft_tokens <= MOST_NODES,
+            f"sampling.draft.num_draft_tokens={self.num_draft_tokens}; a round drafts at least 1 token and at most "
+            f"{MOST_NODES}. To write without drafts, leave out sampling.draft.path",
+        )
+
+    def check_engine(self) -> None:
+        """Raise ConfigError for what an engine that drafts by itself would ignore."""
+        for name in ("dtype", "settings", "adaptive"):
+            value, usual = getattr(self, name), getattr(ResponseDraftConfig(), name)
+            require(
+                self.path is None or value == usual,
+                f"sampling.draft.{name}={value} says how our own decoder drafts, and target.runtime=vllm, which drafts "
+                "by itself, would ignore it; leave it out, or use target.runtime=transformers",
+            )
+
+
+@dataclass
 class ResponseSampling:
     """How the target writes its responses. p is recorded at temperature 1, unwarped, whatever stands here."""
 
@@ -142,6 +170,8 @@ class ResponseSampling:
     """Drop tokens below min_p times the likeliest one's probability."""
     max_new_tokens: int = 256
     """Longest response in tokens."""
+    draft: ResponseDraftConfig = field(default_factory=ResponseDraftConfig)
+    """What proposes their tokens; the target decides, and writes what it would write alone."""
 
     def __post_init__(self) -> None:
         check_sampling(self.temperature, self.top_k, self.top_p, self.min_p)
@@ -273,6 +303,10 @@ class ObjectiveConfig:
 class DistillConfig:
     """`python -m distill`: prompts from a corpus, responses by the target, p of every token on disk."""
 
+    NOT_COMPARED: ClassVar[tuple[str, ...]] = ("sampling.draft",)
+    """A run goes on with another draft or none: the text is the target's. An engine whose text depends on it says so in
+    its RecordedRuntime."""
+
     target: TargetConfig = field(default_factory=TargetConfig)
     """The model whose distributions are recorded."""
     data: DataConfig = field(default_factory=DataConfig)
@@ -305,6 +339,7 @@ class DistillConfig:
         require_at_least(1, self, "", "batch_size")
         require_at_least(0, self, "", "show")
         refuse_own(self.data)
+        self._check_draft()
         if self.responses != "records":
             require(
                 self.from_records is None,
@@ -320,3 +355,13 @@ class DistillConfig:
                 f"responses=records takes the texts of {self.from_records} as they are, and {name}.* was set "
                 f"({value}), which would change nothing; leave it out",
             )
+
+    def _check_draft(self) -> None:
+        draft = self.sampling.draft
+        require(
+            draft.path is None or self.responses != "corpus",
+            f"sampling.draft.path={draft.path} drafts the target's responses, and responses=corpus has it write none; "
+            "leave one of them out",
+        )
+        if self.target.runtime == "vllm":
+            draft.check_engine()

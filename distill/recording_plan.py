@@ -87,11 +87,16 @@ def make_plan(
     """The plan of a run. Raises InputError where a prompt leaves no room in the context, ConfigError for too big
     shards."""
     layout = _layout(target, config)
-    sizes = [_size(prompt, tokenizer, target, config) for prompt in prompts]
+    of_split, documents, responses, sizes = Counter(), set(), 0, []
+    for prompt in prompts:  # once, since they may lie on the disk
+        of_split[prompt.split] += 1
+        documents.add(prompt.document)
+        responses += prompt.num_turns
+        sizes.append(_size(prompt, tokenizer, target, config))
     plan = RecordingPlan(
-        prompts=Counter(prompt.split for prompt in prompts),
-        documents=len({prompt.document for prompt in prompts}),
-        responses=sum(prompt.num_turns for prompt in prompts) if config.responses == "target" else 0,
+        prompts=of_split,
+        documents=len(documents),
+        responses=responses if config.responses == "target" else 0,
         tokens=sum(size.tokens for size in sizes),
         learned_tokens=sum(size.learned for size in sizes),
         too_long=sum(not size.tokens for size in sizes),

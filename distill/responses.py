@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from decode import generate
+from decode.drafters.base import Drafter
 from distill.config import DistillConfig, ResponseSampling
 from distill.corpora.corpus import Message, unit_hash
 from distill.prompts.chat import encode_prompt
@@ -23,21 +25,26 @@ class Response:
 
     ids: list[int]
     finish_reason: str
+    passes: int | None = field(default=None, compare=False)
+    """Target passes that it took, where they were counted."""
 
 
 Sampler = Callable[[list[list[int]], list[int], int], list[Response]]
 """(prompts, noise rows, seed) -> responses. A text depends on its prompt, row and seed, not on its batch."""
 
 
-def target_sampler(model: PreTrainedModel, sampling: ResponseSampling, batch_size: int) -> Sampler:
-    """Samples from `model` by plain decoding in our own runtime, `batch_size` prompts at a time; the others take the
-    rows of those that end."""
+def target_sampler(
+    model: PreTrainedModel, sampling: ResponseSampling, batch_size: int, drafter: Drafter | None = None
+) -> Sampler:
+    """Samples from `model` in our own runtime, `batch_size` prompts at a time; the others take the rows of those that
+    end. With a drafter the rule is the coupled one, whose noise is that of plain decoding: by the other exact rules the
+    text would depend on the draft."""
 
     def sample(prompts: list[list[int]], rows: list[int], seed: int) -> list[Response]:
         ids, attention_mask = _left_padded(prompts, model)
         out = generate(
             model,
-            None,
+            drafter,
             ids,
             attention_mask,
             max_new_tokens=sampling.max_new_tokens,
@@ -45,13 +52,16 @@ def target_sampler(model: PreTrainedModel, sampling: ResponseSampling, batch_siz
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             min_p=sampling.min_p,
+            verifier="coupled",
+            num_draft_tokens=sampling.draft.num_draft_tokens,
+            adaptive=sampling.draft.adaptive,
             seed=seed,
             rows=rows,
             batch_size=batch_size,
         )
-        width = ids.shape[1]
+        width, passes = ids.shape[1], Counter(one.row for one in out.stats.rounds)
         return [
-            Response(out.sequences[row, width : width + int(length) - len(prompt)].tolist(), reason)
+            Response(out.sequences[row, width : width + int(length) - len(prompt)].tolist(), reason, passes[row])
             for row, (prompt, length, reason) in enumerate(
                 zip(prompts, out.lengths, out.stats.finish_reasons, strict=True)
             )
@@ -122,7 +132,7 @@ class Writer:
         whole = np.array(ids + response.ids, dtype=np.int64)
         learns_prompt = prompt.messages is None and self.config.data.learn_prompt
         mask = np.arange(len(whole)) >= (1 if learns_prompt else len(ids))
-        return Record(whole, mask, _meta(prompt, turn, len(ids), response.finish_reason))
+        return Record(whole, mask, _meta(prompt, turn, len(ids), response.finish_reason), passes=response.passes)
 
     def _from_corpus(self, prompt: DrawnPrompt) -> Record | None:
         ids, mask = corpus_text(prompt, self.tokenizer, self.config, self.max_positions)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from decode.common.checked_json import Content, Count, JsonFile, Sha256, Text
+from decode.common.checked_json import Content, JsonFile, Text
 from decode.common.errors import InputError
 from decode.common.run_folder import RunFolder
 from decode.models.load import ModelDescription
 from distill.prompts.text_sources import Texts
+from distill.prompts.texts_note import NOTE, read_note
 from distill.records.record_manifest import RecordedRuntime
-
-
-class PromptsNote(Content):
-    """prompts.json: the texts that a run was started with."""
-
-    sha256: Sha256
-    prompts: Count
 
 
 class TargetNote(Content):
@@ -26,23 +20,22 @@ class TargetNote(Content):
 
 
 _REMEDY = "Delete the folder, or use another output_dir."
-NOTE = JsonFile(PromptsNote, "a resumed run could mix its records with those of other texts", _REMEDY)
 TARGET = JsonFile(TargetNote, "records of two targets could be mixed", _REMEDY)
 TARGET_FILE = "target.json"
 
 
-def check_same_texts(folder: RunFolder, texts: Texts, is_main: bool) -> None:
-    """Bind the folder to these texts, so that a corpus that changed since a run was killed is not mixed into it."""
-    note, now = folder.file("prompts.json"), texts.sha256
-    if note.is_file():
-        before = NOTE.read(note).sha256
-        if before != now:
-            raise InputError(
-                f"the prompts of {folder.path} had SHA-256 {before}, and now have {now}: {texts.origin} changed since "
-                "that run started, and its records would be mixed. Use another output_dir"
-            )
-    elif is_main:
-        NOTE.write(note, {"sha256": now, "prompts": texts.num_prompts})
+def keep_texts(folder: RunFolder, texts: Texts) -> None:
+    """Rank 0: bind the folder to these texts, so that a corpus that changed since a run was killed is not mixed into
+    it, and leave in it what the other ranks read."""
+    before = read_note(folder.path)
+    if before is not None and before.sha256 != texts.sha256:
+        raise InputError(
+            f"the prompts of {folder.path} had SHA-256 {before.sha256}, and now have {texts.sha256}: {texts.origin} "
+            "changed since that run started, and its records would be mixed. Use another output_dir"
+        )
+    now = texts.keep(folder.path)
+    if now != before:
+        NOTE.write(folder.file("prompts.json"), now.model_dump())
 
 
 def check_same_target(folder: RunFolder, target: ModelDescription, runtime: RecordedRuntime, is_main: bool) -> None:
@@ -61,7 +54,7 @@ def check_same_target(folder: RunFolder, target: ModelDescription, runtime: Reco
         )
     if before.runtime is not None and before.runtime != runtime:
         raise InputError(
-            f"the run in {folder.path} was started with {before.runtime}, and this is {runtime}: they round "
+            f"the run in {folder.path} was started with {before.runtime}, and this is {runtime}: they round or draw "
             "otherwise, and records of both would be mixed. Use another output_dir, or go on with what it was started "
             "with"
         )

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,18 +14,20 @@ from accelerate import PartialState
 
 from decode.common.checked_json import write_atomically
 from decode.common.progress import get_logger, progress
-from decode.common.run_folder import RunFolder, check_run, free_disk_check, open_run
+from decode.common.run_folder import RunFolder, check_run, free_disk_check, on_main, open_run
 from decode.models.hidden_states import check_taps
 from decode.models.load import ModelDescription, describe_model
 from distill.config import DistillConfig
+from distill.prompts.prompt_texts import FOLDER
 from distill.prompts.shown_examples import write_lines
 from distill.prompts.text_sources import Texts, open_texts
 from distill.recording_plan import RecordingPlan
 from distill.records.feature_codes import FeatureCode
 from distill.records.feature_fitting import CODE_FILE, calibrate, load_code
 from distill.records.record_folder import RecordWriter
-from distill.run_notes import check_same_target, check_same_texts, note_target, noted_weights
+from distill.run_notes import check_same_target, keep_texts, note_target, noted_weights
 from distill.runtimes.chosen import open_runtime
+from distill.runtimes.response_draft import check_room, recorded
 from distill.runtimes.runtime import Runtime
 from distill.scorer import Scorer
 
@@ -43,18 +46,37 @@ def run(config: DistillConfig) -> None:
     runtime = open_runtime(config, target)
     # without cpu=True every rank on a machine without an accelerator believes that it is alone, and writes every shard
     ranks = PartialState(cpu=not torch.accelerator.is_available(), timeout=SLOWEST_RANK)
-    texts = open_texts(config, target)
+    with open_texts(config, target) as texts:
+        plan = on_main(ranks.is_main_process, lambda: _planned(config, texts, runtime))
+        if not config.plan:
+            _record(config, plan, target, texts, runtime, ranks)
+
+
+def _planned(config: DistillConfig, texts: Texts, runtime: Runtime) -> RecordingPlan:
+    """Read the texts, show what was asked for, and refuse what cannot be done; rank 0."""
+    texts.read(Path(config.output_dir))
     plan = texts.plan()
-    if ranks.is_main_process:
-        write_lines([*texts.examples(), *(plan.lines() if config.plan else [])])
-    if config.plan:
-        return
-    free_disk_check(config.output_dir, plan.bytes_on_disk)
+    write_lines([*texts.examples(), *(plan.lines() if config.plan else [])])
+    check_room(runtime.draft, plan.longest)
+    if not config.plan:
+        free_disk_check(config.output_dir, plan.bytes_on_disk)
+    return plan
+
+
+def _record(
+    config: DistillConfig,
+    plan: RecordingPlan,
+    target: ModelDescription,
+    texts: Texts,
+    runtime: Runtime,
+    ranks: PartialState,
+) -> None:
     runtime.longest = plan.longest
     with open_run(config.output_dir, "distill", config, config.resume, ranks.is_main_process) as folder, runtime:
         if folder.is_finished:
             return
-        check_same_texts(folder, texts, ranks.is_main_process)
+        on_main(ranks.is_main_process, lambda: keep_texts(folder, texts))
+        texts.open(folder.path)
         check_same_target(folder, target, runtime.note, ranks.is_main_process)
         records = _write_shards(config, plan, target, texts, runtime, folder, ranks)
         ranks.wait_for_everyone()
@@ -79,7 +101,7 @@ def _write_shards(
     if runtime.writes_first and config.responses == "target":
         _write_responses([*mine.values()], texts, runtime)
     code = _feature_code(config, plan, texts, runtime, folder, ranks)
-    records = RecordWriter(folder, plan.layout)
+    records = RecordWriter(folder, plan.layout, recorded(config.sampling.draft, runtime.draft))
     todo = [index for index in mine if records.existing(index) is None]
     if not todo:
         return records
@@ -94,8 +116,10 @@ def _write_shards(
         for index in todo:
             part = writer.write(mine[index].start, mine[index].stop)
             scorer.score(part)
-            tokens += records.write(index, part).learned_tokens
-            bar.update(len(mine[index]), tokens_per_s=round(tokens / (time.perf_counter() - began)))
+            known = records.write(index, part)
+            tokens += known.learned_tokens
+            drafted = {"tokens_per_pass": round(known.drafting.tokens_per_pass, 2)} if known.drafting else {}
+            bar.update(len(mine[index]), tokens_per_s=round(tokens / (time.perf_counter() - began)), **drafted)
     if writer.dropped_turns:
         log.warning("%d turns were left out: they do not fit into the target's context", writer.dropped_turns)
     return records
@@ -144,7 +168,7 @@ def _finish(
     about: dict[str, Any] = {"seed": config.seed, "p": "temperature 1, unwarped", **texts.provenance()}
     about["runtime"] = runtime.note.model_dump()
     manifest = records.finish(plan.num_shards, target, noted_weights(records.run), about)
-    for leftover in ("responses", "states"):  # what a runtime kept until it was in the shards
+    for leftover in (FOLDER, "responses", "states"):  # what was kept until it was in the shards
         shutil.rmtree(records.run.path / leftover, ignore_errors=True)
     counts = manifest["counts"]
     log.info(
@@ -156,6 +180,11 @@ def _finish(
         counts["bytes"],
         counts["bytes"] / max(1, counts["tokens"]),
     )
+    for one in manifest["drafting"]:
+        log.info(
+            "responses drafted by %s: %.2f tokens a pass of the target, which needs one pass a token alone (%d tokens)",
+            *(one["draft"]["path"], one["tokens_per_pass"], one["tokens"]),
+        )
     if manifest["feature_errors"]:
         told = ", ".join(f"{layer}: {error:.2%}" for layer, error in manifest["feature_errors"].items())
         log.info("hidden states coded as %s, relative error of each layer: %s", config.records.features.code, told)

@@ -43,6 +43,7 @@ _MISSING_FILES = {
         "data=text data.path={}",
         "data=parquet data.path={}",
         "data=tasks data.path={}",
+        "sampling.draft.path={}",
     ],
     "train": ["target.path={}", "records={}", "resume={}", "draft.init_from={}"],
     "decode": [
@@ -66,6 +67,11 @@ _OUT_OF_RANGE = {
         "prompts.tokens=0",
         "target.runtime=vllm target.dtype=float64",
         "target.runtime=vllm target.vllm_python=nowhere/bin/python",
+        "sampling.draft.num_draft_tokens=0",
+        "sampling.draft.settings={memory:1}",
+        "sampling.draft.verifier=rejection",
+        "sampling.draft.path=ngram responses=corpus",
+        "sampling.draft.path=ngram sampling.draft.adaptive=true target.runtime=vllm",
     ],
     "train": [
         "steps=0",

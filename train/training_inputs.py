@@ -9,7 +9,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from decode.common.errors import ConfigError
-from decode.common.progress import get_logger, is_main_process
+from decode.common.progress import get_logger
 from decode.common.typed_config import require
 from decode.config import ModelConfig
 from decode.models.compatibility import load_tokenizer
@@ -81,7 +81,7 @@ def open_inputs(cfg: TrainConfig) -> Inputs:
     _check_length(cfg, target, blueprint)
     records = None
     if cfg.records is not None:
-        records = RecordFolder.open(cfg.records, target, checksums=is_main_process())
+        records = RecordFolder.open(cfg.records, target)
     store = None if records is None else _choose_store(cfg, records)
     layers = blueprint.layers_read if cfg.target_source == "records" else ()  # a live target makes them itself
     sources = [_source(cfg, tokenizer, records, store, split, layers) for split in ("train", "validation")]

@@ -6,11 +6,11 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field
 
@@ -23,6 +23,7 @@ from decode.common.run_lock import LOCK_FILE, check_unlocked, run_lock
 RUN_SCHEMA = 1
 log = get_logger("run")
 _NOT_COMPARED = ("resume", "plan", "output_dir")
+T = TypeVar("T")
 
 
 class RunStart(Content):
@@ -107,18 +108,11 @@ def open_run(
     a refusal.
     """
     is_main = is_main_process() if is_main is None else is_main
-    path, outcome, began_s = Path(output_dir), None, time.perf_counter()
+    path, began_s = Path(output_dir), time.perf_counter()
     is_resumed = (path / "run.json").exists()
     with ExitStack() as held:
-        if is_main:
-            try:
-                outcome = _enter(held, path, stage, config, resume)
-            except UserError as error:
-                outcome = error
-        outcome = _from_main(outcome)
-        if isinstance(outcome, UserError):
-            raise outcome
-        yield RunFolder(path, stage, bool(outcome), is_main, is_resumed, began_s)
+        is_done = on_main(is_main, lambda: _enter(held, path, stage, config, resume))
+        yield RunFolder(path, stage, is_done, is_main, is_resumed, began_s)
 
 
 def is_finished(path: Path) -> bool:
@@ -132,7 +126,8 @@ def is_finished(path: Path) -> bool:
 
 
 def check_same_run(path: Path, stage: str, config: Any) -> None:
-    """Raise ConfigError unless `path` is a run of `stage` with this `config` (resume, plan and output_dir aside)."""
+    """Raise ConfigError unless `path` is a run of `stage` with this `config` (resume, plan, output_dir and the config's
+    own NOT_COMPARED aside)."""
     run = RUN.read(path / "run.json")
     if run.version != RUN_SCHEMA or run.stage != stage:
         raise ConfigError(
@@ -140,7 +135,8 @@ def check_same_run(path: Path, stage: str, config: Any) -> None:
             f"(schema {RUN_SCHEMA}). Use another output_dir."
         )
     old, new = _flat(run.config), _flat(_comparable(config))
-    changed = [key for key in sorted(old.keys() | new.keys()) if key.split(".")[0] not in _NOT_COMPARED]
+    aside = (*_NOT_COMPARED, *getattr(config, "NOT_COMPARED", ()))
+    changed = [key for key in sorted(old.keys() | new.keys()) if not _is_within(key, aside)]
     changed = [key for key in changed if old.get(key, "unset") != new.get(key, "unset")]
     if changed:
         pairs = [(key, old.get(key, "unset"), new.get(key, "unset")) for key in changed[:5]]
@@ -149,6 +145,26 @@ def check_same_run(path: Path, stage: str, config: Any) -> None:
             f"{path} holds a run of another configuration ({told}). Its files would not be those of this command. "
             "Use another output_dir, delete the folder, or give the same values."
         )
+
+
+def on_main(is_main: bool, do: Callable[[], T]) -> T:
+    """What `do` gives on rank 0, on all ranks, which come here together. What it refuses, all refuse: a rank that goes
+    on alone would wait for the others until the launcher's patience ends."""
+    from torch import distributed  # here, so that importing this module costs nothing
+
+    outcome: Any = None
+    if is_main:
+        try:
+            outcome = do()
+        except UserError as error:
+            outcome = error
+    if distributed.is_available() and distributed.is_initialized():
+        shared = [outcome]
+        distributed.broadcast_object_list(shared, src=0)
+        outcome = shared[0]
+    if isinstance(outcome, UserError):
+        raise outcome
+    return outcome
 
 
 def sha256_file(path: Path | str) -> str:
@@ -194,17 +210,6 @@ def _check_state(path: Path, stage: str, config: Any, resume: str) -> bool:
     if is_done:
         log.info("%s is already finished", path)
     return is_done
-
-
-def _from_main(outcome: Any) -> Any:
-    """What rank 0 says: a rank that goes on alone would wait for it until the launcher's patience ends."""
-    from torch import distributed  # here, so that importing this module costs nothing
-
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return outcome
-    shared = [outcome]
-    distributed.broadcast_object_list(shared, src=0)
-    return shared[0]
 
 
 def _continues(path: Path, resume: str) -> bool:
@@ -280,6 +285,10 @@ def _flat(content: Any, where: str = "") -> dict[str, Any]:
     for key, value in content.items():
         flat |= _flat(value, f"{where}.{key}" if where else str(key))
     return flat
+
+
+def _is_within(key: str, names: Collection[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def _now() -> str:

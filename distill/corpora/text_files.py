@@ -16,11 +16,16 @@ TEXT_SUFFIXES = {".txt", ".md", ".rst", ".py", ".text"}
 
 def python_stdlib() -> Iterator[Document]:
     """Every source file of the interpreter's library but its tests; the id is the path inside the library."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    files = [file for file in root.rglob("*.py") if not LEFT_OUT & set(file.relative_to(root).parts[:-1])]
+    root, files = stdlib_files()
     for file in _shuffled(files, root):
         with tokenize.open(file) as stream:  # honours the encoding line of a source file
             yield from _document(stream.read(), file, root, "code")
+
+
+def stdlib_files() -> tuple[Path, list[Path]]:
+    """The folder of the interpreter's library, and its source files."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    return root, [file for file in root.rglob("*.py") if not LEFT_OUT & set(file.relative_to(root).parts[:-1])]
 
 
 def text_files(path: Path) -> Iterator[Document]:

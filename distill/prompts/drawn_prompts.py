@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import islice
 
@@ -45,7 +45,7 @@ def turns(messages: Sequence[Message]) -> list[int]:
     return spoken if messages[-1]["role"] == "assistant" else [*spoken, len(messages)]
 
 
-def collect_prompts(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, config: DistillConfig) -> list[DrawnPrompt]:
+def draw_prompts(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, config: DistillConfig) -> Iterator[DrawnPrompt]:
     """The prompts of the training split, then those of the validation split, numbered through.
 
     Raises InputError where the corpus is empty or malformed, or gives no prompt.
@@ -53,14 +53,14 @@ def collect_prompts(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, config: 
     wanted: list[tuple[Split, int | None]] = [("train", config.prompts.count)]
     if config.prompts.validation_count:
         wanted.append(("validation", config.prompts.validation_count))
-    found: list[DrawnPrompt] = []
+    drawn = 0
     for split, count in wanted:
-        first = len(found)
+        first = drawn
         for prompt in islice(_prompts(corpus, tokenizer, config, split), count):
-            found.append(replace(prompt, number=len(found)))
-        if len(found) == first:
+            yield replace(prompt, number=drawn)
+            drawn += 1
+        if drawn == first:
             raise InputError(f"{corpus.where}: no document of the {split} split is long enough to give a prompt")
-    return found
 
 
 def corpus_text(
@@ -75,7 +75,7 @@ def corpus_text(
     return ids[:limit], mask[:limit]
 
 
-def digest(prompts: Sequence[DrawnPrompt]) -> str:
+def digest(prompts: Iterable[DrawnPrompt]) -> str:
     """A hash of all prompts, by which a resumed run knows that its corpus is still the same."""
     sha = hashlib.sha256()
     for prompt in prompts:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Sequence
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from decode.common.errors import ConfigError
+from decode.common.errors import ConfigError, InputError
+from decode.models.load import ModelDescription
 
 EOS, PAD = "<|endoftext|>", "<|pad|>"
 
@@ -40,6 +43,28 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> li
     if not texts:
         return []
     return tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]  # type: ignore[return-value]
+
+
+def tokenizer_of(target: ModelDescription) -> PreTrainedTokenizerBase:
+    """The target's; InputError where there is none, or one that has tokens which the target has not."""
+    if target.tokenizer is None:
+        raise InputError(
+            f"target.path={target.path} holds no tokenizer files, and prompts are text; add them to the folder"
+        )
+    if len(target.tokenizer) > target.vocab_size:
+        raise InputError(
+            f"the tokenizer of {target.path} has {len(target.tokenizer)} entries, and the model only "
+            f"{target.vocab_size}: some tokens would have no embedding. Use the tokenizer that the model was trained "
+            "with"
+        )
+    return target.tokenizer
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Of all that makes tokens of text and messages: vocabulary, merges, what is done before them, chat template."""
+    is_fast = isinstance(tokenizer, PreTrainedTokenizerFast)
+    whole = tokenizer.backend_tokenizer.to_str() if is_fast else json.dumps(tokenizer.get_vocab())
+    return hashlib.sha256(json.dumps([whole, tokenizer.chat_template]).encode()).hexdigest()
 
 
 def start_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -11,26 +11,27 @@ from typing import Any
 
 import numpy as np
 
-from decode.common.checked_json import file_within, shown, write_atomically
+from decode.common.checked_json import shown, write_atomically
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
-from decode.common.run_folder import RUN, RunFolder, sha256_file
+from decode.common.run_folder import RUN, RunFolder
 from decode.models.load import ModelDescription
 from distill.records.distribution_stores import Layout
 from distill.records.feature_codes import FeatureCode
 from distill.records.feature_fitting import CODE_FILE, load_code
+from distill.records.file_checks import check_size, check_sum, described
 from distill.records.record_manifest import (
     COUNTS,
     MANIFEST,
     RECORDS_VERSION,
     REMEDY,
     SHARD,
-    FileSummary,
     Manifest,
     RecordedTarget,
     ShardSummary,
 )
 from distill.records.record_shards import SPLITS, Record, Shard, shard_bytes, summary
+from distill.records.recorded_drafts import RecordedDraft, drafting_of, pooled
 
 IDENTITIES = {
     "fingerprint": "the records hold the distributions of other weights",
@@ -50,12 +51,13 @@ def identity_of(target: ModelDescription, weights: str | None = None) -> dict[st
 class RecordWriter:
     """Writes shards, each a pure function of its number, so that a killed and resumed run ends with the same files."""
 
-    def __init__(self, run: RunFolder, layout: Layout) -> None:
-        """The code of hidden states, where it is fitted, lies in the folder already."""
-        self.run, self.layout = run, layout
+    def __init__(self, run: RunFolder, layout: Layout, draft: RecordedDraft | None = None) -> None:
+        """The code of hidden states, where it is fitted, lies in the folder already; `draft` is what responses are
+        written with."""
+        self.run, self.layout, self.draft = run, layout, draft
         self.code_file = None
         if layout.features is not None and layout.features.is_fitted:
-            self.code_file = _described(run.file(CODE_FILE))
+            self.code_file = described(run.file(CODE_FILE))
 
     def existing(self, index: int) -> ShardSummary | None:
         """The summary of a complete shard of an earlier, killed run; None where it is missing or damaged."""
@@ -66,8 +68,8 @@ class RecordWriter:
             known = SHARD.read(note)
             if known.file != f"shards/{shard.name}":
                 raise InputError(f"{note} is the summary of {known.file}")
-            _check_file(self.run.path, known, checksums=True)
-            Shard(shard, self.layout, known).check_tokens()
+            check_size(self.run.path, known)
+            Shard(shard, self.layout, known).check_content()
         except InputError as error:
             log.warning("%s is written again: %s", shard, error)
             return None
@@ -80,7 +82,8 @@ class RecordWriter:
         """Write shard `index`, then its summary."""
         shard, note = self._files(index)
         content = shard_bytes(records, self.layout)
-        known = ShardSummary(file=f"shards/{shard.name}", **summary(content, records), code_file=self.code_file)
+        told = {"code_file": self.code_file, "drafting": drafting_of(records, self.draft)}
+        known = ShardSummary(file=f"shards/{shard.name}", **summary(content, records), **told)
         write_atomically(shard, content)
         SHARD.write(note, known.model_dump())
         return known
@@ -101,6 +104,7 @@ class RecordWriter:
             "bytes_per_learned_token": self.layout.bytes_per_token,
             "code_file": None if self.code_file is None else self.code_file.model_dump(),
             "feature_errors": self._feature_errors(shards),
+            "drafting": [one.model_dump() for one in pooled(shard.drafting for shard in shards)],
             "shards": [shard.model_dump() for shard in shards],
         }
         for leftover in [*self.run.path.glob(".*.tmp"), *self.run.path.glob("shards/.*.tmp")]:
@@ -139,32 +143,28 @@ class RecordFolder:
         self._splits = np.concatenate([shard.split for shard in self.shards])
 
     @classmethod
-    def open(cls, path: Path | str, target: ModelDescription | None = None, checksums: bool = True) -> RecordFolder:
-        """Validate, then open. Nothing but the records themselves and the target's description is read.
+    def open(cls, path: Path | str, target: ModelDescription | None = None) -> RecordFolder:
+        """Validate, then open. Of a shard nothing is read but its header and a few numbers a record: its bytes are held
+        against their checksum when the first record of it is read, once in a process.
 
         Raises InputError for an unfinished folder, another target, token map or chat template (with `target`), and a
-        missing, truncated or altered file; `checksums=False` skips the last of these, for ranks whose rank 0 has
-        looked.
+        missing or truncated file, or a damaged header.
         """
         path = Path(path)
         manifest = _read_manifest(path)
         if target is not None:
             _check_target(path, manifest.target, target)
-        for known in [*manifest.shards, *([manifest.code_file] if manifest.code_file else [])]:
-            _check_file(path, known, checksums)
+        for known in manifest.shards:
+            check_size(path, known)
+        if manifest.code_file is not None:  # a few numbers, which all states are read by
+            check_sum(check_size(path, manifest.code_file), manifest.code_file)
         folder = cls(path, manifest)
         folder.target_path = None if target is None else target.path
-        folder.check(checksums)
+        if (np.diff(folder.prompts) < 0).any():
+            raise InputError(f"{path}: the prompts of its records do not rise from shard to shard. {REMEDY}")
+        if folder.layout.features is not None:
+            assert folder.feature_code is not None
         return folder
-
-    def check(self, tokens: bool) -> None:
-        """Raise InputError where the arrays are not those that the manifest speaks of; `tokens` looks at every id."""
-        if (np.diff(self.prompts) < 0).any():
-            raise InputError(f"{self.path}: the prompts of its records do not rise from shard to shard. {REMEDY}")
-        for shard in self.shards if tokens else ():
-            shard.check_tokens()
-        if tokens and self.layout.features is not None:
-            assert self.feature_code is not None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -184,7 +184,8 @@ class RecordFolder:
         return load_code(self.layout.features, self.path)
 
     def read(self, index: int, stores: Sequence[str] | None = None, layers: Sequence[int] | None = None) -> Record:
-        """One record, with these of its stores and layers; None is all that it was written with."""
+        """One record, with these of its stores and layers; None is all that it was written with. Raises InputError
+        where its shard is not what was written."""
         shard = int(np.searchsorted(self._starts, index, side="right")) - 1
         record = self.shards[shard].read(index - int(self._starts[shard]), stores, layers)
         record.meta["seed"] = self.manifest.seed
@@ -227,21 +228,3 @@ def _check_target(path: Path, recorded: RecordedTarget, target: ModelDescription
                 f"has {here}: {meaning}. Give the target that was recorded, or record this one with `python -m "
                 "distill`"
             )
-
-
-def _described(file: Path) -> FileSummary:
-    return FileSummary(file=file.name, bytes=file.stat().st_size, sha256=sha256_file(file))
-
-
-def _check_file(folder: Path, known: FileSummary, checksums: bool) -> None:
-    file = file_within(folder, known.file, REMEDY)
-    if not file.is_file():
-        raise InputError(f"{file} is missing, and its folder's manifest names it. {REMEDY}")
-    size = file.stat().st_size
-    if size != known.bytes:
-        raise InputError(f"{file} has {size} bytes, and the manifest says {known.bytes}: it was cut short. {REMEDY}")
-    found = sha256_file(file) if checksums else known.sha256
-    if found != known.sha256:
-        raise InputError(
-            f"{file} has SHA-256 {found}, and the manifest says {known.sha256}: its bytes changed. {REMEDY}"
-        )

@@ -13,6 +13,7 @@ from decode.drafters.provenance import TextOrigin
 from distill.config import RuntimeName, StoreName
 from distill.prompts.held_out_count import HeldOutCount
 from distill.records.distribution_stores import Layout
+from distill.records.recorded_drafts import Drafting, RecordedDraft
 
 RECORDS_VERSION = 2
 READABLE_VERSIONS = (1, 2)  # 1 knew no hidden states: its layout names none, and is read as a layout that keeps none
@@ -39,6 +40,8 @@ class RecordedRuntime(Content):
     version: Text
     """Of transformers or of the engine."""
     dtype: Text
+    draft: RecordedDraft | None = None
+    """Of an engine whose texts depend on it; our own decoder's do not."""
 
 
 class FileSummary(Content):
@@ -67,6 +70,8 @@ class ShardSummary(FileSummary):
     finish_reasons: dict[FinishReason, Count]
     feature_errors: list[Annotated[float, Field(ge=0, le=1e12)]] = []
     code_file: FileSummary | None = None
+    drafting: Drafting | None = None
+    """Of its responses, where they were written with a draft."""
 
     @model_validator(mode="after")
     def _adds_up(self) -> ShardSummary:
@@ -122,6 +127,8 @@ class Manifest(RunEnd):
     feature_errors: dict[str, Amount] = {}
     held_out: HeldOutCount | None = None
     """Of the corpus; older records do not say it."""
+    drafting: list[Drafting] = []
+    """Of all shards, by draft."""
     shards: Annotated[list[ShardSummary], Field(min_length=1)]
 
     @field_validator("stage")

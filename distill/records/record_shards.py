@@ -18,6 +18,7 @@ from decode.common.checked_json import JsonFile, Text
 from decode.common.errors import InputError
 from distill.records.distribution_stores import Layout
 from distill.records.feature_codes import Shapes
+from distill.records.file_checks import check_sum
 from distill.records.record_manifest import REMEDY, FinishReason, ShardSummary
 from distill.records.safetensors_file import open_arrays
 from distill.records.sparse_estimate import id_width, pack_ids, unpack_ids
@@ -44,6 +45,8 @@ class Record:
     """Arrays of the coded hidden states, one row per token, the prompt's too."""
     feature_errors: np.ndarray | None = None
     """(L, layers) squared relative error of each coded state, known where it was made."""
+    passes: int | None = None
+    """Target passes that its response took, known where it was written."""
 
 
 def shard_bytes(records: Sequence[Record], layout: Layout) -> bytes:
@@ -113,6 +116,7 @@ class Shard:
         self.split = self._file.get_tensor("split")
         self._columns = {name: self._file.get_tensor(name) for name in (*COLUMNS, "finish_reason")}
         self._check_columns()
+        self._is_checked = False
 
     @cached_property
     def documents(self) -> list[str]:
@@ -121,9 +125,16 @@ class Shard:
         self._require(len(found) == self.known.records, f"{len(found)} names of documents")
         return found
 
-    def check_tokens(self) -> None:
-        """Raise InputError for ids outside of the vocabulary, and for tokens that are marked as learned where no row of
-        p says so."""
+    def check_content(self) -> None:
+        """Raise InputError where the bytes are not those that were written, or their tokens cannot be. Reads the whole
+        file, once."""
+        if not self._is_checked:
+            check_sum(self.path, self.known)
+            self._check_tokens()
+            self._is_checked = True
+
+    def _check_tokens(self) -> None:
+        """Refuse ids outside of the vocabulary, and tokens that are marked as learned where no row of p says so."""
         ids, mask = unpack_ids(self._file.get_tensor("ids")), self._file.get_tensor("loss_mask").astype(bool)
         self._require(ids.max(initial=0) < self.layout.vocab_size, f"the token id {ids.max(initial=0)}")
         learned = np.concatenate([[0], np.cumsum(mask)])
@@ -167,6 +178,7 @@ class Shard:
 
     def read(self, index: int, stores: Sequence[str] | None = None, layers: Sequence[int] | None = None) -> Record:
         """The record at `index` of this shard, with some of its stores and layers; None is all there are."""
+        self.check_content()
         stores = self.layout.store if stores is None else stores
         features = self.layout.features
         kept = () if features is None else features.names_of(features.layers if layers is None else layers)

@@ -12,4 +12,5 @@ from distill.runtimes.vllm_runtime import VllmRuntime
 def open_runtime(config: DistillConfig, target: ModelDescription) -> Runtime:
     """Raises ConfigError and InputError for a target or an environment with which it cannot work; loads nothing."""
     dtype = target.dtype_name
-    return VllmRuntime(config, target, dtype) if config.target.runtime == "vllm" else TransformersRuntime(config, dtype)
+    kind = VllmRuntime if config.target.runtime == "vllm" else TransformersRuntime
+    return kind(config, target, dtype)

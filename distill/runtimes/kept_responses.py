@@ -38,6 +38,7 @@ def _packed(responses: Sequence[Response]) -> bytes:
         "ids": np.array([token for one in responses for token in one.ids], np.int32),
         "lengths": np.array([len(one.ids) for one in responses], np.int64),
         "reasons": np.array([FINISH_REASONS.index(one.finish_reason) for one in responses], np.uint8),
+        "passes": np.array([-1 if one.passes is None else one.passes for one in responses], np.int64),
     }
     return save(arrays)
 
@@ -47,8 +48,13 @@ def _unpacked(file: Path, count: int) -> list[Response]:
         "ids": ((-1,), np.dtype(np.int32)),
         "lengths": ((count,), np.dtype(np.int64)),
         "reasons": ((count,), np.dtype(np.uint8)),
+        "passes": ((count,), np.dtype(np.int64)),
     }
     arrays = open_arrays(file, shapes, REMEDY)
-    ids, lengths, reasons = (arrays.get_tensor(name) for name in shapes)
+    ids, lengths, reasons, passes = (arrays.get_tensor(name) for name in shapes)
     each = np.split(ids, np.cumsum(lengths)[:-1])
-    return [Response(one.tolist(), FINISH_REASONS[code]) for one, code in zip(each, reasons, strict=True)]
+    counted = [None if one < 0 else one for one in passes.tolist()]
+    return [
+        Response(one.tolist(), FINISH_REASONS[code], took)
+        for one, code, took in zip(each, reasons, counted, strict=True)
+    ]

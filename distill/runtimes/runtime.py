@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
+from decode.drafters.saved_draft import DraftDescription
 from distill.records.record_manifest import RecordedRuntime
 from distill.responses import Sampler
 from distill.target_passes import Passes
@@ -16,6 +17,8 @@ class Runtime(AbstractContextManager):
 
     note: RecordedRuntime
     """What records are bound to."""
+    draft: DraftDescription | None = None
+    """What the responses are written with."""
     longest = 0
     """Tokens of the longest text of the run, once its plan is known."""
     writes_first = False

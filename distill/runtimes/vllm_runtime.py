@@ -32,8 +32,10 @@ from distill.records.record_shards import Record
 from distill.responses import Response, Sampler
 from distill.runtimes.engine_process import WORKER, Engine, check_python, local
 from distill.runtimes.kept_responses import kept_responses
+from distill.runtimes.response_draft import describe, recorded
 from distill.runtimes.runtime import Runtime
 from distill.runtimes.vllm_check import OTHERWISE, check_alone, check_target
+from distill.runtimes.vllm_speculation import check_draft, drafting_with_model
 from distill.target_passes import Pass, Passes
 
 log = get_logger("distill")
@@ -52,7 +54,12 @@ class VllmRuntime(Runtime):
         check_target(target)
         version = check_python(config.target.vllm_python, "target.vllm_python", OTHERWISE)
         self.config, self.target, self.folder = config, target, Path(config.output_dir)
-        self.note = RecordedRuntime(name="vllm", version=version, dtype=dtype)
+        asked = config.sampling.draft
+        self.draft = describe(asked, target)
+        if self.draft is not None:
+            check_draft(self.draft, target.path)
+        # with a draft vLLM draws by other noise than without, so the texts depend on it
+        self.note = RecordedRuntime(name="vllm", version=version, dtype=dtype, draft=recorded(asked, self.draft))
         self._running: tuple[tuple[Any, ...], Engine] | None = None
         self._processes = ExitStack()
 
@@ -71,7 +78,9 @@ class VllmRuntime(Runtime):
             seeds = [int(unit_hash("row", seed, row) * 2**31) for row in rows]
             answer = self.engine("write").call({"prompts": prompts, "seeds": seeds, **about})
             reasons = [_REASONS[reason] for reason in answer["finish_reasons"]]
-            return [Response(ids, reason) for ids, reason in zip(answer["new_ids"], reasons, strict=True)]
+            steps = [counts for _, counts in answer["arrivals"]]
+            passes = [sum(counts[row] > 0 for counts in steps) for row in range(len(prompts))]
+            return [Response(*one) for one in zip(answer["new_ids"], reasons, passes, strict=True)]
 
         return kept_responses(sample, self.folder / "responses")
 
@@ -109,10 +118,18 @@ class VllmRuntime(Runtime):
             "seed": self.config.seed,
         }
         if not layers:
-            return settings
+            return settings | self._drafting()
         # A token is sampled behind each text, and thrown away.
         states = {"layers": list(layers), "folder": str((self.folder / "states").resolve())}
         return settings | {"max_model_len": self.longest + 1, "states": states}
+
+    def _drafting(self) -> dict[str, Any]:
+        """What an engine that writes with a draft is told besides: it needs room for draft tokens behind a text."""
+        if self.draft is None:
+            return {}
+        count = self.config.sampling.draft.num_draft_tokens
+        room = min(self.longest + count, self.target.max_positions)
+        return {"speculation": drafting_with_model(self.draft.path, count, self.draft.family), "max_model_len": room}
 
 
 class EnginePasses(Passes):

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder
-from decode.config import model_folder
 from decode.sampling.warp import Sampling
 from distill.runtimes.engine_process import WORKER, Engine, local
 from eval.arms.base import Arm
@@ -63,12 +61,6 @@ def worker_settings(
         "max_num_seqs": max_rows,
         "seed": seed,
     }
-
-
-def drafting_with_model(draft: str, num_draft_tokens: int) -> dict[str, Any]:
-    """vLLM's speculative_config for a draft LM in a folder."""
-    folder = str(Path(model_folder(draft)).resolve())
-    return {"method": "draft_model", "model": folder, "num_speculative_tokens": num_draft_tokens}
 
 
 def drafting_with_lookup(num_draft_tokens: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from tests.distill import (
     test_features,
     test_held_out_count,
     test_objectives,
+    test_prompt_texts,
     test_prompts,
     test_responses,
     test_score,
@@ -189,7 +190,7 @@ RECORDS: dict[Callable[..., object], list[Change]] = {
         ("distill.records.record_folder:RecordWriter._feature_errors", "shard.tokens for", "shard.records for"),
     ],
     test_shards.test_a_shard_of_an_earlier_run_is_kept_if_its_bytes_are_those_of_its_note: [
-        ("distill.records.record_folder:RecordWriter.existing", "checksums=True", "checksums=False"),
+        ("distill.records.record_shards:Shard.check_content", "check_sum(self.path, self.known)", "pass"),
     ],
     test_texts.test_recorded_texts_are_found_by_the_numbers_of_their_prompts: [
         ("distill.prompts.text_sources:RecordedTexts.__init__", "int(self.folder.prompts[-1]) + 1", "len(self.folder)"),
@@ -268,6 +269,23 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
     test_prompts.test_a_prompt_begins_as_the_tokenizer_begins_every_text: [
         ("distill.prompts.drawn_prompts:_prompts", "start_ids(tokenizer) + ids", "ids"),
     ],
+    test_prompt_texts.test_prompts_come_back_as_they_were_written: [
+        (
+            "distill.prompts.prompt_file:PromptFile.__getitem__",
+            "index.indices(len(self))",
+            "index.indices(len(self) - 1)",
+        ),
+    ],
+    test_prompt_texts.test_a_stamp_tells_of_sizes_times_and_names: [
+        ("distill.corpora.file_stamp:_stamp", "found.st_mtime_ns", "0"),
+        ("distill.corpora.file_stamp:_stamp", "found.st_size", "0"),
+        ("distill.corpora.file_stamp:_stamp", "str(file.relative_to(root)), ", ""),
+    ],
+    test_responses.test_a_draft_changes_no_token_and_saves_passes: [
+        ("distill.responses:target_sampler", 'verifier="coupled"', 'verifier="rejection"'),
+        ("distill.responses:target_sampler", "=sampling.draft.num_draft_tokens", "=1"),
+        ("distill.responses:target_sampler", "one.row for one", "0 for one"),
+    ],
     test_responses.test_a_response_does_not_depend_on_the_others_of_its_batch: [
         ("distill.responses:target_sampler", "rows=rows,", ""),
     ],
@@ -341,7 +359,23 @@ RUNTIMES: dict[Callable[..., object], list[Change]] = {
         ("distill.runtimes.vllm_runtime:VllmRuntime._settings", "self.longest + 1", "self.longest"),
         ("distill.runtimes.vllm_runtime:VllmRuntime.sampler", '"row", seed, row', '"row", seed'),
         ("distill.stage:_write_shards", "runtime.writes_first and ", "False and "),
-        ("distill.stage:_finish", '("responses", "states")', '("responses",)'),
+        ("distill.stage:_finish", '"responses", "states")', '"responses")'),
+    ],
+    test_vllm_runtime.test_a_draft_is_handed_to_the_engine_that_writes: [
+        ("distill.runtimes.vllm_runtime:VllmRuntime._drafting", "self.longest + count", "self.longest"),
+        ("distill.runtimes.vllm_runtime:VllmRuntime.sampler", "counts[row] > 0", "counts[row]"),
+        ("distill.records.recorded_drafts:drafting_of", ' - one.meta["prompt_end"]', ""),
+    ],
+    test_vllm_runtime.test_a_text_that_fills_the_context_leaves_no_room_for_drafts: [
+        (
+            "distill.runtimes.vllm_runtime:VllmRuntime._drafting",
+            "min(self.longest + count, self.target.max_positions)",
+            "self.longest + count",
+        ),
+    ],
+    partial(test_vllm_runtime.test_a_run_that_vllm_drafts_for_goes_on_with_that_draft_alone, then="longer"): [
+        ("distill.runtimes.vllm_runtime:VllmRuntime.__init__", "draft=recorded(asked, self.draft)", "draft=None"),
+        ("distill.runtimes.response_draft:recorded", "asked.num_draft_tokens", "5"),
     ],
     test_vllm_runtime.test_what_was_written_before_a_run_ended_is_not_asked_for_again: [
         ("distill.runtimes.kept_responses:kept_responses", "if not file.is_file():", "if True:"),

@@ -3,12 +3,14 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from decode.common import checked_json
 from distill import responses, stage
+from distill.config import DataConfig
+from distill.corpora import Document, configured
 from distill.records import record_folder as records
 from distill.records.record_manifest import ShardSummary
 from distill.records.record_shards import Record
@@ -52,8 +54,21 @@ def note_shards(folder: Path) -> None:
     records.RecordWriter.write = noted
 
 
+def note_reads(folder: Path) -> None:
+    """Let every pass over the corpus leave a line `rank` in `folder`/read.txt."""
+    read = configured.FILE_READERS["jsonl"]
+
+    def noted(path: Path, config: DataConfig) -> Iterator[Document]:
+        with (folder / "read.txt").open("a") as file:
+            file.write(f"{os.environ.get('RANK', '0')}\n")
+        yield from read(path, config)
+
+    configured.FILE_READERS["jsonl"] = noted
+
+
 if __name__ == "__main__":
     if len(sys.argv) > 2:
         kill_at(sys.argv[2], int(sys.argv[3]))
     note_shards(Path(sys.argv[1]))
+    note_reads(Path(sys.argv[1]))
     run(tiny_config(Path(sys.argv[1]), resume="auto", records=kept("pca")))

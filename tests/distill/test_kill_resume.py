@@ -58,5 +58,6 @@ def test_two_ranks_write_the_records_of_one(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     written = sorted((tmp_path / "written.txt").read_text().split("\n")[:-1])
     assert written == ["0 0", "0 2", "1 1", "1 3"]  # each rank its own shards, none twice
+    assert (tmp_path / "read.txt").read_text() == "0\n0\n0\n"  # two splits, and what is held out, by rank 0 alone
     assert shard_files(tmp_path / "records") == shard_files(config.output_dir)
     RecordFolder.open(tmp_path / "records")

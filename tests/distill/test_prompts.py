@@ -8,7 +8,7 @@ import pytest
 from decode.common.errors import InputError
 from distill.config import DataConfig, DistillConfig, PromptConfig, ResponseSampling
 from distill.corpora import Corpus, Document, Split, load_corpus
-from distill.prompts.drawn_prompts import DrawnPrompt, collect_prompts, digest, turns
+from distill.prompts.drawn_prompts import DrawnPrompt, digest, draw_prompts, turns
 from distill.prompts.tokenizer import start_ids, train_bpe
 from tests.distill.starting import starting_tokenizer
 from tests.tiny import tiny_tokenizer
@@ -30,7 +30,7 @@ def config_of(path: str, **fields: object) -> DistillConfig:
 
 
 def collect(config: DistillConfig) -> list[DrawnPrompt]:
-    return collect_prompts(load_corpus(config.data), tiny_tokenizer(), config)
+    return list(draw_prompts(load_corpus(config.data), tiny_tokenizer(), config))
 
 
 def test_windows_come_from_their_split_and_are_numbered_through(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def windows_of(length: int, tokens: int, count: int, **fields: object) -> list[l
     config = config_of("unused", data=data, prompts=PromptConfig(tokens, 2, None, 0), **fields)
     corpus = Corpus(data, "here", lambda: (Document(f"d{n}", "x" * length) for n in range(count)))
     found: dict[str, list[int]] = {}
-    for prompt in collect_prompts(corpus, OneTokenALetter(), config):  # type: ignore[arg-type]
+    for prompt in draw_prompts(corpus, OneTokenALetter(), config):  # type: ignore[arg-type]
         assert prompt.ids is not None
         assert prompt.ids == list(range(prompt.ids[0], prompt.ids[0] + tokens))
         found.setdefault(prompt.document, []).append(prompt.ids[0])
@@ -124,7 +124,7 @@ def test_a_prompt_begins_as_the_tokenizer_begins_every_text(tmp_path: Path) -> N
     config = config_of(corpus_file(tmp_path))
     plain = collect(config)
     tokenizer = starting_tokenizer()
-    started = collect_prompts(load_corpus(config.data), tokenizer, config)
+    started = draw_prompts(load_corpus(config.data), tokenizer, config)
     assert start_ids(tokenizer) == [tokenizer.bos_token_id]
     assert [prompt.ids for prompt in started] == [[tokenizer.bos_token_id, *(prompt.ids or [])] for prompt in plain]
 

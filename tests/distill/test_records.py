@@ -8,8 +8,10 @@ import pytest
 
 from decode.common.checked_json import read_json, write_json
 from decode.common.errors import ConfigError, InputError
+from decode.common.run_folder import sha256_file
 from decode.config import ModelConfig
 from decode.models.load import describe_model
+from distill.records import file_checks
 from distill.records.record_folder import RecordFolder
 from distill.sequences import record_sequences
 from distill.stage import run
@@ -54,7 +56,6 @@ def edit_manifest(folder: Path, **fields: object) -> None:
     ("damage", "told"),
     [
         (truncate, r"shard-00000.safetensors has \d+ bytes, and the manifest says \d+"),
-        (flip_a_bit, r"has SHA-256 [0-9a-f]{64}, and the manifest says [0-9a-f]{64}"),
         (lambda folder: first_shard(folder).unlink(), "shard-00000.safetensors is missing"),
         (lambda folder: (folder / "records" / "manifest.json").unlink(), "resume=auto"),
         (lambda folder: (folder / "records" / "manifest.json").write_text("{"), "not valid JSON"),
@@ -73,6 +74,31 @@ def test_a_damaged_folder_is_refused(folder: Path, damage: Callable[[Path], None
     damage(folder)
     with pytest.raises(InputError, match=told):
         RecordFolder.open(folder / "records")
+
+
+def test_a_shard_is_held_against_its_checksum_when_it_is_first_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, and not when the folder is opened: one of many shards would take hours to open."""
+    flip_a_bit(folder)
+    hashed: list[str] = []
+
+    def counted(file: Path) -> str:
+        hashed.append(Path(file).stem)
+        return sha256_file(file)
+
+    monkeypatch.setattr(file_checks, "sha256_file", counted)
+    records = RecordFolder.open(folder / "records")
+    assert len(records) == 13
+    assert not hashed
+    for _ in range(2):  # it stays refused
+        with pytest.raises(
+            InputError, match=r"shard-00000.safetensors has SHA-256 [0-9a-f]{64}, and the manifest says"
+        ):
+            records.read(3)
+    assert hashed == ["shard-00000"] * 2
+    assert [records.read(index).meta["prompt"] for index in (4, 12, 5, 8, 4)] == [4, 12, 5, 8, 4]
+    assert hashed[2:] == ["shard-00001", "shard-00003", "shard-00002"]
 
 
 @pytest.mark.parametrize("change", ["fingerprint", "token_map_hash", "chat_template_hash", "vocab_size"])

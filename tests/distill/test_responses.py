@@ -1,12 +1,14 @@
 """Responses: what the target writes under its sampling settings, and which of it is learned."""
 
 import json
+from copy import deepcopy
 
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from distill.config import DataConfig, DistillConfig, PromptConfig, ResponseSampling
+from decode import load_drafter
+from distill.config import DataConfig, DistillConfig, PromptConfig, ResponseDraftConfig, ResponseSampling
 from distill.prompts.drawn_prompts import DrawnPrompt
 from distill.responses import Response, Writer, target_sampler
 from tests.tiny import tiny_llama, tiny_tokenizer
@@ -59,6 +61,17 @@ def test_a_response_does_not_depend_on_the_others_of_its_batch() -> None:
     assert together == [sample([PROMPTS[0]], [4], 3)[0], sample([PROMPTS[1]], [9], 3)[0]]
     assert [len(response.ids) for response in together] == [5, 5]
     assert [response.finish_reason for response in together] == ["length", "length"]
+
+
+def test_a_draft_changes_no_token_and_saves_passes() -> None:
+    """One that is the target itself: five of its tokens are accepted, and the pass gives a sixth."""
+    draft = ResponseDraftConfig("any", num_draft_tokens=5)
+    sampling = ResponseSampling(max_new_tokens=12, draft=draft)
+    alone = target_sampler(MODEL, sampling, batch_size=2)(PROMPTS, [4, 9], 3)
+    drafted = target_sampler(MODEL, sampling, 2, load_drafter(deepcopy(MODEL), MODEL))(PROMPTS, [4, 9], 3)
+    assert drafted == alone
+    assert [one.passes for one in alone] == [12, 12]
+    assert [one.passes for one in drafted] == [2, 2]
 
 
 def test_a_response_ends_with_its_end_token_and_holds_no_padding() -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,14 @@ from decode.common.errors import ConfigError, InputError, RunError
 from decode.common.typed_config import build
 from decode.models.load import describe_model
 from distill import __main__ as cli
-from distill.config import DistillConfig, FeatureConfig, RecordsConfig, ResponseSampling, TargetConfig
+from distill.config import (
+    DistillConfig,
+    FeatureConfig,
+    RecordsConfig,
+    ResponseDraftConfig,
+    ResponseSampling,
+    TargetConfig,
+)
 from distill.records.record_folder import RecordFolder
 from distill.responses import Response
 from distill.runtimes import vllm_runtime
@@ -30,6 +38,7 @@ from tests.distill import vllm_proxy
 from tests.distill.runs import tiny_config
 from tests.distill.vllm_proxy import state_of
 from tests.tiny import save_tiny_target, tiny_tokenizer
+from tests.train.export.saved_heads import save_head
 
 LAYERS = [2, -1, 0]
 """Of two: the last one's raw state, the final one, and the embeddings, in another order than the engine's."""
@@ -120,6 +129,93 @@ def test_sampling_reaches_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert call["sampling"] == {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1}
 
 
+def drafted(folder: Path, output: str = "records", num_draft_tokens: int = 4, **changes: object) -> DistillConfig:
+    """With a draft LM, which is made where it is missing."""
+    if not (folder / "draft").exists():
+        save_tiny_target(folder / "draft", seed=3)
+    asked = ResponseDraftConfig(str(folder / "draft"), num_draft_tokens=num_draft_tokens)
+    return config_of(folder, output, sampling=ResponseSampling(max_new_tokens=8, draft=asked), **changes)
+
+
+def test_a_draft_is_handed_to_the_engine_that_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = proxy(tmp_path, monkeypatch)
+    run(drafted(tmp_path))
+    writing, reading = (line for line in asked(worker) if "target" in line)
+    folder = str((tmp_path / "draft").resolve())
+    assert writing["speculation"] == {"method": "draft_model", "model": folder, "num_speculative_tokens": 4}
+    assert writing["max_model_len"] == 14 + 4
+    assert reading["speculation"] is None
+    assert reading["max_model_len"] == 15
+    told = opened(tmp_path).manifest
+    assert told.runtime is not None
+    assert told.runtime.draft is not None
+    assert (told.runtime.draft.path, told.runtime.draft.num_draft_tokens) == (str(tmp_path / "draft"), 4)
+    (saved,) = told.drafting
+    assert saved.draft == told.runtime.draft
+    assert saved.tokens == 3 * 3 + 10 * 8  # the first of each call ends after three
+    assert saved.passes == 3 * 2 + 10 * 4  # the proxy gives two tokens a step
+
+
+def test_a_text_that_fills_the_context_leaves_no_room_for_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = proxy(tmp_path, monkeypatch)
+    save_tiny_target(tmp_path / "target", max_position_embeddings=16)
+    run(drafted(tmp_path))
+    writing = next(line for line in asked(worker) if "target" in line)
+    assert writing["max_model_len"] == 16
+
+
+@pytest.mark.parametrize("then", ["none", "other", "longer"])
+def test_a_run_that_vllm_drafts_for_goes_on_with_that_draft_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """Its noise is drawn for the draft, so the text depends on it."""
+    worker = proxy(tmp_path, monkeypatch)
+    (worker / "die").touch()
+    config = drafted(tmp_path, resume="auto")
+    with pytest.raises(RunError):
+        run(config)
+    if then == "other":
+        save_tiny_target(tmp_path / "draft", seed=4)
+    now = {"none": config_of, "other": drafted, "longer": partial(drafted, num_draft_tokens=5)}[then]
+    with pytest.raises(InputError, match=r"was started with .*draft.*records of both would be mixed"):
+        run(now(tmp_path, resume="auto"))
+    (worker / "die").unlink()
+    if then != "other":
+        run(config)
+
+
+def own_head(folder: Path) -> str:
+    save_head(folder / "draft", folder / "target", "eagle3")
+    return str(folder / "draft")
+
+
+def hydra(folder: Path) -> str:
+    save_head(folder / "draft", folder / "target", "hydra")
+    return str(folder / "draft")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (own_head, "a head in our own layout.*python -m train.export .* format=vllm"),
+        (hydra, "of family hydra.*lm and eagle3 drafts only"),
+        (lambda _: "ngram", "of family ngram.*target.runtime=transformers"),
+    ],
+)
+def test_drafts_that_vllm_does_not_write_with_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], str], said: str
+) -> None:
+    worker = proxy(tmp_path, monkeypatch)
+    config_of(tmp_path)
+    asked = ResponseDraftConfig(make(tmp_path))
+    with pytest.raises(InputError, match=said):
+        run(config_of(tmp_path, sampling=ResponseSampling(max_new_tokens=8, draft=asked)))
+    assert not (tmp_path / "records").exists()
+    assert not (worker / "asked.jsonl").exists()
+
+
 def test_texts_of_other_records_are_read_and_none_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = proxy(tmp_path, monkeypatch)
     run(config_of(tmp_path))
@@ -161,13 +257,16 @@ def test_kept_responses_are_those_of_their_call(tmp_path: Path) -> None:
     def sample(prompts: list[list[int]], rows: list[int], seed: int) -> list[Response]:
         calls.append(seed)
         return [
-            Response([seed, *prompt], "length" if row else "eos") for prompt, row in zip(prompts, rows, strict=True)
+            Response([seed, *prompt], "length" if row else "eos", 7 * row or None)
+            for prompt, row in zip(prompts, rows, strict=True)
         ]
 
     kept = kept_responses(sample, tmp_path / "responses")
     for seed in (1, 2, 1):
         assert kept([[70000, 9], []], [0, 1], seed) == [Response([seed, 70000, 9], "eos"), Response([seed], "length")]
-    assert kept([[9], []], [0, 1], 1) == [Response([1, 9], "eos"), Response([1], "length")]
+    answer = kept([[9], []], [0, 1], 1)
+    assert answer == [Response([1, 9], "eos"), Response([1], "length")]
+    assert [one.passes for one in answer] == [None, 7]
     assert calls == [1, 2, 1]
     for file in (tmp_path / "responses").iterdir():
         file.write_bytes(file.read_bytes()[:-1])

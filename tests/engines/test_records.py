@@ -18,13 +18,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 from decode.common.checked_json import read_json
 from decode.config import ModelConfig
 from decode.models.load import describe_model
-from distill.config import FeatureConfig, RecordsConfig, ResponseSampling, TargetConfig
+from distill.config import FeatureConfig, RecordsConfig, ResponseDraftConfig, ResponseSampling, TargetConfig
 from distill.records.record_folder import RecordFolder
 from distill.runtimes import vllm_runtime
 from distill.stage import run
 from tests.distill.runs import shard_files, tiny_config
 from tests.engines.environment import vllm_python
 from tests.tiny import tiny_tokenizer
+from tests.train.export.saved_heads import export, save_head
 
 pytestmark = pytest.mark.engines
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,10 +48,11 @@ LAYERS = [3, 0, -1, 1]
 """The last raw state too, and out of order."""
 
 
-def save_target(folder: Path, kind: str) -> None:
+def save_target(folder: Path, kind: str, layers: int = 3) -> None:
     tokenizer = tiny_tokenizer()
     torch.manual_seed(0)
     shape = SHAPE | {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    shape["num_hidden_layers"] = layers
     model = AutoModelForCausalLM.from_config(KINDS[kind](**shape))  # type: ignore[arg-type]
     for name, weight in model.named_parameters():  # else norms of ones hide which norm was used
         if "norm" in name:
@@ -104,6 +106,56 @@ def test_records_of_both_runtimes_agree(tmp_path: Path, kind: str, monkeypatch: 
     assert told.version.startswith("0.")
     left = {file.name for file in (tmp_path / "vllm").iterdir()}
     assert not left & {"responses", "states"}
+
+
+def save_lm(folder: Path, target: Path) -> None:
+    """Near the target, so that some of its tokens are accepted."""
+    model = AutoModelForCausalLM.from_pretrained(target)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.1 * weight.std() * torch.randn_like(weight) if weight.dim() > 1 else 0
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+
+
+@pytest.mark.parametrize("family", ["lm", "eagle3"])
+def test_the_engine_writes_with_a_draft_what_it_writes_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """At temperature 0, where its noise does not matter."""
+    monkeypatch.setattr(vllm_runtime, "WORKER", EAGER)
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    save_target(target, "llama", layers=4)  # a head is handed the states between layers, and vLLM's read three
+    if family == "lm":
+        save_lm(draft, target)
+    else:
+        save_head(tmp_path / "head", target, "eagle3", taps=(1, 2, 3), head_dim=32, heads=2, kv_heads=1)
+        export(tmp_path / "head", draft)
+    asked = ResponseDraftConfig(str(draft), num_draft_tokens=3)
+    recorded(tmp_path, "alone", "vllm")
+    drafted = recorded(tmp_path, "drafted", "vllm", sampling=ResponseSampling(0.0, max_new_tokens=12, draft=asked))
+    assert shard_files(tmp_path / "drafted") == shard_files(tmp_path / "alone")
+    (saved,) = drafted.manifest.drafting
+    told = drafted.manifest.runtime
+    assert told is not None
+    assert told.draft == saved.draft
+    assert (saved.draft.family, saved.draft.path) == (family, str(draft))
+    assert saved.tokens == sum(len(one.ids) - one.meta["prompt_end"] for one in map(drafted.read, range(13)))
+    assert (1.2 if family == "lm" else 1.0) <= saved.tokens_per_pass <= 4
+
+
+def test_at_temperature_1_a_run_with_a_draft_is_repeated_to_the_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which a run that goes on rests upon."""
+    monkeypatch.setattr(vllm_runtime, "WORKER", EAGER)
+    save_target(tmp_path / "target", "llama")
+    save_lm(tmp_path / "draft", tmp_path / "target")
+    asked = ResponseDraftConfig(str(tmp_path / "draft"), num_draft_tokens=3)
+    for name in ("first", "second"):
+        recorded(tmp_path, name, "vllm", sampling=ResponseSampling(max_new_tokens=12, draft=asked))
+    assert shard_files(tmp_path / "first") == shard_files(tmp_path / "second")
 
 
 def start(folder: Path) -> subprocess.Popen[bytes]:

@@ -12,11 +12,12 @@ import torch
 from decode.common.errors import ConfigError, InputError, RunError
 from decode.common.typed_config import build
 from distill.runtimes.engine_process import Engine, check_python
+from distill.runtimes.vllm_speculation import drafting_with_model
 from distill.runtimes.vllm_temperatures import repeated
 from eval import __main__ as cli
 from eval import stage
 from eval.arms import vllm_engines as engines
-from eval.arms.vllm_engines import drafting_with_lookup, drafting_with_model, worker_settings
+from eval.arms.vllm_engines import drafting_with_lookup, worker_settings
 from eval.arms.vllm_peer import as_sample
 from eval.comparison_config import arm_settings
 from eval.config import EvalConfig

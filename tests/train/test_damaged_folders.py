@@ -117,7 +117,7 @@ def _draft(world: World, name: str) -> object:
 
 def described_target(world: World) -> object:
     """The target by itself, and by the records that know its fingerprint."""
-    RecordFolder.open(world.folder / "records", world.target, checksums=False)
+    RecordFolder.open(world.folder / "records", world.target)
     ends = GenerationConfig.from_pretrained(world.folder / "target").eos_token_id
     return ends, describe_draft(str(world.folder / "head/model"), world.target)
 

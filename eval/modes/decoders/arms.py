@@ -10,10 +10,11 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from decode.config import SamplingConfig
+from distill.runtimes.vllm_speculation import drafting_with_model
 from eval.arms.base import ASSISTED, LOOKUP, OURS, STATIC, VLLM, Arm, eos_ids, our_name
 from eval.arms.ours import assisted_arms, lookup_arms, our_arm, plain_arms, renamed
 from eval.arms.transformers_arms import TransformersArm, no_compiler, static_options
-from eval.arms.vllm_engines import Engines, drafting_with_model, worker_settings
+from eval.arms.vllm_engines import Engines, worker_settings
 from eval.comparison_config import PLAIN, arm_settings
 from eval.config import EvalConfig
 from eval.inputs import sampling_at

@@ -97,7 +97,7 @@ def check_quickstart(cfg: EvalConfig) -> None:
 
 def check_records(cfg: EvalConfig, target: ModelDescription) -> RecordFolder:
     """The records, checked against target and held-out share."""
-    records = RecordFolder.open(cfg.families.records, target, checksums=False)
+    records = RecordFolder.open(cfg.families.records, target)
     check_same_shares(cfg.data, records.manifest.config.data, f"families.records={cfg.families.records}")
     return records
 
@@ -127,7 +127,7 @@ def check_layers(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> None:
     folders = record_folders(cfg, wanted)
     for code, layers in wanted.items():
         if is_finished(Path(folders[code])):
-            features = RecordFolder.open(folders[code], checksums=False).layout.features
+            features = RecordFolder.open(folders[code]).layout.features
             there = [] if features is None else features.layers
             if missing := sorted(set(layers) - set(there)):
                 raise InputError(
@@ -148,7 +148,7 @@ def record_features(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> dict[st
 
 def rescoring(cfg: EvalConfig, code: str, layers: list[int], output_dir: str) -> DistillConfig:
     """The given records' own stores and seed, so that p is what it is there, and features beside them."""
-    written = RecordFolder.open(cfg.families.records, checksums=False).manifest.config
+    written = RecordFolder.open(cfg.families.records).manifest.config
     settings = {
         "target": asdict(cfg.target),
         "responses": "records",
@@ -164,5 +164,5 @@ def rescoring(cfg: EvalConfig, code: str, layers: list[int], output_dir: str) ->
 
 def feature_bytes(folder: str, num_taps: int) -> float:
     """Bytes on disk that `num_taps` of a folder's layers take, per token; 0 without features."""
-    layout = RecordFolder.open(folder, checksums=False).layout
+    layout = RecordFolder.open(folder).layout
     return 0.0 if layout.features is None else layout.feature_bytes_per_token * num_taps / len(layout.features.layers)

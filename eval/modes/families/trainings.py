@@ -171,7 +171,7 @@ def steps_of(cfg: EvalConfig, one: Training, per_step: float) -> int:
 
 def train_all(cfg: EvalConfig, records: Mapping[str, str]) -> None:
     """Run every training that is not finished, one after another; `records` is the folder by code of features."""
-    source = RecordFolder.open(cfg.families.records, checksums=False)
+    source = RecordFolder.open(cfg.families.records)
     per_step = {arm: tokens_per_step(train_config(cfg, arm), source) for arm in cfg.families.arms}
     every, began = trainings(cfg), time.perf_counter()
     with progress(len(every), "trainings", "training") as bar:

@@ -1,0 +1,36 @@
+"""Which drafts vLLM's engine writes with: those that it loads from a folder as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from decode.common.errors import InputError
+from decode.config import model_folder
+from decode.drafters.provenance import read_provenance
+from decode.drafters.saved_draft import DraftDescription
+from distill.runtimes.engine_process import local
+
+METHODS = {"lm": "draft_model", "eagle3": "eagle3"}
+"""Family -> what vLLM's speculative_config calls it."""
+
+
+def drafting_with_model(folder: str, num_draft_tokens: int, family: str = "lm") -> dict[str, Any]:
+    """vLLM's speculative_config for a draft in a folder, or in the one of the run that trained it, or for a hub id."""
+    path = local(model_folder(folder))
+    return {"method": METHODS[family], "model": path, "num_speculative_tokens": num_draft_tokens}
+
+
+def check_draft(found: DraftDescription, target: str) -> None:
+    """Raise InputError for a draft that vLLM does not load as it lies there."""
+    if found.family not in METHODS:
+        raise InputError(
+            f"sampling.draft.path={found.path} is of family {found.family}, and target.runtime=vllm writes with "
+            f"{' and '.join(METHODS)} drafts only; use one of these, or target.runtime=transformers, which writes with "
+            "any"
+        )
+    if found.family != "lm" and read_provenance(found.path) is not None:
+        raise InputError(
+            f"sampling.draft.path={found.path} is a head in our own layout, which vLLM does not load. Export it with "
+            f"`python -m train.export target.path={target} draft.path={found.path} format=vllm output_dir=FOLDER`, and "
+            "give sampling.draft.path=FOLDER"
+        )
