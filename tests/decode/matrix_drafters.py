@@ -13,11 +13,12 @@ from transformers import PreTrainedModel
 from decode.drafters.base import Context, Drafter
 from decode.drafters.lm import LMDraft
 from decode.drafters.untrained.cascade import CascadeDrafter
-from decode.drafters.untrained.config import NgramConfig
+from decode.drafters.untrained.config import JacobiConfig, NgramConfig
 from decode.drafters.untrained.edit import EditDrafter
 from decode.drafters.untrained.foreign.respelled_drafter import RespelledDrafter
 from decode.drafters.untrained.foreign.shared_drafter import SharedDrafter
 from decode.drafters.untrained.index.several_texts import BETWEEN
+from decode.drafters.untrained.jacobi.drafter import JacobiDrafter
 from decode.drafters.untrained.mixture import MixtureDrafter, Model
 from decode.drafters.untrained.ngram import NgramDrafter
 from decode.drafters.untrained.retrieval import RetrievalDrafter
@@ -125,17 +126,19 @@ MAKERS: dict[str, Callable[[str, Texts], Drafter]] = {
     "edit tree": lambda name, texts: edit(texts),
     "retrieval": lambda name, texts: documents(texts),
     "retrieval tree": lambda name, texts: datastore(texts),
+    "jacobi": lambda name, texts: JacobiDrafter(JacobiConfig(window=6, ngram=2)),
+    "jacobi tree": lambda name, texts: JacobiDrafter(JacobiConfig(window=4, ngram=4)),
     "cascade": lambda name, texts: CascadeDrafter(draft(name, 0.02), ngram(texts)),
     "cascade tree": lambda name, texts: CascadeDrafter(draft(name, 0.02), random_draft()),
     "foreign": lambda name, texts: foreign(SharedDrafter),
     "foreign text": lambda name, texts: foreign(RespelledDrafter),
     "mixture": lambda name, texts: InTurn([ngram(texts), edit(texts), draft(name, 0.02)]),
     "mixture tree": lambda name, texts: InTurn(
-        [edit(texts), documents(texts), random_draft(), CascadeDrafter(draft(name, 0.02), ngram(texts))]
+        [edit(texts), documents(texts), JacobiDrafter(), random_draft(), CascadeDrafter(draft(name, 0.02), ngram(texts))]
     ),
 }
 """(architecture, autoregressive texts) -> the drafter."""
-_FAMILIES = ("ngram", "edit", "retrieval", "cascade", "foreign", "mixture")
+_FAMILIES = ("ngram", "edit", "retrieval", "jacobi", "cascade", "foreign", "mixture")
 WITHOUT_TRAINING = [name for name in MAKERS if name.split()[0] in _FAMILIES]
 SHAPES: dict[str, Shape] = {name: TREE for name in MAKERS if "tree" in name.split() and name != "oracle tree"}
 """Of drafters that are asked for trees; "oracle tree" answers a chain with a tree."""

@@ -103,7 +103,11 @@ class TextDrafter(ABC, Generic[Text]):
     def propose(self, context: Context) -> Tree:
         """What `prepare` has made."""
         assert self._tree is not None
-        return self._tree
+        return self.with_passengers(self._tree)
+
+    def with_passengers(self, tree: Tree) -> Tree:
+        """The tree with what is to ride along; most have nothing."""
+        return tree
 
     def _text(self, row: int) -> Text:
         text = self._texts[row]
