@@ -137,7 +137,7 @@ def window_of_the_row_before(patch: pytest.MonkeyPatch) -> None:
 
 
 def window_left_behind(patch: pytest.MonkeyPatch) -> None:
-    """Lookahead's own code moves the window by one token a pass, however many were accepted."""
+    """The window moves by one token a pass, however many were accepted."""
     real = Window.move
 
     def mutant(self: Window, text: Sequence[int]) -> None:
