@@ -134,7 +134,13 @@ MAKERS: dict[str, Callable[[str, Texts], Drafter]] = {
     "foreign text": lambda name, texts: foreign(RespelledDrafter),
     "mixture": lambda name, texts: InTurn([ngram(texts), edit(texts), draft(name, 0.02)]),
     "mixture tree": lambda name, texts: InTurn(
-        [edit(texts), documents(texts), JacobiDrafter(), random_draft(), CascadeDrafter(draft(name, 0.02), ngram(texts))]
+        [
+            edit(texts),
+            documents(texts),
+            JacobiDrafter(),
+            random_draft(),
+            CascadeDrafter(draft(name, 0.02), ngram(texts)),
+        ]
     ),
 }
 """(architecture, autoregressive texts) -> the drafter."""

@@ -99,8 +99,8 @@ class MixtureDrafter:
         if self._model is not None and not self._model.prepare(context, lengths):
             self._model = None
         self._ended_at = time.perf_counter()
-        is_drafted = self._model is not None or any(self._asked) or REHEARSED.get() is not None
-        return () if is_drafted else None
+        rides = self.most_passengers or REHEARSED.get() is not None
+        return () if self._model is not None or any(self._asked) or rides else None
 
     def propose(self, context: Context) -> Tree:
         """What is likeliest to stand of all guesses."""

@@ -152,16 +152,19 @@ CHAIN = chain(2)
 
 
 def check_windows(
-    temperature: float = 1.0, ngram: int = 3, shape: Shape = CHAIN
+    temperature: float = 1.0, ngram: int = 3, shape: Shape = CHAIN, new_tokens: int = 6
 ) -> list[tuple[int, Pass, list[int]]]:
     """Every row hears of every one of its passes, once, what the target says to its own window, with the noise of the
     very places: of two rows at a time, which are taken over by requests that wait. Returns what was heard, and the text
     that came."""
     sampling = Sampling(temperature)
     drafter = WatchedDrafter(JacobiConfig(4, ngram), sampling, 3)
-    loop = Loop(target(), drafter, Request(PROMPTS, 6, sampling, shape=shape, batch_size=2, seed=3, audit=True))
+    loop = Loop(
+        target(), drafter, Request(PROMPTS, new_tokens, sampling, shape=shape, batch_size=2, seed=3, audit=True)
+    )
     texts, stats = loop.run()
     drafted = Counter(one.row for one in stats.rounds if one.drafted)
+    assert len(drafted) == len(PROMPTS)
     assert Counter(index for index, _ in drafter.passes) == {row: n - 1 for row, n in drafted.items() if n > 1}
     return [(index, one, texts[index]) for index, one in drafter.passes]
 
@@ -176,7 +179,7 @@ def test_rows_hear_what_the_target_says_to_their_windows(temperature: float, ngr
 def test_what_is_said_behind_right_guesses_is_right(temperature: float) -> None:
     """The fixed point of the Jacobi iteration is the text itself, at any temperature."""
     right = 0
-    for _, heard, text in check_windows(temperature, 2):
+    for _, heard, text in check_windows(temperature, 2, new_tokens=30):
         for column, said in enumerate(heard.first):
             place = heard.begin + column + 1
             if heard.first_level[: column + 1] == text[heard.begin : place] and place < len(text):
@@ -189,10 +192,10 @@ def check_text(drafter: Any = None, **settings: Any) -> float:
     """The text is that of plain decoding; returns tokens per pass."""
     ids = torch.randint(0, 64, (3, 6), generator=torch.Generator().manual_seed(0))
     asked: dict[str, Any] = {"max_new_tokens": 40, "temperature": 1, "seed": 3, "eos_token_id": (), "batch_size": 2}
-    asked |= {name: settings.pop(name) for name in list(settings) if name in asked}
+    asked |= {"num_draft_tokens": 3, "audit": True, **settings}
     plain = generate(target(), None, ids, **asked)
     drafter = load_drafter("jacobi", target=target(), window=6) if drafter is None else drafter
-    out = generate(target(), drafter, ids, **{"num_draft_tokens": 3, "audit": True, **asked, **settings})
+    out = generate(target(), drafter, ids, **asked)
     assert torch.equal(out.sequences, plain.sequences)
     return out.stats.tau
 
@@ -208,7 +211,7 @@ def test_the_text_is_that_of_plain_decoding(settings: dict[str, Any]) -> None:
 
 
 def test_a_mixture_takes_the_windows_along() -> None:
-    """Beside a draft with weights, which drafts now and then; without the lookup anything of a reader is from jacobi."""
+    """Beside a draft with weights, which drafts now and then. Beside it nobody reads but jacobi."""
     for members in ([JacobiDrafter(), NgramDrafter()], [JacobiDrafter(), draft_lm()]):
         drafter = MixtureDrafter(members)
         assert drafter.most_passengers == 16
@@ -220,7 +223,7 @@ def test_rejection_keeps_a_text_whoever_is_beside_it() -> None:
     ids = torch.randint(0, 64, (3, 6), generator=torch.Generator().manual_seed(0))
     asked: dict[str, Any] = {"max_new_tokens": 20, "seed": 3, "eos_token_id": (), "verifier": "rejection"}
     drafter = load_drafter("jacobi", target=target())
-    together = generate(target(), drafter, ids, batch_size=2, **asked).sequences
+    together = generate(target(), drafter, ids, **asked).sequences
     for row in range(3):
         assert torch.equal(together[row], generate(target(), drafter, ids[[row]], rows=[row], **asked).sequences[0])
 

@@ -73,7 +73,9 @@ def seats(
     """Depths behind pending, and who sees whom, of a window's P = levels * width tokens beside N nodes, of which they
     see pending alone. Uploaded once."""
     with torch.inference_mode(mode=False):
-        level, column = (one.flatten() for one in torch.meshgrid(torch.arange(levels), torch.arange(width)))
+        level, column = (
+            one.flatten() for one in torch.meshgrid(torch.arange(levels), torch.arange(width), indexing="ij")
+        )
         in_first = (level[None] == 0) & (column[None] <= column[:, None])
         in_column = (column[None] == column[:, None]) & (level[None] <= level[:, None])
         beside = torch.zeros(levels * width, num_nodes, dtype=torch.bool)
