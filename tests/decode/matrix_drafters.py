@@ -18,7 +18,7 @@ from decode.drafters.untrained.edit import EditDrafter
 from decode.drafters.untrained.foreign.respelled_drafter import RespelledDrafter
 from decode.drafters.untrained.foreign.shared_drafter import SharedDrafter
 from decode.drafters.untrained.index.several_texts import BETWEEN
-from decode.drafters.untrained.jacobi.drafter import JacobiDrafter
+from decode.drafters.untrained.jacobi.drafter import JacobiDrafter, JacobiText
 from decode.drafters.untrained.mixture import MixtureDrafter, Model
 from decode.drafters.untrained.ngram import NgramDrafter
 from decode.drafters.untrained.retrieval import RetrievalDrafter
@@ -104,6 +104,22 @@ def documents(texts: Texts) -> RetrievalDrafter:
     return RetrievalDrafter(1, datastore_of(corpus) if corpus else None, with_errors(texts[::2]))
 
 
+class Told(JacobiDrafter):
+    """Its pools begin with the n-grams of the texts."""
+
+    def __init__(self, config: JacobiConfig, texts: Texts) -> None:
+        super().__init__(config)
+        self.texts = with_errors(texts)
+
+    def begin(self, prompt: list[int]) -> JacobiText:
+        """A text with all of them."""
+        begun, size = super().begin(prompt), self.config.ngram
+        for text in self.texts:
+            for place in range(len(text) - size + 1):
+                begun.pool.add(text[place : place + size], place)
+        return begun
+
+
 class InTurn(MixtureDrafter):
     """Its members with weights are asked in two rounds of three, each in its turn, whatever the clock says."""
 
@@ -126,8 +142,8 @@ MAKERS: dict[str, Callable[[str, Texts], Drafter]] = {
     "edit tree": lambda name, texts: edit(texts),
     "retrieval": lambda name, texts: documents(texts),
     "retrieval tree": lambda name, texts: datastore(texts),
-    "jacobi": lambda name, texts: JacobiDrafter(JacobiConfig(window=6, ngram=2)),
-    "jacobi tree": lambda name, texts: JacobiDrafter(JacobiConfig(window=4, ngram=4)),
+    "jacobi": lambda name, texts: Told(JacobiConfig(window=6, ngram=2), texts),
+    "jacobi tree": lambda name, texts: Told(JacobiConfig(window=4, ngram=4), texts),
     "cascade": lambda name, texts: CascadeDrafter(draft(name, 0.02), ngram(texts)),
     "cascade tree": lambda name, texts: CascadeDrafter(draft(name, 0.02), random_draft()),
     "foreign": lambda name, texts: foreign(SharedDrafter),
