@@ -23,7 +23,8 @@ from decode.common.errors import ConfigError
 from decode.common.typed_config import flag, require, whole
 from decode.config import SamplingConfig, sampling_config
 from decode.conversation import Conversation
-from decode.drafters.base import Drafter
+from decode.drafters.base import Drafter, most_passengers
+from decode.drafters.untrained.config import UNEVEN
 from decode.loop import Loop
 from decode.models.adapters import unwrapped
 from decode.prompts import check_ids, prompts_of
@@ -106,6 +107,7 @@ def generate(
     check_ids(input_ids, vocab_size)
     check_models(model, drafter, vocab_size)
     asked = sampling_config(settings)
+    require(not (asked.strict and most_passengers(drafter)), f"strict=True: {UNEVEN}")
     ends, own_ends = eos_ids(eos_token_id, config, vocab_size), own_eos_ids(config, vocab_size)
     pad = pad_id_of(model, pad_token_id)
     # where () says that no token ends a row, the model's own end tokens still tell padding from text

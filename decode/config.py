@@ -266,7 +266,7 @@ class DrafterConfig:
     """Which drafter proposes tokens (group `draft` of the decode stage)."""
 
     path: str | None = None
-    """Folder of a saved draft, or the name of a drafter without training (ngram, edit, retrieval, cascade,
+    """Folder of a saved draft, or the name of a drafter without training (ngram, edit, retrieval, jacobi, cascade,
     mixture, foreign); None decodes without one."""
     dtype: Precision = "auto"
     """Precision of the draft's weights; auto is the target's."""
@@ -315,7 +315,8 @@ class DecodeConfig:
             f"prompt_file={self.prompt_file!r}. "
             "Use prompt_file=- to read standard input",
         )
-        from decode.drafters.untrained.config import check_tree  # late, as above
+        from decode.drafters.untrained.config import check_strict, check_tree  # late, as above
 
         check_tree(self.draft.path, self.decode.tree, "decode.tree")
+        check_strict(self.draft.path, self.draft.settings, self.decode.strict, "decode.strict")
         require("" not in self.stop_strings, f"stop_strings={self.stop_strings} holds an empty text, found everywhere")

@@ -178,6 +178,8 @@ class Loop:
             sampling=self.sampling,
             temperature=self.state.temperature,
             history=self._history(),
+            heard=self.state.heard,
+            heard_at=self.state.heard_at,
             shape=shape,
             drawn=self.drawn,
             noise=Noise(self.state.keys, self.table, self.state.round_index),

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from decode.api import generate
 from decode.autotune.budget import REHEARSED
 from decode.config import SamplingConfig, sampling_config
-from decode.drafters.base import Drafter, drafted_depth, num_ways
+from decode.drafters.base import Drafter, drafted_depth, most_passengers, num_ways
 from decode.forward.runner import CAPTURE_AFTER, look_at
 from decode.forward.slot_stack import bucket
 from decode.requests import Event
@@ -51,7 +51,7 @@ def warm_up(
     shape = chain(asked.tree_nodes) if chosen_later else parse(asked.tree, asked.num_draft_tokens, asked.tree_nodes)
     deepest = 0 if drafter is None else drafted_depth(drafter, shape)
     depths = range(deepest + 1) if asked.adaptive else {0, deepest}
-    drafted = 0 if drafter is None else max(shape.num_nodes, shape.num_read + 1)
+    drafted = 0 if drafter is None else max(shape.num_nodes + most_passengers(drafter), shape.num_read + 1)
     settings = {**settings, "adaptive": drafter is not None}
     for slots in _sizes(input_ids.shape[1], input_ids.shape[1] + max_new_tokens + drafted):
         room = min(max_new_tokens, slots - input_ids.shape[1] - drafted)

@@ -15,7 +15,7 @@ from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.drafters.provenance import TextOrigin, read_provenance
 from decode.drafters.saved_draft import describe_draft
-from decode.drafters.untrained.config import UNTRAINED
+from decode.drafters.untrained.config import UNTRAINED, check_strict
 from decode.drafters.untrained.index.datastore import origin_of
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model, load_model
@@ -45,6 +45,7 @@ def check_models(cfg: EvalConfig) -> tuple[ModelDescription, dict[str, str]]:
                 f"drafts.{name}={draft.family} is no trained draft and has no alpha, which mode={cfg.mode} reports. "
                 "Time it with mode=decoders"
             )
+        check_strict(draft.family, {}, cfg.decode.strict, "decode.strict")
         families[name] = draft.family
         if cfg.prompts.file is None:
             check_held_out(cfg.data, name, draft.path)

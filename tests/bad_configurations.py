@@ -109,6 +109,12 @@ _OUT_OF_RANGE = {
         "draft.path=foreign",
         "draft.path=foreign draft.settings={draft:ngram}",
         "draft.path=foreign draft.settings={draft:some/draft,by:letters}",
+        "draft.path=jacobi draft.settings={window:0}",
+        "draft.path=jacobi draft.settings={window:600}",
+        "draft.path=jacobi draft.settings={ngram:1}",
+        "draft.path=jacobi draft.settings={pool:0}",
+        "draft.path=jacobi decode.strict=true",
+        "draft.path=cascade draft.settings={draft:some/draft,helper:jacobi}",
     ],
     "eval": [
         "temperatures=[]",

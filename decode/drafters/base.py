@@ -107,7 +107,7 @@ class Context:
     """(B, capacity, n, d) the target's hidden states at `taps` of every committed token but pending; None without
     taps."""
     heard: Tensor | None = None
-    """(B, P, V) in a round: the target's logits at the passengers of the last tree that had any (`most_passengers`)."""
+    """(B, P, V) in a call: the target's logits at the passengers of the last tree that had any (`most_passengers`)."""
     heard_at: Tensor | None = None
     """(B, P) int64 positions of these passengers, -1 in a row that has had none. Their hidden states are in `features`
     until a pass writes over them: N slots after the first token of that round, behind its N nodes."""

@@ -13,11 +13,12 @@ from transformers import PreTrainedModel
 from decode.drafters.base import Context, Drafter
 from decode.drafters.lm import LMDraft
 from decode.drafters.untrained.cascade import CascadeDrafter
-from decode.drafters.untrained.config import NgramConfig
+from decode.drafters.untrained.config import JacobiConfig, NgramConfig
 from decode.drafters.untrained.edit import EditDrafter
 from decode.drafters.untrained.foreign.respelled_drafter import RespelledDrafter
 from decode.drafters.untrained.foreign.shared_drafter import SharedDrafter
 from decode.drafters.untrained.index.several_texts import BETWEEN
+from decode.drafters.untrained.jacobi.drafter import JacobiDrafter, JacobiText
 from decode.drafters.untrained.mixture import MixtureDrafter, Model
 from decode.drafters.untrained.ngram import NgramDrafter
 from decode.drafters.untrained.retrieval import RetrievalDrafter
@@ -103,6 +104,22 @@ def documents(texts: Texts) -> RetrievalDrafter:
     return RetrievalDrafter(1, datastore_of(corpus) if corpus else None, with_errors(texts[::2]))
 
 
+class Told(JacobiDrafter):
+    """Its pools begin with the n-grams of the texts."""
+
+    def __init__(self, config: JacobiConfig, texts: Texts) -> None:
+        super().__init__(config)
+        self.texts = with_errors(texts)
+
+    def begin(self, prompt: list[int]) -> JacobiText:
+        """A text with all of them."""
+        begun, size = super().begin(prompt), self.config.ngram
+        for text in self.texts:
+            for place in range(len(text) - size + 1):
+                begun.pool.add(text[place : place + size], place)
+        return begun
+
+
 class InTurn(MixtureDrafter):
     """Its members with weights are asked in two rounds of three, each in its turn, whatever the clock says."""
 
@@ -125,17 +142,25 @@ MAKERS: dict[str, Callable[[str, Texts], Drafter]] = {
     "edit tree": lambda name, texts: edit(texts),
     "retrieval": lambda name, texts: documents(texts),
     "retrieval tree": lambda name, texts: datastore(texts),
+    "jacobi": lambda name, texts: Told(JacobiConfig(window=6, ngram=2), texts),
+    "jacobi tree": lambda name, texts: Told(JacobiConfig(window=4, ngram=4), texts),
     "cascade": lambda name, texts: CascadeDrafter(draft(name, 0.02), ngram(texts)),
     "cascade tree": lambda name, texts: CascadeDrafter(draft(name, 0.02), random_draft()),
     "foreign": lambda name, texts: foreign(SharedDrafter),
     "foreign text": lambda name, texts: foreign(RespelledDrafter),
     "mixture": lambda name, texts: InTurn([ngram(texts), edit(texts), draft(name, 0.02)]),
     "mixture tree": lambda name, texts: InTurn(
-        [edit(texts), documents(texts), random_draft(), CascadeDrafter(draft(name, 0.02), ngram(texts))]
+        [
+            edit(texts),
+            documents(texts),
+            JacobiDrafter(),
+            random_draft(),
+            CascadeDrafter(draft(name, 0.02), ngram(texts)),
+        ]
     ),
 }
 """(architecture, autoregressive texts) -> the drafter."""
-_FAMILIES = ("ngram", "edit", "retrieval", "cascade", "foreign", "mixture")
+_FAMILIES = ("ngram", "edit", "retrieval", "jacobi", "cascade", "foreign", "mixture")
 WITHOUT_TRAINING = [name for name in MAKERS if name.split()[0] in _FAMILIES]
 SHAPES: dict[str, Shape] = {name: TREE for name in MAKERS if "tree" in name.split() and name != "oracle tree"}
 """Of drafters that are asked for trees; "oracle tree" answers a chain with a tree."""

@@ -24,6 +24,7 @@ from tests.decode.untrained import test_cascade as cascade
 from tests.decode.untrained import test_edit as edit
 from tests.decode.untrained import test_foreign as foreign
 from tests.decode.untrained import test_foreign_tokens as foreign_tokens
+from tests.decode.untrained import test_jacobi as jacobi
 from tests.decode.untrained import test_mixture as mixture
 from tests.decode.untrained import test_ngram as ngram
 from tests.decode.untrained import test_trie as trie
@@ -319,5 +320,15 @@ MUTANTS: dict[str, tuple[Patch, Callable[[], None]]] = {
     "half a character is text": (lookup.half_a_character, foreign_tokens.check_spelled),
     "grammar does not take back": (grammar_does_not_take_back, grammar.check_answers),
     "grammar of drafts alone": (grammar_of_drafts_alone, grammar.check_answers),
+    "n-grams found by their second token": (
+        lookup.pool_keyed_by_what_follows,
+        jacobi.test_n_grams_are_found_by_their_first_token_and_for_their_place_first,
+    ),
+    "window of the row before": (lookup.window_of_the_row_before, jacobi.check_windows),
+    "window left behind": (lookup.window_left_behind, jacobi.check_windows),
+    "row keeps the window before": (lookup.row_keeps_the_text_before, jacobi.check_windows),
+    "window without noise": (lookup.window_without_noise, jacobi.check_windows),
+    "nodes see passengers": (lookup.nodes_see_passengers, jacobi.check_text),
+    "passengers stay in the cache": (lookup.passengers_stay, jacobi.check_text),
     "member keeps what it drafted": (lookup.member_keeps_what_it_drafted, mixture.check_members_read),
 }

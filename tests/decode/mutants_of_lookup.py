@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
 
 import pytest
+import torch
 from torch import Tensor
 
 from decode.drafters.base import Context
@@ -14,10 +16,17 @@ from decode.drafters.untrained.foreign.spelling import Spelling
 from decode.drafters.untrained.index import memory
 from decode.drafters.untrained.index.alignment import Alignment
 from decode.drafters.untrained.index.automaton import Match, SuffixAutomaton
+from decode.drafters.untrained.jacobi.drafter import JacobiDrafter
+from decode.drafters.untrained.jacobi.pool import Pool
+from decode.drafters.untrained.jacobi.window import Window
 from decode.drafters.untrained.member import Member
 from decode.drafters.untrained.ngram import NgramText
 from decode.drafters.untrained.text_drafter import TextDrafter
 from decode.drafters.untrained.trie import Trie
+from decode.rounds import round as rounds
+from decode.rounds.state import State
+from decode.trees.passengers import boarded
+from decode.trees.tree import Tree
 
 real_split, real_repeated, real_read = SuffixAutomaton._split, NgramText._repeated, TextDrafter.read
 
@@ -107,3 +116,70 @@ def draft_keeps_what_was_refused(patch: pytest.MonkeyPatch) -> None:
 def half_a_character(patch: pytest.MonkeyPatch) -> None:
     """The first bytes of a character are read as text, so that what follows them is another character."""
     patch.setattr(Spelling, "whole", lambda self, ids, least: len(ids))
+
+
+def pool_keyed_by_what_follows(patch: pytest.MonkeyPatch) -> None:
+    """An n-gram is found by its second token, and drafted behind it once more."""
+    real = Pool.add
+    patch.setattr(Pool, "add", lambda self, tokens, place: real(self, [tokens[1], *tokens[1:]], place))
+
+
+def window_of_the_row_before(patch: pytest.MonkeyPatch) -> None:
+    """A request hears what was said to the one whose row it takes over."""
+    real = State.seat
+
+    def mutant(self: State, row: int, tokens: list[int], end: int, key: Tensor) -> None:
+        before = self.heard_at.clone()
+        real(self, row, tokens, end, key)
+        self.heard_at.copy_(before)
+
+    patch.setattr(State, "seat", mutant)
+
+
+def window_left_behind(patch: pytest.MonkeyPatch) -> None:
+    """The window moves by one token a pass, however many were accepted."""
+    real = Window.move
+
+    def mutant(self: Window, text: Sequence[int]) -> None:
+        real(self, text[: self.begin] if self.refined else text)
+
+    patch.setattr(Window, "move", mutant)
+
+
+def window_without_noise(patch: pytest.MonkeyPatch) -> None:
+    """Windows are filled with argmaxes, also where the target's tokens are drawn."""
+    real = JacobiDrafter._said
+    patch.setattr(
+        JacobiDrafter,
+        "_said",
+        lambda self, context, heard, heard_at: real(self, replace(context, shares_noise=False), heard, heard_at),
+    )
+
+
+def nodes_see_passengers(patch: pytest.MonkeyPatch) -> None:
+    """The window's guesses are attended to as if they were text."""
+
+    def mutant(tree: Tree) -> tuple[Tensor, Tensor, Tensor]:
+        tokens, depths, above = boarded(tree)
+        above[:, : tree.num_nodes, tree.num_nodes :] = True
+        return tokens, depths, above
+
+    patch.setattr(rounds, "boarded", mutant)
+
+
+def passengers_stay(patch: pytest.MonkeyPatch) -> None:
+    """The first passenger is left in the cache, in the slot of what was accepted last."""
+    real = rounds.Round._logits
+
+    def mutant(self: rounds.Round, tree: Tree, state: State) -> Tensor:
+        logits = real(self, tree, state)
+        if tree.passengers is not None:
+            at = state.starts + torch.tensor([[0, tree.num_nodes]])
+            for layer in self.target.cache.slot_layers:
+                for stored in (layer.keys, layer.values):
+                    assert stored is not None
+                    rows = torch.arange(len(at))
+                    stored[rows, :, at[:, 0]] = stored[rows, :, at[:, 1]]
+        return logits
+
+    patch.setattr(rounds.Round, "_logits", mutant)

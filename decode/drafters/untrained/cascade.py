@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from decode.autotune.budget import REHEARSED
-from decode.drafters.base import Context, Drafter, num_ways
+from decode.drafters.base import Context, Drafter, most_passengers, num_ways
 from decode.drafters.drafting import Processed, draft_noise, draw, pending_tokens
 from decode.drafters.lm import LMDraft
 from decode.drafters.lm_steps import LMSteps, PassByPass
@@ -37,6 +37,7 @@ class CascadeDrafter:
 
     def __init__(self, draft: LMDraft, helper: Drafter) -> None:
         assert not helper.taps, "hidden states are the target's, and the helper drafts for the draft"
+        assert not most_passengers(helper), "passengers ride in the target's passes"
         self.draft, self.helper = draft, helper
         self._member: Member | None = None
         self._guesses = self._guessed = False

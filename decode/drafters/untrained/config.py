@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from decode.common.typed_config import build, require
+from decode.config import MOST_NODES
 
 LONGEST_MATCH = 16
 """Tokens of a text that are looked up in a datastore."""
@@ -57,6 +58,34 @@ class RetrievalConfig:
 
 
 @dataclass
+class JacobiConfig:
+    """`jacobi`: guesses at later places, refined by the target's own passes."""
+
+    window: int = 8
+    """Places behind the text that are guessed at once."""
+    ngram: int = 3
+    """Tokens of an n-gram; each place has ngram - 1 tokens in every pass. 2 is Jacobi decoding."""
+    pool: int = 8
+    """N-grams that are kept of each first token, the last ones."""
+
+    def __post_init__(self) -> None:
+        require(self.window >= 1, f"window={self.window}; at least 1 place is guessed")
+        require(self.ngram >= 2, f"ngram={self.ngram}; an n-gram has at least 2 tokens, one and what follows it")
+        require(self.pool >= 1, f"pool={self.pool}; at least 1 n-gram is kept of a first token, or nothing is drafted")
+        require(
+            self.window * self.levels <= MOST_NODES,
+            f"window={self.window} and ngram={self.ngram} bring {self.window * self.levels} tokens into every pass, "
+            f"window * (ngram - 1), and a pass takes at most {MOST_NODES} of them; each costs as much as a draft "
+            "token. Use smaller ones, say 8 and 3",
+        )
+
+    @property
+    def levels(self) -> int:
+        """Tokens of each place."""
+        return self.ngram - 1
+
+
+@dataclass
 class CascadeConfig:
     """`cascade`: a drafter for the draft."""
 
@@ -75,6 +104,11 @@ class CascadeConfig:
             "guesses; make it the helper",
         )
         settings_of(self.helper, self.helper_settings, "helper_settings")
+        require(
+            not rides(self.helper, self.helper_settings),
+            f"helper={self.helper} drafts from the target's passes (jacobi), and a cascade's helper drafts for the "
+            "draft. Use ngram, or put jacobi and the draft into a mixture",
+        )
 
 
 @dataclass
@@ -93,6 +127,11 @@ class MixtureConfig:
         require(not others, f"settings are for {others}, and members are {self.members}")
         for name in self.members:
             settings_of(name, self.settings.get(name, {}), f"settings.{name}")
+            require(
+                name == "jacobi" or not rides(name, self.settings.get(name, {})),
+                f"members={self.members} has jacobi in a mixture within this one, where it hears nothing of the "
+                "target. Make jacobi a member of this one",
+            )
 
 
 @dataclass
@@ -117,6 +156,7 @@ UNTRAINED: dict[str, type] = {
     "ngram": NgramConfig,
     "edit": EditConfig,
     "retrieval": RetrievalConfig,
+    "jacobi": JacobiConfig,
     "cascade": CascadeConfig,
     "mixture": MixtureConfig,
     "foreign": ForeignConfig,
@@ -131,6 +171,24 @@ def check_tree(name: str | None, tree: str, where: str) -> None:
         f"{where}=sequoia measures which candidate of a node stands, and {name} has others in every round. "
         "Use dynamic or chain, or leave it out",
     )
+
+
+def rides(name: str | None, settings: Mapping[str, Any]) -> bool:
+    """Whether this drafter has passengers, tokens of its own in the target's passes."""
+    members = settings.get("members", ()) if name == "mixture" else ()
+    return name == "jacobi" or any(rides(one, settings.get("settings", {}).get(one, {})) for one in members)
+
+
+UNEVEN = (
+    "it makes all passes alike, with and without drafts, and jacobi's take along more tokens than plain ones, so that "
+    "they round otherwise. Use another drafter, or strict=false: the text is the same but for near-ties"
+)
+"""Why no drafter with passengers is strict."""
+
+
+def check_strict(name: str | None, settings: Mapping[str, Any], strict: bool, where: str) -> None:
+    """Raise ConfigError for a drafter whose passes cannot be those of plain decoding bit for bit."""
+    require(not strict or not rides(name, settings), f"{where}=true: {UNEVEN}")
 
 
 def settings_of(name: str | None, given: Mapping[str, Any], where: str = "draft.settings") -> Any:

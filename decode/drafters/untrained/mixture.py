@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from decode.autotune.budget import REHEARSED
-from decode.drafters.base import Context, Drafter, num_ways
+from decode.drafters.base import Context, Drafter, most_passengers, num_ways
 from decode.drafters.drafting import pending_tokens
 from decode.drafters.untrained.member import Member
 from decode.drafters.untrained.standing import Standing
@@ -51,6 +51,9 @@ class MixtureDrafter:
         self.readers = [one for one in members if isinstance(one, TextDrafter)]
         self.models = [Model(one) for one in members if not isinstance(one, TextDrafter)]
         self.taps: tuple[int, ...] = next((one.drafter.taps for one in self.models if one.drafter.taps), ())
+        self.most_passengers = sum(map(most_passengers, self.readers))
+        assert self.most_passengers in map(most_passengers, [None, *self.readers]), "what is heard is of one member's"
+        assert not any(most_passengers(one.drafter) for one in self.models), "nor of a member's member"
         self._standing: dict[tuple[int, int], Standing] = defaultdict(Standing)
         self._asked: list[list[Candidate]] = []
         self._lengths: list[int] = []
@@ -96,8 +99,8 @@ class MixtureDrafter:
         if self._model is not None and not self._model.prepare(context, lengths):
             self._model = None
         self._ended_at = time.perf_counter()
-        is_drafted = self._model is not None or any(self._asked) or REHEARSED.get() is not None
-        return () if is_drafted else None
+        rides = self.most_passengers or REHEARSED.get() is not None
+        return () if self._model is not None or any(self._asked) or rides else None
 
     def propose(self, context: Context) -> Tree:
         """What is likeliest to stand of all guesses."""
@@ -107,7 +110,10 @@ class MixtureDrafter:
         shape = context.shape
         tries = [merged_by_worth(own, shape.num_nodes, shape.is_chain) for own in self._asked]
         self._ended_at = time.perf_counter()
-        return as_tree(tries, pending_tokens(context), shape)
+        tree = as_tree(tries, pending_tokens(context), shape)
+        for reader in self.readers:
+            tree = reader.with_passengers(tree)
+        return tree
 
     def _learn(self, context: Context, lengths: Sequence[int]) -> None:
         for row in self._running:

@@ -25,6 +25,7 @@ from decode.drafters.untrained.config import (
 from decode.drafters.untrained.edit import EditDrafter
 from decode.drafters.untrained.foreign.made import check_foreign, make_foreign
 from decode.drafters.untrained.index.datastore import Datastore
+from decode.drafters.untrained.jacobi.drafter import JacobiDrafter
 from decode.drafters.untrained.mixture import MixtureDrafter
 from decode.drafters.untrained.ngram import NgramDrafter
 from decode.drafters.untrained.retrieval import RetrievalDrafter
@@ -149,6 +150,7 @@ DRAFTERS: dict[str, Callable[[Any, PreTrainedModel, Load, Precision], Drafter]] 
     "ngram": lambda config, target, load, dtype: NgramDrafter(config),
     "edit": lambda config, target, load, dtype: _edit(config, target),
     "retrieval": lambda config, target, load, dtype: _retrieval(config, target),
+    "jacobi": lambda config, target, load, dtype: JacobiDrafter(config),
     "cascade": lambda config, target, load, dtype: _cascade(config, load),
     "mixture": lambda config, target, load, dtype: _mixture(config, load),
     "foreign": lambda config, target, load, dtype: make_foreign(config, target, _tokenizer(target), dtype),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Generic, TypeVar
 
 from decode.autotune.budget import REHEARSED
-from decode.drafters.base import Context
+from decode.drafters.base import Context, most_passengers
 from decode.drafters.untrained.trie import merged
 from decode.trees.tree import Tree
 
@@ -94,8 +94,8 @@ class TextDrafter(ABC, Generic[Text]):
     def prepare(self, context: Context) -> tuple[()] | None:
         """Guess, if there is anything to go by."""
         guesses, self._tree = self.guesses(context), None
-        if not any(guesses) and REHEARSED.get() is None:  # a warm-up needs the passes over guesses, whatever they are
-            return None
+        if not (any(guesses) or most_passengers(self) or REHEARSED.get() is not None):
+            return None  # but passengers have their round anyhow, and a warm-up needs the passes over any guesses
         pending = context.ids.gather(1, context.lengths[:, None] - 1)
         self._tree = merged(guesses, pending, context.shape)
         return ()
@@ -103,7 +103,11 @@ class TextDrafter(ABC, Generic[Text]):
     def propose(self, context: Context) -> Tree:
         """What `prepare` has made."""
         assert self._tree is not None
-        return self._tree
+        return self.with_passengers(self._tree)
+
+    def with_passengers(self, tree: Tree) -> Tree:
+        """The tree with what is to ride along; most have nothing."""
+        return tree
 
     def _text(self, row: int) -> Text:
         text = self._texts[row]

@@ -11,7 +11,7 @@ from typing import Any
 from decode.common.errors import ConfigError
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
-from decode.drafters.untrained.config import UNTRAINED, check_tree
+from decode.drafters.untrained.config import UNTRAINED, check_strict, check_tree
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription
 from distill.runtimes.engine_process import check_python
@@ -124,6 +124,7 @@ def _check(cfg: EvalConfig) -> None:
     draft = next(iter(cfg.drafts.values()), None)
     for name, changes in cfg.decoders.arms.items():
         check_tree(draft, changes.get("tree", cfg.decode.tree), f"decoders.arms.{name}.tree")
+        check_strict(draft, {}, changes.get("strict", cfg.decode.strict), f"decoders.arms.{name}.strict")
     if cfg.peers.vllm_python is not None and cfg.peers.vllm_draft_tokens and draft in UNTRAINED:
         raise ConfigError(
             f"peers.vllm_draft_tokens={cfg.peers.vllm_draft_tokens} has vLLM draft with {draft}, which is no folder "

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from decode.common.typed_config import require, require_at_least, whole
 from decode.config import SamplingConfig
-from decode.drafters.untrained.config import UNTRAINED, check_tree, settings_of
+from decode.drafters.untrained.config import UNTRAINED, check_strict, check_tree, settings_of
 from eval.comparison_config import PLAIN, check_batches
 from eval.modes.drafters.way import Way
 
@@ -170,6 +170,8 @@ class DraftersConfig:
                 "texts of an arm, or leave it out of drafters.texts",
             )
         for way in ways:
+            strict = way.changes.get("strict", decode.strict)
+            check_strict(way.draft, way.settings, strict, f"drafters.arms.{way.name}.strict")
             for temperature in temperatures:
                 way.sampling(decode, temperature)
 
