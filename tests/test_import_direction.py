@@ -106,8 +106,9 @@ def test_training_knows_no_family() -> None:
             assert not {name for name in known if name.endswith("_blueprint")}, path
 
 
-EXTRAS = {"decode": [], "distill": ["train"], "train": ["train", "deepspeed"], "eval": ["train", "eval"]}
-"""What of pyproject.toml a package may import besides the plain dependencies; decode works with these alone."""
+EXTRAS = {"decode": ["grammar"], "distill": ["train"], "train": ["train", "deepspeed"], "eval": ["train", "eval"]}
+"""What of pyproject.toml a package may import besides the plain dependencies; decode works with those alone as long as
+no setting asks for more."""
 OPTIONAL = "optional-dependencies"
 ELSEWHERE = {"vllm", "vllm_temperatures"}
 """Of environments of their own, and a file beside the one that imports it there."""
