@@ -50,7 +50,7 @@ def run(config: DistillConfig) -> None:
     if config.plan:
         return
     free_disk_check(config.output_dir, plan.bytes_on_disk)
-    runtime.longest = plan.longest
+    runtime.prepare(plan.longest)
     with open_run(config.output_dir, "distill", config, config.resume, ranks.is_main_process) as folder, runtime:
         if folder.is_finished:
             return

@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -132,7 +132,8 @@ def is_finished(path: Path) -> bool:
 
 
 def check_same_run(path: Path, stage: str, config: Any) -> None:
-    """Raise ConfigError unless `path` is a run of `stage` with this `config` (resume, plan and output_dir aside)."""
+    """Raise ConfigError unless `path` is a run of `stage` with this `config` (resume, plan, output_dir and the config's
+    own NOT_COMPARED aside)."""
     run = RUN.read(path / "run.json")
     if run.version != RUN_SCHEMA or run.stage != stage:
         raise ConfigError(
@@ -140,7 +141,8 @@ def check_same_run(path: Path, stage: str, config: Any) -> None:
             f"(schema {RUN_SCHEMA}). Use another output_dir."
         )
     old, new = _flat(run.config), _flat(_comparable(config))
-    changed = [key for key in sorted(old.keys() | new.keys()) if key.split(".")[0] not in _NOT_COMPARED]
+    aside = (*_NOT_COMPARED, *getattr(config, "NOT_COMPARED", ()))
+    changed = [key for key in sorted(old.keys() | new.keys()) if not _is_within(key, aside)]
     changed = [key for key in changed if old.get(key, "unset") != new.get(key, "unset")]
     if changed:
         pairs = [(key, old.get(key, "unset"), new.get(key, "unset")) for key in changed[:5]]
@@ -280,6 +282,10 @@ def _flat(content: Any, where: str = "") -> dict[str, Any]:
     for key, value in content.items():
         flat |= _flat(value, f"{where}.{key}" if where else str(key))
     return flat
+
+
+def _is_within(key: str, names: Collection[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def _now() -> str:

@@ -39,6 +39,8 @@ class RecordedRuntime(Content):
     version: Text
     """Of transformers or of the engine."""
     dtype: Text
+    log_p: list[Annotated[float, Field(allow_inf_nan=False)]] | None = None
+    """What a server gave of a fixed text: the log-probability of each of its tokens."""
 
 
 class FileSummary(Content):
