@@ -54,14 +54,14 @@ class ServedRuntime(VllmRuntime):
     def reader(self) -> VllmServer:
         """The server that gives states."""
         asked = self.config.target
-        return VllmServer.connect(str(asked.states_url or asked.url), asked.timeout)
+        return VllmServer.connect(str(asked.states_url or asked.url), self.states_folder, asked.timeout)
 
     @cached_property
     def writer(self) -> VllmServer:
         """The server that writes."""
         asked = self.config.target
         is_one = asked.states_url in (None, asked.url)
-        return self.reader if is_one else VllmServer.connect(str(asked.url), asked.timeout)
+        return self.reader if is_one else VllmServer.connect(str(asked.url), self.states_folder, asked.timeout)
 
     @property
     def servers(self) -> list[VllmServer]:
@@ -81,12 +81,13 @@ class ServedRuntime(VllmRuntime):
                 check_tokens(server, tokenizer, self.target.path)
                 self._check_room(server)
             self._check_states()
-            self._check_settings()
+            if self.config.responses == "target":
+                self._check_writing()
         log.info("vLLM %s at %s serves %s", versions, " and ".join(one.url for one in self.servers), self.target.path)
 
     def engine(self, kind: Literal["write", "read"], layers: Sequence[int] = ()) -> ServedEngine:
         server = self.writer if kind == "write" else self.reader
-        return ServedEngine(server, self.states_folder, self.config.batch_size, self._check_same)
+        return ServedEngine(server, self.config.batch_size, self._check_same)
 
     def _check_room(self, server: VllmServer) -> None:
         needed = self.longest + (server is self.reader)  # a token is sampled behind each text, and thrown away
@@ -101,7 +102,7 @@ class ServedRuntime(VllmRuntime):
         kept = self.config.records.features.layers
         passes = EnginePasses(self, kept)
         command = serve_command(self, passes.asked)
-        _, file = self.reader.states_file(self._ids, self.states_folder)
+        _, file = self.reader.complete(self._ids, 1, temperature=0.0)
         if file is None:
             raise ConfigError(
                 f"the server at {self.reader.url} gives no hidden states, of which p is made; start it by\n{command}"
@@ -146,11 +147,15 @@ class ServedRuntime(VllmRuntime):
         self._probe = served_log_p(self.reader, self._ids)
         self.note = self.note.model_copy(update={"log_p": self._probe})
 
-    def _check_settings(self) -> None:
+    def _check_writing(self) -> None:
         """A response of one token, as the run asks for them."""
-        if self.config.responses == "target":
-            call = self.asked() | {"prompts": [self._ids[:2]], "seeds": [0], "max_new_tokens": 1}
-            self.engine("write").call(call)
+        if self.writer is not self.reader and self.writer.complete(self._ids[:2], 1)[1] is not None:
+            raise ConfigError(
+                f"the server at target.url={self.writer.url} gives hidden states as well as that at target.states_url: "
+                "it writes slowly, and nobody would remove its files. Start it without, or leave target.states_url out"
+            )
+        call = self.asked() | {"prompts": [self._ids[:2]], "seeds": [0], "max_new_tokens": 1}
+        self.engine("write").call(call)
 
     def _check_same(self, server: VllmServer) -> None:
         """Behind each call and before its answer is used: nothing of other weights gets into the records."""

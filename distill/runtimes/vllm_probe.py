@@ -31,8 +31,7 @@ def probe_ids(tokenizer: PreTrainedTokenizerBase, room: int) -> list[int]:
 
 def served_log_p(server: VllmServer, ids: list[int]) -> list[float]:
     """log p of each token but the first, as the server says it. Raises RunError."""
-    choice, _ = server.complete(ids, 1, temperature=0.0, prompt_logprobs=0)
-    rows = choice["prompt_logprobs"][1:]
+    rows = server.written(ids, 1, temperature=0.0, prompt_logprobs=0)["prompt_logprobs"][1:]
     return [float(row[str(token)]["logprob"]) for row, token in zip(rows, ids[1:], strict=True)]
 
 

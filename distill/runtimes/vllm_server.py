@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from decode.common.errors import ConfigError, RunError
 from distill.runtimes.http_client import HttpClient, NoAnswerError, RefusedError
-from distill.runtimes.states_file import await_states
+from distill.runtimes.states_file import await_states, remove_states
 
 KEY = "VLLM_API_KEY"
 FIRST_ANSWER_S = 20.0
@@ -29,19 +29,21 @@ class VllmServer:
 
     url: str
     client: HttpClient
+    folder: Path
+    """Where the states that it writes appear here."""
     version: str
     model: str
     max_model_len: int
 
     @classmethod
-    def connect(cls, url: str, timeout: float) -> VllmServer:
+    def connect(cls, url: str, folder: Path, timeout: float) -> VllmServer:
         """Raises ConfigError where no vLLM server answers at `url`, or one that asks for another key."""
         client = HttpClient(url.rstrip("/").removesuffix("/v1"), os.environ.get(KEY), timeout)
         try:
             version = client.once("/version", timeout=FIRST_ANSWER_S)
             models = client.once("/v1/models", timeout=FIRST_ANSWER_S)
             served = next(one for one in models["data"] if not one.get("parent"))  # a parent's is an adapter
-            return cls(url, client, str(version["version"]), served["id"], int(served["max_model_len"]))
+            return cls(url, client, folder, str(version["version"]), served["id"], int(served["max_model_len"]))
         except NoAnswerError as error:
             raise ConfigError(
                 f"nothing answers at {url}: {error}. Start the server and wait until it says that it is ready, or "
@@ -57,9 +59,10 @@ class VllmServer:
         except (KeyError, TypeError, ValueError, StopIteration, RunError) as error:
             raise ConfigError(_no_vllm(url, repr(error))) from error
 
-    def complete(self, prompt: list[int], max_tokens: int, **settings: Any) -> tuple[dict[str, Any], str | None]:
-        """The continuation of a text, {"token_ids", "finish_reason", ...}, and where the server left its states, if
-        it leaves any. Nothing of the server's own defaults is taken. Raises RunError."""
+    def complete(self, prompt: list[int], max_tokens: int, **settings: Any) -> tuple[dict[str, Any], Path | None]:
+        """The continuation of a text, {"token_ids", "finish_reason", ...}, and the file with the text's states, if the
+        server leaves any, by its name in `folder`: the server's own path is that of another machine. Nothing of the
+        server's own defaults is taken. Raises RunError."""
         request = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "return_token_ids": True}
         plain = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "ignore_eos": True}
         answer = self.client.ask(
@@ -71,18 +74,21 @@ class VllmServer:
                 f"the server at {self.url} (vLLM {self.version}) does not answer with the ids of the tokens it read and "
                 "wrote (return_token_ids), and text alone does not say them; use vLLM 0.32 or later"
             )
-        return choice, (answer.get("kv_transfer_params") or {}).get("hidden_states_path")
+        told = (answer.get("kv_transfer_params") or {}).get("hidden_states_path")
+        return choice, None if told is None else self.folder / Path(told).name
+
+    def written(self, prompt: list[int], max_tokens: int, **settings: Any) -> dict[str, Any]:
+        """The continuation alone: states that come along, of a text that is not finished, are removed."""
+        choice, file = self.complete(prompt, max_tokens, **settings)
+        if file is not None:
+            await_states(file, PATIENCE_S, self.client.timeout)
+            remove_states(file)
+        return choice
 
     def tokenize(self, text: str) -> list[int]:
         """Its ids, without special tokens."""
         content = {"model": self.model, "prompt": text, "add_special_tokens": False}
         return self.client.ask("/tokenize", content)["tokens"]
-
-    def states_file(self, ids: list[int], folder: Path, **settings: Any) -> tuple[dict[str, Any], Path | None]:
-        """What `complete` says of a text that is read, and the file with its states, named as it appears in `folder`:
-        the server's own path is that of another machine. None where the server leaves none."""
-        choice, told = self.complete(ids, 1, temperature=0.0, **settings)
-        return choice, None if told is None else folder / Path(told).name
 
 
 @dataclass
@@ -90,7 +96,6 @@ class ServedEngine:
     """A server behind the calls of an engine's worker (`vllm_worker`), many requests at a time."""
 
     server: VllmServer
-    folder: Path
     at_once: int
     check: Callable[[VllmServer], None]
     """Called behind each call, before its answer is used; raises where the server is another one by now."""
@@ -106,9 +111,7 @@ class ServedEngine:
 
         def one(pair: tuple[list[int], int]) -> dict[str, Any]:
             prompt, seed = pair
-            found, left = self.server.complete(prompt, content["max_new_tokens"], seed=seed, **settings)
-            if left is not None:  # one server for both: of a text that goes on to be read nothing is needed yet
-                self._drop(self.folder / Path(left).name)
+            found = self.server.written(prompt, content["max_new_tokens"], seed=seed, **settings)
             if found["finish_reason"] == "stop" and found["token_ids"][-1] not in content["eos"]:
                 raise RunError(
                     f"the server at {self.server.url} ended a text at token {found['token_ids'][-1]}, and the target's "
@@ -129,7 +132,7 @@ class ServedEngine:
     def _file(self, ids: list[int]) -> Path:
         """Where its states are; asked again where a server that ended took them along."""
         for _ in range(TRIALS):
-            _, file = self.server.states_file(ids, self.folder)
+            _, file = self.server.complete(ids, 1, temperature=0.0)
             if file is None:
                 raise RunError(
                     f"the server at {self.server.url} gave no hidden states, and did so before: it was started again "
@@ -138,11 +141,6 @@ class ServedEngine:
             if await_states(file, PATIENCE_S, self.server.client.timeout):
                 return file
         return file  # reading it says what is wrong
-
-    def _drop(self, file: Path) -> None:
-        if await_states(file, PATIENCE_S, self.server.client.timeout):
-            file.unlink(missing_ok=True)
-        Path(f"{file}.lock").unlink(missing_ok=True)
 
     def _each(self, do: Callable[[Any], T], rows: Iterable[Any]) -> list[T]:
         with ThreadPoolExecutor(self.at_once) as pool:
