@@ -65,17 +65,17 @@ def check_same_target(folder: RunFolder, target: ModelDescription, runtime: Reco
         return
     if _without_log_p(was) != _without_log_p(runtime):
         raise InputError(
-            f"the run in {folder.path} was started with {_without_log_p(was)}, and this is {_without_log_p(runtime)}: they "
-            "round otherwise, and records of both would be mixed. Use another output_dir, or go on with what it was "
-            "started with"
+            f"the run in {folder.path} was started with {_without_log_p(was)}, and this is {_without_log_p(runtime)}: "
+            "they round otherwise, and records of both would be mixed. Use another output_dir, or go on with what it "
+            "was started with"
         )
     if was.log_p is not None and runtime.log_p is not None:
         far = distance(was.log_p, runtime.log_p)
         if not far <= ROUNDING[runtime.dtype]:
             raise InputError(
-                f"the server gave other probabilities of a fixed text when the run in {folder.path} started: log p moved "
-                f"by {far:.3g}, and rounding is below {ROUNDING[runtime.dtype]:g}. It runs other weights now, and records "
-                "of both would be mixed. Serve the first ones again, or use another output_dir"
+                f"the server gave other probabilities of a fixed text when the run in {folder.path} started: log p "
+                f"moved by {far:.3g}, and rounding is below {ROUNDING[runtime.dtype]:g}. It runs other weights now, and "
+                "records of both would be mixed. Serve the first ones again, or use another output_dir"
             )
 
 

@@ -154,8 +154,8 @@ class Engine:
             return f"{self.who} ended with code {code}; {self._last_words()}"
         return (
             f"{self.who} gave no sign of life for {self.silence_s:g} s (target.timeout), and was ended: it hangs, or "
-            "reads or compiles a model for longer than that. Start the run again with resume=auto, which keeps what was "
-            f"written, or give more seconds; {self._last_words()}"
+            "reads or compiles a model for longer than that. Start the run again with resume=auto, which keeps what "
+            f"was written, or give more seconds; {self._last_words()}"
         )
 
     def _last_words(self) -> str:

@@ -1,4 +1,4 @@
-"""The target in vLLM servers that run already: one writes the responses, the same or another one gives hidden states."""
+"""The target in vLLM servers that run already: one writes the responses, it or another one gives hidden states."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -18,7 +18,7 @@ from distill.config import DistillConfig
 from distill.records.record_manifest import RecordedRuntime
 from distill.runtimes.engine_passes import EnginePasses, bytes_of_states
 from distill.runtimes.serve_command import serve_command
-from distill.runtimes.states_file import await_states, take_states
+from distill.runtimes.states_file import take_states
 from distill.runtimes.vllm_check import check_alone, check_target
 from distill.runtimes.vllm_probe import (
     ROUNDING,
@@ -29,7 +29,7 @@ from distill.runtimes.vllm_probe import (
     served_log_p,
 )
 from distill.runtimes.vllm_runtime import VllmRuntime
-from distill.runtimes.vllm_server import PATIENCE_S, ServedEngine, VllmServer
+from distill.runtimes.vllm_server import ServedEngine, VllmServer
 
 log = get_logger("distill")
 
@@ -93,8 +93,8 @@ class ServedRuntime(VllmRuntime):
         needed = self.longest + (server is self.reader)  # a token is sampled behind each text, and thrown away
         if server.max_model_len < needed:
             raise ConfigError(
-                f"the server at {server.url} takes texts of {server.max_model_len} tokens, and the run's longest one may "
-                f"have {needed}; start it with --max-model-len {needed}, or use fewer sampling.max_new_tokens"
+                f"the server at {server.url} takes texts of {server.max_model_len} tokens, and the run's longest one "
+                f"may have {needed}; start it with --max-model-len {needed}, or use fewer sampling.max_new_tokens"
             )
 
     def _check_states(self) -> None:
@@ -107,10 +107,10 @@ class ServedRuntime(VllmRuntime):
             raise ConfigError(
                 f"the server at {self.reader.url} gives no hidden states, of which p is made; start it by\n{command}"
             )
-        if not await_states(file, PATIENCE_S, self.config.target.timeout):
+        if not self.reader.appears(file):
             raise ConfigError(
                 f"the server at {self.reader.url} wrote hidden states to a file {file.name}, and in "
-                f"target.states_folder={self.states_folder} none appeared in {PATIENCE_S:g} s: it is not the folder of "
+                f"target.states_folder={self.states_folder} none appeared: it is not the folder of "
                 "its shared_storage_path, or not shared with this machine, or its disk is full (see the server's log)"
             )
         found = take_states(file, torch.device("cpu"))["hidden_states"]
@@ -140,8 +140,8 @@ class ServedRuntime(VllmRuntime):
             if not far <= ROUNDING[self.dtype]:
                 raise ConfigError(
                     f"log p of a token by the server at {url} and by the norm and head of target.path="
-                    f"{self.target.path} differ by {far:.3g} (root mean square over {len(self._ids) - 1} tokens; rounding "
-                    f"is below {ROUNDING[self.dtype]:g}): it serves other weights, or gives other layers than "
+                    f"{self.target.path} differ by {far:.3g} (root mean square over {len(self._ids) - 1} tokens; "
+                    f"rounding is below {ROUNDING[self.dtype]:g}): it serves other weights, or gives other layers than "
                     f"{passes.asked}. Start it by\n{command}"
                 )
         self._probe = served_log_p(self.reader, self._ids)
@@ -162,9 +162,9 @@ class ServedRuntime(VllmRuntime):
         far = distance(served_log_p(server, self._ids), self._probe)
         if not far <= ROUNDING[self.dtype]:
             raise RunError(
-                f"the server at {server.url} runs other weights than when this run started: log p of a fixed text moved "
-                f"by {far:.3g}, and rounding is below {ROUNDING[self.dtype]:g}. Nothing that it gave since its last good "
-                "answer was kept. Serve the first weights again and give resume=auto, or use another output_dir"
+                f"the server at {server.url} runs other weights than when this run started: log p of a fixed text "
+                f"moved by {far:.3g}, and rounding is below {ROUNDING[self.dtype]:g}. Nothing that it gave since its last "
+                "good answer was kept. Serve the first weights again and give resume=auto, or use another output_dir"
             )
 
 

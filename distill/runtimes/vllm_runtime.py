@@ -127,5 +127,8 @@ class VllmRuntime(Runtime):
             return settings
         # A token is sampled behind each text, and thrown away.
         states = {"layers": list(layers), "folder": str((self.folder / "states").resolve())}
-        options = settings["options"] | {"tensor_parallel_size": devices(self.config.target), "pipeline_parallel_size": 1}
+        options = settings["options"] | {
+            "tensor_parallel_size": devices(self.config.target),
+            "pipeline_parallel_size": 1,
+        }
         return settings | {"max_model_len": self.longest + 1, "states": states, "options": options}
