@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass
 class VllmServer:
-    """One, by its address; answers are to requests of one text each, since seeds and files of states are a request's."""
+    """One, by its address. A request is of one text: seeds and files of states are those of a request."""
 
     url: str
     client: HttpClient
@@ -71,8 +71,8 @@ class VllmServer:
         (choice,) = answer["choices"]
         if choice.get("token_ids") is None or choice.get("prompt_token_ids") != prompt:
             raise RunError(
-                f"the server at {self.url} (vLLM {self.version}) does not answer with the ids of the tokens it read and "
-                "wrote (return_token_ids), and text alone does not say them; use vLLM 0.32 or later"
+                f"the server at {self.url} (vLLM {self.version}) does not answer with the ids of the tokens it read "
+                "and wrote (return_token_ids), and text alone does not say them; use vLLM 0.32 or later"
             )
         told = (answer.get("kv_transfer_params") or {}).get("hidden_states_path")
         return choice, None if told is None else self.folder / Path(told).name
@@ -81,9 +81,13 @@ class VllmServer:
         """The continuation alone: states that come along, of a text that is not finished, are removed."""
         choice, file = self.complete(prompt, max_tokens, **settings)
         if file is not None:
-            await_states(file, PATIENCE_S, self.client.timeout)
+            self.appears(file)
             remove_states(file)
         return choice
+
+    def appears(self, file: Path) -> bool:
+        """Whether it comes, and is whole."""
+        return await_states(file, PATIENCE_S, self.client.timeout)
 
     def tokenize(self, text: str) -> list[int]:
         """Its ids, without special tokens."""
@@ -138,7 +142,7 @@ class ServedEngine:
                     f"the server at {self.server.url} gave no hidden states, and did so before: it was started again "
                     "without them. Start it as it was, and give resume=auto"
                 )
-            if await_states(file, PATIENCE_S, self.server.client.timeout):
+            if self.server.appears(file):
                 return file
         return file  # reading it says what is wrong
 

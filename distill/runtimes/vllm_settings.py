@@ -1,4 +1,4 @@
-"""Which settings of a target belong together when vLLM runs it; imports nothing heavy, so that bad values fail at once."""
+"""Which settings of a target belong together when vLLM runs it; imports nothing heavy: bad values fail at once."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ SERVED = ("url", "states_url", "states_folder")
 def check_engine_settings(target: TargetConfig) -> None:
     """Raise ConfigError for settings of vLLM's that are out of range, or that this runtime would ignore."""
     if target.runtime != "vllm":
-        _refuse(
-            target, (*STARTED, *SERVED, "timeout"), "is a setting of vLLM; set target.runtime=vllm, or leave it out"
-        )
+        _refuse(target, (*STARTED, *SERVED, "timeout"), "is vLLM's; set target.runtime=vllm, or leave it out")
         return
     require_at_least(1, target, "target.", "tensor_parallel_size", "pipeline_parallel_size")
     share = target.gpu_memory_utilization

@@ -12,11 +12,9 @@ from decode.common.errors import ConfigError, InputError
 from decode.common.typed_config import build
 from distill.config import TargetConfig
 from distill.stage import run
-from tests.distill.served_runs import ASKED, config_of, quickly, server
+from tests.distill.served_runs import ASKED, config_of
 from tests.distill.vllm_fake_server import FakeVllm, fake_vllm
 from tests.tiny import save_tiny_target
-
-__all__ = ["quickly", "server"]
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no vLLM": ({"version": None}, "is no vLLM server"),
@@ -25,8 +23,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no states": ({"gives_states": False}, r"gives no hidden states.*vllm serve .*layer_ids.*\[0, 2\]"),
     "other layers": ({"layers": [0, 1, 2]}, r"gives states \(\d+, 3, 32\).*vllm serve"),
     "half": ({"dtype": np.float16}, "in float16.*in float32.*--dtype float32"),
-    "elsewhere": ({"folder": None}, "none appeared in 0.2 s"),
-    "full": ({"is_full": True}, "none appeared in 0.2 s.*disk is full"),
+    "elsewhere": ({"folder": None}, "none appeared"),
+    "full": ({"is_full": True}, "none appeared.*disk is full"),
     "other states": ({"layers": [0, 1]}, "serves other weights, or gives other layers|differ by"),
 }
 
