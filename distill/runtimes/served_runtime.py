@@ -164,7 +164,7 @@ class ServedRuntime(VllmRuntime):
             raise RunError(
                 f"the server at {server.url} runs other weights than when this run started: log p of a fixed text "
                 f"moved by {far:.3g}, and rounding is below {ROUNDING[self.dtype]:g}. Nothing that it gave since its "
-                "last good answer was kept. Serve the first weights again and give resume=auto, or use another output_dir"
+                "last good answer was kept. Serve the first weights again and give resume=auto, or use another folder"
             )
 
 

@@ -83,7 +83,7 @@ class FakeVllm:
     @torch.no_grad()
     def log_p(self, ids: list[int]) -> list[dict[str, Any] | None]:
         norm = self.model.base_model.get_submodule("norm")
-        log_p = self.model.get_output_embeddings()(norm(torch.from_numpy(self.last(ids)))).log_softmax(-1)
+        log_p = self.model.lm_head(norm(torch.from_numpy(self.last(ids)))).log_softmax(-1)
         rows = [{str(token): {"logprob": log_p[n, token].item()}} for n, token in enumerate(ids[1:])]
         return [None, *rows]
 

@@ -1,7 +1,7 @@
 """A worker in place of vLLM's: tokens that follow from seeds, and states that follow from tokens (`state_of`). It notes
 what it is asked in `asked.jsonl` beside it. Files there make a bad day: it dies (`die`), hangs (`hang`), takes its time
-and says so (`slow`), answers for another text (`other_text`), or ends a file too early (`full`). It runs as a process of
-its own, and starts at once."""
+and says so (`slow`), answers for another text (`other_text`), or ends a file too early (`full`). It runs as a process
+of its own, and starts at once."""
 
 import json
 import sys
