@@ -30,9 +30,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_servers_that_do_not_fit_are_refused_before_anything_is_asked_of_them(
-    tmp_path: Path, server: FakeVllm, name: str
-) -> None:
+def test_servers_that_do_not_fit_are_refused(tmp_path: Path, server: FakeVllm, name: str) -> None:
     changes, said = REFUSED[name]
     for field, value in changes.items():
         setattr(server, field, tmp_path / "elsewhere" if field == "folder" else value)
