@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 from decode.common.typed_config import require, require_at_least
 from decode.config import MOST_NODES, DrafterConfig, ModelConfig, check_sampling
+from distill.runtimes.vllm_settings import check_engine_settings
 
 CorpusName = Literal["python_stdlib", "text", "jsonl", "parquet", "dataset", "hub", "tasks", "own"]
 StoreName = Literal["head_tail", "topk", "full", "last_hidden"]
@@ -91,9 +92,27 @@ class TargetConfig(ModelConfig):
     all responses first and then reads them for p and hidden states."""
     vllm_python: str = ".venv-vllm/bin/python"
     """runtime=vllm only: interpreter of vLLM's environment; `bash scripts/vllm_env.sh` makes this one."""
+    tensor_parallel_size: int = 1
+    """runtime=vllm only: devices that share each layer of the target."""
+    pipeline_parallel_size: int = 1
+    """runtime=vllm only: groups of devices that hold the target's layers one after another."""
+    quantization: str | None = None
+    """runtime=vllm only: how vLLM quantises a checkpoint of half precision as it loads it, such as fp8; None leaves it
+    as it is. A checkpoint that is quantised already needs no word."""
+    gpu_memory_utilization: float | None = None
+    """runtime=vllm only: share of each device's memory that an engine takes; None is vLLM's own."""
+    url: str | None = None
+    """runtime=vllm only: a running vLLM server, http://HOST:PORT/v1, in place of engines that are started here."""
+    states_url: str | None = None
+    """With url: the server that gives the hidden states; None is the same one, which then writes slowly."""
+    states_folder: str | None = None
+    """With url: where the files of hidden states that the server writes to its shared_storage_path appear here."""
+    timeout: float = 1800.0
+    """runtime=vllm only: seconds without a sign of life after which an engine or a server is given up."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_engine_settings(self)
         if self.runtime == "transformers":
             return
         require(
@@ -303,9 +322,15 @@ class ObjectiveConfig:
 class DistillConfig:
     """`python -m distill`: prompts from a corpus, responses by the target, p of every token on disk."""
 
-    NOT_COMPARED: ClassVar[tuple[str, ...]] = ("sampling.draft",)
-    """A run goes on with another draft or none: the text is the target's. An engine whose text depends on it says so in
-    its RecordedRuntime."""
+    NOT_COMPARED: ClassVar[tuple[str, ...]] = (
+        "sampling.draft",
+        "target.url",
+        "target.states_url",
+        "target.states_folder",
+        "target.timeout",
+    )
+    """A run goes on with another draft or none, since the text is the target's, and with servers that moved, since what
+    they answer is compared. An engine whose text depends on a draft says so in its RecordedRuntime."""
 
     target: TargetConfig = field(default_factory=TargetConfig)
     """The model whose distributions are recorded."""
@@ -365,3 +390,8 @@ class DistillConfig:
         )
         if self.target.runtime == "vllm":
             draft.check_engine()
+        require(
+            draft.path is None or self.target.url is None,
+            f"sampling.draft.path={draft.path} and target.url={self.target.url}: a running server drafts as it was "
+            "started, with its own --speculative-config; leave sampling.draft out",
+        )

@@ -9,6 +9,7 @@ from decode.models.load import ModelDescription
 from distill.prompts.text_sources import Texts
 from distill.prompts.texts_note import NOTE, read_note
 from distill.records.record_manifest import RecordedRuntime
+from distill.runtimes.vllm_probe import ROUNDING, distance
 
 
 class TargetNote(Content):
@@ -52,12 +53,27 @@ def check_same_target(folder: RunFolder, target: ModelDescription, runtime: Reco
             f"target.path={target.path} had fingerprint {before.fingerprint} when the run in {folder.path} started, "
             f"and now has {target.fingerprint}: records of two targets would be mixed. Use another output_dir"
         )
-    if before.runtime is not None and before.runtime != runtime:
+    was = before.runtime
+    if was is None:
+        return
+    if _without_log_p(was) != _without_log_p(runtime):
         raise InputError(
-            f"the run in {folder.path} was started with {before.runtime}, and this is {runtime}: they round or draw "
-            "otherwise, and records of both would be mixed. Use another output_dir, or go on with what it was started "
-            "with"
+            f"the run in {folder.path} was started with {_without_log_p(was)}, and this is {_without_log_p(runtime)}: "
+            "they round or draw otherwise, and records of both would be mixed. Use another output_dir, or go on with "
+            "what it was started with"
         )
+    if was.log_p is not None and runtime.log_p is not None:
+        far = distance(was.log_p, runtime.log_p)
+        if not far <= ROUNDING[runtime.dtype]:
+            raise InputError(
+                f"the server gave other probabilities of a fixed text when the run in {folder.path} started: log p "
+                f"moved by {far:.3g}, and rounding is below {ROUNDING[runtime.dtype]:g}. It runs other weights now, "
+                "and records of both would be mixed. Serve the first ones again, or use another output_dir"
+            )
+
+
+def _without_log_p(runtime: RecordedRuntime) -> RecordedRuntime:
+    return runtime.model_copy(update={"log_p": None})
 
 
 def note_target(folder: RunFolder, target: ModelDescription, runtime: RecordedRuntime, weights: str | None) -> None:

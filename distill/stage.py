@@ -71,7 +71,7 @@ def _record(
     runtime: Runtime,
     ranks: PartialState,
 ) -> None:
-    runtime.longest = plan.longest
+    runtime.prepare(plan.longest)
     with open_run(config.output_dir, "distill", config, config.resume, ranks.is_main_process) as folder, runtime:
         if folder.is_finished:
             return

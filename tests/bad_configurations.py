@@ -72,6 +72,13 @@ _OUT_OF_RANGE = {
         "sampling.draft.verifier=rejection",
         "sampling.draft.path=ngram responses=corpus",
         "sampling.draft.path=ngram sampling.draft.adaptive=true target.runtime=vllm",
+        "target.runtime=vllm target.tensor_parallel_size=0",
+        "target.runtime=vllm target.url=host:8000 target.states_folder=states",
+        "target.runtime=vllm target.url=http://127.0.0.1:9/v1",
+        "target.runtime=vllm target.states_folder=states",
+        "sampling.draft.path=ngram target.runtime=vllm target.url=http://127.0.0.1:9/v1 target.states_folder=states",
+        "target.tensor_parallel_size=2",
+        "target.runtime=vllm target.gpu_memory_utilization=1.5",
     ],
     "train": [
         "steps=0",

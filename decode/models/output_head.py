@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from decode.common.environment import device_of, resolve_device
 from decode.common.errors import InputError
 from decode.config import ModelConfig
-from decode.models.checkpoint_check import check_report, quiet
+from decode.models.checkpoint_check import check_report, is_quantised, quiet
 from decode.models.load import describe_model, read_weights
 
 
@@ -109,6 +109,8 @@ def load_ends(source: ModelConfig) -> Ends:
     fields = {"num_hidden_layers": 0, "layer_types": [], "mlp_layer_types": []}
     fields = {name: value for name, value in fields.items() if hasattr(description.config, name)}
     config = type(description.config)(**description.config.to_dict() | fields)
+    if is_quantised(config):  # that was of the layers; a head that is packed too is reported as missing
+        del config.quantization_config
     with quiet():  # else it lists every weight of the layers that are left out on purpose
         model, report = read_weights(replace(source, device_map=None), config, role="target")
     check_report(report | {"unexpected_keys": ()}, source, role="target")

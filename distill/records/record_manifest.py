@@ -42,6 +42,8 @@ class RecordedRuntime(Content):
     dtype: Text
     draft: RecordedDraft | None = None
     """Of an engine whose texts depend on it; our own decoder's do not."""
+    log_p: list[Annotated[float, Field(allow_inf_nan=False)]] | None = None
+    """What a server gave of a fixed text: the log-probability of each of its tokens."""
 
 
 class FileSummary(Content):

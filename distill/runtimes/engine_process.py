@@ -10,10 +10,12 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from threading import Timer
+from typing import IO, Any
 
 import torch
 
@@ -73,7 +75,10 @@ class Engine:
     """Of the process; None is vLLM's."""
     who: str = "the vLLM worker"
     """For messages."""
+    silence_s: float | None = None
+    """Seconds without a line from it after which it is ended: it hangs. None waits for ever."""
     version: str = ""
+    _is_silent: bool = False
     _process: subprocess.Popen[str] | None = field(default=None, repr=False)
 
     def __enter__(self) -> Engine:
@@ -105,13 +110,54 @@ class Engine:
         assert process.stdout is not None
         os.killpg(process.pid, signal.SIGCONT)
         try:
-            process.stdin.write(json.dumps(content) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
+            with self._patience():
+                process.stdin.write(json.dumps(content) + "\n")
+                process.stdin.flush()
+            answer = self._line(process.stdout)
+            while "alive" in answer:
+                answer = self._line(process.stdout)
         except BrokenPipeError:
-            line = ""
-        if not line:
-            words = "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:])
-            raise RunError(f"{self.who} ended with code {process.wait()}; {self.log} ends with:\n{words}")
+            answer = {}
+        if not answer:
+            raise RunError(self._ended())
         os.killpg(process.pid, signal.SIGSTOP)
-        return json.loads(line)
+        return answer
+
+    def _line(self, stdout: IO[str]) -> dict[str, Any]:
+        """What it says next; {} where it ended."""
+        with self._patience():
+            line = stdout.readline()
+        return json.loads(line) if line else {}
+
+    @contextmanager
+    def _patience(self) -> Iterator[None]:
+        """The block may take `silence_s`; then the process is ended, and with it whatever the block waits for."""
+        timer = Timer(self.silence_s or 0.0, self._give_up)
+        if self.silence_s is not None:
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _give_up(self) -> None:
+        process = self._process
+        assert process is not None
+        self._is_silent = True
+        os.killpg(process.pid, signal.SIGKILL)
+
+    def _ended(self) -> str:
+        process = self._process
+        assert process is not None
+        code = process.wait()
+        if not self._is_silent:
+            return f"{self.who} ended with code {code}; {self._last_words()}"
+        return (
+            f"{self.who} gave no sign of life for {self.silence_s:g} s (target.timeout), and was ended: it hangs, or "
+            "reads or compiles a model for longer than that. Start the run again with resume=auto, which keeps what "
+            f"was written, or give more seconds; {self._last_words()}"
+        )
+
+    def _last_words(self) -> str:
+        words = "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:])
+        return f"{self.log} ends with:\n{words}"

@@ -37,6 +37,11 @@ class Runtime(AbstractContextManager):
     def weights(self) -> str | None:
         """Fingerprint of the weights in memory; None where they are not in this process."""
 
+    def prepare(self, longest: int) -> None:
+        """The plan is known, and nothing was started yet: `longest` tokens has its longest text, at most. Raises
+        ConfigError and InputError where what runs the target cannot take them."""
+        self.longest = longest
+
     def close(self) -> None:
         """End what runs."""
 

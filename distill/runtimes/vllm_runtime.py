@@ -11,36 +11,39 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-import torch
-from safetensors.torch import load_file
-from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from decode.common.errors import RunError
 from decode.common.progress import get_logger
-from decode.models.hidden_states import FINAL
+from decode.common.run_folder import free_disk_check
 from decode.models.load import ModelDescription
-from decode.models.output_head import head_of, load_ends
+from decode.models.output_head import load_ends
 from decode.sampling.stopping import own_eos_ids
 from distill.config import DistillConfig
 from distill.corpora.corpus import unit_hash
 from distill.records.record_manifest import RecordedRuntime
-from distill.records.record_shards import Record
 from distill.responses import Response, Sampler
+from distill.runtimes.engine_passes import EnginePasses, bytes_of_states
 from distill.runtimes.engine_process import WORKER, Engine, check_python, local
 from distill.runtimes.kept_responses import kept_responses
 from distill.runtimes.response_draft import describe, recorded
 from distill.runtimes.runtime import Runtime
-from distill.runtimes.vllm_check import OTHERWISE, check_alone, check_target
+from distill.runtimes.vllm_check import OTHERWISE, check_alone, check_sizes, check_target, devices
+from distill.runtimes.vllm_settings import STARTED
 from distill.runtimes.vllm_speculation import check_draft, drafting_with_model
-from distill.target_passes import Pass, Passes
 
 log = get_logger("distill")
 _REASONS = {"stop": "eos", "length": "length"}
 _KINDS = {"write": "writes the responses", "read": "reads the texts and gives their hidden states"}
+
+
+class Calls(Protocol):
+    """What answers a worker's calls (`vllm_worker`), wherever it runs."""
+
+    def call(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Raises RunError."""
+        ...
 
 
 class VllmRuntime(Runtime):
@@ -52,6 +55,7 @@ class VllmRuntime(Runtime):
         """Raises ConfigError and InputError for what the engine does not take, and without vLLM's environment."""
         check_alone()
         check_target(target)
+        check_sizes(config.target, target)
         version = check_python(config.target.vllm_python, "target.vllm_python", OTHERWISE)
         self.config, self.target, self.folder = config, target, Path(config.output_dir)
         asked = config.sampling.draft
@@ -68,18 +72,24 @@ class VllmRuntime(Runtime):
         """The target without its layers: the last norm and the output head are read from the checkpoint, no more."""
         return load_ends(self.config.target).head.model
 
-    def sampler(self) -> Sampler:
+    def asked(self) -> dict[str, Any]:
+        """How responses are to be written."""
         eos = own_eos_ids(self.ends.generation_config, self.target.vocab_size)
         asked = self.config.sampling
         warp = {name: getattr(asked, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-        about = {"max_new_tokens": asked.max_new_tokens, "sampling": warp, "eos": eos}
+        return {"max_new_tokens": asked.max_new_tokens, "sampling": warp, "eos": eos}
+
+    def sampler(self) -> Sampler:
+        about = self.asked()
 
         def sample(prompts: list[list[int]], rows: list[int], seed: int) -> list[Response]:
             seeds = [int(unit_hash("row", seed, row) * 2**31) for row in rows]
             answer = self.engine("write").call({"prompts": prompts, "seeds": seeds, **about})
             reasons = [_REASONS[reason] for reason in answer["finish_reasons"]]
             steps = [counts for _, counts in answer["arrivals"]]
-            passes = [sum(counts[row] > 0 for counts in steps) for row in range(len(prompts))]
+            passes = [
+                sum(counts[row] > 0 for counts in steps) or None for row in range(len(prompts))
+            ]  # a server's: unknown
             return [Response(*one) for one in zip(answer["new_ids"], reasons, passes, strict=True)]
 
         return kept_responses(sample, self.folder / "responses")
@@ -87,10 +97,15 @@ class VllmRuntime(Runtime):
     def passes(self, layers: Sequence[int]) -> EnginePasses:
         return EnginePasses(self, layers)
 
+    def prepare(self, longest: int) -> None:
+        super().prepare(longest)
+        kept = self.config.records.features.layers
+        free_disk_check(self.config.output_dir, bytes_of_states(self, kept))
+
     def weights(self) -> None:
         """They are in another process."""
 
-    def engine(self, kind: Literal["write", "read"], layers: Sequence[int] = ()) -> Engine:
+    def engine(self, kind: Literal["write", "read"], layers: Sequence[int] = ()) -> Calls:
         """The engine that writes, or the one that leaves states of `layers`; it is started where it does not run."""
         wanted = (kind, *layers)
         if self._running is None or self._running[0] != wanted:
@@ -98,7 +113,8 @@ class VllmRuntime(Runtime):
             log.info("starting vLLM %s, which %s; it compiles the model at first", self.note.version, _KINDS[kind])
             settings = self._settings(layers) if kind == "read" else self._settings()
             logs = self.folder / f"vllm-{kind}.log"
-            engine = Engine(self.config.target.vllm_python, WORKER, settings, logs)
+            asked = self.config.target
+            engine = Engine(asked.vllm_python, WORKER, settings, logs, silence_s=asked.timeout)
             self._running = (wanted, self._processes.enter_context(engine))
         return self._running[1]
 
@@ -116,12 +132,17 @@ class VllmRuntime(Runtime):
             "max_model_len": self.longest,
             "max_num_seqs": self.config.batch_size,
             "seed": self.config.seed,
+            "options": {name: value for name in STARTED if (value := getattr(self.config.target, name)) is not None},
         }
         if not layers:
             return settings | self._drafting()
         # A token is sampled behind each text, and thrown away.
         states = {"layers": list(layers), "folder": str((self.folder / "states").resolve())}
-        return settings | {"max_model_len": self.longest + 1, "states": states}
+        options = settings["options"] | {
+            "tensor_parallel_size": devices(self.config.target),
+            "pipeline_parallel_size": 1,
+        }
+        return settings | {"max_model_len": self.longest + 1, "states": states, "options": options}
 
     def _drafting(self) -> dict[str, Any]:
         """What an engine that writes with a draft is told besides: it needs room for draft tokens behind a text."""
@@ -130,42 +151,3 @@ class VllmRuntime(Runtime):
         count = self.config.sampling.draft.num_draft_tokens
         room = min(self.longest + count, self.target.max_positions)
         return {"speculation": drafting_with_model(self.draft.path, count, self.draft.family), "max_model_len": room}
-
-
-class EnginePasses(Passes):
-    """Those of the engine: raw states from it, the final ones through the checkpoint's own last norm."""
-
-    def __init__(self, runtime: VllmRuntime, layers: Sequence[int]) -> None:
-        self.runtime, self.layers, self.batch_size = runtime, tuple(layers), runtime.config.batch_size
-        self.last = runtime.target.num_layers
-        self.asked = sorted({*layers, self.last} - {FINAL})
-        """Layers in the order in which the engine lays them out."""
-        self.head = head_of(runtime.ends)  # before the engine, which reads a hub's files from the cache alone
-
-    def of_batch(self, batch: list[Record]) -> Pass:
-        rows = [record.ids.tolist() for record in batch]
-        files = self.runtime.engine("read", self.asked).call({"rows": rows})["files"]
-        states = pad_sequence([self._read(Path(file), ids) for file, ids in zip(files, rows, strict=True)], True)
-        of_layer = dict(zip(self.asked, states.unbind(2), strict=True))
-        of_layer[FINAL] = self._norm(of_layer[self.last])
-        read = torch.stack([of_layer[layer] for layer in self.layers], 2) if self.layers else None
-        return Pass(batch, of_layer[FINAL], read)
-
-    def _norm(self, states: Tensor) -> Tensor:
-        norm = self.runtime.ends.base_model.get_submodule("norm")
-        assert isinstance(norm, nn.Module)
-        return norm(states.to(self.head.dtype))
-
-    def _read(self, file: Path, ids: list[int]) -> Tensor:  # -> (L, layers, d) on the head's device
-        """One text's states, whose file is then removed; RunError where they are those of another text."""
-        found = load_file(file, device=str(self.device))
-        file.unlink()
-        told, shape = found["token_ids"].tolist(), tuple(found["hidden_states"].shape)
-        wanted = (len(ids), len(self.asked), self.runtime.target.hidden_size)
-        if told != ids or shape != wanted:
-            raise RunError(
-                f"vLLM {self.runtime.note.version} gave states {shape} of a text of {len(told)} tokens, and {wanted} "
-                f"of one of {len(ids)} were asked for: p would be that of another text. Make the environment anew with "
-                "`bash scripts/vllm_env.sh`"
-            )
-        return found["hidden_states"]

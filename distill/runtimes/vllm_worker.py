@@ -2,13 +2,15 @@
 
 Run by the interpreter of another environment, so nothing of ours is imported here. The first line holds the engine's
 settings, {"target", "speculation", "dtype", "max_model_len", "max_num_seqs", "seed"}, where `speculation` is vLLM's
-speculative_config or null; optionally "revision", and "states", {"layers", "folder"}, for an engine that reads texts
-and leaves its hidden states there. It is answered by {"ready": version}. Each further line is a call:
+speculative_config or null; optionally "revision", "options", more of vLLM's by their names, and "states", {"layers",
+"folder"}, for an engine that reads texts and leaves its hidden states there. It is answered by {"ready": version}. Each
+further line is a call, whose answer comes behind lines of {"alive": true}, one in some seconds in which the engine
+stepped:
 
 - {"prompts", "max_new_tokens", "sampling", "eos"}, optionally "seeds", one for each prompt, is answered by {"new_ids",
   "finish_reasons", "seconds", "arrivals"}: `arrivals` are (seconds since the call, rows' new tokens) per engine step.
 - {"rows"}, token ids of finished texts, is answered by {"files"}: of each row a safetensors file of `token_ids` (L,)
-  and `hidden_states` (L, layers, d), layers in rising order.
+  and `hidden_states` (L, layers, d), layers in rising order; it is not there, or not whole, where the disk is full.
 """
 
 import fcntl
@@ -16,6 +18,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -29,6 +32,10 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 _WRITTEN_S = 600
 """A state that is not on the disk by then never will be."""
+_ALIVE_S = 5.0
+
+Steps = Callable[[], list[Any]]
+"""One step of the engine; its outputs."""
 
 
 def answers_alone() -> TextIO:
@@ -49,6 +56,7 @@ def load(settings: dict[str, Any]) -> Any:
     options: dict[str, Any] = {"speculative_config": settings["speculation"]}
     if settings.get("states"):
         options = leaving_states(**settings["states"])
+    options |= settings.get("options") or {}
     engine = LLM(
         settings["target"],
         revision=settings.get("revision"),
@@ -82,7 +90,7 @@ def leaving_states(layers: list[int], folder: str) -> dict[str, Any]:
     }
 
 
-def write(engine: Any, call: dict[str, Any], number: int) -> dict[str, Any]:
+def write(engine: Any, step: Steps, call: dict[str, Any], number: int) -> dict[str, Any]:
     """Continue the prompts of one call together, noting when each engine step brought how many tokens."""
     from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
 
@@ -100,7 +108,7 @@ def write(engine: Any, call: dict[str, Any], number: int) -> dict[str, Any]:
     arrivals = []
     while engine.has_unfinished_requests():
         counts = [0] * len(new_ids)
-        for output in engine.step():
+        for output in step():
             row, ids = int(output.request_id.split("/")[1]), list(output.outputs[0].token_ids)
             counts[row] = len(ids) - len(new_ids[row])
             new_ids[row], reasons[row] = ids, output.outputs[0].finish_reason
@@ -110,7 +118,7 @@ def write(engine: Any, call: dict[str, Any], number: int) -> dict[str, Any]:
     return {"new_ids": new_ids, "finish_reasons": reasons, "seconds": seconds, "arrivals": arrivals}
 
 
-def read(engine: Any, call: dict[str, Any], number: int) -> dict[str, Any]:
+def read(engine: Any, step: Steps, call: dict[str, Any], number: int) -> dict[str, Any]:
     """Read the rows of one call, which leaves a file of states for each, named after the request."""
     from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
 
@@ -119,24 +127,41 @@ def read(engine: Any, call: dict[str, Any], number: int) -> dict[str, Any]:
         engine.add_request(f"{number}-{row}", {"prompt_token_ids": ids}, params)
     files = [""] * len(call["rows"])
     while engine.has_unfinished_requests():
-        for output in engine.step():
+        for output in step():
             files[int(output.request_id.split("-")[1])] = output.kv_transfer_params["hidden_states_path"]
     for file in files:
-        await_file(engine, Path(file))
+        await_lock(step, Path(f"{file}.lock"))
     return {"files": files}
 
 
-def await_file(engine: Any, file: Path) -> None:
-    """Until the states are written: the step after a request's last one begins it, and its lock is held to the end."""
-    began, lock = time.perf_counter(), Path(f"{file}.lock")
-    while not file.exists():
-        if time.perf_counter() - began > _WRITTEN_S:
-            raise TimeoutError(f"{file} was not written in {_WRITTEN_S} s")
-        engine.step()
-        time.sleep(1e-3)
+def await_lock(step: Steps, lock: Path) -> None:
+    """Until the states are written, or writing them failed: the step after a request's last one begins it, and its lock
+    is held to the end."""
+    began = time.perf_counter()
     with lock.open() as held:
-        fcntl.flock(held, fcntl.LOCK_SH)
-    lock.unlink()
+        while True:
+            try:
+                return fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.perf_counter() - began > _WRITTEN_S:
+                    raise TimeoutError(f"{lock} was held for {_WRITTEN_S} s") from None
+            step()
+            time.sleep(1e-3)
+
+
+def stepping(engine: Any, say: Callable[[dict[str, Any]], None]) -> Steps:
+    """The engine's steps, of which a sign of life is said now and then: an engine that hangs in one says none."""
+    said = time.monotonic()
+
+    def step() -> list[Any]:
+        nonlocal said
+        outputs = engine.step()
+        if time.monotonic() - said > _ALIVE_S:
+            said = time.monotonic()
+            say({"alive": True})
+        return outputs
+
+    return step
 
 
 def main() -> None:
@@ -151,9 +176,10 @@ def main() -> None:
     from vllm import __version__  # pyright: ignore[reportMissingImports]
 
     say({"ready": __version__})
+    step = stepping(engine, say)
     for number, line in enumerate(sys.stdin):
         call = json.loads(line)
-        say((read if "rows" in call else write)(engine, call, number))
+        say((read if "rows" in call else write)(engine, step, call, number))
 
 
 if __name__ == "__main__":

@@ -12,17 +12,21 @@ from tests.distill import (
     test_distribution,
     test_features,
     test_held_out_count,
+    test_large_targets,
     test_objectives,
     test_prompt_texts,
     test_prompts,
     test_responses,
     test_score,
     test_sequences,
+    test_served_refusals,
+    test_served_runtime,
     test_shards,
     test_sparse,
     test_stores,
     test_tasks,
     test_texts,
+    test_vllm_bad_days,
     test_vllm_runtime,
     test_vocabulary,
 )
@@ -344,16 +348,16 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
 RUNTIMES: dict[Callable[..., object], list[Change]] = {
     test_vllm_runtime.test_p_and_final_states_are_made_of_the_engine_s_by_the_target_s_norm_and_head: [
         (
-            "distill.runtimes.vllm_runtime:EnginePasses.of_batch",
-            "of_layer[FINAL] = self._norm(of_layer[self.last])",
+            "distill.runtimes.engine_passes:EnginePasses.of_batch",
+            "of_layer[FINAL] = self.final(of_layer[self.last])",
             "of_layer[FINAL] = of_layer[self.last]",
         ),
         (
-            "distill.runtimes.vllm_runtime:EnginePasses.of_batch",
+            "distill.runtimes.engine_passes:EnginePasses.of_batch",
             "of_layer[layer] for layer in self.layers",
             "of_layer[layer] for layer in sorted(self.layers)",
         ),
-        ("distill.runtimes.vllm_runtime:EnginePasses.__init__", " - {FINAL}", ""),
+        ("distill.runtimes.engine_passes:asked_layers", " - {FINAL}", ""),
     ],
     test_vllm_runtime.test_one_engine_writes_everything_then_another_reads: [
         ("distill.runtimes.vllm_runtime:VllmRuntime._settings", "self.longest + 1", "self.longest"),
@@ -379,23 +383,82 @@ RUNTIMES: dict[Callable[..., object], list[Change]] = {
     ],
     test_vllm_runtime.test_what_was_written_before_a_run_ended_is_not_asked_for_again: [
         ("distill.runtimes.kept_responses:kept_responses", "if not file.is_file():", "if True:"),
-        ("distill.runtimes.vllm_runtime:EnginePasses._read", "told != ids or ", ""),
+        ("distill.runtimes.engine_passes:EnginePasses._read", "told != ids or ", ""),
     ],
     test_vllm_runtime.test_kept_responses_are_those_of_their_call: [
         ("distill.runtimes.kept_responses:kept_responses", "[prompts, rows, seed]", "[prompts, rows]"),
         ("distill.runtimes.kept_responses:kept_responses", "[prompts, rows, seed]", "[rows, seed]"),
     ],
     test_vllm_runtime.test_records_of_two_engines_are_not_mixed: [
-        ("distill.run_notes:check_same_target", "before.runtime != runtime", "False"),
+        ("distill.run_notes:check_same_target", "_without_log_p(was) != _without_log_p(runtime)", "False"),
     ],
     test_vllm_runtime.test_texts_of_other_records_are_read_and_none_is_written: [
         ("distill.recording_plan:plan_of_records", "folder.lengths.max()", "folder.lengths.min()"),
+    ],
+    test_vllm_bad_days.test_an_engine_that_takes_its_time_and_lives_is_waited_for: [
+        ("distill.runtimes.engine_process:Engine.call", 'while "alive" in answer', 'while "dead" in answer'),
+        ("distill.runtimes.engine_process:Engine._patience", "timer.cancel()", "timer"),
+    ],
+    test_vllm_bad_days.test_a_full_disk_is_told_with_its_folder: [
+        ("distill.runtimes.states_file:_is_whole", "== 8 + size", "<= 8 + size"),
+    ],
+    test_vllm_bad_days.test_a_disk_without_room_for_states_is_refused: [
+        ("distill.runtimes.engine_passes:bytes_of_states", "runtime.config.batch_size * ", ""),
+    ],
+    test_large_targets.test_what_a_large_target_needs_reaches_both_engines: [
+        ("distill.runtimes.vllm_runtime:VllmRuntime._settings", '"pipeline_parallel_size": 1}', "}"),
+        ("distill.runtimes.vllm_check:devices", " * asked.pipeline_parallel_size", ""),
+    ],
+    test_large_targets.test_quantised_layers_are_the_engine_s_own_matter: [
+        ("decode.models.output_head:load_ends", "del config.quantization_config", "pass"),
+    ],
+}
+
+SERVERS: dict[Callable[..., object], list[Change]] = {
+    test_served_runtime.test_records_are_those_of_what_the_server_gives: [
+        ("distill.runtimes.vllm_server:VllmServer.written", "remove_states(file)", "pass"),
+        ("distill.runtimes.served_runtime:ServedRuntime._check_weights", '{"log_p": self._probe}', "{}"),
+    ],
+    test_served_runtime.test_each_response_has_its_seed_and_the_run_s_sampling_alone: [
+        ("distill.runtimes.vllm_server:ServedEngine._write", "seed=seed", "seed=0"),
+        ("distill.runtimes.vllm_server:VllmServer.complete", "**plain, ", ""),
+    ],
+    test_served_runtime.test_one_server_may_write_and_another_read: [
+        ("distill.runtimes.served_runtime:ServedRuntime.engine", 'self.writer if kind == "write" else ', ""),
+    ],
+    test_served_runtime.test_a_server_that_goes_away_and_comes_back_loses_nothing_and_doubles_nothing: [
+        ("distill.runtimes.http_client:HttpClient.ask", "time.monotonic() + wait > ends", "True"),
+    ],
+    test_served_runtime.test_one_that_stays_away_ends_the_run_which_goes_on_later: [
+        ("decode.common.run_folder:check_same_run", ', *getattr(config, "NOT_COMPARED", ())', ""),
+    ],
+    test_served_runtime.test_weights_that_change_in_mid_run_end_it_and_are_not_mixed_in: [
+        ("distill.runtimes.vllm_server:ServedEngine.call", "self.check(self.server)", "pass"),
+        ("distill.run_notes:check_same_target", "not far <= ROUNDING[runtime.dtype]", "False"),
+    ],
+    test_served_runtime.test_an_end_that_is_not_the_target_s_is_refused: [
+        ("distill.runtimes.vllm_server:ServedEngine._write", 'not in content["eos"]', "not in found"),
+    ],
+    partial(test_served_refusals.test_servers_that_do_not_fit_are_refused, name="half"): [
+        ("distill.runtimes.served_runtime:ServedRuntime._check_states", " or dtype != self.dtype", ""),
+    ],
+    partial(
+        test_served_refusals.test_servers_that_do_not_fit_are_refused,
+        name="other states",
+    ): [
+        ("distill.runtimes.served_runtime:ServedRuntime._check_weights", "not far <=", "False and far <="),
+    ],
+    partial(test_served_refusals.test_servers_that_do_not_fit_are_refused, name="short"): [
+        ("distill.runtimes.served_runtime:ServedRuntime._check_room", " + (server is self.reader)", ""),
+    ],
+    test_served_refusals.test_another_tokenizer_is_refused: [
+        ("distill.runtimes.vllm_probe:check_tokens", "ours != theirs", "len(ours) != len(theirs)"),
     ],
 }
 
 FAULTS = [
     Fault(where, old, new, test)
-    for tests in (LOSSES, RECORDS, TEXTS, RUNTIMES)
+    for tests in (LOSSES, RECORDS, TEXTS, RUNTIMES, SERVERS)
     for test, changes in tests.items()
     for where, old, new in changes
 ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -28,51 +26,15 @@ from distill.config import (
     ResponseSampling,
     TargetConfig,
 )
-from distill.records.record_folder import RecordFolder
 from distill.responses import Response
 from distill.runtimes import vllm_runtime
 from distill.runtimes.chosen import open_runtime
 from distill.runtimes.kept_responses import kept_responses
 from distill.stage import run
-from tests.distill import vllm_proxy
-from tests.distill.runs import tiny_config
 from tests.distill.vllm_proxy import state_of
+from tests.distill.vllm_runs import LAYERS, asked, changed, config_of, opened, proxy, quantised
 from tests.tiny import save_tiny_target, tiny_tokenizer
 from tests.train.export.saved_heads import save_head
-
-LAYERS = [2, -1, 0]
-"""Of two: the last one's raw state, the final one, and the embeddings, in another order than the engine's."""
-
-
-def proxy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the proxy, which notes there what it is asked."""
-    folder = folder / "worker"
-    folder.mkdir(parents=True)
-    shutil.copy(vllm_proxy.__file__, folder / "worker.py")
-    monkeypatch.setattr(vllm_runtime, "WORKER", folder / "worker.py")
-    monkeypatch.setattr(vllm_runtime, "check_python", lambda *_: "0.fake")
-    return folder
-
-
-def config_of(folder: Path, output: str = "records", **changes: object) -> DistillConfig:
-    if not (folder / "target").exists():
-        model = AutoModelForCausalLM.from_pretrained(save_tiny_target(folder / "plain"))
-        torch.nn.init.uniform_(model.model.norm.weight, 0.5, 1.5)  # a norm of ones would hide that it was not read
-        model.save_pretrained(folder / "target")
-        tiny_tokenizer().save_pretrained(folder / "target")
-    own = {
-        "target": TargetConfig(str(folder / "target"), runtime="vllm", vllm_python=sys.executable),
-        "records": RecordsConfig(["head_tail", "full"], shard_size=5, features=FeatureConfig(list(LAYERS))),
-    }
-    return tiny_config(folder, output, **own | changes)
-
-
-def asked(worker: Path) -> list[dict]:
-    return [json.loads(line) for line in (worker / "asked.jsonl").read_text().splitlines()]
-
-
-def opened(folder: Path, output: str = "records") -> RecordFolder:
-    return RecordFolder.open(folder / output, describe_model(TargetConfig(str(folder / "target"))))
 
 
 @torch.no_grad()
@@ -274,14 +236,6 @@ def test_kept_responses_are_those_of_their_call(tmp_path: Path) -> None:
         kept([[9], []], [0, 1], 1)
 
 
-def test_an_engine_that_dies_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = proxy(tmp_path, monkeypatch)
-    config = config_of(tmp_path)
-    (worker / "die").touch()
-    with pytest.raises(RunError, match="no room on the device"):
-        run(config)
-
-
 def test_records_of_two_engines_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = proxy(tmp_path, monkeypatch)
     config = config_of(tmp_path, resume="auto")
@@ -304,12 +258,8 @@ def test_settings_of_transformers_alone_are_refused(name: str, value: object) ->
     build(TargetConfig, {"path": "some/target", name: value})
 
 
-def quantised(folder: Path) -> None:
-    _changed(save_tiny_target(folder), {"quantization_config": {"quant_method": "gptq", "bits": 4}})
-
-
 def latent(folder: Path) -> None:
-    _changed(save_tiny_target(folder), {"kv_lora_rank": 16})
+    changed(save_tiny_target(folder), {"kv_lora_rank": 16})
 
 
 def qwen2(folder: Path) -> None:
@@ -324,14 +274,13 @@ def qwen2(folder: Path) -> None:
     tiny_tokenizer().save_pretrained(folder)
 
 
-def _changed(folder: Path, fields: dict) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps(read_json(file) | fields))
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
-    [(quantised, "is quantised"), (latent, r"latent attention \(MLA\)"), (qwen2, "qwen2 model.*llama and qwen3")],
+    [
+        (quantised, "is quantised, lm_head.weight as well"),
+        (latent, r"latent attention \(MLA\)"),
+        (qwen2, "qwen2 model.*llama and qwen3"),
+    ],
 )
 def test_targets_that_the_engine_does_not_take_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], said: str

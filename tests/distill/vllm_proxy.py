@@ -1,9 +1,11 @@
 """A worker in place of vLLM's: tokens that follow from seeds, and states that follow from tokens (`state_of`). It notes
-what it is asked in `asked.jsonl` beside it, dies where a file `die` lies there, and answers for another text where one
-`other_text` does. It runs as a process of its own, and starts at once."""
+what it is asked in `asked.jsonl` beside it. Files there make a bad day: it dies (`die`), hangs (`hang`), takes its time
+and says so (`slow`), answers for another text (`other_text`), or ends a file too early (`full`). It runs as a process
+of its own, and starts at once."""
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +27,38 @@ def written(call: dict[str, Any]) -> dict[str, Any]:
     return {"new_ids": new, "finish_reasons": reasons, "seconds": 1.0, "arrivals": arrivals}
 
 
-def left(settings: dict[str, Any], ids: list[int], number: int, turned: bool) -> str:
+def left(settings: dict[str, Any], ids: list[int], number: int) -> str:
     """The file with the states of one text."""
     from safetensors.numpy import save_file
 
+    here = Path(sys.argv[0]).parent
     width = json.loads((Path(settings["target"]) / "config.json").read_text())["hidden_size"]
     asked = settings["states"]
     folder = Path(asked["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     states = np.stack([state_of(ids, layer, width) for layer in asked["layers"]], 1)
-    told = np.array(ids[::-1] if turned else ids, np.int64)
-    save_file({"hidden_states": states, "token_ids": told}, folder / f"{number}.safetensors")
-    return str(folder / f"{number}.safetensors")
+    told = np.array(ids[::-1] if (here / "other_text").exists() else ids, np.int64)
+    file = folder / f"{number}.safetensors"
+    save_file({"hidden_states": states, "token_ids": told}, file)
+    if (here / "full").exists():
+        file.write_bytes(file.read_bytes()[:-1])
+    return str(file)
+
+
+def bad_day(here: Path) -> None:
+    """Of every call."""
+    if (here / "die").exists():
+        sys.exit("no room on the device")
+    if (here / "hang").exists():
+        time.sleep(600)
+    for _ in range(5 if (here / "slow").exists() else 0):
+        time.sleep(0.5)
+        say({"alive": True})
+
+
+def say(content: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(content) + "\n")
+    sys.stdout.flush()
 
 
 def main() -> None:
@@ -48,15 +70,13 @@ def main() -> None:
             file.write(line)
         if not settings:
             settings, answer = call, {"ready": "0.fake"}
-        elif (here / "die").exists():
-            sys.exit("no room on the device")
-        elif "rows" in call:
-            turned = (here / "other_text").exists()
-            answer = {"files": [left(settings, ids, n, turned) for n, ids in enumerate(call["rows"])]}
         else:
-            answer = written(call)
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+            bad_day(here)
+            if "rows" in call:
+                answer = {"files": [left(settings, ids, n) for n, ids in enumerate(call["rows"])]}
+            else:
+                answer = written(call)
+        say(answer)
 
 
 if __name__ == "__main__":

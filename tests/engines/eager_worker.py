@@ -1,6 +1,9 @@
-"""The worker of records with engines that compile nothing, and so start in seconds; run by vLLM's interpreter."""
+"""The worker of records with engines that compile nothing, and so start in seconds; run by vLLM's interpreter. It reads
+texts under a limit of LARGEST_FILE bytes, where the environment names one."""
 
 import functools
+import os
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,11 @@ def load(settings: dict[str, Any]) -> Any:
     import vllm  # pyright: ignore[reportMissingImports]
 
     vllm.LLM = functools.partial(vllm.LLM, enforce_eager=True)
-    return compiled(settings)
+    engine = compiled(settings)
+    if "LARGEST_FILE" in os.environ and "states" in settings:
+        limit = int(os.environ["LARGEST_FILE"])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    return engine
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
 
 from decode.common.checked_json import read_json
+from decode.common.errors import RunError
 from decode.config import ModelConfig
 from decode.models.load import describe_model
 from distill.config import FeatureConfig, RecordsConfig, ResponseDraftConfig, ResponseSampling, TargetConfig
@@ -76,13 +77,8 @@ def recorded(folder: Path, output: str, runtime: str, **changes: Any) -> RecordF
     return RecordFolder.open(config.output_dir, describe_model(ModelConfig(path=str(folder / "target"))))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_records_of_both_runtimes_agree(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Llama with the engine as it is used, the other without the minute that compiling takes."""
-    if kind != "llama":
-        monkeypatch.setattr(vllm_runtime, "WORKER", EAGER)
-    save_target(tmp_path / "target", kind)
-    ours, theirs = (recorded(tmp_path, runtime, runtime) for runtime in ("transformers", "vllm"))
+def assert_agree(ours: RecordFolder, theirs: RecordFolder) -> None:
+    """The same texts, and p and states but for rounding."""
     assert ours.layout == theirs.layout
     assert len(ours) == len(theirs) == 13
     for index in range(len(ours)):
@@ -99,6 +95,16 @@ def test_records_of_both_runtimes_agree(tmp_path: Path, kind: str, monkeypatch: 
                 for read in (one, other)
             ]
             torch.testing.assert_close(*states, rtol=0.02, atol=0.01)  # both rounded to bfloat16
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_of_both_runtimes_agree(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Llama with the engine as it is used, the other without the minute that compiling takes."""
+    if kind != "llama":
+        monkeypatch.setattr(vllm_runtime, "WORKER", EAGER)
+    save_target(tmp_path / "target", kind)
+    ours, theirs = (recorded(tmp_path, runtime, runtime) for runtime in ("transformers", "vllm"))
+    assert_agree(ours, theirs)
     assert set(theirs.manifest.finish_reasons) == {"eos", "length"}
     told = theirs.manifest.runtime
     assert told is not None
@@ -156,6 +162,28 @@ def test_at_temperature_1_a_run_with_a_draft_is_repeated_to_the_byte(
     for name in ("first", "second"):
         recorded(tmp_path, name, "vllm", sampling=ResponseSampling(max_new_tokens=12, draft=asked))
     assert shard_files(tmp_path / "first") == shard_files(tmp_path / "second")
+
+
+def test_devices_share_the_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks on the CPU: both engines have processes of their own for them."""
+    monkeypatch.setattr(vllm_runtime, "WORKER", EAGER)
+    save_target(tmp_path / "target", "llama")
+    ours = recorded(tmp_path, "ours", "transformers")
+    target = {"runtime": "vllm", "vllm_python": vllm_python(), "tensor_parallel_size": 2}
+    theirs = recorded(tmp_path, "theirs", "vllm", target=TargetConfig(str(tmp_path / "target"), **target))  # type: ignore[arg-type]
+    assert_agree(ours, theirs)
+
+
+def test_a_full_disk_ends_the_run_which_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a limit on the size of files, under which the engine writes none of states."""
+    monkeypatch.setattr(vllm_runtime, "WORKER", EAGER)
+    save_target(tmp_path / "target", "llama")
+    ours = recorded(tmp_path, "ours", "transformers")
+    monkeypatch.setenv("LARGEST_FILE", "1000")
+    with pytest.raises(RunError, match=r"did not write the hidden states.*MB free.*resume=auto"):
+        recorded(tmp_path, "theirs", "vllm", resume="auto")
+    monkeypatch.delenv("LARGEST_FILE")
+    assert_agree(ours, recorded(tmp_path, "theirs", "vllm", resume="auto"))
 
 
 def start(folder: Path) -> subprocess.Popen[bytes]:

@@ -1,0 +1,102 @@
+"""JSON over HTTP with a server that may be away for a while: what is safe to ask twice is asked again, with back-off.
+
+The standard library's client: what is sent is small, and a server's answer takes seconds, not the connection.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from typing import Any
+
+from decode.common.errors import RunError
+from decode.common.progress import get_logger
+
+AWAY = frozenset({429, 500, 502, 503, 504})
+"""Statuses of a server that is starting, ending or overloaded."""
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
+
+log = get_logger("distill")
+
+
+class NoAnswerError(RunError):
+    """Nothing listens there, or it ended in the middle of an answer, for as long as was waited."""
+
+
+class RefusedError(RunError):
+    """The server answered that it will not; `status` is HTTP's."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass
+class HttpClient:
+    """A server at `root`, http://HOST:PORT. Threads may share one."""
+
+    root: str
+    key: str | None
+    """Sent as a bearer token; never written anywhere."""
+    timeout: float
+    """Seconds that an answer may take, and that a lost server has to come back."""
+    _is_lost: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def once(self, path: str, content: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
+        """The answer to one request, a POST where it has content. Raises NoAnswerError and RefusedError."""
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
+        data = None if content is None else json.dumps(content).encode()
+        request = urllib.request.Request(self.root + path, data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout or self.timeout) as answer:
+                return json.loads(answer.read() or b"{}")
+        except urllib.error.HTTPError as error:
+            words = error.read().decode(errors="replace")[:500]
+            raise RefusedError(f"{self.root}{path} answered {error.code}: {words}", error.code) from error
+        except TimeoutError as error:
+            waited = timeout or self.timeout
+            raise RunError(
+                f"{self.root}{path} gave no answer in {waited:g} s (target.timeout): it hangs, or has more to do than "
+                "that. Look at the server's log and start it again, or give more seconds; the run goes on with "
+                "resume=auto"
+            ) from error
+        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: not JSON
+            raise NoAnswerError(f"{self.root}{path}: {error or type(error).__name__}") from error
+
+    def ask(self, path: str, content: dict[str, Any] | None = None) -> Any:
+        """The same, asked again while the server is away; NoAnswerError where it does not come back in time."""
+        ends, wait = time.monotonic() + self.timeout, FIRST_WAIT_S
+        while True:
+            try:
+                answer = self.once(path, content)
+            except (NoAnswerError, RefusedError) as error:
+                if isinstance(error, RefusedError) and error.status not in AWAY:
+                    raise
+                if time.monotonic() + wait > ends:
+                    raise NoAnswerError(
+                        f"{error}; it did not come back in {self.timeout:g} s (target.timeout). Start it again and "
+                        "give resume=auto: what was written is kept"
+                    ) from error
+                self._note(error)
+                time.sleep(wait)
+                wait = min(2 * wait, LONGEST_WAIT_S)
+            else:
+                self._note(None)
+                return answer
+
+    def _note(self, error: Exception | None) -> None:
+        """Say once that it is away, and once that it is back."""
+        with self._lock:
+            if (error is not None) == self._is_lost:
+                return
+            self._is_lost = error is not None
+        if error is None:
+            log.info("%s answers again", self.root)
+        else:
+            log.warning("%s; asking again for up to %g s", error, self.timeout)

@@ -1,0 +1,61 @@
+"""Whether a server runs the target that it is taken for: its tokens, and what it gives of a fixed text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from decode.common.errors import ConfigError
+from decode.models.output_head import OutputHead
+from distill.runtimes.vllm_server import VllmServer
+
+TEXTS = (
+    "Each answer is checked against the first one: 3.14, 2,718 and 10^6 of them.",
+    "def add(a: int, b: int = 0) -> int:\n    return a + b  # two spaces\n\n\tx = [1, 2]\r\n",
+    "Grüße aus Łódź, привет, 你好世界, こんにちは, مرحبا, 🙂👩‍💻",
+    "   three spaces,\ttabs\t\tand a trailing space ",
+)
+ROUNDING = {"float32": 0.005, "bfloat16": 0.15, "float16": 0.15}
+"""Root mean square of what log p of a token may differ by between two passes of the same weights; an upper bound, not
+measured on every device: other batches and kernels round otherwise."""
+LENGTH = 32
+
+
+def probe_ids(tokenizer: PreTrainedTokenizerBase, room: int) -> list[int]:
+    """The fixed text, as long as there is room."""
+    return tokenizer.encode(" ".join(TEXTS), add_special_tokens=False)[: min(LENGTH, room)]
+
+
+def served_log_p(server: VllmServer, ids: list[int]) -> list[float]:
+    """log p of each token but the first, as the server says it. Raises RunError."""
+    rows = server.written(ids, 1, temperature=0.0, prompt_logprobs=0)["prompt_logprobs"][1:]
+    return [float(row[str(token)]["logprob"]) for row, token in zip(rows, ids[1:], strict=True)]
+
+
+def log_p_of_states(states: Tensor, head: OutputHead, ids: list[int]) -> list[float]:
+    """The same by final states (L, d) through the checkpoint's own head."""
+    log_p = head(states[:-1]).float().log_softmax(-1)
+    return log_p.gather(-1, torch.tensor(ids[1:], device=log_p.device)[:, None])[:, 0].tolist()
+
+
+def distance(one: Sequence[float], other: Sequence[float]) -> float:
+    """Root mean square of their differences; infinite where they are of texts of other lengths."""
+    if len(one) != len(other):
+        return float("inf")
+    return float((torch.tensor(one) - torch.tensor(other)).square().mean().sqrt())
+
+
+def check_tokens(server: VllmServer, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
+    """Raise ConfigError where the server's tokenizer is another one."""
+    for text in TEXTS:
+        ours, theirs = tokenizer.encode(text, add_special_tokens=False), server.tokenize(text)
+        if ours != theirs:
+            place = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(ours))
+            raise ConfigError(
+                f"the server at {server.url} serves {server.model}, which cuts {text[:20]!r}... into other tokens than "
+                f"target.path={path}: {ours[place : place + 3]} there and {theirs[place : place + 3]} in the server "
+                f"from token {place} on. It is another model; start the server with this one, or name its folder"
+            )

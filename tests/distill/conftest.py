@@ -1,0 +1,24 @@
+"""A vLLM server by proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from distill.runtimes import http_client, vllm_server
+from tests.distill.served_runs import ASKED
+from tests.distill.vllm_fake_server import FakeVllm, fake_vllm
+from tests.distill.vllm_runs import config_of
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVllm]:
+    """One of the target in `tmp_path`, that is not waited for long."""
+    monkeypatch.setattr(http_client, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(vllm_server, "PATIENCE_S", 0.2)
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    config_of(tmp_path)
+    with fake_vllm(tmp_path / "target", tmp_path / "shared", list(ASKED)) as fake:
+        yield fake
