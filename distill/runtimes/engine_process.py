@@ -144,7 +144,8 @@ class Engine:
         process = self._process
         assert process is not None
         self._is_silent = True
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it ended in this very moment
+            os.killpg(process.pid, signal.SIGKILL)
 
     def _ended(self) -> str:
         process = self._process
