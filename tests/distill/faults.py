@@ -371,11 +371,11 @@ RUNTIMES: dict[Callable[..., object], list[Change]] = {
         ("distill.runtimes.engine_passes:bytes_of_states", "runtime.config.batch_size * ", ""),
     ],
     test_large_targets.test_what_a_large_target_needs_reaches_both_engines: [
-        ("distill.runtimes.vllm_runtime:VllmRuntime._settings", '"pipeline_parallel_size": 1', ""),
+        ("distill.runtimes.vllm_runtime:VllmRuntime._settings", '"pipeline_parallel_size": 1', "**{}"),
         ("distill.runtimes.vllm_check:devices", " * asked.pipeline_parallel_size", ""),
     ],
     test_large_targets.test_quantised_layers_are_the_engine_s_own_matter: [
-        ("decode.models.output_head:load_ends", "del config.quantization_config", "pass"),
+        ("decode.models.output_head:load_ends", 'delattr(config, "quantization_config")', "pass"),
     ],
 }
 
