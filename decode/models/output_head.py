@@ -110,7 +110,7 @@ def load_ends(source: ModelConfig) -> Ends:
     fields = {name: value for name, value in fields.items() if hasattr(description.config, name)}
     config = type(description.config)(**description.config.to_dict() | fields)
     if is_quantised(config):  # that was of the layers; a head that is packed too is reported as missing
-        del config.quantization_config
+        delattr(config, "quantization_config")
     with quiet():  # else it lists every weight of the layers that are left out on purpose
         model, report = read_weights(replace(source, device_map=None), config, role="target")
     check_report(report | {"unexpected_keys": ()}, source, role="target")

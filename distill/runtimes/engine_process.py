@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Timer
@@ -144,7 +144,7 @@ class Engine:
         process = self._process
         assert process is not None
         self._is_silent = True
-        with suppress(ProcessLookupError):  # it ended in this very moment
+        with suppress(ProcessLookupError):  # it ended by itself
             os.killpg(process.pid, signal.SIGKILL)
 
     def _ended(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -102,10 +102,10 @@ def test_a_server_that_is_killed_and_started_again_loses_nothing(
     assert len(shard_files(folder / "killed")) == 3
 
 
-def _noting(failed: list[BaseException], do: object) -> object:
+def _noting(failed: list[BaseException], do: Callable[[], None]) -> Callable[[], None]:
     def noted() -> None:
         try:
-            do()  # type: ignore[operator]
+            do()
         except BaseException as error:  # noqa: BLE001
             failed.append(error)
 
