@@ -211,7 +211,7 @@ def tokens_per_pass(drafter: Any = None, **settings: Any) -> float:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"temperature": 0}, {"tree": "dynamic", "tree_nodes": 6}, {"tree": "2x2"}, {"adaptive": True}, {"top_k": 5}],
+    [{}, {"temperature": 0}, {"tree": "dynamic", "tree_nodes": 6}, {"tree": "2x2"}, {"adaptive": True}, {"top_k": 20}],
     ids=str,
 )
 def test_the_text_is_that_of_plain_decoding(settings: dict[str, Any]) -> None:
