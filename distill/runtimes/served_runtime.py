@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
@@ -54,14 +55,14 @@ class ServedRuntime(VllmRuntime):
     def reader(self) -> VllmServer:
         """The server that gives states."""
         asked = self.config.target
-        return VllmServer.connect(str(asked.states_url or asked.url), self.states_folder, asked.timeout)
+        return self._connect(str(asked.states_url or asked.url))
 
     @cached_property
     def writer(self) -> VllmServer:
         """The server that writes."""
         asked = self.config.target
         is_one = asked.states_url in (None, asked.url)
-        return self.reader if is_one else VllmServer.connect(str(asked.url), self.states_folder, asked.timeout)
+        return self.reader if is_one else self._connect(str(asked.url))
 
     @property
     def servers(self) -> list[VllmServer]:
@@ -88,6 +89,18 @@ class ServedRuntime(VllmRuntime):
     def engine(self, kind: Literal["write", "read"], layers: Sequence[int] = ()) -> ServedEngine:
         server = self.writer if kind == "write" else self.reader
         return ServedEngine(server, self.config.batch_size, self._check_same)
+
+    def close(self) -> None:
+        """Remove what requests that were in flight when a run ended have left."""
+        for file in self.states_folder.glob(f"*{self._run}-*"):
+            file.unlink(missing_ok=True)
+
+    @property
+    def _run(self) -> str:
+        return f"draftsmith-{hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()[:16]}"
+
+    def _connect(self, url: str) -> VllmServer:
+        return VllmServer.connect(url, self.states_folder, self._run, self.config.target.timeout)
 
     def _check_room(self, server: VllmServer) -> None:
         needed = self.longest + (server is self.reader)  # a token is sampled behind each text, and thrown away

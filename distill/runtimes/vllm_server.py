@@ -31,19 +31,21 @@ class VllmServer:
     client: HttpClient
     folder: Path
     """Where the states that it writes appear here."""
+    run: str
+    """What the names of the run's files begin with there."""
     version: str
     model: str
     max_model_len: int
 
     @classmethod
-    def connect(cls, url: str, folder: Path, timeout: float) -> VllmServer:
+    def connect(cls, url: str, folder: Path, run: str, timeout: float) -> VllmServer:
         """Raises ConfigError where no vLLM server answers at `url`, or one that asks for another key."""
         client = HttpClient(url.rstrip("/").removesuffix("/v1"), os.environ.get(KEY), timeout)
         try:
             version = client.once("/version", timeout=FIRST_ANSWER_S)
             models = client.once("/v1/models", timeout=FIRST_ANSWER_S)
             served = next(one for one in models["data"] if not one.get("parent"))  # a parent's is an adapter
-            return cls(url, client, folder, str(version["version"]), served["id"], int(served["max_model_len"]))
+            return cls(url, client, folder, run, str(version["version"]), served["id"], int(served["max_model_len"]))
         except NoAnswerError as error:
             raise ConfigError(
                 f"nothing answers at {url}: {error}. Start the server and wait until it says that it is ready, or "
@@ -66,7 +68,7 @@ class VllmServer:
         request = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "return_token_ids": True}
         plain = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "ignore_eos": True}
         answer = self.client.ask(
-            "/v1/completions", {"request_id": f"draftsmith-{uuid4().hex}", **request, **plain, **settings}
+            "/v1/completions", {"request_id": f"{self.run}-{uuid4().hex}", **request, **plain, **settings}
         )
         (choice,) = answer["choices"]
         if choice.get("token_ids") is None or choice.get("prompt_token_ids") != prompt:
