@@ -382,7 +382,11 @@ RUNTIMES: dict[Callable[..., object], list[Change]] = {
 SERVERS: dict[Callable[..., object], list[Change]] = {
     test_served_runtime.test_records_are_those_of_what_the_server_gives: [
         ("distill.runtimes.vllm_server:VllmServer.written", "remove_states(file)", "pass"),
-        ("distill.runtimes.served_engine:ServedEngine.call", "return answer", "return answer | {'files': []}"),
+        (
+            "distill.runtimes.served_runtime:ServedRuntime.remember",
+            '{"log_p": served_log_p(self.reader, self.probe)}',
+            "{}",
+        ),
     ],
     test_served_runtime.test_each_response_has_its_seed_and_the_run_s_sampling_alone: [
         ("distill.runtimes.served_engine:ServedEngine._write", "seed=seed", "seed=0"),
