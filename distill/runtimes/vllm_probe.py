@@ -19,9 +19,9 @@ TEXTS = (
     "   three spaces,\ttabs\t\tand a trailing space ",
 )
 ROUNDING = {"float32": 0.005, "bfloat16": 0.1, "float16": 0.1}
-"""Root mean square of what log p of a token may differ by between passes of the same weights, with room: bfloat16 by
-two attention kernels gave 0.009 with a 28M target on a CPU; larger ones and GPUs were not measured. Noise of 3 % of
-each matrix's spread gave 0.046 there, of 1 % 0.021."""
+"""Root mean square of what log p of a token may differ by between passes of the same weights, with room: two attention
+kernels in bfloat16 gave 0.009 with a 28M target on a CPU; larger ones and GPUs were not measured. Noise of 3 % of each
+matrix's spread gave 0.046 there, of 1 % 0.021."""
 LENGTH = 32
 
 

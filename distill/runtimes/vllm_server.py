@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 from decode.common.errors import ConfigError, RunError
@@ -19,8 +17,6 @@ FIRST_ANSWER_S = 20.0
 """A server that is to be used answers what it is by then."""
 PATIENCE_S = 20.0
 """States appear here by then once they are written, also over a network."""
-TRIALS = 3
-T = TypeVar("T")
 
 
 @dataclass
@@ -31,19 +27,21 @@ class VllmServer:
     client: HttpClient
     folder: Path
     """Where the states that it writes appear here."""
+    run: str
+    """What the names of the run's files begin with there."""
     version: str
     model: str
     max_model_len: int
 
     @classmethod
-    def connect(cls, url: str, folder: Path, timeout: float) -> VllmServer:
+    def connect(cls, url: str, folder: Path, run: str, timeout: float) -> VllmServer:
         """Raises ConfigError where no vLLM server answers at `url`, or one that asks for another key."""
         client = HttpClient(url.rstrip("/").removesuffix("/v1"), os.environ.get(KEY), timeout)
         try:
             version = client.once("/version", timeout=FIRST_ANSWER_S)
             models = client.once("/v1/models", timeout=FIRST_ANSWER_S)
             served = next(one for one in models["data"] if not one.get("parent"))  # a parent's is an adapter
-            return cls(url, client, folder, str(version["version"]), served["id"], int(served["max_model_len"]))
+            return cls(url, client, folder, run, str(version["version"]), served["id"], int(served["max_model_len"]))
         except NoAnswerError as error:
             raise ConfigError(
                 f"nothing answers at {url}: {error}. Start the server and wait until it says that it is ready, or "
@@ -66,7 +64,7 @@ class VllmServer:
         request = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "return_token_ids": True}
         plain = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "ignore_eos": True}
         answer = self.client.ask(
-            "/v1/completions", {"request_id": f"draftsmith-{uuid4().hex}", **request, **plain, **settings}
+            "/v1/completions", {"request_id": f"{self.run}-{uuid4().hex}", **request, **plain, **settings}
         )
         (choice,) = answer["choices"]
         if choice.get("token_ids") is None or choice.get("prompt_token_ids") != prompt:
@@ -93,65 +91,6 @@ class VllmServer:
         """Its ids, without special tokens."""
         content = {"model": self.model, "prompt": text, "add_special_tokens": False}
         return self.client.ask("/tokenize", content)["tokens"]
-
-
-@dataclass
-class ServedEngine:
-    """A server behind the calls of an engine's worker (`vllm_worker`), many requests at a time."""
-
-    server: VllmServer
-    at_once: int
-    check: Callable[[VllmServer], None]
-    """Called behind each call, before its answer is used; raises where the server is another one by now."""
-
-    def call(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Raises RunError where the server is away for too long, or refuses."""
-        answer = self._read(content["rows"]) if "rows" in content else self._write(content)
-        self.check(self.server)
-        return answer
-
-    def _write(self, content: dict[str, Any]) -> dict[str, Any]:
-        settings = {"stop_token_ids": content["eos"], **content["sampling"]}
-
-        def one(pair: tuple[list[int], int]) -> dict[str, Any]:
-            prompt, seed = pair
-            found = self.server.written(prompt, content["max_new_tokens"], seed=seed, **settings)
-            if found["finish_reason"] == "stop" and found["token_ids"][-1] not in content["eos"]:
-                raise RunError(
-                    f"the server at {self.server.url} ended a text at token {found['token_ids'][-1]}, and the target's "
-                    f"ends are {content['eos']}; start it with --generation-config vllm"
-                )
-            return found
-
-        found = self._each(one, zip(content["prompts"], content["seeds"], strict=True))
-        return {
-            "new_ids": [one["token_ids"] for one in found],
-            "finish_reasons": [one["finish_reason"] for one in found],
-            "arrivals": [],
-        }
-
-    def _read(self, rows: list[list[int]]) -> dict[str, Any]:
-        return {"files": [str(file) for file in self._each(self._file, rows)]}
-
-    def _file(self, ids: list[int]) -> Path:
-        """Where its states are; asked again where a server that ended took them along."""
-        for _ in range(TRIALS):
-            _, file = self.server.complete(ids, 1, temperature=0.0)
-            if file is None:
-                raise RunError(
-                    f"the server at {self.server.url} gave no hidden states, and did so before: it was started again "
-                    "without them. Start it as it was, and give resume=auto"
-                )
-            if self.server.appears(file):
-                return file
-        return file  # reading it says what is wrong
-
-    def _each(self, do: Callable[[Any], T], rows: Iterable[Any]) -> list[T]:
-        with ThreadPoolExecutor(self.at_once) as pool:
-            try:
-                return list(pool.map(do, rows))
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _no_vllm(url: str, why: str) -> str:

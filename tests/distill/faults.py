@@ -416,10 +416,14 @@ RUNTIMES: dict[Callable[..., object], list[Change]] = {
 SERVERS: dict[Callable[..., object], list[Change]] = {
     test_served_runtime.test_records_are_those_of_what_the_server_gives: [
         ("distill.runtimes.vllm_server:VllmServer.written", "remove_states(file)", "pass"),
-        ("distill.runtimes.served_runtime:ServedRuntime._check_weights", '{"log_p": self._probe}', "{}"),
+        (
+            "distill.runtimes.served_runtime:ServedRuntime.remember",
+            '{"log_p": served_log_p(self.reader, self.probe)}',
+            "{}",
+        ),
     ],
     test_served_runtime.test_each_response_has_its_seed_and_the_run_s_sampling_alone: [
-        ("distill.runtimes.vllm_server:ServedEngine._write", "seed=seed", "seed=0"),
+        ("distill.runtimes.served_engine:ServedEngine._write", "seed=seed", "seed=0"),
         ("distill.runtimes.vllm_server:VllmServer.complete", "**plain, ", ""),
     ],
     test_served_runtime.test_one_server_may_write_and_another_read: [
@@ -432,23 +436,23 @@ SERVERS: dict[Callable[..., object], list[Change]] = {
         ("decode.common.run_folder:check_same_run", ', *getattr(config, "NOT_COMPARED", ())', ","),
     ],
     test_served_runtime.test_weights_that_change_in_mid_run_end_it_and_are_not_mixed_in: [
-        ("distill.runtimes.vllm_server:ServedEngine.call", "self.check(self.server)", "pass"),
+        ("distill.runtimes.served_engine:ServedEngine.call", "self.check(self.server)", "pass"),
         ("distill.run_notes:check_same_target", "not far <= ROUNDING[runtime.dtype]", "False"),
     ],
     test_served_runtime.test_an_end_that_is_not_the_target_s_is_refused: [
-        ("distill.runtimes.vllm_server:ServedEngine._write", '== "stop" and', '== "ended" and'),
+        ("distill.runtimes.served_engine:ServedEngine._write", '== "stop" and', '== "ended" and'),
     ],
     partial(test_served_refusals.test_servers_that_do_not_fit_are_refused, name="half"): [
-        ("distill.runtimes.served_runtime:ServedRuntime._check_states", " or dtype != self.dtype", ""),
+        ("distill.runtimes.server_checks:check_states", " or dtype != runtime.dtype", ""),
     ],
     partial(
         test_served_refusals.test_servers_that_do_not_fit_are_refused,
         name="other states",
     ): [
-        ("distill.runtimes.served_runtime:ServedRuntime._check_weights", "not far <=", "False and far <="),
+        ("distill.runtimes.server_checks:check_weights", "not far <=", "False and far <="),
     ],
     partial(test_served_refusals.test_servers_that_do_not_fit_are_refused, name="short"): [
-        ("distill.runtimes.served_runtime:ServedRuntime._check_room", " + (server is self.reader)", ""),
+        ("distill.runtimes.server_checks:check_room", " + (server is runtime.reader)", ""),
     ],
     test_served_refusals.test_another_tokenizer_is_refused: [
         ("distill.runtimes.vllm_probe:check_tokens", "ours != theirs", "len(ours) != len(theirs)"),

@@ -83,6 +83,20 @@ def _goes_away(server: FakeVllm, at: int) -> None:
     server.answer = first  # type: ignore[method-assign]
 
 
+def test_files_of_requests_that_were_in_flight_are_removed_in_the_end(tmp_path: Path, server: FakeVllm) -> None:
+    run(config_of(tmp_path, server))
+    (first,) = {one["request_id"].rsplit("-", 1)[0] for one in server.asked if "request_id" in one}
+    own, other = (tmp_path / "shared" / f"cmpl-{name}-0-1.safetensors" for name in (f"{first}-0", "draftsmith-0-0"))
+    own.touch()
+    other.touch()
+    run(config_of(tmp_path, server, "another"))
+    assert own.exists()
+    (tmp_path / "records/manifest.json").unlink()
+    run(config_of(tmp_path, server, resume="auto"))
+    assert not own.exists()
+    assert other.exists()
+
+
 def test_one_that_stays_away_ends_the_run_which_goes_on_later(tmp_path: Path, server: FakeVllm) -> None:
     run(config_of(tmp_path, server, "whole"))
     server.asked.clear()

@@ -1,0 +1,114 @@
+"""What a running server has to give before anything of a run is asked of it; each raises ConfigError."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from decode.common.errors import ConfigError, RunError
+from decode.common.run_folder import free_disk_check
+from distill.runtimes.engine_passes import EnginePasses, bytes_of_states
+from distill.runtimes.serve_command import serve_command
+from distill.runtimes.states_file import take_states
+from distill.runtimes.vllm_probe import ROUNDING, check_tokens, distance, log_p_of_states, served_log_p
+from distill.runtimes.vllm_server import VllmServer
+
+if TYPE_CHECKING:
+    from distill.runtimes.served_runtime import ServedRuntime
+
+
+def check_servers(runtime: ServedRuntime) -> None:
+    """All of it."""
+    tokenizer = runtime.target.tokenizer
+    assert tokenizer is not None
+    with _refusing():
+        for server in runtime.servers:
+            check_tokens(server, tokenizer, runtime.target.path)
+            check_room(runtime, server)
+        check_states(runtime)
+        runtime.remember()
+        if runtime.config.responses == "target":
+            check_writing(runtime)
+
+
+def check_room(runtime: ServedRuntime, server: VllmServer) -> None:
+    """Texts of the run fit."""
+    needed = runtime.longest + (server is runtime.reader)  # a token is sampled behind each text, and thrown away
+    if server.max_model_len < needed:
+        raise ConfigError(
+            f"the server at {server.url} takes texts of {server.max_model_len} tokens, and the run's longest one "
+            f"may have {needed}; start it with --max-model-len {needed}, or use fewer sampling.max_new_tokens"
+        )
+
+
+def check_states(runtime: ServedRuntime) -> None:
+    """Before anything is written: states come, appear here, and are those of this checkpoint's norm and head."""
+    kept = runtime.config.records.features.layers
+    passes = EnginePasses(runtime, kept)
+    command = serve_command(runtime, passes.asked)
+    _, file = runtime.reader.complete(runtime.probe, 1, temperature=0.0)
+    if file is None:
+        raise ConfigError(
+            f"the server at {runtime.reader.url} gives no hidden states, of which p is made; start it by\n{command}"
+        )
+    if not runtime.reader.appears(file):
+        raise ConfigError(
+            f"the server at {runtime.reader.url} wrote hidden states to a file {file.name}, and in "
+            f"target.states_folder={runtime.states_folder} none appeared: it is not the folder of "
+            "its shared_storage_path, or not shared with this machine, or its disk is full (see the server's log)"
+        )
+    found = take_states(file, torch.device("cpu"))["hidden_states"]
+    shape, dtype = tuple(found.shape), str(found.dtype).removeprefix("torch.")
+    wanted = (len(runtime.probe), len(passes.asked), runtime.target.hidden_size)
+    if shape != wanted or dtype != runtime.dtype:
+        raise ConfigError(
+            f"the server at {runtime.reader.url} gives states {shape} in {dtype}, and {wanted} in {runtime.dtype} "
+            f"(tokens, layers {passes.asked}, channels) are needed; start it by\n{command}"
+        )
+    free_disk_check(runtime.states_folder, bytes_of_states(runtime, kept))
+    check_weights(runtime, passes, found, command)
+
+
+def check_weights(runtime: ServedRuntime, passes: EnginePasses, found: torch.Tensor, command: str) -> None:
+    """What the server says of p has to be what the checkpoint's norm and head make of its states."""
+    by_layer = dict(zip(passes.asked, found.unbind(1), strict=True))
+    ours = log_p_of_states(passes.final(by_layer[passes.last].to(passes.device)), passes.head, runtime.probe)
+    apart = {server.url: distance(served_log_p(server, runtime.probe), ours) for server in runtime.servers}
+    if 0 in by_layer:
+        embedded = runtime.ends.get_input_embeddings()(torch.tensor(runtime.probe, device=passes.device)).cpu()
+        if not torch.allclose(embedded.float(), by_layer[0].float(), atol=1e-2, rtol=1e-2):
+            raise ConfigError(
+                f"the first layer that the server at {runtime.reader.url} gives is not the embeddings of "
+                f"target.path={runtime.target.path}; start it by\n{command}"
+            )
+    for url, far in apart.items():
+        if not far <= ROUNDING[runtime.dtype]:
+            raise ConfigError(
+                f"log p of a token by the server at {url} and by the norm and head of target.path="
+                f"{runtime.target.path} differ by {far:.3g} (root mean square over {len(runtime.probe) - 1} tokens; "
+                f"rounding is below {ROUNDING[runtime.dtype]:g}): it serves other weights, or gives other layers than "
+                f"{passes.asked}. Start it by\n{command}"
+            )
+
+
+def check_writing(runtime: ServedRuntime) -> None:
+    """A response of one token, as the run asks for them."""
+    if runtime.writer is not runtime.reader and runtime.writer.complete(runtime.probe[:2], 1)[1] is not None:
+        raise ConfigError(
+            f"the server at target.url={runtime.writer.url} gives hidden states as well as that at target.states_url: "
+            "it writes slowly, and nobody would remove its files. Start it without, or leave target.states_url out"
+        )
+    call = runtime.asked() | {"prompts": [runtime.probe[:2]], "seeds": [0], "max_new_tokens": 1}
+    runtime.engine("write").call(call)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """What a server refuses or fails at here is the configuration's fault; nothing of the run was asked yet."""
+    try:
+        yield
+    except RunError as error:
+        raise ConfigError(str(error)) from error
