@@ -120,7 +120,7 @@ def save_lm(folder: Path, target: Path) -> None:
     torch.manual_seed(1)
     with torch.no_grad():
         for weight in model.parameters():
-            weight += 0.1 * weight.std() * torch.randn_like(weight) if weight.dim() > 1 else 0
+            weight += 0.02 * weight.std() * torch.randn_like(weight) if weight.dim() > 1 else 0
     model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
 
