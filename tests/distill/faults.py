@@ -426,6 +426,9 @@ SERVERS: dict[Callable[..., object], list[Change]] = {
         ("distill.runtimes.served_engine:ServedEngine._write", "seed=seed", "seed=0"),
         ("distill.runtimes.vllm_server:VllmServer.complete", "**plain, ", ""),
     ],
+    test_served_runtime.test_files_of_requests_that_were_in_flight_are_removed_in_the_end: [
+        ("distill.runtimes.served_runtime:ServedRuntime.close", "file.unlink(missing_ok=True)", "pass"),
+    ],
     test_served_runtime.test_one_server_may_write_and_another_read: [
         ("distill.runtimes.served_runtime:ServedRuntime.engine", 'self.writer if kind == "write" else ', ""),
     ],

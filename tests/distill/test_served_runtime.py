@@ -35,6 +35,7 @@ def test_records_are_those_of_what_the_server_gives(tmp_path: Path, server: Fake
     assert (told.name, told.version, told.dtype) == ("vllm", "0.fake", "float32")
     assert told.log_p is not None
     assert not [*(tmp_path / "shared").iterdir()]  # nothing is left of what it wrote
+    assert server.most <= 16  # nor piles up: states and lock of each of three requests, and of a batch that is read
 
 
 def test_each_response_has_its_seed_and_the_run_s_sampling_alone(tmp_path: Path, server: FakeVllm) -> None:

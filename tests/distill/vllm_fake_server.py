@@ -46,6 +46,8 @@ class FakeVllm:
     asked: list[dict[str, Any]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     port: int = 0
+    most: int = 0
+    """Files in the folder at once."""
 
     @property
     def url(self) -> str:
@@ -98,6 +100,7 @@ class FakeVllm:
         file = self.folder / name
         Path(f"{file}.lock").touch()
         save_file({"hidden_states": stacked.astype(self.dtype), "token_ids": np.array(ids)}, file)
+        self.most = max(self.most, len(list(self.folder.iterdir())))
         if self.is_full:
             file.write_bytes(file.read_bytes()[:100])
         return name
