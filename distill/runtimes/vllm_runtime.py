@@ -61,7 +61,7 @@ class VllmRuntime(Runtime):
         asked = config.sampling.draft
         self.draft = describe(asked, target)
         if self.draft is not None:
-            check_draft(self.draft, target.path)
+            check_draft(self.draft, target.path, devices(config.target))
         # with a draft vLLM draws by other noise than without, so the texts depend on it
         self.note = RecordedRuntime(name="vllm", version=version, dtype=dtype, draft=recorded(asked, self.draft))
         self._running: tuple[tuple[Any, ...], Engine] | None = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from decode.common.errors import InputError
 from decode.config import model_folder
 from decode.drafters.provenance import read_provenance
@@ -20,8 +22,15 @@ def drafting_with_model(folder: str, num_draft_tokens: int, family: str = "lm") 
     return {"method": METHODS[family], "model": path, "num_speculative_tokens": num_draft_tokens}
 
 
-def check_draft(found: DraftDescription, target: str) -> None:
-    """Raise InputError for a draft that vLLM does not load as it lies there."""
+def check_draft(found: DraftDescription, target: str, num_devices: int) -> None:
+    """Raise InputError for a draft that vLLM does not load as it lies there, or reads wrongly: on a CPU the processes of
+    several devices are started without `vllm_temperatures`, and so would accept by temperatures that nobody wrote."""
+    if num_devices > 1 and not torch.accelerator.is_available():
+        raise InputError(
+            f"sampling.draft.path={found.path} on {num_devices} devices that are CPUs: vLLM reads the temperature of "
+            "drafted tokens from memory that nothing has written there (vLLM issue 55005), and this is mended for one "
+            "device alone. Leave the draft out, or use one"
+        )
     if found.family not in METHODS:
         raise InputError(
             f"sampling.draft.path={found.path} is of family {found.family}, and target.runtime=vllm writes with "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,18 @@ def test_drafts_that_vllm_does_not_write_with_are_refused(
     with pytest.raises(InputError, match=said):
         run(config_of(tmp_path, sampling=ResponseSampling(max_new_tokens=8, draft=asked)))
     assert not (tmp_path / "records").exists()
+    assert not (worker / "asked.jsonl").exists()
+
+
+def test_a_draft_on_several_cpus_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its temperatures would be read from memory that nothing has written (vLLM issue 55005)."""
+    worker = proxy(tmp_path, monkeypatch)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
+    config = drafted(tmp_path)
+    config.target = replace(config.target, tensor_parallel_size=2)
+    with pytest.raises(InputError, match="mended for one device alone"):
+        run(config)
     assert not (worker / "asked.jsonl").exists()
 
 
