@@ -23,7 +23,7 @@ def drafting_with_model(folder: str, num_draft_tokens: int, family: str = "lm") 
 
 
 def check_draft(found: DraftDescription, target: str, num_devices: int) -> None:
-    """Raise InputError for a draft that vLLM does not load as it lies there, or reads wrongly: on a CPU the processes of
+    """Raise InputError for a draft that vLLM does not load as it lies there, or reads wrongly: on CPUs the processes of
     several devices are started without `vllm_temperatures`, and so would accept by temperatures that nobody wrote."""
     if num_devices > 1 and not torch.accelerator.is_available():
         raise InputError(
