@@ -13,6 +13,7 @@ from decode.drafters.provenance import TextOrigin
 from distill.config import RuntimeName, StoreName
 from distill.prompts.held_out_count import HeldOutCount
 from distill.records.distribution_stores import Layout
+from distill.time_spent import TimeSpent
 
 RECORDS_VERSION = 2
 READABLE_VERSIONS = (1, 2)  # 1 knew no hidden states: its layout names none, and is read as a layout that keeps none
@@ -110,6 +111,8 @@ class Manifest(RunEnd):
     target: RecordedTarget
     runtime: RecordedRuntime | None = None
     """Older records do not say it; transformers made them."""
+    spent: TimeSpent | None = None
+    """Older records do not say it."""
     layout: Layout
     config: RunConfig
     seed: Seed

@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 
 from distill.records.record_manifest import RecordedRuntime
 from distill.responses import Sampler
 from distill.target_passes import Passes
+from distill.time_spent import Stopwatch
 
 
 class Runtime(AbstractContextManager):
@@ -21,6 +23,11 @@ class Runtime(AbstractContextManager):
     writes_first = False
     """Whether all responses have to be written before any text is read, and calls made again are then answered from
     what is kept."""
+
+    @cached_property
+    def stopwatch(self) -> Stopwatch:
+        """Of the run."""
+        return Stopwatch()
 
     @abstractmethod
     def sampler(self) -> Sampler:

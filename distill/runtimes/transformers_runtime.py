@@ -31,7 +31,8 @@ class TransformersRuntime(Runtime):
     def model(self) -> PreTrainedModel:
         """The target."""
         log.info("loading %s", self.config.target.path)
-        return load_model(self.config.target)
+        with self.stopwatch.part("starting"):
+            return load_model(self.config.target)
 
     def sampler(self) -> Sampler:
         return target_sampler(self.model, self.config.sampling, self.config.batch_size)

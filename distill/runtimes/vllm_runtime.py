@@ -59,7 +59,8 @@ class VllmRuntime(Runtime):
     @cached_property
     def ends(self) -> PreTrainedModel:
         """The target without its layers: the last norm and the output head are read from the checkpoint, no more."""
-        return load_ends(self.config.target).head.model
+        with self.stopwatch.part("starting"):
+            return load_ends(self.config.target).head.model
 
     def sampler(self) -> Sampler:
         eos = own_eos_ids(self.ends.generation_config, self.target.vocab_size)
@@ -90,7 +91,8 @@ class VllmRuntime(Runtime):
             settings = self._settings(layers) if kind == "read" else self._settings()
             logs = self.folder / f"vllm-{kind}.log"
             engine = Engine(self.config.target.vllm_python, WORKER, settings, logs)
-            self._running = (wanted, self._processes.enter_context(engine))
+            with self.stopwatch.part("starting"):
+                self._running = (wanted, self._processes.enter_context(engine))
         return self._running[1]
 
     def close(self) -> None:
