@@ -18,7 +18,9 @@ from train.config import TrackerConfig
 TOKEN_FOR_TOKEN = ("coupled", "greedy")
 """Verifiers whose output equals autoregressive output of the same seed; the others are exact in distribution only."""
 
-Mode = Literal["report", "decoders", "families", "certificate", "profile", "bandwidth", "served", "drafters", "runtimes"]
+Mode = Literal[
+    "report", "decoders", "families", "certificate", "profile", "bandwidth", "served", "drafters", "runtimes"
+]
 
 
 @dataclass
@@ -85,8 +87,8 @@ class PeersConfig:
     prompt_lookup_num_tokens: list[int] = field(default_factory=lambda: [3, 10])
     """mode=decoders, drafters: values of prompt_lookup_num_tokens tried; [] leaves prompt lookup out."""
     vllm_python: str | None = None
-    """mode=decoders, drafters, runtimes: interpreter of an environment with vLLM; None leaves vLLM out; `peers=vllm` names
-    ours."""
+    """mode=decoders, drafters, runtimes: interpreter of an environment with vLLM; None leaves vLLM out; `peers=vllm`
+    names ours."""
     vllm_draft_tokens: list[int] = field(default_factory=lambda: [4])
     """Draft tokens per pass of vLLM with its draft, with mode=drafters of its prompt lookup (ngram); each in an engine
     of its own."""

@@ -30,6 +30,7 @@ def config(folder: Path, **fields: Any) -> EvalConfig:
     common = [
         "data=jsonl",
         f"data.path={write_corpus(folder)}",
+        *("data.validation_share=0.2", "data.heldout_share=0.2"),
         *("prompts.count=4", "prompts.validation_count=1", "prompts.tokens=6", "sampling.max_new_tokens=8"),
     ]
     own = {"arms": {"today": [], "narrow": ["batch_size=2"]}, "common": common, "rounds": 1}

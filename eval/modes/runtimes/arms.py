@@ -46,7 +46,9 @@ def check_arms(cfg: EvalConfig, probe: Path) -> dict[str, str]:
                 raise type(error)(f"runtimes.arms.{arm}, runtimes.kinds.{kind}: {error}") from error
     first = next(iter(cfg.runtimes.arms))
     if first in left_out:
-        raise ConfigError(f"runtimes.arms.{first}, which others are held against, {left_out[first]}; name another first")
+        raise ConfigError(
+            f"runtimes.arms.{first}, which others are held against, {left_out[first]}; name another first"
+        )
     return left_out
 
 

@@ -13,7 +13,8 @@ _DECIDED = ("target.path", "target.vllm_python", "output_dir", "resume", "plan")
 
 @dataclass
 class RuntimesConfig:
-    """`mode=runtimes`: how fast records are made, by what runs the target. Every way is a run of `python -m distill`."""
+    """`mode=runtimes`: how fast records are made, by what runs the target; every way is a run of `python -m distill`,
+    timed."""
 
     arms: dict[str, list[str]] = field(default_factory=lambda: {"today": []})
     """Name -> what this way changes on the command line of `python -m distill`; the first is what others are held

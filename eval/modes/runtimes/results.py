@@ -16,10 +16,10 @@ from eval.results.poolable import check_different_runs, check_same
 Run = Mapping[str, Any]
 _COMPARED = ("target", "arms", "kinds", "common", "left_out")
 DEFINITIONS = {
-    "tokens_per_s": "Tokens that the target wrote over the seconds of writing them and of reading whole texts for p and "
-    "hidden states, by the run's own clock (`spent` in the manifest of its records); the median of the rounds.",
-    "starting_s": "Seconds of loading the target or of starting engines, which a long run pays once; not in "
-    "tokens_per_s. Its median.",
+    "tokens_per_s": "Tokens that the target wrote over the seconds of writing them and of reading whole texts for p "
+    "and hidden states, by the run's own clock (`spent` in the manifest of its records); the median of the rounds.",
+    "starting_s": "Seconds of loading the target or of starting engines, which a long run pays once; not "
+    "in tokens_per_s. Its median.",
     "wall_s": "Seconds of the whole command, imports and the reading of the corpus included; the median.",
     "ratio": "tokens_per_s over that of the first arm in the same round; the median, and the least to the most.",
     "equal_texts": "Share of the texts that are those of the first arm, token for token, in the same round; the least "
