@@ -9,8 +9,7 @@ from typing import Any
 from eval.render.formatting import Column, Table, column, columns, count, number, share, spread, thousands, whole
 from eval.render.page import Page, as_html, as_markdown
 
-_NOTE = "Medians of the rounds, and in brackets the least to the most. Starting is not in tokens/s: a long run pays it "
-    "once."
+_NOTE = "Medians, in brackets the least to the most. Starting is not in tokens/s: a long run pays it once."
 
 
 def render_page(results: dict[str, Any]) -> str:
