@@ -44,7 +44,7 @@ def config(folder: Path, **fields: Any) -> EvalConfig:
 
 
 def made(arm: str, seconds: float, number: int = 0, texts: str = "ab") -> dict[str, Any]:
-    known = {"round": str(number), "kind": "text", "arm": arm, "wall_s": 9.0, "starting_s": 5.0, "tokens": 60}
+    known = {"round": str(number), "kind": "text", "arm": arm, "wall_s": 9.0 + seconds, "starting_s": 5.0, "tokens": 60}
     return {**known, "writing_s": seconds, "reading_s": 1.0, "texts": list(texts), "equal_texts": 1.0}
 
 
@@ -94,7 +94,13 @@ def test_bad_arms_are_refused_before_anything_is_made(tmp_path: Path) -> None:
         with pytest.raises((ConfigError, InputError), match=said):
             run(config(tmp_path, arms={"today": [], "bad": overrides}))
     assert not (tmp_path / "out").exists()
-    for wrong in ({"arms": {"a/b": []}}, {"arms": {"a": ["output_dir=x"]}}, {"kinds": {}}, {"rounds": 0}):
+    wrongs: list[dict[str, Any]] = [
+        {"arms": {"a/b": []}},
+        {"arms": {"a": ["output_dir=x"]}},
+        {"kinds": {}},
+        {"rounds": 0},
+    ]
+    for wrong in wrongs:
         with pytest.raises(ConfigError):
             RuntimesConfig(**wrong)
 

@@ -92,7 +92,12 @@ def check_runtimes(files: Sequence[Path], runs: Sequence[Run]) -> None:
     first = {name: runs[0][name] for name in _COMPARED}
     for file, other in zip(files[1:], runs[1:], strict=True):
         check_same(files[0], first, file, {name: other[name] for name in _COMPARED}, {})
-    check_different_runs(files, [f"after {run['environment']['report_seconds']} s of timing" for run in runs])
+    check_different_runs(files, [_when(run) for run in runs])
+
+
+def _when(run: Run) -> str:
+    about = run["environment"]
+    return f"begun {about['started']}, after {about['report_seconds']} s of timing"
 
 
 def pool_runtimes(runs: Sequence[Run]) -> dict[str, Any]:
