@@ -114,9 +114,11 @@ def _write_shards(
     with progress(total, "prompts", "records", initial=total - left) as bar:
         began, tokens = time.perf_counter(), 0
         for index in todo:
-            part = writer.write(mine[index].start, mine[index].stop)
-            scorer.score(part)
-            known = records.write(index, part)
+            with runtime.stopwatch.part("writing"):
+                part = writer.write(mine[index].start, mine[index].stop)
+            with runtime.stopwatch.part("reading"):
+                scorer.score(part)
+                known = records.write(index, part)
             tokens += known.learned_tokens
             drafted = {"tokens_per_pass": round(known.drafting.tokens_per_pass, 2)} if known.drafting else {}
             bar.update(len(mine[index]), tokens_per_s=round(tokens / (time.perf_counter() - began)), **drafted)
@@ -131,7 +133,8 @@ def _write_responses(parts: Sequence[range], texts: Texts, runtime: Runtime) -> 
     with progress(sum(map(len, parts)), "prompts", "responses") as bar:
         began, tokens = time.perf_counter(), 0
         for part in parts:
-            written = writer.write(part.start, part.stop)
+            with runtime.stopwatch.part("writing"):
+                written = writer.write(part.start, part.stop)
             tokens += sum(len(record.ids) - record.meta["prompt_end"] for record in written)
             bar.update(len(part), tokens_per_s=round(tokens / (time.perf_counter() - began)))
 
@@ -151,8 +154,10 @@ def _feature_code(
         return None
     file = folder.file(CODE_FILE)
     if layout.is_fitted and ranks.is_main_process and not file.is_file():
-        first = texts.writer(runtime).write(0, config.records.features.calibration_prompts)
-        write_atomically(file, calibrate(layout, first, runtime.passes(layout.layers)))
+        with runtime.stopwatch.part("writing"):
+            first = texts.writer(runtime).write(0, config.records.features.calibration_prompts)
+        with runtime.stopwatch.part("reading"):
+            write_atomically(file, calibrate(layout, first, runtime.passes(layout.layers)))
     ranks.wait_for_everyone()
     return load_code(layout, folder.path)
 
@@ -166,7 +171,7 @@ def _finish(
     records: RecordWriter,
 ) -> None:
     about: dict[str, Any] = {"seed": config.seed, "p": "temperature 1, unwarped", **texts.provenance()}
-    about["runtime"] = runtime.note.model_dump()
+    about["runtime"], about["spent"] = runtime.note.model_dump(), runtime.stopwatch.told()
     manifest = records.finish(plan.num_shards, target, noted_weights(records.run), about)
     for leftover in (FOLDER, "responses", "states"):  # what was kept until it was in the shards
         shutil.rmtree(records.run.path / leftover, ignore_errors=True)

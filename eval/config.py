@@ -11,13 +11,16 @@ from decode.config import OF_THE_PREFIX, ModelConfig, SamplingConfig, check_temp
 from distill.config import DataConfig
 from eval.comparison_config import DecodersConfig, FamiliesConfig, named_settings
 from eval.modes.drafters.config import DraftersConfig
+from eval.modes.runtimes.config import RuntimesConfig
 from eval.modes.served.config import ServedConfig
 from train.config import TrackerConfig
 
 TOKEN_FOR_TOKEN = ("coupled", "greedy")
 """Verifiers whose output equals autoregressive output of the same seed; the others are exact in distribution only."""
 
-Mode = Literal["report", "decoders", "families", "certificate", "profile", "bandwidth", "served", "drafters"]
+Mode = Literal[
+    "report", "decoders", "families", "certificate", "profile", "bandwidth", "served", "drafters", "runtimes"
+]
 
 
 @dataclass
@@ -84,8 +87,8 @@ class PeersConfig:
     prompt_lookup_num_tokens: list[int] = field(default_factory=lambda: [3, 10])
     """mode=decoders, drafters: values of prompt_lookup_num_tokens tried; [] leaves prompt lookup out."""
     vllm_python: str | None = None
-    """mode=decoders, drafters: interpreter of an environment with vLLM; None leaves vLLM out; `peers=vllm` names
-    ours."""
+    """mode=decoders, drafters, runtimes: interpreter of an environment with vLLM; None leaves vLLM out; `peers=vllm`
+    names ours."""
     vllm_draft_tokens: list[int] = field(default_factory=lambda: [4])
     """Draft tokens per pass of vLLM with its draft, with mode=drafters of its prompt lookup (ngram); each in an engine
     of its own."""
@@ -254,6 +257,8 @@ class EvalConfig:
     """Drafts in an engine of the user's, under mode=served."""
     drafters: DraftersConfig = field(default_factory=DraftersConfig)
     """The comparison of ways to draft, under mode=drafters."""
+    runtimes: RuntimesConfig = field(default_factory=RuntimesConfig)
+    """The comparison of what runs the target while records are made, under mode=runtimes."""
     curve_temperatures: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.7, 1.0, 1.3])
     """Temperatures of the curve of alpha and predicted speedup, from teacher-forced passes; [] draws none."""
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
@@ -277,7 +282,7 @@ class EvalConfig:
         if self.mode == "bandwidth":  # makes its own target and drafts nothing
             return
         require(self.target.path is not None, "target.path is not set; name a transformers folder or hub id")
-        is_given = bool(self.drafts) or self.mode in ("families", "drafters")
+        is_given = bool(self.drafts) or self.mode in ("families", "drafters", "runtimes")
         require(is_given, "drafts is empty; name at least one, e.g. '+drafts.distilled=runs/x/draft/model'")
         require(bool(self.temperatures), "temperatures is empty; a report needs at least one, e.g. temperatures=[1.0]")
         for temperature in self.temperatures:

@@ -24,6 +24,8 @@ from eval.modes.decoders.several_runs import check_comparisons, pool_comparisons
 from eval.modes.drafters import page as drafters
 from eval.modes.drafters.several_runs import check_drafters, pool_drafters
 from eval.modes.families import page as families
+from eval.modes.runtimes import page as runtimes
+from eval.modes.runtimes.results import check_runtimes, pool_runtimes
 from eval.modes.served import page as served
 from eval.render import report_page as report
 from eval.results.poolable import check_poolable
@@ -37,6 +39,7 @@ PAGES = {
     "decoders": decoders.render_summary,
     "drafters": drafters.render_summary,
     "families": families.render_summary,
+    "runtimes": runtimes.render_summary,
     "served": served.render_summary,
 }
 """Mode -> its page."""
@@ -44,6 +47,7 @@ POOLS: dict[str, tuple[Check, Pool]] = {
     "report": (check_poolable, pool),
     "decoders": (check_comparisons, pool_comparisons),
     "drafters": (check_drafters, pool_drafters),
+    "runtimes": (check_runtimes, pool_runtimes),
 }
 """Mode -> whether runs of it may be pooled (InputError), and how."""
 START, END = "<!-- results:start -->", "<!-- results:end -->"

@@ -20,6 +20,7 @@ MODES = {
     "families": "eval.modes.families.mode",
     "served": "eval.modes.served.mode",
     "drafters": "eval.modes.drafters.mode",
+    "runtimes": "eval.modes.runtimes.mode",
 }
 """EvalConfig.mode -> module; imported when it is wanted."""
 

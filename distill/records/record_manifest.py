@@ -14,6 +14,7 @@ from distill.config import RuntimeName, StoreName
 from distill.prompts.held_out_count import HeldOutCount
 from distill.records.distribution_stores import Layout
 from distill.records.recorded_drafts import Drafting, RecordedDraft
+from distill.time_spent import TimeSpent
 
 RECORDS_VERSION = 2
 READABLE_VERSIONS = (1, 2)  # 1 knew no hidden states: its layout names none, and is read as a layout that keeps none
@@ -117,6 +118,8 @@ class Manifest(RunEnd):
     target: RecordedTarget
     runtime: RecordedRuntime | None = None
     """Older records do not say it; transformers made them."""
+    spent: TimeSpent | None = None
+    """Older records do not say it."""
     layout: Layout
     config: RunConfig
     seed: Seed

@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 
 from decode.drafters.saved_draft import DraftDescription
 from distill.records.record_manifest import RecordedRuntime
 from distill.responses import Sampler
 from distill.target_passes import Passes
+from distill.time_spent import Stopwatch
 
 
 class Runtime(AbstractContextManager):
@@ -24,6 +26,11 @@ class Runtime(AbstractContextManager):
     writes_first = False
     """Whether all responses have to be written before any text is read, and calls made again are then answered from
     what is kept."""
+
+    @cached_property
+    def stopwatch(self) -> Stopwatch:
+        """Of the run."""
+        return Stopwatch()
 
     @abstractmethod
     def sampler(self) -> Sampler:

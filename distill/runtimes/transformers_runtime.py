@@ -35,7 +35,8 @@ class TransformersRuntime(Runtime):
     def model(self) -> PreTrainedModel:
         """The target."""
         log.info("loading %s", self.config.target.path)
-        return load_model(self.config.target)
+        with self.stopwatch.part("starting"):
+            return load_model(self.config.target)
 
     @cached_property
     def drafter(self) -> Drafter | None:
@@ -44,7 +45,8 @@ class TransformersRuntime(Runtime):
         if asked.path is None:
             return None
         log.info("loading %s, which drafts the responses", asked.path)
-        return load_drafter(asked.path, self.model, asked.dtype, **asked.settings)
+        with self.stopwatch.part("starting"):
+            return load_drafter(asked.path, self.model, asked.dtype, **asked.settings)
 
     def sampler(self) -> Sampler:
         return target_sampler(self.model, self.config.sampling, self.config.batch_size, self.drafter)

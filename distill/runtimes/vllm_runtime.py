@@ -70,7 +70,8 @@ class VllmRuntime(Runtime):
     @cached_property
     def ends(self) -> PreTrainedModel:
         """The target without its layers: the last norm and the output head are read from the checkpoint, no more."""
-        return load_ends(self.config.target).head.model
+        with self.stopwatch.part("starting"):
+            return load_ends(self.config.target).head.model
 
     def asked(self) -> dict[str, Any]:
         """How responses are to be written."""
@@ -115,7 +116,8 @@ class VllmRuntime(Runtime):
             logs = self.folder / f"vllm-{kind}.log"
             asked = self.config.target
             engine = Engine(asked.vllm_python, WORKER, settings, logs, silence_s=asked.timeout)
-            self._running = (wanted, self._processes.enter_context(engine))
+            with self.stopwatch.part("starting"):
+                self._running = (wanted, self._processes.enter_context(engine))
         return self._running[1]
 
     def close(self) -> None:
