@@ -97,7 +97,7 @@ def make(cfg: EvalConfig, arm: str, kind: str, folder: Path, log: Path) -> dict[
 
 def measured(folder: Path) -> dict[str, Any]:
     """Seconds of each part, tokens that the target wrote, and a hash of each text."""
-    spent, records = read_json(folder / "manifest.json")["spent"], RecordFolder.open(folder, checksums=False)
+    spent, records = read_json(folder / "manifest.json")["spent"], RecordFolder.open(folder)
     every = [records.read(index, stores=(), layers=()) for index in range(len(records))]
     return {
         **{f"{name}_s": seconds for name, seconds in spent.items()},
