@@ -137,7 +137,7 @@ class VllmRuntime(Runtime):
             "options": {name: value for name in STARTED if (value := getattr(self.config.target, name)) is not None},
         }
         if not layers:
-            return settings | self._drafting()
+            return settings | {"seeded": True} | self._drafting()
         # A token is sampled behind each text, and thrown away.
         states = {"layers": list(layers), "folder": str((self.folder / "states").resolve())}
         options = settings["options"] | {

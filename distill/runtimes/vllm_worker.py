@@ -2,10 +2,10 @@
 
 Run by the interpreter of another environment, so nothing of ours is imported here. The first line holds the engine's
 settings, {"target", "speculation", "dtype", "max_model_len", "max_num_seqs", "seed"}, where `speculation` is vLLM's
-speculative_config or null; optionally "revision", "options", more of vLLM's by their names, and "states", {"layers",
-"folder"}, for an engine that reads texts and leaves its hidden states there. It is answered by {"ready": version}. Each
-further line is a call, whose answer comes behind lines of {"alive": true}, one in some seconds in which the engine
-stepped:
+speculative_config or null; optionally "revision", "options", more of vLLM's by their names, and "seeded", for an
+engine whose calls have seeds, and "states", {"layers", "folder"}, for an engine that reads texts and leaves its hidden
+states there. It is answered by {"ready": version}. Each further line is a call, whose answer comes behind lines of
+{"alive": true}, one in some seconds in which the engine stepped:
 
 - {"prompts", "max_new_tokens", "sampling", "eos"}, optionally "seeds", one for each prompt, is answered by {"new_ids",
   "finish_reasons", "seconds", "arrivals"}: `arrivals` are (seconds since the call, rows' new tokens) per engine step.
@@ -57,6 +57,8 @@ def load(settings: dict[str, Any]) -> Any:
     if settings.get("states"):
         options = leaving_states(**settings["states"])
     options |= settings.get("options") or {}
+    if settings.get("seeded"):
+        options |= for_seeds()
     engine = LLM(
         settings["target"],
         revision=settings.get("revision"),
@@ -69,6 +71,14 @@ def load(settings: dict[str, Any]) -> Any:
         **options,
     )
     return engine.llm_engine
+
+
+def for_seeds() -> dict[str, Any]:
+    """Options of an engine whose requests have seeds. On a CPU vLLM 0.32 dies of a prompt that is cut between two steps
+    ("CPU Generator does not use offset"): it takes back what the first step drew, as CUDA's generators alone can."""
+    from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
+
+    return {"enable_chunked_prefill": False} if current_platform.is_cpu() else {}
 
 
 def leaving_states(layers: list[int], folder: str) -> dict[str, Any]:

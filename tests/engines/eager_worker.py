@@ -1,5 +1,5 @@
 """The worker of records with engines that compile nothing, and so start in seconds; run by vLLM's interpreter. It reads
-texts under a limit of LARGEST_FILE bytes, where the environment names one."""
+texts under a limit of LARGEST_FILE bytes, and steps take TOKENS_A_STEP at most, where the environment names one."""
 
 import functools
 import os
@@ -18,7 +18,10 @@ def load(settings: dict[str, Any]) -> Any:
     """The engine as it is."""
     import vllm  # pyright: ignore[reportMissingImports]
 
-    vllm.LLM = functools.partial(vllm.LLM, enforce_eager=True)
+    asked = {"enforce_eager": True}
+    if "TOKENS_A_STEP" in os.environ:
+        asked["max_num_batched_tokens"] = int(os.environ["TOKENS_A_STEP"])
+    vllm.LLM = functools.partial(vllm.LLM, **asked)
     engine = compiled(settings)
     if "LARGEST_FILE" in os.environ and "states" in settings:
         limit = int(os.environ["LARGEST_FILE"])

@@ -164,6 +164,16 @@ def test_at_temperature_1_a_run_with_a_draft_is_repeated_to_the_byte(
     assert shard_files(tmp_path / "first") == shard_files(tmp_path / "second")
 
 
+def test_more_prompts_than_a_step_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's engine on a CPU died of a prompt that was cut between two steps, where it had a seed: 64 prompts of 128
+    tokens were enough."""
+    monkeypatch.setattr(vllm_runtime, "WORKER", EAGER)
+    monkeypatch.setenv("TOKENS_A_STEP", "20")
+    save_target(tmp_path / "target", "llama")
+    made = recorded(tmp_path, "made", "vllm", sampling=ResponseSampling(max_new_tokens=12), batch_size=13)
+    assert len(made) == 13
+
+
 def test_devices_share_the_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks on the CPU: both engines have processes of their own for them."""
     monkeypatch.setattr(vllm_runtime, "WORKER", EAGER)
