@@ -28,6 +28,7 @@ from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
 from decode.published.form import published_form
 from train.config import TrainConfig
+from train.drafts.attention_window import asked_window
 from train.drafts.blueprint import Blueprint, TrainableDraft
 from train.drafts.confidence import calibrated
 from train.drafts.draft_config import DraftConfig, HeadSettings
@@ -177,6 +178,7 @@ def head_blueprint(
         vars(draft.head) | _sizes(draft, target, text) | {"family": draft.family, "layers": draft.layers, "taps": taps}
     )
     given |= _like_target(text) if draft.family == "mtp" else {}
+    given |= _window(cfg, given["max_positions"])
     given["anchors"] = _anchors(cfg)
     given["layout"] = draft.head.layout or ("anchor" if draft.head.markov_rank else "fill_in")
     norms = {"fc_norm": not draft.head.norm_before_fc, "norm_output": True}
@@ -260,7 +262,14 @@ def _saved(cfg: TrainConfig, target: ModelDescription) -> HeadBlueprint:
         )
     if isinstance(config, DSparkConfig):
         config = replace(config, anchors=_anchors(cfg))
+    config = replace(config, **_window(cfg, config.max_positions))
     return HeadBlueprint(config, target, folder)
+
+
+def _window(cfg: TrainConfig, context: int) -> dict[str, Any]:
+    """Fields of a head's configuration; of a saved head, which has its own, nothing where none is asked for."""
+    window = asked_window(cfg, context)
+    return {} if window is None else window.written()
 
 
 def _anchors(cfg: TrainConfig) -> int:
