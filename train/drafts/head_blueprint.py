@@ -126,7 +126,9 @@ class HeadBlueprint(Blueprint):
         """Between the target's `ends`, which it refers to and does not own."""
         assert ends is not None, "a head is built between its target's ends"
         if self.source is not None:
-            return TrainableHead(head_in(self.source, ends, self.target).float())
+            saved = head_in(self.source, ends, self.target).float()
+            saved.config = self.config  # where a setting of which no weight is made took the place of its own
+            return TrainableHead(saved)
         self._check_mask(ends)
         head = HEADS[self.config.family][1](self.config, ends, self.vocab)
         if self.own is not None:
