@@ -6,6 +6,7 @@ a draft here is trained with its window, and no key has to be turned when anothe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,12 +49,17 @@ def window_of(size: int | None, sinks: int) -> Window | None:
 def own_window(config: PretrainedConfig) -> Window | None:
     """That which a language model was trained with here; None of every other one. InputError for an edited one."""
     text = config.get_text_config()
-    size, sinks = (getattr(text, name, None) for name in FIELDS)
+    return window_in({name: getattr(text, name, None) for name in FIELDS}, config.name_or_path)
+
+
+def window_in(fields: Mapping[str, Any], path: str = "") -> Window | None:
+    """The same of the fields of its config.json."""
+    size, sinks = (fields.get(name) for name in FIELDS)
     if size is None and sinks is None:
         return None
     if not (_is_whole(size, 1) and _is_whole(sinks, 0)):
         raise InputError(
-            f"{config.name_or_path or 'a model'}: its config.json says draft_window={size!r} and draft_sinks={sinks!r}; "
+            f"{path or 'a model'}: its config.json says draft_window={size!r} and draft_sinks={sinks!r}; "
             "a window is a whole number of at least 1, its sinks one of at least 0. The draft would see other tokens "
             "than it was trained with: copy its folder again, or train it anew"
         )

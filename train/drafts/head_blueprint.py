@@ -23,6 +23,7 @@ from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.mtp import own_mtp
 from decode.drafters.saved_draft import config_in, family_of, head_in
 from decode.drafters.saved_head import HEADS, expected
+from decode.forward.window import Window
 from decode.models.hidden_states import FINAL, check_taps
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
@@ -106,6 +107,10 @@ class HeadBlueprint(Blueprint):
     @property
     def max_positions(self) -> int:
         return self.config.max_positions
+
+    @property
+    def attends(self) -> Window | None:
+        return self.config.attends
 
     @property
     def layers_read(self) -> tuple[int, ...]:

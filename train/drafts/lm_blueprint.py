@@ -13,7 +13,7 @@ from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel, PreTrai
 from decode.common.extras import extra, require_installed
 from decode.config import ModelConfig
 from decode.drafters.lm import LMDraft
-from decode.forward.window import own_window, set_window
+from decode.forward.window import Window, own_window, set_window
 from decode.models.compatibility import check_same_tokens, longest_context
 from decode.models.load import ModelDescription, describe_model
 from decode.models.output_head import Ends
@@ -84,15 +84,18 @@ class LMBlueprint(Blueprint):
     def max_positions(self) -> int:
         return longest_context(self.config) or 1 << 30
 
+    @property
+    def attends(self) -> Window | None:
+        return own_window(self.config)
+
     def build(self, ends: Ends | None = None) -> TrainableLM:
         """With adapters where they are asked for; it has ends of its own."""
         source, lora = self.draft.init_from, self.draft.lora
         if source is None:
             return TrainableLM(LMDraft.from_config(self.config))
         module = LMDraft.from_pretrained(source, "float32", self.draft.revision, role="draft.init_from")
-        window = own_window(self.config)
-        if window is not None:  # the setting's, in place of the saved one
-            set_window(module.model.config, window)
+        if self.attends is not None:  # the setting's, in place of the saved one
+            set_window(module.model.config, self.attends)
         if lora.rank == 0:
             return TrainableLM(module)
         return TrainableLM(module, with_adapters(module.model, lora))
