@@ -11,7 +11,7 @@ from decode.forward.window import FIELDS, Window
 from train.export.engines.base import Engine, Loads
 from train.export.source import Source
 
-NOT_OF_MISTRAL = ("attention_bias", "mlp_bias", "pretraining_tp", *FIELDS)
+NOT_OF_MISTRAL = ("layer_types", "attention_bias", "mlp_bias", "pretraining_tp", *FIELDS)
 SLIDING = ("llama", "mistral")
 
 
@@ -53,5 +53,4 @@ def as_sliding(fields: Mapping[str, Any], window: Window) -> dict[str, Any]:
         "model_type": "mistral",
         "architectures": ["MistralForCausalLM"],
         "sliding_window": min(window.size, fields.get("sliding_window") or window.size),
-        "layer_types": ["sliding_attention"] * fields["num_hidden_layers"],
     }
