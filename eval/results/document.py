@@ -40,6 +40,8 @@ DEFINITIONS = {
     "timed run.",
     "acceptance_by_position": "Of the draft tokens at position i whose predecessors in the same draft were accepted, "
     "the share that was accepted too.",
+    "tau_by_context": "tau of the target passes whose row held so many tokens before them, prompt included; intervals "
+    "are over the prompts that came so far.",
     "tokens_per_s": "Emitted tokens per second after the first arrival, when the prompt has been read; the median over "
     "prompts. A prompt's figure is its total time over its total tokens in all rounds. Tokens cut off behind the "
     "end are not counted.",

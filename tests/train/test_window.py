@@ -23,7 +23,7 @@ from eval.arms.ours import assisted_arms, assisted_refusal
 from eval.config import EvalConfig
 from tests.train.export.saved_heads import save_head
 from tests.train.toy import tiny_config
-from train.drafts.draft_config import DraftConfig
+from train.drafts.draft_config import DraftConfig, HeadSettings
 from train.drafts.registry import FAMILIES
 from train.export.config import ExportConfig, SavedDraftConfig
 from train.export.stage import run as export
@@ -122,7 +122,11 @@ def test_a_head_is_built_with_the_window_that_is_asked_for(target: Path, tmp_pat
         save_head(tmp_path / "head", target, source)
     like = tiny_config(tmp_path / "run", target, records="nowhere", **STEPS)
     draft = DraftConfig(
-        "eagle3", init_from=None if source is None else str(tmp_path / "head"), window=9, sinks=1
+        "eagle3",
+        init_from=None if source is None else str(tmp_path / "head"),
+        head=HeadSettings(taps=[0, 1, -1]),
+        window=9,
+        sinks=1,
     )
     like.draft = draft
     known = describe_model(ModelConfig(path=str(target)))
@@ -133,7 +137,7 @@ def test_a_window_longer_than_the_context_is_refused(target: Path, tmp_path: Pat
     known = describe_model(ModelConfig(path=str(target)))
     for family in ("lm", "eagle3"):
         like = tiny_config(tmp_path / "run", target, records="nowhere", **STEPS)
-        like.draft = DraftConfig(family, window=known.max_positions + 1)  # type: ignore[arg-type]
+        like.draft = DraftConfig(family, head=HeadSettings(taps=[0, 1, -1]), window=known.max_positions + 1)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=f"draft.window={known.max_positions + 1} is longer than.*context"):
             FAMILIES[family](like, known, None)
 
