@@ -102,6 +102,9 @@ def renamed(arm: Any, name: str) -> Arm:
     return replace(arm, name=name)
 
 
+HAS_WINDOW = "the draft attends over a window (draft.window), which transformers would not heed"
+
+
 def assisted_refusal(cfg: EvalConfig, draft: object | None = None) -> str | None:
     """Why transformers assisted generation cannot run in a report; None where it can."""
     if not cfg.peers.num_assistant_tokens:
@@ -115,5 +118,5 @@ def _of_draft(draft: object) -> str | None:
     if not isinstance(draft, LMDraft):
         return f"transformers takes a language model as assistant_model, and this draft is a {type(draft).__name__}"
     if draft.window is not None:
-        return "the draft attends over a window (draft.window), which transformers would not heed"
+        return HAS_WINDOW
     return None

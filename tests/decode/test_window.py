@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,18 +25,13 @@ from decode.requests import Request
 from decode.trees.tree import Tree
 from decode.trees.tree_plans import Shape, chain, k_ary
 from tests.decode.heads import batch_of, random_head
+from tests.tiers import by_default
 from tests.tiny import tiny_llama
 
 WINDOW = Window(3, 2)
 RAGGED = [[5, 9, 2, 7, 30, 41, 3, 12], [1], [4, 4, 6, 3, 2]]
 SHAPES: dict[str, Shape] = {"chain": chain(4), "tree": k_ary([3, 2, 1, 1])}
 """Their paths are longer than the window, so that drafted tokens leave it too."""
-
-
-@pytest.fixture
-def uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What looks into proposals is not captured with them."""
-    monkeypatch.setattr("decode.forward.runner.CAPTURE_AFTER", 10**9)
 
 
 def windowed(num_layers: int = 2, window: Window = WINDOW, **fields: object) -> LMDraft:
@@ -108,18 +104,18 @@ def nodes_of(target: PreTrainedModel, draft: LMDraft | Eagle3Draft, shape: Shape
         return tree
 
     draft.propose = noted  # type: ignore[method-assign]
-    Loop(target, draft, Request(RAGGED, 24, shape=shape, verifier="rejection")).run()
+    with pytest.MonkeyPatch.context() as patch:  # what looks into proposals is not captured with them
+        patch.setattr("decode.forward.runner.CAPTURE_AFTER", 10**9)
+        Loop(target, draft, Request(RAGGED, 24, shape=shape, verifier="rejection")).run()
     draft.propose = propose  # type: ignore[method-assign]
     return found
 
 
-@pytest.mark.usefixtures("uncaptured")
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_a_draft_model_drafts_what_it_is_trained_as(shape: Shape) -> None:
+def check_draft_model(shape: str) -> None:
     """Position by position, with caches, in batches of different lengths, behind siblings of trees."""
     draft = windowed()
     target = tiny_llama(seed=3, num_layers=2, dtype=torch.float64)  # a near relative, so that rounds differ in length
-    found = nodes_of(target, draft, shape)
+    found = nodes_of(target, draft, SHAPES[shape])
     assert {len(one.path) for one in found} == {0, 1, 2, 3}
     assert max(len(one.text) for one in found) > 20
     batch = batch_of_ids([one.text + one.path for one in found])
@@ -129,13 +125,12 @@ def test_a_draft_model_drafts_what_it_is_trained_as(shape: Shape) -> None:
         torch.testing.assert_close(logits.softmax(-1), one.q, rtol=1e-6, atol=1e-12)
 
 
-@pytest.mark.usefixtures("uncaptured")
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_eagle3_drafts_what_it_is_trained_as(shape: Shape) -> None:
+def check_eagle3(shape: str) -> None:
+    """The same of a head, whose steps of training are those of a round."""
     target = tiny_llama(num_layers=6, dtype=torch.float64).requires_grad_(False)
     draft = random_head("eagle3-window", target)
     assert isinstance(draft, Eagle3Draft)
-    found = [one for one in nodes_of(target, draft, shape) if len(one.text) > 1]
+    found = [one for one in nodes_of(target, draft, SHAPES[shape]) if len(one.text) > 1]
     assert {len(one.path) for one in found} == {0, 1, 2, 3}
     batch = batch_of(target, draft, [[*one.text, *one.path, 0] for one in found])
     for depth, step in enumerate(draft.unroll(batch)):
@@ -145,7 +140,13 @@ def test_eagle3_drafts_what_it_is_trained_as(shape: Shape) -> None:
                 torch.testing.assert_close(logits.softmax(-1), one.q, rtol=1e-6, atol=1e-12)
 
 
-@pytest.mark.parametrize("tree", ["chain", "3x2x1", "dynamic"])
+@pytest.mark.parametrize("check", [check_draft_model, check_eagle3])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_draft_drafts_what_it_is_trained_as(check: Callable[[str], None], shape: str) -> None:
+    check(shape)
+
+
+@pytest.mark.parametrize("tree", by_default(1, ["3x2x1", "chain", "dynamic"]))
 def test_the_text_is_the_targets(tree: str) -> None:
     """Captured passes and all; and the window matters: another one drafts otherwise."""
     target = tiny_llama(seed=3, num_layers=2, dtype=torch.float64)
@@ -177,11 +178,12 @@ def test_it_is_kept_in_config_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "edited", [{"draft_window": 0}, {"draft_sinks": -1}, {"draft_window": "8"}, {"draft_sinks": None}, {"draft_window": True}]
+    "edited",
+    [{"draft_window": 0}, {"draft_sinks": -1}, {"draft_window": "8"}, {"draft_sinks": None}, {"draft_window": True}],
 )
 def test_edited_fields_are_refused_before_weights_are_read(tmp_path: Path, edited: dict[str, object]) -> None:
     path = save(tmp_path, **edited)
-    with pytest.raises(InputError, match=f"draft_window=.*draft_sinks=.*whole number"):
+    with pytest.raises(InputError, match="draft_window=.*draft_sinks=.*whole number"):
         describe_model(ModelConfig(path=path), "draft")
 
 
