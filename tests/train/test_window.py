@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
 from decode import load_drafter
 from decode.common.checked_json import read_json
@@ -64,14 +64,18 @@ def test_the_saved_draft_is_loaded_with_its_window(sunk: Path, target: Path) -> 
     assert "vllm" not in card
 
 
-def test_training_goes_on_with_the_saved_window_or_another(sunk: Path, target: Path, records: Path, tmp_path: Path) -> None:
+def test_training_goes_on_with_the_saved_window_or_another(
+    sunk: Path, target: Path, records: Path, tmp_path: Path
+) -> None:
     again = trained(tmp_path / "again", target, records, init_from=str(sunk))
     other = trained(tmp_path / "other", target, records, init_from=str(sunk), window=7, sinks=1)
     found = [window_in(read_json(one / "config.json")) for one in (again, other)]
     assert found == [Window(5, 2), Window(7, 1)]
 
 
-def test_without_sinks_transformers_gets_a_mistral_of_the_same_logits(sliding: Path, target: Path, tmp_path: Path) -> None:
+def test_without_sinks_transformers_gets_a_mistral_of_the_same_logits(
+    sliding: Path, target: Path, tmp_path: Path
+) -> None:
     export(wanted(sliding, "transformers", tmp_path / "out"))
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     drafter = load_drafter(sliding, target=AutoModelForCausalLM.from_pretrained(target))

@@ -18,8 +18,8 @@ def asked_window(cfg: TrainConfig, context: int) -> Window | None:
         return None
     require(
         size <= context,
-        f"draft.window={size} is longer than the draft's context of {context} positions, so that no token would ever be "
-        "out of it. Use a shorter window, or leave draft.window out",
+        f"draft.window={size} is longer than the draft's context of {context} positions, so that no token would ever "
+        "be out of it. Use a shorter window, or leave draft.window out",
     )
     if size >= cfg.sequence_length:
         log.warning(

@@ -171,8 +171,8 @@ class DraftConfig:
         if self.window is None:
             require(
                 self.sinks == SINKS,
-                f"sinks={self.sinks} are seen besides the last draft.window positions, and draft.window is null, so that "
-                "all are. Set draft.window, or leave draft.sinks out",
+                f"sinks={self.sinks} are seen besides the last draft.window positions, and draft.window is null, so "
+                "that all are. Set draft.window, or leave draft.sinks out",
             )
             return
         why = "has no attention to narrow" if self.family == "medusa" else "attends to the whole text"
@@ -183,8 +183,8 @@ class DraftConfig:
         )
         require(
             self.window <= (self.max_positions or self.window),
-            f"window={self.window} is longer than max_positions={self.max_positions}, so that no token would ever be out "
-            "of it. Use a shorter draft.window, or leave it out",
+            f"window={self.window} is longer than max_positions={self.max_positions}, so that no token would ever be "
+            "out of it. Use a shorter draft.window, or leave it out",
         )
 
     def _check_lm(self) -> None:
