@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor
 from transformers import PretrainedConfig
@@ -49,7 +49,7 @@ def window_of(size: int | None, sinks: int) -> Window | None:
 def own_window(config: PretrainedConfig) -> Window | None:
     """That which a language model was trained with here; None of every other one. InputError for an edited one."""
     text = config.get_text_config()
-    return window_in({name: getattr(text, name, None) for name in FIELDS}, config.name_or_path)
+    return window_in({name: getattr(text, name, None) for name in FIELDS}, config.name_or_path or "")
 
 
 def window_in(fields: Mapping[str, Any], path: str = "") -> Window | None:
@@ -72,5 +72,5 @@ def set_window(config: PretrainedConfig, window: Window) -> None:
         setattr(config.get_text_config(), name, value)
 
 
-def _is_whole(value: Any, least: int) -> bool:
+def _is_whole(value: Any, least: int) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least

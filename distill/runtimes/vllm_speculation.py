@@ -31,8 +31,8 @@ def _refuse_window(path: str) -> None:
     window = window_in(read_json(config), path) if config.is_file() else None
     if window is not None:
         raise InputError(
-            f"the draft {path} attends to its first {window.sinks} and last {window.size} positions, and vLLM would draft "
-            "with it as if it saw the whole text, and accept less. Draft by draftsmith itself (target.runtime="
+            f"the draft {path} attends to its first {window.sinks} and last {window.size} positions, and vLLM would "
+            "draft with it as if it saw the whole text, and accept less. Draft by draftsmith itself (target.runtime="
             "transformers), or train one without draft.window"
         )
 

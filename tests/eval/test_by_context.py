@@ -44,9 +44,9 @@ def test_every_pass_tells_how_long_its_row_was() -> None:
     ids = torch.tensor([[0, 0, 5, 9], [1, 8, 3, 2]])
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
     out = generate(target, LMDraft(tiny_llama(seed=3)), ids, attention_mask=mask, max_new_tokens=12, eos_token_id=())
-    for row, prompt in enumerate((2, 4)):
+    for place, prompt in enumerate((2, 4)):
         length = prompt
-        for one in (one for one in out.stats.rounds if one.row == row):
+        for one in (one for one in out.stats.rounds if one.row == place):
             assert one.context == length
             length += one.emitted
         assert length == prompt + 12
