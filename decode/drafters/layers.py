@@ -160,7 +160,8 @@ class Slots:
 
     def _near(self, first: Tensor, before: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
         """Of slots (B, W, S) before first (B, 1) and nodes (B, W, M), those in the window of each of the W, by
-        position: a node stands as many places behind `first` as it has ancestors, however many siblings lie between them."""
+        position: a node stands as many places behind `first` as it has ancestors, however many siblings lie between
+        them."""
         assert self.window is not None
         places = first[..., None] - 1 + visible.long().cumsum(-1)  # of the ancestors; those of others are masked
         own = places[..., -1:]

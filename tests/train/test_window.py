@@ -160,3 +160,12 @@ def test_a_window_longer_than_the_context_is_refused(target: Path, tmp_path: Pat
 def test_what_cannot_be_is_refused_at_once(given: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         DraftConfig(**given)
+
+
+@pytest.mark.parametrize(("length", "is_told"), [(9, True), (10, False)])
+def test_training_sequences_within_the_window_are_warned_of(
+    target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, length: int, is_told: bool
+) -> None:
+    like = tiny_config(tmp_path / "run", target, records="nowhere", sequence_length=length, draft={"window": 9})
+    FAMILIES["lm"](like, describe_model(ModelConfig(path=str(target))), None)
+    assert ("draft.window=9 and sequence_length=9" in caplog.text) == is_told
