@@ -247,12 +247,13 @@ class Loop:
     def _extend(self, row: int, report: list[int]) -> Event:
         accepted, drafted, *tokens = report
         one, index = self.rows.current[row], self.rows.seated[row]
+        context = len(one.tokens)
         taken = one.extend(tokens[: accepted + 1], partial(self._reason, row))
         if taken <= accepted:  # cut: what lies behind the end was neither refused nor emitted
             accepted = drafted = taken
         if one.reason == "stop":
             self.state.stop(row, len(one.tokens))
-        self.stats.rounds.append(CountedRound(index, drafted, accepted, taken))
+        self.stats.rounds.append(CountedRound(index, drafted, accepted, taken, context))
         return Event(index, tokens[:taken], accepted, drafted)
 
     def _reason(self, row: int, one: RequestState) -> str | None:

@@ -30,6 +30,8 @@ class Round:
     """Draft tokens that the verifier accepted."""
     emitted: int
     """Tokens that the text grew by, correction or bonus included; what was cut at the end does not count."""
+    context: int | None = None
+    """Tokens of the row before the pass, prompt included; None where nobody knows."""
 
 
 @dataclass

@@ -88,6 +88,12 @@ _OUT_OF_RANGE = {
         "batch_size=-3",
         "draft.width=0",
         "draft.heads=7",
+        "draft.window=0",
+        "draft.window=64 draft.sinks=-1",
+        "draft.sinks=0",
+        "draft.window=64 draft.max_positions=32",
+        "draft.window=1000000",
+        "draft=medusa +draft.window=64",
         "betas=[2,0]",
     ],
     "decode": [

@@ -100,6 +100,6 @@ def _export(cfg: TrainConfig, inputs: Inputs, measured: dict[str, Any], weights:
         tokenizer_revision=revision,
         dtype=getattr(torch, cfg.export_dtype),
         num_draft_tokens=inputs.num_draft_tokens,
-        card=model_card(cfg, measured, inputs.num_draft_tokens),
+        card=model_card(cfg, measured, inputs.num_draft_tokens, inputs.blueprint.attends),
         provenance=provenance,
     )

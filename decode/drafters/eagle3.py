@@ -11,16 +11,20 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
+from decode.common.checked_json import Size
 from decode.common.typed_config import require
 from decode.drafters.base import Batch, Step, judged, shifted
 from decode.drafters.drafting import Above, Steps
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.layers import MLP, Attention, Extend, Slots
 from decode.forward.attention import packed_visibility
+from decode.forward.window import Window, window_of
 from decode.models.output_head import Ends
 
 
@@ -46,7 +50,7 @@ class RecursiveDraft(HeadDraft):
     def unroll(self, batch: Batch) -> Iterator[Step]:
         """`depth` steps of T slots: step s of slot t drafts token t + 2 + s, judged by row t + 1 + s."""
         assert batch.features is not None
-        unrolled = Unrolled(batch.document)
+        unrolled = Unrolled(batch.document, batch.positions, self.config.attends)
         state = self.fuse(batch.features)
         for step in range(self.config.depth):
             tokens = shifted(batch.ids, 1 + step)
@@ -103,9 +107,10 @@ class RecursiveSteps:
 
 class Unrolled:
     """Keys and values of all steps so far: a query of step s sees the true keys (step 0) of its document up to its own
-    slot, and of later steps its own slot alone."""
+    slot, and of later steps its own slot alone; all of them within the window, for which step s stands s places on."""
 
-    def __init__(self, document: Tensor) -> None:  # (B, T)
+    def __init__(self, document: Tensor, positions: Tensor, window: Window | None) -> None:  # (B, T) both
+        self.positions, self.window = positions, window
         self.causal = packed_visibility(document)
         self.own = torch.eye(document.shape[1], dtype=torch.bool, device=document.device).expand_as(self.causal)
         self.keys: list[Tensor] = []
@@ -115,7 +120,11 @@ class Unrolled:
         """(keys, values, visible) of all steps so far: the first one is seen causally, of the others a slot its own."""
         self.keys.append(keys)
         self.values.append(values)
-        visible = torch.cat([self.causal, *[self.own] * (len(self.keys) - 1)], 2)
+        steps = len(self.keys)
+        visible = torch.cat([self.causal, *[self.own] * (steps - 1)], 2)
+        if self.window is not None:
+            places = torch.cat([self.positions + step for step in range(steps)], 1)
+            visible &= self.window.sees(self.positions + steps - 1, places)
         return torch.cat(self.keys, 2), torch.cat(self.values, 2), visible
 
 
@@ -139,6 +148,14 @@ class Eagle3Config(HeadConfig):
     """Queries, keys and values have biases, as in Qwen2."""
     own_head: bool = False
     """It drafts with an output head of its own, as published heads do, not with the target's rows."""
+    draft_window: Size | None = None
+    """Last positions that its layer attends to; None is all."""
+    draft_sinks: Annotated[int, Field(ge=0)] = 0
+    """First positions that it sees besides."""
+
+    @property
+    def attends(self) -> Window | None:
+        return window_of(self.draft_window, self.draft_sinks)
 
     @property
     def has_own_head(self) -> bool:

@@ -32,6 +32,7 @@ from decode.forward.kept.runners import Runners
 from decode.forward.packed_linear import Together
 from decode.forward.packing import Packing
 from decode.forward.runner import PASSES, Runner, chunks, rounded
+from decode.forward.window import Window
 from decode.trees.tree import Tree
 
 if TYPE_CHECKING:
@@ -68,6 +69,11 @@ class HeadConfig:
     max_positions: Size
     draft_vocab_size: Width | None = None
     """Tokens of a reduced draft vocabulary; None is all of them."""
+
+    @property
+    def attends(self) -> Window | None:
+        """The window of its attention; None sees the whole text."""
+        return None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "taps", tuple(self.taps))  # a list where it comes from JSON
@@ -206,7 +212,10 @@ class HeadDraft(nn.Module, ABC):
         for rows, start, end in chunks([0] * size, ends) if self.num_cached else ():
             index = torch.tensor(rows, device=context.ids.device)
             positions = torch.arange(start, end, device=index.device).expand(len(rows), -1)
-            visible = torch.arange(end, device=index.device) <= positions[..., None]
+            slots = torch.arange(end, device=index.device)
+            visible = slots <= positions[..., None]
+            if self.config.attends is not None:
+                visible &= self.config.attends.sees(positions, slots[None])
             cache = self.runner.cache
             cache.hold(end)
             cache.place(slice(start, end), end, index)
@@ -241,10 +250,14 @@ class HeadDraft(nn.Module, ABC):
     def _within_depth(self, context: Context) -> Context:
         return context if self.most_tokens is None else replace(context, shape=context.shape.cut(self.most_tokens))
 
+    def slots(self, visible: int) -> Slots:
+        """The first `visible` slots of its cache, for a pass."""
+        return Slots(self.runner.cache, visible, self.runner.device, self.config.attends)
+
     def _read_places(self, context: Context, places: Tensor) -> None:
         """True slots at places (B, W), one after another."""
         assert context.features is not None
-        slots = Slots(self.runner.cache, visible_slots(self.runner, context, 0), self.runner.device)
+        slots = self.slots(visible_slots(self.runner, context, 0))
         own, extends = slots.straight(places[:, :1], places.shape[1], self.num_cached)
         rows = torch.arange(len(own), device=own.device)[:, None]
         with PASSES:
@@ -298,8 +311,7 @@ def head_round(draft: HeadDraft, context: Context, width: int) -> DraftRound:
         return others, (ends + 1).clamp(max=visible - reach), features.flip(-1)
 
     def unit() -> Unit:
-        slots = Slots(runner.cache, visible, runner.device)
-        return Unit(partial(draft.steps, slots), draft, draft.ends.head.model)
+        return Unit(partial(draft.steps, draft.slots(visible)), draft, draft.ends.head.model)
 
     inputs = (read, ends, features)
     return DraftRound(runner, (width, visible), inputs, moved, unit, lambda: unit()(*inputs), draft.foresees)

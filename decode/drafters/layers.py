@@ -15,6 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from decode.forward.cache import SlotCache
+from decode.forward.window import Window
 
 MOST_BASE = 1e12  # of rotary embeddings: models have 1e4 to 5e6
 Extend = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -123,10 +124,10 @@ class Rotary(nn.Module):
 
 
 class Slots:
-    """Places passes in the first `visible` slots of a cache."""
+    """Places passes in the first `visible` slots of a cache, of which they see those in the `window`."""
 
-    def __init__(self, cache: SlotCache, visible: int, device: torch.device) -> None:
-        self.cache, self.slots = cache, torch.arange(visible, device=device)
+    def __init__(self, cache: SlotCache, visible: int, device: torch.device, window: Window | None = None) -> None:
+        self.cache, self.slots, self.window = cache, torch.arange(visible, device=device), window
 
     def straight(self, first: Tensor, width: int, num_layers: int) -> tuple[Tensor, list[Extend]]:
         """Positions (B, W) of W slots from first (B, 1) on, each of which sees all before it, and the caches.
@@ -134,7 +135,10 @@ class Slots:
         What would lie before the first slot of a row is put there (`head_round`).
         """
         own = (first + self.slots[:width]).clamp(min=0)
-        return own, self._extends(own, self.slots <= own[..., None], num_layers)
+        visible = self.slots <= own[..., None]
+        if self.window is not None:
+            visible &= self.window.sees(own, self.slots[None])
+        return own, self._extends(own, visible, num_layers)
 
     def block(self, first: Tensor, width: int, num_layers: int) -> tuple[Tensor, list[Extend]]:
         """The same where the W slots see each other, later ones too."""
@@ -148,9 +152,20 @@ class Slots:
         batch, (width, num_nodes) = len(first), visible.shape[1:]
         nodes = first + self.slots[:num_nodes]
         before = (self.slots < first)[:, None].expand(batch, width, -1)
+        if self.window is not None:
+            before, visible = self._near(first, before, visible)
         index = nodes[:, None].expand(batch, width, num_nodes)
         seen = before.scatter(2, index, visible.expand(batch, -1, -1))
         return self._extends(nodes[:, num_nodes - width :], seen, num_layers)
+
+    def _near(self, first: Tensor, before: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+        """Of slots (B, W, S) before first (B, 1) and nodes (B, W, M), those in the window of each of the W, by
+        position: a node stands as many places behind `first` as it has ancestors, however many siblings lie between
+        them."""
+        assert self.window is not None
+        places = first[..., None] - 1 + visible.long().cumsum(-1)  # of the ancestors; those of others are masked
+        own = places[..., -1:]
+        return before & self.window.keeps(own, self.slots), visible & self.window.keeps(own, places)
 
     def _extends(self, own: Tensor, visible: Tensor, num_layers: int) -> list[Extend]:
         self.cache.place(own, len(self.slots))

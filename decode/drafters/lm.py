@@ -18,6 +18,7 @@ from decode.drafters.tree_drafting import propose
 from decode.forward.attention import layer_masks, packed_visibility
 from decode.forward.runner import PASSES, whole
 from decode.forward.target import CachedModel, runner_for
+from decode.forward.window import Window, own_window
 from decode.models.compatibility import attention_of, longest_context
 from decode.models.load import load_model
 from decode.models.output_head import head_of
@@ -58,6 +59,11 @@ class LMDraft(nn.Module):
     def source(self) -> str:
         """Folder or hub id that it was loaded from."""
         return self.model.config.name_or_path or ""
+
+    @property
+    def window(self) -> Window | None:
+        """That it was trained with here, which only our own passes heed."""
+        return own_window(self.model.config)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -24,6 +24,7 @@ from decode.drafters.provenance import FILE, read_provenance
 from decode.drafters.saved_head import HEADS, expected, load_head, read_head
 from decode.drafters.untrained.config import UNTRAINED, settings_of
 from decode.drafters.untrained.named import DRAFTERS, check_named
+from decode.forward.window import Window, own_window
 from decode.models.adapters import unwrapped
 from decode.models.compatibility import check_same_size, check_same_tokens, refuse_unsupported
 from decode.models.fingerprint import changed_since_read, files_fingerprint
@@ -162,6 +163,8 @@ class DraftDescription:
     """Longest context in tokens."""
     num_parameters: int
     """Its own; a head's do not hold the target's embedding and output head."""
+    window: Window | None = None
+    """Of a language model that attends to a part of the text."""
 
 
 def describe_draft(
@@ -184,4 +187,5 @@ def describe_draft(
         return DraftDescription(folder, family, files_fingerprint(Path(folder)), config.max_positions, size)
     found = describe_model(ModelConfig(path=folder), role)
     check_same_tokens(target, found)
-    return DraftDescription(found.path, family, found.fingerprint, found.max_positions, found.num_parameters)
+    window = own_window(found.config)
+    return DraftDescription(found.path, family, found.fingerprint, found.max_positions, found.num_parameters, window)

@@ -47,6 +47,7 @@ ADDED: dict[str, tuple[dict[str, Any], ...]] = {
     "eagle3": (
         {"fc_norm": False, "norm_before_fc": False, "norm_output": False},
         {"norm_before_residual": False, "qk_norm": False, "attention_bias": False, "own_head": False},
+        {"draft_window": None, "draft_sinks": 0},
     ),
     "medusa": ({"bias": True, "own_heads": False},),
 }

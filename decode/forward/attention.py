@@ -19,6 +19,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from decode.forward.window import own_window
+
 
 def layer_masks(
     config: PretrainedConfig, visible: Tensor, query_positions: Tensor, key_positions: Tensor, dtype: torch.dtype
@@ -26,9 +28,13 @@ def layer_masks(
     """The mask, or masks by layer type, that a model of this config wants.
 
     visible (B, T, S) bool, query_positions (B, T), key_positions (B, S): sliding layers further see only keys less than
-    `sliding_window` positions back (by position, never by slot). Result: (B, 1, T, S), or a dict where layers differ.
+    `sliding_window` positions back (by position, never by slot), and all layers of a draft that was trained with a
+    window its own. Result: (B, 1, T, S), or a dict where layers differ.
     """
     text = config.get_text_config()
+    own = own_window(config)
+    if own is not None:
+        visible = visible & own.sees(query_positions, key_positions)
     kinds = set(getattr(text, "layer_types", None) or ())
     window = getattr(text, "sliding_window", None)
     slides = getattr(text, "use_sliding_window", True)

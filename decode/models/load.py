@@ -22,6 +22,7 @@ from decode.common.checked_json import read_json
 from decode.common.environment import resolve_device
 from decode.common.errors import InputError
 from decode.config import ModelConfig
+from decode.forward.window import Window, own_window
 from decode.models.arithmetic import warn_if_emulated
 from decode.models.checkpoint_check import check_headers, check_report, is_quantised, no_model
 from decode.models.checkpoint_files import DAMAGED, check_model_files, check_words, damaged, weight_files
@@ -153,8 +154,10 @@ def describe_model(source: ModelConfig, role: str = "target") -> ModelDescriptio
             f"{error}"
         ) from error
     refuse_unsupported(config, source.path, role)
+    window = own_window(config)
     if role == "target":  # a draft's passes may depend on one another: its tokens are checked
         refuse_dependent_rows(config, source.path)
+        _refuse_window(window, source.path)
     attention_of(config, source.attn_implementation)
     check_words(config, source.path, role)
     resolve_device(source.device)
@@ -221,6 +224,15 @@ def read_weights(source: ModelConfig, config: PretrainedConfig, role: str) -> tu
     if getattr(model, "_hf_peft_config_loaded", False):
         raise InputError(with_adapter(source.path, role))
     return model, report
+
+
+def _refuse_window(window: Window | None, path: str) -> None:
+    if window is not None:
+        raise InputError(
+            f"target.path={path} was trained to attend to its first {window.sinks} and last {window.size} positions "
+            "alone, which transformers and engines do not heed: its text would depend on what runs it. Such a model "
+            "drafts; name a target without draft_window in its config.json"
+        )
 
 
 def _check_folder(folder: Path, role: str) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from decode.common.checked_json import read_json
 from decode.common.errors import InputError
 from decode.config import model_folder
 from decode.drafters.provenance import read_provenance
 from decode.drafters.saved_draft import DraftDescription
+from decode.forward.window import window_in
 from distill.runtimes.engine_process import local
 
 METHODS = {"lm": "draft_model", "eagle3": "eagle3"}
@@ -19,7 +22,19 @@ METHODS = {"lm": "draft_model", "eagle3": "eagle3"}
 def drafting_with_model(folder: str, num_draft_tokens: int, family: str = "lm") -> dict[str, Any]:
     """vLLM's speculative_config for a draft in a folder, or in the one of the run that trained it, or for a hub id."""
     path = local(model_folder(folder))
+    _refuse_window(path)
     return {"method": METHODS[family], "model": path, "num_speculative_tokens": num_draft_tokens}
+
+
+def _refuse_window(path: str) -> None:
+    config = Path(path) / "config.json"
+    window = window_in(read_json(config), path) if config.is_file() else None
+    if window is not None:
+        raise InputError(
+            f"the draft {path} attends to its first {window.sinks} and last {window.size} positions, and vLLM would "
+            "draft with it as if it saw the whole text, and accept less. Draft by draftsmith itself (target.runtime="
+            "transformers), or train one without draft.window"
+        )
 
 
 def check_draft(found: DraftDescription, target: str, num_devices: int) -> None:

@@ -76,7 +76,7 @@ def drafting(cfg: EvalConfig, temperature: float, k: int, **changes: Any) -> Sam
 
 def assisted_arms(cfg: EvalConfig, model: PreTrainedModel, drafter: Any, temperature: float) -> dict[str, Arm]:
     """transformers assisted generation by setting; none for a draft that is not a language model."""
-    if not isinstance(drafter, LMDraft):
+    if _of_draft(drafter) is not None:
         return {}
     tried = {one.label: one for one in assisted_settings(cfg.peers)}
     return {label: _assisted(cfg, model, drafter, temperature, label, one) for label, one in tried.items()}
@@ -102,12 +102,21 @@ def renamed(arm: Any, name: str) -> Arm:
     return replace(arm, name=name)
 
 
+HAS_WINDOW = "the draft attends over a window (draft.window), which transformers would not heed"
+
+
 def assisted_refusal(cfg: EvalConfig, draft: object | None = None) -> str | None:
     """Why transformers assisted generation cannot run in a report; None where it can."""
     if not cfg.peers.num_assistant_tokens:
         return "peers.num_assistant_tokens is empty"
     if cfg.timing.batch_size > 1:
         return f"transformers assisted generation decodes one prompt at a time, not {cfg.timing.batch_size}"
-    if draft is not None and not isinstance(draft, LMDraft):
+    return None if draft is None else _of_draft(draft)
+
+
+def _of_draft(draft: object) -> str | None:
+    if not isinstance(draft, LMDraft):
         return f"transformers takes a language model as assistant_model, and this draft is a {type(draft).__name__}"
+    if draft.window is not None:
+        return HAS_WINDOW
     return None

@@ -36,6 +36,10 @@ _PEER = Column("peer", lambda peer: f"{peer['name']} {peer['version']}")
 _PEERS = columns("T", _PEER, Column("best setting", setting), "tokens/s", "ours / peer")
 _TRIED = columns("T", Column("setting", setting), "tokens/s")
 _CATEGORIES = columns("category", "T", NAMED, "prompts", "alpha", "tau", "speedup")
+_BY_CONTEXT = columns(
+    *("T", NAMED, Column("context", lambda row: f"{row['context_from']:,} to {row['context_below'] - 1:,}")),
+    *(column("prompts", write=thousands), column("passes", write=thousands), "tau"),
+)
 _LENGTHS = columns("k", column("tau", write=number), "tokens/s", "speedup", "predicted", "realised")
 _CURVE = columns(
     *("T", "draft", Column("alpha", lambda point: number(point["alpha"], 3))),
@@ -82,8 +86,15 @@ def _tables_of_exactness(results: dict[str, Any]) -> list[Table]:
         Table("Against transformers assisted generation", _PEERS, peers, left_out, reason=left_out),
         Table("Exactness and latency", _EXACTNESS, rows, energy),
         Table("Against an uncached forward", _UNCACHED, uncached, apart),
+        Table("By length of the context", _BY_CONTEXT, _by_context(results["rows"]), "In tokens, prompt included."),
         Table("By category", _CATEGORIES, [row for row in results["rows"] if row["category"] is not None]),
     ]
+
+
+def _by_context(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A line for each bucket, of the rows that have more than one."""
+    overall = [row for row in rows if row["category"] is None and len(row.get("tau_by_context") or ()) > 1]
+    return [row | one for row in overall for one in row["tau_by_context"]]
 
 
 def _tables_of_sweeps(results: dict[str, Any]) -> list[Table]:

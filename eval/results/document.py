@@ -15,7 +15,7 @@ from decode.common.environment import environment, git_state
 from decode.drafters.saved_draft import describe_draft
 from decode.models.load import ModelDescription
 from eval.arms.base import ASSISTED
-from eval.arms.ours import assisted_refusal
+from eval.arms.ours import HAS_WINDOW, assisted_refusal
 from eval.arms.transformers_arms import assisted_settings
 from eval.config import EvalConfig
 from eval.measure.alpha import Alphas
@@ -40,6 +40,8 @@ DEFINITIONS = {
     "timed run.",
     "acceptance_by_position": "Of the draft tokens at position i whose predecessors in the same draft were accepted, "
     "the share that was accepted too.",
+    "tau_by_context": "tau of the target passes whose row held so many tokens before them, prompt included; intervals "
+    "are over the prompts that came so far.",
     "tokens_per_s": "Emitted tokens per second after the first arrival, when the prompt has been read; the median over "
     "prompts. A prompt's figure is its total time over its total tokens in all rounds. Tokens cut off behind the "
     "end are not counted.",
@@ -106,11 +108,12 @@ def make_results(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
     seconds = measured.quality_seconds + sum(one["seconds"] for one in [*measured.cells, *measured.choices])
     head = heading(cfg, seconds)
     head["environment"]["started"] = measured.started
+    drafts = [describe_draft(path, measured.target) for path in cfg.drafts.values()]
     return {
         **head,
         "target": target_entry(measured.target, measured.cells[0]["dtype"]),
         "drafts": dict(cfg.drafts),
-        "fingerprints": {name: describe_draft(path, measured.target).fingerprint for name, path in cfg.drafts.items()},
+        "fingerprints": {name: one.fingerprint for name, one in zip(cfg.drafts, drafts, strict=True)},
         "settings": _settings(cfg),
         "prompts": _prompts(cfg, measured),
         "length_choice": _length_choice(cfg, measured),
@@ -118,7 +121,7 @@ def make_results(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
         "definitions": DEFINITIONS,
         "rows": [row.model_dump() for row in _rows(cfg, measured)],
         "peers": _peers(cfg, measured),
-        "peers_left_out": assisted_refusal(cfg),
+        "peers_left_out": assisted_refusal(cfg) or (HAS_WINDOW if drafts[0].window else None),
         "arms": [
             {"temperature": cell["temperature"], "arm": one["arm"], "tokens_per_s": arm_speed([cell], one["arm"])}
             for cell in measured.cells

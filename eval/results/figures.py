@@ -13,6 +13,7 @@ from eval.arms.base import AUTOREGRESSIVE, TRANSFORMERS, Sample
 from eval.config import TOKEN_FOR_TOKEN
 from eval.measure.losslessness import Check, flips
 from eval.measure.timed_run import Samples, call_seconds_per_token, is_plain_chain, promised_speedup, seconds_per_token
+from eval.results.by_context import tau_by_context
 from eval.results.schema import ComponentTimes, Row
 from eval.results.statistics import (
     Estimate,
@@ -147,6 +148,7 @@ def acceptance(samples: Sequence[Sequence[Sample]], k: int, seed: int) -> dict[s
         **described("tau", bootstrap(counts, ratio_of_sums, seed)),
         "acceptance_by_position": [finite(value) for value in by_position],
         "passes_by_prompt": counts.tolist(),
+        "tau_by_context": tau_by_context(rounds, seed) or None,
     }
 
 

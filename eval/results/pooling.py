@@ -109,7 +109,7 @@ def pooled_row(each: list[Entry], seed: int) -> dict[str, Any]:
         **medians(each, *_MEDIANS),
         **{name: value for one in estimates for name, value in one.items()},
         **summed,
-        **dict.fromkeys([field for field, _ in _PAIRS.values()]),  # each run's own
+        **dict.fromkeys([*(field for field, _ in _PAIRS.values()), "tau_by_context"]),  # each run's own
         "baseline": " or ".join(sorted({row["baseline"] for row in each})),
         "acceptance_by_position": [
             _median(column) for column in zip(*(row["acceptance_by_position"] for row in each), strict=True)

@@ -45,6 +45,19 @@ class Gaps(Part):
     p95: float | None
 
 
+class ContextBucket(Part):
+    """Target passes whose row held context_from ... context_below - 1 tokens before them."""
+
+    context_from: Count
+    context_below: Count
+    prompts: Count
+    """That reached it; of batches, batches."""
+    passes: Count
+    tau: float
+    """Tokens emitted per pass."""
+    tau_ci95: Interval | None
+
+
 class Row(Part):
     """What each figure means stands under `definitions` in the same file; None is what was not measured."""
 
@@ -105,10 +118,12 @@ class Row(Part):
     speedup_by_run: list[float | None] | None = None
     """Of runs that were pooled."""
     realised_ci95: Interval | None = None
+    tau_by_context: list[ContextBucket] | None = None
+    """Shortest contexts first; one bucket where all are short."""
 
 
 LATER = ("alpha_by_document", "passes_by_prompt", "seconds_by_prompt", "call_seconds_by_prompt", "speedup_by_run")
-LATER += ("realised_ci95",)
+LATER += ("realised_ci95", "tau_by_context")
 """Fields that results of this schema may lack: they were written before these came."""
 SCHEMA = 2
 _EDITED = "it was edited or cut, and what it says was not measured. Write the report again"

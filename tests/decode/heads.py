@@ -22,6 +22,7 @@ alone."""
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "hydra-prefix": ("hydra", {"prefix_attention": True}),
     "eagle3.1": ("eagle3", {"fc_norm": True, "norm_output": True}),
+    "eagle3-window": ("eagle3", {"draft_window": 3, "draft_sinks": 2}),
     "eagle3.1-one-norm": ("eagle3", {"norm_before_fc": True, "norm_output": True}),
     "dflash": ("dspark", {"markov_rank": 0, "confidence": False, "layout": "fill_in"}),
     "dspark-fill-in": ("dspark", {"layout": "fill_in", "mask_token": 7}),

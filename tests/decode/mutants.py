@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from tests.decode import checks
 from tests.decode import mutants_of_lookup as lookup
 from tests.decode import mutants_of_passes as passes
 from tests.decode import test_grammar as grammar
+from tests.decode import test_window as window
 from tests.decode.untrained import test_cascade as cascade
 from tests.decode.untrained import test_edit as edit
 from tests.decode.untrained import test_foreign as foreign
@@ -298,6 +300,13 @@ MUTANTS: dict[str, tuple[Patch, Callable[[], None]]] = {
     "filters not applied to p": (passes.filters_forgotten, checks.check_filtered_tokens_never_emitted),
     "off-by-one position": (passes.position_off_by_one, checks.check_oracle),
     "window counted in slots": (passes.positions_by_slot, checks.check_sliding_window),
+    "window one too wide": (
+        passes.window_one_too_wide,
+        partial(window.test_a_token_counts_where_it_is_a_sink_or_in_the_window, window.WINDOW),
+    ),
+    "window of decoding alone": (passes.window_of_decoding_alone, partial(window.check_draft_model, "chain")),
+    "window of a head in slots": (passes.window_of_a_head_in_slots, partial(window.check_eagle3, "tree")),
+    "steps of training stand still": (passes.steps_of_training_stand_still, partial(window.check_eagle3, "chain")),
     "unmasked sibling": (passes.siblings_see_each_other, lambda: checks.check_oracle("tree")),
     "accepted path not compacted": (passes.path_not_compacted, lambda: checks.check_cache("tree")),
     "stale slots visible": (passes.stale_slot_visible, checks.check_cache),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decode.drafters import lm
+from decode.drafters import eagle3, layers, lm
 from decode.forward import target
+from decode.forward.window import Window
 from decode.rounds.rows import RequestState
 from decode.sampling import processors
 from decode.trees.tree import Tree
@@ -36,6 +37,45 @@ def positions_by_slot(patch: pytest.MonkeyPatch) -> None:
         return real_masks(config, visible, query, torch.arange(visible.shape[2]).expand_as(keys), dtype)
 
     patch.setattr(target, "layer_masks", mutant)
+
+
+def window_one_too_wide(patch: pytest.MonkeyPatch) -> None:
+    """A token sees as many positions before it, and itself besides."""
+    patch.setattr(Window, "keeps", lambda self, query, key: (key < self.sinks) | (query - key <= self.size))
+
+
+def window_of_decoding_alone(patch: pytest.MonkeyPatch) -> None:
+    """A draft model is trained on the whole text."""
+
+    def mutant(*given):  # noqa: ANN002, ANN202
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr("decode.forward.attention.own_window", lambda config: None)
+            return real_masks(*given)
+
+    patch.setattr(lm, "layer_masks", mutant)
+
+
+def window_of_a_head_in_slots(patch: pytest.MonkeyPatch) -> None:
+    """Siblings push a node out of the window of its own descendants."""
+
+    def mutant(self, first, before, visible):  # noqa: ANN001, ANN202
+        places = first[..., None] + torch.arange(visible.shape[-1])
+        own = places[..., -visible.shape[1] :].transpose(1, 2)
+        return before & self.window.keeps(own, self.slots), visible & self.window.keeps(own, places)
+
+    patch.setattr(layers.Slots, "_near", mutant)
+
+
+def steps_of_training_stand_still(patch: pytest.MonkeyPatch) -> None:
+    """All steps that a slot is unrolled to have the window of the first."""
+    real = eagle3.Unrolled.extend
+
+    def mutant(self, keys, values):  # noqa: ANN001, ANN202
+        *both, _ = real(self, keys, values)
+        every = torch.cat([self.causal, *[self.own] * (len(self.keys) - 1)], 2)
+        return *both, every & self.window.sees(self.positions, torch.cat([self.positions] * len(self.keys), 1))
+
+    patch.setattr(eagle3.Unrolled, "extend", mutant)
 
 
 def siblings_see_each_other(patch: pytest.MonkeyPatch) -> None:

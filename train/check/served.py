@@ -20,6 +20,7 @@ from train.check.subject import Finding, Subject
 from train.export.draft_folder import older_rope
 from train.export.engines.base import NameRules
 from train.export.source import Source
+from train.export.window import as_sliding
 
 TOKENS = 24
 ENDS = ("embed_tokens.", "lm_head")
@@ -73,6 +74,8 @@ def same_files(subject: Subject, source: Source) -> list[Finding]:
     """A draft model's configuration is the one that was trained, but for its precision."""
     ours = read_json(source.folder / "config.json")
     ours |= older_rope(ours)
+    if source.window is not None:  # written as a Mistral's, which is the form that is heeded
+        ours = as_sliding(ours, source.window)
     precision = ("dtype", "torch_dtype")
     wrong = sorted(
         name

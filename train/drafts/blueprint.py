@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from decode.drafters.base import Batch
+from decode.forward.window import Window
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
 from train.config import TrainConfig
@@ -65,6 +66,11 @@ class Blueprint(ABC):
     @abstractmethod
     def max_positions(self) -> int:
         """Longest context in tokens."""
+
+    @property
+    def attends(self) -> Window | None:
+        """The window of its attention; None sees the whole text."""
+        return None
 
     @property
     def muon_lr(self) -> float:

@@ -12,6 +12,9 @@ from decode.config import model_folder
 LM_WIDTH = 256
 """Of a model that is trained without a target."""
 HEAD_DIM = 64
+SINKS = 4
+WINDOWED = ("lm", "eagle3")
+"""Families that can attend over a window."""
 
 
 @dataclass
@@ -122,6 +125,11 @@ class DraftConfig:
     """lm: use the token embedding as output head too."""
     max_positions: int | None = None
     """Longest context in tokens; None is the target's, or `sequence_length` where there is no target."""
+    window: int | None = None
+    """lm, eagle3: the last positions that the draft attends to, its own among them, in training and in decoding alike;
+    None is all (of `init_from`: what that has)."""
+    sinks: int = SINKS
+    """The first positions, which it sees besides its `window`."""
     lora: AdapterConfig = field(default_factory=AdapterConfig)
     """Low-rank adapters of lm; off by default."""
     head: HeadSettings = field(default_factory=HeadSettings)
@@ -130,6 +138,7 @@ class DraftConfig:
     def __post_init__(self) -> None:
         self.init_from = None if self.init_from is None else model_folder(self.init_from)
         require_at_least(1, self, "", "layers", "width", "heads", "kv_heads", "mlp_width", "max_positions")
+        self._check_window()
         if self.is_head:
             self._check_head()
         else:
@@ -154,6 +163,28 @@ class DraftConfig:
         raise ConfigError(
             f"draft.width={width} and draft.kv_heads={self.kv_heads} go with no number of even heads up to {most}; set "
             "draft.heads, a multiple of kv_heads whose double divides the width"
+        )
+
+    def _check_window(self) -> None:
+        require_at_least(1, self, "", "window")
+        require_at_least(0, self, "", "sinks")
+        if self.window is None:
+            require(
+                self.sinks == SINKS,
+                f"sinks={self.sinks} are seen besides the last draft.window positions, and draft.window is null, so "
+                "that all are. Set draft.window, or leave draft.sinks out",
+            )
+            return
+        why = "has no attention to narrow" if self.family == "medusa" else "attends to the whole text"
+        require(
+            self.family in WINDOWED,
+            f"window={self.window} is for draft={' and '.join(WINDOWED)}, and draft.family={self.family} {why}. Leave "
+            "draft.window out, or use one of those families",
+        )
+        require(
+            self.window <= (self.max_positions or self.window),
+            f"window={self.window} is longer than max_positions={self.max_positions}, so that no token would ever be "
+            "out of it. Use a shorter draft.window, or leave it out",
         )
 
     def _check_lm(self) -> None:

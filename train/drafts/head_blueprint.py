@@ -23,11 +23,13 @@ from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.mtp import own_mtp
 from decode.drafters.saved_draft import config_in, family_of, head_in
 from decode.drafters.saved_head import HEADS, expected
+from decode.forward.window import Window
 from decode.models.hidden_states import FINAL, check_taps
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
 from decode.published.form import published_form
 from train.config import TrainConfig
+from train.drafts.attention_window import asked_window
 from train.drafts.blueprint import Blueprint, TrainableDraft
 from train.drafts.confidence import calibrated
 from train.drafts.draft_config import DraftConfig, HeadSettings
@@ -107,6 +109,10 @@ class HeadBlueprint(Blueprint):
         return self.config.max_positions
 
     @property
+    def attends(self) -> Window | None:
+        return self.config.attends
+
+    @property
     def layers_read(self) -> tuple[int, ...]:
         return self.config.taps
 
@@ -125,7 +131,9 @@ class HeadBlueprint(Blueprint):
         """Between the target's `ends`, which it refers to and does not own."""
         assert ends is not None, "a head is built between its target's ends"
         if self.source is not None:
-            return TrainableHead(head_in(self.source, ends, self.target).float())
+            saved = head_in(self.source, ends, self.target).float()
+            saved.config = self.config  # where a setting of which no weight is made took the place of its own
+            return TrainableHead(saved)
         self._check_mask(ends)
         head = HEADS[self.config.family][1](self.config, ends, self.vocab)
         if self.own is not None:
@@ -177,6 +185,7 @@ def head_blueprint(
         vars(draft.head) | _sizes(draft, target, text) | {"family": draft.family, "layers": draft.layers, "taps": taps}
     )
     given |= _like_target(text) if draft.family == "mtp" else {}
+    given |= _window(cfg, given["max_positions"])
     given["anchors"] = _anchors(cfg)
     given["layout"] = draft.head.layout or ("anchor" if draft.head.markov_rank else "fill_in")
     norms = {"fc_norm": not draft.head.norm_before_fc, "norm_output": True}
@@ -260,7 +269,14 @@ def _saved(cfg: TrainConfig, target: ModelDescription) -> HeadBlueprint:
         )
     if isinstance(config, DSparkConfig):
         config = replace(config, anchors=_anchors(cfg))
+    config = replace(config, **_window(cfg, config.max_positions))
     return HeadBlueprint(config, target, folder)
+
+
+def _window(cfg: TrainConfig, context: int) -> dict[str, Any]:
+    """Fields of a head's configuration; of a saved head, which has its own, nothing where none is asked for."""
+    window = asked_window(cfg, context)
+    return {} if window is None else window.written()
 
 
 def _anchors(cfg: TrainConfig) -> int:

@@ -13,11 +13,13 @@ from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel, PreTrai
 from decode.common.extras import extra, require_installed
 from decode.config import ModelConfig
 from decode.drafters.lm import LMDraft
+from decode.forward.window import Window, own_window, set_window
 from decode.models.compatibility import check_same_tokens, longest_context
 from decode.models.load import ModelDescription, describe_model
 from decode.models.output_head import Ends
 from decode.models.weight_counts import WeightCounts, count_weights, empty_model
 from train.config import TrainConfig
+from train.drafts.attention_window import asked_window
 from train.drafts.blueprint import Blueprint, TrainableDraft
 from train.drafts.draft_config import AdapterConfig, DraftConfig
 from train.drafts.rope import rope_of
@@ -82,12 +84,18 @@ class LMBlueprint(Blueprint):
     def max_positions(self) -> int:
         return longest_context(self.config) or 1 << 30
 
+    @property
+    def attends(self) -> Window | None:
+        return own_window(self.config)
+
     def build(self, ends: Ends | None = None) -> TrainableLM:
         """With adapters where they are asked for; it has ends of its own."""
         source, lora = self.draft.init_from, self.draft.lora
         if source is None:
             return TrainableLM(LMDraft.from_config(self.config))
         module = LMDraft.from_pretrained(source, "float32", self.draft.revision, role="draft.init_from")
+        if self.attends is not None:  # the setting's, in place of the saved one
+            set_window(module.model.config, self.attends)
         if lora.rank == 0:
             return TrainableLM(module)
         return TrainableLM(module, with_adapters(module.model, lora))
@@ -120,6 +128,7 @@ def lm_blueprint(
         pretrained = describe_model(source, role="draft.init_from")
         if target is not None:
             check_same_tokens(target, pretrained)
+        _set_window(cfg, pretrained.config)
         return LMBlueprint(draft, pretrained.config)
     tokens = _target_tokens(target) if target else _tokenizer_tokens(tokenizer)
     longest = draft.max_positions or (target.max_positions if target else cfg.sequence_length)
@@ -136,7 +145,14 @@ def lm_blueprint(
         rope_parameters=rope_of(target),
         **tokens,
     )
+    _set_window(cfg, config)
     return LMBlueprint(draft, config)
+
+
+def _set_window(cfg: TrainConfig, config: PretrainedConfig) -> None:
+    window = asked_window(cfg, longest_context(config) or 1 << 30)
+    if window is not None:
+        set_window(config, window)
 
 
 def _target_tokens(target: ModelDescription) -> dict[str, Any]:

@@ -9,13 +9,15 @@ from typing import Any
 import yaml
 
 from decode.common.markdown import code, fenced, plain, table
+from decode.forward.window import Window
 from train.config import TrainConfig
 
 
-def model_card(cfg: TrainConfig, facts: dict[str, Any], num_draft_tokens: int) -> str:
+def model_card(cfg: TrainConfig, facts: dict[str, Any], num_draft_tokens: int, window: Window | None = None) -> str:
     """The card of a finished run; `facts` are the measured numbers, see `train.run_result.facts`."""
-    parts = [_head(cfg), _measured(cfg, facts, num_draft_tokens), _origin(cfg, facts), _launch(cfg, num_draft_tokens)]
-    return "\n".join(line for part in parts for line in [*part, ""])
+    use = _launch(cfg, num_draft_tokens, alone=window is not None)
+    parts = [_head(cfg), _measured(cfg, facts, num_draft_tokens), _origin(cfg, facts), _attention(window), use]
+    return "\n".join(line for part in parts if part for line in [*part, ""])
 
 
 def _head(cfg: TrainConfig) -> list[str]:
@@ -68,7 +70,20 @@ def _origin(cfg: TrainConfig, facts: dict[str, Any]) -> list[str]:
     ]
 
 
-def _launch(cfg: TrainConfig, k: int) -> list[str]:
+def _attention(window: Window | None) -> list[str]:
+    if window is None:
+        return []
+    return [
+        "## Attention",
+        "",
+        f"It attends to the first {window.sinks} and the last {window.size} positions (draft_window and draft_sinks in "
+        "config.json). Engines and transformers do not heed these fields, and would accept less of what it drafts "
+        "there: draft with draftsmith, or ask `python -m train.export` for a form that an engine does heed.",
+    ]
+
+
+def _launch(cfg: TrainConfig, k: int, alone: bool) -> list[str]:
+    """`alone`: by draftsmith, and nothing else."""
     if cfg.target.path is None:
         return ["## Use", "", fenced("python", ['AutoModelForCausalLM.from_pretrained("THIS_FOLDER")'])]
     ours = [
@@ -77,7 +92,7 @@ def _launch(cfg: TrainConfig, k: int) -> list[str]:
         'drafter = load_drafter("THIS_FOLDER", target=target)',
         f"generate(target, drafter, input_ids, num_draft_tokens={k})",
     ]
-    if cfg.draft.is_head:
+    if cfg.draft.is_head or alone:
         return ["## Use", "", fenced("python", ours)]
     theirs = [
         "# transformers",

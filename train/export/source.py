@@ -18,6 +18,7 @@ from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.provenance import FILE, read_provenance
 from decode.drafters.saved_draft import describe_draft
 from decode.drafters.saved_head import HEADS, load_head, read_head
+from decode.forward.window import Window, window_in
 from decode.models.load import ModelDescription, describe_model
 from decode.models.output_head import load_ends
 from train.export.config import ExportConfig
@@ -57,6 +58,11 @@ class Source:
     def taps(self) -> tuple[int, ...]:
         """Hidden states that a head reads; a language model reads none."""
         return self.head_config.taps if self.head_config else ()
+
+    @cached_property
+    def window(self) -> Window | None:
+        """The window of its attention; None sees the whole text."""
+        return self.head_config.attends if self.head_config else window_in(read_json(self.folder / "config.json"))
 
     @property
     def is_calibrated(self) -> bool:

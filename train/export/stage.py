@@ -22,6 +22,7 @@ from train.export.engines import ENGINES
 from train.export.engines.base import Engine, Launch, Loads
 from train.export.layouts.base import FILE, Layout
 from train.export.source import Source, open_source
+from train.export.window import refuses_window
 
 CARD_FOLDER = Path("THIS_FOLDER")
 """As cards name it: folders are moved and published."""
@@ -80,7 +81,7 @@ def loads(engine: Engine, source: Source, model_impl: str) -> tuple[Loads | None
     how = engine.forms[source.form]
     if isinstance(how, str):
         return None, how
-    why = how.refuses(source, model_impl)
+    why = refuses_window(source, engine) or how.refuses(source, model_impl)
     return (how, "") if why is None else (None, why)
 
 

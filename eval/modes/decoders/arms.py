@@ -167,7 +167,7 @@ def left_out(cell: Cell, stock: Stock, broken: Mapping[str, str]) -> dict[str, s
         for peer in (ASSISTED, LOOKUP):
             reasons[peer] = f"transformers drafts for one prompt at a time, not {cell.batch_size}"
     elif not stock.assisted(cell.temperature):
-        reasons[ASSISTED] = "no setting of it is configured, or the draft is not a language model"
+        reasons[ASSISTED] = "no setting of it is configured, or the draft is not a language model, or has a window"
     return reasons
 
 

@@ -15,7 +15,16 @@ from eval.results.statistics import arm_ratio, arm_speed, fastest_arm
 
 ISSUE = "55005"
 """Of vLLM, on which `distill.runtimes.vllm_temperatures` has more."""
-_SHARED = ("tau", "acceptance_by_position", "tokens_per_s", "baseline", "speedup", "whole_call_speedup", "ci95")
+_SHARED = (
+    "tau",
+    "acceptance_by_position",
+    "tau_by_context",
+    "tokens_per_s",
+    "baseline",
+    "speedup",
+    "whole_call_speedup",
+    "ci95",
+)
 _SHARED += ("component_times", "predicted_speedup", "realised", "ttft_s", "itl_s", "dtype_flips")
 _SHARED += ("repeated_4gram_share", "peak_memory_bytes")
 _OWN = {

@@ -16,7 +16,16 @@ from eval.results.comparisons import cell_with_ratios
 from eval.results.document import DEFINITIONS, heading, target_entry
 from eval.results.statistics import fastest_arm
 
-_SHARED = ("tau", "acceptance_by_position", "tokens_per_s", "baseline", "speedup", "whole_call_speedup", "ci95")
+_SHARED = (
+    "tau",
+    "acceptance_by_position",
+    "tau_by_context",
+    "tokens_per_s",
+    "baseline",
+    "speedup",
+    "whole_call_speedup",
+    "ci95",
+)
 _SHARED += ("ttft_s", "itl_s", "dtype_flips", "repeated_4gram_share", "peak_memory_bytes")
 _OWN = {
     "cell": "One batch size, temperature and kind of text: all arms answer each batch of prompts in one interleaved "

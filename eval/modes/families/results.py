@@ -32,7 +32,15 @@ from eval.results.statistics import (
 Kept = Mapping[Training, dict[str, Any]]
 """Training -> what is kept of it: its own fields, `pace` and `measured` (see Judge.measure)."""
 _SHARED = (
-    *("acceptance_by_position", "tokens_per_s", "baseline", "speedup", "component_times", "predicted_speedup"),
+    *(
+        "acceptance_by_position",
+        "tau_by_context",
+        "tokens_per_s",
+        "baseline",
+        "speedup",
+        "component_times",
+        "predicted_speedup",
+    ),
     *("realised", "losslessness", "dtype_flips", "repeated_4gram_share"),
 )
 _OWN = {

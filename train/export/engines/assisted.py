@@ -22,5 +22,5 @@ _NO_HEADS = "transformers drafts with language models alone; train draft=lm, or 
 ENGINE = Engine(
     "transformers",
     "transformers 5",
-    dict.fromkeys(FORMS, _NO_HEADS) | {"lm": Loads(LM, "4.30", launch, tried="run")},
+    dict.fromkeys(FORMS, _NO_HEADS) | {"lm": Loads(LM, "4.30", launch, tried="run", slides=True)},
 )

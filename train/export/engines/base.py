@@ -84,6 +84,8 @@ class Loads:
     """run: our tests load it there and compare accepted tokens; checked: by the engine's source alone."""
     names: NameRules = NameRules()
     """What it makes of the names of tensors."""
+    slides: bool = False
+    """It heeds `sliding_window` in a draft model's config.json, in all layers."""
     targets: frozenset[str] | None = None
     """Model types of the targets that it can draft for so, None where any does."""
 

@@ -16,12 +16,15 @@ from decode.common.checked_json import read_json, write_json
 from train.export.draft_folder import TOKENIZER_FILES, older_rope
 from train.export.layouts.base import Layout, Spec
 from train.export.source import Source
+from train.export.window import as_sliding
 
 
 def config(source: Source) -> dict[str, Any]:
     """As training wrote it, in the precision that is asked for; earlier releases left rope_scaling out."""
     fields = read_json(source.folder / "config.json")
     fields |= older_rope(fields)
+    if source.window is not None:
+        fields = as_sliding(fields, source.window)
     if source.dtype is None:
         return fields
     name = str(source.dtype).removeprefix("torch.")
