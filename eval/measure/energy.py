@@ -87,7 +87,9 @@ def rapl(folder: Path) -> tuple[list[Counter], str | None]:
         for zone in sorted(folder.glob("intel-rapl:*")):  # AMD's have that name too
             name = (zone / "name").read_text().strip()
             if name.startswith("package") or name == "dram":
-                counter = Counter(f"RAPL {zone.name} ({name})", _reader(zone), _microjoules(zone / "max_energy_range_uj"))
+                counter = Counter(
+                    f"RAPL {zone.name} ({name})", _reader(zone), _microjoules(zone / "max_energy_range_uj")
+                )
                 counter.read()
                 found.append(counter)
     except PermissionError as error:

@@ -112,7 +112,13 @@ def decode_speed(
     ids = torch.arange(1, prompt + 1, device=model.device)[None] % model.config.get_text_config().vocab_size
     speeds, spent = [], []
     for turn in range(repeats + 1):
-        asked = {"max_new_tokens": new, "temperature": temperature, "eos_token_id": (), "stop_strings": (), "seed": turn}
+        asked = {
+            "max_new_tokens": new,
+            "temperature": temperature,
+            "eos_token_id": (),
+            "stop_strings": (),
+            "seed": turn,
+        }
         done, joules = meter.around(partial(generate, model, None, ids, **asked))
         stats = done.stats
         spent.append([joules, float(stats.num_tokens)])

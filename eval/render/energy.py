@@ -8,8 +8,8 @@ from typing import Any
 from eval.render.formatting import Column, Table, columns, with_interval
 
 _NOTE = (
-    "Joules of whole calls over emitted tokens, the median over batches of prompts; brackets are 95% intervals over "
-    "these. Counters see the whole processor or GPU, other programs included."
+    "Joules of whole calls over emitted tokens, the median over batches of prompts, or over rounds of the same ones; "
+    "brackets are 95% intervals over these. Counters see the whole processor or GPU, other programs included."
 )
 
 
@@ -36,4 +36,6 @@ def _source(one: Mapping[str, Any]) -> str:
 
 def _marked(known: Sequence[Mapping[str, Any]]) -> str:
     is_estimated = any(one["kind"] == "estimate" for one in known)
-    return "An estimate is the stated power times the seconds of a call: it says what times say." if is_estimated else ""
+    return (
+        "An estimate is the stated power times the seconds of a call: it says what times say." if is_estimated else ""
+    )

@@ -48,8 +48,8 @@ def merged(entries: Iterable[Entry], seed: int) -> list[dict[str, Any]]:
 
 
 def pooled_energy(runs: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
-    """The key `energy` for runs on the same prompts, with intervals over runs and prompts; no such key where a run is of
-    a time before energy was metered."""
+    """The key `energy` for runs on the same prompts, with intervals over runs and prompts; None, or no such key, where
+    a run is of a time before energy was metered."""
     if all("energy" not in run for run in runs):
         return {}
     if any(run.get("energy") is None for run in runs):

@@ -268,4 +268,8 @@ def _cell(cell: dict[str, Any], seed: int) -> dict[str, Any]:
         }
         for one in cell["arms"]
     ]
-    return {**{key: value for key, value in cell.items() if key not in ("rows", "energy")}, "baseline": base, "arms": arms}
+    return {
+        **{key: value for key, value in cell.items() if key not in ("rows", "energy")},
+        "baseline": base,
+        "arms": arms,
+    }

@@ -95,7 +95,9 @@ def make(cfg: EvalConfig, arm: str, kind: str, folder: Path, log: Path) -> dict[
     if done.returncode:
         with log.open(encoding="utf-8", errors="replace") as lines:
             words = "".join(deque(lines, _LAST_LINES))
-        raise RunError(f"runtimes.arms.{arm} ended with code {done.returncode} making {kind}; {log} ends with:\n{words}")
+        raise RunError(
+            f"runtimes.arms.{arm} ended with code {done.returncode} making {kind}; {log} ends with:\n{words}"
+        )
     found = {"wall_s": wall, **measured(folder)}
     spent = None if joules is None else [[joules, float(found["tokens"])]]
     found["energy"] = energy_entry(f"records of {kind}", arm, spent, meter, cfg.seed)

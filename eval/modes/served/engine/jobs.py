@@ -143,7 +143,9 @@ def _timed(cfg: EvalConfig, server: Server, job: Job, size: int, prompts: Texts)
 def _meter(cfg: EvalConfig) -> EnergyMeter:
     """Of the machine that the server runs on, where it is this one."""
     if cfg.served.url is not None and cfg.timing.watts is None:
-        reason = f"counters of this machine say nothing of the server at {cfg.served.url}; timing.watts gives an estimate"
+        reason = (
+            f"counters of this machine say nothing of the server at {cfg.served.url}; timing.watts gives an estimate"
+        )
         return EnergyMeter(reason=reason)
     return energy_meter(cfg.timing.watts, [resolve_device(cfg.target.device)])
 
