@@ -66,11 +66,18 @@ class TimingConfig:
     decode.num_draft_tokens."""
     cost_repeats: int = 12
     """Bare forwards per component and round behind the predicted speedup, spread over the prompts of the round."""
+    watts: float | None = None
+    """Every timed mode: power of the machine in watts, for an estimate of joules per token that is marked as one; None
+    reads the counters of the hardware, where there are any."""
 
     def __post_init__(self) -> None:
         for name in ("prompts", "rounds", "batch_size", "screening_tokens", "cost_repeats"):
             require(getattr(self, name) >= 1, f"timing.{name}={getattr(self, name)}; use at least 1")
         require(self.screening_prompts >= 1, f"timing.screening_prompts={self.screening_prompts}; warm-up needs one")
+        require(
+            self.watts is None or 0 < self.watts < float("inf"),
+            f"timing.watts={self.watts}; state a power above 0 in watts, e.g. 65, or null to read the counters",
+        )
         for name in ("sweep", "choose_k"):
             lengths = getattr(self, name)
             require(all(k >= 1 for k in lengths), f"timing.{name}={lengths}; a draft has at least 1 token")

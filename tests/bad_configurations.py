@@ -134,6 +134,7 @@ _OUT_OF_RANGE = {
         "temperatures=[1,1]",
         "temperatures=[1e-30]",
         "timing.rounds=0",
+        "timing.watts=0",
         "decode.max_new_tokens=0",
         "decode.presence_penalty=3",
         "decode.repetition_penalty=1.2",

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.eval.energy_checks import check_energy
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("decode", "distill", "train", "eval")
 
@@ -171,6 +173,7 @@ def test_bandwidth_is_measured_and_rendered_on_any_device(tmp_path: Path) -> Non
     for row in found["rows"]:
         assert row["share"] == pytest.approx(row["tokens_per_s"] / row["bound"])
     assert "share of the bound" in (tmp_path / "runs" / "bandwidth" / "bandwidth.md").read_text()
+    check_energy(found, ["own autoregressive loop"])
 
 
 @pytest.mark.slow

@@ -53,6 +53,8 @@ class Sample:
     rounds: list[Round]
     """Target passes of a speculative arm; [] where the arm does not tell."""
     peak_memory_bytes: int = 0
+    joules: float | None = None
+    """Of the whole call; None where no meter stood around it."""
 
     @property
     def tokens(self) -> int:

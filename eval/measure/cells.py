@@ -16,6 +16,7 @@ from decode.common.sealed import read_sealed, write_sealed
 from decode.sampling.warp import Sampling
 from eval.arms.base import Arm
 from eval.config import TOKEN_FOR_TOKEN, EvalConfig
+from eval.measure.energy import meter_of
 from eval.measure.losslessness import Check, check_samples
 from eval.measure.timed_run import (
     CostMeter,
@@ -28,6 +29,7 @@ from eval.measure.timed_run import (
     warm_up,
 )
 from eval.prompts.prompt import Prompt
+from eval.results.energy import energy_entry, energy_pairs
 from eval.results.figures import Drafted, Scope, make_row, tokens_per_s
 
 
@@ -66,6 +68,11 @@ class Cell:
     def name(self) -> str:
         """For files and messages."""
         return f"{self.point.name}-{self.text}"
+
+    @property
+    def words(self) -> str:
+        """For pages."""
+        return f"batch {self.batch_size}, T={self.temperature:g}, {self.text}"
 
     def as_dict(self) -> dict[str, Any]:
         """For results.json."""
@@ -185,8 +192,8 @@ class CellRun:
         prompts, where none is named). The texts of the arms in `judged` are held against an uncached forward
         afterwards, in the run's own precision: rounding flips near-ties, a fault of our passes far more."""
         cfg, began = self.cfg, time.perf_counter()
-        meter = self._meter(cell, drafted, prompts)
-        meter.warm_up()
+        cost_meter, energy = self._cost_meter(cell, drafted, prompts), meter_of(cfg.timing.watts, self.model)
+        cost_meter.warm_up()
         samples = interleave(
             arms,
             prompts,
@@ -195,9 +202,10 @@ class CellRun:
             cfg.seed,
             cell.batch_size,
             f"timing {cell.name}",
-            before_each=meter.sample,
+            before_each=cost_meter.sample,
+            meter=energy,
         )
-        costs = meter.result()
+        costs = cost_meter.result()
         scopes = scopes or [Scope(cell.text, range(len(samples[arms[0].name])))]
         uncached = {one.arm: self._uncached(one, cell, samples, prompts) for one in drafted if one.arm in judged}
         rows = [
@@ -210,6 +218,7 @@ class CellRun:
                 cell.batch_size,
                 self.dtype,
                 cfg.seed,
+                energy,
             )
             for scope in scopes
             for one in drafted
@@ -221,10 +230,14 @@ class CellRun:
             "dtype": self.dtype,
             "arms": [arm_times(name, samples) for name in samples],
             "rows": [row.model_dump() for row in rows],
+            "energy": [
+                energy_entry(cell.words, name, energy_pairs(groups), energy, cfg.seed)
+                for name, groups in samples.items()
+            ],
             "seconds": time.perf_counter() - began,
         }
 
-    def _meter(self, cell: Cell, drafted: Sequence[Drafted], prompts: Sequence[Prompt]) -> CostMeter:
+    def _cost_meter(self, cell: Cell, drafted: Sequence[Drafted], prompts: Sequence[Prompt]) -> CostMeter:
         lengths: dict[str, list[int]] = {}
         for one in drafted:
             if one.draft in self.drafters and is_plain_chain(one.settings):

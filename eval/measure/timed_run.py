@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from decode.forward.runner import CAPTURE_AFTER
 from decode.trees.tree_plans import chain
 from eval.arms.base import Arm, Sample
 from eval.arms.ours import OurArm
+from eval.measure.energy import NO_METER, EnergyMeter
 from eval.prompts.prompt import Prompt
 from eval.results.schema import ComponentTimes
 
@@ -46,10 +48,12 @@ def interleave(
     batch_size: int,
     label: str,
     before_each: Callable[[], None] = lambda: None,
+    meter: EnergyMeter = NO_METER,
 ) -> Samples:
     """Samples of all arms; prompts are grouped by `batch_size`, and a group's rows key its noise in every arm.
 
     `before_each` runs before each group in each round, for what else must be measured under the same conditions.
+    `meter` stands around every call.
     """
     groups = [list(range(start, min(start + batch_size, len(prompts)))) for start in range(0, len(prompts), batch_size)]
     samples: Samples = {arm.name: [[] for _ in groups] for arm in arms}
@@ -60,7 +64,8 @@ def interleave(
                 before_each()
                 for arm in order(arms, seed, turn, number):
                     ids = [prompts[row].ids for row in rows]
-                    samples[arm.name][number].append(arm.run(ids, rows, max_new_tokens, seed + turn))
+                    sample, joules = meter.around(partial(arm.run, ids, rows, max_new_tokens, seed + turn))
+                    samples[arm.name][number].append(replace(sample, joules=joules))
                     bar.update(1)
     return samples
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
 from typing import Any, cast
 
@@ -23,11 +24,14 @@ from decode.common.checked_json import write_json
 from decode.common.environment import environment, git_state, resolve_device
 from decode.common.progress import get_logger
 from decode.common.run_folder import open_run
-from eval.arms.base import synchronize
+from eval.arms.base import AUTOREGRESSIVE, synchronize
 from eval.config import EvalConfig
+from eval.measure.energy import NO_METER, EnergyMeter, meter_of
+from eval.render.energy import energy_table
 from eval.render.formatting import Column, Table, column, columns, number, share
 from eval.render.page import render_markdown
 from eval.results.document import command
+from eval.results.energy import energy_entry
 
 SCHEMA = 1
 log = get_logger("eval")
@@ -100,16 +104,26 @@ def _timed(call: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def decode_speed(model: PreTrainedModel, prompt: int, new: int, temperature: float, repeats: int) -> float:
-    """Tokens per second of our autoregressive loop after the first token; median over calls, after one to warm up."""
+def decode_speed(
+    model: PreTrainedModel, prompt: int, new: int, temperature: float, repeats: int, meter: EnergyMeter = NO_METER
+) -> tuple[float, list[list[float]] | None]:
+    """Tokens per second of our autoregressive loop after the first token, median over calls after one to warm up; and
+    of each call [joules, tokens], None without a meter."""
     ids = torch.arange(1, prompt + 1, device=model.device)[None] % model.config.get_text_config().vocab_size
-    speeds = []
+    speeds, spent = [], []
     for turn in range(repeats + 1):
-        stats = generate(
-            model, None, ids, max_new_tokens=new, temperature=temperature, eos_token_id=(), stop_strings=(), seed=turn
-        ).stats
+        asked = {
+            "max_new_tokens": new,
+            "temperature": temperature,
+            "eos_token_id": (),
+            "stop_strings": (),
+            "seed": turn,
+        }
+        done, joules = meter.around(partial(generate, model, None, ids, **asked))
+        stats = done.stats
+        spent.append([joules, float(stats.num_tokens)])
         speeds.append((stats.num_tokens - 1) / (stats.arrival_s[-1] - stats.arrival_s[0]))
-    return median(speeds[1:])
+    return median(speeds[1:]), spent[1:] if meter.counters else None
 
 
 def run(cfg: EvalConfig) -> None:
@@ -137,9 +151,10 @@ def measure(cfg: EvalConfig) -> dict[str, Any]:
     moved = bytes_per_token(model, size.prompt_tokens + size.new_tokens / 2)
     copied = copy_bandwidth(device, size.copy_bytes)
     log.info("a token reads %.2f GB; the device copies %.0f GB/s", moved / 1e9, copied / 1e9)
-    rows = []
+    rows, energy, meter = [], [], meter_of(cfg.timing.watts, model)
     for temperature in (0.0, 1.0):
-        speed = decode_speed(model, size.prompt_tokens, size.new_tokens, temperature, size.repeats)
+        speed, spent = decode_speed(model, size.prompt_tokens, size.new_tokens, temperature, size.repeats, meter)
+        energy.append(energy_entry(f"batch 1, T={temperature:g}", AUTOREGRESSIVE, spent, meter, cfg.seed))
         bound = copied / moved
         rows.append({"temperature": temperature, "tokens_per_s": speed, "bound": bound, "share": speed / bound})
         log.info("T=%g: %.1f tokens/s, %.0f%% of the bound", temperature, speed, 100 * speed / bound)
@@ -153,6 +168,7 @@ def measure(cfg: EvalConfig) -> dict[str, Any]:
         "bytes_per_token": moved,
         "copy_bytes_per_s": copied,
         "rows": rows,
+        "energy": energy,
     }
 
 
@@ -162,7 +178,8 @@ def render(found: dict[str, Any]) -> str:
         *("T", Column("tokens/s", lambda row: number(row["tokens_per_s"], 1))),
         *(Column("bound", lambda row: number(row["bound"], 1)), column("share of the bound", "share", share)),
     )
-    return render_markdown("bandwidth.md.j2", found=found, shares=Table("Share", shown, found["rows"]))
+    shares, energy = Table("Share", shown, found["rows"]), energy_table(found)
+    return render_markdown("bandwidth.md.j2", found=found, shares=shares, energy=energy)
 
 
 def device_slug() -> str:

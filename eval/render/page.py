@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 
 from decode.common import markdown
 from eval.render import formatting
+from eval.render.energy import energy_table
 from eval.render.formatting import Table
 
 _FORMATS = "number with_interval interval whole thousands short share count losslessness uncached hardware software"
@@ -94,8 +95,8 @@ class Page:
 
     @property
     def tables(self) -> list[Table]:
-        """Those that have something to show."""
-        return [table for table in self.every_table if table.rows or table.reason]
+        """Those that have something to show, energy last."""
+        return [table for table in [*self.every_table, energy_table(self.results)] if table.rows or table.reason]
 
 
 def as_html(page: Page, template: str = "page.html.j2", **more: Any) -> str:

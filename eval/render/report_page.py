@@ -79,7 +79,7 @@ def report_tables(results: dict[str, Any]) -> list[Table]:
 def _tables_of_exactness(results: dict[str, Any]) -> list[Table]:
     rows, peers = overall_rows(results), [peer for peer in results["peers"] if peer["best"]]
     left_out = f"Left out: {results['peers_left_out']}." if results["peers_left_out"] else ""
-    energy = f"Energy: {rows[0]['energy_reason']}." if rows else ""
+    energy = f"Energy: {rows[0]['energy_reason']}." if rows and results.get("energy") is None else ""
     uncached = [row for row in rows if row["uncached_tokens_checked"] or row["uncached_dtype_tokens"]]
     apart = "What both of our loops get wrong alike shows here: this forward has neither cache nor masks of ours."
     return [

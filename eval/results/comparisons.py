@@ -9,6 +9,7 @@ from typing import Any
 
 from decode.common.checked_json import shown
 from decode.common.errors import InputError
+from eval.results.energy import pooled_energy
 from eval.results.figures import described
 from eval.results.poolable import check_different_runs, check_same
 from eval.results.pooling import DEFINITIONS, pooled_row, row_key
@@ -54,6 +55,7 @@ def pooled_comparison(runs: Sequence[Run], others: Others) -> dict[str, Any]:
         "environment": {**first["environment"], "report_seconds": seconds},
         "definitions": {**first["definitions"], **DEFINITIONS},
         "rows": [pooled_row(each, seed) for each in rows],
+        **pooled_energy(runs, seed),
         "cells": [_cell(each, others(each), seed) for each in cells_of_runs(runs)],
         "runs": [{"environment": run["environment"]} for run in runs],
     }
@@ -74,7 +76,7 @@ def cell_with_ratios(cell: Run, others: Others, seed: int) -> dict[str, Any]:
         }
         for one in cell["arms"]
     ]
-    return {**{key: value for key, value in cell.items() if key != "rows"}, "arms": arms}
+    return {**{key: value for key, value in cell.items() if key not in ("rows", "energy")}, "arms": arms}
 
 
 def check_same_comparison(setting: str, file: Path, known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -23,6 +23,7 @@ from eval.measure.quality import Quality
 from eval.measure.timed_run import promised_speedup
 from eval.prompts.held_out import PromptSets
 from eval.prompts.prompt import Prompt
+from eval.results.energy import energy_of
 from eval.results.figures import Scope, alpha_alone, described, listed, quality_figures
 from eval.results.headline import arm_name, contests
 from eval.results.schema import SCHEMA, Row
@@ -78,6 +79,9 @@ DEFINITIONS = {
     "that draw noise of their own, whose tokens no single forward determines.",
     "repeated_4gram_share": "Share of 4-token runs in the output that occurred earlier in the same output. A model "
     "that repeats itself is easy to draft for, so a high share flatters every speed figure of that row.",
+    "energy_j_per_token": "Joules of whole calls over emitted tokens, the median over prompts: what the counters of "
+    "the GPU (NVML), the processor and its memory (RAPL) grew by, other programs included. An estimate is "
+    "timing.watts times the seconds of a call. None, with the reason, where there is no meter.",
     "peak_memory_bytes": "Peak of the CUDA allocator in the row's calls; on a CPU that of the whole process "
     "until then, other arms and the check of losslessness included.",
     "peer": "transformers assisted generation with the same target and draft, constant schedule. Its setting was "
@@ -120,6 +124,7 @@ def make_results(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
         "headline": contests(cfg, measured.choices, _screening_source(cfg)),
         "definitions": DEFINITIONS,
         "rows": [row.model_dump() for row in _rows(cfg, measured)],
+        "energy": energy_of(measured.cells),
         "peers": _peers(cfg, measured),
         "peers_left_out": assisted_refusal(cfg) or (HAS_WINDOW if drafts[0].window else None),
         "arms": [
@@ -168,7 +173,7 @@ def target_entry(target: ModelDescription, dtype: str) -> dict[str, Any]:
 def _settings(cfg: EvalConfig) -> dict[str, Any]:
     """What figures depend on besides target, drafts and prompts: how k was found does not count, k does."""
     own = {name: asdict(getattr(cfg, name)) for name in ("decode", "timing", "headline", "peers", "lossless")}
-    for name in ("choose_k", "screening_prompts", "screening_tokens"):
+    for name in ("choose_k", "screening_prompts", "screening_tokens", *([] if cfg.timing.watts else ["watts"])):
         del own["timing"][name]
     return {**own, "temperatures": cfg.temperatures, "curve_temperatures": cfg.curve_temperatures, "seed": cfg.seed}
 

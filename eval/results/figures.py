@@ -11,9 +11,11 @@ import numpy as np
 from decode.acceptance import acceptance_by_position
 from eval.arms.base import AUTOREGRESSIVE, TRANSFORMERS, Sample
 from eval.config import TOKEN_FOR_TOKEN
+from eval.measure.energy import NO_METER, EnergyMeter
 from eval.measure.losslessness import Check, flips
 from eval.measure.timed_run import Samples, call_seconds_per_token, is_plain_chain, promised_speedup, seconds_per_token
 from eval.results.by_context import tau_by_context
+from eval.results.energy import energy_pairs, joules_per_token
 from eval.results.schema import ComponentTimes, Row
 from eval.results.statistics import (
     Estimate,
@@ -68,6 +70,7 @@ def make_row(
     batch_size: int,
     dtype: str,
     seed: int,
+    meter: EnergyMeter = NO_METER,
 ) -> Row:
     """The row of one arm. `costs` are its component times, `uncached` its timed texts against an uncached forward, by
     prompt group; None where neither was measured. alpha and losslessness are not a timed run's to know
@@ -94,6 +97,7 @@ def make_row(
         **dtype_flips(samples, one.arm, scope.groups, settings.verifier),
         **uncached_flips(uncached, scope.groups),
         repeated_4gram_share=repetition(chosen),
+        **energy(chosen, meter, seed),
         peak_memory_bytes=max(sample.peak_memory_bytes for group in chosen for sample in group),
     )
 
@@ -246,6 +250,17 @@ def dtype_flips(samples: Samples, arm: str, groups: Sequence[int], verifier: str
     ]
     total = sum((flips(alone, drafted) for alone, drafted in pairs), Check())
     return {"dtype_flips": total.near_ties, "dtype_tokens_compared": total.tokens}
+
+
+def energy(samples: Sequence[Sequence[Sample]], meter: EnergyMeter, seed: int) -> dict[str, Any]:
+    """Joules per emitted token, and what `meter` says of them."""
+    pairs = energy_pairs(samples)
+    return {
+        **described("energy_j_per_token", joules_per_token(pairs, seed)),
+        "energy_kind": meter.kind,
+        "energy_reason": meter.reason,
+        "joules_by_prompt": pairs,
+    }
 
 
 def repetition(samples: Sequence[Sequence[Sample]]) -> float | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from eval.results.energy import pooled_energy, same_facts
 from eval.results.figures import described
 from eval.results.headline import pooled_contests
 from eval.results.statistics import Estimate, Statistic, bootstrap_crossed, median_of_ratios, ratio_of_sums
@@ -50,6 +51,7 @@ def pool(runs: Sequence[Entry]) -> dict[str, Any]:
         "definitions": {**first["definitions"], **DEFINITIONS},
         "headline": pooled_contests(runs),
         "rows": matched([run["rows"] for run in runs], row_key, lambda each: pooled_row(each, seed)),
+        **pooled_energy(runs, seed),
         "peers": matched([run["peers"] for run in runs], peer_key, lambda each: _peer(each, seed)),
         "arms": matched([run["arms"] for run in runs], arm_key, lambda each: medians(each, "tokens_per_s")),
         "sweeps": {
@@ -109,7 +111,10 @@ def pooled_row(each: list[Entry], seed: int) -> dict[str, Any]:
         **medians(each, *_MEDIANS),
         **{name: value for one in estimates for name, value in one.items()},
         **summed,
-        **dict.fromkeys([*(field for field, _ in _PAIRS.values()), "tau_by_context"]),  # each run's own
+        **dict.fromkeys(
+            [*(field for field, _ in _PAIRS.values()), "joules_by_prompt", "tau_by_context"]
+        ),  # each run's own
+        **_energy(each, seed),
         "baseline": " or ".join(sorted({row["baseline"] for row in each})),
         "acceptance_by_position": [
             _median(column) for column in zip(*(row["acceptance_by_position"] for row in each), strict=True)
@@ -120,6 +125,14 @@ def pooled_row(each: list[Entry], seed: int) -> dict[str, Any]:
         "speedup_by_run": [row["speedup"] for row in each],
         "realised_ci95": None,  # over the prompts of one process; between processes the ratio moves by more
     }
+
+
+def _energy(each: list[Entry], seed: int) -> dict[str, Any]:
+    rows = [{"kind": row.get("energy_kind"), "reason": row["energy_reason"]} for row in each]
+    facts = same_facts(rows)
+    found = None if facts["kind"] is None else _estimate(each, "joules_by_prompt", median_of_ratios, seed)
+    said = {"energy_kind": facts["kind"], "energy_reason": facts["reason"]}
+    return {**described("energy_j_per_token", found), **said}
 
 
 def _peer(each: list[Entry], seed: int) -> dict[str, Any]:

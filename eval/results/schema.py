@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from decode.common.checked_json import read_json, write_json
 from decode.common.errors import InputError
 from eval.config import Mode
+from eval.measure.energy import Kind
 
 Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
 """[low, high] at 95%."""
@@ -105,7 +106,9 @@ class Row(Part):
     uncached_dtype_tokens: Count = 0
     repeated_4gram_share: Share | None
     energy_j_per_token: float | None = None
-    energy_reason: str = "not measured: this report reads no energy counter"
+    energy_j_per_token_ci95: Interval | None = None
+    energy_kind: Kind | None = None
+    energy_reason: str | None = None
     peak_memory_bytes: Count
     alpha_by_document: list[Pair] | None = None
     """[sum of alpha, tokens]."""
@@ -115,6 +118,8 @@ class Row(Part):
     """[baseline's seconds per token, ours] after the first arrival."""
     call_seconds_by_prompt: list[Pair | None] | None = None
     """The same for whole calls."""
+    joules_by_prompt: list[Pair] | None = None
+    """[joules, tokens emitted]."""
     speedup_by_run: list[float | None] | None = None
     """Of runs that were pooled."""
     realised_ci95: Interval | None = None
@@ -123,10 +128,25 @@ class Row(Part):
 
 
 LATER = ("alpha_by_document", "passes_by_prompt", "seconds_by_prompt", "call_seconds_by_prompt", "speedup_by_run")
-LATER += ("realised_ci95", "tau_by_context")
+LATER += ("realised_ci95", "energy_j_per_token_ci95", "energy_kind", "joules_by_prompt", "tau_by_context")
 """Fields that results of this schema may lack: they were written before these came."""
 SCHEMA = 2
 _EDITED = "it was edited or cut, and what it says was not measured. Write the report again"
+
+
+class Energy(Part):
+    """Joules per emitted token of an arm; None with the reason where nothing was metered."""
+
+    where: str
+    arm: str
+    joules_per_token: float | None
+    joules_per_token_ci95: Interval | None
+    kind: Kind | None
+    source: str | None
+    """Counters that were read and added."""
+    reason: str | None
+    by_batch: list[Pair] | None
+    """[joules, tokens emitted] by batch of prompts; None where several runs were pooled."""
 
 
 class ResultsFile(Part):
@@ -143,6 +163,8 @@ class ResultsFile(Part):
     definitions: dict[str, str]
     """What each figure means, in words."""
     rows: list[Row]
+    energy: list[Energy] | None = None
+    """None in results of a time before energy was metered."""
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:

@@ -74,7 +74,7 @@ def test_passes_are_captured_before_any_is_measured(monkeypatch: pytest.MonkeyPa
 def test_the_forwards_of_a_round_are_spread_over_its_batches(repeats: int, prompts: int, rows: int, each: int) -> None:
     cfg, model = config(timing={"prompts": prompts, "cost_repeats": repeats}), SimpleNamespace(dtype="torch.float32")
     run = CellRun(cfg, model, {})  # type: ignore[arg-type]
-    assert run._meter(Cell(rows, 1.0, "text"), [], some_prompts(prompts)).repeats == each
+    assert run._cost_meter(Cell(rows, 1.0, "text"), [], some_prompts(prompts)).repeats == each
 
 
 def test_the_promise_is_tau_steps_for_k_draft_tokens_and_one_verification() -> None:

@@ -18,6 +18,7 @@ from eval.modes.profile.before import plain_settings
 from eval.modes.profile.calls import Call
 from eval.modes.profile.figures import OUT_OF_ROUND, Turn, _classes, compared, outside
 from eval.modes.profile.page import parts
+from tests.eval.energy_checks import check_estimated
 from tests.eval.test_report import Page
 from tests.tiny import save_tiny_target
 
@@ -44,7 +45,7 @@ def config(folder: Path, **changes) -> EvalConfig:
         "decode": {"num_draft_tokens": 3},
         "mode": "profile",
         "profile": SHORT,
-        "timing": {"batch_size": 2, "sweep": []},
+        "timing": {"batch_size": 2, "sweep": [], "watts": 50.0},
         "lossless": {"prompts": 12, "tokens": 16, "other_prompts": 1, "other_tokens": 1},
         "peers": {"num_assistant_tokens": []},
     }
@@ -77,6 +78,12 @@ def test_both_arms_spend_their_rounds_in_phases(arms):
     plain, drafted = arms.values()
     assert (plain["tokens_per_round"], drafted["tokens_per_round"]) == (2.0, 8.0)  # two rows; the draft is the target
     assert sum(drafted["ms_per_round"].values()) > 2 * sum(plain["ms_per_round"].values())  # a pass, and four
+
+
+def test_both_arms_have_an_energy_by_the_stated_watts(folder):
+    found = json.loads((folder / "profile/profile.json").read_text())
+    check_estimated(found, ["own autoregressive loop", "one k=3"])
+    assert "(estimate)" in (folder / "profile/profile.md").read_text()
 
 
 def test_a_round_is_its_bare_passes_and_what_is_outside_of_them(arms):

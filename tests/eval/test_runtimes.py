@@ -19,6 +19,7 @@ from eval.modes.runtimes.results import speeds
 from eval.publish import publish
 from eval.stage import run
 from tests.distill.runs import write_corpus
+from tests.eval.energy_checks import check_energy
 from tests.tiny import save_tiny_target
 
 
@@ -63,6 +64,7 @@ def test_a_whole_run_counts_tokens_compares_texts_and_goes_on_after_what_it_made
         assert 0 < one["writing_s"] + one["reading_s"] + one["starting_s"] < one["wall_s"]
         assert one["starting_s"] > 0
     assert not (tmp_path / "out/records").exists()
+    check_energy(found, ["today", "narrow"])
     assert "narrow" in (tmp_path / "out/summary.md").read_text()
     (tmp_path / "out/manifest.json").unlink()
     (tmp_path / "out/made/text-narrow-0.json").unlink()

@@ -25,6 +25,7 @@ from eval.modes.report import time_cell, with_chosen_length
 from eval.prompts.held_out import PromptSets
 from eval.prompts.prompt import Prompt
 from eval.results.document import LENGTH, draft_lengths
+from tests.eval.energy_checks import check_energy
 from tests.eval.samples import FakeArm, config, prompts, sample
 
 SETS = PromptSets(prompts(5, "reported"), 2, prompts(3, "other", tokens=6))
@@ -72,7 +73,7 @@ def run_of(monkeypatch: pytest.MonkeyPatch, cfg: EvalConfig) -> tuple[Arms, Cell
     """Arms made up, and a draft that transformers would take but that cannot run."""
     arms, draft = arms_made_up(monkeypatch), object.__new__(LMDraft)
     monkeypatch.setattr(LMDraft, "model", object(), raising=False)
-    model: Any = SimpleNamespace(dtype="torch.bfloat16")
+    model: Any = SimpleNamespace(dtype="torch.bfloat16", parameters=list)
     return arms, CellRun(cfg, model, {"d": draft})
 
 
@@ -127,6 +128,7 @@ def test_what_warms_up_is_not_timed_and_what_is_timed_does_not_warm_up(monkeypat
             assert warm <= ids(SETS.screening)
             assert set.union(*others) == ids(SETS.timed)
     assert all(one["tokens"] == 2 * 2 * 8 for one in found["arms"])
+    check_energy(found, names)
 
 
 def test_component_times_are_those_at_the_timed_prompts_mean_context(monkeypatch: pytest.MonkeyPatch) -> None:

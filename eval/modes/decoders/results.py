@@ -11,6 +11,7 @@ from eval.arms.base import ASSISTED, AUTOREGRESSIVE, OURS, TRANSFORMERS, is_vllm
 from eval.config import EvalConfig
 from eval.results.comparisons import cell_with_ratios
 from eval.results.document import DEFINITIONS, heading, target_entry
+from eval.results.energy import energy_of
 from eval.results.statistics import arm_ratio, arm_speed, fastest_arm
 
 ISSUE = "55005"
@@ -59,6 +60,7 @@ def make_results(
         "settings": {name: dict(changes) for name, changes in cfg.decoders.arms.items()},
         "definitions": {**_OWN, **{name: DEFINITIONS[name] for name in _SHARED}},
         "rows": [row for cell in cells for row in cell["rows"]],
+        "energy": energy_of(cells),
         "peers": [peer for cell in cells for peer in _peers(cell, choices, cfg.seed)],
         "choices": list(choices),
         "cells": [cell_with_ratios(cell, compared_arms, cfg.seed) for cell in cells],

@@ -14,6 +14,7 @@ from eval.modes.drafters.which_when import mixtures, which_when
 from eval.prompts.kinds import TextPrompts
 from eval.results.comparisons import cell_with_ratios
 from eval.results.document import DEFINITIONS, heading, target_entry
+from eval.results.energy import energy_of
 from eval.results.statistics import fastest_arm
 
 _SHARED = (
@@ -68,6 +69,7 @@ def make_results(
         "arms": arms,
         "definitions": {**_OWN, **{name: DEFINITIONS[name] for name in _SHARED}},
         "rows": [row for cell in cells for row in cell["rows"]],
+        "energy": energy_of(cells),
         "choices": list(choices),
         "cells": every,
         "which_when": which_when(runs, arms, cfg.seed),

@@ -17,6 +17,7 @@ from eval.modes.families.engines import Refusals
 from eval.modes.families.recommend import recommend
 from eval.modes.families.trainings import Training
 from eval.results.document import DEFINITIONS, heading, target_entry
+from eval.results.energy import energy_of
 from eval.results.figures import described
 from eval.results.statistics import (
     Estimate,
@@ -184,6 +185,7 @@ def make_results(cfg: EvalConfig, run: Measured) -> dict[str, Any]:
         "quality": _quality(cfg, groups),
         "codes": _codes(cfg, groups, run),
         "rows": [row for cell in run.cells for row in cell["rows"]],
+        "energy": energy_of(run.cells),
         "choices": list(run.choices),
         "cells": [_cell(cell, cfg.seed) for cell in run.cells],
     }
@@ -274,4 +276,8 @@ def _cell(cell: dict[str, Any], seed: int) -> dict[str, Any]:
         }
         for one in cell["arms"]
     ]
-    return {**{key: value for key, value in cell.items() if key != "rows"}, "baseline": base, "arms": arms}
+    return {
+        **{key: value for key, value in cell.items() if key not in ("rows", "energy")},
+        "baseline": base,
+        "arms": arms,
+    }

@@ -23,6 +23,8 @@ class Turn:
 
     call: Call
     floor: dict[str, float]
+    joules: float | None = None
+    """Of the call."""
 
     @property
     def round_ms(self) -> float:
@@ -49,6 +51,12 @@ def entry(name: str, turns: Sequence[Turn], operators: tuple[dict[str, Classes],
             phase: _classes(seconds[phase], rounds, ms) for phase, ms in phases.items() if phase in seconds
         },
     }
+
+
+def joules_of(turns: Sequence[Turn]) -> list[list[float]] | None:
+    """[joules, tokens] of every call; None where none was metered."""
+    known = [[one.joules, float(one.call.tokens)] for one in turns if one.joules is not None]
+    return known or None
 
 
 def outside(turns: Sequence[Turn]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -20,14 +21,16 @@ from decode.models.compatibility import load_tokenizer
 from eval.arms.base import AUTOREGRESSIVE
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, shared_context
+from eval.measure.energy import EnergyMeter, meter_of
 from eval.measure.timed_run import order
 from eval.modes.profile.before import Before, check_checkout, revision, started
 from eval.modes.profile.calls import Contestant, Group, Ours
-from eval.modes.profile.figures import Turn, compared, entry
+from eval.modes.profile.figures import Turn, compared, entry, joules_of
 from eval.modes.profile.page import render_markdown, render_page
 from eval.prompts.held_out import as_many_as, check_lengths
 from eval.prompts.prompt import Prompt
 from eval.results.document import command
+from eval.results.energy import energy_entry
 
 SCHEMA = 2
 TURNS = 3  # times that every contestant answers every prompt
@@ -77,16 +80,24 @@ def _plan(cfg: EvalConfig, prompts: Sequence[Prompt]) -> str:
 def _measured(
     cfg: EvalConfig, folder: RunFolder, model: PreTrainedModel, drafter: Drafter, prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
-    """The fields `arms` and `before` of profile.json."""
-    groups = _groups(cfg, prompts)
+    """The fields `arms`, `energy` and `before` of profile.json."""
+    groups, meter = _groups(cfg, prompts), meter_of(cfg.timing.watts, model)
     with _contestants(cfg, folder, model, drafter) as contestants:
-        turns = _take_turns(cfg, contestants, groups)
+        turns = _take_turns(cfg, contestants, groups, meter)
+        energy = [
+            energy_entry(_where(cfg), one.name, joules_of(turns[one.name]), meter, cfg.seed) for one in contestants
+        ]
         arms = [entry(one.name, turns[one.name], one.operators(groups[0])) for one in contestants]
     if cfg.profile.before is None:
-        return {"arms": arms, "before": None}
+        return {"arms": arms, "energy": energy, "before": None}
     pairs = {one.name: (turns[before_name(one.name)], turns[one.name]) for one in contestants if isinstance(one, Ours)}
     of = {"folder": cfg.profile.before, "revision": revision(check_checkout(cfg.profile.before))}
-    return {"arms": arms, "before": {**of, "arms": [compared(name, *both, cfg.seed) for name, both in pairs.items()]}}
+    beside = [compared(name, *both, cfg.seed) for name, both in pairs.items()]
+    return {"arms": arms, "energy": energy, "before": {**of, "arms": beside}}
+
+
+def _where(cfg: EvalConfig) -> str:
+    return f"batch {cfg.timing.batch_size}, T={cfg.temperatures[0]:g}"
 
 
 def before_name(name: str) -> str:
@@ -122,7 +133,7 @@ def _groups(cfg: EvalConfig, prompts: Sequence[Prompt]) -> list[Group]:
 
 
 def _take_turns(
-    cfg: EvalConfig, contestants: Sequence[Contestant], groups: Sequence[Group]
+    cfg: EvalConfig, contestants: Sequence[Contestant], groups: Sequence[Group], meter: EnergyMeter
 ) -> Mapping[str, list[Turn]]:
     """Every contestant's calls, its bare passes timed beside each, in an order drawn anew for every batch of prompts.
     The first turn is a warm-up on every prompt, so that captures are made."""
@@ -131,7 +142,8 @@ def _take_turns(
         for turn in range(TURNS + 1):
             for number, group in enumerate(groups):
                 for one in order(contestants, cfg.seed, turn, number):
-                    taken = Turn(one.call(group), one.floor(group))
+                    call, joules = meter.around(partial(one.call, group))
+                    taken = Turn(call, one.floor(group), joules)
                     if turn:
                         found[one.name].append(taken)
                     bar.update(1)

@@ -11,11 +11,13 @@ import sys
 import time
 from collections import deque
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from decode.common.checked_json import read_json
 from decode.common.compose import compose
+from decode.common.environment import resolve_device
 from decode.common.errors import ConfigError, InputError, RunError
 from decode.common.run_lock import check_unlocked
 from decode.common.typed_config import build
@@ -24,6 +26,8 @@ from distill import stage
 from distill.config import DistillConfig
 from distill.records.record_folder import RecordFolder
 from eval.config import EvalConfig
+from eval.measure.energy import energy_meter
+from eval.results.energy import energy_entry
 
 NO_VLLM = "needs vLLM, which was not asked for (peers=vllm)"
 _LAST_LINES = 15
@@ -83,14 +87,20 @@ def make(cfg: EvalConfig, arm: str, kind: str, folder: Path, log: Path) -> dict[
         check_unlocked(folder)
         shutil.rmtree(folder)
     command, began = [sys.executable, "-m", "distill", *overrides(cfg, arm, kind, folder)], time.perf_counter()
+    meter = energy_meter(cfg.timing.watts, [resolve_device(cfg.target.device)])
     with log.open("w", encoding="utf-8") as said:
-        code = subprocess.run(command, stdout=said, stderr=subprocess.STDOUT, check=False).returncode
+        run = partial(subprocess.run, command, stdout=said, stderr=subprocess.STDOUT, check=False)
+        done, joules = meter.around(run)
     wall = time.perf_counter() - began
-    if code:
+    if done.returncode:
         with log.open(encoding="utf-8", errors="replace") as lines:
             words = "".join(deque(lines, _LAST_LINES))
-        raise RunError(f"runtimes.arms.{arm} ended with code {code} making {kind}; {log} ends with:\n{words}")
+        raise RunError(
+            f"runtimes.arms.{arm} ended with code {done.returncode} making {kind}; {log} ends with:\n{words}"
+        )
     found = {"wall_s": wall, **measured(folder)}
+    spent = None if joules is None else [[joules, float(found["tokens"])]]
+    found["energy"] = energy_entry(f"records of {kind}", arm, spent, meter, cfg.seed)
     shutil.rmtree(folder)
     return found
 

@@ -11,6 +11,7 @@ from decode.common.errors import InputError
 from decode.models.load import ModelDescription
 from eval.config import EvalConfig
 from eval.results.document import heading, target_entry
+from eval.results.energy import merged
 from eval.results.poolable import check_different_runs, check_same
 
 Run = Mapping[str, Any]
@@ -44,8 +45,14 @@ def make_results(
         "definitions": DEFINITIONS,
         "rows": [],
         "made": kept,
+        "energy": _energy(kept, cfg.seed),
         "speeds": speeds(kept, list(cfg.runtimes.arms)),
     }
+
+
+def _energy(made: Sequence[Run], seed: int) -> list[dict[str, Any]]:
+    """Of whole commands, all rounds together."""
+    return merged((one["energy"] for one in made if "energy" in one), seed)
 
 
 def _with_equal_texts(one: Run, made: Sequence[Run], first: str) -> dict[str, Any]:
@@ -108,6 +115,7 @@ def pool_runtimes(runs: Sequence[Run]) -> dict[str, Any]:
         **runs[0],
         "environment": {**runs[0]["environment"], "report_seconds": seconds},
         "made": made,
+        "energy": _energy(made, runs[0]["environment"]["seed"]),
         "speeds": speeds(made, list(runs[0]["arms"])),
         "runs": [{"environment": run["environment"]} for run in runs],
     }

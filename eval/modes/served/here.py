@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from decode.common.progress import get_logger
+from eval.arms.base import Sample
 from eval.arms.ours import OurArm
 from eval.config import EvalConfig
 from eval.inputs import load, settings_at
 from eval.measure.cells import Results
+from eval.measure.energy import meter_of
 from eval.modes.served.comparison import check_texts, counters_of, extended, judge, ours
 from eval.modes.served.counting import Pair, Texts
 from eval.modes.served.faults.explained import explained
 from eval.modes.served.folders import ServedDraft
+from eval.results.energy import energy_entry, energy_pairs
 
 _DRAWS_OTHERWISE = (
     "At temperature 0 this draft drafts there as it does here, so the engine reads it right, and draws or verifies "
@@ -41,11 +45,12 @@ def measure_here(
             answers = next(one["answers"] for one in asked if one["draft"] == draft.name and one["answers"])
             found = [_compare(cfg, pair, drafters[draft.name], draft, float(t), answers[t], prompts) for t in answers]
             found = [_with_greedy(one, found) for one in found]
-            speeds = [
+            timed = [
                 _timed_here(cfg, pair, drafters[draft.name], draft, size, prompts) for size in cfg.served.batch_sizes
             ]
+            speeds, energy = [one for one, _ in timed], [one for _, spent in timed for one in spent]
             dtype = str(model.dtype).removeprefix("torch.")
-            content = {"comparisons": found, "speeds": speeds, "dtype": dtype}
+            content = {"comparisons": found, "speeds": speeds, "energy": energy, "dtype": dtype}
             results.keep(f"ours/{draft.name}.json", content)
             kept[draft.name] = content
     return kept
@@ -89,8 +94,9 @@ def _with_greedy(one: dict[str, Any], every: Sequence[Mapping[str, Any]]) -> dic
 
 def _timed_here(
     cfg: EvalConfig, pair: Pair, drafter: Any, draft: ServedDraft, size: int, prompts: Texts
-) -> dict[str, Any]:
-    """Tokens per second of our decoder by round, with the draft and alone, on one batch of prompts."""
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Tokens per second of our decoder by round, with the draft and alone, on one batch of prompts; and the energy of
+    both."""
     settings = settings_at(cfg, cfg.temperatures[0]) | {"num_draft_tokens": draft.compared, "eos_token_id": ()}
     batch = [prompts[row % len(prompts)] for row in range(size)]
     arms = {
@@ -98,9 +104,14 @@ def _timed_here(
         "alone": OurArm("alone", pair.target, None, settings),
     }
     speeds: dict[str, list[float]] = {name: [] for name in arms}
+    spent: dict[str, list[list[Sample]]] = {name: [] for name in arms}
+    meter = meter_of(cfg.timing.watts, pair.target)
     for number in range(cfg.served.rounds + 1):
         for name, arm in arms.items():
-            done = arm.run(batch, range(size), cfg.served.timed_tokens, cfg.seed)
+            done, joules = meter.around(partial(arm.run, batch, range(size), cfg.served.timed_tokens, cfg.seed))
             if number:  # the first round warms up
                 speeds[name].append(done.tokens / done.seconds)
-    return {"batch_size": size, **speeds}
+                spent[name].append([replace(done, joules=joules)])
+    where, named = f"ours, batch {size}, T={cfg.temperatures[0]:g}", {"drafted": draft.name, "alone": "no draft"}
+    energy = [energy_entry(where, named[name], energy_pairs(rounds), meter, cfg.seed) for name, rounds in spent.items()]
+    return {"batch_size": size, **speeds}, energy

@@ -14,6 +14,7 @@ from eval.modes.served.folders import ServedDraft
 from eval.modes.served.schedule.conclusion import DEFINITION
 from eval.prompts.prompt import Prompt
 from eval.results.document import heading, target_entry
+from eval.results.energy import merged
 from eval.results.schema import Count, Interval, Part, Share
 
 Asked = Sequence[Mapping[str, Any]]
@@ -115,10 +116,17 @@ def make_results(
         "prompts": _prompts(cfg, prompts),
         "definitions": _DEFINITIONS,
         "rows": [],
+        "energy": _energy(asked, here, cfg.seed),
         "comparisons": [one.model_dump() for one in comparisons],
         "speeds": [one.model_dump() for one in _speeds(cfg, asked)],
         "our_speeds": [one.model_dump() for one in ours],
     }
+
+
+def _energy(asked: Asked, here: Mapping[str, Any], seed: int) -> list[dict[str, Any]]:
+    """The server's and ours, all rounds together."""
+    there = [one["energy"] for job in asked for one in job["speeds"] if "energy" in one]
+    return merged([*there, *(one for draft in here.values() for one in draft.get("energy", []))], seed)
 
 
 def _prompts(cfg: EvalConfig, prompts: Sequence[Prompt]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from eval.modes.drafters.several_runs import check_drafters, pool_drafters
 from eval.modes.drafters.targets import describe_targets
 from eval.publish import publish
 from tests.eval.drafters.tiny_comparison import PLAIN, make_models, values
+from tests.eval.energy_checks import check_estimated
 from tests.eval.test_decoders import FAKE_WORKER
 
 LOOKUP = "transformers prompt lookup"
@@ -52,12 +53,14 @@ def arms_of(cell: dict[str, Any]) -> set[str]:
 def test_a_small_comparison_leaves_timed_cells_a_summary_and_a_page(models: Path, tmp_path: Path) -> None:
     """The least that is whole: one text, one target, a drafter and a draft."""
     asked = values(models) | {"output_dir": str(tmp_path), "decode": {"max_new_tokens": 4}}
-    asked["timing"] |= {"screening_tokens": 2}
+    asked["timing"] |= {"screening_tokens": 2, "watts": 50.0}
     asked["drafters"] |= {"texts": ["code"], "tasks_target": None, "arms": {"ngram": {"draft": "ngram"}}}
     stage.run(build(EvalConfig, asked))
     found = json.loads((tmp_path / "results.json").read_text())
     (cell,), (choice,), (best,) = found["cells"], found["choices"], found["which_when"]
     assert arms_of(cell) == {*PLAIN, LOOKUP, "ours, ngram", "ours, mine"}
+    check_estimated(found, arms_of(cell))
+    assert {row["energy_kind"] for row in found["rows"]} == {"estimate"}
     for arm in cell["arms"]:
         assert len(arm["seconds_per_token"]) == 2, "batches timed"
         assert min(arm["seconds_per_token"]) > 0, arm["arm"]

@@ -102,7 +102,7 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_speed.test_component_times_are_those_at_the_timed_prompts_mean_context,
-        ("eval.measure.cells:CellRun._meter", "self.cfg.decode.max_new_tokens", "0"),
+        ("eval.measure.cells:CellRun._cost_meter", "self.cfg.decode.max_new_tokens", "0"),
     ),
     *noticed_by(
         test_padding.test_the_speed_is_the_median_of_the_rounds_after_the_first,

@@ -24,6 +24,7 @@ from eval.modes.served.engine.server import ServerGoneError
 from eval.modes.served.page import render_summary
 from eval.publish import publish
 from tests.commands import built
+from tests.eval.energy_checks import check_energy
 from tests.eval.served.fake_server import FakeEngine, serving
 from tests.eval.served.true_engine import Answer, TrueEngine
 from tests.tiny import save_tiny_target
@@ -98,6 +99,9 @@ def test_an_engine_that_drafts_as_we_do(toy: Toy, tmp_path: Path) -> None:
     assert {(one["num_draft_tokens"], one["batch_size"]) for one in results["speeds"]} == {(K, 1), (K, 2)}
     assert all(len(one["tokens_per_s"]) == 2 for one in results["speeds"])
     assert all(len(one["alone"]) == 2 for one in results["our_speeds"])
+    check_energy(results, ["noisy, k=3", "noisy", "no draft"])
+    there = next(one for one in results["energy"] if one["arm"] == "noisy, k=3")
+    assert "counters of this machine say nothing of the server at http://" in there["reason"]
     page = (tmp_path / "report/summary.md").read_text()
     assert "accepts of every draft what our decoder accepts" in page
     assert "counters are equal, prompt by prompt" in page

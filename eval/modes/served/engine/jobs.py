@@ -7,13 +7,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from decode.common.environment import resolve_device
 from decode.common.progress import get_logger
 from decode.config import ModelConfig
 from distill.runtimes.engine_process import environment_of
 from eval.config import EvalConfig
+from eval.measure.energy import EnergyMeter, energy_meter
 from eval.modes.served.comparison import ask, first_places
 from eval.modes.served.counting import Texts
 from eval.modes.served.engine.client import complete
@@ -21,6 +24,7 @@ from eval.modes.served.engine.server import Server, found, running
 from eval.modes.served.engine.vllm import serve_command
 from eval.modes.served.folders import ServedDraft
 from eval.modes.served.schedule.in_vllm import SCHEDULED, held_at
+from eval.results.energy import energy_entry
 
 LEAST_REQUESTS = 8
 """Timed at every batch size: one alone says little."""
@@ -117,15 +121,33 @@ def _timed(cfg: EvalConfig, server: Server, job: Job, size: int, prompts: Texts)
     temperature, tokens = cfg.temperatures[0], cfg.served.timed_tokens
     complete(server, asked[:size], _WARM_UP_TOKENS, temperature, None, size)
     before = server.counters()
-    done = complete(server, asked, tokens, temperature, None, size)
+    meter = _meter(cfg)
+    done, joules = meter.around(partial(complete, server, asked, tokens, temperature, None, size))
     counters = first_places(server.counters_since(before), job.k)
     return {
         "batch_size": size,
         "requests": number,
         "tokens": done.tokens,
         "seconds": done.seconds,
+        "energy": energy_entry(
+            f"{cfg.served.engine}, batch {size}, T={temperature:g}",
+            "no draft" if job.draft is None else f"{job.draft.name}, k={job.k}",
+            None if joules is None else [[joules, float(done.tokens)]],
+            meter,
+            cfg.seed,
+        ),
         "counters": asdict(counters),
     }
+
+
+def _meter(cfg: EvalConfig) -> EnergyMeter:
+    """Of the machine that the server runs on, where it is this one."""
+    if cfg.served.url is not None and cfg.timing.watts is None:
+        reason = (
+            f"counters of this machine say nothing of the server at {cfg.served.url}; timing.watts gives an estimate"
+        )
+        return EnergyMeter(reason=reason)
+    return energy_meter(cfg.timing.watts, [resolve_device(cfg.target.device)])
 
 
 @contextmanager
