@@ -194,6 +194,11 @@ def num_ways(drafter: Drafter | None) -> int:
     return getattr(drafter, "ways", 1)
 
 
+def drafts_trees(drafter: Drafter | None) -> bool:
+    """Whether it drafts anything but chains."""
+    return getattr(drafter, "drafts_trees", True)
+
+
 def most_passengers(drafter: Drafter | None) -> int:
     """P of every tree that it proposes."""
     return getattr(drafter, "most_passengers", 0)
