@@ -1,6 +1,7 @@
-"""`early_exit`: the target drafts for itself. Its first layers, with its own last norm and output head behind them, draft
-a chain; the verdict's pass goes on from the hidden states that they left in the shared cache, so that no layer reads a
-token twice (self-speculative decoding: Elhoushi et al. 2024, LayerSkip, arXiv:2404.16710, without its training)."""
+"""`early_exit`: the target drafts for itself. Its first layers, with its own last norm and output head behind them,
+draft a chain; the verdict's pass goes on from the hidden states that they left in the shared cache, so that no layer
+reads a token twice (self-speculative decoding: Elhoushi et al. 2024, LayerSkip, arXiv:2404.16710, without its
+training)."""
 
 from __future__ import annotations
 
@@ -60,8 +61,8 @@ class EarlyExitDrafter:
         assert context.target is not None, "early_exit drafts by the target's passes, never within another drafter"
         if context.target.model is not self.model:
             raise InputError(
-                f"this early_exit drafter was made of another {type(self.model).__name__} than the target that decodes, "
-                'and it drafts by the layers of that one. Make it anew: load_drafter("early_exit", target=MODEL, '
+                f"this early_exit drafter was made of another {type(self.model).__name__} than the target that "
+                'decodes, and it drafts by the layers of that one. Make it anew: load_drafter("early_exit", target=MODEL, '
                 f"exit_layer={self.exit_layer})"
             )
         return context.target
