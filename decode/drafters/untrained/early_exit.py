@@ -62,7 +62,7 @@ class EarlyExitDrafter:
         if context.target.model is not self.model:
             raise InputError(
                 f"this early_exit drafter was made of another {type(self.model).__name__} than the target that "
-                'decodes, and it drafts by the layers of that one. Make it anew: load_drafter("early_exit", target=MODEL, '
-                f"exit_layer={self.exit_layer})"
+                "decodes, and it drafts by the layers of that one. Make it anew: "
+                f'load_drafter("early_exit", target=MODEL, exit_layer={self.exit_layer})'
             )
         return context.target
