@@ -119,8 +119,8 @@ class CascadeConfig:
             f"draft={self.draft} is the name of a drafter, and a cascade needs the folder of a draft LM that checks "
             "guesses; make it the helper",
         )
-        settings_of(self.helper, self.helper_settings, "helper_settings")
         require(self.helper != "early_exit", f"helper={self.helper} {ALONE}, and a helper is of the draft's. Use ngram")
+        settings_of(self.helper, self.helper_settings, "helper_settings")
         require(
             not rides(self.helper, self.helper_settings),
             f"helper={self.helper} drafts from the target's passes (jacobi), and a cascade's helper drafts for the "

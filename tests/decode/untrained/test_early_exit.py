@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from decode import generate, load_drafter
@@ -18,6 +19,7 @@ from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConf
 from decode.drafters.lm import LMDraft
 from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.early_exit import EarlyExitDrafter
+from decode.forward.capture import capture
 from decode.forward.resume import layers_of
 from decode.stage import run
 from tests.tiny import save_tiny_target, tiny_llama
@@ -70,11 +72,21 @@ def test_the_text_is_that_of_plain_decoding(settings: dict[str, Any]) -> None:
     assert tau > 1.1 or "adaptive" in settings
 
 
-def test_captured_rounds_write_the_same_text() -> None:
-    """Over one slot bucket and the next, and by a second drafter that equals the first."""
-    model = tiny_llama(num_layers=LAYERS, dtype=torch.float64)
-    for _ in range(2):
-        assert tokens_per_pass(model, max_new_tokens=120) > 1.1
+def test_captured_rounds_write_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a second drafter that equals the first too, which makes no captures of its own."""
+    model, captured = tiny_llama(num_layers=LAYERS, dtype=torch.float64), []
+
+    def spy(module: nn.Module, *rest: Any) -> Any:
+        made = capture(module, *rest)
+        captured.append(getattr(module, "drafter", None))
+        return made
+
+    monkeypatch.setattr("decode.forward.runner.capture", spy)
+    tokens_per_pass(model, max_new_tokens=120)
+    assert EarlyExitDrafter(model, EXIT) in captured
+    before = len(captured)
+    assert tokens_per_pass(model, max_new_tokens=120) > 1.1
+    assert len(captured) == before
 
 
 def check_each_layer_reads_each_token_once() -> None:
