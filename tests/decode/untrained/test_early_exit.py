@@ -157,7 +157,7 @@ def test_more_layers_than_the_target_can_spare_are_refused_before_it_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = save_tiny_target(tmp_path / "target")
-    (folder / "model.safetensors").unlink()  # what would be loaded
+    monkeypatch.setattr("decode.stage.load_model", lambda *_, **__: pytest.fail("loaded"))
     given = [f"target.path={folder}", "draft=early_exit", "draft.settings.exit_layer=2", "prompt=a b"]
     monkeypatch.setattr(sys, "argv", ["decode", *given])
     with pytest.raises(SystemExit) as ended:
