@@ -23,8 +23,8 @@ from decode.common.errors import ConfigError
 from decode.common.typed_config import flag, require, whole
 from decode.config import SamplingConfig, sampling_config
 from decode.conversation import Conversation
-from decode.drafters.base import Drafter, most_passengers
-from decode.drafters.untrained.config import UNEVEN
+from decode.drafters.base import Drafter, drafts_trees, most_passengers
+from decode.drafters.untrained.config import CHAINS, UNEVEN
 from decode.loop import Loop
 from decode.models.adapters import unwrapped
 from decode.prompts import check_ids, prompts_of
@@ -108,6 +108,7 @@ def generate(
     check_models(model, drafter, vocab_size)
     asked = sampling_config(settings)
     require(not (asked.strict and most_passengers(drafter)), f"strict=True: {UNEVEN}")
+    require(asked.is_chain or drafts_trees(drafter), f"tree={asked.tree}: {CHAINS}")
     ends, own_ends = eos_ids(eos_token_id, config, vocab_size), own_eos_ids(config, vocab_size)
     pad = pad_id_of(model, pad_token_id)
     # where () says that no token ends a row, the model's own end tokens still tell padding from text

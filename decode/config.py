@@ -266,8 +266,8 @@ class DrafterConfig:
     """Which drafter proposes tokens (group `draft` of the decode stage)."""
 
     path: str | None = None
-    """Folder of a saved draft, or the name of a drafter without training (ngram, edit, retrieval, jacobi, cascade,
-    mixture, foreign); None decodes without one."""
+    """Folder of a saved draft, or the name of a drafter without training (ngram, edit, retrieval, jacobi,
+    early_exit, cascade, mixture, foreign); None decodes without one."""
     dtype: Precision = "auto"
     """Precision of the draft's weights; auto is the target's."""
     settings: dict[str, Any] = field(default_factory=dict)

@@ -185,6 +185,7 @@ class Loop:
             noise=Noise(self.state.keys, self.table, self.state.round_index),
             shares_noise=self.verifier.shares_noise,
             features=self.runner.features,
+            target=self.runner,
             plain_rounds=self._plain_rounds,
             budget=self.budget if self.request.confidence else None,
             lease=self.lease,
@@ -221,7 +222,7 @@ class Loop:
         beside = self._on_device.runner if drafter is not None and self._on_device is not None else None
         draft = drafter if beside is None else beside.serial
         shape = wanted.shape if drafter is not None else None
-        nodes = 1 if shape is None else shape.num_nodes + self.num_passengers
+        nodes = 1 if shape is None else max(shape.num_nodes + self.num_passengers, shape.num_read + 2)
         visible = self.runner.visible_to(wanted.longest - 1 + nodes, self.request.strict)
         key = ("round", rule, shape, visible, prepared, self.state.end_ids.shape, draft)
         moved = partial(self.state.moved, self.vocab_size)

@@ -128,6 +128,9 @@ _OUT_OF_RANGE = {
         "draft.path=jacobi draft.settings={pool:0}",
         "draft.path=jacobi decode.strict=true",
         "draft.path=cascade draft.settings={draft:some/draft,helper:jacobi}",
+        "draft.path=early_exit",
+        "draft.path=early_exit draft.settings={exit_layer:0}",
+        "draft.path=early_exit draft.settings={exit_layer:1} decode.tree=2x2",
     ],
     "eval": [
         "temperatures=[]",

@@ -141,6 +141,7 @@ def _context(
         noise=Noise.of(request.seed, list(range(batch_size)), target.config.vocab_size, target.device),
         shares_noise=VERIFIERS[request.verifier].shares_noise,
         features=target.features,
+        target=target,
         lease=lease,
     )
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from decode.autotune.budget import Budget
     from decode.forward.kept.lease import Lease
     from decode.forward.runner import Runner
+    from decode.forward.target import CachedModel
     from decode.sampling.noise import Noise
     from decode.sampling.processors import History
     from decode.sampling.warp import Sampling
@@ -106,6 +107,9 @@ class Context:
     features: Tensor | None = None
     """(B, capacity, n, d) the target's hidden states at `taps` of every committed token but pending; None without
     taps."""
+    target: CachedModel | None = None
+    """What the target's passes run on, for a drafter that makes passes over a part of its layers: it may write from
+    pending's slot on. None for a drafter within a draft."""
     heard: Tensor | None = None
     """(B, P, V) in a call: the target's logits at the passengers of the last tree that had any (`most_passengers`)."""
     heard_at: Tensor | None = None
@@ -188,6 +192,11 @@ def drafted_depth(drafter: Drafter, shape: Shape) -> int:
 def num_ways(drafter: Drafter | None) -> int:
     """Kinds of rounds of one depth, each with captures of its own; a warm-up's take them in turn."""
     return getattr(drafter, "ways", 1)
+
+
+def drafts_trees(drafter: Drafter | None) -> bool:
+    """Whether it drafts anything but chains."""
+    return getattr(drafter, "drafts_trees", True)
 
 
 def most_passengers(drafter: Drafter | None) -> int:

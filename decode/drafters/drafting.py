@@ -70,9 +70,10 @@ class Unit(nn.Module):
     ones: a unit that did not say what it runs was never captured on a CPU.
     """
 
-    def __init__(self, steps: Callable[..., Steps], *modules: nn.Module) -> None:
+    def __init__(self, steps: Callable[..., Steps], *modules: nn.Module, written: tuple[Tensor, ...] = ()) -> None:
+        """`written`: what the passes write, besides keys and values, and no later pass of the unit reads."""
         super().__init__()
-        self.steps, self.modules_run = steps, nn.ModuleList(modules)
+        self.steps, self.modules_run, self.written = steps, nn.ModuleList(modules), written
 
     def forward(self, *inputs: Tensor) -> Steps:
         """Those of the round with these inputs."""
@@ -233,6 +234,11 @@ class ChainPass(nn.Module):
         self.unit, self.k, self.sampling, self.num_draws = unit, k, sampling, num_draws
         self.drawn: Drawn = drawn
         self.foresees = foresees
+
+    @property
+    def written(self) -> tuple[Tensor, ...]:
+        """As `Unit` has it."""
+        return self.unit.written
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         """temperature (1,), noise (B, k, V) unless the draws are argmaxes, then the inputs of the unit."""

@@ -17,7 +17,7 @@ from decode.drafters.lm_steps import CapturedPasses, LMSteps, PassByPass
 from decode.drafters.tree_drafting import propose
 from decode.forward.attention import layer_masks, packed_visibility
 from decode.forward.runner import PASSES, whole
-from decode.forward.target import CachedModel, runner_for
+from decode.forward.target import CachedModel, Part, runner_for
 from decode.forward.window import Window, own_window
 from decode.models.compatibility import attention_of, longest_context
 from decode.models.load import load_model
@@ -146,8 +146,8 @@ def _width(context: Context) -> int:
     return 2 if context.drafts_chain else context.shape.depth + 1
 
 
-def lm_round(runner: CachedModel, context: Context, width: int) -> DraftRound:
-    """One round of a draft LM whose cache holds all but the last `width` committed tokens.
+def lm_round(runner: CachedModel, context: Context, width: int, part: Part | None = None) -> DraftRound:
+    """One round of a draft LM, or of a part of its layers, whose cache holds all but the last `width` committed tokens.
 
     The first pass reads those, and of a row that has fewer all of them and whatever stands behind: the keys and values
     of that lie where nodes will be, and nobody sees them. So the pass is as wide whatever rows there are, ended ones
@@ -160,14 +160,18 @@ def lm_round(runner: CachedModel, context: Context, width: int) -> DraftRound:
     read = context.ids.gather(1, places)
 
     def unit() -> Unit:
-        node_pass = runner.node_pass(visible)
-        return Unit(lambda read, ends: LMSteps(CapturedPasses(node_pass, ends), read, ends), node_pass)
+        node_pass = runner.node_pass(visible, part)
+        return Unit(
+            lambda read, ends: LMSteps(CapturedPasses(node_pass, ends), read, ends),
+            node_pass,
+            written=node_pass.written,
+        )
 
     return DraftRound(
         runner,
-        (width, visible),
+        (width, visible, part),
         (read, ends),
         moved=lambda: (runner.other(read), (ends + 1).clamp(max=visible - reach)),
         unit=unit,
-        steps=lambda: LMSteps(PassByPass(runner, ends, context.longest), read, ends),
+        steps=lambda: LMSteps(PassByPass(runner, ends, context.longest, part), read, ends),
     )

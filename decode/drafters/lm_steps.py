@@ -11,7 +11,7 @@ from torch import Tensor
 from decode.drafters.drafting import Above
 
 if TYPE_CHECKING:
-    from decode.forward.target import CachedModel, NodePass
+    from decode.forward.target import CachedModel, NodePass, Part
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,15 @@ class PassByPass:
     ends: Tensor
     longest: int
     """Bound of `ends`."""
+    part: Part | None = None
+    """Layers of the runner's model that draft; None is all."""
 
     def chain(self, tokens: Tensor, place: int) -> Tensor:
         """(B, W, V) of tokens (B, W) that follow one another."""
-        return self.runner.chain(tokens, (self.ends + place).clamp(min=0), max(0, self.longest + place))
+        last_start = max(0, self.longest + place)
+        return self.runner.chain(tokens, (self.ends + place).clamp(min=0), last_start, part=self.part)
 
     def nodes(self, tokens: Tensor, place: int, visible: Tensor) -> Tensor:
         """(B, W, V) of the last W of M nodes, tokens (B, W), visible (1 or B, W, M)."""
         depths = torch.full((1, tokens.shape[1]), place, device=tokens.device)
-        return self.runner.forward(tokens, self.ends, depths, visible, self.longest)
+        return self.runner.forward(tokens, self.ends, depths, visible, self.longest, self.part)

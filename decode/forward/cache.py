@@ -115,7 +115,10 @@ class SlotCache(Cache):
     def take_over(self, other: SlotCache, num_slots: int) -> None:
         """The first slots of a cache of the same layers and rows."""
         self.hold(num_slots)
-        for mine, theirs in zip(self.stored, other.stored, strict=True):
+        pairs = [(mine.view, theirs.view) for (mine, _), (theirs, _) in zip(self._stacks, other._stacks, strict=True)]
+        if self.states is not None and other.states is not None:  # one of them may have no room for them yet
+            pairs.append((self.states, other.states))
+        for mine, theirs in pairs:
             mine[..., :num_slots, :] = theirs[..., :num_slots, :]
 
     @property

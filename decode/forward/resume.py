@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,24 +22,20 @@ from decode.forward.capture import FAULTS
 from decode.forward.target import NodePass
 
 
-class HalfPass(nn.Module):
+class HalfPass(NodePass):
     """What both halves share: where a model is parted, and room for the hidden states there."""
 
-    def __init__(self, node_pass: NodePass, num_lower: int) -> None:
-        """The lower half has `num_lower` layers. Raises InputError for a model that cannot be parted behind them."""
-        super().__init__()
-        layers = layers_of(node_pass.model)
-        refuse_inseparable(node_pass.model, layers, num_lower)
-        self.node_pass, self.lower, self.upper = node_pass, layers[:num_lower], layers[num_lower:]
-        self.states = _room(node_pass)
+    def __init__(self, whole: NodePass, num_lower: int) -> None:
+        """The lower half has `num_lower` layers; `refuse_inseparable` has seen that the model can be parted there."""
+        super().__init__(whole.model, whole.cache, whole.held, len(whole.slots), whole.taps)
+        layers = layers_of(whole.model)
+        assert 0 < num_lower < len(layers), (num_lower, len(layers))
+        self.lower, self.upper = layers[:num_lower], layers[num_lower:]
+        self.states = _room(whole)
 
-
-class LowerPass(HalfPass):
-    """A NodePass over the lower layers: logits of the model's norm and head behind them. The cache then holds these
-    layers' keys and values, and the hidden states that ResumedPass goes on from."""
-
-    def forward(self, tokens: Tensor, starts: Tensor, depths: Tensor, above: Tensor) -> tuple[Tensor]:
-        """As NodePass has it."""
+    def read_lower(self, part: nn.Module, *given: Tensor) -> Any:
+        """What `part` of the model says over the lower layers. Their keys and values are in the cache then and, where
+        there is room, the hidden states behind them."""
         found: list[Tensor] = []
 
         def step_over(hidden_states: Tensor, *_: object, **__: object) -> Tensor:
@@ -45,22 +43,66 @@ class LowerPass(HalfPass):
             return hidden_states
 
         with _instead(self.upper, step_over):
-            logits = self.node_pass(tokens, starts, depths, above)
-        self.node_pass.cache.keep(found[:1])
-        return logits
+            out = self._called(part, *given)
+        if self.states is not None:
+            self.cache.keep(found[:1])
+        return out
+
+
+class LowerPass(HalfPass):
+    """A NodePass over the lower layers: logits of the model's norm and head behind them. The cache then holds these
+    layers' keys and values, and the hidden states that ResumedPass goes on from."""
+
+    @property
+    def written(self) -> tuple[Tensor, ...]:
+        """The hidden states."""
+        return () if self.states is None else (self.states,)
+
+    def _over(self, *given: Tensor) -> tuple[Tensor]:
+        return (self.read_lower(self.model, *given).logits,)
 
 
 class ResumedPass(HalfPass):
-    """The logits of the whole NodePass by its upper layers alone, whose keys and values are written: for nodes that
-    LowerPass has been over, in this order."""
+    """The logits of the whole NodePass by its upper layers, whose keys and values are written: for nodes that
+    LowerPass has been over, in this order, but for the last `unread` ones, which the lower layers read now, without
+    norm and head."""
 
-    def forward(self, tokens: Tensor, starts: Tensor, depths: Tensor, above: Tensor) -> tuple[Tensor]:
-        """As NodePass has it."""
-        width, num_nodes = above.shape[1:]
-        own = starts + self.node_pass.slots[num_nodes - width : num_nodes]
+    def __init__(self, whole: NodePass, num_lower: int, unread: int = 0) -> None:
+        super().__init__(whole, num_lower)
+        assert self.states is not None, "taps of a head have the cache's room for hidden states"
+        self.unread = unread
+
+    def _over(self, tokens: Tensor, own: Tensor, positions: Tensor, visible: Tensor, keys: Tensor) -> tuple[Tensor]:
+        assert self.states is not None
+        if self.unread:
+            last = (one[:, -self.unread :] for one in (tokens, own, positions, visible))
+            self.read_lower(self.model.base_model, *last, keys)
         states = self.states.gather(1, own[..., None].expand(-1, -1, self.states.shape[-1]))
         with _instead(self.lower, lambda *_, **__: states):
-            return self.node_pass(tokens, starts, depths, above)
+            return super()._over(tokens, own, positions, visible, keys)
+
+
+@dataclass(frozen=True)
+class Lower:
+    """The first layers of a model, as a part of its passes."""
+
+    num_layers: int
+
+    def __call__(self, whole: NodePass) -> LowerPass:
+        """Such a pass."""
+        return LowerPass(whole, self.num_layers)
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What is left of a pass when `Lower` of as many layers has been over all nodes but the last `unread`."""
+
+    num_lower: int
+    unread: int
+
+    def __call__(self, whole: NodePass) -> ResumedPass:
+        """Such a pass."""
+        return ResumedPass(whole, self.num_lower, self.unread)
 
 
 def layers_of(model: PreTrainedModel) -> list[nn.Module]:
@@ -129,12 +171,14 @@ def _instead(layers: list[nn.Module], forward: Callable[..., Tensor]) -> Iterato
                 layer.forward = own
 
 
-def _room(node_pass: NodePass) -> Tensor:
-    """(B, capacity, d): the hidden states of the tokens in the cache, beside its keys and values."""
-    cache, config = node_pass.cache, node_pass.config
+def _room(whole: NodePass) -> Tensor | None:
+    """(B, capacity, d): the hidden states of the tokens in the cache, beside its keys and values; None where those for
+    a head lie there."""
+    if whole.taps is not None:
+        return None
+    cache, config = whole.cache, whole.config
     if cache.states is None:
-        shape = (1, len(node_pass.held), 1, cache.capacity, config.hidden_size)
+        shape = (1, len(whole.held), 1, cache.capacity, config.hidden_size)
         with torch.inference_mode(mode=False):  # captures write to it, and it is an ordinary tensor then
-            cache.states = torch.zeros(shape, dtype=node_pass.model.dtype, device=node_pass.held.device)
-    assert node_pass.taps is None, "taps of a head have the cache's room for hidden states"
+            cache.states = torch.zeros(shape, dtype=whole.model.dtype, device=whole.held.device)
     return cache.states[0, :, 0]

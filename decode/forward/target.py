@@ -7,6 +7,7 @@ row; they see the row's committed tokens and their own ancestors. Short passes a
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,11 @@ class NodePass(nn.Module):
         self.attention = short_way(model, len(held))
         self.last_position = (longest_context(model.config) or cache.capacity) - 1
 
+    @property
+    def written(self) -> tuple[Tensor, ...]:
+        """What a capture of this pass alone writes, besides keys and values, and does not read again."""
+        return ()
+
     def forward(self, tokens: Tensor, starts: Tensor, depths: Tensor, above: Tensor) -> tuple[Tensor]:
         """tokens (B, W), starts (B, 1): committed tokens per row, depths (B, W), above (B, W, M) bool: ancestors.
 
@@ -62,9 +68,15 @@ class NodePass(nn.Module):
         return self._over(tokens, own, own, self.slots <= own[..., None], self.slots.expand(len(tokens), -1))
 
     def _over(self, tokens: Tensor, own: Tensor, positions: Tensor, visible: Tensor, keys: Tensor) -> tuple[Tensor]:
+        return (self._called(self.model, tokens, own, positions, visible, keys).logits,)
+
+    def _called(
+        self, part: nn.Module, tokens: Tensor, own: Tensor, positions: Tensor, visible: Tensor, keys: Tensor
+    ) -> Any:
+        """What the model says, or `part` of it."""
         self.cache.place(own, len(self.slots))
         with attending(self.model, self.attention), self.taps or nullcontext():
-            out = self.model(
+            out = part(
                 input_ids=tokens,
                 attention_mask=layer_masks(self.config, visible, positions, keys, self.model.dtype),
                 position_ids=positions.clamp(max=self.last_position),
@@ -73,7 +85,16 @@ class NodePass(nn.Module):
             )
         if self.taps is not None:
             self.cache.keep(self.taps.each())
-        return (out.logits,)
+        return out
+
+
+class Part(Protocol):
+    """Layers of a model that a pass runs: what makes such a pass of the whole one. Captures are found by it, so parts
+    that run the same are equal."""
+
+    def __call__(self, whole: NodePass) -> NodePass: ...
+
+    def __hash__(self) -> int: ...
 
 
 class StraightPass(nn.Module):
@@ -82,6 +103,11 @@ class StraightPass(nn.Module):
     def __init__(self, node_pass: NodePass) -> None:
         super().__init__()
         self.node_pass = node_pass
+
+    @property
+    def written(self) -> tuple[Tensor, ...]:
+        """As `NodePass.written`."""
+        return self.node_pass.written
 
     def forward(self, tokens: Tensor, starts: Tensor) -> tuple[Tensor]:
         """tokens (B, W), starts (B, 1) -> logits (B, W, V)."""
@@ -150,9 +176,17 @@ class CachedModel(Runner):
         if self._taps is not None:
             self.cache.keep(self._taps.each())
 
-    def forward(self, tokens: Tensor, starts: Tensor, depths: Tensor, above: Tensor, last_start: int) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        starts: Tensor,
+        depths: Tensor,
+        above: Tensor,
+        last_start: int,
+        part: Part | None = None,
+    ) -> Tensor:
         """Logits (B, W, V) of nodes tokens (B, W), the last W of M that follow the row's starts (B, 1) committed ones,
-        of which no row has more than `last_start`.
+        of which no row has more than `last_start`; by all layers, or by a part of them.
 
         depths (1 or B, W) counts from the first node, above (1 or B, W, M) marks each node and its ancestors. Node j of
         the M is in slot starts[b] + j, written by this pass or an earlier one of the round.
@@ -164,13 +198,14 @@ class CachedModel(Runner):
         def moved() -> tuple[Tensor, ...]:
             return self.other(tokens), (starts + 1).clamp(max=visible - num_nodes), *inputs[2:]
 
-        return self.run((width, num_nodes, visible), lambda: self.node_pass(visible), inputs, moved)[0]
+        key = (width, num_nodes, visible, part)
+        return self.run(key, lambda: self.node_pass(visible, part), inputs, moved)[0]
 
     def chain(  # (B, W) -> (B, W, V)
-        self, tokens: Tensor, starts: Tensor, last_start: int, strict: bool = False
+        self, tokens: Tensor, starts: Tensor, last_start: int, strict: bool = False, part: Part | None = None
     ) -> Tensor:
         """Logits of W tokens that follow one another after the row's starts (B, 1) committed ones, of which no row has
-        more than `last_start`.
+        more than `last_start`; by all layers, or by a part of them.
 
         A strict pass looks at all slots and is captured at its first use: passes of as many tokens then run the same
         kernels wherever they are.
@@ -183,9 +218,9 @@ class CachedModel(Runner):
             return self.other(tokens), (starts + 1).clamp(max=visible - width)
 
         def make() -> StraightPass:
-            return StraightPass(self.node_pass(visible))
+            return StraightPass(self.node_pass(visible, part))
 
-        return self.run(("straight", width, visible), make, (tokens, starts), moved, strict)[0]
+        return self.run(("straight", width, visible, part), make, (tokens, starts), moved, strict)[0]
 
     def visible_to(self, end: int, strict: bool) -> int:
         """Slots that a pass looks at whose last node lies before slot `end`, all of them where it is strict; they are
@@ -199,9 +234,10 @@ class CachedModel(Runner):
         """Other tokens everywhere, by which a capture is compared with its pass: experts are chosen by the token."""
         return (tokens + 1) % self.config.vocab_size
 
-    def node_pass(self, visible: int) -> NodePass:
-        """The pass over the first `visible` slots, not captured."""
-        return NodePass(self.model, self.cache, self._held, visible, self._taps)
+    def node_pass(self, visible: int, part: Part | None = None) -> NodePass:
+        """The pass over the first `visible` slots, not captured; by all layers, or by a part of them."""
+        whole = NodePass(self.model, self.cache, self._held, visible, self._taps)
+        return whole if part is None else part(whole)
 
     def commit(self, starts: Tensor, path: Tensor, is_chain: bool) -> None:
         """Bring the accepted path (B, D + 1) of the last pass, which began at starts (B, 1), to the slots of its

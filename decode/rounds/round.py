@@ -130,7 +130,7 @@ class Round(nn.Module):
         if not tree.is_chain:
             return self.target.forward(tree.tokens, state.starts, tree.depths, tree.ancestors, last_start)
         if self.rule.strict_nodes is None:
-            return self.target.chain(tree.tokens, state.starts, last_start)
+            return self.target.chain(tree.tokens, state.starts, last_start, part=tree.rest)
         missing = self.rule.strict_nodes - tree.num_nodes
         padded = torch.cat([tree.tokens, tree.tokens[:, -1:].expand(-1, missing)], 1)
         return self.target.chain(padded, state.starts, last_start, strict=True)[:, : tree.num_nodes]

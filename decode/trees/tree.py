@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from decode.trees.passengers import Passengers
+
+if TYPE_CHECKING:
+    from decode.forward.target import Part
 
 Drawn = Literal["arbitrary", "iid", "swor"]
 
@@ -33,6 +36,8 @@ class Tree:
     """Where rows differ: no node of any row lies deeper, known without asking the device."""
     passengers: Passengers | None = None
     """Tokens that ride along in the target pass, unverified."""
+    rest: Part | None = None
+    """What is left of the target pass where drafting these very nodes was a part of it; None is all of it."""
 
     @property
     def num_nodes(self) -> int:

@@ -14,6 +14,7 @@ from decode.drafters.base import Context, Drafter
 from decode.drafters.lm import LMDraft
 from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.config import JacobiConfig, NgramConfig
+from decode.drafters.untrained.early_exit import EarlyExitDrafter
 from decode.drafters.untrained.edit import EditDrafter
 from decode.drafters.untrained.foreign.respelled_drafter import RespelledDrafter
 from decode.drafters.untrained.foreign.shared_drafter import SharedDrafter
@@ -144,6 +145,7 @@ MAKERS: dict[str, Callable[[str, Texts], Drafter]] = {
     "retrieval tree": lambda name, texts: datastore(texts),
     "jacobi": lambda name, texts: Told(JacobiConfig(window=6, ngram=2), texts),
     "jacobi tree": lambda name, texts: Told(JacobiConfig(window=4, ngram=4), texts),
+    "early_exit": lambda name, texts: EarlyExitDrafter(target(name), 1),
     "cascade": lambda name, texts: CascadeDrafter(draft(name, 0.02), ngram(texts)),
     "cascade tree": lambda name, texts: CascadeDrafter(draft(name, 0.02), random_draft()),
     "foreign": lambda name, texts: foreign(SharedDrafter),
@@ -160,7 +162,7 @@ MAKERS: dict[str, Callable[[str, Texts], Drafter]] = {
     ),
 }
 """(architecture, autoregressive texts) -> the drafter."""
-_FAMILIES = ("ngram", "edit", "retrieval", "jacobi", "cascade", "foreign", "mixture")
+_FAMILIES = ("ngram", "edit", "retrieval", "jacobi", "early_exit", "cascade", "foreign", "mixture")
 WITHOUT_TRAINING = [name for name in MAKERS if name.split()[0] in _FAMILIES]
 SHAPES: dict[str, Shape] = {name: TREE for name in MAKERS if "tree" in name.split() and name != "oracle tree"}
 """Of drafters that are asked for trees; "oracle tree" answers a chain with a tree."""

@@ -23,6 +23,7 @@ from tests.decode import mutants_of_passes as passes
 from tests.decode import test_grammar as grammar
 from tests.decode import test_window as window
 from tests.decode.untrained import test_cascade as cascade
+from tests.decode.untrained import test_early_exit as early_exit
 from tests.decode.untrained import test_edit as edit
 from tests.decode.untrained import test_foreign as foreign
 from tests.decode.untrained import test_foreign_tokens as foreign_tokens
@@ -339,5 +340,8 @@ MUTANTS: dict[str, tuple[Patch, Callable[[], None]]] = {
     "window without noise": (lookup.window_without_noise, jacobi.check_windows),
     "nodes see passengers": (lookup.nodes_see_passengers, jacobi.check_text),
     "passengers stay in the cache": (lookup.passengers_stay, jacobi.check_text),
+    "early layers read twice": (passes.early_layers_read_twice, early_exit.check_each_layer_reads_each_token_once),
+    "last draft token unread by early layers": (passes.last_token_unread_below, early_exit.check_text),
+    "resumed a layer late": (passes.resumed_a_layer_late, early_exit.check_text),
     "member keeps what it drafted": (lookup.member_keeps_what_it_drafted, mixture.check_members_read),
 }

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from decode.drafters import eagle3, layers, lm
+from decode.drafters.untrained import early_exit
 from decode.forward import target
 from decode.forward.window import Window
 from decode.rounds.rows import RequestState
@@ -145,3 +146,19 @@ def draft_keeps_the_row_before(patch: pytest.MonkeyPatch) -> None:
     read = lm.LMDraft.read
     first = lambda self, context, lengths: read(self, context, lengths if len(lengths) > 1 else {})  # noqa: E731
     patch.setattr(lm.LMDraft, "read", first)
+
+
+def early_layers_read_twice(patch: pytest.MonkeyPatch) -> None:
+    """The verdict's pass begins at the first layer again."""
+    patch.setattr(early_exit, "Rest", lambda num_lower, unread: None)
+
+
+def last_token_unread_below(patch: pytest.MonkeyPatch) -> None:
+    """The verdict goes on from what an earlier round left in the slot of the last draft token."""
+    patch.setattr(early_exit, "LAST", 0)
+
+
+def resumed_a_layer_late(patch: pytest.MonkeyPatch) -> None:
+    """The layer behind the exit never runs."""
+    real = early_exit.Rest
+    patch.setattr(early_exit, "Rest", lambda num_lower, unread: real(num_lower + 1, unread))

@@ -73,7 +73,7 @@ def test_both_loops_run_passes_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(CachedModel, "run", lambda self, key, *rest: shapes.append(key) or run(self, key, *rest))
     both_ways(target(), "oracle", 2, num_draft_tokens=3, max_new_tokens=30, strict=True)
     passes = {shape for shape in shapes if shape[0] == "straight" and isinstance(shape[1], int)}  # not while traced
-    assert passes == {("straight", 4, 256)}  # nodes, slots in sight
+    assert passes == {("straight", 4, 256, None)}  # nodes, slots in sight, all layers
 
 
 def test_trees_are_refused() -> None:

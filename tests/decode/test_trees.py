@@ -46,7 +46,7 @@ class PlainRunner:
     def logits(self, prefix: list[int]) -> Tensor:  # (V,)
         return self.model(torch.tensor([prefix])).logits[0, -1]
 
-    def chain(self, tokens: Tensor, starts: Tensor, last_start: int = 0) -> Tensor:  # (B, W, V)
+    def chain(self, tokens: Tensor, starts: Tensor, last_start: int = 0, part: object = None) -> Tensor:  # (B, W, V)
         """A shorter row is read beside a longer one to the longer one's end: what lies behind its own is not asked."""
         begins = starts[:, 0].tolist()
         out = torch.zeros(*tokens.shape, VOCAB, dtype=torch.float64)
@@ -61,13 +61,21 @@ class PlainRunner:
     def visible(self, end: int) -> int:
         return end
 
-    def node_pass(self, visible: int) -> PlainPass:
+    def node_pass(self, visible: int, part: object = None) -> PlainPass:
         return PlainPass(self)
 
     def run(self, key: object, make: Callable[[], nn.Module], inputs: tuple[Tensor, ...], moved: object) -> Tensor:
         return make()(*inputs)
 
-    def forward(self, tokens: Tensor, starts: Tensor, depths: Tensor, ancestors: Tensor, last_start: int = 0) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        starts: Tensor,
+        depths: Tensor,
+        ancestors: Tensor,
+        last_start: int = 0,
+        part: object = None,
+    ) -> Tensor:
         batch, width = tokens.shape
         depths, ancestors = depths.expand(batch, -1), ancestors.expand(batch, -1, -1)
         out = []
@@ -87,6 +95,8 @@ class PlainPass(nn.Module):
     def __init__(self, runner: PlainRunner) -> None:
         super().__init__()
         self.runner = runner
+
+    written: tuple[Tensor, ...] = ()
 
     def chain(self, tokens: Tensor, starts: Tensor) -> tuple[Tensor]:
         return (self.runner.chain(tokens, starts),)

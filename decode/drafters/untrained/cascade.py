@@ -137,4 +137,4 @@ def _in_chains(context: Context) -> Context:
 
 def _helping(context: Context) -> Context:
     """What is asked of the helper: tokens, drawn in any way."""
-    return replace(context, shape=chain(context.shape.depth), drawn="arbitrary", budget=None)
+    return replace(context, shape=chain(context.shape.depth), drawn="arbitrary", budget=None, target=None)

@@ -86,6 +86,22 @@ class JacobiConfig:
 
 
 @dataclass
+class EarlyExitConfig:
+    """`early_exit`: the target's first layers."""
+
+    exit_layer: int | None = None
+    """Layers that draft, 1 to one less than the target has; which are best is measured (mode=drafters)."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.exit_layer is not None,
+            "early_exit drafts with the target's first layers, and exit_layer=null does not say how many; give "
+            "exit_layer=2, say, and measure others beside it with mode=drafters",
+        )
+        require((self.exit_layer or 0) >= 1, f"exit_layer={self.exit_layer}; at least 1 layer drafts")
+
+
+@dataclass
 class CascadeConfig:
     """`cascade`: a drafter for the draft."""
 
@@ -103,6 +119,7 @@ class CascadeConfig:
             f"draft={self.draft} is the name of a drafter, and a cascade needs the folder of a draft LM that checks "
             "guesses; make it the helper",
         )
+        require(self.helper != "early_exit", f"helper={self.helper} {ALONE}, and a helper is of the draft's. Use ngram")
         settings_of(self.helper, self.helper_settings, "helper_settings")
         require(
             not rides(self.helper, self.helper_settings),
@@ -126,6 +143,7 @@ class MixtureConfig:
         others = sorted(set(self.settings) - set(self.members))
         require(not others, f"settings are for {others}, and members are {self.members}")
         for name in self.members:
+            require(name != "early_exit", f"members={self.members}: early_exit {ALONE}. Leave it out")
             settings_of(name, self.settings.get(name, {}), f"settings.{name}")
             require(
                 name == "jacobi" or not rides(name, self.settings.get(name, {})),
@@ -157,6 +175,7 @@ UNTRAINED: dict[str, type] = {
     "edit": EditConfig,
     "retrieval": RetrievalConfig,
     "jacobi": JacobiConfig,
+    "early_exit": EarlyExitConfig,
     "cascade": CascadeConfig,
     "mixture": MixtureConfig,
     "foreign": ForeignConfig,
@@ -164,8 +183,17 @@ UNTRAINED: dict[str, type] = {
 """Name, in place of a folder -> its settings."""
 
 
+ALONE = "drafts chains by halves of the target's own passes, which another drafter's tokens have no part in"
+"""Why early_exit is a part of no other drafter."""
+CHAINS = (
+    "early_exit drafts chains: in a tree its nodes lie elsewhere than those that are verified, and the early layers "
+    "would run twice. Use tree=chain"
+)
+
+
 def check_tree(name: str | None, tree: str, where: str) -> None:
-    """Raise ConfigError for a tree that this drafter cannot be measured for."""
+    """Raise ConfigError for a tree that this drafter does not draft, or cannot be measured for."""
+    require(name != "early_exit" or set(str(tree).split("x")) <= {"chain", "1"}, f"{where}={tree}: {CHAINS}")
     require(
         name not in UNTRAINED or tree != "sequoia",
         f"{where}=sequoia measures which candidate of a node stands, and {name} has others in every round. "

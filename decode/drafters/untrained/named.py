@@ -16,12 +16,14 @@ from decode.drafters.saved_head import HEADS
 from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.config import (
     CascadeConfig,
+    EarlyExitConfig,
     EditConfig,
     ForeignConfig,
     MixtureConfig,
     RetrievalConfig,
     settings_of,
 )
+from decode.drafters.untrained.early_exit import EarlyExitDrafter
 from decode.drafters.untrained.edit import EditDrafter
 from decode.drafters.untrained.foreign.made import check_foreign, make_foreign
 from decode.drafters.untrained.index.datastore import Datastore
@@ -127,8 +129,21 @@ def check_named(name: str, settings: Mapping[str, Any], target: ModelDescription
             _documents(asked.documents)
     if isinstance(asked, EditConfig) and asked.source is not None:
         _source(asked.source)
+    if isinstance(asked, EarlyExitConfig):
+        _check_exit(asked, target)
     if isinstance(asked, ForeignConfig):
         check_foreign(asked, target)
+
+
+def _check_exit(config: EarlyExitConfig, target: ModelDescription) -> None:
+    assert config.exit_layer is not None
+    if config.exit_layer >= target.num_layers:
+        raise InputError(
+            f"exit_layer={config.exit_layer}, and {target.path} has {target.num_layers} layers: what drafts must leave "
+            f"some to the verdict. Choose 1 to {target.num_layers - 1}"
+            if target.num_layers > 1
+            else f"{target.path} has one layer, and early_exit leaves between two. Use another drafter"
+        )
 
 
 def _tokenizer(target: PreTrainedModel) -> PreTrainedTokenizerBase:
@@ -151,6 +166,7 @@ DRAFTERS: dict[str, Callable[[Any, PreTrainedModel, Load, Precision], Drafter]] 
     "edit": lambda config, target, load, dtype: _edit(config, target),
     "retrieval": lambda config, target, load, dtype: _retrieval(config, target),
     "jacobi": lambda config, target, load, dtype: JacobiDrafter(config),
+    "early_exit": lambda config, target, load, dtype: EarlyExitDrafter(target, config.exit_layer),
     "cascade": lambda config, target, load, dtype: _cascade(config, load),
     "mixture": lambda config, target, load, dtype: _mixture(config, load),
     "foreign": lambda config, target, load, dtype: make_foreign(config, target, _tokenizer(target), dtype),

@@ -122,7 +122,7 @@ def test_the_mode_brings_its_arms_and_those_of_each_draft() -> None:
     assert isinstance(cfg, EvalConfig)
     assert cfg.output_dir == "runs/drafters/report"
     ways = {way.name: way for way in cfg.drafters.ways(cfg.drafts)}
-    own = ["ngram", "ngram-tree", "edit", "ngram+edit", "retrieval"]
+    own = ["ngram", "ngram-tree", "edit", "ngram+edit", "retrieval", "jacobi", "early_exit"]
     assert list(ways) == [*own, "mine", "cascade-mine", "ngram+mine"]
     assert ways["ngram+mine"].settings == {"members": ["ngram", "runs/x"]}
     assert ways["retrieval"].settings == {"datastore": "runs/datastore"}

@@ -1,0 +1,181 @@
+"""early_exit: the first layers draft, no layer reads a token twice, and the text stays the same."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from decode import generate, load_drafter
+from decode.__main__ import main
+from decode.common.errors import ConfigError, InputError
+from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
+from decode.drafters.lm import LMDraft
+from decode.drafters.untrained.cascade import CascadeDrafter
+from decode.drafters.untrained.early_exit import EarlyExitDrafter
+from decode.forward.capture import capture
+from decode.forward.resume import layers_of
+from decode.stage import run
+from tests.tiny import save_tiny_target, tiny_llama
+
+LAYERS, EXIT, DRAFTED = 4, 2, 3
+
+
+@cache
+def target() -> PreTrainedModel:
+    return tiny_llama(num_layers=LAYERS, dtype=torch.float64)
+
+
+def prompts(batch: int) -> torch.Tensor:
+    return torch.randint(0, 64, (batch, 6), generator=torch.Generator().manual_seed(0))
+
+
+def tokens_per_pass(model: PreTrainedModel, batch: int = 3, **settings: Any) -> float:
+    """Of a call whose text is that of plain decoding."""
+    asked: dict[str, Any] = {"max_new_tokens": 40, "temperature": 1, "seed": 3, "eos_token_id": ()}
+    asked |= {"num_draft_tokens": DRAFTED, **settings}
+    plain = generate(model, None, prompts(batch), **asked)
+    out = generate(model, EarlyExitDrafter(model, EXIT), prompts(batch), **asked)
+    assert torch.equal(out.sequences, plain.sequences)
+    return out.stats.tau
+
+
+def check_text() -> None:
+    """The text is that of plain decoding."""
+    tokens_per_pass(target(), audit=True)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"temperature": 0},
+        {"batch_size": 2},
+        {"batch": 1, "num_draft_tokens": 1},
+        {"top_k": 20},
+        {"repetition_penalty": 1.3},
+        {"strict": True},
+        {"adaptive": True},
+        {"adaptive": True, "confidence": True},
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("uncaptured")
+def test_the_text_is_that_of_plain_decoding(settings: dict[str, Any]) -> None:
+    tau = tokens_per_pass(target(), **settings)
+    assert tau > 1.1 or "adaptive" in settings
+
+
+def test_captured_rounds_write_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a second drafter that equals the first too, which makes no captures of its own."""
+    model, captured = tiny_llama(num_layers=LAYERS, dtype=torch.float64), []
+
+    def spy(module: nn.Module, *rest: Any) -> Any:
+        made = capture(module, *rest)
+        captured.append(getattr(module, "drafter", None))
+        return made
+
+    monkeypatch.setattr("decode.forward.runner.capture", spy)
+    tokens_per_pass(model, max_new_tokens=120)
+    assert EarlyExitDrafter(model, EXIT) in captured
+    before = len(captured)
+    assert tokens_per_pass(model, max_new_tokens=120) > 1.1
+    assert len(captured) == before
+
+
+def check_each_layer_reads_each_token_once() -> None:
+    """Pass by pass: the first layers read node after node, and the others all of them at once."""
+    model, read = tiny_llama(num_layers=LAYERS, dtype=torch.float64), [[] for _ in range(LAYERS)]
+    for index, layer in enumerate(cast(Any, layers_of(model))):
+        layer.self_attn.register_forward_pre_hook(
+            lambda _, args, given, i=index: read[i].append(given["hidden_states"].shape[1]), with_kwargs=True
+        )
+    drafter = EarlyExitDrafter(model, EXIT)
+    for one in read:
+        one.clear()
+    with pytest.MonkeyPatch.context() as patch:  # replayed captures call no hooks
+        patch.setattr("decode.forward.runner.CAPTURE_AFTER", 10**9)
+        generate(model, drafter, prompts(1), max_new_tokens=30, num_draft_tokens=DRAFTED, seed=3, eos_token_id=())
+    rounds = read[-1].count(DRAFTED + 1)
+    assert rounds > 5
+    for index, widths in enumerate(read):
+        wide, single = widths.count(DRAFTED + 1), widths.count(1)
+        is_lower = index < EXIT
+        assert wide == (0 if is_lower else rounds), index
+        assert single - read[-1].count(1) == (rounds * (DRAFTED + 1) if is_lower else 0), index
+        assert sum(widths) == sum(read[-1]), index
+
+
+def test_no_layer_reads_a_token_twice() -> None:
+    check_each_layer_reads_each_token_once()
+
+
+@pytest.mark.parametrize(
+    ("path", "settings", "message"),
+    [
+        ("early_exit", {}, "exit_layer=null.*give exit_layer=2"),
+        ("early_exit", {"exit_layer": 0}, "exit_layer=0.*at least 1"),
+        ("early_exit", {"exit": 1}, "exit"),
+        ("cascade", {"draft": "d", "helper": "early_exit"}, "helper=early_exit.*ngram"),
+        ("mixture", {"members": ["ngram", "early_exit"]}, "early_exit.*Leave it out"),
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_sense_are_refused(path: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DrafterConfig(path=path, settings=settings)
+
+
+@pytest.mark.parametrize("tree", ["2x2", "dynamic", "sequoia"])
+def test_trees_are_refused(tree: str) -> None:
+    """Before a model is loaded, and for one in memory."""
+    draft = DrafterConfig("early_exit", settings={"exit_layer": 1})
+    with pytest.raises(ConfigError, match=rf"decode\.tree={tree}.*chains.*tree=chain"):
+        DecodeConfig(ModelConfig("t"), draft, SamplingConfig(tree=tree), prompt="a")
+    with pytest.raises(ConfigError, match=rf"tree={tree}.*chains"):
+        generate(target(), EarlyExitDrafter(target(), EXIT), prompts(1), tree=tree)
+
+
+def test_a_chain_by_its_factors_is_one() -> None:
+    assert tokens_per_pass(target(), tree="1x1x1", max_new_tokens=12) > 1.1
+
+
+def test_the_command_drafts_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(save_tiny_target(tmp_path / "target"))
+    draft = DrafterConfig(path="early_exit", settings={"exit_layer": 1})
+    run(DecodeConfig(ModelConfig(folder), draft, SamplingConfig(max_new_tokens=8), prompt="a b a b", color="never"))
+    assert "tokens per pass" in capsys.readouterr().out
+
+
+def test_more_layers_than_the_target_can_spare_are_refused_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_tiny_target(tmp_path / "target")
+    monkeypatch.setattr("decode.stage.load_model", lambda *_, **__: pytest.fail("loaded"))
+    given = [f"target.path={folder}", "draft=early_exit", "draft.settings.exit_layer=2", "prompt=a b"]
+    monkeypatch.setattr(sys, "argv", ["decode", *given])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "exit_layer=2, and" in (said := capsys.readouterr().err)
+    assert "has 2 layers" in said
+    assert "Choose 1 to 1" in said
+
+
+def test_another_target_is_refused() -> None:
+    drafter = load_drafter("early_exit", target=tiny_llama(num_layers=3), exit_layer=2)
+    with pytest.raises(InputError, match="made of another LlamaForCausalLM.*exit_layer=2"):
+        generate(target(), drafter, prompts(1), max_new_tokens=4)
+
+
+def test_it_drafts_for_no_other_draft() -> None:
+    draft = cast(Any, tiny_llama(num_layers=LAYERS, dtype=torch.float64))
+    helped = CascadeDrafter(LMDraft(draft), EarlyExitDrafter(draft, EXIT))
+    with pytest.raises(AssertionError, match="never within another drafter"):
+        generate(target(), helped, prompts(1), max_new_tokens=4)
