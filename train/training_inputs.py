@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from decode.common.errors import ConfigError
 from decode.common.progress import get_logger
@@ -160,11 +160,7 @@ def tokenizer_folder(cfg: TrainConfig) -> Path:
 
 def special_tokens(target: ModelDescription, tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """What a reduced draft vocabulary always holds: every end of text, and the other special tokens."""
-    try:
-        generation = GenerationConfig.from_pretrained(target.path, revision=target.source.revision or "main")
-    except OSError:  # there is none; generation goes by the model's own config
-        generation = GenerationConfig.from_model_config(target.config)
-    ends = generation.eos_token_id
+    ends = target.generation_config.eos_token_id
     ends = [] if ends is None else [ends] if isinstance(ends, int) else ends
     return {token for token in (*ends, *tokenizer.all_special_ids) if token < target.vocab_size}
 
