@@ -22,7 +22,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from decode.common.environment import device_of
 from decode.common.progress import progress
 from decode.sampling.noise import Noise
-from decode.sampling.processors import widened
+from decode.sampling.processors import processed, widened
 from decode.sampling.warp import Sampling, warp
 from eval.arms.base import Sample
 from eval.measure.continuations import Generate, Job, Text
@@ -150,8 +150,7 @@ def scores_at(
     prefix = torch.tensor([text.prompt + text.new[:at]], device=model.device)
     logits = model(prefix).logits[:, -1]
     if processors:
-        lengths = torch.tensor([len(text.prompt)], device=model.device)
-        logits = processors(prefix, widened(logits), prompt_lengths=lengths)  # type: ignore[arg-type]
+        logits = _told(processors, text, prefix, widened(logits))
     scores = warp(logits[0], sampling).log_softmax(-1)
     if sampling.is_greedy:
         return scores
@@ -240,11 +239,17 @@ def _logits(model: PreTrainedModel, text: Text, part: range) -> Tensor:  # (n, V
 
 def _processed(logits: Tensor, text: Text, part: range, processors: LogitsProcessorList) -> Tensor:  # (n, V) -> (n, V)
     """Processors look at the whole text before a token, which is longer for each."""
-    lengths, rows = torch.tensor([len(text.prompt)], device=logits.device), []
+    rows = []
     for at, row in zip(part, widened(logits), strict=True):
         before = torch.tensor([text.prompt + text.new[:at]], device=logits.device)
-        rows.append(processors(before, row[None], prompt_lengths=lengths)[0])  # type: ignore[arg-type]
+        rows.append(_told(processors, text, before, row[None])[0])
     return torch.stack(rows)
+
+
+def _told(processors: LogitsProcessorList, text: Text, before: Tensor, scores: Tensor) -> Tensor:  # (1, V) -> (1, V)
+    """With all that processors of ours may ask for."""
+    told = (torch.tensor([number], device=scores.device) for number in (len(text.prompt), text.row))
+    return processed(processors, before, scores, *told)
 
 
 def _part_scores(logits: Tensor, text: Text, part: range, sampling: Sampling, seed: int) -> Tensor:  # (n, V) -> (n, V)

@@ -7,6 +7,7 @@ from transformers import LogitsProcessorList
 from decode.config import SamplingConfig
 from decode.drafters.lm import LMDraft
 from decode.forward.target import NodePass
+from decode.sampling.asked import asked_processors
 from decode.sampling.penalties import penalties
 from decode.sampling.warp import Sampling
 from eval.arms.ours import OurArm
@@ -15,7 +16,7 @@ from eval.measure.continuations import Job, Text, generator
 from eval.measure.losslessness import MARGIN, Check, check, check_samples, check_uncached, margin_from
 from eval.measure.timed_run import interleave
 from eval.prompts.prompt import Prompt
-from tests.tiny import tiny_llama
+from tests.tiny import tiny_llama, tiny_tokenizer
 
 SEED, NEW = 7, 12
 JOBS = [Job(row, tuple(range(3 + row, 9 + 2 * row)), NEW) for row in (0, 1, 5)]
@@ -130,6 +131,20 @@ def test_penalties_are_those_of_the_run():
     assert sum(check_uncached(model, texts, sampling, SEED), Check()).mismatches > 0
     processors = LogitsProcessorList(penalties(64, None, SamplingConfig(**asked)))
     assert check_uncached(model, texts, sampling, SEED, processors) == [Check(0, 0, NEW)] * len(JOBS)
+
+
+def test_a_grammar_is_that_of_the_run(tmp_path):
+    tokenizer, sampling = tiny_tokenizer(300), Sampling(1.0)
+    model = tiny_llama(300, seed=0)
+    asked = {"grammar": str(tmp_path / "words.regex"), "tokenizer": tokenizer}
+    (tmp_path / "words.regex").write_text("([a-y]|z[0-9]){40}")
+    texts = written(model, sampling, **asked)
+    assert sum(check_uncached(model, texts, sampling, SEED), Check()).mismatches > 0
+    settings = SamplingConfig(grammar=asked["grammar"])
+    processors = LogitsProcessorList(asked_processors(300, tokenizer, settings, ends=()))
+    assert check_uncached(model, texts, sampling, SEED, processors) == [Check(0, 0, NEW)] * len(JOBS)
+    other = texts[0].new[4] + 1
+    assert margin_from(model, sampling, SEED, processors)(texts[0], 4, other) > MARGIN
 
 
 @pytest.mark.parametrize("positions", [1, 5])
