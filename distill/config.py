@@ -108,6 +108,8 @@ class TargetConfig(ModelConfig):
     any that speaks OpenAI's protocol."""
     served_name: str | None = None
     """runtime=openai only: what the server calls the target; None is the only model that it lists."""
+    key_variable: str | None = None
+    """runtime=openai only: environment variable that holds the server's key; None sends none."""
     states_url: str | None = None
     """With url: the server that gives the hidden states; None is the same one, which then writes slowly."""
     states_folder: str | None = None
@@ -334,6 +336,7 @@ class DistillConfig:
         "sampling.draft",
         "target.url",
         "target.served_name",
+        "target.key_variable",
         "target.states_url",
         "target.states_folder",
         "target.timeout",

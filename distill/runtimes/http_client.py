@@ -39,6 +39,16 @@ class RefusedError(RunError):
         self.status, self.wait = status, wait
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Another address would be sent the key too."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Leads to the error of the status."""
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
+
+
 @dataclass
 class HttpClient:
     """A server at `root`, http://HOST:PORT. Threads may share one."""
@@ -57,7 +67,7 @@ class HttpClient:
         data = None if content is None else json.dumps(content).encode()
         request = urllib.request.Request(self.root + path, data, headers)
         try:
-            with urllib.request.urlopen(request, timeout=timeout or self.timeout) as answer:
+            with _OPENER.open(request, timeout=timeout or self.timeout) as answer:
                 return json.loads(answer.read() or b"{}")
         except urllib.error.HTTPError as error:
             words = self._without_key(error.read().decode(errors="replace"))[:500]

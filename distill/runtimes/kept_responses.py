@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,19 +20,38 @@ from distill.responses import Response, Sampler
 REMEDY = "Delete it, and the run writes these responses again"
 
 
-def kept_responses(sampler: Sampler, folder: Path, rows_of_p: Shapes | None = None) -> Sampler:
-    """`sampler`, whose answer to each call is written to `folder` once, and read from there when it is asked again.
-    `rows_of_p` are the arrays of p that come with it, of the tokens that it is known of."""
-    kept = {} if rows_of_p is None else dict(rows_of_p)
+@dataclass(frozen=True)
+class KeptResponses:
+    """The answers to calls of a sampler, a file in `folder` each. Threads and runs may share it."""
+
+    folder: Path
+    rows_of_p: Shapes = field(default_factory=dict)
+    """Arrays of p that come with them, of the tokens that it is known of."""
+
+    def get(self, prompts: list[list[int]], rows: list[int], seed: int) -> list[Response] | None:
+        """The answer to a call, None where there is none yet. Raises InputError for a file that is damaged."""
+        file = self._file(prompts, rows, seed)
+        return _unpacked(file, len(prompts), self.rows_of_p) if file.is_file() else None
+
+    def put(self, prompts: list[list[int]], rows: list[int], seed: int, answer: list[Response]) -> None:
+        """Keep it, all of it or nothing."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._file(prompts, rows, seed), _packed(answer, self.rows_of_p))
+
+    def _file(self, *call: object) -> Path:
+        return self.folder / f"{hashlib.sha256(json.dumps(call).encode()).hexdigest()}.safetensors"
+
+
+def kept_responses(sampler: Sampler, folder: Path) -> Sampler:
+    """`sampler`, whose answer to each call is written to `folder` once, and read from there when it is asked again."""
+    kept = KeptResponses(folder)
 
     def sample(prompts: list[list[int]], rows: list[int], seed: int) -> list[Response]:
-        name = hashlib.sha256(json.dumps([prompts, rows, seed]).encode()).hexdigest()
-        file = folder / f"{name}.safetensors"
-        if not file.is_file():
+        answer = kept.get(prompts, rows, seed)
+        if answer is None:
             answer = sampler(prompts, rows, seed)
-            folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, _packed(answer, kept))
-        return _unpacked(file, len(prompts), kept)
+            kept.put(prompts, rows, seed, answer)
+        return answer
 
     return sample
 

@@ -17,7 +17,7 @@ SERVED = ("url", "states_url", "states_folder")
 
 def check_engine_settings(target: TargetConfig) -> None:
     """Raise ConfigError for settings of vLLM's that are out of range, or that this runtime would ignore."""
-    refuse(target, ("served_name",), "is for target.runtime=openai; set that, or leave it out")
+    refuse(target, ("served_name", "key_variable"), "is for target.runtime=openai; set that, or leave it out")
     if target.runtime == "transformers":
         refuse(target, (*STARTED, "states_url", "states_folder"), "is vLLM's; set target.runtime=vllm, or leave it out")
         refuse(target, ("url", "timeout"), "is for target.runtime=vllm and target.runtime=openai; set one of them")

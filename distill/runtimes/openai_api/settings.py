@@ -3,6 +3,7 @@ fail at once."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from decode.common.typed_config import require
@@ -29,6 +30,12 @@ def check_openai_settings(target: TargetConfig) -> None:
         "target.runtime=openai needs target.url, the server that runs the target, as http://HOST:PORT/v1",
     )
     check_url("url", target.url)
+    name = target.key_variable  # never shown: it may be the key itself
+    require(
+        name is None or re.fullmatch("[A-Z][A-Z0-9_]*", name) is not None,
+        "target.key_variable is not the name of an environment variable, as OPENAI_API_KEY (capitals, digits and _). "
+        "A key itself does not belong here, since settings are written into the run's folder: put it into a variable",
+    )
 
 
 def check_openai_asked(config: DistillConfig) -> None:
@@ -39,6 +46,11 @@ def check_openai_asked(config: DistillConfig) -> None:
         config.responses == "target",
         f"target.runtime=openai writes responses, and responses={config.responses} has none written; use "
         "target.runtime=transformers or vllm, which read texts",
+    )
+    require(
+        config.sampling.draft.path is None,
+        f"sampling.draft.path={config.sampling.draft.path} with target.runtime=openai: a server drafts by its own "
+        "settings; leave it out, and start the server with the draft",
     )
     kept = config.records
     wanted = sorted({*kept.store} - {"topk"})
