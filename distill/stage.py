@@ -126,9 +126,7 @@ def _write_shards(
     return records
 
 
-def _scorer(
-    config: DistillConfig, plan: RecordingPlan, runtime: Runtime, code: FeatureCode | None
-) -> Scorer | None:
+def _scorer(config: DistillConfig, plan: RecordingPlan, runtime: Runtime, code: FeatureCode | None) -> Scorer | None:
     """None where no text has to be read: the text alone is kept, or p came along with it."""
     if runtime.gives_p or not (plan.layout.store or plan.layout.features):
         return None

@@ -12,8 +12,8 @@ import numpy as np
 from safetensors.numpy import save
 
 from decode.common.checked_json import write_atomically
-from distill.records.record_shards import FINISH_REASONS
 from distill.records.feature_codes import Shapes
+from distill.records.record_shards import FINISH_REASONS
 from distill.records.safetensors_file import open_arrays
 from distill.responses import Response, Sampler
 

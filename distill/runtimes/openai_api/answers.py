@@ -54,14 +54,18 @@ class Answer:
                 usage.get("completion_tokens"),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise RunError(f"{where} answered a request for a completion by none ({error!r}): {str(content)[:200]}") from error
+            raise RunError(
+                f"{where} answered a request for a completion by none ({error!r}): {str(content)[:200]}"
+            ) from error
 
     @property
     def source(self) -> TokenIds:
         """How the ids of a text that is not empty are to be had."""
         if self.token_ids is not None:
             return "told"
-        return "of logprobs" if self.positions and all(one.token is not None for one in self.positions) else "of the text"
+        return (
+            "of logprobs" if self.positions and all(one.token is not None for one in self.positions) else "of the text"
+        )
 
     def ids(self, source: TokenIds, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """The ids of what was written. Raises RunError where they are no longer told in this way."""

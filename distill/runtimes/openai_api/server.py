@@ -23,8 +23,8 @@ BEYOND = {
     "top_k": -1,
     "min_p": 0.0,
 }
-"""Fields that OpenAI's own protocol lacks: vLLM, SGLang and llama.cpp know some of them, and pass over the others. Their
-values are the ones that change nothing: llama.cpp by itself keeps 40 tokens."""
+"""Fields that OpenAI's own protocol lacks: vLLM, SGLang and llama.cpp know some of them and pass over the others. These
+values change nothing; llama.cpp by itself keeps 40 tokens."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class OpenAiServer:
             ) from error
         except RefusedError as error:
             if error.status in (401, 403):
-                raise ConfigError(_refused(url, target.key_variable, error)) from error
+                raise ConfigError(refused_key(target, error)) from error
             raise ConfigError(_other(url, str(error))) from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(_other(url, repr(error))) from error
@@ -131,7 +131,9 @@ def _version(client: HttpClient) -> str | None:
         return None
 
 
-def _refused(url: str, variable: str | None, error: RefusedError) -> str:
+def refused_key(target: TargetConfig, error: RefusedError) -> str:
+    """What to do about it."""
+    url, variable = target.url, target.key_variable
     if variable is None:
         return (
             f"the server at target.url={url} asks for a key ({error}); put it into an environment variable and name "
