@@ -122,15 +122,15 @@ def _check_length(cfg: TrainConfig, target: ModelDescription | None, blueprint: 
         )
 
 
-def _choose_store(cfg: TrainConfig, records: RecordFolder) -> str:
+def _choose_store(cfg: TrainConfig, records: RecordFolder) -> str | None:
     names = list(records.layout.store)
     dense = [name for name in names if name in DENSE_STORES]
     every = [one for one in (build_objective(cfg.objective), warm_up_of(cfg.objective)) if one is not None]
     needs_dense = any(one.needs == "dense" for one in every)
     if cfg.target_source == "records":
         for one in every:
-            one.check_source(bool(dense) if one.needs == "dense" else True)
-    return dense[0] if needs_dense and dense else names[0]
+            one.check_source(None if not names else bool(dense) if one.needs == "dense" else True)
+    return dense[0] if needs_dense and dense else next(iter(names), None)
 
 
 def _tokenizer(cfg: TrainConfig, target: ModelDescription | None) -> PreTrainedTokenizerBase:

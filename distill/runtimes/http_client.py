@@ -92,14 +92,14 @@ class HttpClient:
             except (NoAnswerError, RefusedError) as error:
                 if isinstance(error, RefusedError) and error.status not in AWAY:
                     raise
-                wait = max(wait, getattr(error, "wait", 0.0))
-                if time.monotonic() + wait > ends:
+                pause = max(wait, getattr(error, "wait", 0.0))
+                if time.monotonic() + pause > ends:
                     raise NoAnswerError(
                         f"{error}; it did not come back in {self.timeout:g} s (target.timeout). Start it again and "
                         "give resume=auto: what was written is kept"
                     ) from error
                 self._note(error)
-                time.sleep(wait)
+                time.sleep(pause)
                 wait = min(2 * wait, LONGEST_WAIT_S)
             else:
                 self._note(None)

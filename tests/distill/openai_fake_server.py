@@ -1,5 +1,5 @@
-"""A server of OpenAI's protocol by proxy, in threads of the test, in the manner of vLLM, of llama.cpp, or of one that knows
-no more than the protocol. Its p is a law of the last two tokens; what it writes follows from seed and prompt."""
+"""A server of OpenAI's protocol by proxy, in threads of the test, in the manner of vLLM, of llama.cpp, or of one that
+knows no more than the protocol. Its p is a law of the last two tokens; what it writes follows from seed and prompt."""
 
 from __future__ import annotations
 
@@ -135,7 +135,8 @@ class FakeOpenAi:
         with self.lock:
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
-        time.sleep(self.slowness)
+        if self.slowness:
+            time.sleep(self.slowness)
         if self.stalls is not None:
             self.stalls.wait(20)
         yield
