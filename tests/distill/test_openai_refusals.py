@@ -139,7 +139,7 @@ def test_records_that_a_server_cannot_give_are_refused(tmp_path: Path, openai_se
         ({"records": RecordsConfig(["head_tail", "topk"])}, "head_tail cannot be made of them"),
         ({"responses": "corpus"}, "has none written"),
         ({"data": replace(good.data, learn_prompt=True)}, "Set data.learn_prompt=false"),
-        ({"sampling": ResponseSampling(draft=replace(good.sampling.draft, path="ngram"))}, "drafts by its own"),
+        ({"sampling": ResponseSampling(draft=replace(good.sampling.draft, path="ngram"))}, "drafts as it was started"),
     ):
         with pytest.raises(ConfigError, match=said):
             config_of(tmp_path, openai_server, **changes)

@@ -24,10 +24,9 @@ def likeliest(
 ) -> list[float] | None:
     """log p of the likeliest tokens behind each text, by falling p; None where the server tells none. Raises
     RunError."""
-    plain = {"temperature": 1.0, "top_p": 1.0}
     found: list[float] = []
     for prompt in prompts:
-        told = server.complete(prompt, 1, logprobs=count, **plain | settings).positions
+        told = server.complete(prompt, 1, logprobs=count, **settings).positions
         if not told or not told[0].likeliest:
             return None
         found += [log_p for _, log_p in told[0].likeliest[:count]]

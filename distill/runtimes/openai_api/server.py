@@ -15,7 +15,7 @@ FIRST_ANSWER_S = 20.0
 """A server that is to be used answers what it is by then."""
 NOT_TAKEN = frozenset({400, 404, 405, 422, 501})
 """Statuses of a request that a server does not know, or not with these fields."""
-PLAIN = {"presence_penalty": 0.0, "frequency_penalty": 0.0}
+PLAIN = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 BEYOND = {
     "return_token_ids": True,
     "return_tokens_as_token_ids": True,
@@ -50,7 +50,7 @@ class OpenAiServer:
             served = {str(one["id"]): one for one in listed}
             named = served[_chosen(url, list(served), target.served_name)]
             software = " ".join(filter(None, [str(named.get("owned_by") or "unknown"), _version(client)]))
-            length = named.get("max_model_len")
+            length = named.get("max_model_len") or (named.get("meta") or {}).get("n_ctx")  # vLLM, llama.cpp
         except NoAnswerError as error:
             if isinstance(error.__cause__, ValueError):
                 raise ConfigError(_other(url, "its answer is no JSON")) from error

@@ -47,11 +47,6 @@ def check_openai_asked(config: DistillConfig) -> None:
         f"target.runtime=openai writes responses, and responses={config.responses} has none written; use "
         "target.runtime=transformers or vllm, which read texts",
     )
-    require(
-        config.sampling.draft.path is None,
-        f"sampling.draft.path={config.sampling.draft.path} with target.runtime=openai: a server drafts by its own "
-        "settings; leave it out, and start the server with the draft",
-    )
     kept = config.records
     wanted = sorted({*kept.store} - {"topk"})
     require(
