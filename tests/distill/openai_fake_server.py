@@ -19,6 +19,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 Manner = Literal["vllm", "llamacpp", "plain"]
 
 
+def is_response(content: dict[str, Any]) -> bool:
+    """Whether a request is one of the run's, none of those that look at the server."""
+    return content.get("max_tokens", 1) > 1
+
+
 @dataclass
 class FakeOpenAi:
     """What the server is, to be changed while it runs."""
@@ -58,7 +63,7 @@ class FakeOpenAi:
     @property
     def written(self) -> list[dict[str, Any]]:
         """Requests for responses."""
-        return [one for one in self.asked if "seed" in one]
+        return [one for one in self.asked if is_response(one)]
 
     def law(self, before: list[int]) -> np.ndarray:
         """log p of the token behind these, (V,)."""
@@ -71,8 +76,8 @@ class FakeOpenAi:
         """Its tokens, an end among them, and the reason."""
         seed, most = content.get("seed", 1), min(content["max_tokens"], self.cuts_at or 10**6)
         new = [(seed + 7 * n) % 50 + 5 for n in range(most)]
-        if seed % 3 == 0 and content["max_tokens"] > 2:
-            return [*new[:2], self.tokenizer.eos_token_id], "stop"
+        if seed % 3 == 0 and not content.get("ignore_eos"):
+            return [*new[: len(new) // 4], self.tokenizer.eos_token_id], "stop"
         return new, "length"
 
     def completion(self, content: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +134,7 @@ class FakeOpenAi:
     @contextmanager
     def counted(self, content: dict[str, Any]) -> Iterator[None]:
         """Among the responses that it writes at once."""
-        if "seed" not in content:
+        if not is_response(content):
             yield
             return
         with self.lock:

@@ -22,7 +22,7 @@ from distill.records.record_folder import RecordFolder
 from distill.runtimes import http_client
 from distill.sequences import record_sequences
 from distill.stage import run
-from tests.distill.openai_fake_server import FakeOpenAi, Manner
+from tests.distill.openai_fake_server import FakeOpenAi, Manner, is_response
 from tests.distill.openai_runs import config_of
 from tests.distill.runs import shard_files
 
@@ -145,7 +145,7 @@ def test_overload_and_faults_are_asked_again_after_the_time_that_the_server_name
     waits: list[float] = []
     monkeypatch.setattr(http_client.time, "sleep", waits.append)
     answers = iter([(429, {"Retry-After": "2"}, "full"), (500, {}, "oops"), (503, {}, ""), (200, {}, "half an answ")])
-    openai_server.fault = lambda content: next(answers, None) if "seed" in content else None
+    openai_server.fault = lambda content: next(answers, None) if is_response(content) else None
     run(config_of(tmp_path, openai_server))
     assert shards(tmp_path, "records") == shards(tmp_path, "whole")
     assert 2.0 in waits
@@ -156,7 +156,7 @@ def test_overload_and_faults_are_asked_again_after_the_time_that_the_server_name
 def test_a_refusal_in_mid_run_ends_it_and_it_goes_on_later(tmp_path: Path, openai_server: FakeOpenAi) -> None:
     run(config_of(tmp_path, openai_server, "whole"))
     openai_server.asked.clear()
-    is_full = lambda content: "seed" in content and len(openai_server.written) > 9  # noqa: E731
+    is_full = lambda content: is_response(content) and len(openai_server.written) > 9  # noqa: E731
     openai_server.fault = lambda content: (400, {}, "no more") if is_full(content) else None
     with pytest.raises(RunError, match="answered 400: no more"):
         run(config_of(tmp_path, openai_server))
@@ -243,7 +243,7 @@ def test_a_context_that_is_too_short_is_no_end_of_a_text(tmp_path: Path, openai_
 
 
 def test_a_run_is_not_gone_on_with_by_a_server_of_another_kind(tmp_path: Path, openai_server: FakeOpenAi) -> None:
-    openai_server.fault = lambda content: (400, {}, "no more") if "seed" in content else None
+    openai_server.fault = lambda content: (400, {}, "no more") if is_response(content) else None
     with pytest.raises(RunError):
         run(config_of(tmp_path, openai_server))
     assert read_json(tmp_path / "records/target.json")["runtime"]["server"]["token_ids"] == "told"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from decode.common.errors import ConfigError
 from distill.runtimes.http_client import RefusedError, refusing
 from distill.runtimes.openai_api.answers import Answer
-from distill.runtimes.openai_api.probe import likeliest, probe_prompts
+from distill.runtimes.openai_api.probe import likeliest, one_token, probe_prompts
 from distill.runtimes.openai_api.server import NOT_TAKEN, refused_key
 from distill.runtimes.openai_api.settings import LATER
 from distill.runtimes.vllm_probe import ROUNDING, TEXTS, check_tokens, distance
@@ -67,7 +67,7 @@ def check_ids(runtime: OpenAiRuntime) -> Answer | None:
     if answer.source == "told":
         return answer
     try:
-        return runtime.server.complete(prompt, 1, logprobs=1)
+        return one_token(runtime.server, prompt, 1)
     except RefusedError as error:
         if error.status in NOT_TAKEN:
             return None
@@ -140,7 +140,7 @@ def check_likeliest(runtime: OpenAiRuntime) -> None:
     wanted = f"records.store=[topk] with records.topk={count}"
     remedy = f"Use a server that does (vLLM, llama.cpp). Or: {LATER}"
     try:
-        answer = server.complete(runtime.probe, 1, logprobs=count)
+        answer = one_token(server, runtime.probe, count)
     except RefusedError as error:
         raise ConfigError(
             f"{wanted}, and the server at {server.url} does not tell so many: {error}. Use records.topk={MOST_TOLD}, "

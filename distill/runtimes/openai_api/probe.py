@@ -8,10 +8,12 @@ from decode.common.errors import RunError
 from distill.runtimes.vllm_probe import ROUNDING, distance
 
 if TYPE_CHECKING:
+    from distill.runtimes.openai_api.answers import Answer
     from distill.runtimes.openai_api.server import OpenAiServer
 
 LIKELIEST = 5
 """As many as OpenAI's protocol lets any server tell."""
+TRIALS = 8
 
 
 def probe_prompts(probe: list[int]) -> list[list[int]]:
@@ -19,18 +21,24 @@ def probe_prompts(probe: list[int]) -> list[list[int]]:
     return [probe[: max(1, len(probe) * part // 4)] for part in (1, 2, 3, 4)]
 
 
+def one_token(server: OpenAiServer, prompt: list[int], count: int, **settings: Any) -> Answer:
+    """The answer to a text with one token and `count` likeliest ones. Some servers leave out an end of text, and then
+    tell nothing: it is kept away, or drawn again by another seed."""
+    kept_away = {"ignore_eos": True} if server.beyond else {}
+    for seed in range(TRIALS):
+        answer = server.complete(prompt, 1, logprobs=count, seed=seed, **kept_away | settings)
+        if answer.positions:
+            break
+    return answer
+
+
 def likeliest(
     server: OpenAiServer, prompts: list[list[int]], count: int = LIKELIEST, **settings: Any
 ) -> list[float] | None:
     """log p of the likeliest tokens behind each text, by falling p; None where the server tells none. Raises
     RunError."""
-    found: list[float] = []
-    for prompt in prompts:
-        told = server.complete(prompt, 1, logprobs=count, **settings).positions
-        if not told or not told[0].likeliest:
-            return None
-        found += [log_p for _, log_p in told[0].likeliest[:count]]
-    return found
+    found = [one_token(server, prompt, count, **settings).positions for prompt in prompts]
+    return [log_p for told in found if told for _, log_p in told[0].likeliest[:count]] or None
 
 
 def check_same(server: OpenAiServer, probe: list[int], before: list[float] | None) -> None:
