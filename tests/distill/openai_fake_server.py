@@ -43,6 +43,8 @@ class FakeOpenAi:
     warps: bool = False
     """It tells p behind the temperature."""
     cuts_at: int | None = None
+    hides: int | None = None
+    """A token that it tells nothing of, as llama.cpp of parts of characters."""
     fault: Callable[[dict[str, Any]], tuple[int, dict[str, str], str] | None] = lambda _: None
     """(status, headers, body) to answer a completion by, in place of it."""
     stalls: threading.Event | None = None
@@ -90,7 +92,8 @@ class FakeOpenAi:
             choice["token_ids"] = told
         if content.get("logprobs"):
             rows = [self.likeliest(read + told[:n], content) for n in range(len(told))]
-            choice["logprobs"] = self.in_form(told, rows)
+            shown = [(one, row) for one, row in zip(told, rows, strict=True) if one != self.hides]
+            choice["logprobs"] = self.in_form([one for one, _ in shown], [row for _, row in shown])
         return {"choices": [choice], "usage": {"prompt_tokens": len(read), "completion_tokens": len(new)}}
 
     def likeliest(self, before: list[int], content: dict[str, Any]) -> list[tuple[int, float]]:

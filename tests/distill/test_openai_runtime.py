@@ -100,6 +100,24 @@ def test_a_server_of_the_plain_protocol_gives_texts_alone(
     assert sequences.collate([(sequences[0], 0, 0)], (1, 64), "cpu") is None
 
 
+def test_a_text_with_tokens_that_are_not_told_has_the_ids_of_its_text_and_no_p(
+    tmp_path: Path, openai_server: FakeOpenAi
+) -> None:
+    openai_server.manner, openai_server.hides = "llamacpp", 40
+    run(config_of(tmp_path, openai_server))
+    records, encode = opened(tmp_path), openai_server.tokenizer.encode
+    wanted, holes = [], 0
+    for one in openai_server.written:
+        new, reason = openai_server.continued(one)
+        text = openai_server.tokenizer.decode(new, skip_special_tokens=True)
+        holes += 40 in new
+        ids = [*encode(text), *([EOS] if reason == "stop" else [])] if 40 in new else new
+        wanted.append((one["prompt"] + ids, 0 if 40 in new else len(new) - (reason == "stop")))
+    assert 0 < holes < 13
+    found = [records.read(index) for index in range(13)]
+    assert sorted((one.ids.tolist(), int(one.loss_mask.sum())) for one in found) == sorted(wanted)
+
+
 def test_each_response_has_its_seed_and_the_run_s_sampling_alone(tmp_path: Path, openai_server: FakeOpenAi) -> None:
     run(config_of(tmp_path, openai_server, sampling=ResponseSampling(0.5, 7, 0.9, 0.1, max_new_tokens=3)))
     written = openai_server.written

@@ -67,10 +67,16 @@ class Answer:
             "of logprobs" if self.positions and all(one.token is not None for one in self.positions) else "of the text"
         )
 
+    @property
+    def lacks_positions(self) -> bool:
+        """llama.cpp tells nothing of a token that ends within a character, so that a text with such ones has holes."""
+        is_cut = self.finish_reason == "length"  # else an end may be counted that is not told
+        return self.written_tokens is not None and len(self.positions) < self.written_tokens - (not is_cut)
+
     def ids(self, source: TokenIds, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """The ids of what was written. Raises RunError where they are no longer told in this way."""
         if source == "of the text":
-            return tokenizer.encode(self.text, add_special_tokens=False)
+            return tokenizer.encode(self.text.removesuffix("\ufffd"), add_special_tokens=False)  # half a character
         ids = self.token_ids if source == "told" else [one.token for one in self.positions]
         known = [one for one in ids or [] if isinstance(one, int)]
         if ids is None or len(known) < len(ids) or (self.text and not ids):

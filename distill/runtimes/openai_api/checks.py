@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from decode.common.errors import ConfigError
@@ -126,7 +127,7 @@ def check_tokenizer(runtime: OpenAiRuntime) -> None:
 def remember(runtime: OpenAiRuntime) -> None:
     """What the server says of fixed texts, by which its weights are known from now on."""
     try:
-        runtime.log_p = likeliest(runtime.server, probe_prompts(runtime.probe))
+        runtime.log_p = list(chain(*likeliest(runtime.server, probe_prompts(runtime.probe)))) or None
     except RefusedError as error:
         if error.status not in NOT_TAKEN:
             raise
@@ -164,8 +165,10 @@ def check_likeliest(runtime: OpenAiRuntime) -> None:
 def check_unwarped(runtime: OpenAiRuntime, count: int) -> None:
     """Some servers tell p behind temperature and top_p, by which it is no p of the target."""
     server, warp = runtime.server, runtime.sampling()
-    plain, warped = (likeliest(server, [runtime.probe], count, **settings) or [] for settings in ({}, warp))
-    far = distance(warped, plain)
+    prompts = probe_prompts(runtime.probe)
+    plain, warped = (likeliest(server, prompts, count, **settings) for settings in ({}, warp))
+    both = [pair for pair in zip(plain, warped, strict=True) if all(pair)]
+    far = max((distance(one, other) for one, other in both), default=0.0)
     if not far <= ROUNDING["unknown"]:
         raise ConfigError(
             f"log p of the likeliest tokens that the server at {server.url} tells changes by {far:.3g} with {warp}: "

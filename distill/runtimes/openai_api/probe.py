@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from decode.common.errors import RunError
@@ -22,8 +23,8 @@ def probe_prompts(probe: list[int]) -> list[list[int]]:
 
 
 def one_token(server: OpenAiServer, prompt: list[int], count: int, **settings: Any) -> Answer:
-    """The answer to a text with one token and `count` likeliest ones. Some servers leave out an end of text, and then
-    tell nothing: it is kept away, or drawn again by another seed."""
+    """The answer to a text with one token and `count` likeliest ones. Some servers tell nothing of an end of text, or
+    of a part of a character: an end is kept away, and others are drawn by further seeds."""
     kept_away = {"ignore_eos": True} if server.beyond else {}
     for seed in range(TRIALS):
         answer = server.complete(prompt, 1, logprobs=count, seed=seed, **kept_away | settings)
@@ -34,11 +35,10 @@ def one_token(server: OpenAiServer, prompt: list[int], count: int, **settings: A
 
 def likeliest(
     server: OpenAiServer, prompts: list[list[int]], count: int = LIKELIEST, **settings: Any
-) -> list[float] | None:
-    """log p of the likeliest tokens behind each text, by falling p; None where the server tells none. Raises
-    RunError."""
+) -> list[list[float]]:
+    """log p of the likeliest tokens behind each text, by falling p; [] where the server tells none. Raises RunError."""
     found = [one_token(server, prompt, count, **settings).positions for prompt in prompts]
-    return [log_p for told in found if told for _, log_p in told[0].likeliest[:count]] or None
+    return [[log_p for _, log_p in told[0].likeliest[:count]] if told else [] for told in found]
 
 
 def check_same(server: OpenAiServer, probe: list[int], before: list[float] | None) -> None:
@@ -47,7 +47,7 @@ def check_same(server: OpenAiServer, probe: list[int], before: list[float] | Non
     server.check_listed()
     if before is None:
         return
-    far = distance(likeliest(server, probe_prompts(probe)) or [], before)
+    far = distance(list(chain(*likeliest(server, probe_prompts(probe)))), before)
     if not far <= ROUNDING["unknown"]:
         raise RunError(
             f"the server at {server.url} runs other weights than when this run started: log p of the likeliest tokens "

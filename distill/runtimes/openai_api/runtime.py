@@ -24,7 +24,7 @@ from distill.records.distribution_stores import SparseStore
 from distill.records.record_manifest import RecordedRuntime, RecordedServer
 from distill.responses import Response, Sampler
 from distill.runtimes.kept_responses import KeptResponses
-from distill.runtimes.openai_api.answers import Answer, TokenIds
+from distill.runtimes.openai_api.answers import Position, TokenIds
 from distill.runtimes.openai_api.checks import check_server
 from distill.runtimes.openai_api.endings import ended
 from distill.runtimes.openai_api.probe import check_same
@@ -144,19 +144,22 @@ class OpenAiRuntime(Runtime):
         if self.store is not None or self.source == "of logprobs":
             settings["logprobs"] = 1 if self.store is None else self.store.head
         answer = self.server.complete(prompt, most, **settings)
-        ids = answer.ids(self.source, self.tokenizer)
+        source = "of the text" if self.source == "of logprobs" and answer.lacks_positions else self.source
+        ids = answer.ids(source, self.tokenizer)
         stray = next((token for token in ids if not 0 <= token < self.target.vocab_size), None)
         if stray is not None:
             raise RunError(
                 f"the server at {self.server.url} wrote token {stray}, and target.path={self.target.path} has "
                 f"{self.target.vocab_size}: it serves another model now"
             )
-        response = ended(answer, ids, self.source, self.eos, most, self.server.url)
-        return response if self.store is None else self._with_p(response, answer, self.store)
+        response = ended(answer, ids, source, self.eos, most, self.server.url)
+        if self.store is None:
+            return response
+        return self._with_p(response, [] if source == "of the text" else answer.positions, self.store)
 
-    def _with_p(self, response: Response, answer: Answer, store: SparseStore) -> Response:
+    def _with_p(self, response: Response, positions: list[Position], store: SparseStore) -> Response:
         """With p of the tokens that it is told of: not of an end that the server leaves out."""
-        told = [one.likeliest[: store.head] for one in answer.positions[: len(response.ids)]]
+        told = [one.likeliest[: store.head] for one in positions[: len(response.ids)]]
         known = [len(row) == store.head and all(token is not None for token, _ in row) for row in told]
         has_p = np.array(known + [False] * (len(response.ids) - len(known)), dtype=bool)
         rows = [row for row, is_known in zip(told, known, strict=True) if is_known]
