@@ -43,6 +43,7 @@ class FakeOpenAi:
     warps: bool = False
     """It tells p behind the temperature."""
     cuts_at: int | None = None
+    tells_end: bool = True
     hides: int | None = None
     """A token that it tells nothing of, as llama.cpp of parts of characters."""
     fault: Callable[[dict[str, Any]], tuple[int, dict[str, str], str] | None] = lambda _: None
@@ -86,7 +87,7 @@ class FakeOpenAi:
         prompt = content["prompt"]
         read = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         new, reason = self.continued(content)
-        told = new if self.manner == "vllm" else [one for one in new if one != self.tokenizer.eos_token_id]
+        told = new if self.tells_end else [one for one in new if one != self.tokenizer.eos_token_id]
         choice = {"text": self.tokenizer.decode(new, skip_special_tokens=True), "finish_reason": reason}
         if self.manner == "vllm" and content.get("return_token_ids"):
             choice["token_ids"] = told

@@ -44,11 +44,14 @@ def shards(folder: Path, output: str) -> dict[str, bytes]:
     return found
 
 
-@pytest.mark.parametrize(("manner", "source"), [("vllm", "told"), ("llamacpp", "of logprobs")])
+@pytest.mark.parametrize(
+    ("manner", "source", "tells_end"),
+    [("vllm", "told", True), ("llamacpp", "of logprobs", True), ("llamacpp", "of logprobs", False)],
+)
 def test_records_hold_the_ids_and_the_likeliest_tokens_that_the_server_tells(
-    tmp_path: Path, openai_server: FakeOpenAi, manner: Manner, source: str
+    tmp_path: Path, openai_server: FakeOpenAi, manner: Manner, source: str, tells_end: bool
 ) -> None:
-    openai_server.manner = manner
+    openai_server.manner, openai_server.tells_end = manner, tells_end
     run(config_of(tmp_path, openai_server))
     records = opened(tmp_path)
     assert len(records) == len(openai_server.written) == 13
@@ -60,7 +63,7 @@ def test_records_hold_the_ids_and_the_likeliest_tokens_that_the_server_tells(
         reasons.add(record.meta["finish_reason"])
         ends = record.meta["finish_reason"] == "eos"
         learned = np.flatnonzero(record.loss_mask).tolist()
-        assert learned == [*range(start, len(ids) - (ends and manner == "llamacpp"))]  # which leaves the end out
+        assert learned == [*range(start, len(ids) - (ends and not tells_end))]
         rows = torch.arange(len(learned))
         p = records.layout.store_named("topk").distribution(record.payload, rows, None)
         for row, place in enumerate(learned):
@@ -79,7 +82,7 @@ def test_records_hold_the_ids_and_the_likeliest_tokens_that_the_server_tells(
 def test_a_server_of_the_plain_protocol_gives_texts_alone(
     tmp_path: Path, openai_server: FakeOpenAi, caplog: pytest.LogCaptureFixture
 ) -> None:
-    openai_server.manner = "plain"
+    openai_server.manner, openai_server.tells_end = "plain", False
     run(config_of(tmp_path, openai_server, store=[]))
     records, encode = opened(tmp_path), openai_server.tokenizer.encode
     wanted = []
@@ -103,16 +106,19 @@ def test_a_server_of_the_plain_protocol_gives_texts_alone(
 def test_a_text_with_tokens_that_are_not_told_has_the_ids_of_its_text_and_no_p(
     tmp_path: Path, openai_server: FakeOpenAi
 ) -> None:
-    openai_server.manner, openai_server.hides = "llamacpp", 40
+    openai_server.manner = "llamacpp"
+    run(config_of(tmp_path, openai_server, "whole"))
+    hidden = openai_server.hides = openai_server.continued(openai_server.written[0])[0][0]
+    openai_server.asked.clear()
     run(config_of(tmp_path, openai_server))
     records, encode = opened(tmp_path), openai_server.tokenizer.encode
     wanted, holes = [], 0
     for one in openai_server.written:
         new, reason = openai_server.continued(one)
         text = openai_server.tokenizer.decode(new, skip_special_tokens=True)
-        holes += 40 in new
-        ids = [*encode(text), *([EOS] if reason == "stop" else [])] if 40 in new else new
-        wanted.append((one["prompt"] + ids, 0 if 40 in new else len(new) - (reason == "stop")))
+        holes += hidden in new
+        ids = [*encode(text), *([EOS] if reason == "stop" else [])] if hidden in new else new
+        wanted.append((one["prompt"] + ids, 0 if hidden in new else len(new)))
     assert 0 < holes < 13
     found = [records.read(index) for index in range(13)]
     assert sorted((one.ids.tolist(), int(one.loss_mask.sum())) for one in found) == sorted(wanted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -67,11 +67,11 @@ class Answer:
             "of logprobs" if self.positions and all(one.token is not None for one in self.positions) else "of the text"
         )
 
-    @property
-    def lacks_positions(self) -> bool:
+    def lacks_positions(self, eos: Container[int | None]) -> bool:
         """llama.cpp tells nothing of a token that ends within a character, so that a text with such ones has holes."""
-        is_cut = self.finish_reason == "length"  # else an end may be counted that is not told
-        return self.written_tokens is not None and len(self.positions) < self.written_tokens - (not is_cut)
+        has_end = bool(self.positions) and self.positions[-1].token in eos
+        is_end_counted_alone = self.finish_reason != "length" and not has_end
+        return self.written_tokens is not None and len(self.positions) < self.written_tokens - is_end_counted_alone
 
     def ids(self, source: TokenIds, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """The ids of what was written. Raises RunError where they are no longer told in this way."""

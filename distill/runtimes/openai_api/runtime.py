@@ -144,7 +144,7 @@ class OpenAiRuntime(Runtime):
         if self.store is not None or self.source == "of logprobs":
             settings["logprobs"] = 1 if self.store is None else self.store.head
         answer = self.server.complete(prompt, most, **settings)
-        source = "of the text" if self.source == "of logprobs" and answer.lacks_positions else self.source
+        source = "of the text" if self.source == "of logprobs" and answer.lacks_positions(self.eos) else self.source
         ids = answer.ids(source, self.tokenizer)
         stray = next((token for token in ids if not 0 <= token < self.target.vocab_size), None)
         if stray is not None:
