@@ -80,7 +80,7 @@ def pack_codes(codes: np.ndarray) -> np.ndarray:  # (R, C) -> (R, 3 * ceil(C / 2
     padded = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2))).astype(np.uint16)
     first, second = padded[:, 0::2], padded[:, 1::2]
     triples = np.stack([first >> 4, (first & 15) << 4 | second >> 8, second & 255], -1)
-    return triples.reshape(len(codes), -1).astype(np.uint8)
+    return triples.reshape(len(codes), 3 * triples.shape[1]).astype(np.uint8)
 
 
 def unpack_codes(packed: np.ndarray) -> np.ndarray:  # (R, bytes) uint8 -> (R, C) int32; C is even
