@@ -64,7 +64,7 @@ def _packed(responses: Sequence[Response], rows_of_p: Shapes) -> bytes:
         "passes": np.array([-1 if one.passes is None else one.passes for one in responses], np.int64),
     }
     if rows_of_p:
-        arrays["has_p"] = np.concatenate([one.has_p for one in responses]).astype(np.uint8)
+        arrays["has_p"] = np.concatenate([one.has_p for one in responses if one.has_p is not None]).astype(np.uint8)
     for name, (shape, dtype) in rows_of_p.items():
         rows = [one.payload[name] for one in responses]
         arrays[name] = np.concatenate([np.empty((0, *shape), dtype), *rows]).astype(dtype, copy=False)

@@ -64,6 +64,13 @@ class FakeOpenAi:
         return f"http://127.0.0.1:{self.port}/v1"
 
     @property
+    def end(self) -> int:
+        """Its end of text."""
+        token = self.tokenizer.eos_token_id
+        assert isinstance(token, int)
+        return token
+
+    @property
     def written(self) -> list[dict[str, Any]]:
         """Requests for responses."""
         return [one for one in self.asked if is_response(one)]
@@ -80,14 +87,14 @@ class FakeOpenAi:
         seed, most = content.get("seed", 1), min(content["max_tokens"], self.cuts_at or 10**6)
         new = [(seed + 7 * n) % 50 + 5 for n in range(most)]
         if seed % 3 == 0 and not content.get("ignore_eos"):
-            return [*new[: len(new) // 4], self.tokenizer.eos_token_id], "stop"
+            return [*new[: len(new) // 4], self.end], "stop"
         return new, "length"
 
     def completion(self, content: dict[str, Any]) -> dict[str, Any]:
         prompt = content["prompt"]
         read = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         new, reason = self.continued(content)
-        told = new if self.tells_end else [one for one in new if one != self.tokenizer.eos_token_id]
+        told = new if self.tells_end else [one for one in new if one != self.end]
         choice = {"text": self.tokenizer.decode(new, skip_special_tokens=True), "finish_reason": reason}
         if self.manner == "vllm" and content.get("return_token_ids"):
             choice["token_ids"] = told

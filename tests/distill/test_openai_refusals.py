@@ -135,12 +135,13 @@ def test_settings_that_do_not_belong_together(changes: dict[str, Any], said: str
 
 def test_records_that_a_server_cannot_give_are_refused(tmp_path: Path, openai_server: FakeOpenAi) -> None:
     good = config_of(tmp_path, openai_server)
-    for changes, said in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"records": RecordsConfig(["head_tail", "topk"])}, "head_tail cannot be made of them"),
         ({"responses": "corpus"}, "has none written"),
         ({"data": replace(good.data, learn_prompt=True)}, "Set data.learn_prompt=false"),
         ({"sampling": ResponseSampling(draft=replace(good.sampling.draft, path="ngram"))}, "drafts as it was started"),
-    ):
+    ]
+    for changes, said in cases:
         with pytest.raises(ConfigError, match=said):
             config_of(tmp_path, openai_server, **changes)
 

@@ -18,6 +18,7 @@ from decode.common.errors import ConfigError
 from decode.config import ModelConfig
 from decode.models.load import describe_model
 from distill.config import DistillConfig, RecordsConfig, ResponseSampling, TargetConfig
+from distill.objectives.target_distribution import SparseRows
 from distill.records.record_folder import RecordFolder
 from distill.stage import run
 from tests.distill.runs import tiny_config
@@ -68,6 +69,8 @@ def assert_agree(ours: RecordFolder, theirs: RecordFolder) -> None:
             folder.layout.store_named("topk").distribution(record.payload, rows, None)
             for folder, record in ((ours, one), (theirs, other))
         )
+        assert isinstance(p, SparseRows)
+        assert isinstance(q, SparseRows)
         np.testing.assert_allclose(p.log_p[rows].numpy(), q.log_p[rows].numpy(), atol=0.02)
         assert (p.ids[rows] == q.ids[rows]).float().mean() > 0.9  # near-ties may change places
         if same is not None:
