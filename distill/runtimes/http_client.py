@@ -123,7 +123,7 @@ class HttpClient:
 
 def _seconds(retry_after: str | None) -> float:
     """Of the header; a date, which it may be too, is taken for none."""
-    return float(retry_after) if (retry_after or "").isdecimal() else 0.0
+    return float(retry_after) if retry_after is not None and retry_after.isdecimal() else 0.0
 
 
 @contextmanager

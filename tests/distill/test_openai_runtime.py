@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from decode.common.checked_json import read_json
-from decode.common.errors import InputError, RunError
+from decode.common.errors import ConfigError, InputError, RunError
+from decode.common.typed_config import build
 from decode.models.load import describe_model
 from distill.config import RecordsConfig, ResponseSampling, TargetConfig
 from distill.objectives.target_distribution import SparseRows
@@ -26,6 +27,8 @@ from distill.stage import run
 from tests.distill.openai_fake_server import FakeOpenAi, Manner, is_response
 from tests.distill.openai_runs import config_of
 from tests.distill.runs import shard_files
+from train.config import TrainConfig
+from train.training_inputs import open_inputs
 
 EOS = 0
 
@@ -103,6 +106,15 @@ def test_a_server_of_the_plain_protocol_gives_texts_alone(
     sequences = record_sequences(records, "train", 64)
     assert sequences[0].payload is None
     assert sequences.collate([(sequences[0], 0, 0)], (1, 64), "cpu") is None
+
+
+def test_training_on_texts_alone_takes_the_objective_that_reads_text(tmp_path: Path, openai_server: FakeOpenAi) -> None:
+    run(config_of(tmp_path, openai_server, store=[]))
+    said = {"target": {"path": str(tmp_path / "target")}, "records": str(tmp_path / "records"), "sequence_length": 16}
+    said |= {"output_dir": str(tmp_path / "draft")}
+    with pytest.raises(ConfigError, match=r"objective=tv compares.*records\.store=\[\] in distill keeps none"):
+        open_inputs(build(TrainConfig, said | {"objective": {"name": "tv"}}))
+    assert open_inputs(build(TrainConfig, said | {"objective": {"name": "cross_entropy"}})).store is None
 
 
 def test_a_text_with_tokens_that_are_not_told_has_the_ids_of_its_text_and_no_p(
