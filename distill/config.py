@@ -7,11 +7,12 @@ from typing import ClassVar, Literal
 
 from decode.common.typed_config import require, require_at_least
 from decode.config import MOST_NODES, DrafterConfig, ModelConfig, check_sampling
+from distill.runtimes.openai_api.settings import check_openai_asked, check_openai_settings
 from distill.runtimes.vllm_settings import check_engine_settings
 
 CorpusName = Literal["python_stdlib", "text", "jsonl", "parquet", "dataset", "hub", "tasks", "own"]
 StoreName = Literal["head_tail", "topk", "full", "last_hidden"]
-RuntimeName = Literal["transformers", "vllm"]
+RuntimeName = Literal["transformers", "vllm", "openai"]
 FeatureCodeName = Literal["bf16", "int8", "pca"]
 TermName = Literal["cross_entropy", "forward_kl", "tv", "neg_log_alpha", "reverse_kl", "jsd"]
 ObjectiveName = Literal[TermName, "lk_hybrid", "mixture"]
@@ -89,7 +90,8 @@ class TargetConfig(ModelConfig):
 
     runtime: RuntimeName = "transformers"
     """transformers: in this process; vllm: in vLLM's engine, in a process and an environment of its own, which writes
-    all responses first and then reads them for p and hidden states."""
+    all responses first and then reads them for p and hidden states; openai: in a server that runs already and speaks
+    OpenAI's protocol, which writes responses, with its likeliest tokens where it tells them."""
     vllm_python: str = ".venv-vllm/bin/python"
     """runtime=vllm only: interpreter of vLLM's environment; `bash scripts/vllm_env.sh` makes this one."""
     tensor_parallel_size: int = 1
@@ -102,18 +104,26 @@ class TargetConfig(ModelConfig):
     gpu_memory_utilization: float | None = None
     """runtime=vllm only: share of each device's memory that an engine takes; None is vLLM's own."""
     url: str | None = None
-    """runtime=vllm only: a running vLLM server, http://HOST:PORT/v1, in place of engines that are started here."""
+    """A running server, http://HOST:PORT/v1. runtime=vllm: in place of engines that are started here; runtime=openai:
+    any that speaks OpenAI's protocol."""
+    served_name: str | None = None
+    """runtime=openai only: what the server calls the target; None is the only model that it lists."""
+    key_variable: str | None = None
+    """runtime=openai only: environment variable that holds the server's key; None sends none."""
     states_url: str | None = None
     """With url: the server that gives the hidden states; None is the same one, which then writes slowly."""
     states_folder: str | None = None
     """With url: where the files of hidden states that the server writes to its shared_storage_path appear here."""
     timeout: float = 1800.0
-    """runtime=vllm only: seconds without a sign of life after which an engine or a server is given up."""
+    """runtime=vllm and openai only: seconds without a sign of life after which an engine or a server is given up."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.runtime == "openai":
+            check_openai_settings(self)
+            return
         check_engine_settings(self)
-        if self.runtime == "transformers":
+        if self.runtime != "vllm":
             return
         require(
             self.dtype != "float64",
@@ -231,7 +241,8 @@ class RecordsConfig:
     """What is kept of p for every learned token, and of the hidden states of all."""
 
     store: list[StoreName] = field(default_factory=lambda: ["head_tail"])
-    """Any mix of head_tail (unbiased, tens of bytes a token), topk (biased), full (exact) and last_hidden (exact)."""
+    """Any mix of head_tail (unbiased, tens of bytes a token), topk (biased), full (exact) and last_hidden (exact); []
+    keeps the text alone."""
     head: int = 8
     """Likeliest tokens kept by head_tail."""
     tail: int = 4
@@ -244,7 +255,6 @@ class RecordsConfig:
     """Hidden states kept beside p."""
 
     def __post_init__(self) -> None:
-        require(bool(self.store), "records.store is empty; name at least one of head_tail, topk, full, last_hidden")
         repeated = len(set(self.store)) < len(self.store)
         require(not repeated, f"records.store={self.store} names a store twice; name each once")
         require_at_least(1, self, "records.", "head", "tail", "topk", "shard_size")
@@ -325,6 +335,8 @@ class DistillConfig:
     NOT_COMPARED: ClassVar[tuple[str, ...]] = (
         "sampling.draft",
         "target.url",
+        "target.served_name",
+        "target.key_variable",
         "target.states_url",
         "target.states_folder",
         "target.timeout",
@@ -365,6 +377,7 @@ class DistillConfig:
         require_at_least(0, self, "", "show")
         refuse_own(self.data)
         self._check_draft()
+        check_openai_asked(self)
         if self.responses != "records":
             require(
                 self.from_records is None,

@@ -59,19 +59,19 @@ class RecordingPlan:
         """The plan in words, a fact a line."""
         prompts = ", ".join(f"{count:,} {split}" for split, count in self.prompts.items())
         left_out = f", {self.too_long:,} of them longer than the context and left out" if self.too_long else ""
-        stores = ", ".join(f"{store.name} {store.bytes_per_token}" for store in self.layout.stores)
+        stores = "".join(f"{store.name} {store.bytes_per_token}, " for store in self.layout.stores)
         features = ""
         if self.layout.features is not None:
             kept = self.layout.features
-            features = f", {kept.code} features of {len(kept.layers)} layers {kept.bytes_per_token} of every token"
+            features = f"{kept.code} features of {len(kept.layers)} layers {kept.bytes_per_token} of every token, "
         return [
             f"target parameters     {self.num_parameters:,}",
             f"documents             {self.documents:,}",
             f"prompts               {prompts}{left_out}",
             *([] if self.held_out is None else [f"held out              {self.held_out.line()}"]),
             f"responses             {self.responses:,}",
-            f"tokens, at most       {self.tokens:,}, of which p is recorded: {self.learned_tokens:,}",
-            f"bytes a token         {self.layout.bytes_per_token} ({stores}{features}, text "
+            f"tokens, at most       {self.tokens:,}, of which are learned: {self.learned_tokens:,}",
+            f"bytes a token         {self.layout.bytes_per_token} ({stores}{features}text "
             f"{self.layout.text_bytes_per_token})",
             f"bytes on disk         {self.bytes_on_disk:,} at most, in {self.num_shards:,} shards",
         ]

@@ -27,6 +27,10 @@ class Response:
     finish_reason: str
     passes: int | None = field(default=None, compare=False)
     """Target passes that it took, where they were counted."""
+    has_p: np.ndarray | None = field(default=None, compare=False)
+    """(n,) bool of the ids: those whose p came along; None where p is to be had otherwise."""
+    payload: dict[str, np.ndarray] = field(default_factory=dict, compare=False)
+    """Arrays of the stores, a row for each token that has p."""
 
 
 Sampler = Callable[[list[list[int]], list[int], int], list[Response]]
@@ -132,7 +136,10 @@ class Writer:
         whole = np.array(ids + response.ids, dtype=np.int64)
         learns_prompt = prompt.messages is None and self.config.data.learn_prompt
         mask = np.arange(len(whole)) >= (1 if learns_prompt else len(ids))
-        return Record(whole, mask, _meta(prompt, turn, len(ids), response.finish_reason), passes=response.passes)
+        if response.has_p is not None:  # what nothing is known of is not learned
+            mask[len(ids) :] &= response.has_p
+        meta = _meta(prompt, turn, len(ids), response.finish_reason)
+        return Record(whole, mask, meta, response.payload, passes=response.passes)
 
     def _from_corpus(self, prompt: DrawnPrompt) -> Record | None:
         ids, mask = corpus_text(prompt, self.tokenizer, self.config, self.max_positions)

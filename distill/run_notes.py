@@ -56,9 +56,9 @@ def check_same_target(folder: RunFolder, target: ModelDescription, runtime: Reco
     was = before.runtime
     if was is None:
         return
-    if _without_log_p(was) != _without_log_p(runtime):
+    if _lasting(was) != _lasting(runtime):
         raise InputError(
-            f"the run in {folder.path} was started with {_without_log_p(was)}, and this is {_without_log_p(runtime)}: "
+            f"the run in {folder.path} was started with {_lasting(was)}, and this is {_lasting(runtime)}: "
             "they round or draw otherwise, and records of both would be mixed. Use another output_dir, or go on with "
             "what it was started with"
         )
@@ -72,8 +72,10 @@ def check_same_target(folder: RunFolder, target: ModelDescription, runtime: Reco
             )
 
 
-def _without_log_p(runtime: RecordedRuntime) -> RecordedRuntime:
-    return runtime.model_copy(update={"log_p": None})
+def _lasting(runtime: RecordedRuntime) -> RecordedRuntime:
+    """What has to be the same: a server may move, and log p differs by rounding."""
+    server = runtime.server and runtime.server.model_copy(update={"url": "any"})
+    return runtime.model_copy(update={"log_p": None, "server": server})
 
 
 def note_target(folder: RunFolder, target: ModelDescription, runtime: RecordedRuntime, weights: str | None) -> None:

@@ -49,30 +49,34 @@ Placed = tuple[TrainSequence, int, int]
 
 
 class RecordSequences:
-    """The records of one split, cut to `max_length` tokens, with p of one of their stores and some layers."""
+    """The records of one split, cut to `max_length` tokens, with p of one of their stores and some layers; without p
+    where they keep none."""
 
     def __init__(
-        self, folder: RecordFolder, indices: np.ndarray, max_length: int, store: str, layers: Sequence[int] = ()
+        self, folder: RecordFolder, indices: np.ndarray, max_length: int, store: str | None, layers: Sequence[int] = ()
     ) -> None:
         self.folder, self.indices, self.max_length, self.layers = folder, indices, max_length, tuple(layers)
-        self.store = folder.layout.store_named(store)
+        self.store = None if store is None else folder.layout.store_named(store)
         self.lengths = np.minimum(folder.lengths[indices], max_length)
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, index: int) -> TrainSequence:
-        record = self.folder.read(int(self.indices[index]), [self.store.name], self.layers)
+        stores = [] if self.store is None else [self.store.name]
+        record = self.folder.read(int(self.indices[index]), stores, self.layers)
         mask = record.loss_mask[: self.max_length]
-        payload = {name: rows[: mask.sum()] for name, rows in record.payload.items()}
+        payload = {name: rows[: mask.sum()] for name, rows in record.payload.items()} if stores else None
         features = {name: rows[: self.max_length] for name, rows in record.features.items()}
         return TrainSequence(record.ids[: self.max_length], mask, payload, features, record.meta["document"])
 
     def collate(
         self, items: Sequence[Placed], shape: tuple[int, int], device: torch.device | str, head: Head | None = None
-    ) -> TargetDistribution:
+    ) -> TargetDistribution | None:
         """p of a batch of `shape` (B, T) holding `items`: row b*T + t of the token after column t, stored wherever that
         token is to be learned."""
+        if self.store is None:
+            return None
         row_index = torch.full((shape[0] * shape[1],), -1, dtype=torch.int64)
         stored = 0
         for sequence, row, start in items:
@@ -132,7 +136,8 @@ SequenceSource = RecordSequences | TextSequences
 def record_sequences(
     folder: RecordFolder, split: str, max_length: int, store: str | None = None, layers: Sequence[int] = ()
 ) -> RecordSequences:
-    """The sequences of `split`. `store` picks one of several; None is the first that the records were written with.
+    """The sequences of `split`. `store` picks one of several; None is the first that the records were written with, if
+    there is any.
 
     `layers` are those whose hidden states `features` can give. Raises ConfigError where there is no such store,
     InputError where there are no such layers and where the split is empty.
@@ -140,7 +145,9 @@ def record_sequences(
     _check_layers(folder, layers)
     names = folder.layout.store
     if store is not None and store not in names:
-        raise ConfigError(f"{folder.path} holds the stores {', '.join(names)}, not {store!r}; ask for one of them")
+        raise ConfigError(
+            f"{folder.path} holds the stores {', '.join(names) or 'none'}, not {store!r}; ask for one of them"
+        )
     indices = folder.indices(split)
     if not len(indices):
         raise InputError(
@@ -154,7 +161,7 @@ def record_sequences(
             "longer sequence_length",
             *(cut, len(indices), split, folder.path, max_length),
         )
-    return RecordSequences(folder, indices, max_length, store or names[0], layers)
+    return RecordSequences(folder, indices, max_length, store or next(iter(names), None), layers)
 
 
 def _check_layers(folder: RecordFolder, layers: Sequence[int]) -> None:

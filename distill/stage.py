@@ -107,9 +107,7 @@ def _write_shards(
         return records
     if ranks.is_main_process:  # which writes the first shard, and so is here in any run
         note_target(folder, target, runtime.note, runtime.weights())
-    writer = texts.writer(runtime)
-    layers = plan.layout.features.layers if plan.layout.features else ()
-    scorer = Scorer(runtime.passes(layers), plan.layout, config.seed, code)
+    writer, scorer = texts.writer(runtime), _scorer(config, plan, runtime, code)
     total, left = sum(map(len, mine.values())), sum(len(mine[index]) for index in todo)
     with progress(total, "prompts", "records", initial=total - left) as bar:
         began, tokens = time.perf_counter(), 0
@@ -117,7 +115,8 @@ def _write_shards(
             with runtime.stopwatch.part("writing"):
                 part = writer.write(mine[index].start, mine[index].stop)
             with runtime.stopwatch.part("reading"):
-                scorer.score(part)
+                if scorer is not None:
+                    scorer.score(part)
                 known = records.write(index, part)
             tokens += known.learned_tokens
             drafted = {"tokens_per_pass": round(known.drafting.tokens_per_pass, 2)} if known.drafting else {}
@@ -125,6 +124,14 @@ def _write_shards(
     if writer.dropped_turns:
         log.warning("%d turns were left out: they do not fit into the target's context", writer.dropped_turns)
     return records
+
+
+def _scorer(config: DistillConfig, plan: RecordingPlan, runtime: Runtime, code: FeatureCode | None) -> Scorer | None:
+    """None where no text has to be read: the text alone is kept, or p came along with it."""
+    if runtime.gives_p or not (plan.layout.store or plan.layout.features):
+        return None
+    layers = plan.layout.features.layers if plan.layout.features else ()
+    return Scorer(runtime.passes(layers), plan.layout, config.seed, code)
 
 
 def _write_responses(parts: Sequence[range], texts: Texts, runtime: Runtime) -> None:
@@ -170,14 +177,15 @@ def _finish(
     runtime: Runtime,
     records: RecordWriter,
 ) -> None:
-    about: dict[str, Any] = {"seed": config.seed, "p": "temperature 1, unwarped", **texts.provenance()}
+    p = "temperature 1, unwarped" if plan.layout.store else "none"
+    about: dict[str, Any] = {"seed": config.seed, "p": p, **texts.provenance()}
     about["runtime"], about["spent"] = runtime.note.model_dump(), runtime.stopwatch.told()
     manifest = records.finish(plan.num_shards, target, noted_weights(records.run), about)
     for leftover in (FOLDER, "responses", "states"):  # what was kept until it was in the shards
         shutil.rmtree(records.run.path / leftover, ignore_errors=True)
     counts = manifest["counts"]
     log.info(
-        "%s: %d records, %d tokens, %d of them with p, %d bytes (%.1f a token)",
+        "%s: %d records, %d tokens, %d of them learned, %d bytes (%.1f a token)",
         records.run.path,
         counts["records"],
         counts["tokens"],

@@ -78,6 +78,13 @@ _OUT_OF_RANGE = {
         "target.runtime=vllm target.states_folder=states",
         "sampling.draft.path=ngram target.runtime=vllm target.url=http://127.0.0.1:9/v1 target.states_folder=states",
         "target.tensor_parallel_size=2",
+        "target.runtime=openai",
+        "target.runtime=openai target.url=http://127.0.0.1:9/v1",
+        "target.runtime=openai target.url=http://127.0.0.1:9/v1 records.store=[full]",
+        "target.runtime=openai target.url=http://127.0.0.1:9/v1 records.store=[] target.key_variable=sk-a-key",
+        "target.runtime=openai target.url=http://127.0.0.1:9/v1 records.store=[] target.key_variable=NO_SUCH_VARIABLE",
+        "target.runtime=openai target.url=http://127.0.0.1:9/v1 records.store=[] target.dtype=float16",
+        "target.served_name=some",
         "target.runtime=vllm target.gpu_memory_utilization=1.5",
     ],
     "train": [

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from decode.common.errors import ConfigError
 from decode.common.progress import get_logger
@@ -122,15 +122,15 @@ def _check_length(cfg: TrainConfig, target: ModelDescription | None, blueprint: 
         )
 
 
-def _choose_store(cfg: TrainConfig, records: RecordFolder) -> str:
+def _choose_store(cfg: TrainConfig, records: RecordFolder) -> str | None:
     names = list(records.layout.store)
     dense = [name for name in names if name in DENSE_STORES]
     every = [one for one in (build_objective(cfg.objective), warm_up_of(cfg.objective)) if one is not None]
     needs_dense = any(one.needs == "dense" for one in every)
     if cfg.target_source == "records":
         for one in every:
-            one.check_source(bool(dense) if one.needs == "dense" else True)
-    return dense[0] if needs_dense and dense else names[0]
+            one.check_source(None if not names else bool(dense) if one.needs == "dense" else True)
+    return dense[0] if needs_dense and dense else next(iter(names), None)
 
 
 def _tokenizer(cfg: TrainConfig, target: ModelDescription | None) -> PreTrainedTokenizerBase:
@@ -160,11 +160,7 @@ def tokenizer_folder(cfg: TrainConfig) -> Path:
 
 def special_tokens(target: ModelDescription, tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """What a reduced draft vocabulary always holds: every end of text, and the other special tokens."""
-    try:
-        generation = GenerationConfig.from_pretrained(target.path, revision=target.source.revision or "main")
-    except OSError:  # there is none; generation goes by the model's own config
-        generation = GenerationConfig.from_model_config(target.config)
-    ends = generation.eos_token_id
+    ends = target.generation_config.eos_token_id
     ends = [] if ends is None else [ends] if isinstance(ends, int) else ends
     return {token for token in (*ends, *tokenizer.all_special_ids) if token < target.vocab_size}
 

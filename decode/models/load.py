@@ -12,6 +12,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -121,6 +122,14 @@ class ModelDescription:
         if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
             return None
         return load_tokenizer(self.source)
+
+    @cached_property
+    def generation_config(self) -> GenerationConfig:
+        """What the model generates by, its end-of-text tokens among it: its own file, else its config."""
+        try:
+            return GenerationConfig.from_pretrained(self.path, revision=self.source.revision or "main")
+        except OSError:  # there is none
+            return GenerationConfig.from_model_config(self.config)
 
     @property
     def token_map_hash(self) -> str | None:

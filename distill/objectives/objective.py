@@ -99,7 +99,8 @@ class Objective:
         if self.needs != "text" and is_dense is None:
             raise ConfigError(
                 f"objective={self.name} compares with the target's distribution, and none is at hand: give records= "
-                "(or a live target), or use objective=cross_entropy, which learns from text alone"
+                "that keep p (records.store=[] in distill keeps none), or a live target, or use "
+                "objective=cross_entropy, which learns from text alone"
             )
         if self.needs == "dense" and not is_dense:
             raise ConfigError(

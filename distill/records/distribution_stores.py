@@ -27,7 +27,8 @@ Head = Callable[[Tensor], Tensor]
 class Layout:
     """What a record folder keeps of a token; part of its manifest."""
 
-    store: Annotated[list[StoreName], Field(min_length=1)]
+    store: list[StoreName]
+    """[] keeps the text alone."""
     vocab_size: Size
     hidden_size: Size
     hidden_dtype: Annotated[str, Field(pattern="^(float32|bfloat16|float16)$")]
@@ -118,7 +119,14 @@ class SparseStore(Store):
 
     def encode(self, hidden: Tensor, log_p: Tensor | None, uniforms: Tensor) -> Arrays:
         assert log_p is not None
-        record = sparse.encode(log_p, self.head, uniforms.to(log_p.device) if self.tail else None)
+        return self._arrays(sparse.encode(log_p, self.head, uniforms.to(log_p.device) if self.tail else None))
+
+    def of_likeliest(self, ids: Tensor, log_p: Tensor) -> Arrays:  # (R, head) each, by falling p
+        """Rows whose likeliest tokens are told, with log p of each; for topk, which has no tail."""
+        assert not self.tail
+        return self._arrays(sparse.packed(ids, log_p, self.vocab_size))
+
+    def _arrays(self, record: sparse.SparseRecord) -> Arrays:
         return {f"{self.name}.ids": record.ids, f"{self.name}.codes": record.codes}
 
     def distribution(self, arrays: Mapping[str, np.ndarray], row_index: Tensor, head: Head | None) -> SparseRows:

@@ -34,6 +34,17 @@ class RecordedTarget(Content):
     """Fingerprint of the weights in memory that made them; older records have none."""
 
 
+class RecordedServer(Content):
+    """A server that wrote the responses."""
+
+    url: Text
+    model: Text
+    """What it calls the target."""
+    token_ids: Literal["told", "of logprobs", "of the text"]
+    """How the ids of its tokens are known: it says them, it names the tokens of its log-probabilities by them, or its
+    text was cut into tokens again."""
+
+
 class RecordedRuntime(Content):
     """What ran the target: another engine, version or precision rounds otherwise, so that texts and p differ."""
 
@@ -41,10 +52,14 @@ class RecordedRuntime(Content):
     version: Text
     """Of transformers or of the engine."""
     dtype: Text
+    """`unknown` of a server that does not say it."""
     draft: RecordedDraft | None = None
     """Of an engine whose texts depend on it; our own decoder's do not."""
     log_p: list[Annotated[float, Field(allow_inf_nan=False)]] | None = None
-    """What a server gave of a fixed text: the log-probability of each of its tokens."""
+    """What a server gave of a fixed text: the log-probability of each of its tokens, or of the likeliest ones behind
+    it."""
+    server: RecordedServer | None = None
+    """With runtime=openai."""
 
 
 class FileSummary(Content):

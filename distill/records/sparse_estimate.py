@@ -35,10 +35,15 @@ def encode(log_p: Tensor, head: int, uniforms: Tensor | None) -> SparseRecord:  
     vocab_size = log_p.shape[-1]
     head_log_p, head_ids = log_p.topk(min(head, vocab_size), dim=-1)
     if uniforms is None:
-        return SparseRecord(pack_ids(_numpy(head_ids), vocab_size), pack_codes(_numpy(code(head_log_p))))
+        return packed(head_ids, head_log_p, vocab_size)
     tail_ids, tail_mass = draw_tail(log_p, head_ids, uniforms)
     ids = torch.cat([head_ids, tail_ids], -1)
     kept = torch.cat([head_log_p, log_p.gather(-1, tail_ids), tail_mass.log().unsqueeze(-1)], -1)
+    return packed(ids, kept, vocab_size)
+
+
+def packed(ids: Tensor, kept: Tensor, vocab_size: int) -> SparseRecord:  # (R, S), (R, C)
+    """Rows as they lie on disk; `kept` are log p, and with a tail its log mass."""
     return SparseRecord(pack_ids(_numpy(ids), vocab_size), pack_codes(_numpy(code(kept))))
 
 
@@ -75,7 +80,7 @@ def pack_codes(codes: np.ndarray) -> np.ndarray:  # (R, C) -> (R, 3 * ceil(C / 2
     padded = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2))).astype(np.uint16)
     first, second = padded[:, 0::2], padded[:, 1::2]
     triples = np.stack([first >> 4, (first & 15) << 4 | second >> 8, second & 255], -1)
-    return triples.reshape(len(codes), -1).astype(np.uint8)
+    return triples.reshape(len(codes), 3 * triples.shape[1]).astype(np.uint8)
 
 
 def unpack_codes(packed: np.ndarray) -> np.ndarray:  # (R, bytes) uint8 -> (R, C) int32; C is even

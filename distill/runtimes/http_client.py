@@ -11,10 +11,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from decode.common.errors import RunError
+from decode.common.errors import ConfigError, RunError
 from decode.common.progress import get_logger
 
 AWAY = frozenset({429, 500, 502, 503, 504})
@@ -29,11 +31,22 @@ class NoAnswerError(RunError):
 
 
 class RefusedError(RunError):
-    """The server answered that it will not; `status` is HTTP's."""
+    """The server answered that it will not; `status` is HTTP's, `wait` the seconds after which it may be asked again,
+    where it says so."""
 
-    def __init__(self, message: str, status: int) -> None:
+    def __init__(self, message: str, status: int, wait: float = 0.0) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.wait = status, wait
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Another address would be sent the key too."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Leads to the error of the status."""
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
 
 
 @dataclass
@@ -41,7 +54,7 @@ class HttpClient:
     """A server at `root`, http://HOST:PORT. Threads may share one."""
 
     root: str
-    key: str | None
+    key: str | None = field(repr=False)
     """Sent as a bearer token; never written anywhere."""
     timeout: float
     """Seconds that an answer may take, and that a lost server has to come back."""
@@ -54,11 +67,12 @@ class HttpClient:
         data = None if content is None else json.dumps(content).encode()
         request = urllib.request.Request(self.root + path, data, headers)
         try:
-            with urllib.request.urlopen(request, timeout=timeout or self.timeout) as answer:
+            with _OPENER.open(request, timeout=timeout or self.timeout) as answer:
                 return json.loads(answer.read() or b"{}")
         except urllib.error.HTTPError as error:
-            words = error.read().decode(errors="replace")[:500]
-            raise RefusedError(f"{self.root}{path} answered {error.code}: {words}", error.code) from error
+            words = self._without_key(error.read().decode(errors="replace"))[:500]
+            wait = _seconds(error.headers.get("Retry-After"))
+            raise RefusedError(f"{self.root}{path} answered {error.code}: {words}", error.code, wait) from error
         except TimeoutError as error:
             waited = timeout or self.timeout
             raise RunError(
@@ -78,17 +92,22 @@ class HttpClient:
             except (NoAnswerError, RefusedError) as error:
                 if isinstance(error, RefusedError) and error.status not in AWAY:
                     raise
-                if time.monotonic() + wait > ends:
+                pause = max(wait, getattr(error, "wait", 0.0))
+                if time.monotonic() + pause > ends:
                     raise NoAnswerError(
                         f"{error}; it did not come back in {self.timeout:g} s (target.timeout). Start it again and "
                         "give resume=auto: what was written is kept"
                     ) from error
                 self._note(error)
-                time.sleep(wait)
+                time.sleep(pause)
                 wait = min(2 * wait, LONGEST_WAIT_S)
             else:
                 self._note(None)
                 return answer
+
+    def _without_key(self, words: str) -> str:
+        """Some servers repeat the key that they refuse, and messages go to logs."""
+        return words.replace(self.key, "***") if self.key else words
 
     def _note(self, error: Exception | None) -> None:
         """Say once that it is away, and once that it is back."""
@@ -100,3 +119,18 @@ class HttpClient:
             log.info("%s answers again", self.root)
         else:
             log.warning("%s; asking again for up to %g s", error, self.timeout)
+
+
+def _seconds(retry_after: str | None) -> float:
+    """Of the header; a date, which it may be too, is taken for none."""
+    return float(retry_after) if retry_after is not None and retry_after.isdecimal() else 0.0
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """What a server refuses or fails at in the block is the configuration's fault: ConfigError, since nothing of the
+    run was asked yet."""
+    try:
+        yield
+    except RunError as error:
+        raise ConfigError(str(error)) from error

@@ -26,6 +26,8 @@ class Runtime(AbstractContextManager):
     writes_first = False
     """Whether all responses have to be written before any text is read, and calls made again are then answered from
     what is kept."""
+    gives_p = False
+    """Whether p comes along with the responses, and no text is read for it."""
 
     @cached_property
     def stopwatch(self) -> Stopwatch:

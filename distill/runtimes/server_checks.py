@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
-from decode.common.errors import ConfigError, RunError
+from decode.common.errors import ConfigError
 from decode.common.run_folder import free_disk_check
 from distill.runtimes.engine_passes import EnginePasses, bytes_of_states
+from distill.runtimes.http_client import refusing
 from distill.runtimes.serve_command import serve_command
 from distill.runtimes.states_file import take_states
 from distill.runtimes.vllm_probe import ROUNDING, check_tokens, distance, log_p_of_states, served_log_p
@@ -24,7 +23,7 @@ def check_servers(runtime: ServedRuntime) -> None:
     """All of it."""
     tokenizer = runtime.target.tokenizer
     assert tokenizer is not None
-    with _refusing():
+    with refusing():
         for server in runtime.servers:
             check_tokens(server, tokenizer, runtime.target.path)
             check_room(runtime, server)
@@ -103,12 +102,3 @@ def check_writing(runtime: ServedRuntime) -> None:
         )
     call = runtime.asked() | {"prompts": [runtime.probe[:2]], "seeds": [0], "max_new_tokens": 1}
     runtime.engine("write").call(call)
-
-
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """What a server refuses or fails at here is the configuration's fault; nothing of the run was asked yet."""
-    try:
-        yield
-    except RunError as error:
-        raise ConfigError(str(error)) from error

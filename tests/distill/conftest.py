@@ -1,4 +1,4 @@
-"""A vLLM server by proxy."""
+"""Servers by proxy: of vLLM, and of OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from distill.runtimes import http_client, vllm_server
+from tests.distill.openai_fake_server import FakeOpenAi, fake_openai
 from tests.distill.served_runs import ASKED
 from tests.distill.vllm_fake_server import FakeVllm, fake_vllm
 from tests.distill.vllm_runs import config_of
+from tests.tiny import save_tiny_target
 
 
 @pytest.fixture
@@ -21,4 +23,12 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVllm
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     config_of(tmp_path)
     with fake_vllm(tmp_path / "target", tmp_path / "shared", list(ASKED)) as fake:
+        yield fake
+
+
+@pytest.fixture
+def openai_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeOpenAi]:
+    """One of the target in `tmp_path`, that is not waited for long."""
+    monkeypatch.setattr(http_client, "FIRST_WAIT_S", 0.01)
+    with fake_openai(save_tiny_target(tmp_path / "target"), 300) as fake:
         yield fake

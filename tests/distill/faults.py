@@ -14,6 +14,8 @@ from tests.distill import (
     test_held_out_count,
     test_large_targets,
     test_objectives,
+    test_openai_refusals,
+    test_openai_runtime,
     test_prompt_texts,
     test_prompts,
     test_responses,
@@ -433,7 +435,7 @@ SERVERS: dict[Callable[..., object], list[Change]] = {
         ("distill.runtimes.served_runtime:ServedRuntime.engine", 'self.writer if kind == "write" else ', ""),
     ],
     test_served_runtime.test_a_server_that_goes_away_and_comes_back_loses_nothing_and_doubles_nothing: [
-        ("distill.runtimes.http_client:HttpClient.ask", "time.monotonic() + wait > ends", "True"),
+        ("distill.runtimes.http_client:HttpClient.ask", "time.monotonic() + pause > ends", "True"),
     ],
     test_served_runtime.test_one_that_stays_away_ends_the_run_which_goes_on_later: [
         ("decode.common.run_folder:check_same_run", ', *getattr(config, "NOT_COMPARED", ())', ","),
@@ -461,10 +463,51 @@ SERVERS: dict[Callable[..., object], list[Change]] = {
         ("distill.runtimes.vllm_probe:check_tokens", "ours != theirs", "len(ours) != len(theirs)"),
     ],
 }
+_OPENAI = "distill.runtimes.openai_api"
+OPENAI: dict[Callable[..., object], list[Change]] = {
+    partial(
+        test_openai_runtime.test_records_hold_the_ids_and_the_likeliest_tokens_that_the_server_tells,
+        manner="llamacpp",
+        source="of logprobs",
+        tells_end=False,
+    ): [
+        (f"{_OPENAI}.endings:ended", "[*ids, eos[0]]", "ids"),
+        (f"{_OPENAI}.answers:_falling", "-pair[1]", "pair[1]"),
+        (f"{_OPENAI}.answers:Answer.lacks_positions", "not has_end", "False"),
+    ],
+    test_openai_runtime.test_a_text_with_tokens_that_are_not_told_has_the_ids_of_its_text_and_no_p: [
+        (f"{_OPENAI}.answers:Answer.lacks_positions", "is not None and", "is None and"),
+    ],
+    test_openai_runtime.test_each_response_has_its_seed_and_the_run_s_sampling_alone: [
+        (f"{_OPENAI}.server:OpenAiServer.complete", "PLAIN | ", ""),
+        (f"{_OPENAI}.runtime:OpenAiRuntime.sampler", "rows[place]) * 2**31", "0) * 2**31"),
+    ],
+    test_openai_runtime.test_overload_and_faults_are_asked_again_after_the_time_that_the_server_names: [
+        ("distill.runtimes.http_client:HttpClient.ask", 'max(wait, getattr(error, "wait", 0.0))', "wait"),
+    ],
+    test_openai_runtime.test_a_refusal_in_mid_run_ends_it_and_it_goes_on_later: [
+        (f"{_OPENAI}.runtime:OpenAiRuntime.sampler", "if one is None", "if True"),
+    ],
+    test_openai_runtime.test_weights_that_change_in_mid_run_end_it_and_are_not_mixed_in: [
+        (f"{_OPENAI}.probe:check_same", "not far <=", "False and far <="),
+    ],
+    test_openai_runtime.test_another_model_in_mid_run_ends_it: [
+        (f"{_OPENAI}.probe:check_same", "server.check_listed()", "pass"),
+    ],
+    test_openai_runtime.test_a_context_that_is_too_short_is_no_end_of_a_text: [
+        (f"{_OPENAI}.endings:ended", "count < most", "False"),
+    ],
+    partial(test_openai_refusals.test_servers_that_do_not_fit_are_refused, name="warped"): [
+        (f"{_OPENAI}.checks:check_unwarped", "({}, warp)", "({}, {})"),
+    ],
+    test_openai_refusals.test_the_key_comes_from_the_environment_and_is_written_nowhere: [
+        ("distill.runtimes.http_client:HttpClient._without_key", 'words.replace(self.key, "***")', "words"),
+    ],
+}
 
 FAULTS = [
     Fault(where, old, new, test)
-    for tests in (LOSSES, RECORDS, TEXTS, RUNTIMES, SERVERS)
+    for tests in (LOSSES, RECORDS, TEXTS, RUNTIMES, SERVERS, OPENAI)
     for test, changes in tests.items()
     for where, old, new in changes
 ]

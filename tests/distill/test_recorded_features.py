@@ -207,7 +207,9 @@ def test_the_command_that_is_named_writes_what_is_missing(folder: Path, tmp_path
     assert isinstance(cfg, DistillConfig)
     run(cfg)
     found = RecordFolder.open(output_dir)
-    assert record_sequences(found, "train", 64, layers=(2, -1)).store.name == source.layout.store[0]
+    store = record_sequences(found, "train", 64, layers=(2, -1)).store
+    assert store is not None
+    assert store.name == source.layout.store[0]
     assert found.layout.store == source.layout.store
     assert (found.read(3, layers=()).ids == source.read(3, layers=()).ids).all()
 

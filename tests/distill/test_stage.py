@@ -136,7 +136,7 @@ def test_bytes_on_disk_are_as_planned(folder: Path, capsys: pytest.CaptureFixtur
     told = capsys.readouterr().out
     assert not Path(config.output_dir).exists()
     assert "prompts               10 train, 3 validation" in told
-    assert "tokens, at most       182, of which p is recorded: 169" in told
+    assert "tokens, at most       182, of which are learned: 169" in told
     assert "⟦... the target's response ...⟧" in told
     per_token = (2 + 1) + (12 * 2 + 21) + (5 * 2 + 9) + 300 * 2 + 32 * 4  # id and mask, sparse, sparse, full, hidden
     assert f"bytes a token         {per_token} " in told

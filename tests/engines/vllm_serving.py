@@ -27,7 +27,7 @@ def free_port() -> int:
 
 @dataclass
 class Server:
-    """One that leaves states of `layers` in `folder`; started and killed at will."""
+    """One that leaves states of `layers` in `folder`, none where there are none; started and killed at will."""
 
     target: Path
     folder: Path
@@ -54,8 +54,9 @@ class Server:
         words = [vllm_python(), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.target)]
         words += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32", "--api-key", KEY]
         words += ["--max-model-len", "64", "--max-num-seqs", "4", "--enforce-eager", "--no-enable-prefix-caching"]
-        words += ["--generation-config", "vllm", "--speculative-config", json.dumps(speculation)]
-        return [*words, "--kv-transfer-config", json.dumps(transfer)]
+        words += ["--generation-config", "vllm"]
+        states = ["--speculative-config", json.dumps(speculation), "--kv-transfer-config", json.dumps(transfer)]
+        return [*words, *states] if self.layers else words
 
     def start(self, log: Path) -> None:
         """Until it answers."""

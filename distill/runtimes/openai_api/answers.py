@@ -1,0 +1,114 @@
+"""What an OpenAI-compatible server answers to a request for a completion, whichever of the common forms it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from decode.common.errors import RunError
+
+TokenIds = Literal["told", "of logprobs", "of the text"]
+_AS_ID = "token_id:"
+"""What vLLM writes before an id in place of a token's text."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """One written token."""
+
+    token: int | None
+    """Its id; None where the server gives its text alone, of which several tokens may be."""
+    likeliest: list[tuple[int | None, float]]
+    """(id, log p) by falling p."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One completion."""
+
+    text: str
+    finish_reason: str
+    token_ids: list[int] | None
+    """Where the server tells them."""
+    positions: list[Position]
+    """Of all written tokens; empty where no log-probabilities were asked for or told."""
+    prompt_tokens: int | None
+    written_tokens: int | None
+    """As the server counts them."""
+
+    @classmethod
+    def parsed(cls, content: Any, where: str) -> Answer:
+        """Raises RunError for what is no completion."""
+        try:
+            (choice,) = content["choices"]
+            usage = content.get("usage") or {}
+            return cls(
+                str(choice.get("text") or ""),
+                str(choice["finish_reason"]),
+                choice.get("token_ids"),
+                _positions(choice.get("logprobs") or {}),
+                usage.get("prompt_tokens"),
+                usage.get("completion_tokens"),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RunError(
+                f"{where} answered a request for a completion by none ({error!r}): {str(content)[:200]}"
+            ) from error
+
+    @property
+    def source(self) -> TokenIds:
+        """How the ids of a text that is not empty are to be had."""
+        if self.token_ids is not None:
+            return "told"
+        return (
+            "of logprobs" if self.positions and all(one.token is not None for one in self.positions) else "of the text"
+        )
+
+    def lacks_positions(self, eos: Container[int | None]) -> bool:
+        """llama.cpp tells nothing of a token that ends within a character, so that a text with such ones has holes."""
+        has_end = bool(self.positions) and self.positions[-1].token in eos
+        is_end_counted_alone = self.finish_reason != "length" and not has_end
+        return self.written_tokens is not None and len(self.positions) < self.written_tokens - is_end_counted_alone
+
+    def ids(self, source: TokenIds, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """The ids of what was written. Raises RunError where they are no longer told in this way."""
+        if source == "of the text":
+            return tokenizer.encode(self.text.removesuffix("\ufffd"), add_special_tokens=False)  # half a character
+        ids = self.token_ids if source == "told" else [one.token for one in self.positions]
+        known = [one for one in ids or [] if isinstance(one, int)]
+        if ids is None or len(known) < len(ids) or (self.text and not ids):
+            raise RunError(
+                f"the server does not say any more which tokens it wrote ({source} when the run started): it was "
+                "started again with other settings. Start it as it was, and give resume=auto"
+            )
+        return known
+
+
+def _positions(told: Mapping[str, Any]) -> list[Position]:
+    """Of a chat's form, which llama.cpp gives here too, or of the form of completions."""
+    if told.get("content") is not None:
+        return [
+            Position(_id(one), _falling([(_id(other), other["logprob"]) for other in one.get("top_logprobs") or []]))
+            for one in told["content"]
+        ]
+    tops = told.get("top_logprobs") or [None] * len(told.get("tokens") or [])
+    return [
+        Position(_id(token), _falling([(_id(name), value) for name, value in (top or {}).items()]))
+        for token, top in zip(told.get("tokens") or [], tops, strict=True)
+    ]
+
+
+def _falling(pairs: list[tuple[int | None, Any]]) -> list[tuple[int | None, float]]:
+    return sorted(((token, float(log_p)) for token, log_p in pairs), key=lambda pair: -pair[1])
+
+
+def _id(told: Any) -> int | None:
+    """Of {"id": 5}, {"token": "token_id:5"} or "token_id:5"."""
+    if isinstance(told, Mapping):
+        return told["id"] if isinstance(told.get("id"), int) else _id(told.get("token"))
+    if isinstance(told, str) and told.startswith(_AS_ID) and told.removeprefix(_AS_ID).isdecimal():
+        return int(told.removeprefix(_AS_ID))
+    return None
