@@ -151,9 +151,13 @@ class Drafter(Protocol):
     rounds in which nothing was drafted.
     """
 
-    taps: tuple[int, ...]
     on_host: bool
     """Whether `propose` looks at values of tensors: rounds then run step by step, and the host waits for each."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers, none for a drafter that needs no hidden states."""
+        ...
 
     def start(self, context: Context, capacity: int) -> None:
         """Make caches for `capacity` tokens a row."""

@@ -18,7 +18,7 @@ def load(settings: dict[str, Any]) -> Any:
     """The engine as it is."""
     import vllm  # pyright: ignore[reportMissingImports]
 
-    asked = {"enforce_eager": True}
+    asked: dict[str, Any] = {"enforce_eager": True}
     if "TOKENS_A_STEP" in os.environ:
         asked["max_num_batched_tokens"] = int(os.environ["TOKENS_A_STEP"])
     vllm.LLM = functools.partial(vllm.LLM, **asked)
