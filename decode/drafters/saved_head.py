@@ -17,7 +17,7 @@ from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from decode.drafters.eagle3 import Eagle3Config, Eagle3Draft
-from decode.drafters.exit_adapter import ExitAdapterConfig, ExitAdapter
+from decode.drafters.exit_adapter import ExitAdapter, ExitAdapterConfig
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.hydra import HydraConfig, HydraDraft
 from decode.drafters.medusa import MedusaConfig, MedusaDraft

@@ -27,7 +27,9 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "dflash": ("dspark", {"markov_rank": 0, "confidence": False, "layout": "fill_in"}),
     "dspark-fill-in": ("dspark", {"layout": "fill_in", "mask_token": 7}),
 }
-VARIANTS = {family: (family, {}) for family in HEADS if family != "exit_adapter"} | {k: v for k, v in OPTIONS.items() if v[0] in HEADS}
+VARIANTS = {family: (family, {}) for family in HEADS if family != "exit_adapter"} | {
+    k: v for k, v in OPTIONS.items() if v[0] in HEADS
+}
 """But for exit adapters, whose rounds are the target's own passes (test_exit_adapter.py)."""
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +10,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from decode import generate
-from decode.__main__ import main
-from decode.common.errors import ConfigError, InputError
+from decode.common.errors import ConfigError
 from decode.drafters.base import Context
 from decode.drafters.exit_adapter import ExitAdapter
-from decode.drafters.head_draft import HeadDraft
-from decode.drafters.saved_draft import describe_draft, load_drafter
 from decode.drafters.untrained.early_exit import EarlyExitDrafter
 from decode.forward.capture import capture
 from decode.loop import Loop
@@ -78,8 +73,7 @@ def test_without_output_it_drafts_what_the_plain_early_exit_drafts() -> None:
     assert [one[1] for one in other] != [one[1] for one in plain]
 
 
-@pytest.mark.usefixtures("uncaptured")
-def test_it_drafts_what_it_is_trained_as() -> None:
+def check_parity() -> None:
     """At every position, in ragged batches and after partial acceptance: unroll's q is propose's."""
     model = target()
     head = adapter(model)
@@ -92,17 +86,34 @@ def test_it_drafts_what_it_is_trained_as() -> None:
         assert step.target_rows[0, begin] == begin  # judged by p(. | text)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"temperature": 0}, {"batch_size": 2}, {"top_k": 20}, {"strict": True}, {"adaptive": True, "confidence": True}],
-    ids=str,
-)
 @pytest.mark.usefixtures("uncaptured")
-def test_the_text_is_that_of_plain_decoding(settings: dict[str, Any]) -> None:
+def test_it_drafts_what_it_is_trained_as() -> None:
+    check_parity()
+
+
+def check_text(**settings: Any) -> None:
+    """The text is that of plain decoding."""
     model, asked = target(), SETTINGS | settings
     plain = generate(model, None, prompts(3), **asked)
     drafted = generate(model, adapter(model), prompts(3), **asked, audit=True)
     assert torch.equal(drafted.sequences, plain.sequences)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"temperature": 0},
+        {"batch_size": 2},
+        {"top_k": 20},
+        {"strict": True},
+        {"adaptive": True, "confidence": True},
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("uncaptured")
+def test_the_text_is_that_of_plain_decoding(settings: dict[str, Any]) -> None:
+    check_text(**settings)
 
 
 def test_captured_rounds_follow_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,9 @@ from train.export.stage import run as export
 from train.stage import run
 
 
-def test_recorded_states_bring_the_exit_nearer_to_the_target(tmp_path: Path, target: Path, feature_records: Path) -> None:
+def test_recorded_states_bring_the_exit_nearer_to_the_target(
+    tmp_path: Path, target: Path, feature_records: Path
+) -> None:
     """By KL, on documents that are not learned; what is drafted afterwards stands more often."""
     settings: dict[str, Any] = {"objective": {"name": "forward_kl"}, "steps": 12, "validate_every": 3}
     run(head_config(tmp_path / "out", target, "exit_adapter", records=str(feature_records), **settings))
@@ -136,5 +138,9 @@ def test_an_exit_that_leaves_no_layer_is_refused_before_training(
 @pytest.mark.parametrize("form", ["vllm", "sglang", "tgi", "all"])
 def test_no_engine_loads_it(pair: Path, tmp_path: Path, form: Any) -> None:
     with pytest.raises(InputError, match="no engine drafts with its target's first layers|Medusa heads alone"):
-        export(ExportConfig(format=form, output_dir=str(tmp_path / "out"), draft=SavedDraftConfig(path=str(pair / "draft"))))
+        export(
+            ExportConfig(
+                format=form, output_dir=str(tmp_path / "out"), draft=SavedDraftConfig(path=str(pair / "draft"))
+            )
+        )
     assert not (tmp_path / "out").exists()

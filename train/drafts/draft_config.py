@@ -219,7 +219,9 @@ class DraftConfig:
             )
         taps = self.head.taps
         require(
-            self.family != "exit_adapter" or self.init_from is not None or (taps is not None and taps[0] >= 1 == len(taps)),
+            self.family != "exit_adapter"
+            or self.init_from is not None
+            or (taps is not None and taps[0] >= 1 == len(taps)),
             f"head.taps={taps}, and exit_adapter leaves behind one of the target's layers, counted from 1; give "
             "draft.head.taps=[2], say, and measure others beside it with mode=drafters",
         )
