@@ -93,6 +93,11 @@ class PeersConfig:
     """Values of assistant_confidence_threshold tried with each of them."""
     prompt_lookup_num_tokens: list[int] = field(default_factory=lambda: [3, 10])
     """mode=decoders, drafters: values of prompt_lookup_num_tokens tried; [] leaves prompt lookup out."""
+    early_exit_layers: list[int] = field(default_factory=list)
+    """mode=drafters: values of assistant_early_exit tried, layers of the target that draft in transformers' own early
+    exit; [] leaves that out."""
+    early_exit_tokens: list[int] = field(default_factory=lambda: [2, 4])
+    """mode=drafters: values of num_assistant_tokens tried with each of them."""
     vllm_python: str | None = None
     """mode=decoders, drafters, runtimes: interpreter of an environment with vLLM; None leaves vLLM out; `peers=vllm`
     names ours."""
@@ -104,8 +109,13 @@ class PeersConfig:
         tokens, thresholds = self.num_assistant_tokens, self.confidence_threshold
         require(all(k >= 1 for k in tokens), f"peers.num_assistant_tokens={tokens}; each is at least 1")
         require(all(0 <= c <= 1 for c in thresholds), f"peers.confidence_threshold={thresholds}; each is in [0, 1]")
-        for name in ("prompt_lookup_num_tokens", "vllm_draft_tokens"):
+        for name in ("prompt_lookup_num_tokens", "vllm_draft_tokens", "early_exit_layers", "early_exit_tokens"):
             require(all(k >= 1 for k in getattr(self, name)), f"peers.{name}={getattr(self, name)}; each is at least 1")
+        require(
+            not self.early_exit_layers or bool(self.early_exit_tokens),
+            f"peers.early_exit_layers={self.early_exit_layers} and peers.early_exit_tokens=[]: nothing is left to try. "
+            "Name a number of tokens, or no layer",
+        )
         require(not tokens or bool(thresholds), "peers.confidence_threshold=[] leaves nothing to try; name one, e.g. 0")
 
 

@@ -101,6 +101,9 @@ _OUT_OF_RANGE = {
         "draft.window=64 draft.max_positions=32",
         "draft.window=1000000",
         "draft=medusa +draft.window=64",
+        "draft=exit_adapter",
+        "draft=exit_adapter draft.head.taps=[0]",
+        "draft=exit_adapter draft.head.taps=[1] +draft.head.depth=3",
         "betas=[2,0]",
     ],
     "decode": [

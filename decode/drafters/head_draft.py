@@ -36,6 +36,7 @@ from decode.forward.window import Window
 from decode.trees.tree import Tree
 
 if TYPE_CHECKING:
+    from decode.models.load import ModelDescription
     from decode.models.output_head import Ends
 
 log = get_logger("decode")
@@ -87,6 +88,9 @@ class HeadConfig:
     def has_own_head(self) -> bool:
         """Whether it drafts with output heads of its own; else with the target's."""
         return False
+
+    def refuse_target(self, target: ModelDescription) -> None:
+        """InputError for a target whose layers a family cannot draft with, although it has its taps."""
 
     def rotary(self) -> Rotary:
         """Its rotary positions."""

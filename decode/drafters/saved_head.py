@@ -17,6 +17,7 @@ from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from decode.drafters.eagle3 import Eagle3Config, Eagle3Draft
+from decode.drafters.exit_adapter import ExitAdapter, ExitAdapterConfig
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.hydra import HydraConfig, HydraDraft
 from decode.drafters.medusa import MedusaConfig, MedusaDraft
@@ -38,6 +39,7 @@ FIELDS = JsonFile(
 HEADS: dict[str, tuple[type[HeadConfig], type[HeadDraft]]] = {
     "dspark": (DSparkConfig, DSparkDraft),
     "eagle3": (Eagle3Config, Eagle3Draft),
+    "exit_adapter": (ExitAdapterConfig, ExitAdapter),
     "hydra": (HydraConfig, HydraDraft),
     "medusa": (MedusaConfig, MedusaDraft),
     "mtp": (MTPConfig, MTPDraft),
@@ -85,6 +87,7 @@ def read_head(folder: str | Path, target: ModelDescription, check: bool = True) 
     config = _config(folder, written.family)
     _check_sizes(folder, config, target)
     check_taps(target.config.get_text_config(), config.taps, target.path)
+    config.refuse_target(target)
     check_fits(described(folder, config, FIELDS.remedy), shapes_of(folder), f"the head {folder}")
     _check_types(folder)
     _check_draft_tokens(folder, config)

@@ -33,14 +33,14 @@ class HalfPass(NodePass):
         self.lower, self.upper = layers[:num_lower], layers[num_lower:]
         self.states = _room(whole)
 
-    def read_lower(self, part: nn.Module, *given: Tensor) -> Any:
-        """What `part` of the model says over the lower layers. Their keys and values are in the cache then and, where
-        there is room, the hidden states behind them."""
+    def read_lower(self, part: nn.Module, *given: Tensor, adapter: nn.Module | None = None) -> Any:
+        """What `part` of the model says over the lower layers, with an `adapter` in place of the upper ones. Their keys
+        and values are in the cache then and, where there is room, the hidden states behind them."""
         found: list[Tensor] = []
 
         def step_over(hidden_states: Tensor, *_: object, **__: object) -> Tensor:
             found.append(hidden_states)
-            return hidden_states
+            return hidden_states if adapter is None or len(found) > 1 else adapter(hidden_states)
 
         with _instead(self.upper, step_over):
             out = self._called(part, *given)
@@ -51,7 +51,12 @@ class HalfPass(NodePass):
 
 class LowerPass(HalfPass):
     """A NodePass over the lower layers: logits of the model's norm and head behind them. The cache then holds these
-    layers' keys and values, and the hidden states that ResumedPass goes on from."""
+    layers' keys and values, and the hidden states that ResumedPass goes on from, which an `adapter` between them and
+    the norm does not change."""
+
+    def __init__(self, whole: NodePass, num_lower: int, adapter: nn.Module | None = None) -> None:
+        super().__init__(whole, num_lower)
+        self.adapter = adapter
 
     @property
     def written(self) -> tuple[Tensor, ...]:
@@ -59,7 +64,7 @@ class LowerPass(HalfPass):
         return () if self.states is None else (self.states,)
 
     def _over(self, *given: Tensor) -> tuple[Tensor]:
-        return (self.read_lower(self.model, *given).logits,)
+        return (self.read_lower(self.model, *given, adapter=self.adapter).logits,)
 
 
 class ResumedPass(HalfPass):
@@ -87,10 +92,14 @@ class Lower:
     """The first layers of a model, as a part of its passes."""
 
     num_layers: int
+    adapter: nn.Module | None = None
+    """What changes the hidden states (..., d) before norm and head."""
+    serial: int = 0
+    """Another one where the adapter's weights have changed, of which captures hold copies."""
 
     def __call__(self, whole: NodePass) -> LowerPass:
         """Such a pass."""
-        return LowerPass(whole, self.num_layers)
+        return LowerPass(whole, self.num_layers, self.adapter)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ PLAIN_ARMS = (AUTOREGRESSIVE, TRANSFORMERS)
 STATIC = "transformers static, compiled"
 ASSISTED = "transformers assisted"
 LOOKUP = "transformers prompt lookup"
+EARLY_EXIT = "transformers early exit"
 VLLM = "vllm"
 VLLM_LOOKUP = "vllm ngram"
 """vLLM's prompt lookup."""

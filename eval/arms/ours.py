@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -14,9 +15,9 @@ from decode import generate, warm_up
 from decode.config import SamplingConfig
 from decode.drafters.base import Drafter
 from decode.drafters.lm import LMDraft
-from eval.arms.base import ASSISTED, AUTOREGRESSIVE, LOOKUP, TRANSFORMERS, Arm, Sample, synchronize
-from eval.arms.transformers_arms import AssistedArm, Setting, TransformersArm, assisted_settings
-from eval.config import EvalConfig
+from eval.arms.base import ASSISTED, AUTOREGRESSIVE, EARLY_EXIT, LOOKUP, TRANSFORMERS, Arm, Sample, synchronize
+from eval.arms.transformers_arms import AssistedArm, EarlyExitArm, Setting, TransformersArm, assisted_settings
+from eval.config import EvalConfig, PeersConfig
 from eval.inputs import sampling_at, settings_at, verifier_at
 from eval.measure.continuations import left_padded
 
@@ -94,6 +95,20 @@ def lookup_arms(cfg: EvalConfig, model: PreTrainedModel, temperature: float) -> 
     return {
         f"n={tokens}": TransformersArm(f"{LOOKUP}, n={tokens}", model, sampling, {"prompt_lookup_num_tokens": tokens})
         for tokens in cfg.peers.prompt_lookup_num_tokens
+    }
+
+
+def early_exit_settings(cfg: PeersConfig) -> dict[str, tuple[int, int]]:
+    """Name of a setting -> layers that draft, tokens."""
+    return {f"E={e},n={n}": (e, n) for e, n in product(cfg.early_exit_layers, cfg.early_exit_tokens)}
+
+
+def early_exit_arms(cfg: EvalConfig, model: PreTrainedModel, temperature: float) -> dict[str, Arm]:
+    """Setting -> transformers' early exit there."""
+    sampling = sampling_at(cfg, temperature)
+    return {
+        name: EarlyExitArm(f"{EARLY_EXIT}, {name}", model, layers, sampling, Setting(tokens, 0.0))
+        for name, (layers, tokens) in early_exit_settings(cfg.peers).items()
     }
 
 

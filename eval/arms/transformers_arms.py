@@ -169,6 +169,23 @@ class AssistedArm:
             return run_transformers(self.model, self.sampling, prompts, max_new_tokens, seed + rows[0], self.draft)
 
 
+@dataclass(frozen=True)
+class EarlyExitArm:
+    """model.generate(assistant_early_exit=layers) at one setting; batch 1 only."""
+
+    name: str
+    model: PreTrainedModel
+    layers: int
+    sampling: Sampling
+    setting: Setting
+
+    def run(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], max_new_tokens: int, seed: int) -> Sample:
+        """One call, in which the model is its own assistant."""
+        options = {"assistant_early_exit": self.layers}
+        with using(self.model, self.setting):
+            return run_transformers(self.model, self.sampling, prompts, max_new_tokens, seed + rows[0], **options)
+
+
 @contextmanager
 def using(draft: PreTrainedModel, setting: Setting) -> Iterator[None]:
     """transformers reads these knobs from the draft's generation_config and nowhere else; they are put back

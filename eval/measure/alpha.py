@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from decode.acceptance import expected_tau, greedy_agreement, overlap, windows
 from decode.common.progress import progress
 from decode.drafters.base import Batch, Step
+from decode.drafters.head_draft import HeadDraft
 from decode.models.hidden_states import Taps
 from decode.models.output_head import OutputHead, head_of
 from decode.sampling.warp import Sampling, log_probs
@@ -68,19 +69,24 @@ def measure_alpha(
     """
     texts = [text for text in texts if text.new]
     found: dict[str, dict[int, np.ndarray]] = {name: {} for name in drafters}
-    head, taps = head_of(target), tuple({tap: None for one in drafters.values() for tap in one.taps})
+    head, taps = head_of(target), tuple({tap: None for one in drafters.values() for tap in _taps(one)})
     with progress(len(texts), "texts", f"alpha at T={sampling.temperature:g}") as bar:
         for part in _passes(texts, target.config.get_text_config().vocab_size):
             batch = _batch(part, target.device)
             hidden, states = _target_pass(target, batch, taps)
             for name, drafter in drafters.items():
-                own = [states[tap] for tap in drafter.taps]
+                own = [states[tap] for tap in _taps(drafter)]
                 steps = list(drafter.unroll(replace(batch, features=torch.stack(own, 2) if own else None)))
                 for i, text in enumerate(part):
                     each = [_step_alpha(head, hidden[i], step, i, sampling) for step in steps]
-                    found[name][text.row] = np.stack(each, 1) if own else each[0][np.isfinite(each[0])]
+                    found[name][text.row] = np.stack(each, 1) if drafter.taps else each[0][np.isfinite(each[0])]
             bar.update(len(part))
     return {name: Alphas(rows) for name, rows in found.items()}
+
+
+def _taps(drafter: Any) -> tuple[int, ...]:
+    """Hidden states that its training face reads; an exit adapter's decoding face makes them itself."""
+    return drafter.config.taps if isinstance(drafter, HeadDraft) else drafter.taps
 
 
 def _passes(texts: Sequence[Text], vocab_size: int) -> Iterator[Sequence[Text]]:

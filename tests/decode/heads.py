@@ -16,7 +16,7 @@ from decode.models.hidden_states import FINAL, Taps
 from decode.models.output_head import ends_of
 
 DEPTH = 4
-TAPS: dict[str, tuple[int, ...]] = {"eagle3": (0, 1, 4), "dspark": (0, 1, 4)}
+TAPS: dict[str, tuple[int, ...]] = {"eagle3": (0, 1, 4), "dspark": (0, 1, 4), "exit_adapter": (1,)}
 """Of families that read several layers, the last one being the final state of a shallow target; the others read that
 alone."""
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -27,13 +27,16 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "dflash": ("dspark", {"markov_rank": 0, "confidence": False, "layout": "fill_in"}),
     "dspark-fill-in": ("dspark", {"layout": "fill_in", "mask_token": 7}),
 }
-VARIANTS = {family: (family, {}) for family in HEADS} | {k: v for k, v in OPTIONS.items() if v[0] in HEADS}
+VARIANTS = {family: (family, {}) for family in HEADS if family != "exit_adapter"} | {
+    k: v for k, v in OPTIONS.items() if v[0] in HEADS
+}
+"""But for exit adapters, whose rounds are the target's own passes (test_exit_adapter.py)."""
 
 
 def random_head(name: str, model: PreTrainedModel, seed: int = 0, vocab: Tensor | None = None) -> HeadDraft:
     """A head of the target's width with wide random weights, so that its distributions are far from uniform; families
     start some of their weights at zero."""
-    family, options = VARIANTS[name]
+    family, options = VARIANTS.get(name, (name, {}))
     config_class, module = HEADS[family]
     text = model.config.get_text_config()
     known = {field.name for field in dataclasses.fields(config_class)}
@@ -81,7 +84,7 @@ def batch_of(model: PreTrainedModel, head: HeadDraft, texts: list[list[int]]) ->
 
 def features_of(model: PreTrainedModel, head: HeadDraft, ids: Tensor) -> Tensor:
     """(B, T, n, d) of rows of one document each."""
-    taps = Taps(model, head.taps)
+    taps = Taps(model, head.config.taps)
     with torch.no_grad(), taps:
         model(ids, use_cache=False)
     return taps.stacked()

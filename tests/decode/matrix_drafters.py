@@ -25,6 +25,7 @@ from decode.drafters.untrained.ngram import NgramDrafter
 from decode.drafters.untrained.retrieval import RetrievalDrafter
 from decode.trees.tree_plans import Shape, k_ary
 from tests.decode.drafters import Oracle, OracleTree
+from tests.decode.heads import random_head
 from tests.decode.untrained.foreign_models import letters, shared
 from tests.decode.untrained.test_datastore import datastore_of
 from tests.tiny import MODELS, tiny_llama
@@ -146,6 +147,7 @@ MAKERS: dict[str, Callable[[str, Texts], Drafter]] = {
     "jacobi": lambda name, texts: Told(JacobiConfig(window=6, ngram=2), texts),
     "jacobi tree": lambda name, texts: Told(JacobiConfig(window=4, ngram=4), texts),
     "early_exit": lambda name, texts: EarlyExitDrafter(target(name), 1),
+    "exit_adapter": lambda name, texts: random_head("exit_adapter", target(name)),
     "cascade": lambda name, texts: CascadeDrafter(draft(name, 0.02), ngram(texts)),
     "cascade tree": lambda name, texts: CascadeDrafter(draft(name, 0.02), random_draft()),
     "foreign": lambda name, texts: foreign(SharedDrafter),
@@ -162,7 +164,7 @@ MAKERS: dict[str, Callable[[str, Texts], Drafter]] = {
     ),
 }
 """(architecture, autoregressive texts) -> the drafter."""
-_FAMILIES = ("ngram", "edit", "retrieval", "jacobi", "early_exit", "cascade", "foreign", "mixture")
+_FAMILIES = ("ngram", "edit", "retrieval", "jacobi", "early_exit", "exit_adapter", "cascade", "foreign", "mixture")
 WITHOUT_TRAINING = [name for name in MAKERS if name.split()[0] in _FAMILIES]
 SHAPES: dict[str, Shape] = {name: TREE for name in MAKERS if "tree" in name.split() and name != "oracle tree"}
 """Of drafters that are asked for trees; "oracle tree" answers a chain with a tree."""

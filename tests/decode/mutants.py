@@ -20,6 +20,7 @@ from decode.verify.verdict import Question, Verdict, draw, follow
 from tests.decode import checks
 from tests.decode import mutants_of_lookup as lookup
 from tests.decode import mutants_of_passes as passes
+from tests.decode import test_exit_adapter as exit_adapter
 from tests.decode import test_grammar as grammar
 from tests.decode import test_window as window
 from tests.decode.untrained import test_cascade as cascade
@@ -343,5 +344,8 @@ MUTANTS: dict[str, tuple[Patch, Callable[[], None]]] = {
     "early layers read twice": (passes.early_layers_read_twice, early_exit.check_each_layer_reads_each_token_once),
     "last draft token unread by early layers": (passes.last_token_unread_below, early_exit.check_text),
     "resumed a layer late": (passes.resumed_a_layer_late, early_exit.check_text),
+    "adapter in place": (passes.adapter_in_place, exit_adapter.check_text),
+    "adapter left out": (passes.adapter_left_out, exit_adapter.check_parity),
+    "adapter learns the token after": (passes.adapter_learns_the_token_after, exit_adapter.check_parity),
     "member keeps what it drafted": (lookup.member_keeps_what_it_drafted, mixture.check_members_read),
 }

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decode.drafters import eagle3, layers, lm
+from decode.drafters import eagle3, exit_adapter, layers, lm
+from decode.drafters.base import judged
 from decode.drafters.untrained import early_exit
 from decode.forward import target
 from decode.forward.window import Window
@@ -156,6 +157,23 @@ def early_layers_read_twice(patch: pytest.MonkeyPatch) -> None:
 def last_token_unread_below(patch: pytest.MonkeyPatch) -> None:
     """The verdict goes on from what an earlier round left in the slot of the last draft token."""
     patch.setattr(early_exit, "LAST", 0)
+
+
+def adapter_in_place(patch: pytest.MonkeyPatch) -> None:
+    """The adapter changes the hidden states that the verdict goes on from."""
+    real = exit_adapter.ResidualMLP.forward
+    patch.setattr(exit_adapter.ResidualMLP, "forward", lambda self, x: x.copy_(real(self, x)))
+
+
+def adapter_left_out(patch: pytest.MonkeyPatch) -> None:
+    """What is drafted is plain early exit, whatever was learned."""
+    real = early_exit.Lower
+    patch.setattr(early_exit, "Lower", lambda num_layers, adapter, serial: real(num_layers))
+
+
+def adapter_learns_the_token_after(patch: pytest.MonkeyPatch) -> None:
+    """Rows are judged as those of heads on the final state."""
+    patch.setattr(exit_adapter, "judged", lambda batch, ahead: judged(batch, ahead + 1))
 
 
 def resumed_a_layer_late(patch: pytest.MonkeyPatch) -> None:

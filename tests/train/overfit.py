@@ -63,7 +63,7 @@ def overfit(target_folder: Path, family: str, steps: int = 400) -> Overfitted:
     built = built_head(target_folder, family)
     target, head = built.target, built.head
     text = generate(target, None, PROMPT, max_new_tokens=NEW_TOKENS, eos_token_id=(), temperature=0.0, seed=0).sequences
-    batch = LiveTarget(target, head.taps)(one_document(text))
+    batch = LiveTarget(target, head.config.taps)(one_document(text))
     module = DraftLoss(head, ObjectiveConfig(name="cross_entropy", chunk_rows=64), None)
     optimizer, value = torch.optim.AdamW(module.parameters(), lr=1e-2, weight_decay=0.0), 0.0
     for _ in range(steps):

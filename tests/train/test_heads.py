@@ -78,7 +78,7 @@ def test_recorded_hidden_states_train_as_live_ones(
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])  # the second as under ZeRO
 def test_half_precision_stays_close(target: Path, family: str, weights: torch.dtype) -> None:
     known = built_head(target, family)
-    batch = LiveTarget(known.target, known.head.taps)(one_document(torch.arange(20, 44)[None]))
+    batch = LiveTarget(known.target, known.head.config.taps)(one_document(torch.arange(20, 44)[None]))
     module = DraftLoss(known.head, ObjectiveConfig(credit="decay"), None)
     exact = Sums.from_tensor(module(batch)[1]).means()
     module.to(weights)

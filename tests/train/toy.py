@@ -95,6 +95,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "hydra": {"head": {"depth": 3}},
     "eagle3": {"head": {"depth": 3, "taps": [0, 1, -1]}},
     "mtp": {"head": {"depth": 3}},
+    "exit_adapter": {"head": {"taps": [1]}},
     "dspark": {"layers": 1, "head": {"depth": 3, "taps": [0, 1], "anchors": 32, "markov_rank": 8}},
 }
 """A head of each family for a target of two layers."""

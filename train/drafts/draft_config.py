@@ -36,6 +36,8 @@ class AdapterConfig:
 
 
 OWNERS = {
+    "depth": ("medusa", "hydra", "eagle3", "mtp", "dspark"),
+    "vocab": ("medusa", "hydra", "eagle3", "mtp", "dspark"),
     "mlp_layers": ("medusa", "hydra"),
     "prefix_attention": ("hydra",),
     "markov_rank": ("dspark",),
@@ -104,7 +106,7 @@ class HeadSettings:
 class DraftConfig:
     """The draft to train (group `draft`); the shape fields count only where `init_from` is not given."""
 
-    family: Literal["lm", "medusa", "hydra", "eagle3", "mtp", "dspark"] = "lm"
+    family: Literal["lm", "medusa", "hydra", "eagle3", "mtp", "dspark", "exit_adapter"] = "lm"
     """Draft family; the file of that name in decode/drafters/. All but lm are heads on the target's hidden states."""
     init_from: str | None = None
     """Model (folder or hub id) or saved head (folder) to start from, the folder of the run that trained it, or that of
@@ -120,7 +122,8 @@ class DraftConfig:
     kv_heads: int | None = None
     """Key/value heads (grouped-query attention); None is as many as `heads`, for a head as many as its target has."""
     mlp_width: int | None = None
-    """Width of the gated MLP; None is 8/3 of `width`, rounded up to a multiple of 64, for a head its target's."""
+    """Width of the gated MLP; None is 8/3 of `width`, rounded up to a multiple of 64, for a head its target's. Of
+    exit_adapter's plain MLP; None is the target's hidden size."""
     tie_embeddings: bool = True
     """lm: use the token embedding as output head too."""
     max_positions: int | None = None
@@ -175,7 +178,7 @@ class DraftConfig:
                 "that all are. Set draft.window, or leave draft.sinks out",
             )
             return
-        why = "has no attention to narrow" if self.family == "medusa" else "attends to the whole text"
+        why = "has no attention to narrow" if self.family in ("medusa", "exit_adapter") else "attends to the whole text"
         require(
             self.family in WINDOWED,
             f"window={self.window} is for draft={' and '.join(WINDOWED)}, and draft.family={self.family} {why}. Leave "
@@ -214,6 +217,14 @@ class DraftConfig:
                 f"head.{name}={value} is for draft={' and '.join(owners)}, and draft.family={self.family} would "
                 "ignore it. Leave it out",
             )
+        taps = self.head.taps
+        require(
+            self.family != "exit_adapter"
+            or self.init_from is not None
+            or (taps is not None and taps[0] >= 1 == len(taps)),
+            f"head.taps={taps}, and exit_adapter leaves behind one of the target's layers, counted from 1; give "
+            "draft.head.taps=[2], say, and measure others beside it with mode=drafters",
+        )
         require(
             self.layers == 1 or self.family == "dspark",
             f"layers={self.layers}, and draft.family={self.family} is of one layer; leave draft.layers out",

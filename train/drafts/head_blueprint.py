@@ -19,6 +19,7 @@ from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from decode.drafters.dspark import default_taps as dspark_taps
 from decode.drafters.eagle3 import RecursiveDraft
 from decode.drafters.eagle3 import default_taps as eagle3_taps
+from decode.drafters.exit_adapter import ExitAdapterConfig
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.mtp import own_mtp
 from decode.drafters.saved_draft import config_in, family_of, head_in
@@ -117,8 +118,8 @@ class HeadBlueprint(Blueprint):
         return self.config.taps
 
     @property
-    def depth(self) -> int:
-        return self.config.depth
+    def depth(self) -> int | None:
+        return None if isinstance(self.config, ExitAdapterConfig) else self.config.depth
 
     @property
     def wants_vocab(self) -> int | None:
@@ -192,7 +193,10 @@ def head_blueprint(
     given |= {name: own for name, own in norms.items() if given[name] is None}
     if cfg.objective.confidence_weight == 0:  # what was never trained must not cut drafts
         given["confidence"] = False
+    if draft.family == "exit_adapter":
+        given |= {"depth": 1, "mlp_width": draft.mlp_width or target.hidden_size}
     config = kind(**{field.name: given[field.name] for field in fields(kind) if field.name in given})
+    config.refuse_target(target)
     return HeadBlueprint(config, target)
 
 

@@ -6,8 +6,9 @@ training)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from decode.common.errors import InputError
@@ -30,19 +31,26 @@ class EarlyExitDrafter:
     model: PreTrainedModel
     exit_layer: int
     """Layers that draft."""
+    adapter: nn.Module | None = None
+    """What was trained to stand between them and the norm (`decode.drafters.exit_adapter`)."""
+    serial: int = 0
+    """Of the adapter's weights."""
+    is_checked: InitVar[bool] = False
+    """That the model's passes can be parted there is known."""
 
     family = "early_exit"
     taps: tuple[int, ...] = ()
     on_host = False
     drafts_trees = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, is_checked: bool) -> None:
         """Raises InputError for a model whose passes cannot be parted there."""
-        refuse_inseparable(self.model, layers_of(self.model), self.exit_layer)
+        if not is_checked:
+            refuse_inseparable(self.model, layers_of(self.model), self.exit_layer)
 
     def start(self, context: Context, capacity: int) -> None:
         """Room for hidden states beside the cache, which a captured round finds there."""
-        self._target(context).node_pass(1, Lower(self.exit_layer))
+        self._target(context).node_pass(1, self._lower)
 
     def read(self, context: Context, lengths: Mapping[int, int]) -> None:
         """Nothing: the target has read the prompts, for these layers too."""
@@ -54,8 +62,12 @@ class EarlyExitDrafter:
     def propose(self, context: Context) -> Tree:
         """A chain, whose verdict needs the rest of the layers alone."""
         assert context.shape.is_chain, context.shape
-        tree = propose(lm_round(self._target(context), context, 1, Lower(self.exit_layer)), context)
+        tree = propose(lm_round(self._target(context), context, 1, self._lower), context)
         return replace(tree, rest=Rest(self.exit_layer, LAST))
+
+    @property
+    def _lower(self) -> Lower:
+        return Lower(self.exit_layer, self.adapter, self.serial)
 
     def _target(self, context: Context) -> CachedModel:
         assert context.target is not None, "early_exit drafts by the target's passes, never within another drafter"
@@ -66,3 +78,14 @@ class EarlyExitDrafter:
                 f'load_drafter("early_exit", target=MODEL, exit_layer={self.exit_layer})'
             )
         return context.target
+
+
+def refuse_exit(exit_layer: int, num_layers: int, path: str) -> None:
+    """InputError where a target with so many layers would leave none to the verdict."""
+    if exit_layer >= num_layers:
+        raise InputError(
+            f"exit_layer={exit_layer}, and {path} has {num_layers} layers: what drafts must leave some to the "
+            f"verdict. Choose 1 to {num_layers - 1}"
+            if num_layers > 1
+            else f"{path} has one layer, and early_exit leaves between two. Use another drafter"
+        )

@@ -15,6 +15,7 @@ from decode.drafters.lm import LMDraft
 from decode.drafters.saved_head import HEADS
 from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.config import (
+    ALONE,
     CascadeConfig,
     EarlyExitConfig,
     EditConfig,
@@ -23,7 +24,7 @@ from decode.drafters.untrained.config import (
     RetrievalConfig,
     settings_of,
 )
-from decode.drafters.untrained.early_exit import EarlyExitDrafter
+from decode.drafters.untrained.early_exit import EarlyExitDrafter, refuse_exit
 from decode.drafters.untrained.edit import EditDrafter
 from decode.drafters.untrained.foreign.made import check_foreign, make_foreign
 from decode.drafters.untrained.index.datastore import Datastore
@@ -97,6 +98,7 @@ def _check_cascade(config: CascadeConfig, draft: str, helper: str) -> None:
 
 def _mixture(config: MixtureConfig, load: Load) -> MixtureDrafter:
     members = [load(name, **config.settings.get(name, {})) for name in config.members]
+    _refuse_adapters(config.members, [getattr(one, "family", "") for one in members])
     _check_mixture([name for name, one in zip(config.members, members, strict=True) if one.taps])
     return MixtureDrafter(members)
 
@@ -107,6 +109,12 @@ def _check_mixture(heads: Sequence[str]) -> None:
             f"a mixture reads the hidden states of one head, and {', '.join(heads)} are {len(heads)}; leave the others "
             "out of its members"
         )
+
+
+def _refuse_adapters(members: Sequence[str], families: Sequence[str]) -> None:
+    wrong = [name for name, family in zip(members, families, strict=True) if family == "exit_adapter"]
+    if wrong:
+        raise InputError(f"members={list(members)}: {wrong[0]} is an exit adapter, which {ALONE}. Leave it out")
 
 
 def check_named(name: str, settings: Mapping[str, Any], target: ModelDescription, describe: Describe) -> None:
@@ -121,6 +129,7 @@ def check_named(name: str, settings: Mapping[str, Any], target: ModelDescription
         described = {
             name: describe(name, target, "the mixture's member", asked.settings.get(name, {})) for name in asked.members
         }
+        _refuse_adapters(asked.members, [one.family for one in described.values()])
         _check_mixture([name for name, one in described.items() if one.family in HEADS])
     if isinstance(asked, RetrievalConfig):
         if asked.datastore is not None:
@@ -130,20 +139,10 @@ def check_named(name: str, settings: Mapping[str, Any], target: ModelDescription
     if isinstance(asked, EditConfig) and asked.source is not None:
         _source(asked.source)
     if isinstance(asked, EarlyExitConfig):
-        _check_exit(asked, target)
+        assert asked.exit_layer is not None
+        refuse_exit(asked.exit_layer, target.num_layers, target.path)
     if isinstance(asked, ForeignConfig):
         check_foreign(asked, target)
-
-
-def _check_exit(config: EarlyExitConfig, target: ModelDescription) -> None:
-    assert config.exit_layer is not None
-    if config.exit_layer >= target.num_layers:
-        raise InputError(
-            f"exit_layer={config.exit_layer}, and {target.path} has {target.num_layers} layers: what drafts must leave "
-            f"some to the verdict. Choose 1 to {target.num_layers - 1}"
-            if target.num_layers > 1
-            else f"{target.path} has one layer, and early_exit leaves between two. Use another drafter"
-        )
 
 
 def _tokenizer(target: PreTrainedModel) -> PreTrainedTokenizerBase:

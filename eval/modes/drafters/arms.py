@@ -14,8 +14,8 @@ from decode.config import SamplingConfig
 from decode.forward.runner import rounded
 from decode.trees.tree_plans import parse
 from distill.corpora.corpus import in_groups
-from eval.arms.base import LOOKUP, VLLM, VLLM_LOOKUP, Arm, eos_ids, our_name
-from eval.arms.ours import OurArm, lookup_arms, our_arm, plain_arms, renamed
+from eval.arms.base import EARLY_EXIT, LOOKUP, VLLM, VLLM_LOOKUP, Arm, eos_ids, our_name
+from eval.arms.ours import OurArm, early_exit_arms, lookup_arms, our_arm, plain_arms, renamed
 from eval.arms.vllm_engines import Engines, drafting_with_lookup, worker_settings
 from eval.config import TOKEN_FOR_TOKEN, EvalConfig
 from eval.inputs import sampling_at
@@ -90,6 +90,7 @@ class Stock:
         peers = {VLLM_LOOKUP: self._vllm(cell)}
         if cell.batch_size == 1:
             peers[LOOKUP] = lookup_arms(self.cfg, self.model, cell.temperature)
+            peers[EARLY_EXIT] = early_exit_arms(self.cfg, self.model, cell.temperature)
         ours = {way.name: self._ours(way, cell) for way in self.target.ways(self.cfg, cell.text)}
         return {name: arms for name, arms in (ours | peers).items() if arms}
 
@@ -184,7 +185,7 @@ def _screening_prompts(stock: Stock, cell: Cell) -> list[Prompt]:
 
 def warm_arms(stock: Stock, cell: Cell, choice: Mapping[str, Any]) -> list[Arm]:
     """All arms of a cell, each at its chosen setting and warm."""
-    families, peers = stock.families(cell), (LOOKUP, VLLM_LOOKUP)
+    families, peers = stock.families(cell), (LOOKUP, EARLY_EXIT, VLLM_LOOKUP)
     chosen = {name: arms[choice["best"][name]] for name, arms in families.items()}
     stock.warm_up([*stock.plain(cell), *chosen.values()], cell)
     ours_and_peers = [renamed(arm, name if name in peers else our_name(name)) for name, arm in chosen.items()]
@@ -196,6 +197,8 @@ def left_out(stock: Stock, cell: Cell) -> dict[str, str]:
     reasons = stock.target.left_out(stock.cfg, cell.text)
     if cell.batch_size > 1:
         reasons[LOOKUP] = f"transformers looks up for one prompt at a time, not {cell.batch_size}"
+        if stock.cfg.peers.early_exit_layers:
+            reasons[EARLY_EXIT] = f"transformers leaves early for one prompt at a time, not {cell.batch_size}"
     return reasons
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from decode.common.errors import InputError
-from eval.arms.base import LOOKUP, VLLM_LOOKUP
+from eval.arms.base import EARLY_EXIT, LOOKUP, VLLM_LOOKUP
+from eval.arms.ours import early_exit_settings
 from eval.config import EvalConfig
 from eval.measure.cells import Cell
 from eval.modes.drafters.arms import cells
@@ -61,6 +62,8 @@ def _settings(cfg: EvalConfig, target: Target, cell: Cell) -> dict[str, list[str
     each = {way.name: [length_name(k) for k in way.lengths] for way in target.ways(cfg, cell.text)}
     if cell.batch_size == 1 and cfg.peers.prompt_lookup_num_tokens:
         each[LOOKUP] = [f"n={tokens}" for tokens in cfg.peers.prompt_lookup_num_tokens]
+    if cell.batch_size == 1 and cfg.peers.early_exit_layers:
+        each[EARLY_EXIT] = list(early_exit_settings(cfg.peers))
     if cfg.peers.vllm_python is not None and cfg.peers.vllm_draft_tokens:
         each[VLLM_LOOKUP] = [length_name(k) for k in cfg.peers.vllm_draft_tokens]
     return each

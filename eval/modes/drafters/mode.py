@@ -15,9 +15,11 @@ import torch
 from decode import load_drafter
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
+from decode.drafters.untrained.early_exit import refuse_exit
 from decode.models.load import load_model
 from distill.runtimes.engine_process import check_python
-from eval.arms.base import AUTOREGRESSIVE, LOOKUP, TRANSFORMERS
+from eval.arms.base import AUTOREGRESSIVE, EARLY_EXIT, LOOKUP, TRANSFORMERS
+from eval.arms.ours import early_exit_settings
 from eval.arms.vllm_engines import started
 from eval.config import EvalConfig
 from eval.inputs import rough_seconds_per_token
@@ -81,7 +83,8 @@ def plan_lines(cfg: EvalConfig, targets: Sequence[Target]) -> list[str]:
         ),
         f"settings: as chosen in {cfg.drafters.choices}" if cfg.drafters.choices else f"draft lengths: {tried}",
         f"beside them: {', '.join(peers)}; one prompt at a time also {LOOKUP} (best of "
-        f"{len(cfg.peers.prompt_lookup_num_tokens)})",
+        f"{len(cfg.peers.prompt_lookup_num_tokens)})"
+        + (f", {EARLY_EXIT} (best of {len(early_exit_settings(cfg.peers))})" if cfg.peers.early_exit_layers else ""),
         f"batches of prompts timed per cell: {batches}; {cfg.decode.max_new_tokens} new tokens each, "
         f"{cfg.timing.rounds} rounds",
         f"time: {guess(_seconds(cfg, targets))}, compiling not counted",
@@ -97,6 +100,9 @@ def run(cfg: EvalConfig) -> None:
     if cfg.peers.vllm_python is not None:
         check_python(cfg.peers.vllm_python, "peers.vllm_python", "leave out peers=vllm")
     targets = describe_targets(cfg)
+    for one in targets:
+        for layers in cfg.peers.early_exit_layers:
+            refuse_exit(layers, one.description.num_layers, one.description.path)
     given = given_choices(cfg, targets)
     texts = {target.key: target.prompts(cfg) for target in targets}
     if cfg.plan:

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from eval.arms.base import LOOKUP, PLAIN_ARMS, VLLM_LOOKUP, our_name
+from eval.arms.base import EARLY_EXIT, LOOKUP, PLAIN_ARMS, VLLM_LOOKUP, our_name
 from eval.modes.drafters.left_out import by_reason
 from eval.render.formatting import MISSING, Column, Row, Table, columns, number, share, spread, with_interval
 from eval.render.page import Page, Plot, as_html, as_markdown
@@ -209,7 +209,7 @@ def _plot(results: Mapping[str, Any], texts: Sequence[str]) -> str:
     """A panel per batch size and temperature, the arms of each text side by side."""
     cells = {(cell["batch_size"], cell["temperature"], cell["text"]): cell for cell in results["cells"]}
     places = list(dict.fromkeys(place[:2] for place in cells))
-    arms = [*map(our_name, results["arms"]), LOOKUP, VLLM_LOOKUP]
+    arms = [*map(our_name, results["arms"]), LOOKUP, EARLY_EXIT, VLLM_LOOKUP]
 
     def paint(axes: Sequence[Axes]) -> None:
         for axis, (rows, temperature) in zip(axes, places, strict=True):

@@ -76,6 +76,10 @@ def test_files_that_are_missing_or_fit_no_target(folder: Path, monkeypatch: pyte
         given["drafters"] |= changes
         with pytest.raises(InputError, match=f"(?s){message}"):
             stage.run(build(EvalConfig, given))
+    given = values(folder)
+    given["peers"] = given.get("peers", {}) | {"early_exit_layers": [99]}
+    with pytest.raises(InputError, match=r"exit_layer=99, and .* layers"):
+        stage.run(build(EvalConfig, given))
     given = values(folder) | {"drafts": {"mine": str(folder / "tasks_target")}}
     given["drafters"] |= {"texts": ["code"]}
     with pytest.raises(InputError, match="320"):

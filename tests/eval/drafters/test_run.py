@@ -26,6 +26,7 @@ from tests.eval.energy_checks import check_estimated
 from tests.eval.test_decoders import FAKE_WORKER
 
 LOOKUP = "transformers prompt lookup"
+EARLY_EXIT = "transformers early exit"
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +56,12 @@ def test_a_small_comparison_leaves_timed_cells_a_summary_and_a_page(models: Path
     asked = values(models) | {"output_dir": str(tmp_path), "decode": {"max_new_tokens": 4}}
     asked["timing"] |= {"screening_tokens": 2, "watts": 50.0}
     asked["drafters"] |= {"texts": ["code"], "tasks_target": None, "arms": {"ngram": {"draft": "ngram"}}}
+    asked["peers"] = asked.get("peers", {}) | {"early_exit_layers": [1], "early_exit_tokens": [2, 3]}
     stage.run(build(EvalConfig, asked))
     found = json.loads((tmp_path / "results.json").read_text())
     (cell,), (choice,), (best,) = found["cells"], found["choices"], found["which_when"]
-    assert arms_of(cell) == {*PLAIN, LOOKUP, "ours, ngram", "ours, mine"}
+    assert arms_of(cell) == {*PLAIN, LOOKUP, EARLY_EXIT, "ours, ngram", "ours, mine"}
+    assert choice["tokens_per_s"][EARLY_EXIT].keys() == {"E=1,n=2", "E=1,n=3"}
     check_estimated(found, arms_of(cell))
     assert {row["energy_kind"] for row in found["rows"]} == {"estimate"}
     for arm in cell["arms"]:

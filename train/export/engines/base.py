@@ -12,11 +12,14 @@ from typing import Literal
 from train.export.layouts.base import Layout
 from train.export.source import Source
 
-FORMS = ("lm", "eagle3", "medusa", "dflash", "dspark", "mtp", "hydra")
+FORMS = ("lm", "eagle3", "medusa", "dflash", "dspark", "mtp", "hydra", "exit_adapter")
 """Of drafts, as engines tell them apart."""
 PLAIN = frozenset({"llama", "mistral", "qwen3"})
 """Targets whose embedding goes into the first layer unscaled, and whose hidden states every engine hands over."""
 NO_HYDRA = "no engine loads Hydra heads; train draft=eagle3 instead"
+NO_EXIT = (
+    "no engine drafts with its target's first layers; train draft=eagle3 instead, or decode with draftsmith itself"
+)
 OWN_MTP_ALONE = (
     "engines load a prediction layer (MTP) as a part of the target that was published with it, by that target's own "
     "class, and of such targets format=vllm writes exaone_moe alone; train draft=eagle3 instead"

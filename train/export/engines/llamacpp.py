@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import cast
 
 from decode.drafters.eagle3 import Eagle3Config
-from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
+from train.export.engines.base import NO_EXIT, NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
 from train.export.engines.forms import blocks
 from train.export.engines.forms.states import not_captured, other_target, unknown_layer
 from train.export.layouts.dflash import DFLASH
@@ -96,5 +96,6 @@ ENGINE = Engine(
         ),
         "mtp": OWN_MTP_ALONE,
         "hydra": NO_HYDRA,
+        "exit_adapter": NO_EXIT,
     },
 )

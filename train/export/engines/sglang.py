@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 
-from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
+from train.export.engines.base import NO_EXIT, NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
 from train.export.engines.forms import blocks
 from train.export.engines.forms.states import not_captured, other_target, unknown_layer
 from train.export.layouts.dflash import DFLASH
@@ -80,5 +80,6 @@ ENGINE = Engine(
         ),
         "mtp": OWN_MTP_ALONE,
         "hydra": NO_HYDRA,
+        "exit_adapter": NO_EXIT,
     },
 )

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from decode.common.checked_json import read_json
-from train.export.engines.base import NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
+from train.export.engines.base import NO_EXIT, NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
 from train.export.engines.forms import blocks
 from train.export.engines.forms.states import not_captured, other_target, unknown_layer
 from train.export.layouts.dflash import DFLASH
@@ -87,5 +87,6 @@ ENGINE = Engine(
         ),
         "mtp": OWN_MTP_ALONE,
         "hydra": NO_HYDRA,
+        "exit_adapter": NO_EXIT,
     },
 )

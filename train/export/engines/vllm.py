@@ -7,7 +7,7 @@ import json
 import shlex
 from collections.abc import Callable
 
-from train.export.engines.base import NO_HYDRA, PLAIN, Engine, Launch, Loads, NameRules
+from train.export.engines.base import NO_EXIT, NO_HYDRA, PLAIN, Engine, Launch, Loads, NameRules
 from train.export.engines.forms import blocks, medusa, mtp
 from train.export.engines.forms.states import not_captured
 from train.export.layouts.dflash import DFLASH
@@ -96,5 +96,6 @@ ENGINE = Engine(
         ),
         "mtp": Loads(OWN_MTP, "0.32", mtp.launch, mtp.refuses, tried="run", names=MTP_NAMES, targets=mtp.TARGETS),
         "hydra": NO_HYDRA,
+        "exit_adapter": NO_EXIT,
     },
 )
