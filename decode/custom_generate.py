@@ -38,6 +38,7 @@ from decode.common.errors import ConfigError
 from decode.common.typed_config import require, texts
 from decode.config import Rule, SamplingConfig
 from decode.drafters.base import Drafter
+from decode.models.compatibility import CACHE_ARGUMENTS
 
 WARPERS = {
     TemperatureLogitsWarper: "temperature",
@@ -56,7 +57,7 @@ COUNT_COLUMNS = (
 )
 """They are told of columns of the batch, padding included; processors are shown rows without it here."""
 HEEDED = ("attention_mask", "position_ids")
-WITHOUT_EFFECT = ("past_key_values", "use_cache", "logits_to_keep", "cache_position", "output_attentions")
+WITHOUT_EFFECT = (*CACHE_ARGUMENTS, "use_cache", "logits_to_keep", "cache_position", "output_attentions")
 """What transformers prepares for its own loop, or what changes no token."""
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 

@@ -22,7 +22,7 @@ from decode.forward.kept.runners import Runners
 from decode.forward.packed_linear import Packed
 from decode.forward.packing import Packing
 from decode.forward.runner import PASSES, Runner, chunks, rounded
-from decode.models.compatibility import longest_context, refuse_unsupported
+from decode.models.compatibility import cache_argument, longest_context, refuse_unsupported
 from decode.models.hidden_states import Taps
 
 
@@ -80,8 +80,8 @@ class NodePass(nn.Module):
                 input_ids=tokens,
                 attention_mask=layer_masks(self.config, visible, positions, keys, self.model.dtype),
                 position_ids=positions.clamp(max=self.last_position),
-                past_key_values=self.cache,
                 use_cache=True,
+                **_handed(self.cache, self.model),
             )
         if self.taps is not None:
             self.cache.keep(self.taps.each())
@@ -169,9 +169,9 @@ class CachedModel(Runner):
                 input_ids=tokens,
                 attention_mask=layer_masks(self.config, visible, positions, keys, self.model.dtype),
                 position_ids=positions,
-                past_key_values=self.cache,
                 use_cache=True,
                 logits_to_keep=1,
+                **_handed(self.cache, self.model),
             )
         if self._taps is not None:
             self.cache.keep(self._taps.each())
@@ -269,3 +269,9 @@ def _refuse_foreign_attention(name: str | None) -> None:
             f"attention {name!r} takes no explicit masks, so rejected tokens and other rows would be seen; load the "
             "model with attn_implementation='sdpa'"
         )
+
+
+def _handed(cache: SlotCache, model: PreTrainedModel) -> dict[str, Any]:
+    name = cache_argument(type(model))
+    assert name is not None, type(model)  # refuse_unsupported
+    return {name: cache}

@@ -3,9 +3,11 @@ the tokens that a target shares with its draft and its records."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from decode.config import ModelConfig
     from decode.models.load import ModelDescription
 
+CACHE_ARGUMENTS = ("cache", "past_key_values")
 OWN_MASKS = ("bloom", "gpt_neo", "mpt")  # attention that counts columns of the cache, not positions
 
 
@@ -48,12 +51,24 @@ def refuse_unsupported(config: PretrainedConfig, path: str, role: str = "target"
         )
 
 
+@functools.cache
+def cache_argument(model_class: type) -> str | None:
+    """What passes of such a model call the keys and values that they are handed; None where they take none.
+    transformers 5.24 renamed it from past_key_values to cache; remote code may keep the older name."""
+    taken = _taken(model_class)
+    return next((name for name in CACHE_ARGUMENTS if name in taken), None)
+
+
+def _taken(model_class: Any) -> Mapping[str, object]:
+    return inspect.signature(model_class.forward).parameters
+
+
 def _refuse_without_cache(model_class: Any, config: PretrainedConfig, path: str, role: str) -> None:
-    lacks = {"past_key_values", "position_ids"} - set(inspect.signature(model_class.forward).parameters)
+    has = {"cache": cache_argument(model_class), "position_ids": "position_ids" in _taken(model_class)}
+    lacks = [name for name, it in has.items() if not it]
     if lacks:
         raise InputError(
-            f"{role}.path={path} is a {config.model_type} model, whose passes take no "
-            f"{' and no '.join(sorted(lacks))}: "
+            f"{role}.path={path} is a {config.model_type} model, whose passes take no {' and no '.join(lacks)}: "
             "tokens of a tree could not be read behind the ones before them. Use a model that keeps keys and values "
             "by position"
         )

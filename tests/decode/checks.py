@@ -16,6 +16,7 @@ from decode.drafters.base import Context, Drafter
 from decode.drafters.lm import LMDraft
 from decode.forward.kept.lease import Lease
 from decode.loop import Loop
+from decode.models.compatibility import cache_argument
 from decode.requests import Request
 from decode.sampling.noise import Noise, Stream
 from decode.sampling.warp import Sampling
@@ -339,7 +340,7 @@ def audit(loop: Loop, model: PreTrainedModel) -> None:
     longest = max(map(len, rows))
     ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
     fresh = DynamicCache()  # without a config: layers with a window would forget what lies outside
-    model(ids, past_key_values=fresh, use_cache=True)
+    model(ids, use_cache=True, **{str(cache_argument(type(model))): fresh})
     held = torch.arange(longest) < torch.tensor([[len(row)] for row in rows])
     for ours, theirs in zip(loop.runner.cache.slot_layers, fresh.layers, strict=True):
         assert isinstance(theirs, DynamicLayer)

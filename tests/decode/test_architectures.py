@@ -62,8 +62,8 @@ def test_falcon_is_not_given_an_attention_that_it_does_not_look_for() -> None:
 WHY = {
     "mpt": "take no position_ids",
     "minimax": "linear_attention",
-    "openai-gpt": "take no past_key_values",
-    "xlnet": "take no past_key_values",
+    "openai-gpt": "take no cache",
+    "xlnet": "take no cache",
     "bert": "is_decoder=False",
 }
 
