@@ -106,12 +106,21 @@ def test_training_knows_no_family() -> None:
             assert not {name for name in known if name.endswith("_blueprint")}, path
 
 
-EXTRAS = {"decode": ["grammar"], "distill": ["train"], "train": ["train", "deepspeed"], "eval": ["train", "eval"]}
+EXTRAS = {
+    "decode": ["grammar"],
+    "distill": ["train"],
+    "train": ["train", "deepspeed"],
+    "eval": ["train", "eval", "energy"],
+}
 """What of pyproject.toml a package may import besides the plain dependencies; decode works with those alone as long as
 no setting asks for more."""
 OPTIONAL = "optional-dependencies"
 ELSEWHERE = {"vllm", "vllm_temperatures"}
 """Of environments of their own, and a file beside the one that imports it there."""
+
+
+NAMES = {"pynvml": ["nvidia-ml-py"]}
+"""Packages that need not be installed, where they are imported by another name."""
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
@@ -125,7 +134,7 @@ def test_what_is_imported_is_declared(package: str) -> None:
     foreign = {
         name for name in imported if name not in sys.stdlib_module_names | MAY_IMPORT.keys() and name not in ELSEWHERE
     }
-    known = packages_distributions()
+    known = NAMES | dict(packages_distributions())
     missing = {name for name in foreign if not declared & {_normal(one) for one in known.get(name, [name])}}
     assert foreign
     assert not missing

@@ -33,7 +33,18 @@ from train.trackers import check_tracker
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("decode", "distill", "train", "eval")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-OF_EXTRAS = {"datasets", "deepspeed", "matplotlib", "pandas", "peft", "pyarrow", "pydivsufsort", "wandb", "xgrammar"}
+OF_EXTRAS = {
+    "datasets",
+    "deepspeed",
+    "matplotlib",
+    "pandas",
+    "peft",
+    "pyarrow",
+    "pydivsufsort",
+    "pynvml",
+    "wandb",
+    "xgrammar",
+}
 """Packages that the stages run without, as long as no setting asks for them."""
 
 

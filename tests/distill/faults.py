@@ -384,15 +384,15 @@ RUNTIMES: dict[Callable[..., object], list[Change]] = {
         ("distill.runtimes.response_draft:recorded", "asked.num_draft_tokens", "5"),
     ],
     test_vllm_runtime.test_what_was_written_before_a_run_ended_is_not_asked_for_again: [
-        ("distill.runtimes.kept_responses:kept_responses", "if not file.is_file():", "if True:"),
+        ("distill.runtimes.kept_responses:kept_responses", "if answer is None:", "if True:"),
         ("distill.runtimes.engine_passes:EnginePasses._read", "told != ids or ", ""),
     ],
     test_vllm_runtime.test_kept_responses_are_those_of_their_call: [
-        ("distill.runtimes.kept_responses:kept_responses", "[prompts, rows, seed]", "[prompts, rows]"),
-        ("distill.runtimes.kept_responses:kept_responses", "[prompts, rows, seed]", "[rows, seed]"),
+        ("distill.runtimes.kept_responses:KeptResponses._file", "json.dumps(call)", "json.dumps(call[:2])"),
+        ("distill.runtimes.kept_responses:KeptResponses._file", "json.dumps(call)", "json.dumps(call[1:])"),
     ],
     test_vllm_runtime.test_records_of_two_engines_are_not_mixed: [
-        ("distill.run_notes:check_same_target", "_without_log_p(was) != _without_log_p(runtime)", "False"),
+        ("distill.run_notes:check_same_target", "_lasting(was) != _lasting(runtime)", "False"),
     ],
     test_vllm_runtime.test_texts_of_other_records_are_read_and_none_is_written: [
         ("distill.recording_plan:plan_of_records", "folder.lengths.max()", "folder.lengths.min()"),

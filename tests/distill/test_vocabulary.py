@@ -48,13 +48,12 @@ def test_what_lies_behind_the_length_that_is_trained_on_is_not_counted(tmp_path:
     assert frequent_tokens(record_sequences(folder, "train", 9), 1, 5).tolist() == [2]
 
 
-def test_every_end_of_text_is_among_the_special_tokens(tmp_path: Path) -> None:
+def test_every_end_of_text_is_among_the_special_tokens() -> None:
     """Chat models end a turn and a text by tokens of their own, which only the generation config lists."""
-    GenerationConfig(eos_token_id=[41, 42, 900]).save_pretrained(tmp_path)
-    target = SimpleNamespace(path=str(tmp_path), source=SimpleNamespace(revision=None), vocab_size=300)
+    target = SimpleNamespace(generation_config=GenerationConfig(eos_token_id=[41, 42, 900]), vocab_size=300)
     tokenizer = tiny_tokenizer()
     assert special_tokens(target, tokenizer) == {41, 42, tokenizer.eos_token_id, tokenizer.pad_token_id}  # type: ignore[arg-type]
-    GenerationConfig(eos_token_id=43).save_pretrained(tmp_path)
+    target.generation_config = GenerationConfig(eos_token_id=43)
     assert special_tokens(target, tokenizer) == {43, tokenizer.eos_token_id, tokenizer.pad_token_id}  # type: ignore[arg-type]
 
 

@@ -73,6 +73,7 @@ def run_of(monkeypatch: pytest.MonkeyPatch, cfg: EvalConfig) -> tuple[Arms, Cell
     """Arms made up, and a draft that transformers would take but that cannot run."""
     arms, draft = arms_made_up(monkeypatch), object.__new__(LMDraft)
     monkeypatch.setattr(LMDraft, "model", object(), raising=False)
+    monkeypatch.setattr(LMDraft, "window", None)
     model: Any = SimpleNamespace(dtype="torch.bfloat16", parameters=list)
     return arms, CellRun(cfg, model, {"d": draft})
 

@@ -211,7 +211,7 @@ def stock() -> Stock:
     sizes = {"batch_sizes": [1, 2], "batches_timed": [5, 3], "screening_batches": 2}
     sizes |= {"arms": {"a": {"num_draft_tokens": 1}, "b": {"tree": "2x1"}, "c": {"num_draft_tokens": 2}}}
     cfg = config(decoders=sizes, timing={"rounds": 1, "screening_tokens": 6}, decode={"max_new_tokens": 8})
-    model: Any = SimpleNamespace(dtype="torch.bfloat16")
+    model: Any = SimpleNamespace(dtype="torch.bfloat16", parameters=list)
     return Stock(cfg, model, object(), "lm", Engines(), 64)
 
 
@@ -256,7 +256,7 @@ def race(monkeypatch: pytest.MonkeyPatch) -> tuple[Race, dict[str, FakeArm]]:
     sizes = {"batch_sizes": [2], "batches_timed": [3], "screening_batches": 2}
     timing = {"rounds": 1, "screening_tokens": 6, "choose_k": [1, 2]}
     cfg = config(families=sizes, timing=timing, decode={"max_new_tokens": 8})
-    model: Any = SimpleNamespace(dtype="torch.bfloat16")
+    model: Any = SimpleNamespace(dtype="torch.bfloat16", parameters=list)
     facts: Any = {"d": SimpleNamespace(family="lm")}
     return Race(cfg, model, {"d": object()}, facts, REPORTED, SCREENING), arms
 

@@ -139,7 +139,7 @@ READING: dict[Any, str] = {
         training_inputs:_check_length: cfg.sequence_length <= limit => cfg.sequence_length < limit
     """,
     DENSE_CHOSEN: """
-        training_inputs:_choose_store: dense[0] if needs_dense and dense else names[0] => names[0]
+        training_inputs:_choose_store: dense[0] if needs_dense and dense else => None if False else
     """,
     inputs.test_every_end_of_text_is_always_in_a_draft_vocabulary: """
         training_inputs:special_tokens: (*ends, *tokenizer.all_special_ids) => tokenizer.all_special_ids

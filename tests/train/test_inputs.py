@@ -217,12 +217,11 @@ def test_every_end_of_text_is_always_in_a_draft_vocabulary(tmp_path: Path, targe
     """Those of the generation config, with the tokenizer's special tokens (0 and 1)."""
     folder = shutil.copytree(target, tmp_path / "target")
     GenerationConfig(eos_token_id=[7, 9, 299]).save_pretrained(folder)
-    known = describe_model(model_config(folder))
-    assert special_tokens(known, tiny_tokenizer()) == {0, 1, 7, 9, 299}
+    assert special_tokens(describe_model(model_config(folder)), tiny_tokenizer()) == {0, 1, 7, 9, 299}
     GenerationConfig(eos_token_id=7).save_pretrained(folder)
-    assert special_tokens(known, tiny_tokenizer()) == {0, 1, 7}
+    assert special_tokens(describe_model(model_config(folder)), tiny_tokenizer()) == {0, 1, 7}
     (folder / "generation_config.json").unlink()
-    assert special_tokens(known, tiny_tokenizer()) == {0, 1}
+    assert special_tokens(describe_model(model_config(folder)), tiny_tokenizer()) == {0, 1}
 
 
 def test_how_many_tokens_a_round_has() -> None:

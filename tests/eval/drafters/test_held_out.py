@@ -121,6 +121,7 @@ def test_the_command_ends_with_2(
 ) -> None:
     data = ["data=text", f"data.path={folder / 'sources'}", "data.heldout_share=0.4", "data.validation_share=0.3"]
     given = ["mode=drafters", f"target.path={folder / 'target'}", "drafters.texts=[code]", "drafters.tasks_target=null"]
+    given += ["drafters.arms.early_exit.settings.exit_layer=1"]  # of two
     given += ["drafters.batches_timed=[2,1]", f"output_dir={tmp_path / 'report'}"]
     monkeypatch.setattr(sys, "argv", ["eval", *given, *data, f"drafters.datastore={folder / 'store'}"])
     with pytest.raises(SystemExit) as error:
