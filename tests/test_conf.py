@@ -29,6 +29,7 @@ def test_no_yaml_stands_outside_the_stages_and_groups() -> None:
 NEEDED = {
     "draft/cascade": ["draft.settings.draft=some/draft"],
     "draft/early_exit": ["draft.settings.exit_layer=2"],
+    "draft/exit_adapter": ["draft.head.taps=[2]"],
     "draft/foreign": ["draft.settings.draft=some/draft"],
     "draft/mixture": ["draft.settings.members=[ngram]"],
     "draft/retrieval": ["draft.settings.datastore=some/datastore"],

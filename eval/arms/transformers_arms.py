@@ -181,7 +181,7 @@ class EarlyExitArm:
 
     def run(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], max_new_tokens: int, seed: int) -> Sample:
         """One call, in which the model is its own assistant."""
-        options = {"assistant_early_exit": self.layers}
+        options: dict[str, Any] = {"assistant_early_exit": self.layers}
         with using(self.model, self.setting):
             return run_transformers(self.model, self.sampling, prompts, max_new_tokens, seed + rows[0], **options)
 

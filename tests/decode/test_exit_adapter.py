@@ -126,7 +126,7 @@ def test_captured_rounds_follow_the_weights(monkeypatch: pytest.MonkeyPatch) -> 
         return made
 
     monkeypatch.setattr("decode.forward.runner.capture", spy)
-    asked = SETTINGS | {"max_new_tokens": 120}
+    asked: dict[str, Any] = SETTINGS | {"max_new_tokens": 120}
     head = without_output(model)
     plain = generate(model, None, prompts(1), **asked).sequences
     before = generate(model, head, prompts(1), **asked)

@@ -230,6 +230,7 @@ def test_a_new_block_is_laid_out_as_engines_run_it_unless_asked_otherwise(asked:
 
 def test_a_mask_of_the_vocabulary_is_no_weight_to_train_or_to_read() -> None:
     learned, row = head("dspark"), head("dspark", head={"mask_token": PADDED - 1})
+    assert learned.depth
     assert learned.num_parameters - row.num_parameters == learned.width
     assert learned.weights_per_token - row.weights_per_token == learned.width // learned.depth
     with pytest.raises(ConfigError, match=f"mask_token={PADDED}, .*has the rows 0 to {PADDED - 1}.*no text holds"):
