@@ -11,6 +11,7 @@ from decode.config import OF_THE_PREFIX, ModelConfig, SamplingConfig, check_temp
 from distill.config import DataConfig
 from eval.comparison_config import DecodersConfig, FamiliesConfig, named_settings
 from eval.modes.drafters.config import DraftersConfig
+from eval.modes.overlap.config import OverlapConfig
 from eval.modes.runtimes.config import RuntimesConfig
 from eval.modes.served.config import ServedConfig
 from train.config import TrackerConfig
@@ -19,8 +20,10 @@ TOKEN_FOR_TOKEN = ("coupled", "greedy")
 """Verifiers whose output equals autoregressive output of the same seed; the others are exact in distribution only."""
 
 Mode = Literal[
-    "report", "decoders", "families", "certificate", "profile", "bandwidth", "served", "drafters", "runtimes"
+    "report", "decoders", "families", "certificate", "profile", "bandwidth", "served", "drafters", "runtimes", "overlap"
 ]
+WITHOUT_MODELS = ("bandwidth", "overlap")
+"""Modes without a target and drafts of the user's: one makes its own, one simulates."""
 
 
 @dataclass
@@ -276,6 +279,8 @@ class EvalConfig:
     """The comparison of ways to draft, under mode=drafters."""
     runtimes: RuntimesConfig = field(default_factory=RuntimesConfig)
     """The comparison of what runs the target while records are made, under mode=runtimes."""
+    overlap: OverlapConfig = field(default_factory=OverlapConfig)
+    """The simulation of drafting while the target verifies, under mode=overlap."""
     curve_temperatures: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.7, 1.0, 1.3])
     """Temperatures of the curve of alpha and predicted speedup, from teacher-forced passes; [] draws none."""
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
@@ -296,7 +301,9 @@ class EvalConfig:
         )
         default = f"runs/{self.name}/{self.mode}" if self.name else f"runs/{self.mode}/report"
         self.name, self.output_dir = self.name or self.mode, self.output_dir or default
-        if self.mode == "bandwidth":  # makes its own target and drafts nothing
+        if self.mode == "overlap":
+            self.overlap.check()
+        if self.mode in WITHOUT_MODELS:
             return
         require(self.target.path is not None, "target.path is not set; name a transformers folder or hub id")
         is_given = bool(self.drafts) or self.mode in ("families", "drafters", "runtimes")

@@ -24,6 +24,7 @@ from eval.modes.decoders.several_runs import check_comparisons, pool_comparisons
 from eval.modes.drafters import page as drafters
 from eval.modes.drafters.several_runs import check_drafters, pool_drafters
 from eval.modes.families import page as families
+from eval.modes.overlap import page as overlap
 from eval.modes.runtimes import page as runtimes
 from eval.modes.runtimes.results import check_runtimes, pool_runtimes
 from eval.modes.served import page as served
@@ -41,6 +42,7 @@ PAGES = {
     "families": families.render_summary,
     "runtimes": runtimes.render_summary,
     "served": served.render_summary,
+    "overlap": overlap.render_summary,
 }
 """Mode -> its page."""
 POOLS: dict[str, tuple[Check, Pool]] = {
