@@ -11,6 +11,7 @@ from decode.config import OF_THE_PREFIX, ModelConfig, SamplingConfig, check_temp
 from distill.config import DataConfig
 from eval.comparison_config import DecodersConfig, FamiliesConfig, named_settings
 from eval.modes.drafters.config import DraftersConfig
+from eval.modes.exits.config import ExitsConfig
 from eval.modes.overlap.config import OverlapConfig
 from eval.modes.runtimes.config import RuntimesConfig
 from eval.modes.served.config import ServedConfig
@@ -20,8 +21,9 @@ TOKEN_FOR_TOKEN = ("coupled", "greedy")
 """Verifiers whose output equals autoregressive output of the same seed; the others are exact in distribution only."""
 
 Mode = Literal[
-    "report", "decoders", "families", "certificate", "profile", "bandwidth", "served", "drafters", "runtimes", "overlap"
-]
+    "report", "decoders", "families", "certificate", "profile", "bandwidth", "served", "drafters", "runtimes",
+    "overlap", "exits",
+]  # fmt: skip
 WITHOUT_MODELS = ("bandwidth", "overlap")
 """Modes without a target and drafts of the user's: one makes its own, one simulates."""
 
@@ -279,6 +281,8 @@ class EvalConfig:
     """The comparison of ways to draft, under mode=drafters."""
     runtimes: RuntimesConfig = field(default_factory=RuntimesConfig)
     """The comparison of what runs the target while records are made, under mode=runtimes."""
+    exits: ExitsConfig = field(default_factory=ExitsConfig)
+    """The profile of a target's early exits, under mode=exits."""
     overlap: OverlapConfig = field(default_factory=OverlapConfig)
     """The simulation of drafting while the target verifies, under mode=overlap."""
     curve_temperatures: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.7, 1.0, 1.3])
@@ -306,7 +310,7 @@ class EvalConfig:
         if self.mode in WITHOUT_MODELS:
             return
         require(self.target.path is not None, "target.path is not set; name a transformers folder or hub id")
-        is_given = bool(self.drafts) or self.mode in ("families", "drafters", "runtimes")
+        is_given = bool(self.drafts) or self.mode in ("families", "drafters", "runtimes", "exits")
         require(is_given, "drafts is empty; name at least one, e.g. '+drafts.distilled=runs/x/draft/model'")
         require(bool(self.temperatures), "temperatures is empty; a report needs at least one, e.g. temperatures=[1.0]")
         for temperature in self.temperatures:

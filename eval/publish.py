@@ -23,6 +23,7 @@ from eval.modes.decoders import page as decoders
 from eval.modes.decoders.several_runs import check_comparisons, pool_comparisons
 from eval.modes.drafters import page as drafters
 from eval.modes.drafters.several_runs import check_drafters, pool_drafters
+from eval.modes.exits import page as exits
 from eval.modes.families import page as families
 from eval.modes.overlap import page as overlap
 from eval.modes.runtimes import page as runtimes
@@ -42,6 +43,7 @@ PAGES = {
     "families": families.render_summary,
     "runtimes": runtimes.render_summary,
     "served": served.render_summary,
+    "exits": exits.render_summary,
     "overlap": overlap.render_summary,
 }
 """Mode -> its page."""

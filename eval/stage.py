@@ -21,6 +21,7 @@ MODES = {
     "served": "eval.modes.served.mode",
     "drafters": "eval.modes.drafters.mode",
     "runtimes": "eval.modes.runtimes.mode",
+    "exits": "eval.modes.exits.mode",
     "overlap": "eval.modes.overlap.mode",
 }
 """EvalConfig.mode -> module; imported when it is wanted."""

@@ -17,7 +17,7 @@ from decode.autotune.estimates import monotone
 from decode.drafters.base import Context, Drafter
 from decode.forward.kept.lease import Lease
 from decode.forward.runner import captured_at_once
-from decode.forward.target import CachedModel, runner_for
+from decode.forward.target import CachedModel, Part, runner_for
 from decode.requests import Request
 from decode.sampling.noise import Noise
 from decode.sampling.warp import Sampling
@@ -63,8 +63,8 @@ def measure(
     capacity = max(1, context) + max(num_tokens)
     in_a_row = chain(max(1, max(num_tokens) - 1))
     lease = Lease()
-    target = _warmed(model, drafter, context, capacity, batch_size, lease)
-    arms: dict[int, Callable[[], object]] = {n: _pass(target, n, context, batch_size) for n in num_tokens}
+    target = warmed(model, drafter, context, capacity, batch_size, lease)
+    arms: dict[int, Callable[[], object]] = {n: target_pass(target, n, context, batch_size) for n in num_tokens}
     drafted = 1
     if drafter is not None:
         drafter = lease.own(drafter)
@@ -91,8 +91,8 @@ def measure_rounds(
     plans = {name: plan for name, plan in plans.items() if takes(request, plan)}
     capacity = context + max(NODES) + max(plan.num_nodes for plan in plans.values())
     lease = Lease()
-    target = _warmed(model, drafter, context, capacity, batch_size, lease)
-    arms = {("target", n): _pass(target, n, context, batch_size) for n in NODES}
+    target = warmed(model, drafter, context, capacity, batch_size, lease)
+    arms = {("target", n): target_pass(target, n, context, batch_size) for n in NODES}
     drafter = lease.own(drafter)
     wanted = _context(target, request, context, capacity, batch_size, lease)
     drafter.start(wanted, capacity)
@@ -184,9 +184,10 @@ def interleaved(
     return seconds
 
 
-def _warmed(
+def warmed(
     model: PreTrainedModel, drafter: Drafter | None, context: int, capacity: int, batch_size: int, lease: Lease
 ) -> CachedModel:
+    """The target with `context` tokens of each row in its cache, as this drafter wants it."""
     runner = runner_for(model, batch_size, capacity, lease, taps=drafter.taps if drafter is not None else ())
     if context:
         ids = torch.ones(batch_size, context, dtype=torch.long, device=runner.device)
@@ -194,10 +195,13 @@ def _warmed(
     return runner
 
 
-def _pass(runner: CachedModel, num_tokens: int, context: int, batch_size: int) -> Callable[[], object]:
+def target_pass(
+    runner: CachedModel, num_tokens: int, context: int, batch_size: int, part: Part | None = None
+) -> Callable[[], object]:
+    """A pass over so many tokens behind `context` ones, by all layers or a part of them."""
     tokens = torch.ones(batch_size, num_tokens, dtype=torch.long, device=runner.device)
     starts = torch.full((batch_size, 1), context, device=runner.device)
-    return lambda: runner.chain(tokens, starts, context)
+    return lambda: runner.chain(tokens, starts, context, part=part)
 
 
 def _synchronise(device: torch.device) -> None:

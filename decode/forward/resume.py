@@ -36,13 +36,7 @@ class HalfPass(NodePass):
     def read_lower(self, part: nn.Module, *given: Tensor, adapter: nn.Module | None = None) -> Any:
         """What `part` of the model says over the lower layers, with an `adapter` in place of the upper ones. Their keys
         and values are in the cache then and, where there is room, the hidden states behind them."""
-        found: list[Tensor] = []
-
-        def step_over(hidden_states: Tensor, *_: object, **__: object) -> Tensor:
-            found.append(hidden_states)
-            return hidden_states if adapter is None or len(found) > 1 else adapter(hidden_states)
-
-        with _instead(self.upper, step_over):
+        with left_before(self.upper, adapter) as found:
             out = self._called(part, *given)
         if self.states is not None:
             self.cache.keep(found[:1])
@@ -162,6 +156,21 @@ def _difference(model: PreTrainedModel, layers: list[nn.Module], num_lower: int)
         return str(error).strip() or repr(error)
     gap = (whole.float() - resumed.float()).abs().max().item()
     return None if gap <= 1e-2 else f"its logits differ by up to {gap:.3g}"
+
+
+@contextmanager
+def left_before(upper: list[nn.Module], adapter: nn.Module | None = None) -> Iterator[list[Tensor]]:
+    """Passes inside the block leave before the `upper` layers, by an `adapter` in place of these where there is one; of
+    the list that it gives the first entry is then the hidden states (B, T, d) that they left with, adapter not
+    counted."""
+    found: list[Tensor] = []
+
+    def step_over(hidden_states: Tensor, *_: object, **__: object) -> Tensor:
+        found.append(hidden_states)
+        return hidden_states if adapter is None or len(found) > 1 else adapter(hidden_states)
+
+    with _instead(upper, step_over):
+        yield found
 
 
 @contextmanager

@@ -90,15 +90,23 @@ class EarlyExitConfig:
     """`early_exit`: the target's first layers."""
 
     exit_layer: int | None = None
-    """Layers that draft, 1 to one less than the target has; which are best is measured (mode=drafters)."""
+    """Layers that draft, 1 to one less than the target has."""
+    profile: str | None = None
+    """Report of `python -m eval mode=exits`, whose recommended layer is taken in place of exit_layer."""
 
     def __post_init__(self) -> None:
         require(
-            self.exit_layer is not None,
+            self.exit_layer is not None or self.profile is not None,
             "early_exit drafts with the target's first layers, and exit_layer=null does not say how many; give "
-            "exit_layer=2, say, and measure others beside it with mode=drafters",
+            "exit_layer=2, say, or profile=runs/exits/report, which python -m eval mode=exits measures",
         )
-        require((self.exit_layer or 0) >= 1, f"exit_layer={self.exit_layer}; at least 1 layer drafts")
+        require(
+            self.exit_layer is None or self.profile is None,
+            f"exit_layer={self.exit_layer} and profile={self.profile} both say how many layers draft; leave one out",
+        )
+        require(
+            self.exit_layer is None or self.exit_layer >= 1, f"exit_layer={self.exit_layer}; at least 1 layer drafts"
+        )
 
 
 @dataclass

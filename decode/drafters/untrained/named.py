@@ -26,6 +26,7 @@ from decode.drafters.untrained.config import (
 )
 from decode.drafters.untrained.early_exit import EarlyExitDrafter, refuse_exit
 from decode.drafters.untrained.edit import EditDrafter
+from decode.drafters.untrained.exit_profile import exit_layer_of
 from decode.drafters.untrained.foreign.made import check_foreign, make_foreign
 from decode.drafters.untrained.index.datastore import Datastore
 from decode.drafters.untrained.jacobi.drafter import JacobiDrafter
@@ -33,7 +34,7 @@ from decode.drafters.untrained.mixture import MixtureDrafter
 from decode.drafters.untrained.ngram import NgramDrafter
 from decode.drafters.untrained.retrieval import RetrievalDrafter
 from decode.models.compatibility import load_tokenizer, token_map_hash
-from decode.models.load import ModelDescription
+from decode.models.load import ModelDescription, describe_loaded
 
 Load = Callable[..., Drafter]
 """`saved_draft.load_drafter` for a target: path, then settings."""
@@ -78,6 +79,11 @@ def _read(file: Path, where: str) -> str:
         raise InputError(f"{where}: {file} cannot be read ({error.strerror}); give a text file") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{where}: {file} is not UTF-8 text: {error}. Convert it first") from error
+
+
+def _early_exit(config: EarlyExitConfig, target: PreTrainedModel) -> EarlyExitDrafter:
+    layer = config.exit_layer or exit_layer_of(config, describe_loaded(target))
+    return EarlyExitDrafter(target, layer)
 
 
 def _cascade(config: CascadeConfig, load: Load) -> CascadeDrafter:
@@ -139,8 +145,7 @@ def check_named(name: str, settings: Mapping[str, Any], target: ModelDescription
     if isinstance(asked, EditConfig) and asked.source is not None:
         _source(asked.source)
     if isinstance(asked, EarlyExitConfig):
-        assert asked.exit_layer is not None
-        refuse_exit(asked.exit_layer, target.num_layers, target.path)
+        refuse_exit(exit_layer_of(asked, target), target.num_layers, target.path)
     if isinstance(asked, ForeignConfig):
         check_foreign(asked, target)
 
@@ -165,7 +170,7 @@ DRAFTERS: dict[str, Callable[[Any, PreTrainedModel, Load, Precision], Drafter]] 
     "edit": lambda config, target, load, dtype: _edit(config, target),
     "retrieval": lambda config, target, load, dtype: _retrieval(config, target),
     "jacobi": lambda config, target, load, dtype: JacobiDrafter(config),
-    "early_exit": lambda config, target, load, dtype: EarlyExitDrafter(target, config.exit_layer),
+    "early_exit": lambda config, target, load, dtype: _early_exit(config, target),
     "cascade": lambda config, target, load, dtype: _cascade(config, load),
     "mixture": lambda config, target, load, dtype: _mixture(config, load),
     "foreign": lambda config, target, load, dtype: make_foreign(config, target, _tokenizer(target), dtype),

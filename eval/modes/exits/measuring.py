@@ -1,0 +1,114 @@
+"""Every exit of a target: how often its draft would be accepted, and what its passes cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from decode.acceptance import predicted_speedup
+from decode.autotune.exit_times import ExitTimes, measure_exits
+from decode.drafters.base import Batch, Step
+from decode.drafters.exit_adapter import ExitAdapter
+from decode.forward.resume import Lower, layers_of, left_before, refuse_inseparable
+from decode.models.output_head import head_of
+from eval.measure.alpha import Alphas
+from eval.results.statistics import bootstrap, ratio_of_sums
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A layer to leave behind, and what stands there in place of those above."""
+
+    name: str
+    layer: int
+    draft: str | None = None
+    """Folder of an adapter."""
+    adapter: nn.Module | None = None
+
+    @property
+    def lower(self) -> Lower:
+        """Its part of the target's passes."""
+        return Lower(self.layer, self.adapter)
+
+
+class ExitFace:
+    """What an exit says of a whole text, as `measure_alpha` asks a draft."""
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, model: PreTrainedModel, found: Exit) -> None:
+        self.model, self.adapter = model, found.adapter
+        self.upper, self.head = layers_of(model)[found.layer :], head_of(model)
+
+    def unroll(self, batch: Batch) -> Iterator[Step]:
+        """One step: row t drafts token t + 1."""
+        mask = (batch.document >= 0).long()
+        with left_before(self.upper, self.adapter):
+            out = self.model.base_model(
+                input_ids=batch.ids, attention_mask=mask, position_ids=batch.positions, use_cache=False
+            )
+        rows = torch.arange(batch.ids.numel(), device=batch.ids.device).view_as(batch.ids)
+        yield Step(out.last_hidden_state, self.head, target_rows=rows, valid=batch.next_token_rows())
+
+
+def exits_of(model: PreTrainedModel, layers: Sequence[int], adapters: Mapping[str, tuple[str, Any]]) -> list[Exit]:
+    """The plain exits, then those with an adapter (name -> folder and drafter); InputError for a model that cannot be
+    left there."""
+    for layer in layers:
+        refuse_inseparable(model, layers_of(model), layer)
+    plain = [Exit(f"layer {layer}", layer) for layer in layers]
+    return [*plain, *(_with_adapter(name, folder, one) for name, (folder, one) in adapters.items())]
+
+
+def _with_adapter(name: str, folder: str, drafter: ExitAdapter) -> Exit:
+    return Exit(name, drafter.config.exit_layer, folder, drafter.adapter)
+
+
+def times_of(
+    model: PreTrainedModel, exits: Sequence[Exit], lengths: Sequence[int], context: int, rows: int, repeats: int
+) -> ExitTimes:
+    """What the passes of all exits cost."""
+    return measure_exits(model, [one.lower for one in exits], sorted(lengths), context, rows, repeats)
+
+
+def entries(
+    exits: Sequence[Exit],
+    alphas: Mapping[str, Alphas],
+    times: ExitTimes,
+    temperature: float,
+    rows: list[int],
+    seed: int,
+) -> list[dict[str, Any]]:
+    """An entry for each exit at one temperature; `rows` are the prompts behind alpha."""
+    found = []
+    for number, one in enumerate(exits):
+        alpha = bootstrap(alphas[one.name].sums(rows), ratio_of_sums, seed)
+        lengths = [
+            _length(alphas[one.name].expected_tau(k), k, times.t_target_1, times.t_lower[number], rest)
+            for k, rest in times.t_rest[number].items()
+        ]
+        best = max(lengths, key=lambda each: each["predicted_speedup"])
+        found.append(
+            {
+                "exit": one.name,
+                "exit_layer": one.layer,
+                "draft": one.draft,
+                "temperature": temperature,
+                "alpha": alpha.value,
+                "alpha_ci95": alpha.interval,
+                "t_lower_s": times.t_lower[number],
+                "lengths": lengths,
+                **{name: best[name] for name in ("num_draft_tokens", "predicted_speedup")},
+            }
+        )
+    return found
+
+
+def _length(tau: float, k: int, t_target_1: float, t_lower: float, t_rest: float) -> dict[str, Any]:
+    speedup = predicted_speedup(tau, k, t_target_1, t_lower, t_rest)
+    return {"num_draft_tokens": k, "tau": tau, "t_rest_s": t_rest, "predicted_speedup": speedup}
