@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from copy import copy
 from typing import TypeVar
 
-from decode.forward.runner import PASSES
-
+_TAKING = threading.RLock()
 T = TypeVar("T")
 
 
@@ -32,15 +32,16 @@ class Lease:
 
     def take(self, one: object) -> bool:
         """Whether `one` was free, and is this lease's now."""
-        holder = vars(one).get("_draftsmith_lease")
-        if holder is not None and holder.is_active:
-            return False
-        vars(one)["_draftsmith_lease"] = _Holder(self)
-        return True
+        with _TAKING:
+            holder = vars(one).get("_draftsmith_lease")
+            if holder is not None and holder.is_active:
+                return False
+            vars(one)["_draftsmith_lease"] = _Holder(self)
+            return True
 
     def own(self, one: T) -> T:
         """`one`, or where another call is using it a copy that shares its weights and has a state of its own."""
-        with PASSES:
+        with _TAKING:
             if not hasattr(one, "__dict__") or self.take(one):
                 return one
             other = copy(one)
