@@ -134,6 +134,7 @@ def generate(
         adaptive=asked.adaptive,
         confidence=asked.confidence,
         strict=asked.strict,
+        overlap=asked.overlap,
     )
     request = replace(request, shape=_shape(asked, model, drafter, request))
     input_ids = input_ids.repeat_interleave(len(prompts) // len(input_ids), 0)

@@ -102,6 +102,8 @@ class SamplingConfig:
     grammar: str | None = None
     """File that says what may be written: a JSON schema (.json), a grammar in xgrammar's EBNF (.ebnf) or a regular
     expression (.regex); None is any text."""
+    overlap: bool = False
+    """Draft the next round while the target verifies this one: chains of a draft LM, best on a device of its own."""
     strict: bool = False
     """Pad every target pass to num_draft_tokens + 1 rows, so that output equals the strict plain loop's bit for bit."""
     max_new_tokens: int = 128

@@ -272,11 +272,15 @@ def draft_noise(context: Context) -> Tensor | None:
     if context.sampling.is_greedy or (context.drawn == "arbitrary" and not context.shares_noise):
         return None
     k = context.num_draft_tokens
-    if context.shares_noise:
-        assert context.gumbel is not None
+    if context.gumbel is not None:
         return context.gumbel[:, :k]
     positions = context.lengths[:, None] + torch.arange(k, device=context.lengths.device)
-    return context.noise.fresh_gumbel(Stream.DRAFT, positions)
+    if context.shares_noise:
+        return context.noise.coupled(positions)
+    if not context.is_undecided:
+        return context.noise.fresh_gumbel(Stream.DRAFT, positions)
+    noise = context.noise.fresh_gumbel(Stream.AHEAD, positions)
+    return noise.index_fill(1, positions.new_zeros(1), 0)  # nobody judges the first one, and the likeliest hits most
 
 
 def draw(scores: Tensor, noise: Tensor | None, drawn: Drawn) -> tuple[Tensor, Tensor]:

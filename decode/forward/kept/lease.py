@@ -21,14 +21,17 @@ class Lease:
         self._then: list[Callable[[], None]] = []
 
     def then(self, call: Callable[[], None]) -> None:
-        """Call it as soon as this ends."""
+        """Call it when this ends."""
         self._then.append(call)
 
     def end(self) -> None:
-        """All that it holds may be used by others."""
-        self.ended = True
-        while self._then:
-            self._then.pop()()
+        """All that it holds may be used by others, once what was to be called has been: a thread of the call may still
+        write into it."""
+        try:
+            while self._then:
+                self._then.pop()()
+        finally:
+            self.ended = True
 
     def take(self, one: object) -> bool:
         """Whether `one` was free, and is this lease's now."""
