@@ -16,7 +16,8 @@ import torch
 from transformers import PreTrainedModel
 
 from decode.autotune.budget import Budget
-from decode.drafters.ahead import AheadDrafter
+from decode.common.environment import device_of
+from decode.drafters.ahead import driven
 from decode.drafters.base import Context, Drafter, OnDevice, drafted_ahead, most_passengers
 from decode.forward.kept.lease import Lease
 from decode.forward.target import runner_for
@@ -42,9 +43,8 @@ class Loop:
 
     def __init__(self, model: PreTrainedModel, drafter: Drafter | None, request: Request) -> None:
         self.request, self.lease = request, Lease()
-        self.drafter = drafter if drafter is None else self.lease.own(drafter)
-        if self.drafter is not None and request.overlap:
-            self.drafter = AheadDrafter(self.drafter)
+        owned = None if drafter is None else self.lease.own(drafter)
+        self.drafter = driven(owned, device_of(model), request.overlap)
         self.verifier = VERIFIERS[request.verifier]
         self.drawn: Drawn = drawn(request)
         lengths = [len(prompt) for prompt in request.prompts]
