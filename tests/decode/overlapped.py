@@ -1,4 +1,4 @@
-"""Models, patches and checks of drafts that are made ahead; tests call the checks as they are, mutants make them fail."""
+"""Models, patches and checks of drafts that are made ahead; tests call them as they are, mutants make them fail."""
 
 from __future__ import annotations
 
