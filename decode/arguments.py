@@ -14,8 +14,8 @@ from decode.common.typed_config import require, texts, whole, wholes
 from decode.config import SamplingConfig
 from decode.conversation import Conversation
 from decode.drafters.base import Drafter
+from decode.drafters.beside.refusals import UNNAMED, check_overlap
 from decode.drafters.lm import LMDraft
-from decode.drafters.overlap import UNNAMED, check_overlap
 from decode.models.compatibility import refuse_unsupported
 from decode.models.quantised import refuse_dependent_layers, refuse_dependent_rows
 

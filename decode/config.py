@@ -329,7 +329,7 @@ class DecodeConfig:
             f"prompt_file={self.prompt_file!r}. "
             "Use prompt_file=- to read standard input",
         )
-        from decode.drafters.overlap import check_device, check_overlap  # late, as above
+        from decode.drafters.beside.refusals import check_device, check_overlap  # late, as above
         from decode.drafters.untrained.config import UNTRAINED, check_strict, check_tree
 
         named = self.draft.path in (None, *UNTRAINED)  # what else a folder holds is seen when it is read

@@ -17,8 +17,9 @@ from transformers import PreTrainedModel
 
 from decode.autotune.budget import Budget
 from decode.common.environment import device_of
-from decode.drafters.ahead import driven
 from decode.drafters.base import Context, Drafter, OnDevice, drafted_ahead, most_passengers
+from decode.drafters.beside.ahead import AheadDrafter
+from decode.drafters.beside.elsewhere import at
 from decode.forward.kept.lease import Lease
 from decode.forward.target import runner_for
 from decode.requests import Event, Observer, Request, check_context, drawn
@@ -44,7 +45,8 @@ class Loop:
     def __init__(self, model: PreTrainedModel, drafter: Drafter | None, request: Request) -> None:
         self.request, self.lease = request, Lease()
         owned = None if drafter is None else self.lease.own(drafter)
-        self.drafter = driven(owned, device_of(model), request.overlap)
+        placed = at(owned, device_of(model))
+        self.drafter = AheadDrafter(placed) if request.overlap and placed is not None else placed
         self.verifier = VERIFIERS[request.verifier]
         self.drawn: Drawn = drawn(request)
         lengths = [len(prompt) for prompt in request.prompts]

@@ -22,7 +22,7 @@ from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
 from decode.config import DecodeConfig, DrafterConfig, Precision
 from decode.drafters.base import Drafter
-from decode.drafters.overlap import check_device, check_overlap
+from decode.drafters.beside.refusals import check_device, check_overlap
 from decode.drafters.saved_draft import describe_draft, load_drafter
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model, load_model

@@ -13,7 +13,7 @@ from decode import load_drafter
 from decode.common.environment import resolve_device
 from decode.common.errors import InputError
 from decode.config import ModelConfig
-from decode.drafters.overlap import check_overlap
+from decode.drafters.beside.refusals import check_overlap
 from decode.drafters.provenance import TextOrigin, read_provenance
 from decode.drafters.saved_draft import describe_draft
 from decode.drafters.untrained.config import UNTRAINED, check_strict

@@ -18,10 +18,10 @@ from decode.common.environment import resolve_device
 from decode.common.errors import InputError
 from decode.config import ModelConfig, Precision, model_folder
 from decode.drafters.base import Drafter
+from decode.drafters.beside.refusals import check_device
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.lm import LMDraft
 from decode.drafters.mtp import MTPDraft, own_mtp
-from decode.drafters.overlap import check_device
 from decode.drafters.provenance import FILE, read_provenance
 from decode.drafters.saved_head import HEADS, expected, load_head, read_head
 from decode.drafters.untrained.config import UNTRAINED, settings_of

@@ -10,8 +10,8 @@ from functools import cache
 import torch
 from transformers import PreTrainedModel
 
-from decode.drafters.ahead import AheadDrafter
 from decode.drafters.base import Context, Drafter
+from decode.drafters.beside.ahead import AheadDrafter
 from decode.drafters.lm import LMDraft
 from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.config import JacobiConfig, NgramConfig

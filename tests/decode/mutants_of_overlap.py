@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from decode.drafters import ahead, drafting
-from decode.drafters.ahead import Guess
+from decode.drafters import drafting
 from decode.drafters.base import Context
+from decode.drafters.beside import ahead
+from decode.drafters.beside.ahead import Guess
 from decode.sampling.noise import Stream
 from decode.trees.tree import Tree
 

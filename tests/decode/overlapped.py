@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from decode.drafters import drafting
-from decode.drafters.ahead import AheadDrafter
 from decode.drafters.base import Context, Drafter
+from decode.drafters.beside.ahead import AheadDrafter
 from decode.drafters.lm import LMDraft
 from decode.forward.kept.lease import Lease
 from decode.loop import Loop

@@ -11,9 +11,9 @@ import torch
 
 from decode import Conversation, generate
 from decode.api import Output
-from decode.drafters.ahead import AheadDrafter
 from decode.drafters.base import Context
-from decode.drafters.elsewhere import ElsewhereDrafter
+from decode.drafters.beside.ahead import AheadDrafter
+from decode.drafters.beside.elsewhere import ElsewhereDrafter
 from decode.drafters.lm import LMDraft
 from decode.loop import Loop
 from decode.requests import Request
@@ -149,7 +149,8 @@ def test_tokens_follow_the_target_over_rounds_drafted_ahead() -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_draft_on_a_second_gpu_changes_nothing(overlap: bool) -> None:
-    model, near = (overlapped.tiny_llama(64, dtype=torch.float64).to(place) for place in ("cuda:0", "cuda:1"))
+    places = map(torch.device, ("cuda:0", "cuda:1"))
+    model, near = (overlapped.tiny_llama(64, dtype=torch.float64).to(place) for place in places)
     ids = IDS.to("cuda:0")
     plain = call(model, None, ids, max_new_tokens=60)
     out = call(model, LMDraft(near), ids, max_new_tokens=60, overlap=overlap)

@@ -13,8 +13,8 @@ import torch
 
 from decode import generate, warm_up
 from decode.api import Output
-from decode.drafters.ahead import AheadDrafter
 from decode.drafters.base import Context
+from decode.drafters.beside.ahead import AheadDrafter
 from decode.drafters.lm import LMDraft
 from decode.loop import Loop
 from decode.requests import Event

@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from decode.drafters.aside import Aside, handed_over
 from decode.drafters.base import Context, Drafter
-from decode.drafters.elsewhere import at
+from decode.drafters.beside.aside import Aside, handed_over
 from decode.trees.tree import Tree, chain_parents
 from decode.trees.tree_plans import chain
 
@@ -106,14 +105,6 @@ class AheadDrafter:
         if drafted is None or not guess.came_true(drafted, context):
             return None
         return _behind_the_first(drafted)
-
-
-def driven(drafter: Drafter | None, device: torch.device, overlap: bool) -> Drafter | None:
-    """The drafter as the loop of a target on `device` drives it."""
-    if drafter is None:
-        return None
-    placed = at(drafter, device)
-    return AheadDrafter(placed) if overlap else placed
 
 
 def _beyond(context: Context, drafts: Tensor) -> Context:

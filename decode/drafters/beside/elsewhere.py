@@ -69,6 +69,6 @@ class ElsewhereDrafter:
         )
 
 
-def at(drafter: Drafter, device: torch.device) -> Drafter:
+def at(drafter: Drafter | None, device: torch.device) -> Drafter | None:
     """The drafter for a target on `device`."""
     return ElsewhereDrafter(drafter) if isinstance(drafter, LMDraft) and drafter.device != device else drafter
