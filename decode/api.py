@@ -17,7 +17,16 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from decode.arguments import check_models, conversation_of, expanded, pad_id_of, rows_of, seed_of, stop_strings_of
+from decode.arguments import (
+    check_ahead,
+    check_models,
+    conversation_of,
+    expanded,
+    pad_id_of,
+    rows_of,
+    seed_of,
+    stop_strings_of,
+)
 from decode.autotune.choose_tree import resolve
 from decode.common.errors import ConfigError
 from decode.common.typed_config import flag, require, whole
@@ -83,7 +92,7 @@ def generate(
 
     `settings` are the fields of `decode.config.SamplingConfig`, which says what each means and what it is by default:
     max_new_tokens, temperature, top_k, top_p, min_p; verifier, num_draft_tokens, tree, tree_nodes, replacement,
-    adaptive, confidence, strict, lossy; repetition_penalty, presence_penalty, frequency_penalty, logit_bias,
+    adaptive, confidence, overlap, strict, lossy; repetition_penalty, presence_penalty, frequency_penalty, logit_bias,
     banned_words and grammar, which come before `prefix_allowed_tokens_fn`, `logits_processor`, temperature and filters.
 
     With verifier="coupled" the sequences equal those of `drafter=None` with the same seed, for every drafter: exact
@@ -107,6 +116,7 @@ def generate(
     check_ids(input_ids, vocab_size)
     check_models(model, drafter, vocab_size)
     asked = sampling_config(settings)
+    check_ahead(model, drafter, asked)
     require(not (asked.strict and most_passengers(drafter)), f"strict=True: {UNEVEN}")
     require(asked.is_chain or drafts_trees(drafter), f"tree={asked.tree}: {CHAINS}")
     ends, own_ends = eos_ids(eos_token_id, config, vocab_size), own_eos_ids(config, vocab_size)
@@ -134,6 +144,7 @@ def generate(
         adaptive=asked.adaptive,
         confidence=asked.confidence,
         strict=asked.strict,
+        overlap=asked.overlap,
     )
     request = replace(request, shape=_shape(asked, model, drafter, request))
     input_ids = input_ids.repeat_interleave(len(prompts) // len(input_ids), 0)

@@ -102,6 +102,8 @@ class SamplingConfig:
     grammar: str | None = None
     """File that says what may be written: a JSON schema (.json), a grammar in xgrammar's EBNF (.ebnf) or a regular
     expression (.regex); None is any text."""
+    overlap: bool = False
+    """Draft the next round while the target verifies this one: chains of a draft LM, best on a device of its own."""
     strict: bool = False
     """Pad every target pass to num_draft_tokens + 1 rows, so that output equals the strict plain loop's bit for bit."""
     max_new_tokens: int = 128
@@ -222,6 +224,16 @@ class SamplingConfig:
             "it decides how far an adaptive chain goes. Set these, or confidence=false",
         )
         require(
+            not self.overlap or self.is_chain,
+            f"overlap=true goes on from the last token of a chain while the target verifies it, and tree={self.tree} "
+            "has several ends. Use tree=chain, or overlap=false",
+        )
+        require(
+            not (self.overlap and self.adaptive),
+            "adaptive=true weighs the time that drafting takes, which overlap=true hides behind the target's, and "
+            "changes how much is drafted after the next round was begun. Use one of the two",
+        )
+        require(
             self.verifier != "typical" or self.lossy,
             "verifier=typical accepts every token that the target finds typical, so the text no longer follows the "
             "target's distribution, and lossy=false. Use verifier=coupled, rejection or block, which keep it, or set "
@@ -270,6 +282,8 @@ class DrafterConfig:
     early_exit, cascade, mixture, foreign); None decodes without one."""
     dtype: Precision = "auto"
     """Precision of the draft's weights; auto is the target's."""
+    device: str | None = None
+    """torch device of a draft language model; None is the target's."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Of a drafter that is named; see its file in conf/draft."""
 
@@ -315,8 +329,12 @@ class DecodeConfig:
             f"prompt_file={self.prompt_file!r}. "
             "Use prompt_file=- to read standard input",
         )
-        from decode.drafters.untrained.config import check_strict, check_tree  # late, as above
+        from decode.drafters.beside.refusals import check_device, check_overlap  # late, as above
+        from decode.drafters.untrained.config import UNTRAINED, check_strict, check_tree
 
+        named = self.draft.path in (None, *UNTRAINED)  # what else a folder holds is seen when it is read
+        check_overlap(self.draft.path if named else "lm", self.decode.overlap, "decode.overlap")
+        check_device(self.draft.path if named else "lm", self.draft.device, "draft.device")
         check_tree(self.draft.path, self.decode.tree, "decode.tree")
         check_strict(self.draft.path, self.draft.settings, self.decode.strict, "decode.strict")
         require("" not in self.stop_strings, f"stop_strings={self.stop_strings} holds an empty text, found everywhere")

@@ -16,7 +16,10 @@ import torch
 from transformers import PreTrainedModel
 
 from decode.autotune.budget import Budget
-from decode.drafters.base import Context, Drafter, OnDevice, most_passengers
+from decode.common.environment import device_of
+from decode.drafters.base import Context, Drafter, OnDevice, drafted_ahead, most_passengers
+from decode.drafters.beside.ahead import AheadDrafter
+from decode.drafters.beside.elsewhere import at
 from decode.forward.kept.lease import Lease
 from decode.forward.target import runner_for
 from decode.requests import Event, Observer, Request, check_context, drawn
@@ -41,7 +44,9 @@ class Loop:
 
     def __init__(self, model: PreTrainedModel, drafter: Drafter | None, request: Request) -> None:
         self.request, self.lease = request, Lease()
-        self.drafter = drafter if drafter is None else self.lease.own(drafter)
+        owned = None if drafter is None else self.lease.own(drafter)
+        placed = at(owned, device_of(model))
+        self.drafter = AheadDrafter(placed) if request.overlap and placed is not None else placed
         self.verifier = VERIFIERS[request.verifier]
         self.drawn: Drawn = drawn(request)
         lengths = [len(prompt) for prompt in request.prompts]
@@ -174,6 +179,7 @@ class Loop:
             lengths=self.state.lengths,
             shortest=bounds.shortest,
             longest=bounds.longest,
+            left=bounds.left,
             running=self.rows.running,
             sampling=self.sampling,
             temperature=self.state.temperature,
@@ -209,7 +215,8 @@ class Loop:
         self.state = made.state
         depth = shape.depth if drafter is not None else 0
         distance = None if made.distance is None else Reading(made.distance)
-        return Flight(Reading(made.report), distance, list(self.rows.seated), depth, began, self.runner.replayed)
+        ahead = drafted_ahead(self.drafter) if depth else None
+        return Flight(Reading(made.report), distance, list(self.rows.seated), depth, began, self.runner.replayed, ahead)
 
     def _run(self, drafter: Drafter | None, rule: Rule, wanted: Context, prepared: Hashable) -> Outcome:
         """As one captured unit, unless the host has a say in it."""
@@ -233,7 +240,7 @@ class Loop:
         reports = flight.reading.values()
         self.stats.arrive()
         rows = [row for row in self.rows.running if flight.seated[row] == self.rows.seated[row]]
-        events = [self._extend(row, reports[row]) for row in rows]
+        events = [self._extend(row, reports[row], flight.ahead) for row in rows]
         if flight.distance is not None:
             distances = flight.distance.values()
             for row, event in zip(rows, events, strict=True):
@@ -245,7 +252,7 @@ class Loop:
             self.budget.learn(rounds, took if flight.replayed else None, reports[0][1])
         return events
 
-    def _extend(self, row: int, report: list[int]) -> Event:
+    def _extend(self, row: int, report: list[int], ahead: bool | None) -> Event:
         accepted, drafted, *tokens = report
         one, index = self.rows.current[row], self.rows.seated[row]
         context = len(one.tokens)
@@ -254,7 +261,7 @@ class Loop:
             accepted = drafted = taken
         if one.reason == "stop":
             self.state.stop(row, len(one.tokens))
-        self.stats.rounds.append(CountedRound(index, drafted, accepted, taken, context))
+        self.stats.rounds.append(CountedRound(index, drafted, accepted, taken, context, ahead))
         return Event(index, tokens[:taken], accepted, drafted)
 
     def _reason(self, row: int, one: RequestState) -> str | None:

@@ -41,8 +41,9 @@ def warm_up(
 
     `input_ids` (B, T) stand for the prompts to come: the captures are of B rows and of caches for T + max_new_tokens
     tokens. `settings` are those of `generate`. With adaptive=True rounds of every depth are captured, else those of the
-    whole draft and plain ones, each over every number of slots that passes look at on the way from T to the end and the
-    last draft behind it. Their times are kept, so that an adaptive call knows them. Raises what `generate` raises.
+    whole draft and plain ones (with overlap=True what most rounds run, drafts in turn and ahead), each over every
+    number of slots that passes look at on the way from T to the end and the last draft behind it. Times are kept, so
+    that an adaptive call knows them. Raises what `generate` raises.
     """
     began = time.perf_counter()
     known = {one.name for one in fields(SamplingConfig)}  # the others are arguments of `generate` itself
@@ -50,9 +51,10 @@ def warm_up(
     chosen_later = asked.tree == "sequoia"  # of which no level is beyond its nodes
     shape = chain(asked.tree_nodes) if chosen_later else parse(asked.tree, asked.num_draft_tokens, asked.tree_nodes)
     deepest = 0 if drafter is None else drafted_depth(drafter, shape)
-    depths = range(deepest + 1) if asked.adaptive else {0, deepest}
+    depths = range(deepest + 1) if asked.adaptive else {deepest} if asked.overlap else {0, deepest}
     drafted = 0 if drafter is None else max(shape.num_nodes + most_passengers(drafter), shape.num_read + 1)
-    settings = {**settings, "adaptive": drafter is not None}
+    drafted += deepest + 1 if asked.overlap else 0
+    settings = {**settings, "adaptive": drafter is not None and not asked.overlap}
     for slots in _sizes(input_ids.shape[1], input_ids.shape[1] + max_new_tokens + drafted):
         room = min(max_new_tokens, slots - input_ids.shape[1] - drafted)
         for depth in depths:
@@ -82,7 +84,7 @@ def _rehearse(
     """Rounds of one depth, in as many calls as that takes: one adds up to depth + 1 tokens, behind `room` tokens passes
     look at more slots, and a text may end at its first token, or, with another seed, later."""
     each, rounds, token = max(1, room // (depth + 1)), 0, REHEARSED.set(depth)
-    ways = num_ways(drafter) if depth else 1
+    ways = (2 if settings.get("overlap") else num_ways(drafter)) if depth else 1
     try:
         for seed in range(SEED, SEED + MOST_CALLS * ways):
             watch = _Watch(each * len(prompt))

@@ -49,6 +49,8 @@ class Request:
     """Draft what pays: `shape` cut in every round by what the rounds before accepted and cost."""
     confidence: bool = False
     """With `adaptive`: chains end where the draft is unsure of going on."""
+    overlap: bool = False
+    """The next round is drafted while the target verifies this one."""
     strict: bool = False
     """Every target pass has the rows of the whole shape, with or without drafts, so that rounding is the same."""
     audit: bool = False

@@ -22,6 +22,7 @@ from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
 from decode.config import DecodeConfig, DrafterConfig, Precision
 from decode.drafters.base import Drafter
+from decode.drafters.beside.refusals import check_device, check_overlap
 from decode.drafters.saved_draft import describe_draft, load_drafter
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model, load_model
@@ -40,7 +41,11 @@ def run(config: DecodeConfig) -> None:
     """Check, load, decode, print."""
     target = describe_model(config.target)
     if config.draft.path is not None:
-        describe_draft(config.draft.path, target, settings=config.draft.settings)
+        family = describe_draft(config.draft.path, target, settings=config.draft.settings).family
+        check_overlap(family, config.decode.overlap, "decode.overlap")
+        check_device(family, config.draft.device, "draft.device")
+    if config.draft.device is not None:
+        resolve_device(config.draft.device)
     tokenizer = load_tokenizer(config.target)
     asked_processors(target.vocab_size, tokenizer, config.decode, own_eos_ids(target.config, target.vocab_size))
     ids = encode_prompt(config, tokenizer)
@@ -147,7 +152,9 @@ def _decode(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase, ids: list[
 
 
 def _drafter(draft: DrafterConfig, model: PreTrainedModel) -> Drafter | None:
-    return None if draft.path is None else load_drafter(draft.path, model, draft.dtype, **draft.settings)
+    if draft.path is None:
+        return None
+    return load_drafter(draft.path, model, draft.dtype, device=draft.device, **draft.settings)
 
 
 def _warm_up(
@@ -211,6 +218,8 @@ class Painter:
             f"\n\n{stats.num_tokens} tokens in {stats.num_target_passes} target passes: "
             f"{stats.tau:.2f} tokens per pass, {stats.tokens_per_s:.0f} tokens/s\n"
         )
+        if stats.ahead_share is not None:
+            self.stream.write(f"{stats.ahead_share:.0%} of the rounds with drafts began with those made ahead\n")
         if stats.distance is not None:
             self.stream.write(f"lossy: mean TV distance from the target's distribution {stats.distance:.3f}\n")
         self.stream.flush()

@@ -32,6 +32,8 @@ class Round:
     """Tokens that the text grew by, correction or bonus included; what was cut at the end does not count."""
     context: int | None = None
     """Tokens of the row before the pass, prompt included; None where nobody knows."""
+    ahead: bool | None = None
+    """Whether its drafts were made during the pass before; None without `overlap`, and without drafts."""
 
 
 @dataclass
@@ -93,6 +95,13 @@ class Stats:
     def acceptance_by_position(self) -> list[float]:
         """P(i-th draft token accepted | those before it were)."""
         return acceptance_by_position(self.rounds, self.num_draft_tokens)
+
+    @property
+    def ahead_share(self) -> float | None:
+        """Of the target passes with drafts, the share whose drafts were made during the pass before; None without
+        `overlap`."""
+        told = [one.ahead for one in self.rounds if one.ahead is not None]
+        return sum(told) / len(told) if told else None
 
     @property
     def distance(self) -> float | None:

@@ -13,6 +13,7 @@ from decode import load_drafter
 from decode.common.environment import resolve_device
 from decode.common.errors import InputError
 from decode.config import ModelConfig
+from decode.drafters.beside.refusals import check_overlap
 from decode.drafters.provenance import TextOrigin, read_provenance
 from decode.drafters.saved_draft import describe_draft
 from decode.drafters.untrained.config import UNTRAINED, check_strict
@@ -46,6 +47,7 @@ def check_models(cfg: EvalConfig) -> tuple[ModelDescription, dict[str, str]]:
                 "Time it with mode=decoders"
             )
         check_strict(draft.family, {}, cfg.decode.strict, "decode.strict")
+        check_overlap(draft.family, cfg.decode.overlap, "decode.overlap")
         families[name] = draft.family
         if cfg.prompts.file is None:
             check_held_out(cfg.data, name, draft.path)

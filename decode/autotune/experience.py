@@ -11,7 +11,7 @@ from torch import nn
 from decode.autotune.estimates import PRIOR, Acceptance, Calibration, Clock
 from decode.autotune.fallback import Fallback
 from decode.forward.kept.weights_state import tensor_state, weights_state
-from decode.forward.runner import PASSES
+from decode.forward.passes import holding
 from decode.stats import Round
 
 KEEP = 0.999  # of a count of accepted tokens is left after a round: the last 1000 rounds, some tens of calls
@@ -58,7 +58,7 @@ class Experience:
     def of(cls, drafter: object, model: nn.Module, key: Hashable, depth: int) -> Experience:
         """That of calls of `key` by this drafter and model, empty where either has changed since. One key for what the
         cost of a round depends on: rows, capacity, rule, sampling and shape."""
-        with PASSES:  # a pass hooks the models while it runs
+        with holding(model, *_models(drafter)):  # a pass hooks the models while it runs
             kept = getattr(drafter, "__dict__", {}).setdefault(NAME, _Kept())
             if kept is None:  # the drafter has been copied whole, or saved
                 kept = vars(drafter)[NAME] = _Kept()
@@ -73,10 +73,19 @@ class Experience:
 def _weights(drafter: object) -> list[Hashable]:
     """The state of what a drafter drafts with; not of its own attributes, which every call changes."""
     if not isinstance(drafter, nn.Module):
-        parts = getattr(drafter, "__dict__", {}).values()
-        return [weights_state(part) for part in parts if isinstance(part, nn.Module)]
+        return [weights_state(part) for part in _parts(drafter)]
     own = (tensor_state(one) for one in drafter.parameters(recurse=False))
     return [*own, *(weights_state(part) for part in drafter.children())]
+
+
+def _parts(drafter: object) -> list[nn.Module]:
+    return [part for part in getattr(drafter, "__dict__", {}).values() if isinstance(part, nn.Module)]
+
+
+def _models(drafter: object) -> list[nn.Module]:
+    """What it runs passes over, by whatever module of it tells which (`passes.holding`)."""
+    parts = [drafter] if isinstance(drafter, nn.Module) else _parts(drafter)
+    return [module for part in parts for module in part.modules() if hasattr(module, "config")]
 
 
 class _Kept(dict[Hashable, Experience]):

@@ -67,9 +67,12 @@ def resolve_device(device: str) -> torch.device:
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"device={device}, but torch sees no CUDA device; use device=cpu or device=auto")
     try:
-        return torch.device(device)
+        found = torch.device(device)
     except RuntimeError as error:
         raise InputError(f"device={device} is not a torch device; use auto, cpu, cuda or cuda:1, say") from error
+    if found.type == "cuda" and (found.index or 0) >= (count := torch.cuda.device_count()):
+        raise InputError(f"device={device}, but torch sees {count} CUDA devices, numbered from 0; use one of those")
+    return found
 
 
 def device_of(model: PreTrainedModel) -> torch.device:

@@ -101,7 +101,8 @@ class Context:
     shares_noise: bool
     """Drafts are drawn with the very noise of the verdict (coupled), or with a stream of their own (rejection)."""
     gumbel: Tensor | None = None
-    """(B, D + 1, V) noise of depths 0, 1, ... after pending where it is shared; None when greedy or not shared."""
+    """(B, D + 1, V) noise of depths 0, 1, ... after pending where it is shared and was made; None when greedy or not
+    shared."""
     history: History | None = None
     """What the target's scores are processed with (penalties, bans), so that a draft may foresee it."""
     features: Tensor | None = None
@@ -117,6 +118,11 @@ class Context:
     until a pass writes over them: N slots after the first token of that round, behind its N nodes."""
     plain_rounds: int = 0
     """Rounds without drafts since the last one with them: each made every row longer by one token."""
+    left: int | None = None
+    """No running row can emit more tokens; None where nobody counts."""
+    is_undecided: bool = False
+    """Drafts for a text that the target may yet decide otherwise: their noise is of a stream of its own, and the first
+    of them, which no verdict will judge, is the likeliest."""
     lease: Lease
     """The call: what caches a drafter takes for it are its own until it ends."""
     budget: Budget | None = None
@@ -201,6 +207,11 @@ def num_ways(drafter: Drafter | None) -> int:
 def drafts_trees(drafter: Drafter | None) -> bool:
     """Whether it drafts anything but chains."""
     return getattr(drafter, "drafts_trees", True)
+
+
+def drafted_ahead(drafter: Drafter | None) -> bool | None:
+    """Whether the round that it prepared was drafted before its time; None of one that never does that."""
+    return getattr(drafter, "begins_ahead", None)
 
 
 def most_passengers(drafter: Drafter | None) -> int:

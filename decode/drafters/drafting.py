@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from decode.drafters.base import Context
-from decode.forward.runner import PASSES, Runner
+from decode.forward.runner import Runner
 from decode.sampling.noise import Stream
 from decode.sampling.warp import Sampling, warp
 from decode.trees.tree import Drawn, Tree, chain_parents
@@ -119,18 +119,20 @@ class Processed:
 
     steps: Steps
     context: Context
+    runner: Runner
+    """What the steps are passes of."""
     tokens: list[Tensor] = field(default_factory=list)
     """(B, W) of each depth read so far."""
 
     def first(self) -> Tensor:
         """(B, 1, V) at pending, where nothing is drafted yet."""
-        with PASSES:
+        with self.runner.passes():
             logits = self.steps.first()
         return self.context.processed(logits, logits.new_zeros(len(logits), 1, 0, dtype=torch.long))
 
     def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
         """(B, W, V) at tokens (B, W), each processed behind the drafted tokens of its own path."""
-        with PASSES:
+        with self.runner.passes():
             logits = self.steps.step(tokens, depth, above)
         self.tokens.append(tokens)
         if self.context.history is None:
@@ -143,7 +145,7 @@ class Processed:
 
     def chance(self, depth: int) -> Tensor:
         """(B,) as the steps foresee it."""
-        with PASSES:
+        with self.runner.passes():
             return cast(Foreseeing, self.steps).chance(depth)
 
 
@@ -178,7 +180,7 @@ def propose_chain(drafting: DraftRound, context: Context) -> Tree:
     """
     budget = context.budget
     if context.history is not None or not (budget is None or drafting.foresees):
-        return propose_steps(Processed(drafting.steps(), context), context, drafting.foresees)
+        return propose_steps(Processed(drafting.steps(), context, drafting.runner), context, drafting.foresees)
     k = context.num_draft_tokens
     noise, sampling = draft_noise(context), context.sampling
     draws = (context.temperature,) if noise is None else (context.temperature, noise)
@@ -270,11 +272,15 @@ def draft_noise(context: Context) -> Tensor | None:
     if context.sampling.is_greedy or (context.drawn == "arbitrary" and not context.shares_noise):
         return None
     k = context.num_draft_tokens
-    if context.shares_noise:
-        assert context.gumbel is not None
+    if context.gumbel is not None:
         return context.gumbel[:, :k]
     positions = context.lengths[:, None] + torch.arange(k, device=context.lengths.device)
-    return context.noise.fresh_gumbel(Stream.DRAFT, positions)
+    if context.shares_noise:
+        return context.noise.coupled(positions)
+    if not context.is_undecided:
+        return context.noise.fresh_gumbel(Stream.DRAFT, positions)
+    noise = context.noise.fresh_gumbel(Stream.AHEAD, positions)
+    return noise.index_fill(1, positions.new_zeros(1), 0)  # nobody judges the first one, and the likeliest hits most
 
 
 def draw(scores: Tensor, noise: Tensor | None, drawn: Drawn) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,7 @@ from decode.forward.kept.lease import Lease
 from decode.forward.kept.runners import Runners
 from decode.forward.packed_linear import Together
 from decode.forward.packing import Packing
-from decode.forward.runner import PASSES, Runner, chunks, rounded
+from decode.forward.runner import Runner, chunks, rounded
 from decode.forward.window import Window
 from decode.trees.tree import Tree
 
@@ -223,7 +223,7 @@ class HeadDraft(nn.Module, ABC):
             cache = self.runner.cache
             cache.hold(end)
             cache.place(slice(start, end), end, index)
-            with PASSES:
+            with self.runner.passes():
                 self.read_slots(
                     context.ids[index, start + 1 : end + 1],
                     context.features[index, start:end],
@@ -264,7 +264,7 @@ class HeadDraft(nn.Module, ABC):
         slots = self.slots(visible_slots(self.runner, context, 0))
         own, extends = slots.straight(places[:, :1], places.shape[1], self.num_cached)
         rows = torch.arange(len(own), device=own.device)[:, None]
-        with PASSES:
+        with self.runner.passes():
             self.read_slots(context.ids.gather(1, own + 1), context.features[rows, own], own, extends)
 
     def _runner_for(self, batch_size: int, capacity: int, lease: Lease) -> Runner:

@@ -16,7 +16,7 @@ from decode.drafters.drafting import DraftRound, Unit, places_behind, visible_sl
 from decode.drafters.lm_steps import CapturedPasses, LMSteps, PassByPass
 from decode.drafters.tree_drafting import propose
 from decode.forward.attention import layer_masks, packed_visibility
-from decode.forward.runner import PASSES, whole
+from decode.forward.runner import whole
 from decode.forward.target import CachedModel, Part, runner_for
 from decode.forward.window import Window, own_window
 from decode.models.compatibility import attention_of, longest_context
@@ -124,7 +124,7 @@ class LMDraft(nn.Module):
         if context.shortest >= self._last_length:
             return None
         width = _width(context)
-        with PASSES, whole():  # of a width that comes once: captured, it would stop a call for nothing
+        with self.runner.passes(), whole():  # of a width that comes once: captured, it would stop a call for nothing
             for places in places_behind(context, width, self.runner.unread + context.plain_rounds - width):
                 last_start = max(0, context.longest - places.shape[1])
                 self.runner.chain(context.ids.gather(1, places), places[:, :1], last_start)

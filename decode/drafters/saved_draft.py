@@ -14,9 +14,11 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
+from decode.common.environment import resolve_device
 from decode.common.errors import InputError
 from decode.config import ModelConfig, Precision, model_folder
 from decode.drafters.base import Drafter
+from decode.drafters.beside.refusals import check_device
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.lm import LMDraft
 from decode.drafters.mtp import MTPDraft, own_mtp
@@ -43,14 +45,16 @@ def load_drafter(
     target: PreTrainedModel,
     dtype: Precision = "auto",
     check: bool = True,
+    device: str | None = None,
     **settings: Any,
 ) -> Drafter:
-    """The drafter saved in `path`, on the target's device, in `dtype` ("auto": the target's own), or by name one that
-    has no weights, with its `settings`: load_drafter("ngram", target=model, memory=100_000).
+    """The drafter saved in `path`, on `device` (None: the target's; another is for draft language models alone), in
+    `dtype` ("auto": the target's own), or by name one that has no weights, with its `settings`: load_drafter("ngram",
+    target=model, memory=100_000).
 
     `path` is a draft's folder or that of the run that trained it, or the folder of a head as others publish them
     (`decode.published`); a plain transformers folder is an `lm` draft, and so is a causal language model in memory,
-    which is taken as it is, on the target's device. A PeftModel, as target or draft, is the model with the adapter that
+    which is taken as it is, where it was asked for. A PeftModel, as target or draft, is the model with the adapter that
     is on.
     Raises ConfigError for settings that the drafter does not have, and InputError where vocabularies or tokenizers
     differ (where a folder holds no tokenizer files, or a model in memory comes from none, only vocabulary sizes are
@@ -60,26 +64,30 @@ def load_drafter(
     """
     target = unwrapped(target)
     asked = settings_of(path if isinstance(path, str) else None, settings, "load_drafter")
+    place = target.device if device is None else resolve_device(device)
     if asked is not None:
+        check_device(cast(str, path), device, "device")
         load = partial(load_drafter, target=target, dtype=dtype, check=check)
         return DRAFTERS[cast(str, path)](asked, target, load, dtype)
     if not isinstance(path, str | PathLike):
-        return _loaded_draft(path, target, dtype, check)
+        return _loaded_draft(path, target, dtype, check, place)
     folder = model_folder(str(path))
     if dtype == "auto":
         dtype = cast(Precision, str(target.dtype).removeprefix("torch."))
     known = describe_loaded(target, check)
-    if folder == OWN or family_of(folder) in HEADS:
+    family = OWN if folder == OWN else family_of(folder)
+    if family in HEADS:
+        check_device(family, device, "device")
         head = load_own(target, check) if folder == OWN else head_in(folder, ends_of(target), known, check)
         head.source = known.path if folder == OWN else folder
         return head.to(target.device, getattr(torch, dtype)).requires_grad_(False).eval()
-    source = ModelConfig(path=folder, device=str(target.device))
+    source = ModelConfig(path=folder, device=str(place))
     compare = check_same_tokens if check else check_same_size
     compare(known, describe_model(source, role="draft"))
     return cast(Drafter, LMDraft(load_model(replace(source, dtype=dtype), role="draft")).eval())
 
 
-def _loaded_draft(given: Any, target: PreTrainedModel, dtype: Precision, check: bool) -> Drafter:
+def _loaded_draft(given: Any, target: PreTrainedModel, dtype: Precision, check: bool, place: torch.device) -> Drafter:
     """The draft LM on a model in memory, whose weights, precision and mode stay what they are."""
     model = unwrapped(given)
     if not isinstance(model, PreTrainedModel):
@@ -89,10 +97,10 @@ def _loaded_draft(given: Any, target: PreTrainedModel, dtype: Precision, check: 
         )
     refuse_unsupported(model.config, model.config.name_or_path or type(model).__name__, role="draft")
     wanted = model.dtype if dtype == "auto" else getattr(torch, dtype)
-    if (model.device, model.dtype) != (target.device, wanted):
+    if (model.device, model.dtype) != (place, wanted):
         raise InputError(
-            f"the draft in memory is on {model.device} in {model.dtype}, and {target.device} and {wanted} are asked "
-            "for (the target's device, and dtype=). It is not moved behind your back: call its to(...) first"
+            f"the draft in memory is on {model.device} in {model.dtype}, and {place} and {wanted} are asked "
+            "for (device=, else the target's, and dtype=). It is not moved behind your back: call its to(...) first"
         )
     draft = describe_loaded(model, check=False)
     has_names = check and bool(model.config.name_or_path and target.config.name_or_path)

@@ -39,7 +39,7 @@ def propose_tree(drafting: DraftRound, context: Context) -> Tree:
     if draws.drawn == "arbitrary" and context.history is None:
         tokens, parents = _as_one_unit(drafting, context, draws)
         return _tree(tokens, parents, shape)
-    steps = Processed(drafting.steps(), context)
+    steps = Processed(drafting.steps(), context, drafting.runner)
     tokens, parents, log_q = _grow(steps, draws, pending_tokens(context), shape)
     return _tree(tokens, parents, shape, draws.drawn, log_q)
 

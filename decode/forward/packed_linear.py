@@ -23,6 +23,11 @@ ROWS = 8  # the layout is chosen for about this many rows; measured equally fast
 class Packed(Protocol):
     """Weights in the layout of a CPU's kernels, of one model or of several that run together."""
 
+    @property
+    def models(self) -> tuple[nn.Module, ...]:
+        """Those whose modules are exchanged: who runs passes over them holds them (`passes.holding`)."""
+        ...
+
     def in_place(self) -> AbstractContextManager[None]:
         """Inside the block, modules run on them."""
         ...
@@ -33,6 +38,11 @@ class Together:
     """Weights of several models that run as one unit."""
 
     parts: tuple[Packed, ...]
+
+    @property
+    def models(self) -> tuple[nn.Module, ...]:
+        """Of all parts."""
+        return tuple(model for one in self.parts for model in one.models)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

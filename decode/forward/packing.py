@@ -28,6 +28,11 @@ class Packing:
                 self._layers[name] = PackedLinear(module)
         self._model = model
 
+    @property
+    def models(self) -> tuple[nn.Module, ...]:
+        """The one."""
+        return (self._model,)
+
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """The model runs on packed weights inside the block."""

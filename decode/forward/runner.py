@@ -6,7 +6,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -17,6 +17,7 @@ from decode.common.progress import get_logger
 from decode.forward.cache import SlotCache
 from decode.forward.capture import Pass, Uncapturable, capture
 from decode.forward.packed_linear import Packed, Together
+from decode.forward.passes import holding
 from decode.forward.slot_stack import bucket
 
 log = get_logger("decode")
@@ -28,9 +29,8 @@ MOST_CAPTURES = {"cpu": 256, "cuda": 64}
 drafting has one for every depth and number of slots. On a CPU one takes 3 to 6 MB, and `kept.runners` bounds those."""
 PREFILL_CHUNK = 512  # tokens a pass: bounds the (T, S) mask and the activations of a long prompt
 
-PASSES = threading.RLock()
-"""Held while a pass runs: it puts hooks, packed layers and an attention of its own on the model, which a pass of
-another thread would meet."""
+_CAPTURES = threading.Lock()
+"""Held while a capture is made, of any model: it sets what warnings and logs the process shows. Passes go on."""
 _serials = itertools.count()
 
 
@@ -104,6 +104,10 @@ class Runner:
         """Of its cache and, on a CPU, its captures; the memory of a GPU's captures is not known."""
         return self.cache.num_bytes + sum(getattr(one, "num_bytes", 0) for one in self._passes.values())
 
+    def passes(self, beside: Runner | None = None) -> AbstractContextManager[None]:
+        """Inside the block passes over its cache may run, and over that of `beside`."""
+        return holding(*self.packing.models, *(() if beside is None else beside.packing.models))
+
     def visible(self, end: int) -> int:
         """Slots that a pass over all rows looks at whose last node lies before slot `end`: those of the cache, which is
         laid out anew where it has too few, or more than twice as many as needed since a long row has left. The parts of
@@ -131,7 +135,7 @@ class Runner:
         """
         if in_unit():
             return make()(*inputs)
-        with PASSES:
+        with self.passes(beside):
             self.replayed = key in self._passes
             if key not in self._passes:
                 self._uses[key] = self._uses.get(key, 0) + 1
@@ -160,7 +164,7 @@ class Runner:
         """None where that cannot be: the module is then made anew each time, and its parts are captured one by one."""
         packing = self.packing if beside is None else Together((self.packing, beside.packing))
         try:
-            with whole():
+            with _CAPTURES, whole():
                 return capture(module, inputs, moved, packing, self._pool)
         except Uncapturable as error:
             self._tell(str(error))

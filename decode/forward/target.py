@@ -21,7 +21,7 @@ from decode.forward.kept.lease import Lease
 from decode.forward.kept.runners import Runners
 from decode.forward.packed_linear import Packed
 from decode.forward.packing import Packing
-from decode.forward.runner import PASSES, Runner, chunks, rounded
+from decode.forward.runner import Runner, chunks, rounded
 from decode.models.compatibility import cache_argument, longest_context, refuse_unsupported
 from decode.models.hidden_states import Taps
 
@@ -132,7 +132,7 @@ class CachedModel(Runner):
         cache = SlotCache(self.config.num_hidden_layers, batch_size, rounded(capacity))
         super().__init__(cache, device_of(model), packing if packing is not None else Packing(model))
         self._taps = Taps(model, taps) if taps else None
-        with PASSES, torch.inference_mode(mode=False), torch.no_grad():
+        with self.passes(), torch.inference_mode(mode=False), torch.no_grad():
             self._slots = torch.arange(self.cache.capacity, device=self.device)
             self._held = torch.zeros(batch_size, self.cache.capacity, dtype=torch.long, device=self.device)
             first = torch.zeros(batch_size, 1, dtype=torch.long, device=self.device)
@@ -153,7 +153,7 @@ class CachedModel(Runner):
         """Read ids[b, begin[b]:end[b]] of each row; ids (B, T) left-aligned. What lies behind the end of a row that is
         read beside a longer one is written too, and never seen."""
         for rows, start, stop in chunks(begin, end):
-            with PASSES:
+            with self.passes():
                 self._read(ids, rows, start, stop)
 
     def _read(self, ids: Tensor, rows: list[int], start: int, end: int) -> None:

@@ -46,6 +46,8 @@ class Flight:
     """Seconds on the clock of `time.perf_counter`."""
     replayed: bool
     """Whether it was a captured unit, so that its time tells of later ones."""
+    ahead: bool | None
+    """Whether its drafts were made during the round before; None where none ever are, and without drafts."""
 
 
 class Bounds(NamedTuple):

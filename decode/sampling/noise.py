@@ -27,6 +27,7 @@ class Stream(IntEnum):
     DRAFT = 2
     ACCEPT = 3
     RESIDUAL = 4
+    AHEAD = 5
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from decode.drafters.base import Context, Drafter
+from decode.drafters.beside.ahead import AheadDrafter
 from decode.drafters.lm import LMDraft
 from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.config import JacobiConfig, NgramConfig
@@ -136,6 +137,7 @@ MAKERS: dict[str, Callable[[str, Texts], Drafter]] = {
     "random": lambda name, texts: random_draft(),
     "same": lambda name, texts: draft(name, 0.0),
     "tree": lambda name, texts: draft(name, 0.02),
+    "ahead": lambda name, texts: AheadDrafter(draft(name, 0.02)),
     "oracle": lambda name, texts: Oracle(texts, VOCAB),
     "oracle tree": lambda name, texts: OracleTree(texts, VOCAB),
     "ngram": lambda name, texts: ngram(texts),

@@ -17,8 +17,9 @@ from decode.sampling.noise import Noise, Stream
 from decode.trees.tree import Tree
 from decode.verify import block, rejection, verdict
 from decode.verify.verdict import Question, Verdict, draw, follow
-from tests.decode import checks
+from tests.decode import checks, overlapped
 from tests.decode import mutants_of_lookup as lookup
+from tests.decode import mutants_of_overlap as overlap
 from tests.decode import mutants_of_passes as passes
 from tests.decode import test_exit_adapter as exit_adapter
 from tests.decode import test_grammar as grammar
@@ -347,5 +348,10 @@ MUTANTS: dict[str, tuple[Patch, Callable[[], None]]] = {
     "adapter in place": (passes.adapter_in_place, exit_adapter.check_text),
     "adapter left out": (passes.adapter_left_out, exit_adapter.check_parity),
     "adapter learns the token after": (passes.adapter_learns_the_token_after, exit_adapter.check_parity),
+    "stale rounds used": (overlap.stale_rounds_used, overlapped.check_text),
+    "bonus token not compared": (overlap.bonus_not_compared, overlapped.check_text),
+    "noise of the next round": (overlap.noise_of_the_next_round, overlapped.check_noise),
+    "distributions not shifted": (overlap.distributions_not_shifted, overlapped.check_distributions),
+    "likeliest tokens ahead": (overlap.likeliest_tokens_ahead, overlapped.check_draws),
     "member keeps what it drafted": (lookup.member_keeps_what_it_drafted, mixture.check_members_read),
 }

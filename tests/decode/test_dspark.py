@@ -18,8 +18,11 @@ from decode.drafters import drafting
 from decode.drafters.base import Batch, Context
 from decode.drafters.drafting import Above, Processed
 from decode.drafters.dspark import DSparkConfig, DSparkDraft, default_taps
+from decode.forward.cache import SlotCache
 from decode.forward.capture import Trace
 from decode.forward.kept.lease import Lease
+from decode.forward.packed_linear import Together
+from decode.forward.runner import Runner
 from decode.loop import Loop
 from decode.models.hidden_states import Taps
 from decode.models.output_head import ends_of
@@ -293,7 +296,8 @@ def stopped_at(steps: Any, script: tuple[int, ...], vocab_size: int, monkeypatch
         shape=shape,
         **settings,
     )
-    return drafting.propose_steps(Processed(steps, context), context, foresees=True).num_nodes - 1
+    runner = Runner(SlotCache(1, 1, 8), torch.device("cpu"), Together(()))
+    return drafting.propose_steps(Processed(steps, context, runner), context, foresees=True).num_nodes - 1
 
 
 class Whims:

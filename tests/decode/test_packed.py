@@ -124,6 +124,8 @@ def test_a_unit_that_draws_tokens_is_compared_with_itself_on_the_same_weights() 
     class Shifted:
         """Weights that give other numbers, as packed ones do in their last bits."""
 
+        models: tuple[nn.Module, ...] = ()
+
         @contextmanager
         def in_place(self) -> Iterator[None]:
             own, module.layer = module.layer, shifted

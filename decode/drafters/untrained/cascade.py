@@ -83,7 +83,7 @@ class CascadeDrafter:
         places = context.lengths[:, None] - READ + torch.arange(READ, device=context.ids.device)
         passes = PassByPass(self.draft.runner, context.lengths[:, None], context.longest)
         steps = Guessed(passes, context.ids.gather(1, places), guess)
-        return _drawn(Processed(steps, context), steps, context)
+        return _drawn(Processed(steps, context, self.runner), steps, context)
 
 
 class Guessed:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from copy import copy
 from typing import TypeVar
 
-from decode.forward.runner import PASSES
-
+_TAKING = threading.RLock()
 T = TypeVar("T")
 
 
@@ -21,26 +21,30 @@ class Lease:
         self._then: list[Callable[[], None]] = []
 
     def then(self, call: Callable[[], None]) -> None:
-        """Call it as soon as this ends."""
+        """Call it when this ends."""
         self._then.append(call)
 
     def end(self) -> None:
-        """All that it holds may be used by others."""
-        self.ended = True
-        while self._then:
-            self._then.pop()()
+        """All that it holds may be used by others, once what was to be called has been: a thread of the call may still
+        write into it."""
+        try:
+            while self._then:
+                self._then.pop()()
+        finally:
+            self.ended = True
 
     def take(self, one: object) -> bool:
         """Whether `one` was free, and is this lease's now."""
-        holder = vars(one).get("_draftsmith_lease")
-        if holder is not None and holder.is_active:
-            return False
-        vars(one)["_draftsmith_lease"] = _Holder(self)
-        return True
+        with _TAKING:
+            holder = vars(one).get("_draftsmith_lease")
+            if holder is not None and holder.is_active:
+                return False
+            vars(one)["_draftsmith_lease"] = _Holder(self)
+            return True
 
     def own(self, one: T) -> T:
         """`one`, or where another call is using it a copy that shares its weights and has a state of its own."""
-        with PASSES:
+        with _TAKING:
             if not hasattr(one, "__dict__") or self.take(one):
                 return one
             other = copy(one)

@@ -14,7 +14,8 @@ from decode.common.environment import memory_bytes
 from decode.forward.kept.lease import Lease
 from decode.forward.kept.weights_state import weights_state
 from decode.forward.packed_linear import Packed
-from decode.forward.runner import PASSES, Runner
+from decode.forward.passes import holding
+from decode.forward.runner import Runner
 
 MOST_RUNNERS = 8  # of one model, so that batches of a few sizes can take turns
 SHARE = 1 / 8
@@ -37,7 +38,7 @@ class Runners:
     def of(cls, module: nn.Module, packing: Callable[[], Packed], *others: nn.Module) -> Runners:
         """Those of `module`, begun anew when it or one of the `others` in its passes has changed: packed weights are
         copies, which training makes stale."""
-        with PASSES:  # a pass hooks the model while it runs
+        with holding(module, *others):  # a pass hooks the model while it runs
             device = next(module.parameters()).device.type
             cast_to = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
             state = hash((cast_to, *(weights_state(one) for one in (module, *others))))
@@ -48,7 +49,7 @@ class Runners:
 
     def get(self, key: tuple[object, ...], make: Callable[[Packed], R], lease: Lease) -> R:
         """A runner of this key that no other lease holds; idle ones are given up where memory ends."""
-        with PASSES:
+        with holding(*self.packing.models):
             place, runner = self._free(key, lease)
             if runner is None:
                 runner = self._made(make)

@@ -13,7 +13,6 @@ from decode.drafters.base import Context
 from decode.drafters.untrained.foreign.reader import WIDTHS, Reader
 from decode.drafters.untrained.foreign.rows import ForeignRow
 from decode.drafters.untrained.foreign.shared_tokens import SharedTokens
-from decode.forward.runner import PASSES
 from decode.trees.tree import Tree
 
 MOST_OWN = 4
@@ -55,7 +54,7 @@ class ForeignDrafter(ABC):
             self._rows[row] = self.begin()
         self._follow(context, list(lengths), 1)
         assert self.reader is not None
-        with PASSES:
+        with self.reader.runner.passes():
             self.reader.catch_up(self._texts)
 
     def prepare(self, context: Context) -> tuple[()] | None:

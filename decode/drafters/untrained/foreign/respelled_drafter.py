@@ -12,7 +12,6 @@ from decode.drafters.drafting import pending_tokens
 from decode.drafters.untrained.foreign.drafter import MOST_OWN, ForeignDrafter
 from decode.drafters.untrained.foreign.rows import ForeignRow, SpelledRow
 from decode.drafters.untrained.trie import merged
-from decode.forward.runner import PASSES
 from decode.trees.tree import Tree
 from decode.trees.tree_plans import chain
 
@@ -49,7 +48,7 @@ class RespelledDrafter(ForeignDrafter):
 
     def _drafted(self, count: int) -> list[list[int]]:
         assert self.reader is not None
-        with PASSES:
+        with self.reader.runner.passes():
             self._begin(count)
             tokens = [self.reader.first().argmax(-1)]
             for depth in range(1, count):

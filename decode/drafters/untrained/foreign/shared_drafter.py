@@ -13,7 +13,6 @@ from decode.drafters.untrained.foreign.drafter import ForeignDrafter
 from decode.drafters.untrained.foreign.reader import Reader
 from decode.drafters.untrained.foreign.rows import ForeignRow, MappedRow, SpelledRow
 from decode.drafters.untrained.foreign.shared_tokens import SharedTokens
-from decode.forward.runner import PASSES
 from decode.trees.tree import Tree
 from decode.trees.tree_plans import chain
 
@@ -41,11 +40,12 @@ class SharedDrafter(ForeignDrafter):
 
     def propose(self, context: Context) -> Tree:
         """One token of the draft for each of the target."""
-        with PASSES:
+        assert self.reader is not None
+        with self.reader.runner.passes():
             self._begin(context.shape.depth)
         drawn = "iid" if context.drawn == "swor" else context.drawn
         context = replace(context, shape=chain(context.shape.depth), drawn=drawn)
-        return propose_steps(Processed(self._steps, context), context)
+        return propose_steps(Processed(self._steps, context, self.reader.runner), context)
 
 
 class SharedSteps:
