@@ -44,6 +44,8 @@ class TrainState:
     """Bytes of metrics.jsonl at this step."""
     switched_at: int | None = None
     """Step at which the objective took over from its warm-up."""
+    start: Sums | None = None
+    """Validation of a pruned draft before the first step."""
 
 
 class SavedSums(Content):
@@ -75,6 +77,7 @@ class SavedState(Content):
     since_log: SavedSums
     log_position: Count
     switched_at: Count | None = None
+    start: SavedSums | None = None
 
     @model_validator(mode="after")
     def _knows_its_best(self) -> SavedState:
@@ -89,8 +92,8 @@ class SavedState(Content):
     def state(self) -> TrainState:
         """What training goes on from."""
         known: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(TrainState)}
-        for name in ("best", "since_log"):
-            known[name] = Sums(**known[name].model_dump())
+        for name in ("best", "since_log", "start"):
+            known[name] = known[name] and Sums(**known[name].model_dump())
         return TrainState(**known)
 
 

@@ -77,6 +77,7 @@ def facts(inputs: Inputs, state: TrainState) -> dict[str, Any]:
         "tokens": state.tokens,
         **({} if state.switched_at is None else {"switched_at": state.switched_at}),
         "num_parameters": inputs.blueprint.num_parameters,
+        **({} if state.start is None else {"start": state.start.means()}),
     }
 
 
@@ -100,6 +101,6 @@ def _export(cfg: TrainConfig, inputs: Inputs, measured: dict[str, Any], weights:
         tokenizer_revision=revision,
         dtype=getattr(torch, cfg.export_dtype),
         num_draft_tokens=inputs.num_draft_tokens,
-        card=model_card(cfg, measured, inputs.num_draft_tokens, inputs.blueprint.attends),
+        card=model_card(cfg, measured, inputs.num_draft_tokens, inputs.blueprint.attends, inputs.blueprint.made_from),
         provenance=provenance,
     )

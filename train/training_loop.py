@@ -97,6 +97,8 @@ class TrainingLoop:
         """Train to the end; RunError at a loss or gradient that is not finite, the last checkpoint being kept."""
         first = self.state.step
         self.machine.module.train()  # pretrained weights come in eval mode
+        if first == 0 and self.cfg.draft.pruning.is_asked:
+            self.state.start = self._validate()
         with progress(self.cfg.steps, "steps", "train", initial=first) as bar:
             for step, batches in enumerate(self.reader.steps(first, self.cfg.steps), start=first):
                 self.take_step(step, batches)
@@ -186,7 +188,7 @@ class TrainingLoop:
         with self.meter.pause():
             self.book.checkpoints.save(self.accelerator, self.state)
 
-    def _validate(self) -> None:
+    def _validate(self) -> Sums:
         with self.meter.pause():
             sums = self.evaluate()
             self._keep_if_best(sums)
@@ -205,6 +207,7 @@ class TrainingLoop:
         )
         shown = ", ".join(f"{name} {value:.4f}" for name, value in means.items() if value is not None)
         logger.info("step %d: validation %s; best is step %d", self.state.step, shown, self.state.best_step)
+        return sums
 
     def _objective_takes_over(self, step: int | None) -> None:
         """From its warm-up, for good; all ranks see the same validation."""

@@ -29,6 +29,8 @@ class TrainingPlan:
     trained_parameters: int
     """Less, where adapters alone are trained."""
     target_parameters: int | None
+    made_from: str | None
+    """Of a pruned draft, what it was before."""
     cost: float | None
     """Weights that a draft token reads, as a share of those that a token of the target does."""
     held_out: HeldOutCount | None
@@ -55,6 +57,7 @@ class TrainingPlan:
             draft_parameters=weights,
             trained_parameters=trained,
             target_parameters=None if target is None else target.total,
+            made_from=inputs.blueprint.made_from,
             cost=None if target is None else inputs.blueprint.weights_per_token / target.per_token,
             held_out=inputs.held_out,
             few_held_out=_few_held_out(cfg, inputs),
@@ -90,6 +93,8 @@ class TrainingPlan:
             f"{self.steps:,} steps, {self.tokens:,} tokens ({self.epochs:.2f} epochs)",
             f"trained: {self.trained_parameters:,}{whole} parameters, {self.rates}",
         ]
+        if self.made_from is not None:
+            lines.append(f"draft: {self.made_from}")
         if self.target_parameters is not None:
             lines.append(
                 f"target: {self.target_parameters:,} parameters, frozen; a draft token reads {self.cost:.1%} of the "

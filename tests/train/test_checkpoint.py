@@ -107,6 +107,7 @@ STATE = TrainState(
     best=Sums(1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0),
     since_log=Sums(loss=0.1 + 0.7, loss_count=3.0),
     log_position=99,
+    start=Sums(loss=2.0, loss_count=0.1 + 0.2),
 )
 
 
@@ -120,6 +121,7 @@ def test_a_run_begins_with_nothing() -> None:
         "since_log": asdict(Sums()),
         "log_position": 0,
         "switched_at": None,
+        "start": None,
     }
 
 

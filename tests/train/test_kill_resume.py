@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.train.kills import differences, finish, random_kills, run_with_kills
-from tests.train.toy import command, tiny_settings
+from tests.train.toy import command, save_target, tiny_settings
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("engine", "kills"), [("single", 10), pytest.param("ddp", 4, marks=pytest.mark.engines)])
+@pytest.mark.parametrize(
+    ("engine", "kills", "pruning"),
+    [("single", 10, {}), ("single", 4, {"sparsity": 0.5}), pytest.param("ddp", 4, {}, marks=pytest.mark.engines)],
+)
 def test_killed_and_resumed_equals_uninterrupted(
-    tmp_path: Path, target: Path, records: Path, engine: str, kills: int
+    tmp_path: Path, target: Path, records: Path, engine: str, kills: int, pruning: dict[str, Any]
 ) -> None:
     launcher = (sys.executable,) if engine == "single" else TORCHRUN
     settings = tiny_settings(
@@ -24,6 +28,7 @@ def test_killed_and_resumed_equals_uninterrupted(
         target,
         records=str(records),
         engine={"name": engine},
+        draft={"init_from": str(save_target(tmp_path / "other", seed=1)), "pruning": pruning} if pruning else {},
         steps=150,
         checkpoint_every=4,
         validate_every=6,

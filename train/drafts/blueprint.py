@@ -58,6 +58,11 @@ class Blueprint(ABC):
         """Weights that are read to draft a token: layers and output head, but not the rows of an embedding."""
 
     @property
+    def made_from(self) -> str | None:
+        """What a pruned draft was before, for the plan and the card; None for every other one."""
+        return None
+
+    @property
     @abstractmethod
     def width(self) -> int:
         """Hidden size d."""

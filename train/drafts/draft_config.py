@@ -8,6 +8,7 @@ from typing import Literal
 from decode.common.errors import ConfigError
 from decode.common.typed_config import require, require_at_least
 from decode.config import model_folder
+from train.drafts.pruning.pruning_config import PruningConfig
 
 LM_WIDTH = 256
 """Of a model that is trained without a target."""
@@ -135,6 +136,8 @@ class DraftConfig:
     """The first positions, which it sees besides its `window`."""
     lora: AdapterConfig = field(default_factory=AdapterConfig)
     """Low-rank adapters of lm; off by default."""
+    pruning: PruningConfig = field(default_factory=PruningConfig)
+    """Parts of lm's `init_from` that are left out before training; nothing by default."""
     head: HeadSettings = field(default_factory=HeadSettings)
     """What heads have, every family but lm."""
 
@@ -201,6 +204,17 @@ class DraftConfig:
             f"lora.rank={self.lora.rank} adapts a pretrained draft, but init_from is null: the frozen rest would stay "
             "random. Set draft.init_from, or draft.lora.rank=0",
         )
+        require(
+            not self.pruning.is_asked or self.init_from is not None,
+            f"{self.pruning} leaves out parts of a saved model, and init_from is null: random weights have no parts "
+            "that matter more. Set draft.init_from, the target's own folder for example, or give the sizes themselves "
+            "(draft.layers and so on)",
+        )
+        require(
+            not self.pruning.is_asked or self.lora.rank == 0,
+            f"lora.rank={self.lora.rank} with {self.pruning}: merged adapters would fill zeros again, and adapters of "
+            "what is left fit no saved model. Set draft.lora.rank=0, or leave draft.pruning out",
+        )
 
     def _check_head(self) -> None:
         require(
@@ -209,6 +223,11 @@ class DraftConfig:
             "as wide as that. Leave draft.width out",
         )
         require(self.lora.rank == 0, f"lora.rank={self.lora.rank} is for family lm; {self.family} is trained whole")
+        require(
+            not self.pruning.is_asked,
+            f"{self.pruning} is for family lm, and draft.family={self.family} is a head, built as small as you set it. "
+            "Leave draft.pruning out, or use draft=lm with draft.init_from",
+        )
         default = HeadSettings()
         for name, owners in OWNERS.items():
             value = getattr(self.head, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel, PreTrai
 
 from decode.common.extras import extra, require_installed
 from decode.config import ModelConfig
+from decode.drafters.base import Batch
 from decode.drafters.lm import LMDraft
 from decode.forward.window import Window, own_window, set_window
 from decode.models.compatibility import check_same_tokens, longest_context
@@ -22,6 +24,9 @@ from train.config import TrainConfig
 from train.drafts.attention_window import asked_window
 from train.drafts.blueprint import Blueprint, TrainableDraft
 from train.drafts.draft_config import AdapterConfig, DraftConfig
+from train.drafts.pruning.kept_parts import without_parts
+from train.drafts.pruning.lasting_zeros import fix_zeros, has_zeros, put_zeros, zero_share
+from train.drafts.pruning.pruned_shape import pruned_config
 from train.drafts.rope import rope_of
 from train.export.draft_folder import Export, export_lm
 
@@ -40,9 +45,15 @@ class TrainableLM(TrainableDraft):
         head = self.model.get_output_embeddings()
         return [*super().token_tables(), *([] if head is None else head.parameters())]
 
+    def calibrate(self, validation: Iterable[Batch], chunk_rows: int) -> dict[str, float]:
+        """Nothing is fitted; the zeros that a pruned one holds are counted."""
+        return {"zero_share": zero_share(self.model)} if has_zeros(self.model) else {}
+
     def export(self, folder: Path, export: Export) -> None:
-        """A transformers folder; adapters are kept beside it in peft's format, and merged in it."""
+        """A transformers folder; adapters are kept beside it in peft's format, and merged in it. Zeros are plain
+        weights there."""
         model: Any = self.model
+        fix_zeros(model)
         if self.adapters is not None:
             self.adapters.save_pretrained(str(folder.parent / "adapter"))
             model = self.adapters.merge_and_unload()  # type: ignore[operator]
@@ -55,6 +66,8 @@ class LMBlueprint(Blueprint):
 
     draft: DraftConfig
     config: PretrainedConfig
+    whole: PretrainedConfig | None = None
+    """Of the model that is pruned to `config`; None where none is."""
 
     @cached_property
     def counts(self) -> WeightCounts:
@@ -77,6 +90,13 @@ class LMBlueprint(Blueprint):
         return self.counts.per_token
 
     @property
+    def made_from(self) -> str | None:
+        if self.whole is None:
+            return None
+        before = f"{self.draft.init_from} of {count_weights(self.whole).total:,} parameters"
+        return f"{before}, pruned to {self.num_parameters:,} ({self.draft.pruning})"
+
+    @property
     def width(self) -> int:
         return self.config.get_text_config().hidden_size
 
@@ -89,16 +109,20 @@ class LMBlueprint(Blueprint):
         return own_window(self.config)
 
     def build(self, ends: Ends | None = None) -> TrainableLM:
-        """With adapters where they are asked for; it has ends of its own."""
-        source, lora = self.draft.init_from, self.draft.lora
+        """With adapters or pruned where that is asked for; it has ends of its own."""
+        source, lora, pruning = self.draft.init_from, self.draft.lora, self.draft.pruning
         if source is None:
             return TrainableLM(LMDraft.from_config(self.config))
         module = LMDraft.from_pretrained(source, "float32", self.draft.revision, role="draft.init_from")
         if self.attends is not None:  # the setting's, in place of the saved one
             set_window(module.model.config, self.attends)
-        if lora.rank == 0:
-            return TrainableLM(module)
-        return TrainableLM(module, with_adapters(module.model, lora))
+        if lora.rank:
+            return TrainableLM(module, with_adapters(module.model, lora))
+        if pruning.is_structured:
+            module = LMDraft(without_parts(module.model, self.config))
+        if pruning.sparsity is not None:
+            put_zeros(module.model, pruning)
+        return TrainableLM(module)
 
 
 def with_adapters(model: PreTrainedModel, lora: AdapterConfig) -> PeftModel:
@@ -129,7 +153,10 @@ def lm_blueprint(
         if target is not None:
             check_same_tokens(target, pretrained)
         _set_window(cfg, pretrained.config)
-        return LMBlueprint(draft, pretrained.config)
+        if not draft.pruning.is_asked:
+            return LMBlueprint(draft, pretrained.config)
+        pruned = pruned_config(pretrained.config, draft.pruning, draft.init_from)
+        return LMBlueprint(draft, pruned, whole=pretrained.config)
     tokens = _target_tokens(target) if target else _tokenizer_tokens(tokenizer)
     longest = draft.max_positions or (target.max_positions if target else cfg.sequence_length)
     width, heads = draft.lm_sizes(target.hidden_size if target else None)

@@ -13,10 +13,18 @@ from decode.forward.window import Window
 from train.config import TrainConfig
 
 
-def model_card(cfg: TrainConfig, facts: dict[str, Any], num_draft_tokens: int, window: Window | None = None) -> str:
-    """The card of a finished run; `facts` are the measured numbers, see `train.run_result.facts`."""
+def model_card(
+    cfg: TrainConfig,
+    facts: dict[str, Any],
+    num_draft_tokens: int,
+    window: Window | None = None,
+    made_from: str | None = None,
+) -> str:
+    """The card of a finished run; `facts` are the measured numbers, see `train.run_result.facts`, and `made_from` is
+    the blueprint's."""
     use = _launch(cfg, num_draft_tokens, alone=window is not None)
-    parts = [_head(cfg), _measured(cfg, facts, num_draft_tokens), _origin(cfg, facts), _attention(window), use]
+    measured = _measured(cfg, facts, num_draft_tokens)
+    parts = [_head(cfg), measured, _pruning(facts, made_from), _origin(cfg, facts), _attention(window), use]
     return "\n".join(line for part in parts if part for line in [*part, ""])
 
 
@@ -55,6 +63,21 @@ def _measured(cfg: TrainConfig, facts: dict[str, Any], k: int) -> list[str]:
     kept = f"kept: step {facts['step']} ({facts['rule']})."
     head = f"Teacher-forced on {facts['validation_tokens']} validation tokens; {kept}"
     return ["## Measured", "", plain(head), "", table(("quantity", "value", ""), cells)]
+
+
+def _pruning(facts: dict[str, Any], made_from: str | None) -> list[str]:
+    if made_from is None:
+        return []
+    start = {name: value for name, value in facts["start"].items() if name in ("alpha", "tau") and value is not None}
+    before = ", ".join(f"{name} {value:.4f}" for name, value in start.items())
+    lines = [plain(f"Made from {made_from}."), *([plain(f"Before training: {before}.")] if before else [])]
+    if "zero_share" in facts:
+        lines.append(
+            f"Of the weights in its layers' matrices {facts['zero_share']:.1%} are zero. They are stored like all "
+            "others, and a matrix product that does not look for them is no faster. Further training fills them unless "
+            "it sets draft.pruning.sparsity again."
+        )
+    return ["## Pruning", "", " ".join(lines)]
 
 
 def _origin(cfg: TrainConfig, facts: dict[str, Any]) -> list[str]:
