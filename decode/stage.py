@@ -68,7 +68,7 @@ def _planned_tree(config: DecodeConfig, target: ModelDescription) -> str:
     sampling = Sampling(decode.temperature, decode.top_k, decode.top_p, decode.min_p)
     request = Request([[0]], 1, sampling, verifier=decode.verifier, replacement=decode.replacement)
     device, dtype = resolve_device(config.target.device), _dtype(config.target.dtype, target.config.dtype)
-    target_key = model_key(target.fingerprint, dtype, device)
+    target_key = model_key(target.identity, dtype, device)
     draft_key = model_key(draft.fingerprint, _dtype(config.draft.dtype, dtype), device)
     known = load_calibration(Path(draft.path), key_of(target_key, draft_key, request, batch_size=1))
     if known is None:
@@ -147,7 +147,7 @@ def _decode(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase, ids: list[
 
 
 def _drafter(draft: DrafterConfig, model: PreTrainedModel) -> Drafter | None:
-    return None if draft.path is None else load_drafter(draft.path, model, draft.dtype, **draft.settings)
+    return None if draft.path is None else load_drafter(draft.path, model, draft.dtype, quantization=draft.quantization, **draft.settings)
 
 
 def _warm_up(

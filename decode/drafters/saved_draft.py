@@ -4,7 +4,7 @@ against the target that it is to serve."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from os import PathLike
@@ -15,7 +15,8 @@ import torch
 from transformers import PreTrainedModel
 
 from decode.common.errors import InputError
-from decode.config import ModelConfig, Precision, model_folder
+from decode.common.typed_config import require
+from decode.config import ModelConfig, Precision, Scheme, model_folder
 from decode.drafters.base import Drafter
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.lm import LMDraft
@@ -30,6 +31,7 @@ from decode.models.compatibility import check_same_size, check_same_tokens, refu
 from decode.models.fingerprint import changed_since_read, files_fingerprint
 from decode.models.load import ModelDescription, describe_loaded, describe_model, load_model
 from decode.models.output_head import Ends, ends_of
+from decode.models.torchao_schemes import check_runs_here, check_sizes, quantise
 from decode.published.form import published_form
 from decode.published.head import load_published, read_published
 
@@ -43,6 +45,7 @@ def load_drafter(
     target: PreTrainedModel,
     dtype: Precision = "auto",
     check: bool = True,
+    quantization: Scheme | None = None,
     **settings: Any,
 ) -> Drafter:
     """The drafter saved in `path`, on the target's device, in `dtype` ("auto": the target's own), or by name one that
@@ -51,7 +54,8 @@ def load_drafter(
     `path` is a draft's folder or that of the run that trained it, or the folder of a head as others publish them
     (`decode.published`); a plain transformers folder is an `lm` draft, and so is a causal language model in memory,
     which is taken as it is, on the target's device. A PeftModel, as target or draft, is the model with the adapter that
-    is on.
+    is on. `quantization` (int8, int4, int8_dynamic) rounds the linear layers of a draft in a folder
+    (`decode.models.torchao_schemes`).
     Raises ConfigError for settings that the drafter does not have, and InputError where vocabularies or tokenizers
     differ (where a folder holds no tokenizer files, or a model in memory comes from none, only vocabulary sizes are
     compared), and where a head was trained on other weights than the target has, in its files or in memory; of a
@@ -60,6 +64,12 @@ def load_drafter(
     """
     target = unwrapped(target)
     asked = settings_of(path if isinstance(path, str) else None, settings, "load_drafter")
+    in_folder = asked is None and isinstance(path, str | PathLike)
+    require(
+        quantization is None or in_folder,
+        f"quantization={quantization} rounds the weights of a draft as they are loaded from a folder, and {path!r:.80} "
+        "is none. Leave it out",
+    )
     if asked is not None:
         load = partial(load_drafter, target=target, dtype=dtype, check=check)
         return DRAFTERS[cast(str, path)](asked, target, load, dtype)
@@ -70,13 +80,23 @@ def load_drafter(
         dtype = cast(Precision, str(target.dtype).removeprefix("torch."))
     known = describe_loaded(target, check)
     if folder == OWN or family_of(folder) in HEADS:
+        if quantization is not None:
+            check_runs_here(quantization, target.device, getattr(torch, dtype), "draft")
         head = load_own(target, check) if folder == OWN else head_in(folder, ends_of(target), known, check)
         head.source = known.path if folder == OWN else folder
-        return head.to(target.device, getattr(torch, dtype)).requires_grad_(False).eval()
-    source = ModelConfig(path=folder, device=str(target.device))
+        head.to(target.device, getattr(torch, dtype)).requires_grad_(False).eval()
+        return head if quantization is None else _quantised(head, quantization, folder)
+    source = ModelConfig(path=folder, dtype=dtype, quantization=quantization, device=str(target.device))
     compare = check_same_tokens if check else check_same_size
     compare(known, describe_model(source, role="draft"))
-    return cast(Drafter, LMDraft(load_model(replace(source, dtype=dtype), role="draft")).eval())
+    return cast(Drafter, LMDraft(load_model(source, role="draft")).eval())
+
+
+def _quantised(head: HeadDraft, scheme: Scheme, folder: str) -> HeadDraft:
+    if scheme == "int4":
+        check_sizes(head, folder, "draft")
+    quantise(head, scheme, head.device)
+    return head
 
 
 def _loaded_draft(given: Any, target: PreTrainedModel, dtype: Precision, check: bool) -> Drafter:

@@ -87,7 +87,7 @@ def _compressed_tensors(settings: Settings) -> str | None:
 
 
 def _torchao(settings: Settings) -> str | None:
-    for kind, data in _torchao_kinds(settings.get("quant_type")):
+    for kind, data in torchao_kinds(settings.get("quant_type")):
         granularity = data.get("granularity")
         each = granularity if isinstance(granularity, list | tuple) else [granularity]
         per_tensor = [one for one in each if isinstance(one, Mapping) and one.get("_type") == "PerTensor"]
@@ -99,17 +99,17 @@ def _torchao(settings: Settings) -> str | None:
     return None
 
 
-def _torchao_kinds(quant_type: Any) -> Iterator[tuple[str, Settings]]:
+def torchao_kinds(quant_type: Any) -> Iterator[tuple[str, Settings]]:
     """(class, fields) of every configuration inside, by layer or for all."""
     if isinstance(quant_type, str):
         yield quant_type, {}
     elif isinstance(quant_type, Mapping) and str(quant_type.get("_type", "")).endswith("Config"):
         data = quant_type.get("_data") or {}
         yield quant_type["_type"], data
-        yield from _torchao_kinds({name: one for name, one in data.items() if isinstance(one, Mapping)})
+        yield from torchao_kinds({name: one for name, one in data.items() if isinstance(one, Mapping)})
     elif isinstance(quant_type, Mapping):
         for one in quant_type.values():
-            yield from _torchao_kinds(one) if isinstance(one, Mapping) else ()
+            yield from torchao_kinds(one) if isinstance(one, Mapping) else ()
 
 
 def _quanto(settings: Settings) -> str | None:
