@@ -147,7 +147,11 @@ def _decode(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase, ids: list[
 
 
 def _drafter(draft: DrafterConfig, model: PreTrainedModel) -> Drafter | None:
-    return None if draft.path is None else load_drafter(draft.path, model, draft.dtype, quantization=draft.quantization, **draft.settings)
+    return (
+        None
+        if draft.path is None
+        else load_drafter(draft.path, model, draft.dtype, quantization=draft.quantization, **draft.settings)
+    )
 
 
 def _warm_up(

@@ -1,4 +1,5 @@
-"""Models quantised as they are loaded, by torchao: which schemes there are, whether one runs here, what it is applied to.
+"""Models quantised as they are loaded, by torchao: which schemes there are, and whether one runs
+here.
 
 The linear layers are quantised. Embedding and output head stay as they are: they are often one tensor, and the head's
 rounding would fall on the scores themselves. So do the experts of a mixture that lie in one tensor.
@@ -97,7 +98,7 @@ def _torchao_config(scheme: str, device: torch.device) -> Any:
 
 
 def check_runs_here(scheme: str, device: torch.device, dtype: torch.dtype, role: str) -> None:
-    """Raise ConfigError without torchao, and InputError where a layer of 32 x 32 weights cannot be run by the scheme."""
+    """Raise ConfigError without torchao, and InputError where the scheme cannot run a layer of 32 x 32 weights."""
     remedy = f"Install it ({extra('quantization')}), or leave {role}.quantization out"
     require_installed("torchao", f"{role}.quantization={scheme}", remedy)
     try:

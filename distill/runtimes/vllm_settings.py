@@ -21,7 +21,11 @@ def check_engine_settings(target: TargetConfig) -> None:
     refuse(target, ("served_name", "key_variable"), "is for target.runtime=openai; set that, or leave it out")
     if target.runtime == "transformers":
         _check_scheme(target)
-        refuse(target, ("tensor_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization", "states_url", "states_folder"), "is vLLM's; set target.runtime=vllm, or leave it out")
+        refuse(
+            target,
+            (*(name for name in STARTED if name != "quantization"), "states_url", "states_folder"),
+            "is vLLM's; set target.runtime=vllm, or leave it out",
+        )
         refuse(target, ("url", "timeout"), "is for target.runtime=vllm and target.runtime=openai; set one of them")
         return
     require_at_least(1, target, "target.", "tensor_parallel_size", "pipeline_parallel_size")
