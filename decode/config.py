@@ -292,6 +292,11 @@ class DrafterConfig:
             "has none. Leave it out",
         )
 
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Keywords of `load_drafter` besides path, target and dtype."""
+        return self.settings if self.quantization is None else {"quantization": self.quantization}
+
 
 @dataclass
 class DecodeConfig:

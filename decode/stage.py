@@ -40,7 +40,7 @@ def run(config: DecodeConfig) -> None:
     """Check, load, decode, print."""
     target = describe_model(config.target)
     if config.draft.path is not None:
-        describe_draft(config.draft.path, target, settings=config.draft.settings)
+        describe_draft(config.draft.path, target, settings=config.draft.loading)
     tokenizer = load_tokenizer(config.target)
     asked_processors(target.vocab_size, tokenizer, config.decode, own_eos_ids(target.config, target.vocab_size))
     ids = encode_prompt(config, tokenizer)
@@ -64,7 +64,7 @@ def run(config: DecodeConfig) -> None:
 def _planned_tree(config: DecodeConfig, target: ModelDescription) -> str:
     """What the calibration beside the draft says, if there is one for these models, this machine and this sampling."""
     decode = config.decode
-    draft = describe_draft(config.draft.path or "", target, settings=config.draft.settings)
+    draft = describe_draft(config.draft.path or "", target, settings=config.draft.loading)
     sampling = Sampling(decode.temperature, decode.top_k, decode.top_p, decode.min_p)
     request = Request([[0]], 1, sampling, verifier=decode.verifier, replacement=decode.replacement)
     device, dtype = resolve_device(config.target.device), _dtype(config.target.dtype, target.config.dtype)
@@ -147,11 +147,7 @@ def _decode(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase, ids: list[
 
 
 def _drafter(draft: DrafterConfig, model: PreTrainedModel) -> Drafter | None:
-    return (
-        None
-        if draft.path is None
-        else load_drafter(draft.path, model, draft.dtype, quantization=draft.quantization, **draft.settings)
-    )
+    return None if draft.path is None else load_drafter(draft.path, model, draft.dtype, **draft.loading)
 
 
 def _warm_up(

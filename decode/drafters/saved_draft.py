@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
+from decode.common.environment import resolve_device
 from decode.common.errors import InputError
 from decode.common.typed_config import require
 from decode.config import ModelConfig, Precision, Scheme, model_folder
@@ -191,12 +192,17 @@ def describe_draft(
     path: str, target: ModelDescription, role: str = "draft", settings: Mapping[str, Any] | None = None
 ) -> DraftDescription:
     """The draft in `path` (a draft's folder, that of the run that trained it, a hub id, OWN, or the name of a drafter
-    without weights, with its `settings`); raises InputError where it does not fit the target."""
+    without weights) with its `settings` (of a folder `quantization`); raises InputError where it does not fit the
+    target, or cannot be quantised so."""
     if path in UNTRAINED:
         check_named(path, settings or {}, target, describe_draft)
         return DraftDescription(path, path, path, target.max_positions, 0)
-    folder = model_folder(path)
-    if folder == OWN:
+    folder, scheme = model_folder(path), (settings or {}).get("quantization")
+    own = folder == OWN
+    if scheme is not None and (own or family_of(folder) in HEADS):
+        dtype = getattr(torch, target.dtype_name)
+        check_runs_here(scheme, resolve_device(target.source.device), dtype, role)
+    if own:
         config, weights = own_mtp(target, depth=1)
         size = sum(tensor.numel() for tensor in weights.values())
         return DraftDescription(target.path, config.family, target.fingerprint, config.max_positions, size)
@@ -205,7 +211,8 @@ def describe_draft(
         config = config_in(folder, target)
         size = sum(map(prod, expected(config).values()))
         return DraftDescription(folder, family, files_fingerprint(Path(folder)), config.max_positions, size)
-    found = describe_model(ModelConfig(path=folder), role)
+    dtype = "auto" if scheme is None else target.dtype_name
+    found = describe_model(ModelConfig(path=folder, dtype=cast(Precision, dtype), quantization=scheme), role)
     check_same_tokens(target, found)
     window = own_window(found.config)
-    return DraftDescription(found.path, family, found.fingerprint, found.max_positions, found.num_parameters, window)
+    return DraftDescription(found.path, family, found.identity, found.max_positions, found.num_parameters, window)
