@@ -109,8 +109,8 @@ def _unquantised_table(results: dict[str, Any]) -> Table:
         one = rows[0]
         note = (
             f"Drafts on the {results['target']['quantization']} target over the target before it was quantised, "
-            f"without a draft: another model's text. KL {one['kl']:.2g} nats, total variation {number(one['tv'], 3)} and "
-            f"{100 * one['argmax_agreement']:.1f}% equal argmaxes over {one['positions']:,} positions of the prompts."
+            f"without a draft: another model's text. KL {one['kl']:.2g} nats, total variation {number(one['tv'], 3)} "
+            f"and {100 * one['argmax_agreement']:.1f}% equal argmaxes at {one['positions']:,} positions."
         )
     return Table("Against the unquantised target", _UNQUANTISED, rows, note)
 
