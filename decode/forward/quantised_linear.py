@@ -46,7 +46,7 @@ class Int8Linear(nn.Module):
         """The layers' own results, one after another, up to the order of sums."""
         flat = _flat(x)
         if flat.shape[0] <= self.most_rows:
-            y = torch._weight_int8pack_mm(flat, self.weight, self.scale)
+            y = torch.ops.aten._weight_int8pack_mm(flat, self.weight, self.scale)
         else:
             y = self.widened(flat) * self.scale
         return _with_bias(y, self.bias, x)
@@ -68,7 +68,7 @@ class Int4Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The layers' own results, one after another."""
-        y = torch._weight_int4pack_mm_for_cpu(_flat(x), self.weight, self.group, self.scale)
+        y = torch.ops.aten._weight_int4pack_mm_for_cpu(_flat(x), self.weight, self.group, self.scale)
         return _with_bias(y, self.bias, x)
 
 
@@ -90,7 +90,7 @@ class Int8DynamicLinear(nn.Module):
         flat = _flat(x)
         scale = (largest(flat) / 127.5).clamp(min=LEAST).float()
         whole = (flat * (1.0 / scale)).round().clamp(-128, 127).to(torch.int8)
-        y = (torch._int_mm(whole, self.weight.t()) * scale).to(x.dtype) * self.scale
+        y = (torch.ops.aten._int_mm(whole, self.weight.t()) * scale).to(x.dtype) * self.scale
         return _with_bias(y, self.bias, x).to(x.dtype)
 
 

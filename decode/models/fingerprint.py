@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from decode.common.checked_json import read_json
 from decode.models.adapters import plain_names
 from decode.models.checkpoint_files import published_files, weight_files
-from decode.models.torchao_schemes import method_of, scheme_of
+from decode.models.quantised import method_of, scheme_of
 
 EDGE_BYTES = 1 << 20  # read at both ends of a weight file: cheap for 100 GB, blind to nothing real
 PLACES = 16  # of a tensor, spread over it

@@ -36,8 +36,8 @@ from decode.models.compatibility import (
     token_map_hash,
 )
 from decode.models.fingerprint import files_fingerprint, weights_fingerprint
-from decode.models.quantised import refuse_dependent_rows
-from decode.models.torchao_schemes import check_scheme, scheme_of, scheme_settings
+from decode.models.quantised import refuse_dependent_rows, scheme_of
+from decode.models.torchao_schemes import check_scheme, scheme_settings
 from decode.models.weight_counts import WeightCounts, count_weights
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")

@@ -8,9 +8,9 @@ rounding would fall on the scores themselves. So do the experts of a mixture tha
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,18 +19,13 @@ from transformers import PretrainedConfig, TorchAoConfig
 from decode.common.environment import resolve_device
 from decode.common.errors import InputError
 from decode.common.extras import extra, require_installed
-from decode.config import ModelConfig, Scheme
-from decode.models.quantised import settings_of, torchao_kinds
+from decode.models.quantised import SCHEMES, method_of
 from decode.models.weight_counts import empty_model
 
+if TYPE_CHECKING:
+    from decode.config import ModelConfig
+
 GROUP = 32  # weights of int4 that share a scale
-CONFIGS = {
-    "Int8WeightOnlyConfig": "int8",
-    "Int4WeightOnlyConfig": "int4",
-    "PrototypeInt4WeightOnlyConfig": "int4",
-    "Int8DynamicActivationInt8WeightConfig": "int8_dynamic",
-}
-"""Class of torchao's -> our word."""
 NOT_HERE = (AssertionError, AttributeError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """What torchao raises where a kernel, a device or a precision is missing."""
 NOISY = ("torchao", "torch.utils._pytree")
@@ -42,8 +37,8 @@ def check_scheme(source: ModelConfig, config: PretrainedConfig, role: str) -> No
     sizes are not those of the scheme, and where it does not run on this device in this precision: tried on a layer of
     32 x 32 weights."""
     scheme = source.quantization
-    if scheme not in get_args(Scheme):
-        return  # none, or a word of an engine's
+    if scheme is None or scheme not in SCHEMES.values():
+        return  # a word of an engine's
     own = method_of(config)
     if own is not None:
         raise InputError(
@@ -61,24 +56,6 @@ def check_scheme(source: ModelConfig, config: PretrainedConfig, role: str) -> No
 def scheme_settings(scheme: str, device: torch.device) -> TorchAoConfig:
     """What transformers quantises by as it loads."""
     return TorchAoConfig(_torchao_config(scheme, device))
-
-
-def method_of(config: PretrainedConfig) -> str | None:
-    """How a checkpoint, or a model in memory, is quantised: one of our schemes, else the method's name; None where it
-    is not."""
-    settings = settings_of(config)
-    if settings is None:
-        return None
-    return scheme_of(config) or str(getattr(settings.get("quant_method"), "value", settings.get("quant_method")))
-
-
-def scheme_of(config: PretrainedConfig) -> str | None:
-    """The scheme of ours by which torchao quantised a model; None for every other method."""
-    settings: Mapping[str, Any] = settings_of(config) or {}
-    if str(getattr(settings.get("quant_method"), "value", settings.get("quant_method"))) != "torchao":
-        return None
-    found = {CONFIGS.get(kind) for kind, _ in torchao_kinds(settings.get("quant_type"))}
-    return found.pop() if len(found) == 1 else None
 
 
 def _torchao_config(scheme: str, device: torch.device) -> Any:

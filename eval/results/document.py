@@ -14,7 +14,7 @@ from typing import Any
 from decode.common.environment import environment, git_state
 from decode.drafters.saved_draft import describe_draft
 from decode.models.load import ModelDescription
-from decode.models.torchao_schemes import method_of
+from decode.models.quantised import method_of
 from eval.arms.base import ASSISTED, UNQUANTISED
 from eval.arms.ours import HAS_WINDOW, assisted_refusal
 from eval.arms.transformers_arms import assisted_settings

@@ -121,7 +121,7 @@ class DraftersConfig:
         require(
             isinstance(settings, Mapping), f"{where}.settings={settings!r} are no settings; give e.g. {{memory: 0}}"
         )
-        check_settings(draft, settings, f"{where}.settings")
+        check_settings(str(draft), settings, f"{where}.settings")
         tree = given.get("tree", "chain")
         check_tree(draft, tree, f"{where}.tree")
         return Way(
