@@ -7,9 +7,6 @@ rounding would fall on the scores themselves. So do the experts of a mixture tha
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,8 +25,6 @@ if TYPE_CHECKING:
 GROUP = 32  # weights of int4 that share a scale
 NOT_HERE = (AssertionError, AttributeError, ImportError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """What torchao raises where a kernel, a device or a precision is missing."""
-NOISY = ("torchao", "torch.utils._pytree")
-"""Loggers that tell at import of extensions for other machines, and of torchao's own use of torch."""
 
 
 def check_scheme(source: ModelConfig, config: PretrainedConfig, role: str) -> None:
@@ -59,19 +54,18 @@ def scheme_settings(scheme: str, device: torch.device) -> TorchAoConfig:
 
 
 def _torchao_config(scheme: str, device: torch.device) -> Any:
-    with _quiet():
-        from torchao import quantization as ao
+    from torchao import quantization as ao
 
-        if scheme == "int8":
-            return ao.Int8WeightOnlyConfig(set_inductor_config=False)
-        if scheme == "int8_dynamic":
-            return ao.Int8DynamicActivationInt8WeightConfig(set_inductor_config=False)
-        if device.type == "cpu":  # its kernel is not among the stable ones
-            from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+    if scheme == "int8":
+        return ao.Int8WeightOnlyConfig(set_inductor_config=False)
+    if scheme == "int8_dynamic":
+        return ao.Int8DynamicActivationInt8WeightConfig(set_inductor_config=False)
+    if device.type == "cpu":  # its kernel is not among the stable ones
+        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 
-            return PrototypeInt4WeightOnlyConfig(group_size=GROUP, set_inductor_config=False)
-        packing: Any = "tile_packed_to_4d"
-        return ao.Int4WeightOnlyConfig(group_size=GROUP, int4_packing_format=packing, set_inductor_config=False)
+        return PrototypeInt4WeightOnlyConfig(group_size=GROUP, set_inductor_config=False)
+    packing: Any = "tile_packed_to_4d"
+    return ao.Int4WeightOnlyConfig(group_size=GROUP, int4_packing_format=packing, set_inductor_config=False)
 
 
 def check_runs_here(scheme: str, device: torch.device, dtype: torch.dtype, role: str) -> None:
@@ -112,16 +106,3 @@ def check_sizes(model: nn.Module, what: str, role: str, but: nn.Module | None = 
                 f"{name} of {what} is {layer.out_features} x {layer.in_features}: its kernel could "
                 "not take the layer. Use int8"
             )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Nothing is said of what other machines would need."""
-    levels = {name: logging.getLogger(name).level for name in NOISY}
-    for name in NOISY:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)

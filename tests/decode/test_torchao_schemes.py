@@ -17,15 +17,18 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from decode import generate, load_drafter
 from decode.common.errors import ConfigError, InputError
 from decode.config import DrafterConfig, ModelConfig, Scheme
+from decode.drafters.saved_draft import describe_draft
 from decode.forward import quantised_linear
 from decode.forward.packing import Packing
-from decode.forward.quantised_linear import FloatLinear, Int8DynamicLinear, kind_of
+from decode.forward.quantised_linear import FloatLinear, Int8DynamicLinear, Int8Linear, kind_of
 from decode.forward.runner import captured_at_once
 from decode.models import torchao_schemes
 from decode.models.fingerprint import weights_fingerprint
 from decode.models.load import describe_loaded, describe_model, load_model
+from eval.modes.drafters.config import DraftersConfig
 from tests.decode.checks import VOCAB, ragged_prompts
 from tests.tiny import save_tiny_target, tiny_llama
+from tests.train.export.saved_heads import save_head, save_padded_target
 
 pytestmark = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
 SCHEMES: tuple[Scheme, ...] = ("int8", "int4", "int8_dynamic")
@@ -116,12 +119,38 @@ def test_output_with_a_draft_is_output_without(scheme: Scheme, temperature: floa
     model, (ids, mask) = quantised(scheme), ragged_prompts(3)
     strict = scheme == "int8_dynamic"  # the last bit of a sum may move an activation by a whole step
     settings: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 24, "eos_token_id": (), "seed": 0}
-    settings |= {"temperature": temperature, "strict": strict}
+    settings |= {"temperature": temperature, "strict": strict, "audit": True}
     plain = generate(model, None, ids, **settings).sequences
     for draft in (load_drafter(folder(), target=model, quantization="int8"), load_drafter(folder(), target=model)):
         out = generate(model, draft, ids, **settings)
         assert torch.equal(out.sequences, plain)
         assert out.stats.tau > 1.5
+
+
+def test_an_arm_of_a_comparison_quantises_its_draft() -> None:
+    arm = DraftersConfig(arms={"one": {"draft": str(folder()), "settings": {"quantization": "int8"}}}, draft_arms={})
+    (way,) = arm.ways({})
+    target = describe_model(ModelConfig(path=str(folder())))
+    assert describe_draft(way.draft, target, settings=way.settings).fingerprint.endswith(" in int8")
+    draft = load_drafter(way.draft, target=quantised("int8"), **way.settings)
+    assert all(kind_of(layer) is Int8Linear for layer in layers(draft.model).values())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("family", ["eagle3", "medusa"])
+def test_heads_are_quantised(family: str, tmp_path: Path) -> None:
+    save_padded_target(tmp_path / "target", hidden_size=64)
+    save_head(tmp_path / "head", tmp_path / "target", family)
+    model = load_model(ModelConfig(path=str(tmp_path / "target")))
+    plain = load_drafter(tmp_path / "head", target=model)
+    draft = load_drafter(tmp_path / "head", target=model, quantization="int8")
+    linears = [one for one in draft.modules() if isinstance(one, nn.Linear)]  # type: ignore[attr-defined]
+    assert linears
+    assert all(kind_of(one) is Int8Linear for one in linears)
+    assert type(model.lm_head.weight.data) is Tensor  # type: ignore[union-attr]
+    ids, settings = ragged_prompts(1)[0], {"max_new_tokens": 12, "seed": 0, "eos_token_id": ()}
+    texts = [generate(model, one, ids, **settings).sequences for one in (draft, plain, None)]  # type: ignore[arg-type]
+    assert torch.equal(texts[0], texts[2])
+    assert torch.equal(texts[1], texts[2])
 
 
 def test_passes_are_captured(caplog: pytest.LogCaptureFixture) -> None:
