@@ -25,6 +25,8 @@ GRAMMARS = {".json": "compile_json_schema", ".ebnf": "compile_grammar", ".regex"
 """What a grammar's file holds, by its ending: the method of xgrammar's compiler that reads it."""
 Rule = Literal["coupled", "greedy", "rejection", "block", "typical"]
 Precision = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+Scheme = Literal["int8", "int4", "int8_dynamic"]
+"""How torchao quantises a model's linear layers as it is loaded (`decode.models.torchao_schemes`)."""
 
 
 def model_folder(path: str) -> str:
@@ -44,6 +46,10 @@ class ModelConfig:
     """Hub revision (branch, tag or commit); None is the default branch."""
     dtype: Precision = "auto"
     """Precision of the weights; auto is what the checkpoint was saved in."""
+    quantization: Scheme | None = None
+    """Quantises the linear layers as they are loaded: int8 and int4 the weights alone, int8_dynamic weights and
+    activations, with a scale for each token; None leaves them as they are. A checkpoint that is quantised already needs
+    no word."""
     device: str = "auto"
     """torch device; auto is CUDA where there is one, else the CPU."""
     device_map: str | None = None
@@ -284,13 +290,26 @@ class DrafterConfig:
     """Precision of the draft's weights; auto is the target's."""
     device: str | None = None
     """torch device of a draft language model; None is the target's."""
+    quantization: Scheme | None = None
+    """Quantises the linear layers of a saved draft as it is loaded: int8, int4 or int8_dynamic, as target.quantization;
+    None leaves them as they are."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Of a drafter that is named; see its file in conf/draft."""
 
     def __post_init__(self) -> None:
-        from decode.drafters.untrained.config import settings_of  # late: it stands above this file
+        from decode.drafters.untrained.config import UNTRAINED, settings_of  # late: it stands above this file
 
         settings_of(self.path, self.settings)
+        require(
+            self.quantization is None or self.path not in (None, *UNTRAINED),
+            f"draft.quantization={self.quantization} rounds the weights of a saved draft, and draft.path={self.path} "
+            "has none. Leave it out",
+        )
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Keywords of `load_drafter` besides path, target and dtype."""
+        return self.settings if self.quantization is None else {"quantization": self.quantization}
 
 
 @dataclass

@@ -41,7 +41,7 @@ def run(config: DecodeConfig) -> None:
     """Check, load, decode, print."""
     target = describe_model(config.target)
     if config.draft.path is not None:
-        family = describe_draft(config.draft.path, target, settings=config.draft.settings).family
+        family = describe_draft(config.draft.path, target, settings=config.draft.loading).family
         check_overlap(family, config.decode.overlap, "decode.overlap")
         check_device(family, config.draft.device, "draft.device")
     if config.draft.device is not None:
@@ -69,11 +69,11 @@ def run(config: DecodeConfig) -> None:
 def _planned_tree(config: DecodeConfig, target: ModelDescription) -> str:
     """What the calibration beside the draft says, if there is one for these models, this machine and this sampling."""
     decode = config.decode
-    draft = describe_draft(config.draft.path or "", target, settings=config.draft.settings)
+    draft = describe_draft(config.draft.path or "", target, settings=config.draft.loading)
     sampling = Sampling(decode.temperature, decode.top_k, decode.top_p, decode.min_p)
     request = Request([[0]], 1, sampling, verifier=decode.verifier, replacement=decode.replacement)
     device, dtype = resolve_device(config.target.device), _dtype(config.target.dtype, target.config.dtype)
-    target_key = model_key(target.fingerprint, dtype, device)
+    target_key = model_key(target.identity, dtype, device)
     draft_key = model_key(draft.fingerprint, _dtype(config.draft.dtype, dtype), device)
     known = load_calibration(Path(draft.path), key_of(target_key, draft_key, request, batch_size=1))
     if known is None:
@@ -154,7 +154,7 @@ def _decode(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase, ids: list[
 def _drafter(draft: DrafterConfig, model: PreTrainedModel) -> Drafter | None:
     if draft.path is None:
         return None
-    return load_drafter(draft.path, model, draft.dtype, device=draft.device, **draft.settings)
+    return load_drafter(draft.path, model, draft.dtype, device=draft.device, **draft.loading)
 
 
 def _warm_up(

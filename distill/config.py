@@ -98,9 +98,10 @@ class TargetConfig(ModelConfig):
     """runtime=vllm only: devices that share each layer of the target."""
     pipeline_parallel_size: int = 1
     """runtime=vllm only: groups of devices that hold the target's layers one after another."""
-    quantization: str | None = None
-    """runtime=vllm only: how vLLM quantises a checkpoint of half precision as it loads it, such as fp8; None leaves it
-    as it is. A checkpoint that is quantised already needs no word."""
+    quantization: str | None = None  # type: ignore[assignment]
+    """Quantises the target as it is loaded. runtime=transformers: int8 and int4 the weights alone, int8_dynamic weights
+    and activations, with a scale for each token; runtime=vllm: a word of vLLM's, such as fp8. None leaves it as it is.
+    A checkpoint that is quantised already needs no word."""
     gpu_memory_utilization: float | None = None
     """runtime=vllm only: share of each device's memory that an engine takes; None is vLLM's own."""
     url: str | None = None

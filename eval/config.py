@@ -103,6 +103,9 @@ class PeersConfig:
     exit; [] leaves that out."""
     early_exit_tokens: list[int] = field(default_factory=lambda: [2, 4])
     """mode=drafters: values of num_assistant_tokens tried with each of them."""
+    unquantised: bool = False
+    """mode=report: with target.quantization, also load the target as it was before and time it without a draft, and
+    measure how far the quantised one is from it; both are in memory then."""
     vllm_python: str | None = None
     """mode=decoders, drafters, runtimes: interpreter of an environment with vLLM; None leaves vLLM out; `peers=vllm`
     names ours."""
@@ -331,6 +334,11 @@ class EvalConfig:
         )
         if self.mode == "drafters":
             self.drafters.check(self.drafts, self.prompts.file, self.decode, self.temperatures)
+        require(
+            not self.peers.unquantised or (self.mode == "report" and self.target.quantization is not None),
+            f"peers.unquantised=true times the target as it was before target.quantization={self.target.quantization}, "
+            f"with mode={self.mode}: it needs a quantised target and mode=report. Set these, or leave it out",
+        )
         if self.mode == "report":
             self.headline.check(self.drafts, self.decode, self.temperatures)
             require(

@@ -57,7 +57,7 @@ install_pipeline() {
 install_test_tools() {
     echo "DeepSpeed and the tools of the tests"
     DS_BUILD_OPS=0 pip_install --no-build-isolation "deepspeed>=0.18"
-    pip_install --no-build-isolation --editable ".[train,eval,deepspeed,grammar,dev]"
+    pip_install --no-build-isolation --editable ".[train,eval,deepspeed,grammar,quantization,dev]"
 }
 
 # once_for STAMP INSTALL: installs unless that was done for today's pyproject.toml.

@@ -85,6 +85,9 @@ _OUT_OF_RANGE = {
         "target.runtime=openai target.url=http://127.0.0.1:9/v1 records.store=[] target.key_variable=NO_SUCH_VARIABLE",
         "target.runtime=openai target.url=http://127.0.0.1:9/v1 records.store=[] target.dtype=float16",
         "target.served_name=some",
+        "target.quantization=fp8",
+        "target.quantization=int8 target.dtype=float64",
+        "target.quantization=int8 target.runtime=openai target.url=http://127.0.0.1:9/v1",
         "target.runtime=vllm target.gpu_memory_utilization=1.5",
     ],
     "train": [
@@ -119,6 +122,9 @@ _OUT_OF_RANGE = {
         "betas=[2,0]",
     ],
     "decode": [
+        "target.quantization=int3",
+        "target.quantization=int8 target.dtype=float64",
+        "draft.path=ngram draft.quantization=int8",
         "decode.temperature=-1",
         "decode.top_p=0",
         "decode.num_draft_tokens=0",

@@ -94,7 +94,7 @@ def _export(cfg: TrainConfig, inputs: Inputs, measured: dict[str, Any], weights:
     source, revision = cfg.tokenizer.path or str(tokenizer_folder(cfg)), None
     if inputs.target is not None:
         source, revision = inputs.target.path, cfg.target.revision
-        names = ("path", "fingerprint", "vocab_size", "token_map_hash", "chat_template_hash")
+        names = ("path", "fingerprint", "quantization", "vocab_size", "token_map_hash", "chat_template_hash")
         provenance["target"] = {name: getattr(inputs.target, name) for name in names} | {"weights": weights}
     return Export(
         tokenizer_source=source,

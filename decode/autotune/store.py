@@ -107,7 +107,7 @@ def _device_name(kind: str) -> str:
 
 def pair_key(model: PreTrainedModel, drafter: Drafter, request: Request, batch_size: int) -> Key:
     """The key of two loaded models."""
-    target = loaded_key(model, model.config.name_or_path, lambda: describe_loaded(model).fingerprint)
+    target = loaded_key(model, model.config.name_or_path, lambda: describe_loaded(model).identity)
     if not isinstance(drafter, LMDraft | HeadDraft):
         return key_of(target, {"fingerprint": f"object {id(drafter)}"}, request, batch_size)
     source = drafter.source
@@ -119,7 +119,7 @@ def _draft_fingerprint(drafter: LMDraft | HeadDraft) -> str:
     """Of its files, whether or not it was trained for the target that it serves."""
     if isinstance(drafter, HeadDraft):
         return files_fingerprint(Path(drafter.source))
-    return describe_loaded(drafter.model).fingerprint
+    return describe_loaded(drafter.model).identity
 
 
 def loaded_key(model: PreTrainedModel | LMDraft | HeadDraft, source: str | None, fingerprint: Callable[[], str]) -> Key:

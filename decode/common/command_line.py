@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import sys
@@ -74,7 +75,13 @@ def _shown(stage: str, config_class: type, arguments: Sequence[str]) -> str | No
     return help_text(stage, config_class, [one for one in arguments if not one.startswith("-") and "=" not in one])
 
 
+NOISY = ("torchao", "torch.utils._pytree")
+"""Loggers that tell, where torchao is installed and transformers imports it, of its extensions for other machines."""
+
+
 def _run_stage(stage: str, run: str, config: Any) -> int:
+    for name in NOISY:
+        logging.getLogger(name).setLevel(logging.ERROR)
     rank = "" if is_main_process() else f" on rank {os.environ['RANK']}"
     try:
         _load(run)(config)

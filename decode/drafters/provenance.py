@@ -45,6 +45,8 @@ class TrainedTarget(Content):
     vocab_size: Size | None = None
     weights: Text | None = None
     """Fingerprint of the weights in memory (`decode.models.fingerprint`); older drafts have none."""
+    quantization: Text | None = None
+    """The scheme that quantised it as it was loaded. A head also serves the target as it was before, and others."""
 
 
 class Provenance(Content):

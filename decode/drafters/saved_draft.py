@@ -4,7 +4,7 @@ against the target that it is to serve."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from os import PathLike
@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 
 from decode.common.environment import resolve_device
 from decode.common.errors import InputError
-from decode.config import ModelConfig, Precision, model_folder
+from decode.common.typed_config import require
+from decode.config import ModelConfig, Precision, Scheme, model_folder
 from decode.drafters.base import Drafter
 from decode.drafters.beside.refusals import check_device
 from decode.drafters.head_draft import HeadConfig, HeadDraft
@@ -32,6 +33,7 @@ from decode.models.compatibility import check_same_size, check_same_tokens, refu
 from decode.models.fingerprint import changed_since_read, files_fingerprint
 from decode.models.load import ModelDescription, describe_loaded, describe_model, load_model
 from decode.models.output_head import Ends, ends_of
+from decode.models.torchao_schemes import check_runs_here, check_sizes, quantise
 from decode.published.form import published_form
 from decode.published.head import load_published, read_published
 
@@ -46,6 +48,7 @@ def load_drafter(
     dtype: Precision = "auto",
     check: bool = True,
     device: str | None = None,
+    quantization: Scheme | None = None,
     **settings: Any,
 ) -> Drafter:
     """The drafter saved in `path`, on `device` (None: the target's; another is for draft language models alone), in
@@ -55,7 +58,8 @@ def load_drafter(
     `path` is a draft's folder or that of the run that trained it, or the folder of a head as others publish them
     (`decode.published`); a plain transformers folder is an `lm` draft, and so is a causal language model in memory,
     which is taken as it is, where it was asked for. A PeftModel, as target or draft, is the model with the adapter that
-    is on.
+    is on. `quantization` (int8, int4, int8_dynamic) rounds the linear layers of a draft in a folder
+    (`decode.models.torchao_schemes`).
     Raises ConfigError for settings that the drafter does not have, and InputError where vocabularies or tokenizers
     differ (where a folder holds no tokenizer files, or a model in memory comes from none, only vocabulary sizes are
     compared), and where a head was trained on other weights than the target has, in its files or in memory; of a
@@ -65,6 +69,12 @@ def load_drafter(
     target = unwrapped(target)
     asked = settings_of(path if isinstance(path, str) else None, settings, "load_drafter")
     place = target.device if device is None else resolve_device(device)
+    in_folder = asked is None and isinstance(path, str | PathLike)
+    require(
+        quantization is None or in_folder,
+        f"quantization={quantization} rounds the weights of a draft as they are loaded from a folder, and {path!r:.80} "
+        "is none. Leave it out",
+    )
     if asked is not None:
         check_device(cast(str, path), device, "device")
         load = partial(load_drafter, target=target, dtype=dtype, check=check)
@@ -78,13 +88,23 @@ def load_drafter(
     family = OWN if folder == OWN else family_of(folder)
     if family in HEADS:
         check_device(family, device, "device")
+        if quantization is not None:
+            check_runs_here(quantization, target.device, getattr(torch, dtype), "draft")
         head = load_own(target, check) if folder == OWN else head_in(folder, ends_of(target), known, check)
         head.source = known.path if folder == OWN else folder
-        return head.to(target.device, getattr(torch, dtype)).requires_grad_(False).eval()
-    source = ModelConfig(path=folder, device=str(place))
+        head.to(target.device, getattr(torch, dtype)).requires_grad_(False).eval()
+        return head if quantization is None else _quantised(head, quantization, folder)
+    source = ModelConfig(path=folder, dtype=dtype, quantization=quantization, device=str(place))
     compare = check_same_tokens if check else check_same_size
     compare(known, describe_model(source, role="draft"))
-    return cast(Drafter, LMDraft(load_model(replace(source, dtype=dtype), role="draft")).eval())
+    return cast(Drafter, LMDraft(load_model(source, role="draft")).eval())
+
+
+def _quantised(head: HeadDraft, scheme: Scheme, folder: str) -> HeadDraft:
+    if scheme == "int4":
+        check_sizes(head, folder, "draft")
+    quantise(head, scheme, head.device)
+    return head
 
 
 def _loaded_draft(given: Any, target: PreTrainedModel, dtype: Precision, check: bool, place: torch.device) -> Drafter:
@@ -179,12 +199,17 @@ def describe_draft(
     path: str, target: ModelDescription, role: str = "draft", settings: Mapping[str, Any] | None = None
 ) -> DraftDescription:
     """The draft in `path` (a draft's folder, that of the run that trained it, a hub id, OWN, or the name of a drafter
-    without weights, with its `settings`); raises InputError where it does not fit the target."""
+    without weights) with its `settings` (of a folder `quantization`); raises InputError where it does not fit the
+    target, or cannot be quantised so."""
     if path in UNTRAINED:
         check_named(path, settings or {}, target, describe_draft)
         return DraftDescription(path, path, path, target.max_positions, 0)
-    folder = model_folder(path)
-    if folder == OWN:
+    folder, scheme = model_folder(path), (settings or {}).get("quantization")
+    own = folder == OWN
+    if scheme is not None and (own or family_of(folder) in HEADS):
+        dtype = getattr(torch, target.dtype_name)
+        check_runs_here(scheme, resolve_device(target.source.device), dtype, role)
+    if own:
         config, weights = own_mtp(target, depth=1)
         size = sum(tensor.numel() for tensor in weights.values())
         return DraftDescription(target.path, config.family, target.fingerprint, config.max_positions, size)
@@ -193,7 +218,8 @@ def describe_draft(
         config = config_in(folder, target)
         size = sum(map(prod, expected(config).values()))
         return DraftDescription(folder, family, files_fingerprint(Path(folder)), config.max_positions, size)
-    found = describe_model(ModelConfig(path=folder), role)
+    dtype = "auto" if scheme is None else target.dtype_name
+    found = describe_model(ModelConfig(path=folder, dtype=cast(Precision, dtype), quantization=scheme), role)
     check_same_tokens(target, found)
     window = own_window(found.config)
-    return DraftDescription(found.path, family, found.fingerprint, found.max_positions, found.num_parameters, window)
+    return DraftDescription(found.path, family, found.identity, found.max_positions, found.num_parameters, window)

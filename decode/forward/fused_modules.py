@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 from transformers import PreTrainedModel
 
-from decode.forward.packed_linear import PackedLinear
+from decode.forward.quantised_linear import can_join, kind_of
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of linear layers that most models give the same input."""
@@ -39,11 +39,9 @@ class Joined:
     are given the very same input."""
 
     def __init__(self, layers: list[nn.Linear]) -> None:
-        joined = nn.Linear(1, 1, bias=layers[0].bias is not None)
-        joined.weight = nn.Parameter(torch.cat([one.weight.detach() for one in layers]), requires_grad=False)
-        if joined.bias is not None:
-            joined.bias = nn.Parameter(torch.cat([one.bias.detach() for one in layers]), requires_grad=False)
-        self.layer, self.sizes = PackedLinear(joined), [one.out_features for one in layers]
+        kind = kind_of(layers[0])
+        assert kind is not None, "can_join said so"
+        self.layer, self.sizes = kind(layers), [one.out_features for one in layers]
         self.given: Tensor | None = None
         self.left: dict[int, Tensor] = {}
 
@@ -63,7 +61,8 @@ class Share(nn.Module):
     def __init__(self, joined: Joined, which: int) -> None:
         super().__init__()
         self.joined, self.which = joined, which
-        self.register_buffer("weight", joined.layer.weight)  # a trace looks for weights in what it runs
+        for name, buffer in joined.layer.named_buffers():  # a trace looks for weights in what it runs
+            self.register_buffer(name.replace(".", "_"), buffer)
         self.bias = joined.layer.bias
 
     def forward(self, x: Tensor) -> Tensor:
@@ -83,14 +82,10 @@ def fused_modules(model: nn.Module, packed: dict[str, nn.Linear]) -> dict[str, n
             for siblings in SIBLINGS:
                 names = [f"{name}.{one}" if name else one for one in siblings]
                 layers = [packed[one] for one in names if one in packed]
-                if len(layers) == len(names) and _can_join(layers):
+                if len(layers) == len(names) and can_join(layers):
                     joined = Joined(layers)
                     found.update((one, Share(joined, which)) for which, one in enumerate(names))
     return found
-
-
-def _can_join(layers: list[nn.Linear]) -> bool:
-    return len({(one.in_features, one.weight.dtype, one.bias is None) for one in layers}) == 1
 
 
 def one_norm(module: nn.Module) -> OneNorm | None:

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from torch import nn
 
 from decode.forward.fused_modules import fused_modules, is_watched
-from decode.forward.packed_linear import MOST_BYTES, PackedLinear, can_pack
+from decode.forward.packed_linear import MOST_BYTES
+from decode.forward.quantised_linear import kind_of
 
 
 class Packing:
@@ -21,11 +22,13 @@ class Packing:
             if type(module) is nn.Linear and not is_watched(module)
         }
         size = sum(module.weight.nbytes for module in linears.values())
-        chosen = linears if size <= MOST_BYTES and all(map(can_pack, linears.values())) else {}
+        kinds = {name: kind_of(module) for name, module in linears.items()}
+        chosen = linears if size <= MOST_BYTES and None not in kinds.values() else {}
         self._layers = fused_modules(model, chosen) if chosen else {}
         for name, module in chosen.items():
-            if name not in self._layers:
-                self._layers[name] = PackedLinear(module)
+            kind = kinds[name]
+            if name not in self._layers and kind is not None:
+                self._layers[name] = kind([module])
         self._model = model
 
     @property

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from decode.common.checked_json import read_json
 from decode.models.adapters import plain_names
 from decode.models.checkpoint_files import published_files, weight_files
+from decode.models.quantised import method_of, scheme_of
 
 EDGE_BYTES = 1 << 20  # read at both ends of a weight file: cheap for 100 GB, blind to nothing real
 PLACES = 16  # of a tensor, spread over it
@@ -82,9 +83,8 @@ def _is_sampled(tensor: Tensor) -> bool:
 
 
 def _quantisation(model: nn.Module) -> str | None:
-    settings = getattr(model.config, "quantization_config", None)
-    method = settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)
-    return None if settings is None else str(getattr(method, "value", method))
+    method = method_of(model.config)  # type: ignore[arg-type]
+    return method if scheme_of(model.config) is None else f"torchao-{method}"  # type: ignore[arg-type]
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -22,7 +22,7 @@ from transformers.utils import logging as hf_logging
 from decode.common.checked_json import read_json
 from decode.common.environment import resolve_device
 from decode.common.errors import InputError
-from decode.config import ModelConfig
+from decode.config import ModelConfig, Scheme
 from decode.forward.window import Window, own_window
 from decode.models.arithmetic import warn_if_emulated
 from decode.models.checkpoint_check import check_headers, check_report, is_quantised, no_model
@@ -36,7 +36,8 @@ from decode.models.compatibility import (
     token_map_hash,
 )
 from decode.models.fingerprint import files_fingerprint, weights_fingerprint
-from decode.models.quantised import refuse_dependent_rows
+from decode.models.quantised import refuse_dependent_rows, scheme_of
+from decode.models.torchao_schemes import check_scheme, scheme_settings
 from decode.models.weight_counts import WeightCounts, count_weights
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
@@ -110,6 +111,17 @@ class ModelDescription:
             return f"hub:{self.path}@{commit or self.source.revision or 'main'}"
         return files_fingerprint(Path(self.path))
 
+    @property
+    def quantization(self) -> str | None:
+        """The scheme that it is quantised by as it is loaded; None for none, and for one that an engine knows."""
+        asked = self.source.quantization
+        return asked if asked in get_args(Scheme) else None
+
+    @property
+    def identity(self) -> str:
+        """Of what its passes compute: the weights, and what they are rounded to."""
+        return self.fingerprint if self.quantization is None else f"{self.fingerprint} in {self.quantization}"
+
     @cached_property
     def weights_fingerprint(self) -> str | None:
         """Of the weights in memory (`weights_fingerprint`); None where the model is not there."""
@@ -167,6 +179,7 @@ def describe_model(source: ModelConfig, role: str = "target") -> ModelDescriptio
     if role == "target":  # a draft's passes may depend on one another: its tokens are checked
         refuse_dependent_rows(config, source.path)
         _refuse_window(window, source.path)
+    check_scheme(source, config, role)
     attention_of(config, source.attn_implementation)
     check_words(config, source.path, role)
     resolve_device(source.device)
@@ -185,7 +198,8 @@ def describe_loaded(model: PreTrainedModel, check: bool = True) -> ModelDescript
             "cannot be checked. Save it, and load it with from_pretrained, or insist with load_drafter(..., "
             "check=False)"
         )
-    return ModelDescription(ModelConfig(path=path or "the target in memory"), model.config, model)
+    source = ModelConfig(path=path or "the target in memory", quantization=cast(Any, scheme_of(model.config)))
+    return ModelDescription(source, model.config, model)
 
 
 def load_model(source: ModelConfig, role: str = "target") -> PreTrainedModel:
@@ -212,9 +226,9 @@ def read_weights(source: ModelConfig, config: PretrainedConfig, role: str) -> tu
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.path,
             config=config,
+            **_quantised_by(source),
             revision=source.revision,
             dtype="auto" if source.dtype == "auto" else getattr(torch, source.dtype),
-            device_map=source.device_map,
             attn_implementation=attention_of(config, source.attn_implementation),
             trust_remote_code=source.trust_remote_code,
             ignore_mismatched_sizes=True,  # they are in the report, which names the two shapes
@@ -233,6 +247,15 @@ def read_weights(source: ModelConfig, config: PretrainedConfig, role: str) -> tu
     if getattr(model, "_hf_peft_config_loaded", False):
         raise InputError(with_adapter(source.path, role))
     return model, report
+
+
+def _quantised_by(source: ModelConfig) -> dict[str, Any]:
+    """Kernels pack weights where these lie, so that a quantised model is loaded onto its device at once."""
+    if source.quantization is None:
+        return {"device_map": source.device_map}
+    device = resolve_device(source.device)
+    settings = scheme_settings(source.quantization, device)
+    return {"device_map": source.device_map or {"": device}, "quantization_config": settings}
 
 
 def _refuse_window(window: Window | None, path: str) -> None:

@@ -112,6 +112,6 @@ def load_ends(source: ModelConfig) -> Ends:
     if is_quantised(config):  # that was of the layers; a head that is packed too is reported as missing
         delattr(config, "quantization_config")
     with quiet():  # else it lists every weight of the layers that are left out on purpose
-        model, report = read_weights(replace(source, device_map=None), config, role="target")
+        model, report = read_weights(replace(source, device_map=None, quantization=None), config, role="target")
     check_report(report | {"unexpected_keys": ()}, source, role="target")
     return ends_of(model.to(resolve_device(source.device)).eval().requires_grad_(False))  # type: ignore[arg-type]

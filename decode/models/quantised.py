@@ -24,6 +24,13 @@ WEIGHTS_ALONE = ("aqlm", "auto-round", "awq", "eetq", "gguf", "gptq", "higgs", "
 BY_TOKEN = ("bitnet", "fbgemm_fp8", "fp8")
 """Methods that round the activations of each token by a scale of its own, or by one that is a constant."""
 TORCH_DYNAMIC = "torch.ao.nn.quantized.dynamic"
+SCHEMES = {
+    "Int8WeightOnlyConfig": "int8",
+    "Int4WeightOnlyConfig": "int4",
+    "PrototypeInt4WeightOnlyConfig": "int4",
+    "Int8DynamicActivationInt8WeightConfig": "int8_dynamic",
+}
+"""Class of torchao's -> our word (target.quantization)."""
 Settings = Mapping[str, Any]
 
 
@@ -32,7 +39,7 @@ def refuse_dependent_rows(config: PretrainedConfig, path: str) -> None:
     settings = settings_of(config)
     if settings is None:
         return
-    method = str(getattr(settings.get("quant_method"), "value", settings.get("quant_method")))
+    method = _method(settings)
     if method in (*WEIGHTS_ALONE, *BY_TOKEN):
         return
     if method not in RULES:
@@ -67,6 +74,29 @@ def settings_of(config: PretrainedConfig) -> Settings | None:
     return found if found is None or isinstance(found, Mapping) else found.to_dict()
 
 
+def method_of(config: PretrainedConfig) -> str | None:
+    """How a checkpoint, or a model in memory, is quantised: one of our schemes, else the method's name; None where it
+    is not."""
+    settings = settings_of(config)
+    if settings is None:
+        return None
+    return scheme_of(config) or _method(settings)
+
+
+def scheme_of(config: PretrainedConfig) -> str | None:
+    """The scheme of ours by which torchao quantised a model; None for every other method."""
+    settings = settings_of(config) or {}
+    if _method(settings) != "torchao":
+        return None
+    found = {SCHEMES.get(kind) for kind, _ in torchao_kinds(settings.get("quant_type"))}
+    return found.pop() if len(found) == 1 else None
+
+
+def _method(settings: Settings) -> str:
+    named = settings.get("quant_method")
+    return str(getattr(named, "value", named))
+
+
 def _bitsandbytes(settings: Settings) -> str | None:
     threshold = settings.get("llm_int8_threshold", 6.0)
     if settings.get("load_in_8bit") and threshold:
@@ -87,7 +117,7 @@ def _compressed_tensors(settings: Settings) -> str | None:
 
 
 def _torchao(settings: Settings) -> str | None:
-    for kind, data in _torchao_kinds(settings.get("quant_type")):
+    for kind, data in torchao_kinds(settings.get("quant_type")):
         granularity = data.get("granularity")
         each = granularity if isinstance(granularity, list | tuple) else [granularity]
         per_tensor = [one for one in each if isinstance(one, Mapping) and one.get("_type") == "PerTensor"]
@@ -99,17 +129,17 @@ def _torchao(settings: Settings) -> str | None:
     return None
 
 
-def _torchao_kinds(quant_type: Any) -> Iterator[tuple[str, Settings]]:
+def torchao_kinds(quant_type: Any) -> Iterator[tuple[str, Settings]]:
     """(class, fields) of every configuration inside, by layer or for all."""
     if isinstance(quant_type, str):
         yield quant_type, {}
     elif isinstance(quant_type, Mapping) and str(quant_type.get("_type", "")).endswith("Config"):
         data = quant_type.get("_data") or {}
         yield quant_type["_type"], data
-        yield from _torchao_kinds({name: one for name, one in data.items() if isinstance(one, Mapping)})
+        yield from torchao_kinds({name: one for name, one in data.items() if isinstance(one, Mapping)})
     elif isinstance(quant_type, Mapping):
         for one in quant_type.values():
-            yield from _torchao_kinds(one) if isinstance(one, Mapping) else ()
+            yield from torchao_kinds(one) if isinstance(one, Mapping) else ()
 
 
 def _quanto(settings: Settings) -> str | None:

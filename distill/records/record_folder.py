@@ -35,6 +35,7 @@ from distill.records.recorded_drafts import RecordedDraft, drafting_of, pooled
 
 IDENTITIES = {
     "fingerprint": "the records hold the distributions of other weights",
+    "quantization": "the records hold the distributions of weights that are rounded otherwise",
     "vocab_size": "the same row would mean other tokens",
     "token_map_hash": "the same id would mean other text",
     "chat_template_hash": "the sequences were laid out by another chat template",

@@ -32,6 +32,8 @@ class RecordedTarget(Content):
     chat_template_hash: Sha256 | None
     weights: Text | None = None
     """Fingerprint of the weights in memory that made them; older records have none."""
+    quantization: Text | None = None
+    """The scheme that quantised the target as it was loaded (target.quantization)."""
 
 
 class RecordedServer(Content):

@@ -13,7 +13,7 @@ def describe(asked: ResponseDraftConfig, target: ModelDescription) -> DraftDescr
     """None where none is asked for; InputError for one that does not fit the target."""
     if asked.path is None:
         return None
-    return describe_draft(asked.path, target, "sampling.draft", asked.settings)
+    return describe_draft(asked.path, target, "sampling.draft", asked.loading)
 
 
 def recorded(asked: ResponseDraftConfig, found: DraftDescription | None) -> RecordedDraft | None:

@@ -46,7 +46,7 @@ class TransformersRuntime(Runtime):
             return None
         log.info("loading %s, which drafts the responses", asked.path)
         with self.stopwatch.part("starting"):
-            return load_drafter(asked.path, self.model, asked.dtype, **asked.settings)
+            return load_drafter(asked.path, self.model, asked.dtype, **asked.loading)
 
     def sampler(self) -> Sampler:
         return target_sampler(self.model, self.config.sampling, self.config.batch_size, self.drafter)

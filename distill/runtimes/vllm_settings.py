@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 from urllib.parse import urlsplit
 
 from decode.common.typed_config import require, require_at_least
+from decode.config import Scheme
 
 if TYPE_CHECKING:
     from distill.config import TargetConfig
@@ -19,7 +20,12 @@ def check_engine_settings(target: TargetConfig) -> None:
     """Raise ConfigError for settings of vLLM's that are out of range, or that this runtime would ignore."""
     refuse(target, ("served_name", "key_variable"), "is for target.runtime=openai; set that, or leave it out")
     if target.runtime == "transformers":
-        refuse(target, (*STARTED, "states_url", "states_folder"), "is vLLM's; set target.runtime=vllm, or leave it out")
+        _check_scheme(target)
+        refuse(
+            target,
+            (*(name for name in STARTED if name != "quantization"), "states_url", "states_folder"),
+            "is vLLM's; set target.runtime=vllm, or leave it out",
+        )
         refuse(target, ("url", "timeout"), "is for target.runtime=vllm and target.runtime=openai; set one of them")
         return
     require_at_least(1, target, "target.", "tensor_parallel_size", "pipeline_parallel_size")
@@ -39,6 +45,15 @@ def check_engine_settings(target: TargetConfig) -> None:
         target.states_folder is not None,
         f"target.url={target.url} and no target.states_folder: p is made of hidden states, which the server writes to "
         "files. Name the folder in which they appear here (docs/how-to/record_a_target.md)",
+    )
+
+
+def _check_scheme(target: TargetConfig) -> None:
+    schemes = get_args(Scheme)
+    require(
+        target.quantization is None or target.quantization in schemes,
+        f"target.quantization={target.quantization} is no scheme of target.runtime=transformers, which has "
+        f"{', '.join(schemes)}; use one of them, or set target.runtime=vllm, whose own words are others",
     )
 
 

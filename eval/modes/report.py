@@ -9,19 +9,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
 from decode.forward.runner import CAPTURE_AFTER
 from decode.models.compatibility import load_tokenizer
-from decode.models.load import ModelDescription
-from eval.arms.base import ASSISTED, AUTOREGRESSIVE, TRANSFORMERS, Arm
-from eval.arms.ours import assisted_arms, assisted_refusal, drafting, our_arm, plain_arms, renamed
+from decode.models.load import ModelDescription, load_model
+from eval.arms.base import ASSISTED, AUTOREGRESSIVE, TRANSFORMERS, UNQUANTISED, Arm
+from eval.arms.ours import OurArm, assisted_arms, assisted_refusal, drafting, our_arm, plain_arms, renamed
 from eval.arms.transformers_arms import assisted_settings
 from eval.config import EvalConfig
-from eval.inputs import check_models, load, rough_seconds_per_token, shared_context
+from eval.inputs import check_models, load, rough_seconds_per_token, settings_at, shared_context
 from eval.measure.alpha import Alphas
 from eval.measure.cells import Cell, CellRun, Point, Results, choose
 from eval.measure.quality import Quality, measure_curve, measure_quality, with_answers
+from eval.measure.rounding import rounding
 from eval.measure.timed_run import warm_up
 from eval.prompts.held_out import PromptSets, check_lengths, load_prompts
 from eval.render.files import write_files
@@ -139,16 +142,23 @@ def _cells(
     cells = [Cell(one.batch_size, one.temperature, cfg.prompts.label) for one in points(cfg)]
     if any(True for _ in kept.missing(cells)):
         run = CellRun(cfg, *load(cfg, cfg.target))
+        before = load_model(replace(cfg.target, quantization=None)) if cfg.peers.unquantised else None
         for cell, choice in zip(cells, choices, strict=True):
             if kept.cell(cell) is None:
-                kept.keep_cell(cell, time_cell(run, cell, choice, prompts, families))
+                kept.keep_cell(cell, time_cell(run, cell, choice, prompts, families, before))
     return [kept.cell(cell) or {} for cell in cells]
 
 
 def time_cell(
-    run: CellRun, cell: Cell, choice: Mapping[str, Any], prompts: PromptSets, families: Mapping[str, str]
+    run: CellRun,
+    cell: Cell,
+    choice: Mapping[str, Any],
+    prompts: PromptSets,
+    families: Mapping[str, str],
+    before: PreTrainedModel | None = None,
 ) -> dict[str, Any]:
-    """Both baselines, every draft at its lengths, what competes for the headline, and the peer at its best setting."""
+    """Both baselines, every draft at its lengths, what competes for the headline, the peer at its best setting, and
+    the target `before` it was quantised."""
     cfg, chosen = run.cfg, run.cfg.decode.num_draft_tokens
     drafted = [
         Drafted(arm_name(draft, k), families[draft], draft, drafting(cfg, cell.temperature, k))
@@ -167,11 +177,16 @@ def time_cell(
     if ASSISTED in choice["best"]:
         tried = assisted_arms(cfg, run.model, next(iter(run.drafters.values())), cell.temperature)
         arms.append(renamed(tried[choice["best"][ASSISTED]], ASSISTED))
+    if before is not None:
+        arms.append(OurArm(UNQUANTISED, before, None, settings_at(cfg, cell.temperature)))
     longest = max(one.settings.num_draft_tokens for one in drafted)
     until_captured = min(cfg.decode.max_new_tokens, (CAPTURE_AFTER + 1) * (longest + 1))
     warm_up(arms, prompts.screening, cell.batch_size, cfg.seed, until_captured)
     judged = [one.arm for one in drafted if one.settings.num_draft_tokens == chosen or one.setting is not None]
-    return run.time(cell, arms, drafted, prompts.timed, scopes(cfg, prompts), judged)
+    content = run.time(cell, arms, drafted, prompts.timed, scopes(cfg, prompts), judged)
+    if before is not None:
+        content["unquantised"] = rounding(run.model, before, prompts.reported)
+    return content
 
 
 def _write(cfg: EvalConfig, folder: RunFolder, results: dict[str, Any]) -> None:

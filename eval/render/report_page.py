@@ -18,12 +18,18 @@ from eval.render.formatting import (
     setting,
     size,
     thousands,
+    with_interval,
 )
 from eval.render.page import Page, Plot, as_html, as_markdown
 from eval.render.plots import Curves, acceptance_plot, draft_length_plot, temperature_plot, training_plot
 from eval.render.pooled import SHORT, baselines, runs_table, short_rows, side_by_side, sides
 from eval.render.remarks import ONE_PROCESS, remarks
 from eval.results.headline import contest_of, headline_row, over_peer
+
+
+def _over_unquantised(row: Row) -> str:
+    return MISSING if row["ratio"] is None else with_interval(row["ratio"], row["ratio_ci95"])
+
 
 _SPEED = columns(
     *("T", NAMED, "k", "alpha", "tau", "tokens/s", "baseline", "speedup", "whole call", "predicted", "realised")
@@ -34,6 +40,10 @@ _EXACTNESS = columns(
 )
 _PEER = Column("peer", lambda peer: f"{peer['name']} {peer['version']}")
 _PEERS = columns("T", _PEER, Column("best setting", setting), "tokens/s", "ours / peer")
+_UNQUANTISED = columns(
+    *("T", NAMED, "k", "tokens/s"),
+    *(column("unquantised, plain", "unquantised_tokens_per_s"), Column("ratio", _over_unquantised)),
+)
 _TRIED = columns("T", Column("setting", setting), "tokens/s")
 _CATEGORIES = columns("category", "T", NAMED, "prompts", "alpha", "tau", "speedup")
 _BY_CONTEXT = columns(
@@ -84,11 +94,25 @@ def _tables_of_exactness(results: dict[str, Any]) -> list[Table]:
     apart = "What both of our loops get wrong alike shows here: this forward has neither cache nor masks of ours."
     return [
         Table("Against transformers assisted generation", _PEERS, peers, left_out, reason=left_out),
+        _unquantised_table(results),
         Table("Exactness and latency", _EXACTNESS, rows, energy),
         Table("Against an uncached forward", _UNCACHED, uncached, apart),
         Table("By length of the context", _BY_CONTEXT, _by_context(results["rows"]), "In tokens, prompt included."),
         Table("By category", _CATEGORIES, [row for row in results["rows"] if row["category"] is not None]),
     ]
+
+
+def _unquantised_table(results: dict[str, Any]) -> Table:
+    rows = results.get("unquantised") or []
+    note = ""
+    if rows:
+        one = rows[0]
+        note = (
+            f"Drafts on the {results['target']['quantization']} target over the target before it was quantised, "
+            f"without a draft: another model's text. KL {one['kl']:.2g} nats, total variation {number(one['tv'], 3)} "
+            f"and {100 * one['argmax_agreement']:.1f}% equal argmaxes at {one['positions']:,} positions."
+        )
+    return Table("Against the unquantised target", _UNQUANTISED, rows, note)
 
 
 def _by_context(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -162,11 +186,12 @@ def _headline(results: dict[str, Any]) -> dict[str, Any]:
 
 def _page(results: dict[str, Any], curves: Curves) -> Page:
     target, own = results["target"], [] if headline_row(results) else [_GREEDY]
+    precision = f"{target['dtype']}{', ' + target['quantization'] if target.get('quantization') else ''}"
     return Page(
         title=f"Report: {results['name']}",
         results=results,
         method="report_method.j2",
-        lead=f"A target of {size(target)}, {target['dtype']} ({target['path']}), served with the drafts "
+        lead=f"A target of {size(target)}, {precision} ({target['path']}), served with the drafts "
         f"{', '.join(results['drafts'])}; its output does not change. Sampled decoding first.",
         headline=[*own, *remarks(results)],
         plots=_plots(results, curves),

@@ -37,7 +37,7 @@ def check_runs(files: Sequence[Path], runs: Sequence[Run], own: Sequence[str], c
 def _compared(run: Run, own: Sequence[str]) -> dict[str, Any]:
     return {
         "mode": run["mode"],
-        "target": {name: run["target"][name] for name in ("fingerprint", "dtype")},
+        "target": {name: run["target"].get(name) for name in ("fingerprint", "dtype", "quantization")},
         **{name: run[name] for name in ("drafts", "prompts", *own)},
         "choices": [(*about(one), one["best"]) for one in run["choices"]],
         "cells": [(about(one), one["prompts"], sorted(arm["arm"] for arm in one["arms"])) for one in run["cells"]],

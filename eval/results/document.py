@@ -14,7 +14,8 @@ from typing import Any
 from decode.common.environment import environment, git_state
 from decode.drafters.saved_draft import describe_draft
 from decode.models.load import ModelDescription
-from eval.arms.base import ASSISTED
+from decode.models.quantised import method_of
+from eval.arms.base import ASSISTED, UNQUANTISED
 from eval.arms.ours import HAS_WINDOW, assisted_refusal
 from eval.arms.transformers_arms import assisted_settings
 from eval.config import EvalConfig
@@ -126,6 +127,7 @@ def make_results(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
         "rows": [row.model_dump() for row in _rows(cfg, measured)],
         "energy": energy_of(measured.cells),
         "peers": _peers(cfg, measured),
+        "unquantised": _unquantised(measured, cfg.seed),
         "peers_left_out": assisted_refusal(cfg) or (HAS_WINDOW if drafts[0].window else None),
         "arms": [
             {"temperature": cell["temperature"], "arm": one["arm"], "tokens_per_s": arm_speed([cell], one["arm"])}
@@ -167,7 +169,22 @@ def target_entry(target: ModelDescription, dtype: str) -> dict[str, Any]:
         "hidden_size": target.hidden_size,
         "vocab_size": target.vocab_size,
         "dtype": dtype,
+        "quantization": target.quantization or method_of(target.config),
     }
+
+
+def _unquantised(measured: Measured, seed: int) -> list[dict[str, Any]]:
+    """By temperature and draft: our speed over that of the target before it was quantised, without a draft."""
+    found = []
+    for cell in measured.cells:
+        for row in cell["rows"] if "unquantised" in cell else ():
+            if row["category"] is None and row["setting"] is None:
+                ratio = arm_ratio([cell], arm_name(row["draft"], row["num_draft_tokens"]), UNQUANTISED, seed)
+                about = ("temperature", "draft", "setting", "num_draft_tokens", "tokens_per_s")
+                over = {"ratio": ratio and ratio.value, "ratio_ci95": ratio and ratio.interval}
+                plain = {"unquantised_tokens_per_s": arm_speed([cell], UNQUANTISED)}
+                found.append({**{name: row[name] for name in about}, **plain, **over, **cell["unquantised"]})
+    return found
 
 
 def _settings(cfg: EvalConfig) -> dict[str, Any]:
@@ -175,6 +192,8 @@ def _settings(cfg: EvalConfig) -> dict[str, Any]:
     own = {name: asdict(getattr(cfg, name)) for name in ("decode", "timing", "headline", "peers", "lossless")}
     for name in ("choose_k", "screening_prompts", "screening_tokens", *([] if cfg.timing.watts else ["watts"])):
         del own["timing"][name]
+    if not cfg.peers.unquantised:
+        del own["peers"]["unquantised"]
     return {**own, "temperatures": cfg.temperatures, "curve_temperatures": cfg.curve_temperatures, "seed": cfg.seed}
 
 

@@ -85,6 +85,7 @@ def check_same(
 
 def _compared(run: Mapping[str, Any]) -> dict[str, Any]:
     target = {f"target.{name}": run["target"][name] for name in ("fingerprint", "dtype")}
+    target["target.quantization"] = run["target"].get("quantization")
     drafts = {f"drafts.{name}": value for name, value in run["fingerprints"].items()}
     prompts = {f"prompts.{name}": run["prompts"][name] for name in ("sha256", "timed", "max_new_tokens", "rounds")}
     parts = {name: part(run) for name, part in _PARTS.items()}

@@ -50,6 +50,7 @@ def pool(runs: Sequence[Entry]) -> dict[str, Any]:
         "environment": {**first["environment"], "report_seconds": seconds},
         "definitions": {**first["definitions"], **DEFINITIONS},
         "headline": pooled_contests(runs),
+        "unquantised": [],
         "rows": matched([run["rows"] for run in runs], row_key, lambda each: pooled_row(each, seed)),
         **pooled_energy(runs, seed),
         "peers": matched([run["peers"] for run in runs], peer_key, lambda each: _peer(each, seed)),

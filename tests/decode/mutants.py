@@ -23,6 +23,7 @@ from tests.decode import mutants_of_overlap as overlap
 from tests.decode import mutants_of_passes as passes
 from tests.decode import test_exit_adapter as exit_adapter
 from tests.decode import test_grammar as grammar
+from tests.decode import test_torchao_schemes as torchao_schemes
 from tests.decode import test_window as window
 from tests.decode.untrained import test_cascade as cascade
 from tests.decode.untrained import test_early_exit as early_exit
@@ -310,6 +311,7 @@ MUTANTS: dict[str, tuple[Patch, Callable[[], None]]] = {
     "window of decoding alone": (passes.window_of_decoding_alone, partial(window.check_draft_model, "chain")),
     "window of a head in slots": (passes.window_of_a_head_in_slots, partial(window.check_eagle3, "tree")),
     "steps of training stand still": (passes.steps_of_training_stand_still, partial(window.check_eagle3, "chain")),
+    "one scale for a pass": (passes.one_scale_for_a_pass, torchao_schemes.check_rows_apart),
     "unmasked sibling": (passes.siblings_see_each_other, lambda: checks.check_oracle("tree")),
     "accepted path not compacted": (passes.path_not_compacted, lambda: checks.check_cache("tree")),
     "stale slots visible": (passes.stale_slot_visible, checks.check_cache),

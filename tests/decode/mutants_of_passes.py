@@ -8,7 +8,7 @@ import torch
 from decode.drafters import eagle3, exit_adapter, layers, lm
 from decode.drafters.base import judged
 from decode.drafters.untrained import early_exit
-from decode.forward import target
+from decode.forward import quantised_linear, target
 from decode.forward.window import Window
 from decode.rounds.rows import RequestState
 from decode.sampling import processors
@@ -78,6 +78,11 @@ def steps_of_training_stand_still(patch: pytest.MonkeyPatch) -> None:
         return *both, every & self.window.sees(self.positions, torch.cat([self.positions] * len(self.keys), 1))
 
     patch.setattr(eagle3.Unrolled, "extend", mutant)
+
+
+def one_scale_for_a_pass(patch: pytest.MonkeyPatch) -> None:
+    """Activations are rounded to int8 by one scale for all tokens of a pass."""
+    patch.setattr(quantised_linear, "largest", lambda flat: flat.abs().amax().expand(len(flat), 1))
 
 
 def siblings_see_each_other(patch: pytest.MonkeyPatch) -> None:

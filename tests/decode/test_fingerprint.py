@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -74,7 +73,7 @@ def test_weights_that_are_not_all_here_have_none(model: LlamaForCausalLM) -> Non
 
 def test_of_quantised_weights_what_stays_floating_point_counts(model: LlamaForCausalLM) -> None:
     plain = weights_fingerprint(model)
-    model.config.quantization_config = SimpleNamespace(quant_method="of_some_kind")  # type: ignore[assignment]
+    model.config.quantization_config = {"quant_method": "of_some_kind"}  # type: ignore[assignment]
     packed = torch.zeros(3, dtype=torch.uint8)
     model.model.layers[0].mlp.up_proj.weight = torch.nn.Parameter(packed, requires_grad=False)  # type: ignore[union-attr]
     ours = weights_fingerprint(model)

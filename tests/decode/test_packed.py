@@ -14,6 +14,7 @@ from decode.forward.capture import Trace, _near, capture
 from decode.forward.fused_modules import Joined, OneNorm, Share, one_norm
 from decode.forward.packed_linear import PackedLinear
 from decode.forward.packing import Packing
+from decode.forward.quantised_linear import FloatLinear
 from decode.forward.runner import captured_at_once
 from decode.forward.target import CachedModel
 from decode.models.arithmetic import is_emulated
@@ -40,7 +41,7 @@ def test_packed_layers_leave_when_the_capture_is_made() -> None:
     assert [name for name, kind in kinds.items() if kind is not OneNorm] == [
         name for name, module in own.items() if type(module) is nn.Linear
     ]
-    assert {name.split(".")[-1] for name, kind in kinds.items() if kind is PackedLinear} == {
+    assert {name.split(".")[-1] for name, kind in kinds.items() if kind is FloatLinear} == {
         "o_proj", "down_proj", "lm_head",
     }  # fmt: skip
     assert sum(kind is OneNorm for kind in kinds.values()) == 5

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from decode.common.typed_config import require, require_at_least, whole
-from decode.config import SamplingConfig
+from decode.config import SamplingConfig, Scheme
 from decode.drafters.untrained.config import UNTRAINED, check_strict, check_tree, settings_of
 from eval.comparison_config import PLAIN, check_batches
 from eval.modes.drafters.way import Way
@@ -33,8 +33,8 @@ class DraftersConfig:
     writes them."""
     arms: dict[str, dict[str, Any]] = field(default_factory=lambda: {"ngram": {"draft": "ngram"}})
     """Name -> a way to draft: `draft` (a folder, or a drafter without training), its `settings`, `texts` (all, unless
-    named), and changes of `decode`; num_draft_tokens may be a list of lengths to try. DATASTORE in its settings is
-    `datastore`."""
+    named), and changes of `decode`; num_draft_tokens may be a list of lengths to try. A
+    folder has one setting, quantization (int8, int4, int8_dynamic). DATASTORE in its settings is `datastore`."""
     draft_arms: dict[str, dict[str, Any]] = field(default_factory=lambda: {"NAME": {"draft": "DRAFT"}})
     """The same for each of `drafts`, whose name and folder stand for NAME and DRAFT."""
     datastore: str | None = None
@@ -121,7 +121,7 @@ class DraftersConfig:
         require(
             isinstance(settings, Mapping), f"{where}.settings={settings!r} are no settings; give e.g. {{memory: 0}}"
         )
-        settings_of(draft, settings, f"{where}.settings")
+        check_settings(str(draft), settings, f"{where}.settings")
         tree = given.get("tree", "chain")
         check_tree(draft, tree, f"{where}.tree")
         return Way(
@@ -174,6 +174,17 @@ class DraftersConfig:
             check_strict(way.draft, way.settings, strict, f"drafters.arms.{way.name}.strict")
             for temperature in temperatures:
                 way.sampling(decode, temperature)
+
+
+def check_settings(draft: str, settings: Mapping[str, Any], where: str) -> None:
+    """ConfigError for settings that the drafter does not have; a draft in a folder has `quantization`."""
+    scheme = settings.get("quantization")
+    of_folder = draft not in UNTRAINED and set(settings) == {"quantization"}
+    require(
+        not of_folder or scheme in get_args(Scheme),
+        f"{where}.quantization={scheme!r} is no scheme; use one of {', '.join(get_args(Scheme))}, or leave it out",
+    )
+    settings_of(draft, {} if of_folder else settings, where)
 
 
 def _filled(content: Any, words: Mapping[str, str]) -> Any:

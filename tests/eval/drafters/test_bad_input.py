@@ -44,6 +44,8 @@ def arms(**given: Any) -> dict[str, Any]:
         (arms(settings={"memori": 3}), "memori"),
         (arms(settings={"least_match": 0}), "least_match=0"),
         (arms(draft="somewhere/model", settings={"memory": 3}), "without weights"),
+        (arms(draft="somewhere/model", settings={"quantization": "int3"}), "'int3' is no scheme"),
+        (arms(settings={"quantization": "int8"}), "quantization"),
         (arms(tree="sequoia"), "sequoia"),
         (arms(tree="3y2"), "3y2"),
         (arms(verifier="typical", lossy=True), "lossy"),
