@@ -1,10 +1,10 @@
 """Rounds simulated on two devices: drafting and verification in turn, and drafting ahead while the target verifies.
 
 The clock begins with a verification, and a round lasts until the next one begins. Both ways accept the same tokens.
-In turn, the verdict goes to the draft, which drafts k tokens and sends them. Ahead (`decode.drafters.beside.ahead`), the draft
-goes on as if all k tokens were accepted, and guesses the target's own token too: k + 1 tokens while the target
-verifies. Where the verdict of every row is as assumed, the next verification waits for nothing but these. Else the
-draft is told once it is through, and drafts anew.
+In turn, the verdict goes to the draft, which drafts k tokens and sends them. Ahead, as `decode.drafters.beside.ahead`
+does, the draft goes on as if all k tokens were accepted, and guesses the target's own token too: k + 1 tokens while the
+target verifies. Where the verdict of every row is as assumed, the next verification waits for nothing but these. Else
+the draft is told once it is through, and drafts anew.
 """
 
 from __future__ import annotations
