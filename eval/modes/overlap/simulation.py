@@ -44,7 +44,7 @@ def verdicts(pair: Pair, k: int, rounds: int, generator: np.random.Generator) ->
     accepted, which holds under the coupled rule, whose noise the guess shares."""
     drawn = generator.random((rounds, pair.batch_size, k + 1)) < np.array(pair.chances(k + 1))
     taken = np.cumprod(drawn, axis=-1)
-    return 1 + taken[..., :k].sum(-1).mean(-1), taken[..., k].all(-1)
+    return 1 + taken[..., :k].sum(-1).mean(-1), np.asarray(taken[..., k].all(-1))
 
 
 def in_turn(pair: Pair, k: int, link_ms: float, jitter: float, rounds: int, seed: int) -> Rounds:
