@@ -348,12 +348,11 @@ class DecodeConfig:
             f"prompt_file={self.prompt_file!r}. "
             "Use prompt_file=- to read standard input",
         )
-        from decode.drafters.beside.refusals import check_device, check_overlap  # late, as above
-        from decode.drafters.untrained.config import UNTRAINED, check_strict, check_tree
+        from decode.drafters.beside.refusals import check_device, check_overlap, presumed_family  # late, as above
+        from decode.drafters.untrained.config import check_strict, check_tree
 
-        named = self.draft.path in (None, *UNTRAINED)  # what else a folder holds is seen when it is read
-        check_overlap(self.draft.path if named else "lm", self.decode.overlap, "decode.overlap")
-        check_device(self.draft.path if named else "lm", self.draft.device, "draft.device")
+        check_overlap(presumed_family(self.draft.path), self.decode.overlap, "decode.overlap")
+        check_device(presumed_family(self.draft.path), self.draft.device, "draft.device")
         check_tree(self.draft.path, self.decode.tree, "decode.tree")
         check_strict(self.draft.path, self.draft.settings, self.decode.strict, "decode.strict")
         require("" not in self.stop_strings, f"stop_strings={self.stop_strings} holds an empty text, found everywhere")

@@ -149,8 +149,8 @@ def test_tokens_follow_the_target_over_rounds_drafted_ahead() -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_draft_on_a_second_gpu_changes_nothing(overlap: bool) -> None:
-    places = map(torch.device, ("cuda:0", "cuda:1"))
-    model, near = (overlapped.tiny_llama(64, dtype=torch.float64).to(place) for place in places)
+    models: list[Any] = [overlapped.tiny_llama(64, dtype=torch.float64) for _ in range(2)]
+    model, near = (one.to(f"cuda:{place}") for place, one in enumerate(models))
     ids = IDS.to("cuda:0")
     plain = call(model, None, ids, max_new_tokens=60)
     out = call(model, LMDraft(near), ids, max_new_tokens=60, overlap=overlap)

@@ -13,7 +13,9 @@ from decode import generate, load_drafter
 from decode.common.environment import resolve_device
 from decode.common.errors import ConfigError, InputError
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
+from decode.drafters.beside.refusals import REASONS, UNNAMED
 from decode.drafters.lm import LMDraft
+from decode.drafters.untrained.config import UNTRAINED
 from decode.stage import run
 from tests.decode.drafters import Oracle
 from tests.decode.heads import random_head
@@ -81,3 +83,7 @@ def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert resolve_device("cuda") == torch.device("cuda")
     with pytest.raises(InputError, match="device=cuda:1, but torch sees 1 CUDA devices"):
         resolve_device("cuda:1")
+
+
+def test_every_drafter_without_training_has_a_reason() -> None:
+    assert set(REASONS) - {UNNAMED} == set(UNTRAINED)

@@ -27,6 +27,11 @@ ELSEWHERE = (
 )
 
 
+def presumed_family(path: str | None) -> str | None:
+    """The name of a drafter without weights; of any folder `lm`, until it is read."""
+    return path if path is None or path in REASONS else "lm"
+
+
 def check_overlap(family: str | None, overlap: bool, where: str) -> None:
     """Raise ConfigError for a draft of this family (None where there is none) that cannot be drafted ahead."""
     require(
@@ -44,6 +49,7 @@ def check_overlap(family: str | None, overlap: bool, where: str) -> None:
 def check_device(family: str | None, device: str | None, where: str) -> None:
     """Raise ConfigError for a draft of this family that cannot be on another device than the target."""
     require(
-        device is None or family == "lm",
-        f"{where}={device}, and {family or 'there is no draft that'} {ELSEWHERE}. Leave {where} out",
+        device is None or family is not None,
+        f"{where}={device} is where a draft lies, and there is none. Give one (draft.path=), or leave {where} out",
     )
+    require(device is None or family == "lm", f"{where}={device}, and {family} {ELSEWHERE}. Leave {where} out")

@@ -11,6 +11,7 @@ from typing import Any
 from decode.common.errors import ConfigError
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
+from decode.drafters.beside.refusals import check_overlap, presumed_family
 from decode.drafters.untrained.config import UNTRAINED, check_strict, check_tree
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription
@@ -125,6 +126,8 @@ def _check(cfg: EvalConfig) -> None:
     for name, changes in cfg.decoders.arms.items():
         check_tree(draft, changes.get("tree", cfg.decode.tree), f"decoders.arms.{name}.tree")
         check_strict(draft, {}, changes.get("strict", cfg.decode.strict), f"decoders.arms.{name}.strict")
+        overlap = changes.get("overlap", cfg.decode.overlap)
+        check_overlap(presumed_family(draft), overlap, f"decoders.arms.{name}.overlap")
     if cfg.peers.vllm_python is not None and cfg.peers.vllm_draft_tokens and draft in UNTRAINED:
         raise ConfigError(
             f"peers.vllm_draft_tokens={cfg.peers.vllm_draft_tokens} has vLLM draft with {draft}, which is no folder "

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from decode.common.typed_config import require, require_at_least, whole
 from decode.config import SamplingConfig, Scheme
+from decode.drafters.beside.refusals import check_overlap, presumed_family
 from decode.drafters.untrained.config import UNTRAINED, check_strict, check_tree, settings_of
 from eval.comparison_config import PLAIN, check_batches
 from eval.modes.drafters.way import Way
@@ -172,6 +173,8 @@ class DraftersConfig:
         for way in ways:
             strict = way.changes.get("strict", decode.strict)
             check_strict(way.draft, way.settings, strict, f"drafters.arms.{way.name}.strict")
+            overlap = way.changes.get("overlap", decode.overlap)
+            check_overlap(presumed_family(way.draft), overlap, f"drafters.arms.{way.name}.overlap")
             for temperature in temperatures:
                 way.sampling(decode, temperature)
 
