@@ -145,6 +145,7 @@ class DraftConfig:
         self.init_from = None if self.init_from is None else model_folder(self.init_from)
         require_at_least(1, self, "", "layers", "width", "heads", "kv_heads", "mlp_width", "max_positions")
         self._check_window()
+        self._check_pruning()
         if self.is_head:
             self._check_head()
         else:
@@ -204,14 +205,23 @@ class DraftConfig:
             f"lora.rank={self.lora.rank} adapts a pretrained draft, but init_from is null: the frozen rest would stay "
             "random. Set draft.init_from, or draft.lora.rank=0",
         )
+
+    def _check_pruning(self) -> None:
+        if not self.pruning.is_asked:
+            return
         require(
-            not self.pruning.is_asked or self.init_from is not None,
+            not self.is_head,
+            f"{self.pruning} is for family lm, and draft.family={self.family} is a head, built as small as you set it. "
+            "Leave draft.pruning out, or use draft=lm with draft.init_from",
+        )
+        require(
+            self.init_from is not None,
             f"{self.pruning} leaves out parts of a saved model, and init_from is null: random weights have no parts "
             "that matter more. Set draft.init_from, the target's own folder for example, or give the sizes themselves "
             "(draft.layers and so on)",
         )
         require(
-            not self.pruning.is_asked or self.lora.rank == 0,
+            self.lora.rank == 0,
             f"lora.rank={self.lora.rank} with {self.pruning}: merged adapters would fill zeros again, and adapters of "
             "what is left fit no saved model. Set draft.lora.rank=0, or leave draft.pruning out",
         )
@@ -223,11 +233,6 @@ class DraftConfig:
             "as wide as that. Leave draft.width out",
         )
         require(self.lora.rank == 0, f"lora.rank={self.lora.rank} is for family lm; {self.family} is trained whole")
-        require(
-            not self.pruning.is_asked,
-            f"{self.pruning} is for family lm, and draft.family={self.family} is a head, built as small as you set it. "
-            "Leave draft.pruning out, or use draft=lm with draft.init_from",
-        )
         default = HeadSettings()
         for name, owners in OWNERS.items():
             value = getattr(self.head, name)
