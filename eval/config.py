@@ -335,6 +335,11 @@ class EvalConfig:
         if self.mode == "drafters":
             self.drafters.check(self.drafts, self.prompts.file, self.decode, self.temperatures)
         require(
+            self.target.quantization is None or self.lossless.dtype != "float64",
+            f"lossless.dtype=float64 checks the target in float64, and target.quantization={self.target.quantization} "
+            "does not run there. Use lossless.dtype=float32",
+        )
+        require(
             not self.peers.unquantised or (self.mode == "report" and self.target.quantization is not None),
             f"peers.unquantised=true times the target as it was before target.quantization={self.target.quantization}, "
             f"with mode={self.mode}: it needs a quantised target and mode=report. Set these, or leave it out",

@@ -56,6 +56,12 @@ def test_runs_of_another_quantisation_are_not_pooled() -> None:
     assert _compared(plain) != _compared(rounded)
 
 
+def test_losslessness_is_checked_where_the_scheme_runs() -> None:
+    asked = {"target": {"path": "t", "quantization": "int8"}, "lossless": {"dtype": "float64"}}
+    with pytest.raises(ConfigError, match="target.quantization=int8 does not run there"):
+        build(EvalConfig, GOOD | asked)
+
+
 @pytest.mark.parametrize("changes", [{}, {"mode": "drafters", "target": {"path": "t", "quantization": "int8"}}])
 def test_there_has_to_be_something_that_was_quantised(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="peers.unquantised=true times the target as it was before"):
