@@ -88,7 +88,7 @@ def test_only_the_tests_install_deepspeed_and_each_environment_is_installed_once
     assert "--editable .[train,eval]\n" in lines
     assert "deepspeed" not in lines
     lines = bash(clone_with_pip, "ensure_test_environment").stdout
-    assert "--editable .[train,eval,deepspeed,grammar,dev]" in lines
+    assert "--editable .[train,eval,deepspeed,grammar,quantization,dev]" in lines
     assert "torch==" not in lines
     assert bash(clone_with_pip, "ensure_test_environment").stdout == "activated\n"
 

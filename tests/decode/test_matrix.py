@@ -70,7 +70,7 @@ IN_TURN = sorted(CASES, key=is_quick, reverse=True)
 )
 def test_decoding_is_exact(case: Case) -> None:
     stats = check(case)
-    if is_quick(case) and case["verifier"] == "coupled":
+    if is_quick(case) and case["verifier"] == "coupled" and case["drafter"] != "exit_adapter":  # its weights are random
         assert any(one.accepted for one in stats.rounds), "what is drafted from the text itself stands"
 
 

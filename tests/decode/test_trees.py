@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import cast
 
@@ -57,6 +58,9 @@ class PlainRunner:
             for at in range(len(mine)):
                 made[at] = self.logits(row[: begin + at + 1])
         return out
+
+    def passes(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def visible(self, end: int) -> int:
         return end

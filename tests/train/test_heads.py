@@ -135,7 +135,7 @@ def test_the_exported_folder_says_what_it_is(tmp_path: Path, target: Path, corpu
     provenance = json.loads((folder / "draftsmith.json").read_text())
     assert provenance["family"] == "eagle3"
     assert provenance["target"].keys() == {
-        "path", "fingerprint", "vocab_size", "token_map_hash", "chat_template_hash", "weights",
+        "path", "fingerprint", "vocab_size", "token_map_hash", "chat_template_hash", "quantization", "weights",
     }  # fmt: skip
     assert provenance["measured"]["alpha"] > 0
     assert all(sha256_file(folder / name) == known for name, known in provenance["sha256"].items())

@@ -79,7 +79,7 @@ def test_the_draft_that_is_kept_has_the_best_weights(tmp_path: Path, tied: bool)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_export_is_in_the_precision_asked_for_and_says_what_was_measured(dtype: str) -> None:
     target = SimpleNamespace(
-        path="hub/name", fingerprint="f", vocab_size=8, token_map_hash="t", chat_template_hash=None
+        path="hub/name", fingerprint="f", vocab_size=8, token_map_hash="t", chat_template_hash=None, quantization=None
     )
     cfg = small(export_dtype=dtype, window=3)
     cfg.target.revision = "abc"
