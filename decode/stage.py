@@ -45,7 +45,7 @@ def run(config: DecodeConfig) -> None:
         check_overlap(family, config.decode.overlap, "decode.overlap")
         check_device(family, config.draft.device, "draft.device")
     if config.draft.device is not None:
-        resolve_device(config.draft.device)
+        resolve_device(config.draft.device, "draft.device")
     tokenizer = load_tokenizer(config.target)
     asked_processors(target.vocab_size, tokenizer, config.decode, own_eos_ids(target.config, target.vocab_size))
     ids = encode_prompt(config, tokenizer)

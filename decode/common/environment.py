@@ -58,20 +58,21 @@ def environment() -> dict:
     }
 
 
-def resolve_device(device: str) -> torch.device:
-    """The device: "auto" is CUDA where there is one; raises InputError for a device that is not there."""
+def resolve_device(device: str, where: str = "device") -> torch.device:
+    """The device: "auto" is CUDA where there is one; raises InputError, which names the setting `where`, for a device
+    that is not there."""
     import torch
 
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"device={device}, but torch sees no CUDA device; use device=cpu or device=auto")
+        raise InputError(f"{where}={device}, but torch sees no CUDA device; use {where}=cpu or {where}=auto")
     try:
         found = torch.device(device)
     except RuntimeError as error:
-        raise InputError(f"device={device} is not a torch device; use auto, cpu, cuda or cuda:1, say") from error
+        raise InputError(f"{where}={device} is not a torch device; use auto, cpu, cuda or cuda:1, say") from error
     if found.type == "cuda" and (found.index or 0) >= (count := torch.cuda.device_count()):
-        raise InputError(f"device={device}, but torch sees {count} CUDA devices, numbered from 0; use one of those")
+        raise InputError(f"{where}={device}, but torch sees {count} CUDA devices, numbered from 0; use one of those")
     return found
 
 

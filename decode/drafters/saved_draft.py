@@ -9,7 +9,7 @@ from functools import partial
 from math import prod
 from os import PathLike
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from transformers import PreTrainedModel
@@ -70,6 +70,10 @@ def load_drafter(
     asked = settings_of(path if isinstance(path, str) else None, settings, "load_drafter")
     place = target.device if device is None else resolve_device(device)
     in_folder = asked is None and isinstance(path, str | PathLike)
+    require(
+        quantization is None or quantization in get_args(Scheme),
+        f"quantization={quantization!r} is no scheme; use one of {', '.join(get_args(Scheme))}, or None",
+    )
     require(
         quantization is None or in_folder,
         f"quantization={quantization} rounds the weights of a draft as they are loaded from a folder, and {path!r:.80} "

@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -236,6 +237,13 @@ def _unnamed(tensor: Tensor) -> str:
 WARM_UP = 3  # calls before recording, in which libraries choose their kernels
 
 
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for each device, as a pool's memory belongs to its stream: torch's own lies on the device that captured
+    first, and on another device nothing would be recorded."""
+    return torch.cuda.Stream(device)
+
+
 class Graph:
     """The CUDA graph of `module` at inputs of these shapes, which lie at fixed addresses like its results.
 
@@ -250,7 +258,8 @@ class Graph:
             self._warm_up()
             self.graph = torch.cuda.CUDAGraph()
             # of this thread: others must be able to allocate meanwhile
-            with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
+            own = _capture_stream(inputs[0].device)
+            with torch.cuda.graph(self.graph, pool=pool, stream=own, capture_error_mode="thread_local"):
                 self.results = module(*inputs)
 
     def _warm_up(self) -> None:

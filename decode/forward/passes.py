@@ -18,6 +18,8 @@ class _Turn(NamedTuple):
 
 
 _turns: dict[int, _Turn] = {}
+_known: weakref.WeakKeyDictionary[nn.Module, tuple[_Turn, ...]] = weakref.WeakKeyDictionary()
+"""Looking through all modules takes longer than a small pass."""
 _numbers = itertools.count()
 _making = threading.Lock()
 
@@ -30,16 +32,24 @@ def holding(*models: nn.Module) -> Iterator[None]:
     What needs several models names them all at once, and again what it needs within: they are taken in one order
     everywhere, so that no two threads wait for one another.
     """
-    turns = sorted({turn.number: turn for turn in map(_turn_of, models)}.items())
+    turns = sorted({turn.number: turn for model in models for turn in _turns_of(model)}.items())
     with ExitStack() as stack:
         for _, turn in turns:
             stack.enter_context(turn.lock)
         yield
 
 
-def _turn_of(model: nn.Module) -> _Turn:
-    """That of its configuration, where a pass sets its attention: two models may have the same one."""
-    owner = getattr(model, "config", model)
+def _turns_of(model: nn.Module) -> tuple[_Turn, ...]:
+    """Those of all configurations in it, where a pass sets its attention: two models may have the same one, and a model
+    that is made of another's layers has the layers' own besides its own."""
+    found = _known.get(model)
+    if found is None:
+        owners = {id(one): one for part in model.modules() if (one := getattr(part, "config", None)) is not None}
+        found = _known[model] = tuple(map(_turn_of, owners.values() or [model]))
+    return found
+
+
+def _turn_of(owner: object) -> _Turn:
     with _making:
         if id(owner) not in _turns:
             _turns[id(owner)] = _Turn(next(_numbers), threading.RLock())

@@ -1,11 +1,11 @@
 """Linear layers over torchao's integers by torch's own kernels for CPUs, put in place for a capture.
 
-torchao's tensors cannot be traced, and its eager products widen all weights in every call. Ours compute the same: the
-integers and scales are the very tensors, no copies, but where layers are joined.
+torchao's tensors cannot be traced, and its eager products widen all weights in every call. Ours compute the same, and
+the same for any number of rows.
 
 Measured on one core in bfloat16, milliseconds of processor time of a captured pass over 1 and 5 tokens: 8 layers of
-width 512 as they are 2.9 and 3.5, int8 2.7 and 3.7, int4 2.0 and 3.6, int8_dynamic 3.0 and 6.4; 6 layers of width 2048
-as they are 23.7 and 28.5, int8 24.0 and 30.3, int4 12.8 and 29.4, int8_dynamic 15.5 and 41.0.
+width 512 as they are 2.9 and 3.5, int4 2.0 and 3.6, int8_dynamic 3.0 and 6.4; 6 layers of width 2048 as they are 23.7
+and 28.5, int4 12.8 and 29.4, int8_dynamic 15.5 and 41.0. int8 takes what layers take that are not quantised.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from decode.forward.packed_linear import PackedLinear, can_pack
 
-MOST_ROWS = 2  # for which the kernel of int8 weights is the faster one
 LEAST = torch.finfo(torch.float32).eps  # torchao's smallest scale of a token
 BLOCK = 64  # rows that int4 is packed by: layers that fill them can lie one after another
 
@@ -26,34 +25,28 @@ BLOCK = 64  # rows that int4 is packed by: layers that fill them can lie one aft
 class Int8Linear(nn.Module):
     """int8 weights alone, a scale a row: (..., d_in) -> (..., d_out).
 
-    Their kernel widens in registers, and pays for one row or two. Measured on 2 cores in bfloat16, 2048 x 512: one row
-    23 us and 32 packed in bfloat16; five rows 67 us and 35. In float32 it is 30 times slower than packed. So longer
-    passes, and all of float32, run on a packed copy of the integers, which are exact in either.
+    They run on a packed copy of the integers, which are exact in bfloat16 and float32. torch has a kernel for int8 that
+    is faster for one row or two (2048 x 512 in bfloat16: 23 us for 32), and no use: it rounds once where products of
+    more rows round twice, so that of 20 texts of a toy 17 parted between passes with and without drafts, and it reads
+    beyond inputs whose width is no multiple of 16 (the process ends).
     """
 
-    weight: Tensor
     scale: Tensor
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__()
         weights: list[Any] = [one.weight.data for one in layers]
         dtype = weights[0].dtype
-        self.register_buffer("weight", _cat([one.qdata for one in weights]))
         self.register_buffer("scale", _cat([one.scale.flatten().to(dtype) for one in weights]))
         self.bias = joined_bias(layers)
         widened = nn.Linear(1, 1, bias=False)
-        widened.weight = nn.Parameter(self.weight.to(dtype), requires_grad=False)
+        widened.weight = nn.Parameter(_cat([one.qdata for one in weights]).to(dtype), requires_grad=False)
         self.widened = PackedLinear(widened)
-        self.most_rows = MOST_ROWS if dtype == torch.bfloat16 else 0
+        self.weight = self.widened.weight
 
     def forward(self, x: Tensor) -> Tensor:
         """The layers' own results, one after another, up to the order of sums."""
-        flat = _flat(x)
-        if flat.shape[0] <= self.most_rows:
-            y = torch.ops.aten._weight_int8pack_mm(flat, self.weight, self.scale)
-        else:
-            y = self.widened(flat) * self.scale
-        return _with_bias(y, self.bias, x)
+        return _with_bias(self.widened(_flat(x)) * self.scale, self.bias, x)
 
 
 class Int4Linear(nn.Module):

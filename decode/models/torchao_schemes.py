@@ -60,6 +60,7 @@ def _torchao_config(scheme: str, device: torch.device) -> Any:
         return ao.Int8WeightOnlyConfig(set_inductor_config=False)
     if scheme == "int8_dynamic":
         return ao.Int8DynamicActivationInt8WeightConfig(set_inductor_config=False)
+    assert scheme == "int4", scheme
     if device.type == "cpu":  # its kernel is not among the stable ones
         from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 

@@ -102,8 +102,8 @@ def call_seconds_per_token(samples: Sequence[Sequence[Sample]]) -> np.ndarray:  
 
 
 def is_plain_chain(settings: SamplingConfig) -> bool:
-    """Whether component times predict the speedup of these settings: k tokens a round, always."""
-    return settings.tree == "chain" and not settings.adaptive
+    """Whether component times predict the speedup of these settings: k tokens a round, drafted and verified in turn."""
+    return settings.tree == "chain" and not settings.adaptive and not settings.overlap
 
 
 def promised_speedup(costs: ComponentTimes, tau: float) -> float:

@@ -249,7 +249,8 @@ def _arm_names(cfg: EvalConfig, temperature: float) -> list[str]:
     drafts = [arm_name(draft, k) for draft in cfg.drafts for k in draft_lengths(cfg, temperature, draft)]
     drafts += [one.arm for one in rivals(cfg, temperature) if one.setting is not None]
     peers = [ASSISTED] if assisted_refusal(cfg) is None else []
-    return [AUTOREGRESSIVE, TRANSFORMERS, *drafts, *peers]
+    before = [UNQUANTISED] if cfg.peers.unquantised else []
+    return [AUTOREGRESSIVE, TRANSFORMERS, *before, *drafts, *peers]
 
 
 def _checked_tokens(cfg: EvalConfig, prompts: int) -> int:

@@ -18,6 +18,7 @@ from eval.render.formatting import (
     setting,
     size,
     thousands,
+    whole,
     with_interval,
 )
 from eval.render.page import Page, Plot, as_html, as_markdown
@@ -42,7 +43,7 @@ _PEER = Column("peer", lambda peer: f"{peer['name']} {peer['version']}")
 _PEERS = columns("T", _PEER, Column("best setting", setting), "tokens/s", "ours / peer")
 _UNQUANTISED = columns(
     *("T", NAMED, "k", "tokens/s"),
-    *(column("unquantised, plain", "unquantised_tokens_per_s"), Column("ratio", _over_unquantised)),
+    *(column("unquantised, plain", "unquantised_tokens_per_s", whole), Column("ratio", _over_unquantised)),
 )
 _TRIED = columns("T", Column("setting", setting), "tokens/s")
 _CATEGORIES = columns("category", "T", NAMED, "prompts", "alpha", "tau", "speedup")
@@ -109,7 +110,8 @@ def _unquantised_table(results: dict[str, Any]) -> Table:
         one = rows[0]
         note = (
             f"Drafts on the {results['target']['quantization']} target over the target before it was quantised, "
-            f"without a draft: another model's text. KL {one['kl']:.2g} nats, total variation {number(one['tv'], 3)} "
+            f"without a draft: another model's text. Ratio: the draft's speed over that one's. KL {one['kl']:.2g} "
+            f"nats, total variation {number(one['tv'], 3)} "
             f"and {100 * one['argmax_agreement']:.1f}% equal argmaxes at {one['positions']:,} positions."
         )
     return Table("Against the unquantised target", _UNQUANTISED, rows, note)

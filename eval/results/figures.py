@@ -97,9 +97,16 @@ def make_row(
         **dtype_flips(samples, one.arm, scope.groups, settings.verifier),
         **uncached_flips(uncached, scope.groups),
         repeated_4gram_share=repetition(chosen),
+        ahead_share=_ahead(chosen),
         **energy(chosen, meter, seed),
         peak_memory_bytes=max(sample.peak_memory_bytes for group in chosen for sample in group),
     )
+
+
+def _ahead(chosen: Sequence[Sequence[Sample]]) -> float | None:
+    """Of the rounds with drafts, the share whose drafts were made during the pass before."""
+    told = [one.ahead for group in chosen for sample in group for one in sample.rounds if one.ahead is not None]
+    return share(sum(told), len(told))
 
 
 def speed_ratio(samples: Samples, ours: str, other: str, groups: Sequence[int], seed: int) -> Estimate | None:

@@ -123,12 +123,15 @@ class Row(Part):
     speedup_by_run: list[float | None] | None = None
     """Of runs that were pooled."""
     realised_ci95: Interval | None = None
+    ahead_share: Share | None = None
+    """Of the rounds with drafts, those whose drafts were made during the pass before; None without decode.overlap."""
     tau_by_context: list[ContextBucket] | None = None
     """Shortest contexts first; one bucket where all are short."""
 
 
 LATER = ("alpha_by_document", "passes_by_prompt", "seconds_by_prompt", "call_seconds_by_prompt", "speedup_by_run")
 LATER += ("realised_ci95", "energy_j_per_token_ci95", "energy_kind", "joules_by_prompt", "tau_by_context")
+LATER += ("ahead_share",)
 """Fields that results of this schema may lack: they were written before these came."""
 SCHEMA = 2
 _EDITED = "it was edited or cut, and what it says was not measured. Write the report again"

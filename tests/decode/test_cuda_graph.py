@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from decode.forward.capture import Graph, Uncapturable, capture
+from decode.forward.capture import Graph, Uncapturable, _capture_stream, capture
 from decode.forward.packing import Packing
 from tests.tiny import tiny_llama
 
@@ -28,7 +28,7 @@ class Pass(nn.Module):
 
 
 @pytest.fixture
-def devices(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
     """A backend that records nothing; the devices that were made current, while something was recorded."""
     current: list[object] = []
     recorded: list[object] = []
@@ -41,11 +41,13 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
     def graph(*args: object, **kwargs: object) -> Any:
         recorded.extend(current)
+        assert kwargs["stream"] is stream, "torch's own lies on the device that captured first"
         return nullcontext()
 
     stream = SimpleNamespace(wait_stream=lambda other: None)
+    _capture_stream.cache_clear()
     for name, stub in {
-        "Stream": lambda: stream,
+        "Stream": lambda *device: stream,
         "current_stream": lambda: stream,
         "stream": lambda one: nullcontext(),
         "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
@@ -53,7 +55,8 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         "device": device,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stub)
-    return recorded
+    yield recorded
+    _capture_stream.cache_clear()
 
 
 def test_a_replay_holds_the_module_whose_tensors_it_reads(devices: list[object]) -> None:

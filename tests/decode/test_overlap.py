@@ -21,8 +21,9 @@ from decode.trees.tree import Tree
 from decode.trees.tree_plans import chain
 from tests.decode import overlapped
 from tests.decode.checks import check_pathwise_equality, ragged_prompts
-from tests.decode.overlapped import PROMPT, draft, target
+from tests.decode.overlapped import PROMPT, VOCAB, draft, target
 from tests.tiers import by_default
+from tests.tiny import tiny_llama
 
 call: Callable[..., Output] = partial(generate, seed=1, eos_token_id=(), max_new_tokens=30)
 IDS = torch.tensor(PROMPT)
@@ -65,6 +66,18 @@ def test_the_text_is_that_of_plain_decoding(
 )
 def test_so_it_is_with_other_settings(settings: dict[str, Any]) -> None:
     check_pathwise_equality(target(), draft(0.02), 2, overlap=True, max_new_tokens=20, **settings)
+
+
+def test_what_a_thread_is_set_to_compute_in_its_other_half_computes_in() -> None:
+    """Of autocast, which is a thread's own; packed weights in float32 besides."""
+    model, drafter = tiny_llama(VOCAB), LMDraft(tiny_llama(VOCAB, seed=1))
+    for settings in ({"enabled": False}, {"dtype": torch.bfloat16}):
+        with torch.autocast("cpu", **settings):  # type: ignore[arg-type]
+            plain = call(model, None, IDS, num_draft_tokens=2).sequences
+            for draft_model in (drafter, LMDraft(model)):
+                out = call(model, draft_model, IDS, num_draft_tokens=2, overlap=True)
+                same = (out.sequences == plain).float().mean()
+                assert same == 1 or ("dtype" in settings and same > 0.3), "bfloat16 may flip near-ties"
 
 
 def test_texts_end_inside_what_was_assumed() -> None:

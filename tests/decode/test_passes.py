@@ -15,10 +15,12 @@ from tests.tiny import tiny_llama
 
 MODEL, OTHER = tiny_llama(), tiny_llama()
 TWIN = LlamaForCausalLM(MODEL.config)
+BORROWER = tiny_llama()
+BORROWER.model.layers[0] = MODEL.model.layers[0]
 
 
 @pytest.mark.parametrize(
-    ("models", "waits"), [([MODEL], True), ([TWIN], True), ([OTHER, MODEL], True), ([OTHER], False)]
+    ("models", "waits"), [([MODEL], True), ([TWIN], True), ([OTHER, MODEL], True), ([BORROWER], True), ([OTHER], False)]
 )
 def test_passes_wait_for_those_over_the_same_model_or_configuration(models: list, waits: bool) -> None:
     order: list[str] = []

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -113,6 +113,23 @@ def test_what_captures_run_gives_the_layer_s_own_result(scheme: Scheme, rows: in
     torch.testing.assert_close(kind([*pair])(x), wanted, rtol=tolerance, atol=tolerance)  # type: ignore[list-item]
 
 
+@pytest.mark.parametrize("width", [24, 40, 100])
+@pytest.mark.parametrize("scheme", ["int8", "int8_dynamic"])
+def test_any_width_and_number_of_rows_gives_the_same(scheme: Scheme, width: int) -> None:
+    """torch's kernel for int8 weights reads beyond widths that 16 does not divide, and rounds otherwise than others."""
+    torch.manual_seed(0)
+    layer = nn.Sequential(nn.Linear(width, 48)).bfloat16().requires_grad_(False)
+    torchao_schemes.quantise(layer, scheme, torch.device("cpu"))
+    kind, x = kind_of(layer[0]), torch.randn(9, width).bfloat16()  # type: ignore[arg-type]
+    assert kind is not None
+    packed = kind([layer[0]])  # type: ignore[list-item]
+    every = packed(x)
+    torch.testing.assert_close(every, layer(x), rtol=2**-6, atol=2**-6)
+    for rows in (1, 2, 5):
+        parted = (packed(x[:rows]) != every[:rows]).float().mean()
+        assert parted < 0.02, "the same function for any number of rows, but for the order of sums"
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_output_with_a_draft_is_output_without(scheme: Scheme, temperature: float) -> None:
@@ -185,6 +202,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no folder": (
         lambda path: load_drafter("ngram", target=tiny_llama(VOCAB), quantization="int8"),
         "quantization=int8 rounds the weights of a draft .*'ngram' is none",
+    ),
+    "no such scheme": (
+        lambda path: load_drafter(path, target=tiny_llama(VOCAB), quantization=cast(Any, "int9")),
+        "quantization='int9' is no scheme; use one of int8, int4, int8_dynamic",
     ),
     "no draft": (
         lambda path: DrafterConfig(path="ngram", quantization="int8"),

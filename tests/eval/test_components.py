@@ -83,7 +83,8 @@ def test_the_promise_is_tau_steps_for_k_draft_tokens_and_one_verification() -> N
 
 
 @pytest.mark.parametrize(
-    ("settings", "is_predicted"), [({}, True), ({"adaptive": True}, False), ({"tree": "2x1"}, False)]
+    ("settings", "is_predicted"),
+    [({}, True), ({"adaptive": True}, False), ({"tree": "2x1"}, False), ({"overlap": True}, False)],
 )
 def test_only_chains_of_one_length_are_predicted(settings: dict[str, Any], is_predicted: bool) -> None:
     assert is_plain_chain(SamplingConfig(**settings)) == is_predicted

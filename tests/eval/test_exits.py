@@ -145,8 +145,29 @@ def test_a_profile_of_another_target_is_refused_before_anything_is_loaded(tmp_pa
         describe_draft("early_exit", target, settings={"profile": str(profile), "exit_layer": 1})
 
 
+@pytest.mark.parametrize(("measured", "refused"), [("int8", True), (None, False)])
+def test_a_profile_holds_for_one_rounding_of_the_weights(tmp_path: Path, measured: str | None, refused: bool) -> None:
+    target = describe_model(ModelConfig(path=str(save_tiny_target(tmp_path / "target", num_layers=3))))
+    of = {"path": target.path, "fingerprint": target.fingerprint, "quantization": measured}
+    (tmp_path / "results.json").write_text(json.dumps({"mode": "exits", "target": of, "exit_layer": 1}))
+    settings = {"profile": str(tmp_path)}
+    if not refused:
+        assert describe_draft("early_exit", target, settings=settings).family == "early_exit"
+        return
+    with pytest.raises(InputError, match=r"quantised: int8.*, no\): its layers"):
+        describe_draft("early_exit", target, settings=settings)
+
+
+def test_a_profile_that_is_not_there_is_named(tmp_path: Path) -> None:
+    target = describe_model(ModelConfig(path=str(save_tiny_target(tmp_path / "target", num_layers=3))))
+    with pytest.raises(InputError, match="profile=.*nowhere holds no results.json.*mode=exits"):
+        describe_draft("early_exit", target, settings={"profile": str(tmp_path / "nowhere")})
+
+
 def test_layers_beyond_the_target_and_other_drafts_are_refused(tmp_path: Path) -> None:
     target = save_tiny_target(tmp_path / "target", num_layers=3)
+    with pytest.raises(InputError, match="has one layer"):
+        mode.run(config(tmp_path, save_tiny_target(tmp_path / "shallow", num_layers=1)))
     cfg = config(tmp_path, target)
     cfg.exits.layers = [3]
     with pytest.raises(InputError, match="exit_layer=3"):

@@ -102,6 +102,13 @@ def test_a_report_without_such_rows_is_refused(tmp_path: Path) -> None:
         pairs(OverlapConfig(measured=str(tmp_path / "results.json")))
 
 
+def test_a_report_is_named_by_its_folder_or_its_file(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(QUICKSTART.read_text())
+    assert pairs(OverlapConfig(measured=str(tmp_path))) == pairs(OverlapConfig(measured=str(QUICKSTART)))
+    with pytest.raises(InputError, match="overlap.measured=.*nowhere is no report"):
+        pairs(OverlapConfig(measured=str(tmp_path / "nowhere")))
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

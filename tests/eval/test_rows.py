@@ -112,6 +112,14 @@ def test_a_timed_row_leaves_open_what_a_timed_run_does_not_tell() -> None:
     assert (tree.component_times, tree.predicted_speedup, tree.realised) == (None, None, None)
 
 
+def test_a_row_says_how_many_rounds_were_drafted_ahead() -> None:
+    samples = timed_samples(ARM)
+    told = [replace(ALL, ahead=True), replace(ALL, ahead=False), replace(ALL, ahead=True), replace(NONE, ahead=None)]
+    samples[ARM] = [[replace(group[0], rounds=told)] for group in samples[ARM]]
+    assert row_of(samples=samples, costs=None)["ahead_share"] == pytest.approx(2 / 3)
+    assert row_of()["ahead_share"] is None
+
+
 def test_results_are_read_back_by_the_class_that_wrote_them() -> None:
     row = row_of()
     assert Row.model_validate(row).model_dump() == row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from contextvars import copy_context
@@ -26,24 +26,36 @@ class Aside:
         context variables. Nothing may be begun before `result` was asked for the work before it."""
         for stream in self._streams:
             stream.wait_stream(torch.cuda.current_stream(stream.device))
-        return self._pool.submit(copy_context().run, self._done, work)
+        return self._pool.submit(copy_context().run, self._done, work, _precisions())
 
-    def _done(self, work: Callable[[], T]) -> T:
-        with torch.inference_mode(), ExitStack() as stack:  # a mode is a thread's own
+    def _done(self, work: Callable[[], T], precisions: Mapping[str, torch.dtype]) -> T:
+        with torch.inference_mode(), ExitStack() as stack:  # modes are a thread's own
+            for device, dtype in precisions.items():
+                stack.enter_context(torch.autocast(device, dtype))
             for stream in self._streams:
                 stack.enter_context(torch.cuda.stream(stream))
             return work()
 
     def result(self, begun: Future[T]) -> T:
         """Wait for it, and raise what it raised. The caller's streams go on behind it."""
-        found = begun.result()
-        for stream in self._streams:
-            torch.cuda.current_stream(stream.device).wait_stream(stream)
-        return found
+        try:
+            return begun.result()
+        finally:
+            self._join()
 
     def end(self) -> None:
-        """Wait for what is under way, and end the thread."""
+        """Wait for what is under way, and end the thread. Caches that it wrote into are the caller's streams' again."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._join()
+
+    def _join(self) -> None:
+        for stream in self._streams:
+            torch.cuda.current_stream(stream.device).wait_stream(stream)
+
+
+def _precisions() -> dict[str, torch.dtype]:
+    """Device type -> what this thread's autocast computes in there; none where it is off."""
+    return {one: torch.get_autocast_dtype(one) for one in ("cpu", "cuda") if torch.is_autocast_enabled(one)}
 
 
 def handed_over(tensor: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from decode.common.checked_json import Content, JsonFile, Size, Text
 from decode.common.errors import InputError
 from decode.drafters.untrained.config import EarlyExitConfig
 from decode.models.load import ModelDescription
+from decode.models.quantised import method_of
 
 
 class ProfiledTarget(Content):
@@ -16,6 +17,7 @@ class ProfiledTarget(Content):
 
     path: Text
     fingerprint: Text
+    quantization: Text | None = None
 
 
 class ExitProfile(Content):
@@ -30,7 +32,7 @@ class ExitProfile(Content):
 PROFILE = JsonFile(
     ExitProfile,
     "the target would be left behind a layer that nobody recommends",
-    "Measure it again with python -m eval mode=exits.",
+    "Measure one with python -m eval mode=exits; an adapter's folder goes into draft.path.",
 )
 
 
@@ -40,11 +42,20 @@ def exit_layer_of(config: EarlyExitConfig, target: ModelDescription) -> int:
         return config.exit_layer
     file = Path(str(config.profile))
     file = file / "results.json" if file.is_dir() else file
+    if not file.exists():
+        raise InputError(f"profile={config.profile} holds no results.json: {PROFILE.remedy}")
     profile = PROFILE.read(file)
-    if profile.target.fingerprint != target.fingerprint:
-        raise InputError(
-            f"profile={config.profile} is of {profile.target.path} (fingerprint {profile.target.fingerprint[:12]}), "
-            f"and the target is {target.path} ({target.fingerprint[:12]}): its layers say other things. Measure this "
-            "one with python -m eval mode=exits, or give exit_layer=2, say"
-        )
+    _refuse_another(profile.target, target, str(config.profile))
     return profile.exit_layer
+
+
+def _refuse_another(measured: ProfiledTarget, target: ModelDescription, profile: str) -> None:
+    """InputError unless the target that was measured is this one, rounded alike."""
+    rounded = target.quantization or method_of(target.config)
+    if (measured.fingerprint, measured.quantization) != (target.fingerprint, rounded):
+        raise InputError(
+            f"profile={profile} is of {measured.path} (fingerprint {measured.fingerprint[:12]}, quantised: "
+            f"{measured.quantization or 'no'}), and the target is {target.path} ({target.fingerprint[:12]}, "
+            f"{rounded or 'no'}): its layers say other things, and take other times. Measure this one with python -m "
+            "eval mode=exits, or give exit_layer=2, say"
+        )

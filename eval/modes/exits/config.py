@@ -15,7 +15,7 @@ class ExitsConfig:
     """`mode=exits`: what each early exit of a target would draft, and what that costs."""
 
     layers: list[int] = field(default_factory=list)
-    """Layers that draft; [] tries all, of targets of ten and more 8, evenly spaced in the first two thirds. Exit
+    """Layers that draft; [] tries all, of targets of ten and more at most 8 in the first two thirds. Exit
     adapters in `drafts` are tried besides."""
     draft_lengths: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 6, 8])
     """Draft lengths of which each exit has its best one."""

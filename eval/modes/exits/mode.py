@@ -60,7 +60,7 @@ def plan_lines(cfg: EvalConfig, target: ModelDescription, prompts: list[Prompt])
 
 
 def _check(cfg: EvalConfig, target: ModelDescription, families: dict[str, str]) -> None:
-    for layer in cfg.exits.layers_of(target.num_layers):
+    for layer in cfg.exits.layers_of(target.num_layers) or [1]:  # of one layer none can be left
         refuse_exit(layer, target.num_layers, target.path)
     for name, family in families.items():
         if family != FAMILY:

@@ -17,7 +17,8 @@ class OverlapConfig:
     """`mode=overlap`: when it pays to draft the next round while the target verifies this one, simulated."""
 
     measured: str | None = None
-    """results.json of a report (`mode=report`): each of its rows whose passes were timed alone is a pair of models."""
+    """Folder or results.json of a report (`mode=report`): each of its rows whose passes were timed alone is a pair of
+    models."""
     given: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Name -> a pair of models by its times: target_ms and draft_ms of a pass over one token, alpha (one acceptance, or
     one for each position), token_ms that each further token adds to a pass of the target (0), batch_size (1)."""

@@ -51,7 +51,13 @@ def _given(name: str, one: Mapping[str, Any]) -> Pair:
     return Pair(name, target_ms, token_ms, draft_ms, tuple(map(float, alpha)), one.get("batch_size", 1))
 
 
-def _measured(file: Path) -> list[Pair]:
+def _measured(given: Path) -> list[Pair]:
+    file = given / "results.json" if given.is_dir() else given
+    if not file.is_file():
+        raise InputError(
+            f"overlap.measured={given} is no report: {file} does not exist. Name the folder or the results.json of a "
+            "report (mode=report)"
+        )
     found = [_of_row(row) for row in read_results(file)["rows"] if _is_pair(row)]
     if not found:
         raise InputError(
