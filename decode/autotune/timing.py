@@ -30,6 +30,7 @@ NODES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # of the target's timed passes
 CHAINS = (1, 2, 4, 8)
 WIDTHS = (2, 4, 8, 16)  # of a tree's timed levels
 REPEATS = 24
+LEAST_S = 1e-6  # of a level: noise may have a deeper tree the cheaper, and a cost of 0 counts as not measured
 LIMIT_S = 30.0  # seconds after which fewer repeats have to do: passes of a target on a CPU may take one each
 
 Name = TypeVar("Name")
@@ -108,7 +109,7 @@ def measure_rounds(
 
     root, grown = table("root"), table("grown")
     deeper = {width: max(1, depths["grown", width] - depths["root", width]) for width in root}
-    level = {width: max(0.0, (grown[width] - root[width]) / deeper[width]) for width in root}
+    level = {width: max(LEAST_S, (grown[width] - root[width]) / deeper[width]) for width in root}
     chains = {depths["chain", k]: seconds for k, seconds in table("chain").items()}
     return RoundCosts(*map(_never_falling, (table("target"), chains, root, level)))
 
