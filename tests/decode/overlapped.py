@@ -58,11 +58,13 @@ def delay(patch: pytest.MonkeyPatch, draft_s: float, target_s: float, seed: int 
         time.sleep(seconds if seed is None else seconds * lots.random())
 
     def slow_propose(self: LMDraft, context: Context) -> Tree:
-        wait(draft_s)
+        with self.runner.passes():  # as a pass does: of one lock for all models nothing would be gained
+            wait(draft_s)
         return propose(self, context)
 
     def slow_logits(self: Round, *given: Any) -> Tensor:
-        wait(target_s)
+        with self.target.passes():
+            wait(target_s)
         return logits(self, *given)
 
     patch.setattr(LMDraft, "propose", slow_propose)
