@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from decode.acceptance import greedy_agreement, overlap
 from eval.prompts.prompt import Prompt
 
 
@@ -21,9 +22,8 @@ def rounding(model: PreTrainedModel, other: PreTrainedModel, prompts: Sequence[P
         ids = torch.tensor([list(prompt.ids)], device=model.device)
         ours, theirs = (_log_p(one, ids) for one in (model, other))
         kl = (theirs.exp() * (theirs - ours)).sum(-1)
-        tv = (theirs.exp() - ours.exp()).abs().sum(-1) / 2
-        same = ours.argmax(-1) == theirs.argmax(-1)
-        sums += torch.stack([kl.sum(), tv.sum(), same.sum()]).double().cpu()
+        each = (kl, 1 - overlap(theirs, ours), greedy_agreement(theirs, ours))
+        sums += torch.stack([one.sum() for one in each]).double().cpu()
         positions += ids.shape[1]
     kl, tv, same = (sums / positions).tolist()
     return {"kl": kl, "tv": tv, "argmax_agreement": same, "positions": positions}
