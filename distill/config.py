@@ -10,7 +10,7 @@ from decode.config import MOST_NODES, DrafterConfig, ModelConfig, check_sampling
 from distill.runtimes.openai_api.settings import check_openai_asked, check_openai_settings
 from distill.runtimes.vllm_settings import check_engine_settings
 
-CorpusName = Literal["python_stdlib", "text", "jsonl", "parquet", "dataset", "hub", "tasks", "own"]
+CorpusName = Literal["python_stdlib", "everyday", "text", "jsonl", "parquet", "dataset", "hub", "tasks", "own"]
 StoreName = Literal["head_tail", "topk", "full", "last_hidden"]
 RuntimeName = Literal["transformers", "vllm", "openai"]
 FeatureCodeName = Literal["bf16", "int8", "pca"]
@@ -25,8 +25,8 @@ class DataConfig:
     """Where documents come from and how they are split (group `data`)."""
 
     name: CorpusName = "python_stdlib"
-    """Kind of corpus; python_stdlib takes no `path`, tasks may (without one they are made from that library), all
-    others need it; own, of eval alone, is the draft's."""
+    """Kind of corpus; python_stdlib and everyday take no `path`, tasks may (without one they are made from that library),
+    all others need it; own, of eval alone, is the draft's."""
     path: str | None = None
     """File or folder (text, jsonl, parquet, dataset, tasks), or hub id (hub)."""
     subset: str | None = None
@@ -58,14 +58,14 @@ class DataConfig:
             self.name != "own" or self.path is None,
             f"data.path={self.path} does not say what lies there; name it, as data=jsonl or data=text",
         )
-        needs_path = self.name not in ("python_stdlib", "tasks", "own")
+        needs_path = self.name not in ("python_stdlib", "everyday", "tasks", "own")
         require(
             not needs_path or bool(self.path), f"data={self.name} needs data.path, the file, folder or hub id to read"
         )
         require(
-            self.name != "python_stdlib" or self.path is None,
-            f"data=python_stdlib reads the interpreter's own files, not {self.path!r}. Name what lies there, as "
-            "data=jsonl or data=text",
+            self.name not in ("python_stdlib", "everyday") or self.path is None,
+            f"data={self.name} reads what comes with the interpreter or with draftsmith, not {self.path!r}. Name what lies "
+            "there, as data=jsonl or data=text",
         )
         for name in ("validation_share", "heldout_share"):
             share = getattr(self, name)

@@ -10,6 +10,7 @@ from decode.common.errors import InputError
 from decode.common.extras import extra, require_installed
 from distill.config import DataConfig
 from distill.corpora.corpus import Corpus, Document
+from distill.corpora.everyday import everyday_chats
 from distill.corpora.hub_datasets import dataset_rows
 from distill.corpora.row_files import jsonl_rows, parquet_rows
 from distill.corpora.tasks import task_documents
@@ -30,6 +31,8 @@ def load_corpus(config: DataConfig) -> Corpus:
     package that is not installed. Rows are read as documents are asked for."""
     if config.name == "python_stdlib":
         return Corpus(config, "the Python standard library", python_stdlib)
+    if config.name == "everyday":
+        return Corpus(config, "the chats that come with draftsmith", everyday_chats)
     if config.name == "tasks" and config.path is None:
         return Corpus(config, "the Python standard library", lambda: task_documents(python_stdlib()))
     assert config.path is not None
