@@ -13,6 +13,9 @@ from train.export.config import EngineName
 PLAIN = "plain"
 """The setting of ours that drafts nothing."""
 
+OWN = "own"
+"""The kind of text of prompts.file's questions, unless prompts.kinds names others."""
+
 
 def named_settings(
     changes_by_name: Mapping[str, Mapping[str, Any]], base: SamplingConfig, temperature: float, where: str

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from decode.common.typed_config import require
 from decode.config import OF_THE_PREFIX, ModelConfig, SamplingConfig, check_temperature
 from distill.config import DataConfig
-from eval.comparison_config import DecodersConfig, FamiliesConfig, named_settings
+from eval.comparison_config import OWN, DecodersConfig, FamiliesConfig, named_settings
 from eval.modes.drafters.config import DraftersConfig
 from eval.modes.exits.config import ExitsConfig
 from eval.modes.overlap.config import OverlapConfig
@@ -42,11 +42,24 @@ class PromptsConfig:
     """Turns of a conversation that become prompts; the answers in between are written by the target beforehand."""
     label: str = "text"
     """What the reader is told the text is, in the column `text` of the rows (code, chat ...)."""
+    kinds: dict[str, list[str]] = field(default_factory=dict)
+    """Kind of question -> categories of the file that are of this kind; {} takes its categories as they are.
+    prompts=spec_bench has those of Spec-Bench. mode=drafters and mode=decoders time each kind apart."""
 
     def __post_init__(self) -> None:
+        require(
+            not self.kinds or self.file is not None,
+            f"prompts.kinds sorts the questions of a file into {', '.join(self.kinds)}, and prompts.file is not set; "
+            "give prompts.file=FILE.jsonl (Spec-Bench's is data/spec_bench/question.jsonl of its repository)",
+        )
         require(self.tokens >= 1, f"prompts.tokens={self.tokens}; a prompt holds at least 1 token")
         require(self.limit is None or self.limit >= 2, f"prompts.limit={self.limit}; read at least 2 questions")
         require(self.max_turns >= 1, f"prompts.max_turns={self.max_turns}; use at least the first turn")
+
+    @property
+    def file_kinds(self) -> list[str]:
+        """The kinds of text that `file` holds; none without one."""
+        return [] if self.file is None else list(self.kinds) or [OWN]
 
 
 @dataclass
@@ -250,8 +263,9 @@ class EvalConfig:
     target: ModelConfig = field(default_factory=ModelConfig)
     """The model whose output must not change."""
     drafts: dict[str, str] = field(default_factory=dict)
-    """Name -> folder of a saved draft; the first is the one that sweeps and peers are about, and the headline unless
-    `headline` has several compete."""
+    """Name -> folder of a saved draft, or a drafter without weights (ngram), or a mixture of several by their names
+    (ngram+mtp); the first is the one that sweeps and peers are about, and the headline unless `headline` has several
+    compete."""
     data: DataConfig = field(default_factory=DataConfig)
     """Corpus whose held-out documents give the prompts, unless prompts.file is set."""
     prompts: PromptsConfig = field(default_factory=PromptsConfig)
@@ -333,7 +347,7 @@ class EvalConfig:
             f"temperatures={self.temperatures}; set temperatures=[{self.decode.temperature}]",
         )
         if self.mode == "drafters":
-            self.drafters.check(self.drafts, self.prompts.file, self.decode, self.temperatures)
+            self.drafters.check(self.drafts, self.prompts.file_kinds, self.decode, self.temperatures)
         require(
             self.target.quantization is None or self.lossless.dtype != "float64",
             f"lossless.dtype=float64 checks the target in float64, and target.quantization={self.target.quantization} "

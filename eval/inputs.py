@@ -15,7 +15,7 @@ from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.drafters.beside.refusals import check_overlap
 from decode.drafters.provenance import TextOrigin, read_provenance
-from decode.drafters.saved_draft import describe_draft
+from decode.drafters.saved_draft import DraftDescription, describe_draft
 from decode.drafters.untrained.config import UNTRAINED, check_strict
 from decode.drafters.untrained.index.datastore import origin_of
 from decode.models.compatibility import load_tokenizer
@@ -31,22 +31,37 @@ _BYTES_PER_S = {"cpu": 10e9, "cuda": 1e12}
 _HOST_S = 0.5e-3
 """Seconds a layer costs besides, on any device: Python calls its kernels one by one."""
 
-_OF_TRAINED = ("report", "families", "served")
-"""Modes that ask for a draft's distribution, or for its folder."""
+Named = tuple[str, dict[str, Any]]
+"""What a draft is loaded by: its folder or name, and its settings."""
+_OF_TRAINED = ("families", "served")
+"""Modes that ask for a draft's folder."""
+
+
+def named_drafts(cfg: EvalConfig) -> dict[str, Named]:
+    """Name in `drafts` -> what it is loaded by. `drafts.both=lookup+mtp` is a mixture of drafts of those names, or of
+    drafters without weights."""
+    return {name: _named(cfg, value) for name, value in cfg.drafts.items()}
+
+
+def _named(cfg: EvalConfig, value: str) -> Named:
+    parts = value.split("+")
+    if len(parts) > 1 and all(part in cfg.drafts or part in UNTRAINED for part in parts):
+        return "mixture", {"members": [cfg.drafts.get(part, part) for part in parts]}
+    return value, {}
 
 
 def check_models(cfg: EvalConfig) -> tuple[ModelDescription, dict[str, str]]:
     """The target's description and each draft's family; InputError where a draft's tokens are not the target's."""
     target = describe_model(cfg.target)
     families = {}
-    for name in cfg.drafts:
-        draft = describe_draft(cfg.drafts[name], target, f"drafts.{name}")
+    for name, (path, settings) in named_drafts(cfg).items():
+        draft = describe_draft(path, target, f"drafts.{name}", settings)
         if draft.family in UNTRAINED and cfg.mode in _OF_TRAINED:
             raise InputError(
-                f"drafts.{name}={draft.family} is no trained draft and has no alpha, which mode={cfg.mode} reports. "
-                "Time it with mode=decoders"
+                f"drafts.{name}={draft.family} is no trained draft, and mode={cfg.mode} is of trained ones. Time it "
+                "with mode=report, mode=drafters or mode=decoders"
             )
-        check_strict(draft.family, {}, cfg.decode.strict, "decode.strict")
+        check_strict(draft.family, settings, cfg.decode.strict, "decode.strict")
         check_overlap(draft.family, cfg.decode.overlap, "decode.overlap")
         families[name] = draft.family
         if cfg.prompts.file is None:
@@ -91,8 +106,13 @@ def _files(data: DataConfig | TextOrigin) -> tuple[str, str | None]:
 
 def shared_context(cfg: EvalConfig, target: ModelDescription) -> int:
     """Longest context in tokens that target and drafts all know."""
-    drafts = [describe_draft(path, target).max_positions for path in cfg.drafts.values()]
-    return min([target.max_positions, *drafts])
+    return min([target.max_positions, *(draft.max_positions for draft in described_drafts(cfg, target).values())])
+
+
+def described_drafts(cfg: EvalConfig, target: ModelDescription) -> dict[str, DraftDescription]:
+    """By name in `drafts`."""
+    named = named_drafts(cfg)
+    return {name: describe_draft(path, target, settings=settings) for name, (path, settings) in named.items()}
 
 
 def load(cfg: EvalConfig, source: ModelConfig) -> tuple[PreTrainedModel, dict[str, Any]]:
@@ -101,7 +121,8 @@ def load(cfg: EvalConfig, source: ModelConfig) -> tuple[PreTrainedModel, dict[st
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     model = load_model(source)
-    return model, {name: load_drafter(path, target=model) for name, path in cfg.drafts.items()}
+    named = named_drafts(cfg)
+    return model, {name: load_drafter(path, target=model, **settings) for name, (path, settings) in named.items()}
 
 
 def sampling_at(cfg: EvalConfig, temperature: float) -> Sampling:

@@ -14,6 +14,7 @@ from decode.acceptance import expected_tau, greedy_agreement, overlap, windows
 from decode.common.progress import progress
 from decode.drafters.base import Batch, Step
 from decode.drafters.head_draft import HeadDraft
+from decode.drafters.lm import LMDraft
 from decode.models.hidden_states import Taps
 from decode.models.output_head import OutputHead, head_of
 from decode.sampling.warp import Sampling, log_probs
@@ -65,10 +66,13 @@ def measure_alpha(
     whether argmaxes agree.
 
     One target pass serves all drafters, and gives heads the hidden states that they read. A draft is asked through its
-    training face, which stands on the forward it serves from.
+    training face, which stands on the forward it serves from; a drafter that was not trained has none, and no alpha.
     """
     texts = [text for text in texts if text.new]
     found: dict[str, dict[int, np.ndarray]] = {name: {} for name in drafters}
+    drafters = {name: drafter for name, drafter in drafters.items() if isinstance(drafter, HeadDraft | LMDraft)}
+    if not drafters:
+        return {name: Alphas({}) for name in found}
     head, taps = head_of(target), tuple({tap: None for one in drafters.values() for tap in _taps(one)})
     with progress(len(texts), "texts", f"alpha at T={sampling.temperature:g}") as bar:
         for part in _passes(texts, target.config.get_text_config().vocab_size):

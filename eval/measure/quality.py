@@ -112,8 +112,11 @@ def measure_curve(
     prompts: Sequence[Prompt],
     known: Mapping[tuple[float, str], Quality],
 ) -> dict[tuple[float, str], Alphas]:
-    """alpha of every draft at the curve's temperatures; those of the run itself are taken over."""
+    """alpha of every draft that has one, at the curve's temperatures; those of the run itself are taken over."""
     found = {}
+    drafters = {name: one for name, one in drafters.items() if known[cfg.temperatures[0], name].alphas.by_row}
+    if not drafters:
+        return found
     for temperature in cfg.curve_temperatures:
         if temperature in cfg.temperatures:
             found |= {(temperature, name): known[temperature, name].alphas for name in drafters}

@@ -12,7 +12,7 @@ from decode.common.errors import ConfigError
 from distill.prompts.held_out_count import LEAST_PROMPTS
 from distill.prompts.tokenizer import start_ids
 from eval.prompts.prompt import Prompt, check_room
-from eval.prompts.questions import Question, first_turn, opening_of, questions_of, read_questions, spread
+from eval.prompts.questions import Question, first_turn, limited_questions, opening_of, questions_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -61,13 +61,13 @@ def check_lengths(prompts: Iterable[Prompt], cfg: EvalConfig, max_positions: int
 def as_many_as(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> list[Prompt]:
     """Up to `wanted` prompts of the run's source, none set apart; ConfigError where there is not one."""
     if cfg.prompts.file is not None:
-        questions = spread(read_questions(cfg.prompts.file), cfg.prompts.limit)[:wanted]
+        questions = limited_questions(cfg.prompts)[:wanted]
         return [first_turn(question, tokenizer, max_turns=1) for question in questions]
     return _prompts_of_split(cfg, tokenizer, "heldout", wanted, 1)
 
 
 def _from_file(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSets:
-    questions = questions_of(cfg)
+    questions = questions_of(cfg.prompts)
     asked = cfg.lossless.prompts + cfg.timing.screening_prompts
     least = min(asked, LEAST_PROMPTS, cfg.prompts.limit or asked)
     if len(questions) < least:

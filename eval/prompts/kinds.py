@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from decode.common.errors import ConfigError
+from eval.comparison_config import OWN
 from eval.config import EvalConfig
 from eval.prompts.held_out import held_out_prompts
 from eval.prompts.prompt import Prompt
 from eval.prompts.prose import prose_prompts
+from eval.prompts.questions import first_turn, questions_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,6 +30,25 @@ class TextPrompts:
     def longest(self) -> int:
         """Tokens of the longest prompt."""
         return max(len(prompt.ids) for prompt in [*self.reported, *self.screening])
+
+
+def file_prompts(
+    cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, reported: int, screening: int, asked_by: str
+) -> dict[str, TextPrompts]:
+    """Kind -> the first turns of prompts.file, of which the first ones choose settings; all are of kind `own` where
+    prompts.kinds names none. ConfigError where a kind has too few, naming the settings that ask for so many."""
+    questions = [first_turn(question, tokenizer, max_turns=1) for question in questions_of(cfg.prompts)]
+    found = {}
+    for kind in cfg.prompts.file_kinds:
+        prompts = [one for one in questions if kind == OWN or one.category == kind]
+        if len(prompts) < reported + screening:
+            raise ConfigError(
+                f"prompts.file={cfg.prompts.file} gives {len(prompts)} prompts of kind {kind}, and {reported} are "
+                f"timed and {screening} others settle which settings are ({asked_by}). Add some, raise prompts.limit, "
+                f"or lower these, e.g. {cfg.mode}.batch_sizes=[1] {cfg.mode}.batches_timed=[8]"
+            )
+        found[kind] = TextPrompts(prompts[screening : screening + reported], prompts[:screening])
+    return found
 
 
 def corpus_prompts(

@@ -21,7 +21,7 @@ from eval.prompts.prompt import Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from eval.config import EvalConfig
+    from eval.config import PromptsConfig
 
 _WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 _LAYOUT = 'one object per line such as {"question_id": 81, "category": "writing", "turns": ["..."]}'
@@ -104,10 +104,32 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def questions_of(cfg: EvalConfig) -> list[Question]:
-    """At most prompts.limit of prompts.file, such that every prefix holds its categories in equal shares."""
-    assert cfg.prompts.file is not None
-    return _by_turns_of_category(spread(read_questions(cfg.prompts.file), cfg.prompts.limit))
+def questions_of(cfg: PromptsConfig) -> list[Question]:
+    """At most `limit` of `file`, such that every prefix holds its categories (its kinds, where these are named) in
+    equal shares."""
+    return _by_turns_of_category(limited_questions(cfg))
+
+
+def limited_questions(cfg: PromptsConfig) -> list[Question]:
+    """The same in the order of the file."""
+    assert cfg.file is not None
+    return spread(_of_kinds(read_questions(cfg.file), cfg), cfg.limit)
+
+
+def _of_kinds(questions: list[Question], cfg: PromptsConfig) -> list[Question]:
+    """Each with its kind as its category; InputError where the file has other categories than the kinds name."""
+    if not cfg.kinds:
+        return questions
+    kind_of = {category: kind for kind, categories in cfg.kinds.items() for category in categories}
+    found = {question.category for question in questions}
+    if found != set(kind_of):
+        unnamed, missing = sorted(map(str, found - set(kind_of))), sorted(set(kind_of) - found)
+        raise InputError(
+            f"{cfg.file} has not the categories that prompts.kinds names: it lacks {', '.join(missing) or 'none'}, and "
+            f"has {', '.join(unnamed) or 'none'} besides, so its kinds would not be what they are called. Give the "
+            "file that these are of, or take its own categories: prompts=held_out prompts.file=FILE"
+        )
+    return [replace(question, category=kind_of[str(question.category)]) for question in questions]
 
 
 def spread(questions: list[Question], limit: int | None) -> list[Question]:
@@ -123,11 +145,6 @@ def _by_turns_of_category(questions: list[Question]) -> list[Question]:
     for question in questions:
         groups.setdefault(question.category, []).append(question)
     return [question for question in chain.from_iterable(zip_longest(*groups.values())) if question is not None]
-
-
-def file_prompts(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
-    """The first turns of prompts.file, such that every prefix holds its categories in equal shares."""
-    return [first_turn(question, tokenizer, max_turns=1) for question in questions_of(cfg)]
 
 
 def first_turn(question: Question, tokenizer: PreTrainedTokenizerBase, max_turns: int) -> Prompt:

@@ -1,5 +1,6 @@
 """Sentences that a report says of its own figures, each by a fixed rule: which draft does not pay, why, and which
-length would; how many prompts there were; what a prediction that was exceeded means; that one process is one."""
+length would; which one is the fastest for which category; how many prompts there were; what a prediction that was
+exceeded means; that one process is one."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ def remarks(results: Mapping[str, Any]) -> list[str]:
     return [
         *found,
         *_not_shown(rows),
+        *_by_category(results["rows"]),
         *_faster_than_predicted(rows),
         *_few_prompts(results["prompts"]),
         *([] if "runs" in results else [ONE_PROCESS]),
@@ -85,6 +87,24 @@ def _not_shown(rows: Sequence[Row]) -> Iterator[str]:
     if found:
         who = ", ".join(f"{named(one)} at T={one['temperature']:g}" for one in found)
         yield f"Not shown to be faster than no draft, since the interval of the speedup holds 1: {who}."
+
+
+def _by_category(rows: Sequence[Row]) -> Iterator[str]:
+    """At each temperature, which draft is the fastest for which category, and where none is faster than no draft."""
+    for temperature in dict.fromkeys(row["temperature"] for row in rows):
+        best: dict[str, Row] = {}
+        for row in rows:
+            if row["temperature"] == temperature and row["category"] is not None and row["speedup"] is not None:
+                best[row["category"]] = max(best.get(row["category"], row), row, key=lambda one: one["speedup"])
+        pays: dict[str, list[str]] = {}
+        for category, row in best.items():
+            if row["speedup"] > 1:
+                pays.setdefault(named(row), []).append(f"{category} ({number(row['speedup'])})")
+        nothing = [category for category, row in best.items() if row["speedup"] <= 1]
+        told = [f"{who} is the fastest for {', '.join(where)}" for who, where in pays.items()]
+        told += [f"nothing pays for {', '.join(nothing)}"] if nothing else []
+        if told:
+            yield f"At T={temperature:g}, by the median over few prompts each: {'; '.join(told)}."
 
 
 def _faster_than_predicted(rows: Sequence[Row]) -> Iterator[str]:

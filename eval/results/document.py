@@ -12,13 +12,13 @@ from importlib.metadata import version
 from typing import Any
 
 from decode.common.environment import environment, git_state
-from decode.drafters.saved_draft import describe_draft
 from decode.models.load import ModelDescription
 from decode.models.quantised import method_of
 from eval.arms.base import ASSISTED, UNQUANTISED
 from eval.arms.ours import HAS_WINDOW, assisted_refusal
 from eval.arms.transformers_arms import assisted_settings
 from eval.config import EvalConfig
+from eval.inputs import described_drafts
 from eval.measure.alpha import Alphas
 from eval.measure.quality import Quality
 from eval.measure.timed_run import promised_speedup
@@ -113,12 +113,12 @@ def make_results(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
     seconds = measured.quality_seconds + sum(one["seconds"] for one in [*measured.cells, *measured.choices])
     head = heading(cfg, seconds)
     head["environment"]["started"] = measured.started
-    drafts = [describe_draft(path, measured.target) for path in cfg.drafts.values()]
+    drafts = described_drafts(cfg, measured.target)
     return {
         **head,
         "target": target_entry(measured.target, measured.cells[0]["dtype"]),
         "drafts": dict(cfg.drafts),
-        "fingerprints": {name: one.fingerprint for name, one in zip(cfg.drafts, drafts, strict=True)},
+        "fingerprints": {name: one.fingerprint for name, one in drafts.items()},
         "settings": _settings(cfg),
         "prompts": _prompts(cfg, measured),
         "length_choice": _length_choice(cfg, measured),
@@ -128,7 +128,7 @@ def make_results(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
         "energy": energy_of(measured.cells),
         "peers": _peers(cfg, measured),
         "unquantised": _unquantised(measured, cfg.seed),
-        "peers_left_out": assisted_refusal(cfg) or (HAS_WINDOW if drafts[0].window else None),
+        "peers_left_out": assisted_refusal(cfg) or (HAS_WINDOW if next(iter(drafts.values())).window else None),
         "arms": [
             {"temperature": cell["temperature"], "arm": one["arm"], "tokens_per_s": arm_speed([cell], one["arm"])}
             for cell in measured.cells

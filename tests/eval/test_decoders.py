@@ -374,7 +374,7 @@ def test_bad_values_are_refused(changes, message):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"prompts": {"file": "questions.jsonl"}}, ConfigError, "leave prompts.file out"),
+        ({"prompts": {"file": "questions.jsonl"}}, InputError, "questions.jsonl does not exist"),
         ({"decoders": {"arms": {"x": {"depth": 3}}}}, ConfigError, r"arms.x has unknown keys \['depth'\]"),
         ({"decoders": {"arms": {"x": {"verifier": "typical", "lossy": True}}}}, ConfigError, "is lossy"),
         ({"prompts": {"tokens": 250}}, ConfigError, "are needed"),

@@ -17,6 +17,7 @@ from eval.measure import quality
 from eval.measure.continuations import Text
 from eval.prompts.questions import Question, first_turn
 from eval.publish import END, START, publish
+from eval.render.remarks import remarks
 from eval.render.report_page import render_page, render_summary
 from eval.results.headline import headline_row
 from tests.eval.test_uncached import off_by_one
@@ -50,7 +51,12 @@ def values(folder: Path) -> dict:
         "output_dir": str(folder / "report"),
         "name": "tiny",
         "target": {"path": str(folder / "target")},
-        "drafts": {"distilled": str(folder / "draft/model"), "undistilled": str(folder / "draft_text")},
+        "drafts": {
+            "distilled": str(folder / "draft/model"),
+            "undistilled": str(folder / "draft_text"),
+            "lookup": "ngram",
+            "both": "lookup+distilled",
+        },
         "prompts": {"file": str(folder / "questions.jsonl"), "max_turns": 2},
         "decode": {"max_new_tokens": 10, "num_draft_tokens": 2},
         "timing": {
@@ -108,9 +114,21 @@ def test_schema(results, folder):
 
 def test_rows_cover_drafts_temperatures_and_categories(results):
     keys = [(row["draft"], row["temperature"], row["category"]) for row in results["rows"]]
-    assert len(set(keys)) == len(keys) == 2 * 2 * 3
+    assert len(set(keys)) == len(keys) == 4 * 2 * 3
     assert keys[0] == ("distilled", 1.0, None)
     assert {(row["temperature"], row["verifier"]) for row in results["rows"]} == {(1.0, "coupled"), (0.0, "greedy")}
+
+
+def test_ways_without_training_and_mixtures_of_named_drafts_are_arms_without_alpha(results):
+    """Report alone refused them (drafts.lookup=ngram), so that lookup was never beside a head in its table."""
+    rows = {row["draft"]: row for row in results["rows"] if row["category"] is None and row["temperature"] == 1}
+    assert [(rows[name]["drafter"], rows[name]["alpha"]) for name in ("lookup", "both")] == [
+        ("ngram", None),
+        ("mixture", None),
+    ]
+    assert all(rows[name]["mismatches"] == 0 < rows[name]["tokens_checked"] for name in ("lookup", "both"))
+    assert rows["both"]["tau"] > rows["lookup"]["tau"]  # its other member is the target itself
+    assert any("fastest for" in text or "nothing pays" in text for text in remarks(results))
 
 
 def test_a_draft_that_is_the_target_is_accepted_whole(results):
@@ -187,7 +205,7 @@ def test_sweeps(results):
     lengths = results["sweeps"]["num_draft_tokens"]
     assert [point["num_draft_tokens"] for point in lengths["points"]] == [1, 2]
     points = results["sweeps"]["temperature"]["points"]
-    assert {(p["temperature"], p["draft"]) for p in points} == {(t, d) for t in (0, 0.7, 1) for d in results["drafts"]}
+    assert {(p["temperature"], p["draft"]) for p in points} == {(t, d) for t in (0, 0.7, 1) for d in ("distilled", "undistilled")}
     assert all(point["predicted_speedup"] > 0 for point in points)
 
 

@@ -104,7 +104,7 @@ def points(cfg: EvalConfig) -> list[Point]:
 
 def cells(cfg: EvalConfig) -> list[Cell]:
     """All cells in the order of the run."""
-    return [Cell(one.batch_size, one.temperature, text) for one in points(cfg) for text in cfg.decoders.texts]
+    return [Cell(one.batch_size, one.temperature, text) for one in points(cfg) for text in texts_of(cfg)]
 
 
 def candidates(stock: Stock, point: Point) -> dict[str, dict[str, Arm]]:
@@ -116,6 +116,11 @@ def candidates(stock: Stock, point: Point) -> dict[str, dict[str, Arm]]:
             LOOKUP: lookup_arms(stock.cfg, stock.model, point.temperature),
         }
     return {family: arms for family, arms in families.items() if arms}
+
+
+def texts_of(cfg: EvalConfig) -> list[str]:
+    """Kinds of text: those of prompts.file, where it is given, and of held-out text otherwise."""
+    return cfg.prompts.file_kinds or list(cfg.decoders.texts)
 
 
 def choose(stock: Stock, point: Point, texts: Mapping[str, TextPrompts]) -> dict[str, Any]:

@@ -115,11 +115,6 @@ def run(cfg: EvalConfig) -> None:
 
 
 def _check(cfg: EvalConfig) -> None:
-    if cfg.prompts.file is not None:
-        raise ConfigError(
-            f"prompts.file={cfg.prompts.file}: mode=decoders continues held-out text of `data`, code and prose apart; "
-            "leave prompts.file out, or measure your file with a report (mode=report)"
-        )
     for temperature in cfg.temperatures:
         arm_settings(cfg.decoders, cfg.decode, temperature)
     draft = next(iter(cfg.drafts.values()), None)

@@ -1,11 +1,12 @@
-"""The prompts of the comparison, by kind of text: code and prose; held-out ones to report, others to choose on."""
+"""The prompts of the comparison, by kind of text (code and prose, or the kinds of a file): some to report, others to
+choose on."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from eval.config import EvalConfig
-from eval.prompts.kinds import TextPrompts, corpus_prompts
+from eval.prompts.kinds import TextPrompts, corpus_prompts, file_prompts
 from eval.prompts.prompt import DEEPEST_DRAFT, Prompt, check_room
 
 if TYPE_CHECKING:
@@ -22,12 +23,16 @@ def load_texts(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, max_position
     sizes = cfg.decoders.num_timed
     reported = max(rows * count for rows, count in sizes.items())
     screening = max(rows * cfg.decoders.batches_screened(rows) for rows in sizes)
-    found = {
-        kind: TextPrompts(
-            _prompts(cfg, tokenizer, kind, "heldout", reported), _prompts(cfg, tokenizer, kind, "validation", screening)
-        )
-        for kind in cfg.decoders.texts
-    }
+    if cfg.prompts.file is not None:
+        found = file_prompts(cfg, tokenizer, reported, screening, _ASKED_BY)
+    else:
+        found = {
+            kind: TextPrompts(
+                _prompts(cfg, tokenizer, kind, "heldout", reported),
+                _prompts(cfg, tokenizer, kind, "validation", screening),
+            )
+            for kind in cfg.decoders.texts
+        }
     for prompts in found.values():
         check_room([*prompts.reported, *prompts.screening], cfg.decode.max_new_tokens + DEEPEST_DRAFT, max_positions)
     return found

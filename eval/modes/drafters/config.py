@@ -10,13 +10,11 @@ from decode.common.typed_config import require, require_at_least, whole
 from decode.config import SamplingConfig, Scheme
 from decode.drafters.beside.refusals import check_overlap, presumed_family
 from decode.drafters.untrained.config import UNTRAINED, check_strict, check_tree, settings_of
-from eval.comparison_config import PLAIN, check_batches
+from eval.comparison_config import OWN, PLAIN, check_batches
 from eval.modes.drafters.way import Way
 
 Text = Literal["code", "free", "edit", "answer", "log", "own"]
 TASKS: tuple[Text, ...] = ("edit", "answer", "log")
-OWN: Text = "own"
-"""The user's: prompts.file."""
 NAME, DRAFT, DATASTORE = "NAME", "DRAFT", "DATASTORE"
 """What `drafts` and `drafters.datastore` fill in."""
 _KEYS = ("draft", "settings", "texts")
@@ -28,7 +26,8 @@ class DraftersConfig:
 
     texts: list[Text] = field(default_factory=lambda: ["code", "free", "edit", "answer", "log"])
     """Kinds of text: code (windows of held-out documents) and free (how docstrings begin) are continued; edit, answer
-    and log are tasks made of the corpus; own are the prompts of prompts.file, which are timed wherever it is given."""
+    and log are tasks made of the corpus; own are the prompts of prompts.file, which are timed wherever it is given, and
+    each of prompts.kinds apart."""
     tasks_target: str | None = None
     """Folder or hub id of the target that was trained on such tasks, and writes edit, answer and log; null: `target`
     writes them."""
@@ -71,9 +70,9 @@ class DraftersConfig:
         """Batches on which a cell's settings are chosen."""
         return -(-self.screening_prompts // rows)
 
-    def texts_with(self, prompts_file: str | None) -> list[str]:
-        """All kinds of text of a run."""
-        return [*self.texts, *([OWN] if prompts_file is not None and OWN not in self.texts else [])]
+    def texts_with(self, file_kinds: Sequence[str]) -> list[str]:
+        """All kinds of text of a run, those of prompts.file last."""
+        return [*(text for text in self.texts if text != OWN), *file_kinds]
 
     def ways(self, drafts: Mapping[str, str]) -> list[Way]:
         """Every way to draft in the order of the configuration, those that want a datastore only where there is one;
@@ -105,7 +104,7 @@ class DraftersConfig:
         """Arms for a text that are left out for want of a datastore."""
         given = [(name, one) for arms in (self.arms, self.draft_arms) for name, one in arms.items()]
         lacking = [(name, one) for name, one in given if self.lacks_datastore(one)]
-        return [name for name, one in lacking if text in self._texts(one.get("texts"), name)]
+        return [name for name, one in lacking if as_known(text) in self._texts(one.get("texts"), name)]
 
     def _way(self, name: str, given: Mapping[str, Any], where: str, is_asked: bool = True) -> Way:
         require(name != PLAIN, f"{where} is called {PLAIN}, which is decoding without a draft; call it otherwise")
@@ -154,19 +153,19 @@ class DraftersConfig:
     def check(
         self,
         drafts: Mapping[str, str],
-        prompts_file: str | None,
+        file_kinds: Sequence[str],
         decode: SamplingConfig,
         temperatures: Sequence[float],
     ) -> None:
         """ConfigError for arms that cannot be, and for texts that nothing is there for."""
         require(
-            prompts_file is not None or OWN not in self.texts,
+            bool(file_kinds) or OWN not in self.texts,
             "drafters.texts names own, the prompts of prompts.file, which is not set; give prompts.file=FILE.jsonl",
         )
         ways = self.ways(drafts)
-        for text in self.texts_with(prompts_file):
+        for text in self.texts_with(file_kinds):
             require(
-                any(text in way.texts for way in ways),
+                any(as_known(text) in way.texts for way in ways),
                 f"no arm of drafters.arms is for text={text}, so nothing would be compared there; add {text} to the "
                 "texts of an arm, or leave it out of drafters.texts",
             )
@@ -177,6 +176,11 @@ class DraftersConfig:
             check_overlap(presumed_family(way.draft), overlap, f"drafters.arms.{way.name}.overlap")
             for temperature in temperatures:
                 way.sampling(decode, temperature)
+
+
+def as_known(text: str) -> str:
+    """What arms call a kind of text: the kinds of a file's questions are the user's own."""
+    return text if text in get_args(Text) else OWN
 
 
 def check_settings(draft: str, settings: Mapping[str, Any], where: str) -> None:

@@ -11,7 +11,7 @@ from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model
 from eval.config import EvalConfig
 from eval.inputs import check_datastore, check_held_out
-from eval.modes.drafters.config import TASKS
+from eval.modes.drafters.config import TASKS, as_known
 from eval.modes.drafters.texts import load_texts
 from eval.modes.drafters.way import Way
 from eval.prompts.kinds import TextPrompts
@@ -35,11 +35,13 @@ class Target:
 
     def ways(self, cfg: EvalConfig, text: str) -> list[Way]:
         """The ways to draft that are timed on one of its texts."""
-        return [way for way in cfg.drafters.ways(cfg.drafts) if way.name in self.families and text in way.texts]
+        return [
+            way for way in cfg.drafters.ways(cfg.drafts) if way.name in self.families and as_known(text) in way.texts
+        ]
 
     def left_out(self, cfg: EvalConfig, text: str) -> dict[str, str]:
         """Arm for that text -> why it is not timed there."""
-        wanted = {way.name: text in way.texts for way in cfg.drafters.ways(cfg.drafts)}
+        wanted = {way.name: as_known(text) in way.texts for way in cfg.drafters.ways(cfg.drafts)}
         reasons = {name: reason for name, reason in self.refused.items() if wanted[name]}
         return reasons | dict.fromkeys(cfg.drafters.without_datastore(text), "drafters.datastore names no folder")
 
@@ -51,7 +53,7 @@ class Target:
 def describe_targets(cfg: EvalConfig) -> list[Target]:
     """The targets that some text is written by; InputError where one has no files, where an arm that was asked for fits
     none of them, and where a draft or a datastore saw the held-out text."""
-    texts = cfg.drafters.texts_with(cfg.prompts.file)
+    texts = cfg.drafters.texts_with(cfg.prompts.file_kinds)
     tasks = [text for text in texts if text in TASKS and cfg.drafters.tasks_target is not None]
     sides = {
         "target": (cfg.target, [text for text in texts if text not in tasks]),

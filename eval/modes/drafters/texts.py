@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from decode.common.errors import ConfigError
 from distill.prompts.tokenizer import encode_texts, start_ids
+from eval.comparison_config import OWN
 from eval.config import EvalConfig
-from eval.modes.drafters.config import OWN, TASKS
-from eval.prompts.kinds import TextPrompts, corpus_prompts
+from eval.modes.drafters.config import TASKS, as_known
+from eval.prompts.kinds import TextPrompts, corpus_prompts, file_prompts
 from eval.prompts.prompt import DEEPEST_DRAFT, Prompt, check_room
-from eval.prompts.questions import file_prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,32 +30,27 @@ def load_texts(
 ) -> dict[str, TextPrompts]:
     """Kind of text -> prompts in the tokens of one target. ConfigError where there are too few, InputError where one is
     too long."""
-    found = {text: _both(cfg, tokenizer, text) for text in texts}
+    of_file = [text for text in texts if as_known(text) == OWN]
+    found = {text: _of_corpus(cfg, tokenizer, text) for text in texts if text not in of_file}
+    if of_file:
+        found |= file_prompts(cfg, tokenizer, *_counts(cfg), _ASKED_BY)
     for prompts in found.values():
         check_room([*prompts.reported, *prompts.screening], cfg.decode.max_new_tokens + DEEPEST_DRAFT, max_positions)
     return found
 
 
-def _both(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, text: str) -> TextPrompts:
+def _counts(cfg: EvalConfig) -> tuple[int, int]:
+    """Prompts of a text that are reported, and that settings are chosen on."""
     sizes = cfg.drafters.num_timed
     reported = max(rows * count for rows, count in sizes.items())
-    screening = max(rows * cfg.drafters.batches_screened(rows) for rows in sizes)
-    if text == OWN:
-        return _own(cfg, tokenizer, reported, screening)
+    return reported, max(rows * cfg.drafters.batches_screened(rows) for rows in sizes)
+
+
+def _of_corpus(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, text: str) -> TextPrompts:
+    reported, screening = _counts(cfg)
     return TextPrompts(
         _of_split(cfg, tokenizer, text, "heldout", reported), _of_split(cfg, tokenizer, text, "validation", screening)
     )
-
-
-def _own(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, reported: int, screening: int) -> TextPrompts:
-    prompts = file_prompts(cfg, tokenizer)
-    if len(prompts) < reported + screening:
-        raise ConfigError(
-            f"prompts.file={cfg.prompts.file} gives {len(prompts)} prompts, and {reported} are timed and {screening} "
-            f"others settle which settings are ({_ASKED_BY}). Add some, raise prompts.limit, or lower these, e.g. "
-            "drafters.batch_sizes=[1] drafters.batches_timed=[8]"
-        )
-    return TextPrompts(prompts[screening : screening + reported], prompts[:screening])
 
 
 def _of_split(

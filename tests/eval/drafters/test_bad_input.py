@@ -94,7 +94,7 @@ def test_too_few_prompts_are_said_with_what_asks_for_them(folder: Path, tmp_path
     file.write_text("\n".join(lines))
     given = values(folder) | {"prompts": {"tokens": 12, "file": str(file)}}
     given["drafters"] |= {"texts": ["own"], "batches_timed": [3]}
-    with pytest.raises(ConfigError, match=r"gives 3 prompts, and 3 are timed and 1"):
+    with pytest.raises(ConfigError, match=r"gives 3 prompts of kind own, and 3 are timed and 1"):
         stage.run(build(EvalConfig, given))
     given = values(folder) | {"data": {"name": "jsonl", "path": str(file)}, "drafts": {}}
     given["drafters"] |= {"texts": ["edit"]}
@@ -121,6 +121,27 @@ def test_own_prompts_are_timed_wherever_they_are_given(
     plan = capsys.readouterr().out
     assert "writes code, own" in plan
     assert "arms for own: ngram, mine" in plan
+
+
+def test_kinds_of_questions_are_texts_of_their_own(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Spec-Bench's thirteen categories are six kinds; a file in another shape would be counted as what it is not."""
+    file = tmp_path / "spec.jsonl"
+    lines = [{"category": ("math", "writing", "qa", "rag")[one % 4], "turns": [f"What is {one}?"]} for one in range(24)]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    kinds = {"talk": ["math", "writing"], "qa": ["qa"], "rag": ["rag"]}
+    given = values(folder) | {"prompts": {"tokens": 12, "file": str(file), "kinds": kinds}, "plan": True}
+    given["drafters"] |= {"texts": ["own"], "tasks_target": None}
+    stage.run(build(EvalConfig, given))
+    plan = capsys.readouterr().out
+    assert "writes talk, qa, rag" in plan
+    assert "arms for talk: ngram, mine" in plan
+    given["prompts"]["kinds"] = {"talk": ["math"], "qa": ["qa"], "sums": ["sums"]}
+    with pytest.raises(InputError, match="lacks sums, and has rag, writing besides"):
+        stage.run(build(EvalConfig, given))
+    with pytest.raises(ConfigError, match=r"prompts\.file is not set"):
+        built("eval", ["mode=drafters", "prompts=spec_bench"])
 
 
 def test_the_mode_brings_its_arms_and_those_of_each_draft() -> None:
