@@ -25,8 +25,8 @@ class DataConfig:
     """Where documents come from and how they are split (group `data`)."""
 
     name: CorpusName = "python_stdlib"
-    """Kind of corpus; python_stdlib and everyday take no `path`, tasks may (without one they are made from that library),
-    all others need it; own, of eval alone, is the draft's."""
+    """Kind of corpus; python_stdlib and everyday take no `path`, tasks may (without one they are made from that
+    library), all others need it; own, of eval alone, is the draft's."""
     path: str | None = None
     """File or folder (text, jsonl, parquet, dataset, tasks), or hub id (hub)."""
     subset: str | None = None
@@ -64,8 +64,8 @@ class DataConfig:
         )
         require(
             self.name not in ("python_stdlib", "everyday") or self.path is None,
-            f"data={self.name} reads what comes with the interpreter or with draftsmith, not {self.path!r}. Name what lies "
-            "there, as data=jsonl or data=text",
+            f"data={self.name} reads what comes with the interpreter or with draftsmith, not {self.path!r}. Name what "
+            "lies there, as data=jsonl or data=text",
         )
         for name in ("validation_share", "heldout_share"):
             share = getattr(self, name)

@@ -31,7 +31,9 @@ class TextOrigin(Content):
     @model_validator(mode="after")
     def _is_whole(self) -> TextOrigin:
         if self.name != "tasks" and (self.path is None) != (self.name in ("python_stdlib", "everyday")):
-            raise ValueError(f"path={self.path!r} does not go with name={self.name!r}: python_stdlib and everyday alone have none")
+            raise ValueError(
+                f"path={self.path!r} does not go with name={self.name!r}: python_stdlib and everyday have none"
+            )
         if self.validation_share + self.heldout_share >= 1:
             raise ValueError("validation_share and heldout_share leave nothing to train on")
         return self

@@ -205,7 +205,8 @@ def test_sweeps(results):
     lengths = results["sweeps"]["num_draft_tokens"]
     assert [point["num_draft_tokens"] for point in lengths["points"]] == [1, 2]
     points = results["sweeps"]["temperature"]["points"]
-    assert {(p["temperature"], p["draft"]) for p in points} == {(t, d) for t in (0, 0.7, 1) for d in ("distilled", "undistilled")}
+    trained = ("distilled", "undistilled")
+    assert {(p["temperature"], p["draft"]) for p in points} == {(t, d) for t in (0, 0.7, 1) for d in trained}
     assert all(point["predicted_speedup"] > 0 for point in points)
 
 

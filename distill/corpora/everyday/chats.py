@@ -42,12 +42,12 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "arithmetic": (
         "One {item} costs {price} dollars. {name} buys {count} and pays with 400 dollars. How much change is there?",
         "A shop has {stock} of one kind of {item} and sells {count} a day. How many are left after {days} days?",
-        "At {price} dollars for one {item}, {name} sells {count} on Saturday and twice as many on Sunday. How much money "
-        "is that in all?",
-        "One {item} costs {price} dollars. A group of {count} people buys {days} and shares the cost. What does each of "
-        "them pay?",
+        "At {price} dollars for one {item}, {name} sells {count} on Saturday and twice as many on Sunday. How much "
+        "money is that in all?",
+        "One {item} costs {price} dollars. A group of {count} people buys {days} and shares the cost. What does each "
+        "of them pay?",
         "Last year one {item} cost {price} dollars, and now it costs {percent} percent more. What do {days} cost now?",
-        "How many can {name} buy with {stock} dollars, if one {item} costs {price} dollars, and how much money is left?",
+        "How many can {name} buy with {stock} dollars, if one {item} costs {price} dollars, and how much is left?",
     ),
     "summarise": (
         "Summarise the following text in two sentences.\n\n{text}",
