@@ -111,11 +111,79 @@ def test_every_folder_with_code_is_a_package() -> None:
     assert not [str(folder) for folder in folders if not (folder / "__init__.py").exists()]
 
 
+@pytest.fixture
+def repository(clone_with_pip: Path) -> Path:
+    """A repository with the test script, whose tools only tell what they are asked; .ci/all_passed names its commit."""
+    shutil.copy(ROOT / "scripts" / "test.sh", clone_with_pip / "scripts")
+    for name in ("vllm", "speculators", "llamacpp"):
+        (clone_with_pip / "scripts" / f"{name}_env.sh").write_text("")
+    for name in ("ruff", "pyright", "mkdocs", "pytest"):
+        tool = clone_with_pip / ".venv" / "bin" / name
+        tool.write_text("#!/bin/sh\n")
+        tool.chmod(0o755)
+    (clone_with_pip / ".gitignore").write_text(".venv\n")
+    (clone_with_pip / ".ci").mkdir()
+    git(clone_with_pip, "init", "--quiet")
+    commit(clone_with_pip, "README.md")
+    (clone_with_pip / ".ci" / "all_passed").write_text(git(clone_with_pip, "rev-parse", "HEAD"))
+    commit(clone_with_pip, "docs/index.md")
+    return clone_with_pip
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+    return subprocess.run(["git", "-C", folder, *who, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def commit(folder: Path, changed: str) -> None:
+    file = folder / changed
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("changed")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", changed)
+
+
+def run_script(repository: Path, *arguments: str) -> list[str]:
+    """The commands of pytest that the test script ran, without the tier's own marks."""
+    where = {**os.environ, "PATH": f"{repository / '.venv' / 'bin'}:{os.environ['PATH']}"}
+    command = ["bash", str(repository / "scripts" / "test.sh"), *arguments]
+    done = subprocess.run(command, env=where, capture_output=True, text=True, check=True)
+    return [line.removeprefix("$ pytest ") for line in done.stdout.splitlines() if line.startswith("$ pytest")]
+
+
+def test_changed_paths_ask_for_their_tests_and_nothing_else_does(repository: Path) -> None:
+    assert run_script(repository, "--changed") == run_script(repository) == ["-q"]
+    commit(repository, "distill/runtimes/x.py")
+    default, slow, engines = run_script(repository, "--changed")
+    assert (default, slow.rsplit(" ", 1)[1]) == ("-q", "tests/distill")
+    assert {part for part in engines.split() if part.startswith("tests/")} == {
+        "tests/engines/test_openai_servers.py",
+        "tests/engines/test_records.py",
+        "tests/engines/test_vllm_server.py",
+    }
+    assert run_script(repository) == ["-q"]
+
+
+def test_every_tier_runs_where_it_is_asked_for_or_nothing_is_known(repository: Path) -> None:
+    every = run_script(repository, "--all")
+    assert [command.split(" ")[-1] for command in every] == ["-q", "tests", "tests"]
+    assert (repository / ".ci" / "all_passed").read_text() == git(repository, "rev-parse", "HEAD")
+    (repository / ".ci" / "all_passed").write_text("0" * 40)
+    assert run_script(repository, "--changed") == every
+
+
+def test_all_paths_that_changes_ask_for_are_there() -> None:
+    table = (ROOT / "scripts" / "test.sh").read_text().split("ASKED='")[1].split("'")[0]
+    patterns = [path for line in table.splitlines() if line for path in line.split()[2:]]
+    assert len(patterns) > 8
+    assert not [pattern for pattern in patterns if not list(ROOT.glob(pattern))]
+
+
 def test_ci_runs_the_test_script() -> None:
-    assert "scripts/test.sh" in (ROOT / ".ci" / "run").read_text()
+    assert 'scripts/test.sh" --changed' in (ROOT / ".ci" / "run").read_text()
     (job,) = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"].values()
     (step,) = [step for step in job["steps"] if "run" in step]
-    assert step["run"] == "bash scripts/test.sh"
+    assert step["run"] == "bash .ci/run"
     assert {"TORCH_VERSION", "TORCH_INDEX_URL", "PYTHON"} == step["env"].keys()  # what scripts/common.sh heeds
 
 
