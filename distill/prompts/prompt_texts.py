@@ -110,7 +110,7 @@ class PromptTexts(AbstractContextManager):
 
     def _draw(self) -> None:
         config, corpus = self.config, self.corpus
-        own = ", the default; chats or text of your own: data=jsonl data.path=FILE" if config.data.path is None else ""
+        own = "; chats or text of your own: data=jsonl data.path=FILE" if config.data.path is None else ""
         log.info("reading prompts from %s (data=%s%s)", corpus.where, config.data.name, own)
         aside = Path(self._temporary.enter_context(TemporaryDirectory(prefix="draftsmith-")))
         self.prompts = write_prompts(draw_prompts(corpus, self.tokenizer, config), aside / FOLDER)
