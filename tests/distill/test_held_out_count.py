@@ -123,4 +123,4 @@ def test_python_source_is_not_read_without_a_word(
     files = [Document(f"{number}.py", text(number)["text"]) for number in range(90)]
     monkeypatch.setattr("distill.corpora.configured.python_stdlib", lambda: iter(files))  # its own are large
     run(tiny_config(tmp_path, plan=True, data=DataConfig()))
-    assert "(data=python_stdlib, the default; chats or text of your own: data=jsonl" in caplog.text
+    assert "(data=python_stdlib; chats or text of your own: data=jsonl" in caplog.text
