@@ -30,10 +30,15 @@ Scheme = Literal["int8", "int4", "int8_dynamic"]
 
 
 def model_folder(path: str) -> str:
-    """`path`, or `model/` in it where it is the folder of a training run."""
-    inside = Path(path) / "model"
-    is_run = (inside / "config.json").is_file() and not (Path(path) / "config.json").is_file()
-    return str(inside) if is_run else path
+    """`path`; or what it holds in place of a config.json: `model/`, where it is the folder of a training run, or a GGUF
+    file, if there is one alone."""
+    folder = Path(path)
+    if (folder / "config.json").is_file():
+        return path
+    if (folder / "model" / "config.json").is_file():
+        return str(folder / "model")
+    files = [*folder.glob("*.gguf")]
+    return str(files[0]) if len(files) == 1 else path
 
 
 @dataclass
@@ -41,7 +46,7 @@ class ModelConfig:
     """Where a causal language model lies and how it is loaded."""
 
     path: str | None = None
-    """Folder in transformers format, that of the run that trained the model, or hub id."""
+    """Folder in transformers format, that of the run that trained the model, GGUF file, or hub id."""
     revision: str | None = None
     """Hub revision (branch, tag or commit); None is the default branch."""
     dtype: Precision = "auto"

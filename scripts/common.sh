@@ -50,14 +50,14 @@ install_pipeline() {
     pip_install "setuptools>=77" wheel packaging
     pip_install ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "$torch"
     echo "draftsmith and what it needs"
-    pip_install --no-build-isolation --editable ".[train,eval]"
+    pip_install --no-build-isolation --editable ".[train,eval,gguf]"
 }
 
 # DeepSpeed's setup looks at the installed torch.
 install_test_tools() {
     echo "DeepSpeed and the tools of the tests"
     DS_BUILD_OPS=0 pip_install --no-build-isolation "deepspeed>=0.18"
-    pip_install --no-build-isolation --editable ".[train,eval,deepspeed,grammar,quantization,dev]"
+    pip_install --no-build-isolation --editable ".[train,eval,deepspeed,gguf,grammar,quantization,dev]"
 }
 
 # once_for STAMP INSTALL: installs unless that was done for today's pyproject.toml.

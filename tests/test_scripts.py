@@ -85,10 +85,10 @@ def test_torch_comes_from_the_index_that_the_user_names(clone_with_pip: Path) ->
 
 def test_only_the_tests_install_deepspeed_and_each_environment_is_installed_once(clone_with_pip: Path) -> None:
     lines = bash(clone_with_pip, "ensure_environment").stdout
-    assert "--editable .[train,eval]\n" in lines
+    assert "--editable .[train,eval,gguf]\n" in lines
     assert "deepspeed" not in lines
     lines = bash(clone_with_pip, "ensure_test_environment").stdout
-    assert "--editable .[train,eval,deepspeed,grammar,quantization,dev]" in lines
+    assert "--editable .[train,eval,deepspeed,gguf,grammar,quantization,dev]" in lines
     assert "torch==" not in lines
     assert bash(clone_with_pip, "ensure_test_environment").stdout == "activated\n"
 

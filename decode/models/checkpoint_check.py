@@ -21,6 +21,8 @@ from transformers.utils import logging as hf_logging
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from decode.models.checkpoint_files import read_headers
+from decode.models.gguf_file import open_gguf
+from decode.models.gguf_weights import gguf_shapes
 
 if TYPE_CHECKING:
     from decode.config import ModelConfig
@@ -63,10 +65,12 @@ class Gaps:
 
 
 def check_headers(source: ModelConfig, config: PretrainedConfig, role: str) -> None:
-    """InputError where the headers of a folder's weights do not fit `config`, by name, and where `config` describes no
-    model at all. Transformers loads them on the meta device, so that whatever it converts is judged as it will be; a
-    quantised checkpoint, or one that cannot be converted there, is judged by the report once it is loaded."""
-    tensors = read_headers(Path(source.path or ""), role)
+    """InputError where the headers of a folder's weights, or of a GGUF file, do not fit `config`, by name, and where
+    `config` describes no model at all. Transformers loads them on the meta device, so that whatever it converts is
+    judged as it will be; a quantised checkpoint, or one that cannot be converted there, is judged by the report once it
+    is loaded."""
+    path = Path(source.path or "")
+    tensors = gguf_shapes(open_gguf(path, role), config) if path.is_file() else read_headers(path, role)
     if is_quantised(config) or source.allow_missing:
         return
     shapes = tuple(sorted((name, tuple(one.shape)) for name, one in tensors.items()))

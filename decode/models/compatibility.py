@@ -8,9 +8,10 @@ import hashlib
 import inspect
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from decode.common.errors import InputError
@@ -103,8 +104,11 @@ def longest_context(config: PretrainedConfig) -> int | None:
 
 
 def load_tokenizer(source: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or hub id; raises InputError where there is none."""
+    """The tokenizer of a folder, GGUF file or hub id; raises InputError where there is none."""
+    path = Path(source.path or "")
     try:
+        if path.is_file():  # AutoTokenizer would take seconds to find that its class is this one
+            return PreTrainedTokenizerFast.from_pretrained(str(path.parent), gguf_file=path.name)
         return AutoTokenizer.from_pretrained(
             source.path, revision=source.revision, trust_remote_code=source.trust_remote_code
         )

@@ -25,10 +25,12 @@ PLAIN = "bfloat16"
 
 
 def files_fingerprint(folder: Path) -> str:
-    """Hash of config.json and of the edges of each weight file."""
+    """Hash of config.json and of the edges of each weight file; of a GGUF file, whatever its name, its edges."""
+    if folder.is_file():
+        return hashlib.sha256(_edges(folder)).hexdigest()
     digest = hashlib.sha256(_canonical_config(folder))
     for file in (*weight_files(folder), *published_files(folder)):
-        digest.update(_edges(file))
+        digest.update(file.name.encode() + _edges(file))
     return digest.hexdigest()
 
 
@@ -128,4 +130,4 @@ def _edges(file: Path) -> bytes:
         first = stream.read(EDGE_BYTES)
         stream.seek(max(0, size - EDGE_BYTES))
         last = stream.read()
-    return file.name.encode() + str(size).encode() + hashlib.sha256(first + last).digest()
+    return str(size).encode() + hashlib.sha256(first + last).digest()

@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as hf_logging
 
 from decode.common.checked_json import read_json
@@ -36,11 +37,16 @@ from decode.models.compatibility import (
     token_map_hash,
 )
 from decode.models.fingerprint import files_fingerprint, weights_fingerprint
+from decode.models.gguf_config import gguf_config
+from decode.models.gguf_file import open_gguf
+from decode.models.gguf_weights import gguf_weights
 from decode.models.quantised import refuse_dependent_rows, scheme_of
 from decode.models.torchao_schemes import check_scheme, scheme_settings
 from decode.models.weight_counts import WeightCounts, count_weights
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+EXAMPLE = Path("runs/models/smollm2")
+"""Where scripts/example_model.sh puts the model that target=smollm2 names."""
 QUICKLY_READ = 1 << 30  # bytes: weights that are there before a progress bar is of use
 
 
@@ -98,8 +104,9 @@ class ModelDescription:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weight files; for a hub id, two bytes a parameter."""
-        files = weight_files(Path(self.path)) if Path(self.path).is_dir() else []
+        """Bytes of the weight files; of a GGUF file, what it has; for a hub id, two bytes a parameter."""
+        path = Path(self.path)
+        files = [path] if path.is_file() else weight_files(path) if path.is_dir() else []
         return sum(file.stat().st_size for file in files) or 2 * self.num_parameters
 
     @cached_property
@@ -107,7 +114,7 @@ class ModelDescription:
         """Identity of the weights: commit of a hub repository, else a hash of config.json and the edges of each
         weight file."""
         commit = getattr(self.config, "_commit_hash", None)
-        if not Path(self.path).is_dir():
+        if not Path(self.path).exists():
             return f"hub:{self.path}@{commit or self.source.revision or 'main'}"
         return files_fingerprint(Path(self.path))
 
@@ -129,8 +136,10 @@ class ModelDescription:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The tokenizer, or None where a local folder holds no tokenizer files."""
+        """The tokenizer, or None where a local folder holds no tokenizer files, or a GGUF file no tokens."""
         folder = Path(self.path)
+        if folder.is_file() and "tokenizer.ggml.tokens" not in open_gguf(folder, "target").metadata:
+            return None
         if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
             return None
         return load_tokenizer(self.source)
@@ -138,6 +147,8 @@ class ModelDescription:
     @cached_property
     def generation_config(self) -> GenerationConfig:
         """What the model generates by, its end-of-text tokens among it: its own file, else its config."""
+        if Path(self.path).is_file():  # GGUF has one configuration of all
+            return GenerationConfig.from_model_config(self.config)
         try:
             return GenerationConfig.from_pretrained(self.path, revision=self.source.revision or "main")
         except OSError:  # there is none
@@ -160,12 +171,10 @@ def describe_model(source: ModelConfig, role: str = "target") -> ModelDescriptio
     if source.path is None:
         raise InputError(f"{role}.path is not set, so there is no {role} model to load; give a folder or a hub id")
     folder = Path(source.path)
-    if folder.exists() or source.path.startswith((".", "/", "~")) or source.path.count("/") > 1:
+    if folder.exists() or source.path.startswith((".", "/", "~")) or source.path.count("/") > 1 or _is_gguf(folder):
         _check_folder(folder, role)
     try:
-        config = AutoConfig.from_pretrained(
-            source.path, revision=source.revision, trust_remote_code=source.trust_remote_code
-        )
+        config = _read_config(source, role)
     except (TypeError, ZeroDivisionError) as error:  # sizes that its own class divides by
         fields = read_json(folder / "config.json") if folder.is_dir() else {}
         raise InputError(no_model(f"{role}.path={source.path}", fields, error)) from error
@@ -183,9 +192,20 @@ def describe_model(source: ModelConfig, role: str = "target") -> ModelDescriptio
     attention_of(config, source.attn_implementation)
     check_words(config, source.path, role)
     resolve_device(source.device)
-    if folder.is_dir():
+    if folder.exists():
         check_headers(source, config, role)
     return ModelDescription(source, config)
+
+
+def _read_config(source: ModelConfig, role: str) -> PretrainedConfig:
+    if Path(source.path or "").is_file():
+        return gguf_config(open_gguf(source.path or "", role), role)
+    return AutoConfig.from_pretrained(source.path, revision=source.revision, trust_remote_code=source.trust_remote_code)
+
+
+def _is_gguf(path: Path) -> bool:
+    """Whether it is meant as a file, there or not: a hub id has no such ending."""
+    return path.suffix == ".gguf"
 
 
 def describe_loaded(model: PreTrainedModel, check: bool = True) -> ModelDescription:
@@ -222,13 +242,14 @@ def read_weights(source: ModelConfig, config: PretrainedConfig, role: str) -> tu
     """A model of `config` with the weights of `source`, and transformers' report of what was missing, unexpected or of
     another shape, for `decode.models.checkpoint_check.check_report`; InputError where files are missing or damaged."""
     assert source.path is not None
+    is_file = Path(source.path).is_file()
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)] if is_file else AutoModelForCausalLM
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source.path,
+        loaded = kind.from_pretrained(
+            **(_gguf_weights(source, config) if is_file else _checkpoint(source)),
             config=config,
             **_quantised_by(source),
             revision=source.revision,
-            dtype="auto" if source.dtype == "auto" else getattr(torch, source.dtype),
             attn_implementation=attention_of(config, source.attn_implementation),
             trust_remote_code=source.trust_remote_code,
             ignore_mismatched_sizes=True,  # they are in the report, which names the two shapes
@@ -244,9 +265,22 @@ def read_weights(source: ModelConfig, config: PretrainedConfig, role: str) -> tu
             "merges some of them, and the report above names those that it could not. Copy the folder again"
         ) from error
     model, report = loaded
+    model.name_or_path = model.config.name_or_path = source.path
     if getattr(model, "_hf_peft_config_loaded", False):
         raise InputError(with_adapter(source.path, role))
     return model, report
+
+
+def _checkpoint(source: ModelConfig) -> dict[str, Any]:
+    dtype = "auto" if source.dtype == "auto" else getattr(torch, source.dtype)
+    return {"pretrained_model_name_or_path": source.path, "dtype": dtype}
+
+
+def _gguf_weights(source: ModelConfig, config: PretrainedConfig) -> dict[str, Any]:
+    """The tensors of a GGUF file as numbers, so that the model is a plain one, which can be trained and saved."""
+    dtype = config.dtype if source.dtype == "auto" else getattr(torch, source.dtype)
+    tensors = gguf_weights(open_gguf(source.path or "", "target"), config, cast(torch.dtype, dtype))
+    return {"pretrained_model_name_or_path": None, "dtype": dtype, "state_dict": tensors}
 
 
 def _quantised_by(source: ModelConfig) -> dict[str, Any]:
@@ -268,8 +302,13 @@ def _refuse_window(window: Window | None, path: str) -> None:
 
 
 def _check_folder(folder: Path, role: str) -> None:
+    if folder.is_file():
+        return  # a GGUF file, or one that is refused when it is opened
     if not folder.is_dir():
-        raise InputError(f"{role}.path={folder} does not exist; give a folder in transformers format or a hub id")
+        remedy = "give a folder in transformers format, a GGUF file or a hub id"
+        if folder == EXAMPLE:
+            remedy = "bash scripts/example_model.sh fetches it, once"
+        raise InputError(f"{role}.path={folder} does not exist; {remedy}")
     if not (folder / "config.json").is_file():
         if (folder / "run.json").is_file():
             raise InputError(
@@ -281,6 +320,12 @@ def _check_folder(folder: Path, role: str) -> None:
                 f"{role}.path={folder} holds an adapter alone (adapter_config.json), no model. Merge it into its base: "
                 "peft's AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained(MERGED), "
                 "and save the tokenizer beside it"
+            )
+        several = sorted(one.name for one in folder.glob("*.gguf"))
+        if several:
+            raise InputError(
+                f"{role}.path={folder} holds {len(several)} GGUF files ({', '.join(several[:4])}), and nothing says "
+                f"which one is meant. Name it: {role}.path={folder / several[0]}"
             )
         raise InputError(
             f"{role}.path={folder} holds no config.json, so it is not a model folder in transformers format"

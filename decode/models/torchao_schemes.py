@@ -7,6 +7,7 @@ rounding would fall on the scores themselves. So do the experts of a mixture tha
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +35,7 @@ def check_scheme(source: ModelConfig, config: PretrainedConfig, role: str) -> No
     scheme = source.quantization
     if scheme is None or scheme not in SCHEMES.values():
         return  # a word of an engine's
-    own = method_of(config)
+    own = "GGUF" if Path(source.path or "").is_file() else method_of(config)
     if own is not None:
         raise InputError(
             f"{role}.quantization={scheme} and {role}.path={source.path}, whose checkpoint is quantised already by "
