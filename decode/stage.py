@@ -164,7 +164,7 @@ def _warm_up(
     config: DecodeConfig,
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Of the call to come: captures took more time than the whole completion of the quickstart."""
+    """Of the call to come: captures took more time than the whole completion of the toy."""
     log.info("warming up: rounds are captured before the completion, whose speed is timed without that")
     settings = {name: value for name, value in vars(config.decode).items() if name != "max_new_tokens"}
     seconds = warm_up(model, drafter, prompt, config.decode.max_new_tokens, tokenizer=tokenizer, **settings)

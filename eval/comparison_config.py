@@ -118,7 +118,7 @@ class FamiliesConfig:
     """Name -> overrides of `python -m train`, e.g. [draft=lm, draft.layers=1, lr=3e-3]."""
     training: list[str] = field(default_factory=list)
     """Overrides of `python -m train` that all arms share."""
-    records: str = "runs/quickstart/records"
+    records: str = "runs/toy/records"
     """Finished record folder whose texts are trained on; its target is read again where an arm wants features."""
     folder: str = "runs/families"
     """Folder of the records with features (records_CODE) and of the trainings (ARM-tokens-SEED, ARM-time-SEED)."""

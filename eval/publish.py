@@ -127,9 +127,7 @@ def main() -> None:
     """Entry point of `python -m eval.publish`; exit code 2 for bad input."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, nargs="+", help="results.json of each run of a report")
-    parser.add_argument(
-        "destination", type=Path, help="path of the page without its suffix, e.g. docs/results/quickstart"
-    )
+    parser.add_argument("destination", type=Path, help="path of the page without its suffix, e.g. docs/results/toy")
     parser.add_argument("--readme", type=Path, help=f"file whose block is filled; {README}, from {ENOUGH} runs on")
     arguments = parser.parse_args()
     try:

@@ -1,6 +1,6 @@
 """Record `python -m decode` as a picture of its terminal, docs/NAME.svg.
 
-python scripts/record_decode.py decode                                                  # the quickstart's pair
+python scripts/record_decode.py decode                                                  # the toy's pair
 python scripts/record_decode.py edit                                                    # a file that is edited
 python scripts/record_decode.py decode target.path=TARGET draft.path=DRAFT prompt=Hello # any overrides of the stage
 """
@@ -21,13 +21,13 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 RECORDINGS = {
     "decode": (
-        "target=quickstart",
-        "draft.path=runs/quickstart/draft/model",
-        "prompt_file=scripts/quickstart_prompt.txt",
+        "target=toy",
+        "draft.path=runs/toy/draft/model",
+        "prompt_file=scripts/toy_prompt.txt",
     ),
     "edit": (
-        "target=quickstart",
-        "target.path=runs/quickstart/tasks_target/model",
+        "target=toy",
+        "target.path=runs/toy/tasks_target/model",
         "draft=edit",
         "decode=greedy",
         "decode.num_draft_tokens=8",

@@ -71,5 +71,5 @@ def test_a_command_shown_to_the_reader_is_accepted(file: str, stage: str, argume
 
 def test_commands_are_found_where_they_are_shown() -> None:
     files = {str(parameters.values[0]) for parameters in COMMANDS}
-    assert {"README.md", "scripts/quickstart.sh", "scripts/sweep.sh"} <= files
+    assert {"README.md", "scripts/toy.sh", "scripts/sweep.sh"} <= files
     assert Path(CONF).name == "conf"

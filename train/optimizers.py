@@ -40,7 +40,7 @@ def build_optimizers(module: nn.Module, token_tables: Iterable[Tensor], cfg: Tra
 
 class WideMuon(Muon):
     """Muon that orthogonalises in float32. torch's own does so in bfloat16: on a CPU that emulates it a
-    step of the quickstart's target took 120 s in place of 33."""
+    step of the toy's target took 120 s in place of 33."""
 
     def step(self, closure: Any = None) -> Any:
         """As Muon's."""

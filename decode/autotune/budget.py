@@ -16,7 +16,7 @@ beats what the seconds t(j + 1) - t(j) are worth at the rate of tokens of the la
 a renewal process: its long-run rate is the price of a second). A switch of its own, because it asks the host after
 every step, which rules out a lag, and gives up the fused draft: simulated with calibrated drafts it gains up to 16 % at
 equal cost a step, nothing where all tokens are equally sure, and mostly loses where steps cost half as much again (six
-fused steps of the quickstart's draft take 3.4 ms, one by one 5.0).
+fused steps of the toy's draft take 3.4 ms, one by one 5.0).
 
 Exactness: what is chosen before a round looks at earlier rounds only, and whether to go on inside one at tokens up to
 the last one drafted, which stays in the tree: a stopping time, under which rejection and block verification keep their

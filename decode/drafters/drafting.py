@@ -1,7 +1,7 @@
 """What a family offers so that chains and trees can be drafted with it, one round of it and steps over its nodes; and
 drafting a chain: k passes and k draws as one unit, or step by step where something looks in.
 
-One unit, because Python between the passes costs as much as they do: six tokens of the quickstart's draft took 5.0 ms
+One unit, because Python between the passes costs as much as they do: six tokens of the toy's draft took 5.0 ms
 step by step and 3.4 ms as one capture (2 cores)."""
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Head i starts from [state; E(pending); E(draft 1) ... E(draft i - 1)]. The state is the target's final hidden state or,
 in Hydra++, what a decoder layer over the states of the whole text makes of it. Embeddings are normalised, which the
 paper does not do: they are an order of magnitude smaller than states, and so are learned to be read much later. After
-60 steps of 1,024 tokens on the quickstart's target four heads had alpha 0.73 0.73 0.72 0.72; without, 0.54 0.50 0.49
+60 steps of 1,024 tokens on the toy's target four heads had alpha 0.73 0.73 0.72 0.72; without, 0.54 0.50 0.49
 0.49.
 """
 

@@ -21,7 +21,7 @@ from decode.trees.tree import Drawn, Tree, ancestors, tree_depths
 from decode.trees.tree_plans import Dynamic, Shape, Static
 
 DISAGREEMENT = 0.4
-"""Scale in nats at which a draft's log-probabilities err. Chosen while building, on a few prompts of the quickstart's
+"""Scale in nats at which a draft's log-probabilities err. Chosen while building, on a few prompts of the toy's
 pair, among 0.15, 0.35, 0.5 and 1 (which is EAGLE-2): flat between 0.35 and 0.5, worse at both ends."""
 
 

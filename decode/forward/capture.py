@@ -142,7 +142,7 @@ def _agrees_unpacked(have: tuple[Tensor, ...], module: nn.Module, inputs: tuple[
 
 
 def _near(have: Tensor, want: Tensor) -> bool:
-    """Up to rounding, whose size is that of the largest numbers: logits of the quickstart's target, up to 9, differ by
+    """Up to rounding, whose size is that of the largest numbers: logits of the toy's target, up to 9, differ by
     0.06 in bfloat16 between its own modules and fused ones, and both by 0.05 from float32."""
     largest = want.masked_fill(~want.isfinite(), 0).abs().amax().item()
     return torch.allclose(have, want, rtol=0, atol=largest * ROUNDING.get(have.dtype, 2**-5))

@@ -10,7 +10,7 @@ from decode.common.markdown import code, fenced, plain, table
     [
         "held-out split of python_stdlib: 12 timed (128 tokens on average)",
         "2.32 [2.03, 2.43]",
-        "T=1, k=4; runs/quickstart/draft/model",
+        "T=1, k=4; runs/toy/draft/model",
         "t_target(k+1) - 50% #3 'a' \"b\" {x: 1}",
     ],
 )

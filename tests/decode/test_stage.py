@@ -54,7 +54,7 @@ def test_a_completion_is_printed_and_kept(
 def test_passes_are_captured_before_the_completion_which_is_the_same(
     config: DecodeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first completion of the quickstart showed a third of the decoder's speed."""
+    """The first completion of the toy'showed a third of the decoder's speed."""
     config.decode.max_new_tokens, config.decode.num_draft_tokens = 24, 2
     captured: list[str] = []
     calls: list[int] = []

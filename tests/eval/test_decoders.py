@@ -330,7 +330,7 @@ def test_the_mode_brings_its_settings():
     assert isinstance(cfg, EvalConfig)
     assert cfg.mode == "decoders"
     assert cfg.output_dir == "runs/decoders/report"
-    assert cfg.drafts == {"distilled": "runs/quickstart/draft/model"}
+    assert cfg.drafts == {"distilled": "runs/toy/draft/model"}
     assert cfg.peers.vllm_python is None
     with_vllm = built("eval", ["mode=decoders", "peers=vllm", "decoders.batch_sizes=[1]", "decoders.batches_timed=[3]"])
     assert isinstance(with_vllm, EvalConfig)

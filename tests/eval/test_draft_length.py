@@ -73,9 +73,9 @@ def test_a_validation_split_without_prompts_is_refused(folder):
         load_prompts(cfg, tiny_tokenizer(), 256)
 
 
-def test_the_quickstart_has_one_length_so_that_its_runs_can_be_pooled():
-    cfg = built("eval", ["experiment=quickstart_report"])
+def test_the_toy_has_one_length_so_that_its_runs_can_be_pooled():
+    cfg = built("eval", ["experiment=toy_report"])
     assert isinstance(cfg, EvalConfig)
     assert cfg.timing.choose_k == []
     with pytest.raises(ConfigError, match="timing.choose_k"):
-        built("eval", ["experiment=quickstart_report", "timing.choose_k=[0]"])
+        built("eval", ["experiment=toy_report", "timing.choose_k=[0]"])

@@ -260,7 +260,7 @@ def test_rows_of_several_runs_are_pooled_and_rows_of_earlier_versions_too() -> N
 
 
 def test_published_pages_of_a_time_before_energy_was_metered_are_as_they_were() -> None:
-    summary = render_summary(json.loads((PUBLISHED / "quickstart.json").read_text()))
+    summary = render_summary(json.loads((PUBLISHED / "toy.json").read_text()))
     assert "Energy: not measured: this report reads no energy counter." in summary
     assert "## Energy" not in summary
 

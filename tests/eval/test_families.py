@@ -113,9 +113,9 @@ def test_the_name_of_the_suite_brings_its_settings():
     cfg = built("eval", ["mode=families"])
     assert isinstance(cfg, EvalConfig)
     assert (cfg.mode, cfg.output_dir, cfg.drafts) == ("families", "runs/families/report", {})
-    assert cfg.target.path == "runs/quickstart/target/model"
+    assert cfg.target.path == "runs/toy/target/model"
     for arm in cfg.families.arms:  # every arm's overrides are those of `python -m train`
-        assert train_config(cfg, arm).records == "runs/quickstart/records"
+        assert train_config(cfg, arm).records == "runs/toy/records"
 
 
 def test_what_trains_an_arm_stands_beside_it(folder):
@@ -445,7 +445,7 @@ def test_bad_values_are_refused(changes, message):
         ({"families": {"arms": {"lm": ["draft=lm", "draft.layers=0"]}}}, ConfigError, "families.arms.lm: .*layers=0"),
         ({"families": {"arms": {"lm": ["draft=none"]}}}, ConfigError, "families.arms.lm: "),
         ({"families": {"shapes": {"t": {"depth": 3}}}}, ConfigError, r"shapes.t has unknown keys \['depth'\]"),
-        ({"families": {"records": "runs/none"}}, InputError, r"records=runs/none does not exist.*quickstart.sh"),
+        ({"families": {"records": "runs/none"}}, InputError, r"records=runs/none does not exist.*toy.sh"),
         (
             {"families": {"feature_arm": "lm", "feature_codes": ["bf16", "pca"]}},
             ConfigError,
@@ -465,13 +465,13 @@ def test_bad_input_is_refused_before_anything_is_trained(folder, tmp_path, train
     assert not trainer.asked
 
 
-def test_a_missing_quickstart_is_said_with_the_remedy_and_ends_with_2(tmp_path, monkeypatch, capsys):
+def test_missing_records_are_said_with_the_remedy_and_ends_with_2(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["eval", "mode=families", "plan=true"])
     with pytest.raises(SystemExit) as error:
         cli.main()
     assert error.value.code == 2
-    assert "bash scripts/quickstart.sh" in capsys.readouterr().err
+    assert "bash scripts/toy.sh" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from eval.modes.overlap.simulation import WAYS, ahead, in_turn
 from eval.publish import publish
 from eval.results.schema import read_results
 
-QUICKSTART = CONF.parent / "docs/results/quickstart.json"
+TOY = CONF.parent / "docs/results/toy.json"
 PAIR = Pair("p", target_ms=10.0, token_ms=0.5, draft_ms=2.0, acceptance=(0.9, 0.7, 0.8))
 N = 40_000
 
@@ -86,16 +86,16 @@ def test_both_ways_accept_the_same_tokens() -> None:
 
 
 def test_pairs_of_a_report_are_its_draft_lms_under_the_coupled_rule() -> None:
-    found = {pair.name: pair for pair in pairs(OverlapConfig(measured=str(QUICKSTART)))}
+    found = {pair.name: pair for pair in pairs(OverlapConfig(measured=str(TOY)))}
     assert set(found) == {f"{draft}, T={t}, batch 1" for draft in ("distilled", "undistilled") for t in (0, 1)}
-    rows = [row for row in read_results(QUICKSTART)["rows"] if row["draft"] == "distilled" and row["temperature"] == 1]
+    rows = [row for row in read_results(TOY)["rows"] if row["draft"] == "distilled" and row["temperature"] == 1]
     pair = found["distilled, T=1, batch 1"]
     assert pair.draft_ms == pytest.approx(1e3 * rows[0]["component_times"]["t_draft_s"])
     assert pair.chances(6) == [*rows[0]["acceptance_by_position"], *[rows[0]["acceptance_by_position"][-1]] * 2]
 
 
 def test_a_report_without_such_rows_is_refused(tmp_path: Path) -> None:
-    results = json.loads(QUICKSTART.read_text())
+    results = json.loads(TOY.read_text())
     results["rows"] = [row for row in results["rows"] if row["drafter"] != "lm"]
     (tmp_path / "results.json").write_text(json.dumps(results))
     with pytest.raises(InputError, match="no row of a draft LM"):
@@ -103,8 +103,8 @@ def test_a_report_without_such_rows_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_report_is_named_by_its_folder_or_its_file(tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text(QUICKSTART.read_text())
-    assert pairs(OverlapConfig(measured=str(tmp_path))) == pairs(OverlapConfig(measured=str(QUICKSTART)))
+    (tmp_path / "results.json").write_text(TOY.read_text())
+    assert pairs(OverlapConfig(measured=str(tmp_path))) == pairs(OverlapConfig(measured=str(TOY)))
     with pytest.raises(InputError, match="overlap.measured=.*nowhere is no report"):
         pairs(OverlapConfig(measured=str(tmp_path / "nowhere")))
 

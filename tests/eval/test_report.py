@@ -291,14 +291,14 @@ def test_a_finished_report_is_not_redone(folder, monkeypatch):
 def test_publish_copies_renders_and_fills_the_readme(folder, tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text(f"# Title\n{START}\nold\n{END}\ntail\n")
-    destination = tmp_path / "docs/results/quickstart"
+    destination = tmp_path / "docs/results/toy"
     publish([folder / "report/results.json"], destination, readme)
     publish([folder / "report/results.json"], destination, readme)
     text = readme.read_text()
     assert "old" not in text
     assert text.startswith("# Title\n")
     assert text.endswith("tail\n")
-    assert "(docs/results/quickstart.md)" in text
+    assert "(docs/results/toy.md)" in text
     assert json.loads(destination.with_suffix(".json").read_text())["schema"] == 2
     assert "## Definitions" in destination.with_suffix(".md").read_text()
 

@@ -68,7 +68,7 @@ def test_a_draft_model_has_the_sizes_asked_for() -> None:
     ("target_width", "draft", "sizes"),
     [
         (4096, {}, (2048, 32)),
-        (512, {}, (256, 4)),  # the quickstart's
+        (512, {}, (256, 4)),  # the toy's
         (200, {}, (64, 1)),
         (100, {}, (50, 1)),
         (None, {}, (256, 4)),
@@ -98,8 +98,8 @@ def test_a_draft_of_a_small_target_is_smaller() -> None:
     assert draft.weights_per_token < target.weight_counts.per_token / 4
 
 
-@pytest.mark.parametrize("experiment", ["quickstart_draft", "quickstart_draft_text"])
-def test_the_quickstart_s_draft_names_its_sizes(experiment: str) -> None:
+@pytest.mark.parametrize("experiment", ["toy_draft", "toy_draft_text"])
+def test_the_toy_s_draft_names_its_sizes(experiment: str) -> None:
     """Its published figures are of 1 layer of 256 channels."""
     cfg: Any = commands.built("train", [f"experiment={experiment}"])
     assert (cfg.draft.layers, cfg.draft.width, cfg.draft.heads) == (1, 256, 4)

@@ -1,4 +1,4 @@
-"""An arm of the comparison as the trainer sees it, and the records that arms train from: the quickstart's texts,
+"""An arm of the comparison as the trainer sees it, and the records that arms train from: the toy's texts,
 read again by the target where hidden states are wanted."""
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ def describe_arms(cfg: EvalConfig, target: ModelDescription) -> dict[str, ArmFac
     return facts
 
 
-QUICKSTART = "runs/quickstart"
-REMEDY = "write it first: bash scripts/quickstart.sh"
+TOY = "runs/toy"
+REMEDY = "write it first: bash scripts/toy.sh"
 
 
-def check_quickstart(cfg: EvalConfig) -> None:
+def check_present(cfg: EvalConfig) -> None:
     """Raise InputError where the target or the records are not there, before anything else looks for them."""
     target, records = str(cfg.target.path), Path(cfg.families.records)
-    if target.startswith(QUICKSTART) and not Path(target).is_dir():
+    if target.startswith(TOY) and not Path(target).is_dir():
         raise InputError(f"target.path={target} does not exist, and mode=families drafts for it; {REMEDY}")
     if not is_finished(records):
         state = "is not finished" if records.is_dir() else "does not exist"

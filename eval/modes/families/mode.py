@@ -23,7 +23,7 @@ from eval.measure.cells import Results
 from eval.modes.families.arms import (
     ArmFacts,
     check_layers,
-    check_quickstart,
+    check_present,
     check_records,
     describe_arms,
     layers_wanted,
@@ -101,7 +101,7 @@ def _check(cfg: EvalConfig) -> None:
         )
     for temperature in cfg.temperatures:
         shape_settings(cfg.families, cfg.decode, temperature)
-    check_quickstart(cfg)
+    check_present(cfg)
 
 
 def _prompts(cfg: EvalConfig, target: ModelDescription) -> tuple[list[Prompt], list[Prompt]]:

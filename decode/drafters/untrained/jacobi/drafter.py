@@ -43,7 +43,7 @@ class JacobiText(RowText):
 
     def guesses(self, depth: int, most: int) -> list[Guess]:
         """N-grams of the last token, those that were guessed for its very place first; then the refined window. (The
-        window before other n-grams: 1.2 tokens a pass of the quickstart's target at temperature 0 instead of 3.0.)"""
+        window before other n-grams: 1.2 tokens a pass of the toy's target at temperature 0 instead of 3.0.)"""
         self.window.move(self.text)
         here = len(self.text)
         known = self.pool.found(self.text[-1], here - 1)
