@@ -75,25 +75,27 @@ def unknown_key_message(cls: type, key: str, where: str = "") -> str:
 def nested_class(cls: type, path: str) -> type | None:
     """The dataclass that holds the last key of the dotted `path`, or None where the path leaves the dataclasses."""
     for name in path.split(".")[:-1]:
-        nested = [arm for arm in _arms(_field_types(cls).get(name)) if dataclasses.is_dataclass(arm)]
+        nested = [arm for arm in arms(_field_types(cls).get(name)) if dataclasses.is_dataclass(arm)]
         if not nested:
             return None
         cls = typing.cast(type, nested[0])
     return cls
 
 
-def accepts(cls: type, path: str) -> bool:
-    """Whether the dotted `path` names a field of a (nested) dataclass, or an entry of a field that is a dict."""
+def field_kind(cls: type, path: str) -> Any:
+    """The annotation of what the dotted `path` names: a field of a (nested) dataclass, or an entry of a field that is a
+    dict; None where it names neither."""
     *parents, name = path.split(".")
     holder = nested_class(cls, path)
     if holder is not None:
-        return name in _field_types(holder)
+        return _field_types(holder).get(name)
     above = nested_class(cls, ".".join(parents))
-    return above is not None and _is_dict(_field_types(above).get(parents[-1]))
+    tables = [] if above is None else [arm for arm in arms(_field_types(above).get(parents[-1])) if _is_dict(arm)]
+    return get_args(tables[0])[1] if tables else None
 
 
 def _is_dict(kind: Any) -> bool:
-    return any(get_origin(arm) is dict for arm in _arms(kind))
+    return get_origin(kind) is dict
 
 
 @functools.cache
@@ -116,13 +118,14 @@ def _join(where: str, key: object) -> str:
     return f"{where}.{key}" if where else str(key)
 
 
-def _arms(kind: Any) -> tuple:
+def arms(kind: Any) -> tuple:
+    """The kinds that a union allows; of any other kind itself."""
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
 def _convert(kind: Any, value: Any, where: str) -> Any:
     """`value` as an instance of the annotation `kind`; ConfigError names the path, the value and the type."""
-    if len(_arms(kind)) > 1:
+    if len(arms(kind)) > 1:
         return _convert_union(kind, value, where)
     if dataclasses.is_dataclass(kind):
         return build(typing.cast(type, kind), value, where)
@@ -137,13 +140,13 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
 
 
 def _convert_union(kind: Any, value: Any, where: str) -> Any:
-    arms = [arm for arm in _arms(kind) if arm is not type(None)]
+    wanted = [arm for arm in arms(kind) if arm is not type(None)]
     if value is None:
-        require(len(arms) < len(_arms(kind)), _mismatch(kind, value, where))
+        require(len(wanted) < len(arms(kind)), _mismatch(kind, value, where))
         return None
-    if len(arms) == 1:
-        return _convert(arms[0], value, where)
-    for arm in arms:
+    if len(wanted) == 1:
+        return _convert(wanted[0], value, where)
+    for arm in wanted:
         try:
             return _convert(arm, value, where)
         except ConfigError:
@@ -162,12 +165,12 @@ def _convert_literal(kind: Any, value: Any, where: str) -> Any:
 
 def _convert_sequence(kind: Any, value: Any, where: str) -> list | tuple:
     require(isinstance(value, list | tuple), _mismatch(kind, value, where))
-    origin, arms = get_origin(kind), get_args(kind)
-    if origin is tuple and arms[-1] is not Ellipsis:
-        require(len(value) == len(arms), f"{where} = {value!r} must have {len(arms)} entries, and has {len(value)}.")
+    origin, kinds = get_origin(kind), get_args(kind)
+    if origin is tuple and kinds[-1] is not Ellipsis:
+        require(len(value) == len(kinds), f"{where} = {value!r} must have {len(kinds)} entries, and has {len(value)}.")
     else:
-        arms = (arms[0],) * len(value)
-    pairs = enumerate(zip(arms, value, strict=True))
+        kinds = (kinds[0],) * len(value)
+    pairs = enumerate(zip(kinds, value, strict=True))
     return origin(_convert(arm, item, f"{where}[{index}]") for index, (arm, item) in pairs)
 
 

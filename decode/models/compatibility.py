@@ -7,6 +7,7 @@ import functools
 import hashlib
 import inspect
 import json
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -154,4 +155,5 @@ def check_same_size(target: ModelDescription, draft: ModelDescription) -> None:
 
 
 def _as_it_is(target: ModelDescription, draft: ModelDescription) -> str:
-    return f"decode with it: python -m decode target.path={target.path} draft=foreign draft.settings.draft={draft.path}"
+    paths = shlex.join([f"target.path={target.path}", "draft=foreign", f"draft.settings.draft={draft.path}"])
+    return f"decode with it: python -m decode {paths}"
