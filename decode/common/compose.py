@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from decode.common.errors import ConfigError
 from decode.common.plain_text import readable, without_lost_interpolations
-from decode.common.typed_config import field_kind, nested_class, require, unknown_key_message
+from decode.common.typed_config import field_kind, require, unknown_key_message
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 _SWEEP_FLAGS = ("-m", "--multirun", "hydra.mode=MULTIRUN")
@@ -63,7 +63,7 @@ def compose(stage: str, config_class: type, arguments: Sequence[str]) -> dict | 
     options, overrides = split_arguments(arguments)
     parsed = parse_overrides(stage, config_class, overrides)
     lines = [without_lost_interpolations(override, config_class) for override in parsed]
-    with clear_errors(config_class):
+    with clear_errors(stage, config_class):
         composed = _hydra_main(stage, options, lines) if options else _compose_once(stage, lines)
         if composed is None:
             return None
@@ -135,20 +135,18 @@ def _command_line(argv: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def clear_errors(config_class: type) -> Iterator[None]:
+def clear_errors(stage: str, config_class: type) -> Iterator[None]:
     """Turn what Hydra, OmegaConf and YAML raise into ConfigError with a message of our own."""
     try:
         yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
-        raise ConfigError(_message(error, config_class)) from error
+        raise ConfigError(_message(error, stage, config_class)) from error
 
 
-def _message(error: Exception, config_class: type) -> str:
+def _message(error: Exception, stage: str, config_class: type) -> str:
     text = str(error)
     unknown = re.search(r"Could not override '([^']+)'", text)
-    holder = nested_class(config_class, unknown[1]) if unknown else None
-    if unknown and holder:
-        where, _, key = unknown[1].rpartition(".")
-        return unknown_key_message(holder, key, where)
+    if unknown and field_kind(config_class, unknown[1]) is None:
+        return unknown_key_message(config_class, unknown[1], groups=groups(stage))
     cause = f"\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
     return "\n".join(line for line in (text + cause).splitlines() if line.strip() and not line.startswith(_NOISE))

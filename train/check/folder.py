@@ -64,7 +64,8 @@ def open_folder(path: str) -> ServedFolder:
     folder = Path(path)
     if not folder.is_dir():
         raise InputError(
-            f"draft.path={path} is not a folder here; what a hub holds is fetched first, by `hf download {quote(path)}`, say"
+            f"draft.path={path} is not a folder here; what a hub holds is fetched first, by "
+            f"`hf download {quote(path)}`, say"
         )
     read = read_folder(folder)
     if (folder / OWN_FILE).is_file() and "model_type" not in read.written:
