@@ -40,7 +40,7 @@ python -m train target.path=TARGET records=runs/x/records draft=eagle3 draft.hea
 ```
 
 `draft=eagle3` names a YAML of the group `draft` in `conf/`; `draft.head.depth=7` sets one value. An unknown key
-is an error that names those that may have been meant, wherever they are. Values with commas, brackets or spaces are quoted for the shell:
+is an error that names those that may have been meant. Values with commas, brackets or spaces are quoted for the shell:
 `'temperatures=[1.0, 0.0]'`. Text is taken as it stands, whatever it holds (`prompt="What's 2+2, and why?"`): only
 `null`, quotes around all of it and interpolations that lead somewhere (`${oc.env:DATA}/chats.jsonl`) are Hydra's.
 `--multirun lr=1e-3,3e-3` runs one job for each combination; a value with a comma of its own is then quoted once more,
