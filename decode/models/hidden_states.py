@@ -2,14 +2,13 @@
 
 A tap is an index of transformers' `hidden_states`: 0 the embeddings, i the raw output of decoder layer i - 1, the last
 one's too. FINAL is the state behind the last norm, which the output head reads. Hooks rather than
-`output_hidden_states`, which keeps the
-states of all layers, and which calls the normed state by the raw one's index.
+`output_hidden_states`, which keeps the states of all layers, and which calls the normed state by the raw one's index.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,20 +16,27 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PretrainedConfig, PreTrainedModel
 
 from decode.common.errors import InputError
+from decode.models.output_head import ends_of
+from decode.models.small import random_like
+from decode.models.structure import last_norm_of, layers_of
 
 FINAL = -1
-HEAD_TARGETS = ("llama", "qwen3", "mistral", "gemma3_text", "exaone_moe")
-"""Model types whose layers, norm and embedding lie where heads look for them."""
+_found: dict[str, str | None] = {}
+"""Config -> what `_strangeness` says of it."""
 
 
 def check_taps(config: PretrainedConfig, taps: Sequence[int], path: str) -> None:
-    """Raise InputError for a target that heads do not know, and for layers that it does not have."""
-    if config.model_type not in HEAD_TARGETS:
+    """Raise InputError for a target whose hidden states are not where heads look for them, by a small random model of
+    its architecture, and for layers that it does not have."""
+    asked = config.to_json_string()
+    if asked not in _found:
+        _found[asked] = _strangeness(config)
+    if _found[asked] is not None:
         raise InputError(
-            f"{path} is a {config.model_type} model, and heads read hidden states of {', '.join(HEAD_TARGETS)} models: "
-            "others may hold them elsewhere or scaled. Use draft=lm, which needs none"
+            f"{path} is a {config.model_type} model, whose hidden states heads cannot be built on: {_found[asked]}. "
+            "Use draft=lm, which needs none"
         )
-    num_layers = config.num_hidden_layers
+    num_layers = config.get_text_config().num_hidden_layers
     wrong = [tap for tap in taps if tap != FINAL and not 0 <= tap <= num_layers]
     if wrong or len(set(taps)) < len(taps) or not taps:
         raise InputError(
@@ -39,12 +45,49 @@ def check_taps(config: PretrainedConfig, taps: Sequence[int], path: str) -> None
         )
 
 
+def _strangeness(config: PretrainedConfig) -> str | None:
+    """Why heads cannot be built on such a target; None where they can."""
+    try:
+        return strangeness(random_like(config))
+    except InputError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001 - whatever its own code raises where it is made small
+        return f"no small model of its kind can be made to look at them ({type(error).__name__}: {error})"
+
+
+@torch.no_grad()
+def strangeness(model: PreTrainedModel) -> str | None:
+    """In what a pass of `model` over four tokens is not what heads take it for: embedding, layers with the hidden
+    states between them that transformers returns too, last norm, output head. None where it is."""
+    ids = torch.tensor([[1, 2, 3, 4]], device=model.device)
+    last, ends = len(layers_of(model)), ends_of(model)
+    with Taps(model, (*range(last + 1), FINAL)) as seen:
+        out = model(input_ids=ids, use_cache=False, output_hidden_states=True)
+    *states, raw, final = seen.each()
+    theirs = out.hidden_states
+    if theirs is None or len(theirs) != last + 1:
+        return f"transformers returns {len(theirs or ())} of them, and it has {last} layers"
+    wrong = [index for index, (ours, other) in enumerate(zip(states, theirs, strict=False)) if not _alike(ours, other)]
+    if wrong or not (_alike(final, theirs[last]) or _alike(raw, theirs[last])):
+        return f"those between its layers are not those that transformers returns (of {[*wrong, last][0]})"
+    if not _alike(ends.embed(ids), states[0]):
+        return "its first layer does not get what its embedding gives: positions or another scale come between"
+    if not _alike(last_norm_of(model)(raw), final):
+        return "its final states are not its last layer's, normed"
+    return None if _alike(ends.head(final), out.logits) else "its logits are not its output head's of its final states"
+
+
+def _alike(ours: Tensor, theirs: Tensor) -> bool:
+    theirs = theirs.to(ours.device)
+    return ours.shape == theirs.shape and bool((ours - theirs).abs().max() <= 1e-4 * theirs.abs().max())
+
+
 class Taps:
     """Inside a `with` block, every forward of the model leaves its hidden states at `layers` here."""
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int]) -> None:
         self.layers = tuple(layers)
-        self._base = cast(Any, model.base_model)
+        self._model, self._places = model, layers_of(model) if self.layers else []
         self._found: dict[int, Tensor] = {}
         self._handles: list[RemovableHandle] = []
 
@@ -67,9 +110,12 @@ class Taps:
 
     def _hook(self, tap: int) -> RemovableHandle:
         if tap == 0:
-            first = cast(nn.Module, self._base.layers[0])
-            return first.register_forward_pre_hook(lambda module, given: self._keep(0, given[0]))
-        module = cast(nn.Module, self._base.norm if tap == FINAL else self._base.layers[tap - 1])
+            return self._places[0].register_forward_pre_hook(
+                lambda module, given, named: self._keep(0, given[0] if given else named["hidden_states"]),
+                with_kwargs=True,
+            )
+        # looked up each time: while a capture is made, another norm is in its place
+        module = last_norm_of(self._model) if tap == FINAL else self._places[tap - 1]
         return module.register_forward_hook(self._keeper(tap))
 
     def _keeper(self, tap: int) -> Callable[[nn.Module, Any, Any], None]:

@@ -35,7 +35,7 @@ def read_published(path: str | Path, target: ModelDescription, check: bool = Tru
     """
     folder, reader = _opened(path)
     config = _config(folder, reader, target)
-    check_taps(target.config.get_text_config(), config.taps, target.path)
+    check_taps(target.config, config.taps, target.path)
     found = {name: tuple(one.shape) for name, one in reader.tensors(folder, config, _shape_in(folder)).items()}
     check_fits(described(folder.path, config, "Fetch the folder again"), found, f"the published head {folder.path}")
     _precision(folder)

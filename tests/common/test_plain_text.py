@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 from functools import reduce
+from typing import Any
 
 import pytest
 
@@ -81,7 +82,7 @@ TEXT_FIELDS = {
 }
 
 
-def value_of(config: object, path: str) -> object:
+def value_of(config: object, path: str) -> Any:
     return reduce(lambda at, name: at[name] if isinstance(at, dict) else getattr(at, name), path.split("."), config)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
+from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from decode.common.errors import ConfigError
 from decode.config import ModelConfig
@@ -198,8 +198,9 @@ def test_a_head_norms_queries_where_its_target_does(model_type: str, has_norms: 
 
 
 def test_a_head_size_that_the_target_does_not_name_is_its_share_of_the_width() -> None:
-    config = LlamaConfig(vocab_size=8, hidden_size=24, num_attention_heads=4, num_hidden_layers=2)
-    config.head_dim = None  # type: ignore[assignment]
+    shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    config = Qwen2Config(vocab_size=8, hidden_size=24, **shape)  # type: ignore[arg-type]
+    assert getattr(config, "head_dim", None) is None
     assert head(target=described(config)).config.head_dim == 6
 
 
