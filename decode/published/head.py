@@ -11,7 +11,7 @@ from torch import Tensor
 from decode.common.errors import ConfigError, InputError
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.saved_head import HEADS, check_fits, described, tell_ends
-from decode.models.hidden_states import check_taps
+from decode.models.head_targets import check_taps
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
 from decode.published.blocks import DFLASH, DSPARK

@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConf
 from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.forward.target import CachedModel
-from decode.models.hidden_states import FINAL, Taps, check_taps, strangeness
+from decode.models.head_targets import check_taps, strangeness
+from decode.models.hidden_states import FINAL, Taps
 from decode.models.output_head import ends_of, head_of, load_ends
 from decode.models.structure import decoder_of
 from tests.architectures import CONFIGS, random_model

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from decode import generate
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
-from decode.models.hidden_states import FINAL, Taps, check_taps
+from decode.models.head_targets import check_taps
+from decode.models.hidden_states import FINAL, Taps
 from decode.models.load import load_model
 from decode.published.states import listed
 from train.check.config import CheckConfig

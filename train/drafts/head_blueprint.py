@@ -25,7 +25,8 @@ from decode.drafters.mtp import own_mtp
 from decode.drafters.saved_draft import config_in, family_of, head_in
 from decode.drafters.saved_head import HEADS, expected
 from decode.forward.window import Window
-from decode.models.hidden_states import FINAL, check_taps
+from decode.models.head_targets import check_taps
+from decode.models.hidden_states import FINAL
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
 from decode.models.small import random_like
