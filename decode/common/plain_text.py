@@ -54,6 +54,12 @@ def written(value: Any) -> str:
     return _quoted(value) if value.lstrip()[:1] in ("'", '"') else _element(value, str)
 
 
+def unquoted(value: str) -> str:
+    """What stands in Hydra's quotes, for a reader; any other value as it is."""
+    read = parsed(f"x={value}")
+    return read._value.text if read is not None and isinstance(read._value, QuotedString) else value
+
+
 def parsed(line: str) -> Override | None:
     """Hydra's reading of a line; None where it has none."""
     try:

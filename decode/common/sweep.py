@@ -20,7 +20,7 @@ from hydra.core.override_parser.types import Glob, Override
 from decode.common.checked_json import write_atomically
 from decode.common.compose import compose, parse_overrides, split_arguments
 from decode.common.markdown import fenced
-from decode.common.plain_text import as_argument, written
+from decode.common.plain_text import as_argument, unquoted, written
 from decode.common.progress import get_logger
 from decode.common.run_folder import check_same_run, is_finished
 from decode.common.sweep_table import Figures, Row, comparison
@@ -110,7 +110,7 @@ def plan_sweep(stage: str, config_class: type, arguments: Sequence[str]) -> list
         require(
             config.output_dir is not None, "--multirun keeps a folder for each job; set output_dir=FOLDER for them."
         )
-        values = {key.lstrip("+"): value for key, value in (line.split("=", 1) for line in swept)}
+        values = {key.lstrip("+"): unquoted(value) for key, value in (line.split("=", 1) for line in swept)}
         jobs.append(Job(_name(swept), values, arguments, config))
     folders = [str(job.folder) for job in jobs]
     twice = sorted({folder for folder in folders if folders.count(folder) > 1})

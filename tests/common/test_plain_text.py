@@ -199,6 +199,7 @@ def test_sweeps_still_sweep(given: str, texts: list[str], tmp_path) -> None:
     arguments = ["-m", f"prompt={given}", "target.path=模型 (v2)", "seed=1,2", f"output_dir={tmp_path}"]
     jobs = plan_sweep("decode", config_class("decode"), arguments)
     assert [job.config.prompt for job in jobs] == [text for text in texts for _ in (1, 2)]
+    assert [job.swept.get("prompt", texts[0]) for job in jobs] == [job.config.prompt for job in jobs]
     assert {job.config.target.path for job in jobs} == {"模型 (v2)"}
     for job in jobs:  # as the job's own process reads them
         again = built("decode", split_arguments(job.arguments)[1])
