@@ -10,13 +10,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
-from decode.common.errors import ConfigError
+from decode.common.errors import ConfigError, InputError
 from decode.config import ModelConfig
 from decode.drafters.dspark import DSparkConfig
 from decode.drafters.head_draft import HeadDraft
 from decode.models.load import ModelDescription, describe_model
 from decode.models.weight_counts import count_weights
 from tests import commands
+from tests.architectures import random_config
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.train.overfit import built_head
 from tests.train.toy import head_config, model_config, tiny_config
@@ -202,6 +203,21 @@ def test_a_head_size_that_the_target_does_not_name_is_its_share_of_the_width() -
     config = Qwen2Config(vocab_size=8, hidden_size=24, **shape)  # type: ignore[arg-type]
     assert getattr(config, "head_dim", None) is None
     assert head(target=described(config)).config.head_dim == 6
+
+
+@pytest.mark.parametrize("name", ["gptj", "dbrx", "qwen3_moe", "gemma3", "granite"])
+def test_targets_of_other_types_tell_a_head_its_sizes(name: str) -> None:
+    """GPT-J and DBRX name no width of their MLPs; Qwen 3 and Gemma 3 norm queries and keys, as MTP layers then do."""
+    target = described(random_config(name))
+    for family in ("eagle3", "mtp", "medusa", "dspark", "hydra"):
+        config = head(family, target).config
+        assert (config.hidden_size, config.heads * config.head_dim) == (32, 32)
+    assert asdict(head("mtp", target).config)["qk_norm"] == (name in ("qwen3_moe", "gemma3"))
+
+
+def test_an_adapter_is_refused_for_a_target_whose_passes_cannot_be_parted() -> None:
+    with pytest.raises(InputError, match="cannot be parted behind layer 1: a layer hands on tuple"):
+        head("exit_adapter", described(random_config("falcon")))
 
 
 def test_confidence_that_is_not_trained_is_not_there() -> None:
