@@ -328,7 +328,7 @@ class DecodeConfig:
     decode: SamplingConfig = field(default_factory=SamplingConfig)
     """Sampling and verification."""
     prompt: str | None = None
-    """The prompt itself, for short plain text (Hydra reads the value: quote it)."""
+    """The prompt itself, for short plain text."""
     prompt_file: str | None = None
     """File holding the prompt; `-` reads standard input."""
     chat: bool = False

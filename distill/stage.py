@@ -15,7 +15,7 @@ from accelerate import PartialState
 from decode.common.checked_json import write_atomically
 from decode.common.progress import get_logger, progress
 from decode.common.run_folder import RunFolder, check_run, free_disk_check, on_main, open_run
-from decode.models.hidden_states import check_taps
+from decode.models.head_targets import check_taps
 from decode.models.load import ModelDescription, describe_model
 from distill.config import DistillConfig
 from distill.prompts.prompt_texts import FOLDER

@@ -14,6 +14,7 @@ from decode.common.environment import device_of
 from decode.common.errors import RunError
 from decode.models.hidden_states import Taps
 from decode.models.output_head import OutputHead, head_of
+from decode.models.structure import decoder_of
 from distill.records.record_shards import Record
 
 
@@ -72,7 +73,7 @@ class ModelPasses(Passes):
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int], batch_size: int) -> None:
         self.model, self.layers, self.batch_size = model, tuple(layers), batch_size
-        self.reader, self.head = Taps(model, layers), head_of(model)
+        self.reader, self.head, self.decoder = Taps(model, layers), head_of(model), decoder_of(model)
 
     def of_batch(self, batch: list[Record]) -> Pass:
         with self.reader:
@@ -87,4 +88,4 @@ class ModelPasses(Passes):
         device = self.model.device
         mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(-1)
         padded = None if min(lengths) == max(lengths) else mask.to(device)  # without a mask the causal kernel is faster
-        return self.model.base_model(input_ids=ids.to(device), attention_mask=padded, use_cache=False).last_hidden_state
+        return self.decoder(input_ids=ids.to(device), attention_mask=padded, use_cache=False).last_hidden_state

@@ -39,9 +39,12 @@ HEAD = """# Settings
 python -m train target.path=TARGET records=runs/x/records draft=eagle3 draft.head.depth=7 output_dir=runs/x/draft
 ```
 
-`draft=eagle3` names a YAML of the group `draft` in `conf/`; `draft.head.depth=7` sets one value. A misspelt key is an
-error that names the nearest valid one. Values with commas, brackets or spaces are quoted for the shell:
-`'temperatures=[1.0, 0.0]'`. `--multirun lr=1e-3,3e-3` runs one job for each combination.
+`draft=eagle3` names a YAML of the group `draft` in `conf/`; `draft.head.depth=7` sets one value. An unknown key
+is an error that names those that may have been meant. Values with commas, brackets or spaces are quoted for the shell:
+`'temperatures=[1.0, 0.0]'`. Text is taken as it stands, whatever it holds (`prompt="What's 2+2, and why?"`): only
+`null`, quotes around all of it and interpolations that lead somewhere (`${oc.env:DATA}/chats.jsonl`) are Hydra's.
+`--multirun lr=1e-3,3e-3` runs one job for each combination; a value with a comma of its own is then quoted once more,
+`prompt="'a, b',c"`.
 
 The defaults below are the classes' own. A group's YAML may set others; what a run used stands in its `run.json`.
 `python -m train --help` shows the same in the terminal, `--help draft` one group or section.

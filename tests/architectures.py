@@ -47,6 +47,14 @@ _MLA: dict[str, Any] = {
     "n_group": 1,
     "topk_group": 1,
 }
+_TOWER: dict[str, Any] = {  # for pictures, which no text asks
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 8,
+    "patch_size": 4,
+}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 _LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
@@ -80,6 +88,19 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
     "xglm": {"vocab_size": 64, "d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4, "init_std": 0.3},
     "doge": _BASE,
     "codegen": _OLD | {"rotary_dim": 4},
+    "qwen2": _BASE,
+    "granite": _BASE | {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5},
+    "smollm3": _BASE,
+    "olmo2": _BASE,
+    "llama4_text": _BASE
+    | _LOCAL_EXPERTS
+    | {"head_dim": 8, "intermediate_size_mlp": 48, "layer_types": ["full_attention"] * 2}
+    | {"attn_temperature_tuning": False},
+    "gemma3": {
+        "text_config": _BASE | {"head_dim": 8, "sliding_window": 3, "query_pre_attn_scalar": 8},
+        "vision_config": _TOWER,
+        "mm_tokens_per_image": 4,
+    },
 }
 """Those that are decoded for."""
 

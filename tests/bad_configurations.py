@@ -17,7 +17,7 @@ _WRONG = {
     int: ["abc", "1.5", "true", "[1]", "{a: 1}", "'3'"],
     float: ["abc", "true", "[0.1]", "{a: 1}", "nan", "inf", "'x'"],
     bool: ["3", "maybe", "[true]", "1.0"],
-    str: ["3", "1.5", "[a]", "{a: b}", "true"],
+    str: [],  # whatever is said is a text
     list: ["abc", "3", "{a: 1}"],
     tuple: ["abc", "3", "[1]", "{a: 1}"],
     dict: ["abc", "3", "[a]"],
@@ -246,13 +246,17 @@ def _unknown_key(stage: str, rng: random.Random, folder: Path) -> list[str]:
 
 
 def _wrong_type(stage: str, rng: random.Random, folder: Path) -> list[str]:
-    path, kind = rng.choice(leaves(config_class(stage)))
+    path, wrong = rng.choice([(path, wrong) for path, kind in leaves(config_class(stage)) if (wrong := _refused(kind))])
+    return [f"{path}={rng.choice(wrong)}"]
+
+
+def _refused(kind: Any) -> list[str]:
+    """Texts that no field of this kind takes."""
     arms = [get_origin(arm) or arm for arm in _arms(kind)]
     if Literal in arms:
-        return [f"{path}={rng.choice(['nonsense', '77', '[a]'])}"]
-    wrong = [set(_WRONG[arm]) for arm in arms if arm is not NoneType]
-    refused_by_all = sorted(set.intersection(*wrong))
-    return [f"{path}={rng.choice(refused_by_all if NoneType in arms else [*refused_by_all, 'null'])}"]
+        return ["nonsense", "77", "[a]"]
+    refused_by_all = sorted(set.intersection(*(set(_WRONG[arm]) for arm in arms if arm is not NoneType)))
+    return refused_by_all if NoneType in arms or str in arms else [*refused_by_all, "null"]
 
 
 def _unknown_option(stage: str, rng: random.Random, folder: Path) -> list[str]:

@@ -46,6 +46,45 @@ def test_an_unknown_key_is_refused_with_its_nearest_neighbour(call, stage: str, 
     assert "unknown key 'sed'. Did you mean 'seed'?" in shown
 
 
+@pytest.mark.parametrize(
+    ("stage", "given", "meant"),
+    [
+        ("decode", "temperature=0", "'decode.temperature'"),
+        ("decode", "temperatur=0", "'decode.temperature'"),
+        ("decode", "sampling.temperature=0", "'decode.temperature'"),
+        ("decode", "draft.num_draft_tokens=3", "'decode.num_draft_tokens'"),
+        ("decode", "decode.draft=eagle3", "'draft'"),
+        ("decode", "path=x", "'target.path' or 'draft.path'"),
+        ("distill", "temperature=0", "'sampling.temperature'"),
+        ("distill", "draft.path=x", "'sampling.draft.path', 'target.path' or 'data.path'"),
+        ("distill", "max_new_token=3", "'sampling.max_new_tokens'"),
+        ("datastore", "text_field=x", "'data.text_field'"),
+        ("train", "depth=3", "'draft.head.depth'"),
+        ("train", "head.depth=3", "'draft.head.depth'"),
+        ("train", "+rank=3", "'draft.lora.rank'"),
+        ("eval", "temperature=0", "'decode.temperature' or 'temperatures'"),
+        ("export", "quantization=int8", "'target.quantization'"),
+        ("check", "device=cpu", "'target.device'"),
+        *[(stage, "experment=x", "'experiment'") for stage in ("distill", "train", "decode", "eval")],
+    ],
+)
+def test_an_unknown_key_is_told_where_it_was_meant(call, stage: str, given: str, meant: str) -> None:
+    code, shown = call(stage, *MINIMUM[stage], given)
+    assert code == 2
+    assert f"unknown key {given.split('=')[0].lstrip('+')!r}. Did you mean {meant}?" in shown
+
+
+def test_so_it_is_in_a_file(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    monkeypatch.setattr("decode.common.compose.CONF", tmp_path / "conf")
+    for text, said in (
+        ("temperature: 0", "unknown key 'temperature'. Did you mean 'decode.temperature'?"),
+        ("draft:\n  temperature: 0", "unknown key 'draft.temperature'. Did you mean 'decode.temperature'?"),
+    ):
+        (tmp_path / "conf/experiment/mine.yaml").write_text(f"# @package _global_\n{text}\n")
+        assert said in call("decode", *MINIMUM["decode"], "experiment=mine")[1]
+
+
 @pytest.mark.parametrize("count", by_default(1, [6, 50]))
 @pytest.mark.parametrize("stage", STAGES)
 def test_generated_bad_configurations_end_with_a_message(

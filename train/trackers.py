@@ -12,6 +12,7 @@ from decode.common.errors import RunError
 from decode.common.extras import extra, require_installed
 from decode.common.progress import get_logger
 from train.config import TrainConfig
+from train.metrics_log import METRICS, read_metrics
 
 log = get_logger("tracker")
 
@@ -30,7 +31,11 @@ class WandbTracker(Tracker):
     """A W&B run, offline unless told otherwise, with everything it writes inside the run folder."""
 
     def __init__(self, cfg: TrainConfig, folder: Path, fingerprint: str) -> None:
-        """`fingerprint` names the run, so that a resumed training continues the same W&B run."""
+        """`fingerprint` names the run, so that a resumed training continues the same W&B run.
+
+        Offline each part has a folder of its own. `wandb sync` lets the last one replace the others, and comes to none
+        that lies behind one which was killed while it wrote: so each begins with what metrics.jsonl holds until then.
+        """
         self._places = _places(folder.absolute())
         os.environ.update(self._places)
         import wandb
@@ -54,6 +59,9 @@ class WandbTracker(Tracker):
                 f"tracker=wandb tracker.mode={cfg.tracker.mode} could not start: {error}. Use tracker.mode=offline and "
                 "`wandb sync` the run folder later, or tracker=jsonl"
             ) from error
+        if self.run.offline and (folder / METRICS).is_file():
+            for line in read_metrics(folder / METRICS):
+                self.log(line)
 
     def log(self, record: dict[str, Any]) -> None:
         """Numbers become curves named kind/name over the optimizer step."""
@@ -71,12 +79,12 @@ class WandbTracker(Tracker):
             artifact.add_file(str(file))
         self.run.log_artifact(artifact)
         self.run.summary.update(summary)
-        parts = Path(self.run.dir).parents[1]  # of <folder>/wandb/offline-run-TIME-ID/files
+        place = Path(self.run.dir).parent  # of <folder>/wandb/offline-run-TIME-ID/files
         self.run.finish()
         self.wandb.teardown()
         self._forget_places()
         if self.run.offline:
-            log.info("to upload it to Weights & Biases: wandb sync %s/offline-run-*-%s", quote(str(parts)), self.run.id)
+            log.info("to upload it to Weights & Biases: wandb sync %s", quote(str(place)))
 
     def _forget_places(self) -> None:
         """Else the next run of this process would write into this one's folder."""

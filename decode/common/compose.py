@@ -18,7 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from decode.common.errors import ConfigError
-from decode.common.typed_config import accepts, nested_class, require, unknown_key_message
+from decode.common.plain_text import readable, without_lost_interpolations
+from decode.common.typed_config import field_kind, require, unknown_key_message
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 _SWEEP_FLAGS = ("-m", "--multirun", "hydra.mode=MULTIRUN")
@@ -43,10 +44,12 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return options, overrides
 
 
-def parse_overrides(stage: str, config_class: type, overrides: Sequence[str]) -> list[Override]:
-    """Hydra's parse of the overrides, where no `+` is needed for a field that the YAML leaves out."""
+def parse_overrides(stage: str, config_class: type, overrides: Sequence[str], sweeps: bool = False) -> list[Override]:
+    """Hydra's parse of the overrides, where no `+` is needed for a field that the YAML leaves out, and text is taken as
+    it stands."""
     known = groups(stage)
-    parsed = [(_parse(text), text) for text in overrides]
+    lines = [readable(text, config_class, known, sweeps) for text in overrides]
+    parsed = [(_parse(text), text) for text in lines]
     for override, text in parsed:
         _check_renamed(config_class, override.key_or_group, text)
     return [_parse(_normal(override, text, known, config_class)) for override, text in parsed]
@@ -58,8 +61,9 @@ def compose(stage: str, config_class: type, arguments: Sequence[str]) -> dict | 
     Raises ConfigError for whatever Hydra or OmegaConf refuse, and for a mandatory value that is not given.
     """
     options, overrides = split_arguments(arguments)
-    lines = [override.input_line or "" for override in parse_overrides(stage, config_class, overrides)]
-    with clear_errors(config_class):
+    parsed = parse_overrides(stage, config_class, overrides)
+    lines = [without_lost_interpolations(override, config_class) for override in parsed]
+    with clear_errors(stage, config_class):
         composed = _hydra_main(stage, options, lines) if options else _compose_once(stage, lines)
         if composed is None:
             return None
@@ -106,7 +110,7 @@ def _normal(override: Override, text: str, known: Mapping[str, str | None], conf
     bare = text.removeprefix("+")
     if override.key_or_group in known:
         return bare
-    return f"++{bare}" if accepts(config_class, override.key_or_group) else text
+    return f"++{bare}" if field_kind(config_class, override.key_or_group) is not None else text
 
 
 def _check_renamed(config_class: type, key: str, text: str) -> None:
@@ -131,20 +135,18 @@ def _command_line(argv: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def clear_errors(config_class: type) -> Iterator[None]:
+def clear_errors(stage: str, config_class: type) -> Iterator[None]:
     """Turn what Hydra, OmegaConf and YAML raise into ConfigError with a message of our own."""
     try:
         yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
-        raise ConfigError(_message(error, config_class)) from error
+        raise ConfigError(_message(error, stage, config_class)) from error
 
 
-def _message(error: Exception, config_class: type) -> str:
+def _message(error: Exception, stage: str, config_class: type) -> str:
     text = str(error)
     unknown = re.search(r"Could not override '([^']+)'", text)
-    holder = nested_class(config_class, unknown[1]) if unknown else None
-    if unknown and holder:
-        where, _, key = unknown[1].rpartition(".")
-        return unknown_key_message(holder, key, where)
+    if unknown and field_kind(config_class, unknown[1]) is None:
+        return unknown_key_message(config_class, unknown[1], groups=groups(stage))
     cause = f"\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
     return "\n".join(line for line in (text + cause).splitlines() if line.strip() and not line.startswith(_NOISE))

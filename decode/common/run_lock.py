@@ -25,6 +25,7 @@ from decode.common.errors import ConfigError
 from decode.common.progress import get_logger
 
 LOCK_FILE = "run.lock"
+_ROOT = Path(__file__).resolve().parents[2]
 _PATIENCE_S = 1.0  # longer than another process looks whether the lock is free, or takes to write its name into it
 _POLL_S = 0.02
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # Lustre mounted without flock, some network file systems
@@ -159,9 +160,12 @@ def _is_at(file: int, path: Path) -> bool:
 
 
 def _command() -> str:
-    program = Path(sys.argv[0])
-    module = ["python", "-m", program.parent.name] if program.name == "__main__.py" else [program.name]
-    return shlex.join([*module, *sys.argv[1:]])
+    program = Path(sys.argv[0]).resolve()
+    if program.name != "__main__.py":
+        return shlex.join([program.name, *sys.argv[1:]])
+    ours = program.parent.is_relative_to(_ROOT)  # train.export, where others are told apart by their last folder
+    module = ".".join(program.parent.relative_to(_ROOT).parts) if ours else program.parent.name
+    return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
 def _close_in_child() -> None:

@@ -7,9 +7,10 @@ import dataclasses
 import inspect
 import json
 import re
-import types
 import typing
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+from decode.common.typed_config import arms
 
 
 class Setting(NamedTuple):
@@ -34,7 +35,7 @@ def setting_docs(config_class: type, where: str = "") -> list[Setting]:
     found = []
     for field in dataclasses.fields(config_class):
         key, text = f"{where}.{field.name}" if where else field.name, texts.get(field.name, "")
-        nested = [arm for arm in _arms(hints[field.name]) if dataclasses.is_dataclass(arm)]
+        nested = [arm for arm in arms(hints[field.name]) if dataclasses.is_dataclass(arm)]
         if nested:
             found += [Setting(key, "", "", text), *setting_docs(typing.cast(type, nested[0]), key)]
         else:
@@ -63,13 +64,9 @@ def _own_texts(config_class: type) -> dict[str, str]:
     return found
 
 
-def _arms(kind: Any) -> tuple:
-    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-
-
 def _kind(kind: Any) -> str:
-    if len(_arms(kind)) > 1:
-        return " | ".join(_kind(arm) for arm in _arms(kind))
+    if len(arms(kind)) > 1:
+        return " | ".join(_kind(arm) for arm in arms(kind))
     if kind is type(None):
         return "null"
     if get_origin(kind) is Literal:

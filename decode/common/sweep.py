@@ -20,6 +20,7 @@ from hydra.core.override_parser.types import Glob, Override
 from decode.common.checked_json import write_atomically
 from decode.common.compose import compose, parse_overrides, split_arguments
 from decode.common.markdown import fenced
+from decode.common.plain_text import as_argument, unquoted, written
 from decode.common.progress import get_logger
 from decode.common.run_folder import check_same_run, is_finished
 from decode.common.sweep_table import Figures, Row, comparison
@@ -96,7 +97,7 @@ def _common_folder(jobs: Sequence[Job]) -> Path:
 def plan_sweep(stage: str, config_class: type, arguments: Sequence[str]) -> list[Job]:
     """The jobs of a sweep, each with its checked configuration; ConfigError where one is bad or was run differently."""
     options, overrides = split_arguments(arguments)
-    parsed = parse_overrides(stage, config_class, overrides)
+    parsed = parse_overrides(stage, config_class, overrides, sweeps=True)
     is_swept = [override.is_sweep_override() for override in parsed]
     require(any(is_swept), "--multirun without a swept value; give one as key=a,b or key=range(1,4).")
     jobs = []
@@ -109,7 +110,7 @@ def plan_sweep(stage: str, config_class: type, arguments: Sequence[str]) -> list
         require(
             config.output_dir is not None, "--multirun keeps a folder for each job; set output_dir=FOLDER for them."
         )
-        values = {key.lstrip("+"): value for key, value in (line.split("=", 1) for line in swept)}
+        values = {key.lstrip("+"): unquoted(value) for key, value in (line.split("=", 1) for line in swept)}
         jobs.append(Job(_name(swept), values, arguments, config))
     folders = [str(job.folder) for job in jobs]
     twice = sorted({folder for folder in folders if folders.count(folder) > 1})
@@ -128,7 +129,7 @@ def _values(override: Override) -> list[str]:
     is_listed = override.is_discrete_sweep() and not isinstance(override.value(), Glob)
     require(is_listed, f"{override.input_line}: a glob or a continuous range names no values; give those to try.")
     key = override.get_key_element()
-    return [f"{key}={value}" for value in override.sweep_string_iterator()]
+    return [f"{key}={written(value)}" for value in override.sweep_iterator()]
 
 
 def _name(lines: list[str]) -> str:
@@ -140,8 +141,7 @@ def _name(lines: list[str]) -> str:
 
 
 def _execute(stage: str, job: Job) -> int:
-    quoted = str(job.folder).replace("\\", "\\\\").replace("'", "\\'")
     search_path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     # -P and PYTHONPATH: a train.py in the current folder must not stand in for ours.
-    command = [sys.executable, "-P", "-m", stage, *job.arguments, f"++output_dir='{quoted}'"]
+    command = [sys.executable, "-P", "-m", stage, *job.arguments, as_argument("++output_dir", str(job.folder))]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": search_path}, check=False).returncode

@@ -11,7 +11,7 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from decode.common.errors import ConfigError
@@ -40,10 +40,9 @@ def build(cls: type[T], container: Mapping, where: str = "") -> T:
     """
     if not isinstance(container, Mapping):
         raise ConfigError(f"{where or cls.__name__} = {container!r} is not a mapping of keys. {_choices(cls)}")
+    for path in _unknown_paths(cls, container):
+        raise ConfigError(unknown_key_message(cls, path, where))
     types_by_name = _field_types(cls)
-    for key in container:
-        if key not in types_by_name:
-            raise ConfigError(unknown_key_message(cls, str(key), where))
     values = {key: _convert(types_by_name[key], value, _join(where, key)) for key, value in container.items()}
     missing = [name for name in _required_names(cls) if name not in values]
     require(not missing, f"missing {', '.join(_join(where, name) for name in missing)}: it has no default, so set it.")
@@ -65,35 +64,72 @@ def known_part(cls: type, container: Mapping) -> dict[str, Any]:
     return known
 
 
-def unknown_key_message(cls: type, key: str, where: str = "") -> str:
-    """One sentence that names the unknown `key`, its closest valid neighbour, and all valid keys of `cls`."""
-    close = difflib.get_close_matches(key, list(_field_types(cls)), n=1)
-    hint = f" Did you mean {_join(where, close[0])!r}?" if close else ""
-    return f"unknown key {_join(where, key)!r}.{hint} {_choices(cls)}"
+def unknown_key_message(cls: type, path: str, where: str = "", groups: Iterable[str] = ()) -> str:
+    """Sentences that name the unknown dotted `path` in `cls`, up to three keys that may have been meant, and the valid
+    keys beside it. `groups` are names that are known besides those of `cls`."""
+    *others, last = [repr(_join(where, one)) for one in _meant(cls, path, groups)] or [""]
+    hint = f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
+    return f"unknown key {_join(where, path)!r}.{hint} {_choices(nested_class(cls, path) or cls)}"
+
+
+def _unknown_paths(cls: type, container: Mapping, where: str = "") -> Iterator[str]:
+    for key, value in container.items():
+        inner = nested_class(cls, f"{key}.")
+        if key not in _field_types(cls):
+            yield _join(where, key)
+        elif inner is not None and isinstance(value, Mapping):
+            yield from _unknown_paths(inner, value, _join(where, key))
+
+
+def _meant(cls: type, path: str, groups: Iterable[str]) -> list[str]:
+    """Up to three of all keys: those of the same or nearly the same last name, wherever they are, and the nearest one
+    beside it."""
+    parent, _, last = path.rpartition(".")
+    holder = nested_class(cls, path)
+    every = dict.fromkeys([*_paths(cls), *groups])
+    by_name: dict[str, list[str]] = {}
+    for one in every:
+        by_name.setdefault(one.rpartition(".")[2], []).append(one)
+    own = [] if holder is None else [*_field_types(holder), *(groups if not parent else ())]
+    beside = [_join(parent, name) for name in difflib.get_close_matches(last, own, n=1)]
+    nearest = difflib.get_close_matches(last, by_name, n=1, cutoff=0.8)
+    elsewhere = sorted(by_name[nearest[0]], key=lambda one: not one.endswith(f".{path}")) if nearest else []
+    return beside if set(beside) & set(elsewhere) else [*elsewhere, *beside][:3]
+
+
+def _paths(cls: type, where: str = "") -> Iterator[str]:
+    """Dotted paths of all fields, also of the nested dataclasses themselves."""
+    for name in _field_types(cls):
+        yield _join(where, name)
+        inner = nested_class(cls, f"{name}.")
+        if inner is not None:
+            yield from _paths(inner, _join(where, name))
 
 
 def nested_class(cls: type, path: str) -> type | None:
     """The dataclass that holds the last key of the dotted `path`, or None where the path leaves the dataclasses."""
     for name in path.split(".")[:-1]:
-        nested = [arm for arm in _arms(_field_types(cls).get(name)) if dataclasses.is_dataclass(arm)]
+        nested = [arm for arm in arms(_field_types(cls).get(name)) if dataclasses.is_dataclass(arm)]
         if not nested:
             return None
         cls = typing.cast(type, nested[0])
     return cls
 
 
-def accepts(cls: type, path: str) -> bool:
-    """Whether the dotted `path` names a field of a (nested) dataclass, or an entry of a field that is a dict."""
+def field_kind(cls: type, path: str) -> Any:
+    """The annotation of what the dotted `path` names: a field of a (nested) dataclass, or an entry of a field that is a
+    dict; None where it names neither."""
     *parents, name = path.split(".")
     holder = nested_class(cls, path)
     if holder is not None:
-        return name in _field_types(holder)
+        return _field_types(holder).get(name)
     above = nested_class(cls, ".".join(parents))
-    return above is not None and _is_dict(_field_types(above).get(parents[-1]))
+    tables = [] if above is None else [arm for arm in arms(_field_types(above).get(parents[-1])) if _is_dict(arm)]
+    return get_args(tables[0])[1] if tables else None
 
 
 def _is_dict(kind: Any) -> bool:
-    return any(get_origin(arm) is dict for arm in _arms(kind))
+    return get_origin(kind) is dict
 
 
 @functools.cache
@@ -116,13 +152,14 @@ def _join(where: str, key: object) -> str:
     return f"{where}.{key}" if where else str(key)
 
 
-def _arms(kind: Any) -> tuple:
+def arms(kind: Any) -> tuple:
+    """The kinds that a union allows; of any other kind itself."""
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
 def _convert(kind: Any, value: Any, where: str) -> Any:
     """`value` as an instance of the annotation `kind`; ConfigError names the path, the value and the type."""
-    if len(_arms(kind)) > 1:
+    if len(arms(kind)) > 1:
         return _convert_union(kind, value, where)
     if dataclasses.is_dataclass(kind):
         return build(typing.cast(type, kind), value, where)
@@ -137,13 +174,13 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
 
 
 def _convert_union(kind: Any, value: Any, where: str) -> Any:
-    arms = [arm for arm in _arms(kind) if arm is not type(None)]
+    wanted = [arm for arm in arms(kind) if arm is not type(None)]
     if value is None:
-        require(len(arms) < len(_arms(kind)), _mismatch(kind, value, where))
+        require(len(wanted) < len(arms(kind)), _mismatch(kind, value, where))
         return None
-    if len(arms) == 1:
-        return _convert(arms[0], value, where)
-    for arm in arms:
+    if len(wanted) == 1:
+        return _convert(wanted[0], value, where)
+    for arm in wanted:
         try:
             return _convert(arm, value, where)
         except ConfigError:
@@ -162,12 +199,12 @@ def _convert_literal(kind: Any, value: Any, where: str) -> Any:
 
 def _convert_sequence(kind: Any, value: Any, where: str) -> list | tuple:
     require(isinstance(value, list | tuple), _mismatch(kind, value, where))
-    origin, arms = get_origin(kind), get_args(kind)
-    if origin is tuple and arms[-1] is not Ellipsis:
-        require(len(value) == len(arms), f"{where} = {value!r} must have {len(arms)} entries, and has {len(value)}.")
+    origin, kinds = get_origin(kind), get_args(kind)
+    if origin is tuple and kinds[-1] is not Ellipsis:
+        require(len(value) == len(kinds), f"{where} = {value!r} must have {len(kinds)} entries, and has {len(value)}.")
     else:
-        arms = (arms[0],) * len(value)
-    pairs = enumerate(zip(arms, value, strict=True))
+        kinds = (kinds[0],) * len(value)
+    pairs = enumerate(zip(kinds, value, strict=True))
     return origin(_convert(arm, item, f"{where}[{index}]") for index, (arm, item) in pairs)
 
 

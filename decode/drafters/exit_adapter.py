@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import NoReturn
 
 from torch import Tensor, nn
 
@@ -16,8 +16,11 @@ from decode.drafters.base import Batch, Context, Step, judged
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.layers import Extend, Slots
 from decode.drafters.untrained.early_exit import EarlyExitDrafter, refuse_exit
+from decode.forward.resume import refuse_inseparable
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
+from decode.models.small import random_like
+from decode.models.structure import last_norm_of, layers_of
 from decode.trees.tree import Tree
 
 
@@ -46,8 +49,10 @@ class ExitAdapterConfig(HeadConfig):
         return self.taps[0]
 
     def refuse_target(self, target: ModelDescription) -> None:
-        """InputError where no layer would be left to the verdict."""
+        """InputError where no layer would be left to the verdict, or where passes of such a model cannot be parted."""
         refuse_exit(self.exit_layer, target.num_layers, target.path)
+        like = random_like(target.config)
+        refuse_inseparable(like, layers_of(like), 1)
 
 
 class ResidualMLP(nn.Module):
@@ -83,7 +88,7 @@ class ExitAdapter(HeadDraft):
         """One step: row t drafts token t + 1."""
         assert batch.features is not None
         hidden = self.adapter(batch.features[:, :, 0].to(self.dtype))
-        norm = cast(nn.Module, cast(Any, self.ends.head.model.base_model).norm)
+        norm = last_norm_of(self.ends.head.model)
         rows, valid = judged(batch, 0)
         yield Step(norm(hidden), self.head, rows, valid, head_is_frozen=self.head_is_frozen)
 

@@ -22,6 +22,7 @@ from decode.forward.window import Window, own_window
 from decode.models.compatibility import attention_of, longest_context
 from decode.models.load import load_model
 from decode.models.output_head import head_of
+from decode.models.structure import decoder_of
 from decode.trees.tree import Tree
 
 log = get_logger("decode")
@@ -87,7 +88,7 @@ class LMDraft(nn.Module):
         """Final hidden states; documents of a packed row do not see each other."""
         visible = packed_visibility(batch.document)
         masks = layer_masks(self.model.config, visible, batch.positions, batch.positions, self.model.dtype)
-        out = self.model.base_model(
+        out = decoder_of(self.model)(
             input_ids=batch.ids, attention_mask=masks, position_ids=batch.positions, use_cache=False
         )
         return out.last_hidden_state

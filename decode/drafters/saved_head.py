@@ -24,7 +24,7 @@ from decode.drafters.medusa import MedusaConfig, MedusaDraft
 from decode.drafters.mtp import MTPConfig, MTPDraft
 from decode.drafters.provenance import FILE, TrainedTarget, check_sum, read_provenance
 from decode.models.fingerprint import comparable
-from decode.models.hidden_states import check_taps
+from decode.models.head_targets import check_taps
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
 from decode.sampling.stopping import own_eos_ids
@@ -86,7 +86,7 @@ def read_head(folder: str | Path, target: ModelDescription, check: bool = True) 
         _check_target(folder, written.target, target)
     config = _config(folder, written.family)
     _check_sizes(folder, config, target)
-    check_taps(target.config.get_text_config(), config.taps, target.path)
+    check_taps(target.config, config.taps, target.path)
     config.refuse_target(target)
     check_fits(described(folder, config, FIELDS.remedy), shapes_of(folder), f"the head {folder}")
     _check_types(folder)

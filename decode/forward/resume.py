@@ -20,6 +20,7 @@ from decode.common.environment import device_of
 from decode.common.errors import InputError
 from decode.forward.capture import FAULTS
 from decode.forward.target import NodePass
+from decode.models.structure import decoder_of, layers_of
 
 
 class HalfPass(NodePass):
@@ -75,7 +76,7 @@ class ResumedPass(HalfPass):
         assert self.states is not None
         if self.unread:
             last = (one[:, -self.unread :] for one in (tokens, own, positions, visible))
-            self.read_lower(self.model.base_model, *last, keys)
+            self.read_lower(decoder_of(self.model), *last, keys)
         states = self.states.gather(1, own[..., None].expand(-1, -1, self.states.shape[-1]))
         with _instead(self.lower, lambda *_, **__: states):
             return super()._over(tokens, own, positions, visible, keys)
@@ -106,22 +107,6 @@ class Rest:
     def __call__(self, whole: NodePass) -> ResumedPass:
         """Such a pass."""
         return ResumedPass(whole, self.num_lower, self.unread)
-
-
-def layers_of(model: PreTrainedModel) -> list[nn.Module]:
-    """The decoder's layers, found by structure: the one list of as many modules as the config counts, in no other."""
-    count = model.config.get_text_config().num_hidden_layers
-    lists = [
-        module
-        for name, module in model.base_model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == count and not any(c.isdigit() for c in name)
-    ]
-    if len(lists) != 1:
-        raise InputError(
-            f"{type(model).__name__} has {len(lists)} lists of {count} modules where its {count} layers are looked "
-            "for, so that no pass can leave or enter between them. Use a draft of its own"
-        )
-    return list(lists[0])
 
 
 def refuse_inseparable(model: PreTrainedModel, layers: list[nn.Module], num_lower: int) -> None:

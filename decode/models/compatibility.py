@@ -7,6 +7,7 @@ import functools
 import hashlib
 import inspect
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,12 @@ def refuse_unsupported(config: PretrainedConfig, path: str, role: str = "target"
     if "mrope_section" in rope:
         raise InputError(
             f"{role}.path={path} uses multimodal rotary positions (mrope), which this decoder does not handle"
+        )
+    if getattr(config.get_text_config(), "attn_temperature_tuning", False):
+        raise InputError(
+            f"{role}.path={path} is a {config.model_type} model with attn_temperature_tuning, which scales queries by "
+            "how far they are behind the end of the cache, where tokens of a tree or of a shorter row are not. Use a "
+            "model whose attention goes by position_ids"
         )
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds or config.model_type in OWN_MASKS or getattr(config, "alibi", False):
@@ -158,4 +165,5 @@ def check_same_size(target: ModelDescription, draft: ModelDescription) -> None:
 
 
 def _as_it_is(target: ModelDescription, draft: ModelDescription) -> str:
-    return f"decode with it: python -m decode target.path={target.path} draft=foreign draft.settings.draft={draft.path}"
+    paths = shlex.join([f"target.path={target.path}", "draft=foreign", f"draft.settings.draft={draft.path}"])
+    return f"decode with it: python -m decode {paths}"

@@ -2,41 +2,22 @@
 
 A tap is an index of transformers' `hidden_states`: 0 the embeddings, i the raw output of decoder layer i - 1, the last
 one's too. FINAL is the state behind the last norm, which the output head reads. Hooks rather than
-`output_hidden_states`, which keeps the
-states of all layers, and which calls the normed state by the raw one's index.
+`output_hidden_states`, which keeps the states of all layers, and which calls the normed state by the raw one's index.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from decode.common.errors import InputError
+from decode.models.structure import last_norm_of, layers_of
 
 FINAL = -1
-HEAD_TARGETS = ("llama", "qwen3", "mistral", "gemma3_text", "exaone_moe")
-"""Model types whose layers, norm and embedding lie where heads look for them."""
-
-
-def check_taps(config: PretrainedConfig, taps: Sequence[int], path: str) -> None:
-    """Raise InputError for a target that heads do not know, and for layers that it does not have."""
-    if config.model_type not in HEAD_TARGETS:
-        raise InputError(
-            f"{path} is a {config.model_type} model, and heads read hidden states of {', '.join(HEAD_TARGETS)} models: "
-            "others may hold them elsewhere or scaled. Use draft=lm, which needs none"
-        )
-    num_layers = config.num_hidden_layers
-    wrong = [tap for tap in taps if tap != FINAL and not 0 <= tap <= num_layers]
-    if wrong or len(set(taps)) < len(taps) or not taps:
-        raise InputError(
-            f"the hidden states {list(taps)} are asked of {path}, which has {num_layers} layers: name different ones "
-            f"of 0 (embeddings) to {num_layers} (the last layer's raw output), or {FINAL} for the final state, normed"
-        )
 
 
 class Taps:
@@ -44,7 +25,7 @@ class Taps:
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int]) -> None:
         self.layers = tuple(layers)
-        self._base = cast(Any, model.base_model)
+        self._model, self._places = model, layers_of(model) if self.layers else []
         self._found: dict[int, Tensor] = {}
         self._handles: list[RemovableHandle] = []
 
@@ -67,9 +48,12 @@ class Taps:
 
     def _hook(self, tap: int) -> RemovableHandle:
         if tap == 0:
-            first = cast(nn.Module, self._base.layers[0])
-            return first.register_forward_pre_hook(lambda module, given: self._keep(0, given[0]))
-        module = cast(nn.Module, self._base.norm if tap == FINAL else self._base.layers[tap - 1])
+            return self._places[0].register_forward_pre_hook(
+                lambda module, given, named: self._keep(0, given[0] if given else named["hidden_states"]),
+                with_kwargs=True,
+            )
+        # looked up each time: while a capture is made, another norm is in its place
+        module = last_norm_of(self._model) if tap == FINAL else self._places[tap - 1]
         return module.register_forward_hook(self._keeper(tap))
 
     def _keeper(self, tap: int) -> Callable[[nn.Module, Any, Any], None]:

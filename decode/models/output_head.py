@@ -15,8 +15,10 @@ from transformers import PreTrainedModel
 from decode.common.environment import device_of, resolve_device
 from decode.common.errors import InputError
 from decode.config import ModelConfig
-from decode.models.checkpoint_check import check_report, is_quantised, quiet
+from decode.models.checkpoint_check import check_report, quiet
 from decode.models.load import describe_model, read_weights
+from decode.models.small import with_layers
+from decode.models.structure import decoder_of
 
 
 class OutputHead:
@@ -72,7 +74,7 @@ def head_of(model: PreTrainedModel) -> OutputHead:
     head = OutputHead(model)
     ids = torch.tensor([[0, 1]], device=device_of(model))  # type: ignore[union-attr]
     with torch.no_grad():
-        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        hidden = decoder_of(model)(input_ids=ids, use_cache=False).last_hidden_state
         ours, theirs = head(hidden), model(input_ids=ids, use_cache=False).logits
     if not torch.allclose(ours.float(), theirs.float().to(ours.device), rtol=1e-2, atol=1e-2):
         gap = (ours.float() - theirs.float()).abs().max().item()
@@ -97,7 +99,8 @@ class Ends:
 
 def ends_of(model: PreTrainedModel) -> Ends:
     """Those of a model in memory, looked up at every call."""
-    return Ends(lambda ids: model.get_input_embeddings()(ids), OutputHead(model))
+    scale = getattr(model.config.get_text_config(), "embedding_multiplier", None) or 1.0  # Granite
+    return Ends(lambda ids: model.get_input_embeddings()(ids) * scale, OutputHead(model))
 
 
 def load_ends(source: ModelConfig) -> Ends:
@@ -105,12 +108,7 @@ def load_ends(source: ModelConfig) -> Ends:
 
     Raises InputError as `decode.models.load.describe_model` does.
     """
-    description = describe_model(source)
-    fields = {"num_hidden_layers": 0, "layer_types": [], "mlp_layer_types": []}
-    fields = {name: value for name, value in fields.items() if hasattr(description.config, name)}
-    config = type(description.config)(**description.config.to_dict() | fields)
-    if is_quantised(config):  # that was of the layers; a head that is packed too is reported as missing
-        delattr(config, "quantization_config")
+    config = with_layers(describe_model(source).config, 0)  # a head that is packed too is reported as missing
     with quiet():  # else it lists every weight of the layers that are left out on purpose
         model, report = read_weights(replace(source, device_map=None, quantization=None), config, role="target")
     check_report(report | {"unexpected_keys": ()}, source, role="target")

@@ -11,7 +11,7 @@ from torch import Tensor
 from decode.common.errors import ConfigError, InputError
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.saved_head import HEADS, check_fits, described, tell_ends
-from decode.models.hidden_states import check_taps
+from decode.models.head_targets import check_taps
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
 from decode.published.blocks import DFLASH, DSPARK
@@ -35,7 +35,7 @@ def read_published(path: str | Path, target: ModelDescription, check: bool = Tru
     """
     folder, reader = _opened(path)
     config = _config(folder, reader, target)
-    check_taps(target.config.get_text_config(), config.taps, target.path)
+    check_taps(target.config, config.taps, target.path)
     found = {name: tuple(one.shape) for name, one in reader.tensors(folder, config, _shape_in(folder)).items()}
     check_fits(described(folder.path, config, "Fetch the folder again"), found, f"the published head {folder.path}")
     _precision(folder)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -195,7 +196,9 @@ class RecordFolder:
 
 def _read_manifest(path: Path) -> Manifest:
     if not path.is_dir():
-        raise InputError(f"{path}: no such record folder; write one with `python -m distill output_dir={path}`")
+        raise InputError(
+            f"{path}: no such record folder; write one with `python -m distill {quote(f'output_dir={path}')}`"
+        )
     if not (path / "manifest.json").is_file():
         raise InputError(
             f"{path} holds no manifest.json, so it is not a finished record folder; if its run was killed, finish it "

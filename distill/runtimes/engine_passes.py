@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from decode.common.errors import RunError
 from decode.models.hidden_states import FINAL
 from decode.models.output_head import head_of
+from decode.models.structure import last_norm_of
 from distill.records.record_shards import Record
 from distill.runtimes.states_file import take_states
 from distill.target_passes import Pass, Passes
@@ -54,9 +55,7 @@ class EnginePasses(Passes):
 
     def final(self, states: Tensor) -> Tensor:
         """(..., d) raw states of the last layer -> the final ones."""
-        norm = self.runtime.ends.base_model.get_submodule("norm")
-        assert isinstance(norm, nn.Module)
-        return norm(states.to(self.head.dtype))
+        return last_norm_of(self.runtime.ends)(states.to(self.head.dtype))
 
     def _read(self, file: Path, ids: list[int]) -> Tensor:  # -> (L, layers, d) on the head's device
         """One text's states, whose file is then removed; RunError where they are those of another text."""

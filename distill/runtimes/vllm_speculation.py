@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,8 @@ def check_draft(found: DraftDescription, target: str, num_devices: int) -> None:
             "any"
         )
     if found.family != "lm" and read_provenance(found.path) is not None:
+        paths = shlex.join([f"target.path={target}", f"draft.path={found.path}"])
         raise InputError(
             f"sampling.draft.path={found.path} is a head in our own layout, which vLLM does not load. Export it with "
-            f"`python -m train.export target.path={target} draft.path={found.path} format=vllm output_dir=FOLDER`, and "
-            "give sampling.draft.path=FOLDER"
+            f"`python -m train.export {paths} format=vllm output_dir=FOLDER`, and give sampling.draft.path=FOLDER"
         )

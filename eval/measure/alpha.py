@@ -17,6 +17,7 @@ from decode.drafters.head_draft import HeadDraft
 from decode.drafters.lm import LMDraft
 from decode.models.hidden_states import Taps
 from decode.models.output_head import OutputHead, head_of
+from decode.models.structure import decoder_of
 from decode.sampling.warp import Sampling, log_probs
 
 if TYPE_CHECKING:
@@ -119,7 +120,8 @@ def _target_pass(
     """The last hidden state (B, T, d), and those at `taps`."""
     mask = (batch.document >= 0).long()
     with Taps(target, taps) as seen:
-        out = target.base_model(input_ids=batch.ids, attention_mask=mask, position_ids=batch.positions, use_cache=False)
+        given = {"input_ids": batch.ids, "attention_mask": mask, "position_ids": batch.positions}
+        out = decoder_of(target)(**given, use_cache=False)
     return out.last_hidden_state, dict(zip(taps, seen.each(), strict=True))
 
 

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from decode.common.errors import ConfigError
-from decode.common.run_lock import LOCK_FILE, check_unlocked, run_lock
+from decode.common.run_lock import LOCK_FILE, Holder, check_unlocked, run_lock
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
@@ -67,6 +68,12 @@ def refused(folder: Path) -> str:
         raise AssertionError("two processes hold one folder")
     assert str(seen.value) == str(asked.value)
     return str(asked.value)
+
+
+def test_the_command_is_one_that_a_shell_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "train/export/__main__.py"), "target.path=it's (v2)"])
+    command = Holder.this().command
+    assert shlex.split(command) == ["python", "-m", "train.export", "target.path=it's (v2)"]
 
 
 def test_the_second_process_is_told_of_the_first_and_has_its_turn_after_it(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.drafters.lm import LMDraft
 from decode.forward.runner import CAPTURE_AFTER
+from decode.models.compatibility import refuse_unsupported
 from decode.models.load import describe_model
 from decode.trees.tree_plans import chain, k_ary
 from tests.architectures import CONFIGS, REFUSED, random_config, random_model
@@ -74,6 +75,18 @@ def test_others_are_refused_before_weights_are_read(name: str, tmp_path: Path) -
     (tmp_path / "model.safetensors").write_bytes(b"not read")
     with pytest.raises(InputError, match=WHY[name]):
         describe_model(ModelConfig(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"layer_types": ["chunked_attention"] * 2}, "chunked_attention"), ({"attn_temperature_tuning": True}, "end of")],
+)
+def test_llama_4_is_refused_where_its_attention_knows_nothing_of_positions(given: dict, said: str) -> None:
+    config = random_config("llama4_text")
+    for name, value in given.items():
+        setattr(config, name, value)
+    with pytest.raises(InputError, match=said):
+        refuse_unsupported(config, "there")
 
 
 def test_sdpa_is_refused_where_a_model_has_none_and_auto_takes_eager(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ def test_what_a_target_cannot_give_is_refused_before_it_is_loaded(
     )
     gpt2.save_pretrained(tmp_path / "target")
     tiny_tokenizer().save_pretrained(tmp_path / "target")
-    with pytest.raises(InputError, match="gpt2 model, and heads read hidden states of llama"):
+    with pytest.raises(InputError, match="gpt2 model, whose hidden states heads cannot be built on"):
         run(tiny_config(tmp_path, records=kept("bf16")))
     assert not (tmp_path / "records").exists()
     assert not (folder / "refused").exists()

@@ -305,7 +305,7 @@ def test_a_target_that_heads_do_not_know(refuse, tmp_path: Path) -> None:
         folder
     )
     tiny_tokenizer().save_pretrained(folder)
-    refuse(folder, "gpt2 model, and heads read hidden states of llama, qwen3")
+    refuse(folder, "gpt2 model, whose hidden states heads cannot be built on: its first layer does not get")
 
 
 def test_too_few_layers_for_three_features(refuse, target: Path) -> None:

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
+from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
-from decode.common.errors import ConfigError
+from decode.common.errors import ConfigError, InputError
 from decode.config import ModelConfig
 from decode.drafters.dspark import DSparkConfig
 from decode.drafters.head_draft import HeadDraft
 from decode.models.load import ModelDescription, describe_model
 from decode.models.weight_counts import count_weights
 from tests import commands
+from tests.architectures import random_config
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.train.overfit import built_head
 from tests.train.toy import head_config, model_config, tiny_config
@@ -198,9 +199,25 @@ def test_a_head_norms_queries_where_its_target_does(model_type: str, has_norms: 
 
 
 def test_a_head_size_that_the_target_does_not_name_is_its_share_of_the_width() -> None:
-    config = LlamaConfig(vocab_size=8, hidden_size=24, num_attention_heads=4, num_hidden_layers=2)
-    config.head_dim = None  # type: ignore[assignment]
+    shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    config = Qwen2Config(vocab_size=8, hidden_size=24, **shape)  # type: ignore[arg-type]
+    assert getattr(config, "head_dim", None) is None
     assert head(target=described(config)).config.head_dim == 6
+
+
+@pytest.mark.parametrize("name", ["gptj", "dbrx", "qwen3_moe", "gemma3", "granite"])
+def test_targets_of_other_types_tell_a_head_its_sizes(name: str) -> None:
+    """GPT-J and DBRX name no width of their MLPs; Qwen 3 and Gemma 3 norm queries and keys, as MTP layers then do."""
+    target = described(random_config(name))
+    for family in ("eagle3", "mtp", "medusa", "dspark", "hydra"):
+        config = head(family, target).config
+        assert (config.hidden_size, config.heads * config.head_dim) == (32, 32)
+    assert asdict(head("mtp", target).config)["qk_norm"] == (name in ("qwen3_moe", "gemma3"))
+
+
+def test_an_adapter_is_refused_for_a_target_whose_passes_cannot_be_parted() -> None:
+    with pytest.raises(InputError, match="cannot be parted behind layer 1: a layer hands on tuple"):
+        head("exit_adapter", described(random_config("falcon")))
 
 
 def test_confidence_that_is_not_trained_is_not_there() -> None:

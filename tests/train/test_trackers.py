@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
-from glob import glob
 from pathlib import Path
 
 import pytest
 
-from tests.train.toy import ROOT, command, metrics, tiny_settings
+from tests.train.toy import ROOT, command, metrics, tiny_config, tiny_settings
 from tests.train.wandb_file import records as wandb_records
+from train.metrics_log import METRICS, MetricsLog
+from train.trackers import build_tracker
 
 
 @pytest.mark.slow
@@ -25,7 +27,7 @@ def test_an_offline_run_holds_config_curves_and_report(tmp_path: Path, target: P
     assert done.returncode == 0, done.stderr[-4000:]
     (file,) = (tmp_path / "out").glob("wandb/offline-run-*/*.wandb")
     named = re.findall(r"to Weights & Biases: wandb sync (\S+)", done.stderr)
-    assert [glob(one) for one in named] == [[str(file.parent)]]
+    assert named == [str(file.parent)]
     found = list(wandb_records(file))
     assert _config(found)["lr"] == 0.0125
     assert _config(found)["objective"]["name"] == "forward_kl"
@@ -38,6 +40,34 @@ def test_an_offline_run_holds_config_curves_and_report(tmp_path: Path, target: P
     assert {entry.path for entry in artifact.manifest.contents} == {"README.md", "result.json"}
     assert all(Path(entry.local_path).is_file() for entry in artifact.manifest.contents)
     assert not (tmp_path / "home").exists(), "W&B wrote outside of the run folder"
+
+
+def test_the_last_part_of_a_resumed_run_holds_all_of_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each part lies in a folder of its own. `wandb sync` of both lets the second replace the first; where that was
+    killed, it stops at its last record, which is not whole, and never comes to the second."""
+    cfg = tiny_config(tmp_path, Path("target"), records="none", tracker={"name": "wandb"})
+    lines = [{"kind": "train", "step": step, "loss": 1 / step} for step in range(1, 6)]
+    log = MetricsLog(tmp_path / METRICS)
+    first = build_tracker(cfg, tmp_path, "abcd1234", is_main=True)
+    positions = []
+    for line in lines[:4]:
+        log.write(line)
+        first.log(line)
+        positions.append(log.position)
+    first.wandb.teardown(exit_code=1)  # type: ignore[attr-defined]
+    first._forget_places()  # type: ignore[attr-defined]
+    log.close()
+    log = MetricsLog(tmp_path / METRICS, positions[1])  # as of the checkpoint at step 2
+    second = build_tracker(cfg, tmp_path, "abcd1234", is_main=True)
+    for line in lines[2:]:
+        second.log(line)
+    with caplog.at_level("INFO"):
+        second.finish([], {"loss": 0.2})
+    (said,) = [one.message for one in caplog.records if "wandb sync" in one.message]
+    (folder,) = shlex.split(said.partition("wandb sync ")[2])
+    assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 2
+    (file,) = Path(folder).glob("*.wandb")
+    assert _curves(list(wandb_records(file)))["train/loss"] == [(step, pytest.approx(1 / step)) for step in range(1, 6)]
 
 
 def _config(found: list) -> dict:

@@ -11,8 +11,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from decode import generate
+from decode.common.errors import InputError
 from decode.common.progress import get_logger
-from decode.models.hidden_states import FINAL, HEAD_TARGETS, Taps
+from decode.models.head_targets import check_taps
+from decode.models.hidden_states import FINAL, Taps
 from decode.models.load import load_model
 from decode.published.states import listed
 from train.check.config import CheckConfig
@@ -52,10 +54,12 @@ class Rounds:
 def measure(subject: Subject, cfg: CheckConfig) -> Iterator[Finding]:
     """Greedy rounds on the target's own greedy texts; findings where next to nothing is accepted, and where hidden
     states of the layers beside the listed ones do better."""
-    kind = subject.target.config.get_text_config().model_type
-    if subject.form != "lm" and kind not in HEAD_TARGETS:
-        log.info("agreement left out: hidden states are read here of %s models alone", ", ".join(HEAD_TARGETS))
-        return
+    if subject.form != "lm":
+        try:
+            check_taps(subject.target.config, (FINAL,), subject.target.path)
+        except InputError as error:
+            log.info("agreement left out: %s", error)
+            return
     if subject.form == "eagle3" and subject.folder.fields["num_hidden_layers"] > 1:
         log.info("agreement left out: EAGLE-3 heads are computed here of one layer alone")
         return

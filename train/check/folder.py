@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 
 from decode.common.checked_json import Content, JsonFile, PlainPath, Sha256, Text
 from decode.common.errors import InputError
@@ -63,12 +64,13 @@ def open_folder(path: str) -> ServedFolder:
     folder = Path(path)
     if not folder.is_dir():
         raise InputError(
-            f"draft.path={path} is not a folder here; what a hub holds is fetched first, by `hf download {path}`, say"
+            f"draft.path={path} is not a folder here; what a hub holds is fetched first, by "
+            f"`hf download {quote(path)}`, say"
         )
     read = read_folder(folder)
     if (folder / OWN_FILE).is_file() and "model_type" not in read.written:
         raise InputError(
             f"draft.path={path} holds a head as draftsmith saves it, which no engine reads. Write it for one first: "
-            f"python -m train.export draft.path={path} format=vllm output_dir=FOLDER"
+            f"python -m train.export {quote(f'draft.path={path}')} format=vllm output_dir=FOLDER"
         )
     return ServedFolder(folder, read.written, read.stored)

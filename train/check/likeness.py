@@ -6,20 +6,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from decode.models.hidden_states import HEAD_TARGETS
 from decode.published.rope import DEFAULT_BASE, older_rope_of, plain_rope, written_rope
 from train.check.subject import Finding, Subject
+from train.export.engines.base import PLAIN
 
+JUDGED = PLAIN | {"gemma3_text", "exaone_moe"}
+"""Types of targets of which it is known what engines do with them."""
 _LIKE_TARGET = "Write the target's"
 
 
 def target_type(subject: Subject) -> Iterator[Finding]:
-    """The engine hands out hidden states of such a target; of types that draftsmith trains for, engines' lists are
-    known."""
+    """The engine hands out hidden states of such a target, where that is known."""
     kind = subject.target.config.get_text_config().model_type
     for engine in subject.engines:
         known = subject.loads(engine).targets
-        if known is not None and kind in HEAD_TARGETS and kind not in known:
+        if known is not None and kind in JUDGED and kind not in known:
             yield Finding(
                 f"the target is a {kind} model, and {engine.title} drafts so for {', '.join(sorted(known))}",
                 "it refuses the pair, or hands out no hidden states",

@@ -25,9 +25,11 @@ from decode.drafters.mtp import own_mtp
 from decode.drafters.saved_draft import config_in, family_of, head_in
 from decode.drafters.saved_head import HEADS, expected
 from decode.forward.window import Window
-from decode.models.hidden_states import FINAL, check_taps
+from decode.models.head_targets import check_taps
+from decode.models.hidden_states import FINAL
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
+from decode.models.small import random_like
 from decode.published.form import published_form
 from train.config import TrainConfig
 from train.drafts.attention_window import asked_window
@@ -169,12 +171,12 @@ def head_blueprint(
         "sequence_length, or a smaller depth",
     )
     text = target.config.get_text_config()
-    check_taps(text, (FINAL,), target.path)
+    check_taps(target.config, (FINAL,), target.path)
     draft = cfg.draft
     if draft.init_from is not None:
         return _saved(cfg, target)
     taps = tuple(draft.head.taps) if draft.head.taps else default_taps(draft.family, target.num_layers, target.path)
-    check_taps(text, taps, target.path)
+    check_taps(target.config, taps, target.path)
     if draft.head.init_own:
         sizes = {name: getattr(draft, name) for name in ("heads", "kv_heads", "mlp_width", "max_positions")}
         given = {name: value for name, value in sizes.items() if value is not None}
@@ -185,7 +187,7 @@ def head_blueprint(
     given = (
         vars(draft.head) | _sizes(draft, target, text) | {"family": draft.family, "layers": draft.layers, "taps": taps}
     )
-    given |= _like_target(text) if draft.family == "mtp" else {}
+    given |= _like_target(target.config) if draft.family == "mtp" else {}
     given |= _window(cfg, given["max_positions"])
     given["anchors"] = _anchors(cfg)
     given["layout"] = draft.head.layout or ("anchor" if draft.head.markov_rank else "fill_in")
@@ -230,18 +232,18 @@ def _sizes(draft: DraftConfig, target: ModelDescription, text: PretrainedConfig)
         "heads": heads,
         "kv_heads": kv_heads,
         "head_dim": getattr(text, "head_dim", None) or target.hidden_size // text.num_attention_heads,
-        "mlp_width": draft.mlp_width or text.intermediate_size,
+        "mlp_width": draft.mlp_width or getattr(text, "intermediate_size", None) or 4 * target.hidden_size,
         "rms_norm_eps": getattr(text, "rms_norm_eps", 1e-6),
         "rope": rope_of(target, same_head_dim=True),
         "max_positions": draft.max_positions or target.max_positions,
     }
 
 
-def _like_target(text: PretrainedConfig) -> dict[str, Any]:
+def _like_target(config: PretrainedConfig) -> dict[str, Any]:
     """What an MTP layer has as its target's own layers have it."""
     return {
-        "qk_norm": text.model_type in ("qwen3", "gemma3_text", "exaone_moe"),
-        "attention_bias": bool(getattr(text, "attention_bias", False)),
+        "qk_norm": any(name.endswith("q_norm.weight") for name in random_like(config).state_dict()),
+        "attention_bias": bool(getattr(config.get_text_config(), "attention_bias", False)),
     }
 
 

@@ -15,7 +15,7 @@ def rope_of(target: ModelDescription | None, same_head_dim: bool = False) -> dic
     rope = dict(getattr(target.config.get_text_config(), "rope_parameters", None) or {}) if target else {}
     if isinstance(rope.get("full_attention"), dict):  # one set per kind of layer
         rope = dict(rope["full_attention"])
-    rope.pop("partial_rotary_factor", None)
-    if same_head_dim or rope.get("rope_type", "default") in PLAIN_ROPES:
+    is_whole = rope.pop("partial_rotary_factor", 1.0) == 1.0
+    if (same_head_dim and is_whole) or rope.get("rope_type", "default") in PLAIN_ROPES:
         return {"rope_type": "default", "rope_theta": 10000.0} | rope
     return {"rope_type": "default", "rope_theta": rope.get("rope_theta", 10000.0)}

@@ -16,8 +16,9 @@ from decode.drafters.base import Context
 from decode.drafters.drafting import visible_slots
 from decode.drafters.lm import lm_round
 from decode.drafters.tree_drafting import propose
-from decode.forward.resume import Lower, Rest, layers_of, refuse_inseparable
+from decode.forward.resume import Lower, Rest, refuse_inseparable
 from decode.forward.target import CachedModel
+from decode.models.structure import layers_of
 from decode.trees.tree import Tree
 
 LAST = 1

@@ -14,8 +14,9 @@ from decode.acceptance import predicted_speedup
 from decode.autotune.exit_times import ExitTimes, measure_exits
 from decode.drafters.base import Batch, Step
 from decode.drafters.exit_adapter import ExitAdapter
-from decode.forward.resume import Lower, layers_of, left_before, refuse_inseparable
+from decode.forward.resume import Lower, left_before, refuse_inseparable
 from decode.models.output_head import head_of
+from decode.models.structure import decoder_of, layers_of
 from eval.measure.alpha import Alphas
 from eval.results.statistics import bootstrap, ratio_of_sums
 
@@ -49,7 +50,7 @@ class ExitFace:
         """One step: row t drafts token t + 1."""
         mask = (batch.document >= 0).long()
         with left_before(self.upper, self.adapter):
-            out = self.model.base_model(
+            out = decoder_of(self.model)(
                 input_ids=batch.ids, attention_mask=mask, position_ids=batch.positions, use_cache=False
             )
         rows = torch.arange(batch.ids.numel(), device=batch.ids.device).view_as(batch.ids)

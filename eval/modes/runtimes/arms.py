@@ -19,6 +19,7 @@ from decode.common.checked_json import read_json
 from decode.common.compose import compose
 from decode.common.environment import resolve_device
 from decode.common.errors import ConfigError, InputError, RunError
+from decode.common.plain_text import written
 from decode.common.run_lock import check_unlocked
 from decode.common.typed_config import build
 from decode.config import ModelConfig
@@ -66,18 +67,11 @@ def overrides(cfg: EvalConfig, arm: str, kind: str, folder: Path) -> list[str]:
     """The command line behind `python -m distill`."""
     own, usual = cfg.target, ModelConfig()
     target = {one.name: getattr(own, one.name) for one in fields(ModelConfig)}
-    given = [f"target.{name}={_said(value)}" for name, value in target.items() if value != getattr(usual, name)]
+    given = [f"target.{name}={written(value)}" for name, value in target.items() if value != getattr(usual, name)]
     if cfg.peers.vllm_python is not None:
-        given.append(f"target.vllm_python={_said(cfg.peers.vllm_python)}")
+        given.append(f"target.vllm_python={written(cfg.peers.vllm_python)}")
     asked = cfg.runtimes
-    return [*asked.common, *asked.kinds[kind], *asked.arms[arm], *given, f"output_dir={_said(str(folder))}"]
-
-
-def _said(value: Any) -> str:
-    """As Hydra reads it back; paths hold signs of its grammar."""
-    if not isinstance(value, str):
-        return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    return "'{}'".format(value.replace("\\", "\\\\").replace("'", "\\'"))
+    return [*asked.common, *asked.kinds[kind], *asked.arms[arm], *given, f"output_dir={written(str(folder))}"]
 
 
 def make(cfg: EvalConfig, arm: str, kind: str, folder: Path, log: Path) -> dict[str, Any]:

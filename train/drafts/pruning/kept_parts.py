@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from decode.models.compatibility import attention_of
+from decode.models.structure import layers_of
 from train.drafts.pruning.pruned_shape import head_size, kept_layers
 
 
@@ -22,9 +23,9 @@ def without_parts(model: PreTrainedModel, config: PretrainedConfig) -> PreTraine
     pruned: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
     ends = {name: value for name, value in model.state_dict().items() if ".layers." not in name}
     pruned.load_state_dict(ends, strict=False)
-    sources: Any = model.base_model.layers
+    sources = layers_of(model)
     kept = kept_layers(len(sources), config.num_hidden_layers)
-    for layer, source in zip(pruned.base_model.layers, (sources[place] for place in kept), strict=True):
+    for layer, source in zip(layers_of(pruned), (sources[place] for place in kept), strict=True):
         layer.load_state_dict(_kept_slices(source, model.config, config))
     return pruned
 

@@ -7,7 +7,6 @@ or engine has to know: whatever they make of a left-out weight is not read. Grad
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.prune import L1Unstructured
 from transformers import PreTrainedModel
 
+from decode.models.structure import layers_of
 from train.drafts.pruning.pruning_config import PruningConfig
 
 
@@ -69,5 +69,4 @@ def zero_share(model: PreTrainedModel) -> float:
 
 
 def _matrices(model: PreTrainedModel) -> Iterator[nn.Linear]:
-    layers: Any = model.base_model.layers
-    return (module for module in layers.modules() if isinstance(module, nn.Linear))
+    return (one for layer in layers_of(model) for one in layer.modules() if isinstance(one, nn.Linear))
