@@ -55,7 +55,7 @@ def count_held_out(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> HeldOu
     config = corpus.config
     most = min(MOST_READ, config.max_documents or MOST_READ)
     documents = prompts = read = 0
-    for document in islice(corpus.read() if config.heldout_share else (), most):
+    for document in islice(corpus.everything() if config.heldout_share else (), most):
         read += 1
         if split_of(document, config) != "heldout":
             continue

@@ -9,10 +9,11 @@ from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
 from decode.common.errors import ConfigError
+from distill.prompts.chat import check_words, render
 from distill.prompts.held_out_count import LEAST_PROMPTS
 from distill.prompts.tokenizer import start_ids
 from eval.prompts.prompt import Prompt, check_room
-from eval.prompts.questions import Question, first_turn, opening_of, questions_of, read_questions, spread
+from eval.prompts.questions import first_turn, question_of, questions_of, read_questions, spread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -95,9 +96,7 @@ def split_prompts(
 ) -> list[Prompt]:
     """`wanted` prompts from a split of cfg.data; ConfigError where it gives fewer, `reason` naming the settings that
     ask for them."""
-    from distill.corpora import load_corpus
-
-    windows = held_out_prompts(load_corpus(cfg.data).documents(split), tokenizer, cfg.prompts, wanted, cfg.seed)
+    windows = held_out_prompts(documents_of(cfg, tokenizer, split), tokenizer, cfg.prompts, wanted, cfg.seed)
     if len(windows) < wanted:
         raise ConfigError(
             f"the {split} split of data={cfg.data.name} gives {len(windows)} prompts "
@@ -111,11 +110,10 @@ def _prompts_of_split(
 ) -> list[Prompt]:
     """Up to `wanted` prompts from a split of cfg.data; ConfigError where there are not even `least`. Other shares are
     no way out: drafts were trained by these, so part of the prompts would be text that they have seen."""
-    from distill.corpora import load_corpus
     from distill.corpora.corpus import EmptySplitError
 
     try:
-        documents = list(load_corpus(cfg.data).documents(split))
+        documents = documents_of(cfg, tokenizer, split)
     except EmptySplitError:
         documents = []
     windows = held_out_prompts(documents, tokenizer, cfg.prompts, wanted, cfg.seed)
@@ -129,6 +127,28 @@ def _prompts_of_split(
             f"questions of your own in prompts.file (JSONL){few}"
         )
     return windows
+
+
+def documents_of(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, split: Split) -> list[Document]:
+    """Those of a split of cfg.data, less the conversations whose opening the chat template cannot take; InputError
+    where too many of its rows are bad."""
+    from distill.corpora import load_corpus
+
+    corpus = load_corpus(cfg.data)
+    found = [corpus.bad.attempt(_with_opening, tokenizer, document) for document in corpus.documents(split)]
+    corpus.bad.report()
+    return [document for document in found if document is not None]
+
+
+def _with_opening(tokenizer: PreTrainedTokenizerBase, document: Document) -> Document:
+    """The same; BadRow where no prompt can be made of it."""
+    if document.messages is not None and tokenizer.chat_template is not None:
+        roles = [message["role"] for message in document.messages]
+        opening = document.messages[: roles.index("user") + 1] if "user" in roles else []
+        if opening:
+            render(tokenizer, opening, document.where, prompt=True)
+            check_words(tokenizer, opening, document.where)
+    return document
 
 
 def _as_few(prompts: int, screening: bool = False) -> str:
@@ -162,9 +182,8 @@ def _prompts_of(
     document: Document, tokenizer: PreTrainedTokenizerBase, cfg: PromptsConfig, rng: random.Random
 ) -> list[Prompt]:
     if document.messages is not None:
-        turns = tuple(message["content"] for message in document.messages if message["role"] == "user")
-        question = Question(document.id, document.category, turns, opening_of(document.messages))
-        return [first_turn(question, tokenizer, cfg.max_turns)] if turns else []
+        question = question_of(document.id, document.category, document.messages)
+        return [first_turn(question, tokenizer, cfg.max_turns)] if question.turns else []
     ids = tokenizer(document.text, add_special_tokens=False, verbose=False)["input_ids"]
     starts = list(range(0, len(ids) - cfg.tokens + 1, cfg.tokens))
     rng.shuffle(starts)

@@ -315,7 +315,7 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
         ("distill.responses:_Conversation.said", "skip_special_tokens=True", "skip_special_tokens=False"),
     ],
     test_corpora.test_max_documents_stops_before_the_split: [
-        ("distill.corpora.corpus:Corpus.documents", "self.config.max_documents", "None"),
+        ("distill.corpora.corpus:Corpus.everything", "self.config.max_documents", "None"),
     ],
     test_corpora.test_the_line_between_splits_is_where_it_always_was: [
         ("distill.corpora.corpus:split_place", '"split", text.strip()', '"splits", text.strip()'),
