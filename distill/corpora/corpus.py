@@ -31,9 +31,13 @@ class Document:
     """`split_place` of the text that this was made from, which decides its split: nothing made from a held-out file is
     trained on. None is by its own text."""
     where: str = ""
-    """File and line or row, for messages."""
+    """File and line or row, for messages; the id where nothing better is known."""
     is_cut: bool = False
     """Whether the assistant's words before the first question were dropped."""
+
+    def __post_init__(self) -> None:
+        if not self.where:
+            object.__setattr__(self, "where", self.id)
 
 
 def unit_hash(*parts: object) -> float:

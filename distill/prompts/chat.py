@@ -6,8 +6,10 @@ and after each assistant turn; either way what it marks is decoded and compared 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Container, Sequence
+from os.path import commonprefix
 from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
@@ -72,7 +74,7 @@ def render(
             "use an instruct model, or plain text (data.text_field)"
         )
     try:
-        return tokenizer.apply_chat_template(**_given(messages), tokenize=False, add_generation_prompt=prompt)  # type: ignore[return-value]
+        return _applied(tokenizer, messages, tokenize=False, add_generation_prompt=prompt)
     except TemplateSyntaxError as error:
         raise InputError(f"the chat template of {tokenizer.name_or_path} is broken: {error}") from error
     except (TemplateError, ValueError, TypeError, KeyError) as error:
@@ -130,11 +132,29 @@ def _less(message: Message, field: str) -> Message:
     return {name: value for name, value in message.items() if name != field}
 
 
-def _given(messages: Sequence[Message]) -> dict[str, Any]:
-    """What a template is given: the tools apart, and thoughts by every name that templates read them by."""
-    said = [_less(one, "tools") | dict.fromkeys(THOUGHT_FIELDS, one["reasoning_content"])
-            if "reasoning_content" in one else _less(one, "tools") for one in messages]  # fmt: skip
-    return {"conversation": said, "tools": messages[0].get("tools") if messages else None}
+def _applied(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], **how: Any) -> Any:
+    """What the template makes of the messages, with the tools beside them and thoughts by every name that templates
+    read. Most want the arguments of a call as an object; those that fail on it get text."""
+    tools = messages[0].get("tools") if messages else None
+    plain = [_less(one, "tools") for one in messages]
+    said = [one | dict.fromkeys(THOUGHT_FIELDS, one["reasoning_content"]) if "reasoning_content" in one else one
+            for one in plain]  # fmt: skip
+    try:
+        return tokenizer.apply_chat_template(said, tools=tools, **how)
+    except TypeError:
+        if not any("tool_calls" in one for one in said):
+            raise
+        return tokenizer.apply_chat_template([_with_text_calls(one) for one in said], tools=tools, **how)
+
+
+def _with_text_calls(message: Message) -> Message:
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        call | {"function": call["function"] | {"arguments": json.dumps(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return message | {"tool_calls": calls}
 
 
 def _assistant_turns(messages: Sequence[Message]) -> list[int]:
@@ -142,7 +162,7 @@ def _assistant_turns(messages: Sequence[Message]) -> list[int]:
 
 
 def _marked(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], where: str) -> list[bool]:
-    encoded = tokenizer.apply_chat_template(**_given(messages), return_dict=True, return_assistant_tokens_mask=True)
+    encoded = _applied(tokenizer, messages, return_dict=True, return_assistant_tokens_mask=True)
     return [bool(mark) for mark in encoded["assistant_masks"]]  # type: ignore[index]
 
 
@@ -152,15 +172,25 @@ def _turn_span(
     """Where in `text` the assistant's turn begins and ends, its end mark included."""
     before = render(tokenizer, messages[:turn], where, prompt=True)
     after = render(tokenizer, messages[: turn + 1], where)
-    content = messages[turn]["content"].strip()
+    content = _standing(tokenizer, messages[: turn + 1], after, where)
     begin = text.find(content, len(before))
     if not text.startswith(before) or begin < 0 or not after.startswith(before):
         raise BadRow(where, REWRITES, f" (message {turn + 1})")
     end = begin + len(content)
     closing = after[after.index(content, len(before)) + len(content) :].rstrip()
-    if messages[turn].get("tool_calls") and not text.startswith(closing, end):
-        raise BadRow(where, REWRITES, f" (the calls of message {turn + 1})")
     return len(before), end + len(closing) if text.startswith(closing, end) else end
+
+
+def _standing(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], after: str, where: str) -> str:
+    """What the last message says, as it stands in any text: its calls where it has some, else its content. A template
+    may put an empty thought before them that it leaves out once others have spoken."""
+    *before, last = messages
+    if not last.get("tool_calls"):
+        return last["content"].strip()
+    without = render(tokenizer, [*before, _less(last, "tool_calls")], where)
+    begin = len(commonprefix([after, without]))
+    end = len(after) - len(commonprefix([after[begin:][::-1], without[begin:][::-1]]))
+    return after[begin:end]
 
 
 def _verify(

@@ -9,8 +9,7 @@ from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
 from decode.common.errors import ConfigError
-from distill.prompts.chat import check_words, render
-from distill.prompts.held_out_count import LEAST_PROMPTS
+from distill.prompts.held_out_count import LEAST_PROMPTS, opening_of
 from distill.prompts.tokenizer import start_ids
 from eval.prompts.prompt import Prompt, check_room
 from eval.prompts.questions import first_turn, question_of, questions_of, read_questions, spread
@@ -130,25 +129,16 @@ def _prompts_of_split(
 
 
 def documents_of(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, split: Split) -> list[Document]:
-    """Those of a split of cfg.data, less the conversations whose opening the chat template cannot take; InputError
-    where too many of its rows are bad."""
+    """Those of a split of cfg.data, less the conversations that nobody opens or whose opening the chat template cannot
+    take; InputError where too many of its rows are bad."""
     from distill.corpora import load_corpus
 
     corpus = load_corpus(cfg.data)
-    found = [corpus.bad.attempt(_with_opening, tokenizer, document) for document in corpus.documents(split)]
+    found = [
+        one for one in corpus.documents(split) if one.text is not None or corpus.bad.attempt(opening_of, one, tokenizer)
+    ]
     corpus.bad.report()
-    return [document for document in found if document is not None]
-
-
-def _with_opening(tokenizer: PreTrainedTokenizerBase, document: Document) -> Document:
-    """The same; BadRow where no prompt can be made of it."""
-    if document.messages is not None and tokenizer.chat_template is not None:
-        roles = [message["role"] for message in document.messages]
-        opening = document.messages[: roles.index("user") + 1] if "user" in roles else []
-        if opening:
-            render(tokenizer, opening, document.where, prompt=True)
-            check_words(tokenizer, opening, document.where)
-    return document
+    return found
 
 
 def _as_few(prompts: int, screening: bool = False) -> str:

@@ -143,7 +143,7 @@ def read_by_a_report(folder: Path, data: DataConfig) -> None:
     tokenizer = chat_tokenizer()
     tokenizer.chat_template = STRICT
     prompts = as_many_as(replace(eval_config(), data=data), tokenizer, 100)
-    assert {tokenizer.decode(list(one.ids))[:15] for one in prompts} == {"[user]Question "}
+    assert {str(tokenizer.decode(list(one.ids)))[:15] for one in prompts} == {"[user]Question "}
 
 
 @pytest.mark.parametrize("read", [read_by_distill, read_by_training, read_by_a_datastore, read_by_a_report])

@@ -156,6 +156,18 @@ def test_tools_calls_and_thoughts_reach_the_template_and_are_learned(template: s
     assert learned(template, again) == f"{call}<eos>Yes.<eos>Well<eos>"  # templates drop earlier thoughts
 
 
+def test_a_template_that_joins_a_call_s_arguments_as_text_is_given_text() -> None:
+    joining = CALLING.replace("call.function | tojson", "call.function.name + call.function.arguments")
+    assert learned(joining, CALLED[:2]) == '<call>weather{"city": "Oslo"}</call><eos>'
+
+
+def test_a_call_is_found_where_the_template_drops_an_empty_thought_before_it() -> None:
+    template = CALLING.replace(
+        "[{{ m.role }}]", "[{{ m.role }}]{{ '<think></think>' if loop.last and m.role == 'assistant' }}", 1
+    )
+    assert learned(template, CALLED).startswith('<call>{"name": "weather", "arguments": {"city": "Oslo"}}</call><eos>')
+
+
 @pytest.mark.parametrize(
     ("without", "told"),
     [
@@ -182,7 +194,7 @@ def test_words_that_a_template_writes_otherwise_are_not_lost() -> None:
 
 def test_a_call_that_a_template_rewrites_is_refused() -> None:
     template = CALLING.replace("m.tool_calls or []", "((m.tool_calls or []) if loop.last else [])")
-    with pytest.raises(BadRow, match=r"rewrites earlier turns.*\(the calls of message 2\)"):
+    with pytest.raises(BadRow, match=r"rewrites earlier turns.*\(message 2\)"):
         encode_chat(tokenizer_with(template), CALLED)
 
 
