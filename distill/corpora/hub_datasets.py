@@ -25,6 +25,7 @@ def dataset_rows(config: DataConfig) -> Iterator[Document | BadRow]:
     except (DatasetsError, OSError, ValueError) as error:
         raise InputError(
             f"data.path={config.path} (subset {config.subset}, split {config.hub_split}) cannot be loaded: {error}"
+            f"{_remedy(config)}"
         ) from error
     number = 0
     try:
@@ -32,7 +33,14 @@ def dataset_rows(config: DataConfig) -> Iterator[Document | BadRow]:
             number += 1
             yield from table_row(row, f"{config.path}, row {number}", str(number), config)
     except (DatasetsError, ArrowException, OSError) as error:  # a streamed one is read here
-        raise InputError(f"data.path={config.path} cannot be read after row {number}: {error}") from error
+        raise InputError(
+            f"data.path={config.path} cannot be read after row {number}: {error}{_remedy(config)}"
+        ) from error
+
+
+def _remedy(config: DataConfig) -> str:
+    here = Path(str(config.path)).is_dir()
+    return ". If a line of its files is broken, data=jsonl with the same data.path leaves it out" if here else ""
 
 
 def _load(config: DataConfig) -> Any:

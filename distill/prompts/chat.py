@@ -136,9 +136,9 @@ def _applied(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], **
     """What the template makes of the messages, with the tools beside them and thoughts by every name that templates
     read. Most want the arguments of a call as an object; those that fail on it get text."""
     tools = messages[0].get("tools") if messages else None
-    plain = [_less(one, "tools") for one in messages]
-    said = [one | dict.fromkeys(THOUGHT_FIELDS, one["reasoning_content"]) if "reasoning_content" in one else one
-            for one in plain]  # fmt: skip
+    said: list[Any] = [_less(one, "tools") for one in messages]
+    said = [one | dict.fromkeys(THOUGHT_FIELDS, one.get("reasoning_content")) if "reasoning_content" in one else one
+            for one in said]  # fmt: skip
     try:
         return tokenizer.apply_chat_template(said, tools=tools, **how)
     except TypeError:
