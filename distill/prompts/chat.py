@@ -100,8 +100,8 @@ def check_words(
         if number not in seen or message["content"].strip() not in text:  # it may be written as JSON, or in capitals
             without = [*messages[:number], message | {"content": ""}, *messages[number + 1 :]]
             _check_said(text, tokenizer, without, where, f"what the {message['role']} says")
-        for field in {"tool_calls", "reasoning_content"} & set(message):
-            before = messages[:number]
+        before = messages[:number]
+        for field in (field for field in ("tool_calls", "reasoning_content") if field in message):
             there = render(tokenizer, [*before, message], where)
             _check_said(there, tokenizer, [*before, _less(message, field)], where, field)
 
