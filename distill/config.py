@@ -41,7 +41,7 @@ class DataConfig:
     """Row field that holds plain text."""
     messages_field: str = "messages"
     """Row field that holds chat messages; a row that has it is read as chat, even where it has text too. Unless set,
-    ShareGPT's `conversations` is read as well."""
+    `conversations`, `conversation`, `dialogue` and `dialog` are read as well."""
     id_field: str | None = None
     """Row field that names the document; None is file and row number."""
     validation_share: float = 0.03
@@ -50,6 +50,8 @@ class DataConfig:
     """Share of documents kept for evaluation; training and records never see them."""
     max_documents: int | None = None
     """Documents read at most, before they are split; None reads all."""
+    bad_rows: float = 0.05
+    """Share of the rows that may be left out because they cannot be used; with more, nothing is done. 0 refuses any."""
     learn_prompt: bool = True
     """Learn the prompt's tokens of plain text too: they cost nothing more to record. Chat prompts are never learned."""
 
@@ -70,6 +72,7 @@ class DataConfig:
         for name in ("validation_share", "heldout_share"):
             share = getattr(self, name)
             require(0 <= share < 1, f"data.{name}={share} is not a share in [0, 1)")
+        require(0 <= self.bad_rows <= 1, f"data.bad_rows={self.bad_rows} is not a share in [0, 1]")
         rest = 1 - self.validation_share - self.heldout_share
         require(rest > 0, f"data.validation_share + data.heldout_share leave {rest:.3f} of the documents to train on")
         require_at_least(1, self, "data.", "max_documents")

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from decode.common.errors import ConfigError, InputError
 from decode.models.load import ModelDescription
 from distill.config import DistillConfig
+from distill.corpora.bad_rows import BadRowCount
 from distill.prompts.chat import encode_prompt
 from distill.prompts.drawn_prompts import DrawnPrompt, corpus_text, turns
 from distill.prompts.held_out_count import HeldOutCount
@@ -48,6 +49,8 @@ class RecordingPlan:
     """Tokens of the longest sequence, at most: what an engine has to make room for."""
     held_out: HeldOutCount | None
     """Of the corpus; None where records of an earlier version, which do not say it, are scored again."""
+    bad_rows: BadRowCount | None
+    """The same."""
 
     @property
     def bytes_on_disk(self) -> int:
@@ -67,6 +70,7 @@ class RecordingPlan:
         return [
             f"target parameters     {self.num_parameters:,}",
             f"documents             {self.documents:,}",
+            *([f"left out              {self.bad_rows.line()}"] if self.bad_rows else []),
             f"prompts               {prompts}{left_out}",
             *([] if self.held_out is None else [f"held out              {self.held_out.line()}"]),
             f"responses             {self.responses:,}",
@@ -80,6 +84,7 @@ class RecordingPlan:
 def make_plan(
     prompts: Sequence[DrawnPrompt],
     held_out: HeldOutCount,
+    bad_rows: BadRowCount | None,
     tokenizer: PreTrainedTokenizerBase,
     target: ModelDescription,
     config: DistillConfig,
@@ -106,6 +111,7 @@ def make_plan(
         num_parameters=target.num_parameters,
         longest=max(size.longest for size in sizes),
         held_out=held_out,
+        bad_rows=bad_rows,
     )
     if plan.too_long == len(prompts):
         raise InputError(
@@ -133,6 +139,7 @@ def plan_of_records(folder: RecordFolder, target: ModelDescription, config: Dist
         num_parameters=target.num_parameters,
         longest=int(folder.lengths.max()),
         held_out=folder.manifest.held_out,
+        bad_rows=folder.manifest.bad_rows,
     )
     _check(plan)
     return plan

@@ -13,9 +13,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from decode import generate
 from decode.drafters.base import Drafter
 from distill.config import DistillConfig, ResponseSampling
-from distill.corpora.corpus import Message, unit_hash
+from distill.corpora.corpus import unit_hash
+from distill.corpora.messages import Message
 from distill.prompts.chat import encode_prompt
-from distill.prompts.drawn_prompts import DrawnPrompt, corpus_text, turns
+from distill.prompts.drawn_prompts import DrawnPrompt, corpus_text, is_kept, turns
 from distill.records.record_shards import Record
 
 
@@ -166,7 +167,7 @@ class _Conversation:
         for number, message in enumerate(messages[: places[turn]]):
             if number in places:
                 history.append({"role": "assistant", "content": self.answers[places.index(number)]})
-            elif message["role"] != "assistant":
+            elif message["role"] != "assistant" or is_kept(messages, number):
                 history.append(message)
         return history
 

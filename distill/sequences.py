@@ -18,7 +18,7 @@ from distill.config import RecordsConfig
 from distill.corpora import Corpus, Document, Split
 from distill.corpora.corpus import in_groups
 from distill.objectives.target_distribution import TargetDistribution
-from distill.prompts.chat import encode_chat
+from distill.prompts.chat import check_words, encode_chat
 from distill.prompts.tokenizer import encode_texts, start_ids
 from distill.records.distribution_stores import Head
 from distill.records.record_folder import RecordFolder
@@ -202,6 +202,7 @@ def text_sequences(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase, split: Split, length: int, eos: int | None = None
 ) -> TextSequences:
     """Every document of `split`, tokenised, ended by `eos` (None: the tokenizer's own), cut into windows of `length`.
+    Conversations that the chat template cannot take are left out; InputError where there are too many, or no others.
 
     Plain text is learned whole but for a window's first token, chat only where the assistant speaks.
     """
@@ -209,7 +210,12 @@ def text_sequences(
     found: list[TrainSequence] = []
     for documents in in_groups(corpus.documents(split), DOCUMENTS_AT_ONCE):
         found += _text_windows([one for one in documents if one.text is not None], tokenizer, length, eos)
-        found += [_chat_window(one, tokenizer, length) for one in documents if one.messages is not None]
+        chats = [one for one in documents if one.messages is not None]
+        windows = [corpus.bad.attempt(_chat_window, chat, tokenizer, length) for chat in chats]
+        found += [window for window in windows if window is not None]
+    corpus.bad.check()
+    if not found:
+        raise InputError(f"{corpus.where}: no document of the {split} split gives a sequence to learn from")
     return TextSequences(found)
 
 
@@ -228,7 +234,9 @@ def _text_windows(
 
 
 def _chat_window(document: Document, tokenizer: PreTrainedTokenizerBase, length: int) -> TrainSequence:
-    ids, mask = encode_chat(tokenizer, document.messages or [], where=document.id)
+    messages = document.messages or []
+    ids, mask = encode_chat(tokenizer, messages, document.where)
+    check_words(tokenizer, messages, document.where)
     return TrainSequence(
         np.array(ids[:length], dtype=np.int64), np.array(mask[:length], dtype=bool), document=document.id
     )

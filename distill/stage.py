@@ -193,6 +193,8 @@ def _finish(
         counts["bytes"],
         counts["bytes"] / max(1, counts["tokens"]),
     )
+    if plan.bad_rows:
+        log.info("left out of the corpus: %s", plan.bad_rows.line())
     for one in manifest["drafting"]:
         log.info(
             "responses drafted by %s: %.2f tokens a pass of the target, which needs one pass a token alone (%d tokens)",

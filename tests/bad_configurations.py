@@ -64,6 +64,7 @@ _OUT_OF_RANGE = {
         "sampling.top_p=2",
         "records.head=0",
         "data.heldout_share=1.5",
+        "data.bad_rows=1.5",
         "prompts.tokens=0",
         "target.runtime=vllm target.dtype=float64",
         "target.runtime=vllm target.vllm_python=nowhere/bin/python",

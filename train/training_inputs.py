@@ -14,7 +14,8 @@ from decode.common.typed_config import require
 from decode.config import ModelConfig
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model
-from distill.corpora import load_corpus
+from distill.corpora import Corpus, load_corpus
+from distill.corpora.bad_rows import BadRowCount
 from distill.objectives.draft_vocabulary import frequent_tokens
 from distill.objectives.objective import build_objective, warm_up_of
 from distill.prompts.held_out_count import HeldOutCount, count_held_out
@@ -51,6 +52,8 @@ class Inputs:
     older ones do not say it."""
     held_out: HeldOutCount | None = None
     """Of the corpus; None where older records do not say it."""
+    bad_rows: BadRowCount | None = None
+    """Rows of the corpus that were left out; None where older records do not say it."""
 
     @property
     def window_along_rows(self) -> int | None:
@@ -76,7 +79,8 @@ class Inputs:
 def open_inputs(cfg: TrainConfig) -> Inputs:
     """Everything but weights; raises ConfigError or InputError for whatever does not fit together."""
     target = None if cfg.target.path is None else describe_model(cfg.target)
-    tokenizer = _tokenizer(cfg, target)
+    corpus = None if cfg.data is None else load_corpus(cfg.data)
+    tokenizer = _tokenizer(cfg, target, corpus)
     blueprint = FAMILIES[cfg.draft.family](cfg, target, tokenizer)
     _check_length(cfg, target, blueprint)
     records = None
@@ -84,7 +88,7 @@ def open_inputs(cfg: TrainConfig) -> Inputs:
         records = RecordFolder.open(cfg.records, target)
     store = None if records is None else _choose_store(cfg, records)
     layers = blueprint.layers_read if cfg.target_source == "records" else ()  # a live target makes them itself
-    sources = [_source(cfg, tokenizer, records, store, split, layers) for split in ("train", "validation")]
+    sources = [_source(cfg, tokenizer, records or corpus, store, split, layers) for split in ("train", "validation")]
     if blueprint.wants_vocab is not None:
         assert target is not None
         always = special_tokens(target, tokenizer)
@@ -93,8 +97,8 @@ def open_inputs(cfg: TrainConfig) -> Inputs:
     train, validation = (PackedSource.of(source, cfg.sequence_length, cfg.seed, layers) for source in sources)
     data = records.manifest.config.data.model_dump() if records is not None else cfg.data and asdict(cfg.data)
     recorded = None if records is None else records.manifest.target.weights
-    held_out = _held_out(cfg, tokenizer) if records is None else records.manifest.held_out
-    return Inputs(target, tokenizer, blueprint, train, validation, store, data, cfg.window, recorded, held_out)
+    told = (records.manifest.held_out, records.manifest.bad_rows) if records else _left_aside(corpus, tokenizer)
+    return Inputs(target, tokenizer, blueprint, train, validation, store, data, cfg.window, recorded, *told)
 
 
 def check_enough(cfg: TrainConfig, inputs: Inputs, world_size: int) -> int:
@@ -133,7 +137,7 @@ def _choose_store(cfg: TrainConfig, records: RecordFolder) -> str | None:
     return dense[0] if needs_dense and dense else next(iter(names), None)
 
 
-def _tokenizer(cfg: TrainConfig, target: ModelDescription | None) -> PreTrainedTokenizerBase:
+def _tokenizer(cfg: TrainConfig, target: ModelDescription | None, corpus: Corpus | None) -> PreTrainedTokenizerBase:
     if target is not None:
         return load_tokenizer(cfg.target)
     if cfg.tokenizer.path is not None:
@@ -141,16 +145,17 @@ def _tokenizer(cfg: TrainConfig, target: ModelDescription | None) -> PreTrainedT
     saved = tokenizer_folder(cfg)
     if cfg.resume != "never" and saved.is_dir():
         return load_tokenizer(ModelConfig(path=str(saved)))
-    if cfg.data is None or cfg.tokenizer.train_entries is None:
+    if corpus is None or cfg.tokenizer.train_entries is None:
         raise ConfigError("a tokenizer is trained on text: choose data=NAME and set tokenizer.train_entries")
     logger.info("training a tokenizer of %d entries", cfg.tokenizer.train_entries)
-    texts = (document.text for document in load_corpus(cfg.data).documents("train") if document.text is not None)
+    texts = (document.text for document in corpus.documents("train") if document.text is not None)
     return train_bpe(texts, cfg.tokenizer.train_entries)
 
 
-def _held_out(cfg: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> HeldOutCount:
-    assert cfg.data is not None, "checked by TrainConfig"
-    return count_held_out(load_corpus(cfg.data), tokenizer)
+def _left_aside(corpus: Corpus | None, tokenizer: PreTrainedTokenizerBase) -> tuple[HeldOutCount, BadRowCount]:
+    """What is held out, and the rows that could not be used; said once, when all was read."""
+    assert corpus is not None, "checked by TrainConfig"
+    return count_held_out(corpus, tokenizer), corpus.bad.report()
 
 
 def tokenizer_folder(cfg: TrainConfig) -> Path:
@@ -168,13 +173,13 @@ def special_tokens(target: ModelDescription, tokenizer: PreTrainedTokenizerBase)
 def _source(
     cfg: TrainConfig,
     tokenizer: PreTrainedTokenizerBase,
-    records: RecordFolder | None,
+    texts: RecordFolder | Corpus | None,
     store: str | None,
     split: str,
     layers: tuple[int, ...],
 ) -> SequenceSource:
-    if records is not None:
-        return record_sequences(records, split, cfg.sequence_length, store, layers)
-    assert cfg.data is not None, "checked by TrainConfig"
+    assert texts is not None, "checked by TrainConfig"
+    if isinstance(texts, RecordFolder):
+        return record_sequences(texts, split, cfg.sequence_length, store, layers)
     logger.info("reading and tokenising the %s split", split)
-    return text_sequences(load_corpus(cfg.data), tokenizer, split, cfg.sequence_length)  # type: ignore[arg-type]
+    return text_sequences(texts, tokenizer, split, cfg.sequence_length)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from distill.corpora.bad_rows import BadRowCount
 from distill.prompts.held_out_count import HeldOutCount
 from train.config import TrainConfig
 from train.training_inputs import Inputs
@@ -36,6 +37,7 @@ class TrainingPlan:
     held_out: HeldOutCount | None
     few_held_out: str | None
     """What to say where a report will find few prompts; of records `distill` has said it."""
+    bad_rows: BadRowCount | None
     checkpoint_bytes: int
     """One checkpoint."""
     rates: str
@@ -61,6 +63,7 @@ class TrainingPlan:
             cost=None if target is None else inputs.blueprint.weights_per_token / target.per_token,
             held_out=inputs.held_out,
             few_held_out=_few_held_out(cfg, inputs),
+            bad_rows=inputs.bad_rows,
             checkpoint_bytes=checkpoint,
             rates=_rates(cfg),
             disk_bytes=checkpoint * (cfg.keep_checkpoints + 1) + 3 * weights * BYTES_PER_WEIGHT,
@@ -102,6 +105,8 @@ class TrainingPlan:
             )
         if self.held_out is not None:
             lines.append(f"held out: {self.held_out.line()}")
+        if self.bad_rows:
+            lines.append(f"left out: {self.bad_rows.line()}")
         megabytes = f"checkpoint: {self.checkpoint_bytes / 1e6:.1f} MB; on disk at most {self.disk_bytes / 1e6:.1f} MB"
         return [*lines, megabytes]
 

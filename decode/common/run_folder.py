@@ -22,7 +22,7 @@ from decode.common.run_lock import LOCK_FILE, check_unlocked, run_lock
 
 RUN_SCHEMA = 1
 log = get_logger("run")
-_NOT_COMPARED = ("resume", "plan", "output_dir")
+_NOT_COMPARED = ("resume", "plan", "output_dir", "data.bad_rows")  # which decide nothing of what is written
 T = TypeVar("T")
 
 
@@ -126,8 +126,8 @@ def is_finished(path: Path) -> bool:
 
 
 def check_same_run(path: Path, stage: str, config: Any) -> None:
-    """Raise ConfigError unless `path` is a run of `stage` with this `config` (resume, plan, output_dir and the config's
-    own NOT_COMPARED aside)."""
+    """Raise ConfigError unless `path` is a run of `stage` with this `config` (resume, plan, output_dir,
+    data.bad_rows and the config's own NOT_COMPARED aside)."""
     run = RUN.read(path / "run.json")
     if run.version != RUN_SCHEMA or run.stage != stage:
         raise ConfigError(

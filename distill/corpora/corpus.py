@@ -6,14 +6,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Literal, TypeVar
 
 from decode.common.errors import InputError
 from distill.config import DataConfig
+from distill.corpora.bad_rows import BadRow, BadRows
+from distill.corpora.messages import Message
 
 Split = Literal["train", "validation", "heldout"]
-Message = dict[str, str]
 Item = TypeVar("Item")
 
 
@@ -28,6 +30,14 @@ class Document:
     place: float | None = None
     """`split_place` of the text that this was made from, which decides its split: nothing made from a held-out file is
     trained on. None is by its own text."""
+    where: str = ""
+    """File and line or row, for messages; the id where nothing better is known."""
+    is_cut: bool = False
+    """Whether the assistant's words before the first question were dropped."""
+
+    def __post_init__(self) -> None:
+        if not self.where:
+            object.__setattr__(self, "where", self.id)
 
 
 def unit_hash(*parts: object) -> float:
@@ -63,21 +73,44 @@ class EmptySplitError(InputError):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents of one source; `read` starts from the first one at every call."""
+    """Documents of one source; `read` starts from the first one at every call, and gives a BadRow for a row that is
+    none."""
 
     config: DataConfig
     where: str
     """The source in words, for messages."""
-    read: Callable[[], Iterator[Document]]
+    read: Callable[[], Iterator[Document | BadRow]]
+
+    @cached_property
+    def bad(self) -> BadRows:
+        """The rows that were left out so far, whichever split was read."""
+        return BadRows(self.where, self.config.bad_rows)
+
+    def everything(self) -> Iterator[Document]:
+        """The documents of all splits in the source's order, max_documents at most; bad rows are counted."""
+        most, found = self.config.max_documents, 0
+        for number, row in enumerate(self.read(), 1):
+            self.bad.rows = max(self.bad.rows, number)
+            if isinstance(row, BadRow):
+                self.bad.add(row)
+                continue
+            if row.is_cut:
+                self.bad.cut(row.where)
+            found += 1
+            yield row
+            if found == most:
+                return
 
     def documents(self, split: Split) -> Iterator[Document]:
-        """The documents of `split` in the source's order; raises InputError where the source or the split is empty."""
+        """The documents of `split` in the source's order; raises InputError where the source or the split is empty, or
+        more than data.bad_rows of its rows are bad."""
         seen = kept = 0
-        for document in islice(self.read(), self.config.max_documents):
+        for document in self.everything():
             seen += 1
             if split_of(document, self.config) == split:
                 kept += 1
                 yield document
+        self.bad.check()
         if not seen:
             raise InputError(f"{self.where}: no document with text in it, so there is nothing to read")
         if not kept:
@@ -89,6 +122,14 @@ class Corpus:
             f"{self.where}: none of its {seen} documents falls into the {split} split ({shares}; documents are split "
             "by the hash of their text). Use more documents or other shares"
         )
+
+
+def or_bad(documents: Iterator[Document]) -> Iterator[Document | BadRow]:
+    """`documents`, or what is wrong with the row that they are of; what reads the rows goes on with the next one."""
+    try:
+        yield from documents
+    except BadRow as bad:
+        yield bad
 
 
 def in_groups(items: Iterable[Item], size: int) -> Iterator[list[Item]]:

@@ -8,24 +8,39 @@ from typing import Any
 
 from decode.common.errors import InputError
 from distill.config import DataConfig
+from distill.corpora.bad_rows import BadRow
 from distill.corpora.corpus import Document
-from distill.corpora.row_files import row_document
+from distill.corpora.row_files import table_row
 
 SAVED_MARKS = ("state.json", "dataset_dict.json")  # what `save_to_disk` leaves
 
 
-def dataset_rows(config: DataConfig) -> Iterator[Document]:
-    """The rows of the dataset at `config.path`; raises InputError where it cannot be loaded or a row is malformed."""
+def dataset_rows(config: DataConfig) -> Iterator[Document | BadRow]:
+    """The rows of the dataset at `config.path`; raises InputError where it cannot be loaded."""
     from datasets.exceptions import DatasetsError
+    from pyarrow import ArrowException
 
     try:
         rows = _load(config)
     except (DatasetsError, OSError, ValueError) as error:
         raise InputError(
             f"data.path={config.path} (subset {config.subset}, split {config.hub_split}) cannot be loaded: {error}"
+            f"{_remedy(config)}"
         ) from error
-    for number, row in enumerate(rows, 1):
-        yield from row_document(row, f"{config.path}, row {number}", str(number), config)
+    number = 0
+    try:
+        for row in rows:
+            number += 1
+            yield from table_row(row, f"{config.path}, row {number}", str(number), config)
+    except (DatasetsError, ArrowException, OSError) as error:  # a streamed one is read here
+        raise InputError(
+            f"data.path={config.path} cannot be read after row {number}: {error}{_remedy(config)}"
+        ) from error
+
+
+def _remedy(config: DataConfig) -> str:
+    here = Path(str(config.path)).is_dir()
+    return ". If a line of its files is broken, data=jsonl with the same data.path leaves it out" if here else ""
 
 
 def _load(config: DataConfig) -> Any:

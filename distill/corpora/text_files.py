@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from decode.common.errors import InputError
-from distill.corpora.corpus import Document, unit_hash
+from distill.corpora.bad_rows import BadRow
+from distill.corpora.corpus import Document, or_bad, unit_hash
 
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
+NOT_UTF8 = "not UTF-8 text. Convert the file to UTF-8"
 TEXT_SUFFIXES = {".txt", ".md", ".rst", ".py", ".text"}
 
 
@@ -28,26 +30,26 @@ def stdlib_files() -> tuple[Path, list[Path]]:
     return root, [file for file in root.rglob("*.py") if not LEFT_OUT & set(file.relative_to(root).parts[:-1])]
 
 
-def text_files(path: Path) -> Iterator[Document]:
+def text_files(path: Path) -> Iterator[Document | BadRow]:
     """The text file at `path`, or every text file below that folder; the id is the path inside it."""
     if path.is_file():
-        yield from _document(read_utf8(path), path, path.parent, None)
+        yield from or_bad(_utf8_document(path, path.parent))
         return
     files = [file for file in path.rglob("*") if file.is_file() and file.suffix in TEXT_SUFFIXES]
     if not files:
         raise InputError(f"{path}: no text file below this folder ({', '.join(sorted(TEXT_SUFFIXES))})")
     for file in _shuffled(files, path):
-        yield from _document(read_utf8(file), file, path, None)
+        yield from or_bad(_utf8_document(file, path))
 
 
-def read_utf8(file: Path) -> str:
-    """The text of `file`; raises InputError naming file and line where it is not UTF-8."""
+def _utf8_document(file: Path, root: Path) -> Iterator[Document]:
+    """That of `file`; raises BadRow naming file and line where it is not UTF-8."""
     content = file.read_bytes()
     try:
-        return content.decode("utf-8")
+        yield from _document(content.decode("utf-8"), file, root, None)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{file}, line {line}: not UTF-8 text ({error.reason}). Convert the file to UTF-8") from error
+        raise BadRow(f"{file}, line {line}", NOT_UTF8, f" ({error.reason})") from error
 
 
 def _shuffled(files: list[Path], root: Path) -> list[Path]:
@@ -57,4 +59,4 @@ def _shuffled(files: list[Path], root: Path) -> list[Path]:
 
 def _document(text: str, file: Path, root: Path, category: str | None) -> Iterator[Document]:
     if text.strip():
-        yield Document(file.relative_to(root).as_posix(), text, category=category)
+        yield Document(file.relative_to(root).as_posix(), text, category=category, where=str(file))

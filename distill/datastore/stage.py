@@ -16,11 +16,10 @@ from decode.drafters.untrained.index.datastore import MANIFEST, ORDER_FILE, TOKE
 from decode.drafters.untrained.index.several_texts import BETWEEN
 from decode.models.compatibility import load_tokenizer, token_map_hash
 from decode.models.load import describe_model
-from distill.config import DataConfig
 from distill.corpora.configured import load_corpus
-from distill.corpora.corpus import Corpus, in_groups
+from distill.corpora.corpus import Corpus, Document, in_groups
 from distill.datastore.config import DatastoreConfig
-from distill.prompts.chat import render
+from distill.prompts.chat import check_words, render
 from distill.prompts.tokenizer import encode_texts
 
 GROUP = 256
@@ -42,16 +41,17 @@ def run(config: DatastoreConfig) -> None:
         return
     with open_run(config.output_dir, "datastore", config, config.resume) as folder:
         if not folder.is_finished:
-            _build(folder, _tokens(corpus, tokenizer, vocab_size, config.tokens), tokenizer, config.data)
+            _build(folder, _tokens(corpus, tokenizer, vocab_size, config.tokens), tokenizer, corpus)
 
 
-def _build(folder: RunFolder, texts: Iterator[list[int]], tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> None:
+def _build(folder: RunFolder, texts: Iterator[list[int]], tokenizer: PreTrainedTokenizerBase, corpus: Corpus) -> None:
     documents = 0
     with folder.file(TOKENS_FILE).open("wb") as file, progress(None, "tokens", "tokenising") as bar:
         for ids in texts:
             np.array(ids, dtype=np.int32).tofile(file)
             documents += 1
             bar.update(len(ids))
+    bad_rows = corpus.bad.report()
     tokens = np.fromfile(folder.file(TOKENS_FILE), dtype=np.int32)
     free_disk_check(folder.path, tokens.size * order_dtype(tokens.size).itemsize)
     log.info("sorting %d tokens of %d documents", tokens.size, documents)
@@ -61,7 +61,8 @@ def _build(folder: RunFolder, texts: Iterator[list[int]], tokenizer: PreTrainedT
             "tokens": int(tokens.size),
             "documents": documents,
             "token_map_hash": token_map_hash(tokenizer),
-            "data": asdict(data),
+            "data": asdict(corpus.config),
+            "bad_rows": bad_rows.model_dump(),
         },
         MANIFEST,
     )
@@ -88,7 +89,15 @@ def _texts(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
         if document.text is not None:
             yield document.text
         elif document.messages:
-            yield render(tokenizer, document.messages, document.id)
+            text = corpus.bad.attempt(_chat_text, tokenizer, document)
+            if text is not None:
+                yield text
+
+
+def _chat_text(tokenizer: PreTrainedTokenizerBase, document: Document) -> str:
+    assert document.messages is not None
+    check_words(tokenizer, document.messages, document.where)
+    return render(tokenizer, document.messages, document.where)
 
 
 def sorted_places(tokens: np.ndarray) -> np.ndarray:  # (N,) int32 -> (N,)

@@ -6,16 +6,25 @@ and after each assistant turn; either way what it marks is decoded and compared 
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from os.path import commonprefix
+from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from decode.common.errors import InputError
-from distill.corpora.corpus import Message
+from distill.corpora.bad_rows import BadRow
+from distill.corpora.messages import THOUGHT_FIELDS, Message
 
 TELLING = 8  # characters: a shorter message may stand by chance in the marks around the assistant's words
+REWRITES = (
+    "the chat template rewrites earlier turns, so a message does not stand in the whole text as it was said and cannot "
+    "be marked. Use responses=target, which records each turn with the text before it"
+)
+PROBE = "90817263"
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -24,9 +33,12 @@ def encode_chat(
 ) -> tuple[list[int], list[bool]]:
     """(ids, mask) of a conversation; the mask holds the assistant's words and the token that ends each turn.
 
-    Raises InputError, naming `where`, where the template refuses the messages or the mask does not decode to them.
+    Raises BadRow, naming `where`, where the template refuses the messages, nothing is learned, or the mask does not
+    decode to them; InputError where there is no template or no offsets.
     """
     text = render(tokenizer, messages, where)
+    if not _assistant_turns(messages):
+        raise BadRow(where, "the assistant says nothing, so there is nothing to learn")
     if not tokenizer.is_fast:
         raise InputError(
             f"{where}: the mask needs a tokenizer that reports offsets, and {type(tokenizer).__name__} does not"
@@ -54,17 +66,95 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message
 def render(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], where: str = "chat", prompt: bool = False
 ) -> str:
-    """The conversation as text, with `prompt` up to where the assistant is to speak; InputError where it cannot be."""
+    """The conversation as text, with `prompt` up to where the assistant is to speak; InputError where there is no
+    template or a broken one, BadRow where it refuses the messages."""
     if tokenizer.chat_template is None:
         raise InputError(
             f"{where}: chat messages need a chat template, and {tokenizer.name_or_path or 'this tokenizer'} has none; "
             "use an instruct model, or plain text (data.text_field)"
         )
     try:
-        return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)  # type: ignore[return-value]
+        return _applied(tokenizer, messages, tokenize=False, add_generation_prompt=prompt)
+    except TemplateSyntaxError as error:
+        raise InputError(f"the chat template of {tokenizer.name_or_path} is broken: {error}") from error
     except (TemplateError, ValueError, TypeError, KeyError) as error:
         roles = ", ".join(message["role"] for message in messages)
-        raise InputError(f"{where}: the chat template refuses these messages ({roles}): {error}") from error
+        raise BadRow(where, "the chat template refuses these messages", f" ({roles}): {error}") from error
+
+
+def check_words(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], where: str, rewritten: Container[int] = ()
+) -> None:
+    """Raise BadRow where the template leaves out what a message says, a call, a thought before an answer, or the tools.
+
+    The assistant's messages `rewritten` are to be replaced by others. A thought counts where its answer is the last
+    message: templates drop those of earlier turns.
+    """
+    text, seen = render(tokenizer, messages, where), _seen(tokenizer, messages, where)
+    if messages[0].get("tools"):
+        without = [_less(messages[0], "tools"), *messages[1:]]
+        _check_said(text, tokenizer, without, where, "the tools")
+    for number, message in enumerate(messages):
+        if number in rewritten:
+            continue
+        if number not in seen or message["content"].strip() not in text:  # it may be written as JSON, or in capitals
+            without = [*messages[:number], message | {"content": ""}, *messages[number + 1 :]]
+            _check_said(text, tokenizer, without, where, f"what the {message['role']} says")
+        before = messages[:number]
+        for field in (field for field in ("tool_calls", "reasoning_content") if field in message):
+            there = render(tokenizer, [*before, message], where)
+            _check_said(there, tokenizer, [*before, _less(message, field)], where, field)
+
+
+def _seen(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], where: str) -> set[int]:
+    """Which messages the template writes, told by numbers in place of their words: the words may be in others too."""
+    marks = [f"{PROBE}{number:06}{PROBE}" for number in range(len(messages))]
+    marked = [one | {"content": mark} if one["content"] else one for one, mark in zip(messages, marks, strict=True)]
+    try:
+        text = render(tokenizer, marked, where)
+    except BadRow:  # the template reads them
+        return set()
+    return {number for number, one in enumerate(messages) if not one["content"] or marks[number] in text}
+
+
+def _check_said(
+    text: str, tokenizer: PreTrainedTokenizerBase, without: Sequence[Message], where: str, what: str
+) -> None:
+    try:
+        is_said = render(tokenizer, without, where) != text
+    except BadRow:  # it cannot do without
+        is_said = True
+    if not is_said:
+        raise BadRow(where, f"the chat template leaves out {what}, and the words would be lost")
+
+
+def _less(message: Message, field: str) -> Message:
+    return {name: value for name, value in message.items() if name != field}
+
+
+def _applied(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], **how: Any) -> Any:
+    """What the template makes of the messages, with the tools beside them and thoughts by every name that templates
+    read. Most want the arguments of a call as an object; those that fail on it get text."""
+    tools = messages[0].get("tools") if messages else None
+    said: list[Any] = [_less(one, "tools") for one in messages]
+    said = [one | dict.fromkeys(THOUGHT_FIELDS, one.get("reasoning_content")) if "reasoning_content" in one else one
+            for one in said]  # fmt: skip
+    try:
+        return tokenizer.apply_chat_template(said, tools=tools, **how)
+    except TypeError:
+        if not any("tool_calls" in one for one in said):
+            raise
+        return tokenizer.apply_chat_template([_with_text_calls(one) for one in said], tools=tools, **how)
+
+
+def _with_text_calls(message: Message) -> Message:
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        call | {"function": call["function"] | {"arguments": json.dumps(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return message | {"tool_calls": calls}
 
 
 def _assistant_turns(messages: Sequence[Message]) -> list[int]:
@@ -72,7 +162,7 @@ def _assistant_turns(messages: Sequence[Message]) -> list[int]:
 
 
 def _marked(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], where: str) -> list[bool]:
-    encoded = tokenizer.apply_chat_template(list(messages), return_dict=True, return_assistant_tokens_mask=True)
+    encoded = _applied(tokenizer, messages, return_dict=True, return_assistant_tokens_mask=True)
     return [bool(mark) for mark in encoded["assistant_masks"]]  # type: ignore[index]
 
 
@@ -82,17 +172,25 @@ def _turn_span(
     """Where in `text` the assistant's turn begins and ends, its end mark included."""
     before = render(tokenizer, messages[:turn], where, prompt=True)
     after = render(tokenizer, messages[: turn + 1], where)
-    content = messages[turn]["content"].strip()
+    content = _standing(tokenizer, messages[: turn + 1], after, where)
     begin = text.find(content, len(before))
     if not text.startswith(before) or begin < 0 or not after.startswith(before):
-        raise InputError(
-            f"{where}: the chat template rewrites earlier turns, so message {turn + 1} does not stand in the whole "
-            "text as it was said and cannot be marked. Use responses=target, which records each turn with the text "
-            "before it"
-        )
+        raise BadRow(where, REWRITES, f" (message {turn + 1})")
     end = begin + len(content)
     closing = after[after.index(content, len(before)) + len(content) :].rstrip()
     return len(before), end + len(closing) if text.startswith(closing, end) else end
+
+
+def _standing(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], after: str, where: str) -> str:
+    """What the last message says, as it stands in any text: its calls where it has some, else its content. A template
+    may put an empty thought before them that it leaves out once others have spoken."""
+    *before, last = messages
+    if not last.get("tool_calls"):
+        return last["content"].strip()
+    without = render(tokenizer, [*before, _less(last, "tool_calls")], where)
+    begin = len(commonprefix([after, without]))
+    end = len(after) - len(commonprefix([after[begin:][::-1], without[begin:][::-1]]))
+    return after[begin:end]
 
 
 def _verify(
@@ -104,17 +202,23 @@ def _verify(
         content = messages[turn]["content"].strip()
         found = str(said).find(content, place)
         if found < 0:
-            raise InputError(
-                f"{where}: the learned tokens decode to {said!r:.200}, which lacks the assistant's message {turn + 1}, "
-                f"{content!r:.80}; the chat template's marks are wrong, or the tokenizer changes the text. Try show=3"
+            raise BadRow(
+                where,
+                "the chat template's marks are wrong, or the tokenizer changes the text (try show=3)",
+                f": the learned tokens decode to {said!r:.200}, which lacks the assistant's message {turn + 1}, "
+                f"{content!r:.80}",
             )
         between.append(str(said)[place:found])
         place = found + len(content)
     between.append(str(said)[place:])
+    beside = [str(one.get(field, "")) for one in messages for field in ("reasoning_content", "tool_calls")]
     for number, message in enumerate(messages, 1):
         content = message["content"].strip()
-        if message["role"] != "assistant" and len(content) >= TELLING and any(content in part for part in between):
-            raise InputError(
-                f"{where}: the learned tokens hold message {number}, {content!r:.80}, which the {message['role']} "
-                "said; the chat template's generation marks are wrong. Try show=3"
+        if message["role"] == "assistant" or len(content) < TELLING or any(content in words for words in beside):
+            continue  # a thought may quote what was asked
+        if any(content in part for part in between):
+            raise BadRow(
+                where,
+                "the chat template's generation marks are wrong (try show=3)",
+                f": the learned tokens hold message {number}, {content!r:.80}, which the {message['role']} said",
             )

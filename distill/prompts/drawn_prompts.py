@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerBase
 from decode.common.errors import InputError
 from distill.config import DistillConfig
 from distill.corpora import Corpus, Document, Split
-from distill.corpora.corpus import Message, in_groups, unit_hash
-from distill.prompts.chat import encode_chat
+from distill.corpora.corpus import in_groups, unit_hash
+from distill.corpora.messages import Message
+from distill.prompts.chat import check_words, encode_chat, render
 from distill.prompts.tokenizer import encode_texts, start_ids
 
 DOCUMENTS_AT_ONCE = 32
@@ -41,14 +42,21 @@ class DrawnPrompt:
 def turns(messages: Sequence[Message]) -> list[int]:
     """Where the assistant is to speak: its turns in order, and the end where the user has the last word."""
     spoken = [n for n, message in enumerate(messages) if message["role"] == "assistant" and n > 0]
-    spoken = [n for n in spoken if messages[n - 1]["role"] != "assistant"]
+    spoken = [n for n in spoken if messages[n - 1]["role"] != "assistant" and not is_kept(messages, n)]
     return spoken if messages[-1]["role"] == "assistant" else [*spoken, len(messages)]
+
+
+def is_kept(messages: Sequence[Message], number: int) -> bool:
+    """Whether message `number` of the assistant stays as the corpus has it: it calls a tool, whose result follows."""
+    after = next((message["role"] for message in messages[number:] if message["role"] != "assistant"), None)
+    return after == "tool"
 
 
 def draw_prompts(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, config: DistillConfig) -> Iterator[DrawnPrompt]:
     """The prompts of the training split, then those of the validation split, numbered through.
 
-    Raises InputError where the corpus is empty or malformed, or gives no prompt.
+    Conversations that the chat template cannot take are left out. Raises InputError where the corpus is empty, has too
+    many bad rows, or gives no prompt.
     """
     wanted: list[tuple[Split, int | None]] = [("train", config.prompts.count)]
     if config.prompts.validation_count:
@@ -60,6 +68,7 @@ def draw_prompts(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, config: Dis
             yield replace(prompt, number=drawn)
             drawn += 1
         if drawn == first:
+            corpus.bad.check()
             raise InputError(f"{corpus.where}: no document of the {split} split is long enough to give a prompt")
 
 
@@ -91,18 +100,33 @@ def _prompts(
         texts = iter(encode_texts(tokenizer, [one.text for one in group if one.text is not None]))
         for document in group:
             if document.messages is not None:
-                yield _conversation(document, corpus, split)
+                prompt = corpus.bad.attempt(_conversation, document, tokenizer, config, split)
+                if prompt is not None:
+                    yield prompt
             else:
                 for ids in _cut(next(texts), document.id, config):
                     yield DrawnPrompt(-1, document.id, split, start_ids(tokenizer) + ids)
 
 
-def _conversation(document: Document, corpus: Corpus, split: Split) -> DrawnPrompt:
-    if not turns(document.messages or []):
-        raise InputError(
-            f"{corpus.where}, document {document.id}: nobody but the assistant speaks, so there is no prompt"
-        )
-    return DrawnPrompt(-1, document.id, split, messages=document.messages)
+def _conversation(
+    document: Document, tokenizer: PreTrainedTokenizerBase, config: DistillConfig, split: Split
+) -> DrawnPrompt:
+    """Raises BadRow where the template cannot take it as it is to be recorded."""
+    messages = document.messages or []
+    if config.responses == "corpus":
+        encode_chat(tokenizer, messages, document.where)
+        check_words(tokenizer, messages, document.where)
+    else:
+        places = turns(messages)
+        for place in places:
+            render(tokenizer, messages[:place], document.where, prompt=True)
+        check_words(tokenizer, messages[: places[-1]], document.where, _rewritten(messages))
+    return DrawnPrompt(-1, document.id, split, messages=messages)
+
+
+def _rewritten(messages: Sequence[Message]) -> list[int]:
+    """The assistant's messages that the target writes anew, or that are dropped since they follow one."""
+    return [n for n, one in enumerate(messages) if one["role"] == "assistant" and not is_kept(messages, n)]
 
 
 def _cut(ids: list[int], document: str, config: DistillConfig) -> Iterator[list[int]]:

@@ -7,8 +7,10 @@ from itertools import islice
 from transformers import PreTrainedTokenizerBase
 
 from decode.common.checked_json import Content, Count
-from distill.corpora import Corpus
+from distill.corpora import Corpus, Document
 from distill.corpora.corpus import split_of
+from distill.corpora.messages import Message
+from distill.prompts.chat import check_words, render
 from distill.prompts.tokenizer import encode_texts
 
 REPORT_PROMPTS = 96
@@ -50,18 +52,30 @@ class HeldOutCount(Content):
         )
 
 
+def opening_of(document: Document, tokenizer: PreTrainedTokenizerBase) -> list[Message]:
+    """A conversation up to its first question, of which a report makes a prompt, [] where nobody asks; BadRow where the
+    chat template cannot take it."""
+    messages = document.messages or []
+    asked = next((place for place, one in enumerate(messages) if one["role"] == "user"), None)
+    opening = [] if asked is None else messages[: asked + 1]
+    if opening and tokenizer.chat_template is not None:
+        render(tokenizer, opening, document.where, prompt=True)
+        check_words(tokenizer, opening, document.where)
+    return opening
+
+
 def count_held_out(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> HeldOutCount:
     """Of the first MOST_READ documents, until a report has enough."""
     config = corpus.config
     most = min(MOST_READ, config.max_documents or MOST_READ)
     documents = prompts = read = 0
-    for document in islice(corpus.read() if config.heldout_share else (), most):
+    for document in islice(corpus.everything() if config.heldout_share else (), most):
         read += 1
         if split_of(document, config) != "heldout":
             continue
         documents += 1
         if document.messages is not None:
-            prompts += any(message["role"] == "user" for message in document.messages)
+            prompts += bool(corpus.bad.attempt(opening_of, document, tokenizer))
         else:
             prompts += len(encode_texts(tokenizer, [document.text or ""])[0]) // WINDOW
         if prompts >= REPORT_PROMPTS:

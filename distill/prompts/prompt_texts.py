@@ -16,6 +16,7 @@ from decode.common.progress import get_logger
 from decode.models.load import ModelDescription
 from distill.config import DistillConfig
 from distill.corpora import load_corpus
+from distill.corpora.bad_rows import BadRowCount
 from distill.corpora.file_stamp import file_stamp
 from distill.prompts.drawn_prompts import DrawnPrompt, digest, draw_prompts
 from distill.prompts.held_out_count import HeldOutCount, count_held_out
@@ -45,6 +46,7 @@ class PromptTexts(AbstractContextManager):
         self.sha256: str | None = None
         """Of all prompts; known where they were read."""
         self.held_out: HeldOutCount | None = None
+        self.bad_rows: BadRowCount | None = None
         self.source: str | None = None
         """What decides the prompts besides the configuration; None where only reading the corpus tells."""
         self._temporary = ExitStack()
@@ -67,7 +69,7 @@ class PromptTexts(AbstractContextManager):
             return
         log.info("prompts of %s (%s has not changed since they were drawn)", run / FOLDER, self.corpus.where)
         self.prompts, note = kept
-        self.sha256, self.held_out = note.sha256, note.held_out
+        self.sha256, self.held_out, self.bad_rows = note.sha256, note.held_out, note.bad_rows
 
     def keep(self, run: Path) -> TextsNote:
         """Rank 0: move what was drawn into the run's folder, and say what it was drawn from."""
@@ -76,7 +78,13 @@ class PromptTexts(AbstractContextManager):
         if self.prompts.folder != run / FOLDER:
             shutil.rmtree(run / FOLDER, ignore_errors=True)
             shutil.move(self.prompts.folder, run / FOLDER)
-        return TextsNote(sha256=self.sha256, prompts=self.num_prompts, source=self.source, held_out=self.held_out)
+        return TextsNote(
+            sha256=self.sha256,
+            prompts=self.num_prompts,
+            source=self.source,
+            held_out=self.held_out,
+            bad_rows=self.bad_rows,
+        )
 
     def open(self, run: Path) -> None:
         """Any rank: those that rank 0 keeps there."""
@@ -85,7 +93,7 @@ class PromptTexts(AbstractContextManager):
     def plan(self) -> RecordingPlan:
         """What the run would do; raises where it cannot."""
         assert self.held_out is not None
-        return make_plan(self.prompts, self.held_out, self.tokenizer, self.target, self.config)
+        return make_plan(self.prompts, self.held_out, self.bad_rows, self.tokenizer, self.target, self.config)
 
     def examples(self) -> Iterator[str]:
         """The first `show` of them, to be read by a person."""
@@ -106,6 +114,7 @@ class PromptTexts(AbstractContextManager):
             "sampling": asdict(self.config.sampling),
             "prompts_sha256": self.sha256,
             "held_out": self.held_out.model_dump(),
+            "bad_rows": None if self.bad_rows is None else self.bad_rows.model_dump(),
         }
 
     def _draw(self) -> None:
@@ -116,6 +125,7 @@ class PromptTexts(AbstractContextManager):
         self.prompts = write_prompts(draw_prompts(corpus, self.tokenizer, config), aside / FOLDER)
         self.sha256 = digest(self.prompts)
         self.held_out = count_held_out(corpus, self.tokenizer)
+        self.bad_rows = corpus.bad.report()
         warning = self.held_out.warning(config.data.heldout_share)
         if warning is not None:
             log.warning("%s", warning)

@@ -81,6 +81,7 @@ class RecordedTexts(AbstractContextManager):
             "sampling": before.sampling,
             "prompts_sha256": before.prompts_sha256,
             "held_out": None if before.held_out is None else before.held_out.model_dump(),
+            "bad_rows": None if before.bad_rows is None else before.bad_rows.model_dump(),
             "from_records": {"path": str(self.folder.path), "manifest_sha256": self.sha256},
         }
 

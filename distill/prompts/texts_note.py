@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from decode.common.checked_json import Content, Count, JsonFile, Sha256
+from distill.corpora.bad_rows import BadRowCount
 from distill.prompts.held_out_count import HeldOutCount
 
 
@@ -18,6 +19,8 @@ class TextsNote(Content):
     """Of what the prompts were drawn from: stamps of the corpus's files, and the tokenizer; None where only reading the
     corpus tells."""
     held_out: HeldOutCount | None = None
+    bad_rows: BadRowCount | None = None
+    """None in the folder of an earlier version."""
 
 
 NOTE = JsonFile(

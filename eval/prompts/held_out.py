@@ -9,10 +9,10 @@ from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
 from decode.common.errors import ConfigError
-from distill.prompts.held_out_count import LEAST_PROMPTS
+from distill.prompts.held_out_count import LEAST_PROMPTS, opening_of
 from distill.prompts.tokenizer import start_ids
 from eval.prompts.prompt import Prompt, check_room
-from eval.prompts.questions import Question, first_turn, limited_questions, opening_of, questions_of
+from eval.prompts.questions import first_turn, limited_questions, question_of, questions_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -95,9 +95,7 @@ def split_prompts(
 ) -> list[Prompt]:
     """`wanted` prompts from a split of cfg.data; ConfigError where it gives fewer, `reason` naming the settings that
     ask for them."""
-    from distill.corpora import load_corpus
-
-    windows = held_out_prompts(load_corpus(cfg.data).documents(split), tokenizer, cfg.prompts, wanted, cfg.seed)
+    windows = held_out_prompts(documents_of(cfg, tokenizer, split), tokenizer, cfg.prompts, wanted, cfg.seed)
     if len(windows) < wanted:
         raise ConfigError(
             f"the {split} split of data={cfg.data.name} gives {len(windows)} prompts "
@@ -111,11 +109,10 @@ def _prompts_of_split(
 ) -> list[Prompt]:
     """Up to `wanted` prompts from a split of cfg.data; ConfigError where there are not even `least`. Other shares are
     no way out: drafts were trained by these, so part of the prompts would be text that they have seen."""
-    from distill.corpora import load_corpus
     from distill.corpora.corpus import EmptySplitError
 
     try:
-        documents = list(load_corpus(cfg.data).documents(split))
+        documents = documents_of(cfg, tokenizer, split)
     except EmptySplitError:
         documents = []
     windows = held_out_prompts(documents, tokenizer, cfg.prompts, wanted, cfg.seed)
@@ -129,6 +126,19 @@ def _prompts_of_split(
             f"questions of your own in prompts.file (JSONL){few}"
         )
     return windows
+
+
+def documents_of(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, split: Split) -> list[Document]:
+    """Those of a split of cfg.data, less the conversations that nobody opens or whose opening the chat template cannot
+    take; InputError where too many of its rows are bad."""
+    from distill.corpora import load_corpus
+
+    corpus = load_corpus(cfg.data)
+    found = [
+        one for one in corpus.documents(split) if one.text is not None or corpus.bad.attempt(opening_of, one, tokenizer)
+    ]
+    corpus.bad.report()
+    return found
 
 
 def _as_few(prompts: int, screening: bool = False) -> str:
@@ -162,9 +172,8 @@ def _prompts_of(
     document: Document, tokenizer: PreTrainedTokenizerBase, cfg: PromptsConfig, rng: random.Random
 ) -> list[Prompt]:
     if document.messages is not None:
-        turns = tuple(message["content"] for message in document.messages if message["role"] == "user")
-        question = Question(document.id, document.category, turns, opening_of(document.messages))
-        return [first_turn(question, tokenizer, cfg.max_turns)] if turns else []
+        question = question_of(document.id, document.category, document.messages)
+        return [first_turn(question, tokenizer, cfg.max_turns)] if question.turns else []
     ids = tokenizer(document.text, add_special_tokens=False, verbose=False)["input_ids"]
     starts = list(range(0, len(ids) - cfg.tokens + 1, cfg.tokens))
     rng.shuffle(starts)

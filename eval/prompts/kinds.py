@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from decode.common.errors import ConfigError
 from eval.comparison_config import OWN
 from eval.config import EvalConfig
-from eval.prompts.held_out import held_out_prompts
+from eval.prompts.held_out import documents_of, held_out_prompts
 from eval.prompts.prompt import Prompt
 from eval.prompts.prose import prose_prompts
 from eval.prompts.questions import first_turn, questions_of
@@ -62,9 +62,7 @@ def corpus_prompts(
 ) -> list[Prompt]:
     """`wanted` prompts of prompts.tokens tokens from a split of cfg.data: windows of its documents, or how docstrings
     begin; ConfigError where it gives fewer, naming the settings that ask for so many and what to do besides."""
-    from distill.corpora import load_corpus
-
-    documents = load_corpus(cfg.data).documents(split)
+    documents = documents_of(cfg, tokenizer, split)
     if is_prose:
         prompts = prose_prompts(documents, tokenizer, cfg.prompts.tokens, wanted, cfg.seed)
     else:

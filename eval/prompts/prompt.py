@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from decode.common.errors import InputError
 
@@ -18,7 +19,7 @@ class Prompt:
     id: str
     category: str | None
     ids: tuple[int, ...]
-    history: tuple[dict[str, str], ...] = ()
+    history: tuple[dict[str, Any], ...] = ()
     later: tuple[str, ...] = ()
     document: str = ""
     """The document or conversation that several prompts come from; empty where this is its only one."""

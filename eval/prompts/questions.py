@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decode.common.errors import InputError
-from distill.corpora.row_files import checked_text
-from distill.prompts.chat import encode_prompt
+from distill.corpora.messages import Message, checked_text, read_conversation
+from distill.prompts.chat import check_words, encode_prompt
 from eval.prompts.prompt import Prompt
 
 if TYPE_CHECKING:
@@ -34,8 +34,18 @@ class Question:
     id: str
     category: str | None
     turns: tuple[str, ...]
-    opening: tuple[dict[str, str], ...] = ()
+    opening: tuple[Message, ...] = ()
     """Messages before the first turn, such as the system's."""
+    tools: tuple[dict, ...] = ()
+    """That the target is offered, as chat templates know them."""
+
+
+def question_of(name: str, category: str | None, messages: Sequence[Message]) -> Question:
+    """The user's turns of a conversation, with what stands before the first one and the tools beside it."""
+    first = next((i for i, message in enumerate(messages) if message["role"] == "user"), 0)
+    opening = tuple({key: value for key, value in one.items() if key != "tools"} for one in messages[:first])
+    turns = tuple(message["content"] for message in messages if message["role"] == "user")
+    return Question(name, category, turns, opening, tuple(messages[0].get("tools", ())))
 
 
 def read_questions(path: str | Path) -> list[Question]:
@@ -65,38 +75,25 @@ def _question(line: str, where: str, number: int) -> Question:
         raise InputError(f"{where}: not JSON ({error}); expected {_LAYOUT}") from error
     if not isinstance(entry, dict):
         raise InputError(f"{where}: a {type(entry).__name__}, not an object; expected {_LAYOUT}")
-    turns = _turns(entry, where)
-    opening = opening_of(entry["messages"]) if entry.get("turns") is None else ()
     category = entry.get("category")
     if category is not None and not isinstance(category, str):
         raise InputError(f"{where}: category {category!r} is not text; leave it out or name one")
+    category = None if category is None else checked_text(category, where)
     name = checked_text(str(entry.get("question_id", number)), where)
-    return Question(name, None if category is None else checked_text(category, where), tuple(turns), opening)
+    if entry.get("turns") is None and entry.get("messages") is not None:
+        question = question_of(name, category, read_conversation(entry, "messages", where))
+        return replace(question, turns=_checked(list(question.turns), where))
+    return Question(name, category, _checked(entry.get("turns"), where))
 
 
-def _turns(entry: dict[str, Any], where: str) -> list[str]:
-    turns = entry.get("turns")
-    if turns is None and isinstance(entry.get("messages"), list):
-        messages = entry["messages"]
-        if not all(isinstance(message, dict) for message in messages):
-            raise InputError(f"{where}: messages must be objects with role and content")
-        if not all(isinstance(message.get(key), str) for message in messages for key in ("role", "content")):
-            raise InputError(f"{where}: each message needs role and content as text")
-        turns = [checked_text(message["content"], where) for message in messages]
-        turns = [turn for turn, message in zip(turns, messages, strict=True) if message["role"] == "user"]
+def _checked(turns: Any, where: str) -> tuple[str, ...]:
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise InputError(f"{where}: turns {_short(turns)} is not a list of non-empty texts; expected {_LAYOUT}")
     if any(_WITHHELD in turn for turn in turns):
         raise InputError(
             f"{where}: the text was withheld for its licence; prepare the data set with its own script first"
         )
-    return [checked_text(turn, where) for turn in turns]
-
-
-def opening_of(messages: Sequence[dict[str, str]]) -> tuple[dict[str, str], ...]:
-    """What stands before the user's first turn: the system's message, where there is one."""
-    first = next((i for i, message in enumerate(messages) if message["role"] == "user"), 0)
-    return tuple(dict(message) for message in messages[:first])
+    return tuple(checked_text(turn, where) for turn in turns)
 
 
 def _short(value: object) -> str:
@@ -148,9 +145,13 @@ def _by_turns_of_category(questions: list[Question]) -> list[Question]:
 
 
 def first_turn(question: Question, tokenizer: PreTrainedTokenizerBase, max_turns: int) -> Prompt:
-    """The question's first turn as token ids, wrapped in the chat template where the tokenizer has one."""
+    """The question's first turn as token ids, wrapped in the chat template where the tokenizer has one; InputError
+    where that leaves out words."""
     blank = Prompt(question.id, question.category, (), question.opening, question.turns[:max_turns])
-    return _ask(blank, tokenizer)
+    asked = _ask(blank, tokenizer, question.tools)
+    if tokenizer.chat_template is not None:
+        check_words(tokenizer, asked.history, f"prompt {question.id!r}")
+    return asked
 
 
 def next_turn(prompt: Prompt, answer: str, tokenizer: PreTrainedTokenizerBase) -> Prompt:
@@ -158,16 +159,18 @@ def next_turn(prompt: Prompt, answer: str, tokenizer: PreTrainedTokenizerBase) -
     return _ask(replace(prompt, history=(*prompt.history, {"role": "assistant", "content": answer})), tokenizer)
 
 
-def _ask(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Prompt:
+def _ask(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, tools: tuple[dict, ...] = ()) -> Prompt:
     turn, *later = prompt.later
-    history = (*prompt.history, {"role": "user", "content": turn})
+    history: tuple[Message, ...] = (*prompt.history, {"role": "user", "content": turn})
+    if tools:  # they ride on the first message
+        history = (history[0] | {"tools": list(tools)}, *history[1:])
     number = sum(message["role"] == "user" for message in history)
     first = prompt.id if number <= 2 else prompt.id.rsplit("#", 1)[0]
     name = first if number == 1 else f"{first}#{number}"
     return Prompt(name, prompt.category, tuple(_encode(history, tokenizer, name)), history, tuple(later), first)
 
 
-def _encode(history: Sequence[dict[str, str]], tokenizer: PreTrainedTokenizerBase, name: str) -> list[int]:
+def _encode(history: Sequence[Message], tokenizer: PreTrainedTokenizerBase, name: str) -> list[int]:
     if tokenizer.chat_template is None:
         return list(tokenizer("\n".join(message["content"] for message in history))["input_ids"])
     return encode_prompt(tokenizer, history, f"prompt {name!r}")

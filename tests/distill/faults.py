@@ -314,8 +314,15 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
         ("distill.responses:Writer._record", "prompt.messages is None and ", ""),
         ("distill.responses:_Conversation.said", "skip_special_tokens=True", "skip_special_tokens=False"),
     ],
+    test_corpora.test_kinds_of_bad_rows_are_counted_and_too_many_refused: [
+        ("distill.corpora.bad_rows:BadRows.check", "bad <= self.share", "bad < self.share"),
+        ("distill.corpora.bad_rows:BadRows.count", "rows=found[reason]", "rows=1"),
+    ],
+    test_corpora.test_a_corpus_of_nothing_else_is_not_read_to_its_end: [
+        ("distill.corpora.bad_rows:BadRows.add", "len(self._places) >= MANY", "False"),
+    ],
     test_corpora.test_max_documents_stops_before_the_split: [
-        ("distill.corpora.corpus:Corpus.documents", "self.config.max_documents", "None"),
+        ("distill.corpora.corpus:Corpus.everything", "self.config.max_documents", "None"),
     ],
     test_corpora.test_the_line_between_splits_is_where_it_always_was: [
         ("distill.corpora.corpus:split_place", '"split", text.strip()', '"splits", text.strip()'),

@@ -5,7 +5,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from decode.common.errors import InputError
-from distill.prompts.chat import encode_chat, encode_prompt
+from distill.corpora.bad_rows import BadRow
+from distill.prompts.chat import check_words, encode_chat, encode_prompt
 from tests.distill.starting import starting_tokenizer
 from tests.tiny import tiny_tokenizer
 
@@ -46,7 +47,7 @@ def tokenizer_with(template: str | None) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def learned(template: str, messages: list[dict[str, str]]) -> str:
+def learned(template: str, messages: list[dict]) -> str:
     tokenizer = tokenizer_with(template)
     ids, mask = encode_chat(tokenizer, messages)
     assert len(ids) == len(mask)
@@ -123,6 +124,83 @@ def test_a_prompt_ends_where_the_assistant_begins() -> None:
 def test_a_template_that_cannot_be_used_is_refused_by_name(template: str | None, told: str) -> None:
     with pytest.raises(InputError, match=f"example 7.*{told}"):
         encode_chat(tokenizer_with(template), MESSAGES, where="example 7")
+
+
+CALLING = (  # knows tools, calls, results and thoughts, of the last turn alone
+    "{% for tool in tools or [] %}<tool>{{ tool | tojson }}</tool>{% endfor %}"
+    "{% for m in messages %}[{{ m.role }}]"
+    "{% if loop.last and m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<call>{{ call.function | tojson }}</call>{% endfor %}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+THINKING = CALLING.replace("m.reasoning_content", "m.thinking")
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}
+CALLED = [
+    {"role": "user", "content": "Is it raining in Oslo?", "tools": TOOLS},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "Heavy rain"},
+    {"role": "assistant", "content": "Yes.", "reasoning_content": "Is it raining in Oslo? Heavy rain."},
+]
+
+
+@pytest.mark.parametrize("template", [CALLING, THINKING])
+def test_tools_calls_and_thoughts_reach_the_template_and_are_learned(template: str) -> None:
+    whole = str(tokenizer_with(template).decode(encode_chat(tokenizer_with(template), CALLED)[0]))
+    assert whole.startswith("<tool>")
+    call = '<call>{"name": "weather", "arguments": {"city": "Oslo"}}</call>'
+    thought = "<think>Is it raining in Oslo? Heavy rain.</think>"
+    assert learned(template, CALLED) == f"{call}<eos>{thought}Yes.<eos>"
+    check_words(tokenizer_with(template), CALLED, "here")
+    again = [*CALLED, {"role": "user", "content": "Thank you very much"}, {"role": "assistant", "content": "Well"}]
+    assert learned(template, again) == f"{call}<eos>Yes.<eos>Well<eos>"  # templates drop earlier thoughts
+
+
+def test_a_template_that_joins_a_call_s_arguments_as_text_is_given_text() -> None:
+    joining = CALLING.replace("call.function | tojson", "call.function.name + call.function.arguments")
+    assert learned(joining, CALLED[:2]) == '<call>weather{"city": "Oslo"}</call><eos>'
+
+
+def test_a_call_is_found_where_the_template_drops_an_empty_thought_before_it() -> None:
+    template = CALLING.replace(
+        "[{{ m.role }}]", "[{{ m.role }}]{{ '<think></think>' if loop.last and m.role == 'assistant' }}", 1
+    )
+    assert learned(template, CALLED).startswith('<call>{"name": "weather", "arguments": {"city": "Oslo"}}</call><eos>')
+
+
+@pytest.mark.parametrize(
+    ("without", "told"),
+    [
+        (("tools or []", "[]"), "the tools"),
+        (("m.tool_calls or []", "[]"), "tool_calls"),
+        (("loop.last and m.reasoning_content", "false"), "reasoning_content"),
+        (("{{ m.content }}", "{{ m.content if m.role != 'tool' }}"), "what the tool says"),
+        (("{{ m.content }}", "{{ m.content if m.role != 'user' }}"), "what the user says"),
+    ],
+)
+def test_words_that_a_template_leaves_out_are_told(without: tuple[str, str], told: str) -> None:
+    with pytest.raises(BadRow, match=f"row 3: the chat template leaves out {told}, and the words would be lost"):
+        check_words(tokenizer_with(CALLING.replace(*without)), CALLED, "row 3")
+
+
+def test_words_that_a_template_writes_otherwise_are_not_lost() -> None:
+    shouted = CALLING.replace("{{ m.content }}", "{{ m.content if m.role == 'assistant' else m.content | upper }}")
+    assert "Yes." in learned(shouted, CALLED)
+    check_words(tokenizer_with(shouted), CALLED, "here")
+    quoted = CALLING.replace("{{ m.content }}", "{{ m.content if m.role == 'assistant' else m.content | tojson }}")
+    asked = [{"role": "user", "content": 'Say "a"\n'}, {"role": "assistant", "content": "a"}]
+    check_words(tokenizer_with(quoted), asked, "here")
+
+
+def test_a_call_that_a_template_rewrites_is_refused() -> None:
+    template = CALLING.replace("m.tool_calls or []", "((m.tool_calls or []) if loop.last else [])")
+    with pytest.raises(BadRow, match=r"rewrites earlier turns.*\(message 2\)"):
+        encode_chat(tokenizer_with(template), CALLED)
+
+
+def test_a_conversation_in_which_nothing_is_learned_is_a_bad_row() -> None:
+    with pytest.raises(BadRow, match="row 3: the assistant says nothing"):
+        encode_chat(tokenizer_with(CHATML), MESSAGES[:2], "row 3")
 
 
 def test_generation_marks_around_what_others_said_are_found_by_decoding() -> None:

@@ -1,7 +1,9 @@
 """Corpora: what is read, how it is split, and what a broken one says."""
 
+import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from decode.common.errors import InputError
 from distill.config import DataConfig, DistillConfig
 from distill.corpora import Document, load_corpus
 from distill.corpora.corpus import split_of
+from distill.corpora.messages import read_message
 from tests.commands import built
 
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
@@ -154,6 +157,207 @@ def test_max_documents_stops_before_the_split(tmp_path: Path) -> None:
     assert {document.text for document in found} == {row["text"] for row in ROWS[:30]}
 
 
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Paris"}}}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+SYSTEM = {"role": "system", "content": "Be brief."}
+ASKED = {"role": "user", "content": "Hi"}
+ANSWERED = {"role": "assistant", "content": "Hello"}
+CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+FOUND = {"role": "tool", "content": "Sunny"}
+
+
+def turn(speaker: str, said: Any = "x", role: str = "from", content: str = "value") -> dict[str, Any]:
+    return {role: speaker, content: said}
+
+
+@pytest.mark.parametrize(
+    ("names", "role"),
+    [
+        ("user human Human USER prompter", "user"),
+        ("assistant Assistant gpt GPT chatgpt bing bard model ai bot", "assistant"),
+        ("system System developer", "system"),
+        ("tool function observation", "tool"),
+    ],
+)
+@pytest.mark.parametrize(("says", "said"), [("role", "content"), ("from", "value"), ("speaker", "text")])
+def test_speakers_are_the_template_s_whatever_they_are_called(names: str, role: str, says: str, said: str) -> None:
+    for name in names.split():
+        assert read_message({says: f" {name}", said: "x"}, "here") == {"role": role, "content": "x"}, name
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"messages": [turn("human", "Hi"), turn("gpt", "Hello")]}, CHAT),
+        ({"messages": json.dumps(CHAT)}, CHAT),
+        ({"messages": [json.dumps(one) for one in CHAT]}, CHAT),
+        ({"messages": {"role": ["user", "assistant"], "content": ["Hi", "Hello"]}}, CHAT),
+        ({"conversation": CHAT}, CHAT),
+        ({"dialog": [turn("User", "Hi", "speaker", "text"), turn("Bot", "Hello", "speaker", "text")]}, CHAT),
+        ({"messages": CHAT, "system": "Be brief."}, [SYSTEM, *CHAT]),
+        ({"conversations": CHAT, "system_prompt": "Be brief."}, [SYSTEM, *CHAT]),
+        ({"messages": CHAT, "system": "", "tools": "[]"}, CHAT),
+        ({"messages": CHAT, "tools": [TOOL]}, [ASKED | {"tools": [TOOL]}, ANSWERED]),
+        ({"messages": CHAT, "tools": json.dumps([TOOL["function"]])}, [ASKED | {"tools": [TOOL]}, ANSWERED]),
+        ({"messages": CHAT, "tools": [json.dumps(TOOL)]}, [ASKED | {"tools": [TOOL]}, ANSWERED]),
+        (
+            {"messages": [ASKED, {"role": "assistant", "content": None, "tool_calls": [CALL]}, FOUND, ANSWERED]},
+            [ASKED, CALLED, FOUND, ANSWERED],
+        ),
+        (
+            {"conversations": [
+                turn("human", "Hi"),
+                turn("function_call", '{"name": "weather", "arguments": {"city": "Paris"}}'),
+                turn("observation", "Sunny"),
+                turn("gpt", "Hello"),
+            ]},
+            [ASKED, CALLED, FOUND, ANSWERED],
+        ),
+        (
+            {"messages": [ASKED, {"role": "assistant", "tool_calls": json.dumps([
+                {"function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+            ])}, FOUND, ANSWERED]},
+            [ASKED, CALLED, FOUND, ANSWERED],
+        ),
+        (
+            {"messages": [ASKED, ANSWERED | {"reasoning_content": "A greeting."}]},
+            [ASKED, ANSWERED | {"reasoning_content": "A greeting."}],
+        ),
+        (
+            {"messages": [ASKED, ANSWERED | {"thinking": "A greeting."}]},
+            [ASKED, ANSWERED | {"reasoning_content": "A greeting."}],
+        ),
+        (
+            {"messages": [turn("user", [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]), ANSWERED]},
+            CHAT,
+        ),
+        # a conversation that was cut begins with an answer; an empty last one is a place to write it
+        ({"id": "QWJhYvA_1", "conversations": [turn("gpt", ""), turn("human", "Hi"), turn("gpt", "Hello")]}, CHAT),
+        ({"messages": [SYSTEM, ANSWERED, *CHAT]}, [SYSTEM, *CHAT]),
+        ({"messages": [*CHAT, ASKED, turn("assistant", "")]}, [*CHAT, ASKED]),
+        ({"messages": CHAT, "images": []}, CHAT),
+    ],
+)  # fmt: skip
+def test_what_a_row_says_becomes_messages(row: dict, expected: list[dict], tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [row])
+    (found,) = load_corpus(DataConfig(name="jsonl", path=path, validation_share=0, heldout_share=0)).documents("train")
+    assert found.messages == expected
+
+
+BAD = {
+    "no field": {"body": "x"},
+    "an empty list": {"messages": []},
+    "the assistant alone": {"conversations": [turn("gpt"), turn("gpt")]},
+    "no question": {"messages": [{"role": "tool", "content": "x"}]},
+    "an empty question": {"conversations": [turn("human", " "), turn("gpt")]},
+    "an empty answer": {"messages": [ASKED, turn("gpt", ""), ASKED, ANSWERED]},
+    "no speaker": {"messages": [{"content": "x"}]},
+    "an unknown speaker": {"messages": [turn("narrator"), turn("gpt")]},
+    "a number": {"messages": [{"role": "user", "content": 3}]},
+    "an image": {"messages": [turn("user", [{"type": "text", "text": "What?"}, {"type": "image_url"}]), ANSWERED]},
+    "a column of images": {"messages": CHAT, "images": ["a.png"]},
+    "two systems": {"messages": [SYSTEM, *CHAT], "system": "Be kind."},
+    "broken tools": {"messages": CHAT, "tools": "[{"},
+    "a call of nothing": {"messages": [ASKED, {"role": "assistant", "tool_calls": [{"id": "x"}]}]},
+    "text for a call": {"conversations": [turn("human"), turn("function_call", "weather in Paris")]},
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_a_bad_row_is_left_out_and_told(bad: dict, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"messages": [{"role": "user", "content": f"{n}?"}, ANSWERED]} for n in range(20)]
+    config = wide(name="jsonl", path=write_jsonl(tmp_path / "a.jsonl", [*rows[:9], bad, *rows[9:]]))
+    corpus = load_corpus(config)
+    found = {one.id: one for split in ("train", "validation", "heldout") for one in corpus.documents(split)}
+    count = corpus.bad.report()
+    (kind,) = count.reasons.values()
+    assert (count.rows, count.left_out, kind.rows) == (21, 1, 1)
+    assert kind.example.startswith(f"{config.path}, line 10")
+    assert f"left out 1 of 21 rows (1 as {config.path}, line 10" in caplog.text
+    good = wide(name="jsonl", path=write_jsonl(tmp_path / "b.jsonl", [*rows[:9], rows[0], *rows[9:]]))
+    for one in everything(good):  # the others are where they would be without it
+        name = one.id.replace("b.jsonl", "a.jsonl")
+        assert name == "a.jsonl:10" or split_of(found[name], config) == split_of(one, config)
+    with pytest.raises(InputError, match="1 of the 21 rows read cannot be used, .* data.bad_rows=0 of .*, line 10"):
+        everything(replace(config, bad_rows=0.0))
+
+
+def test_kinds_of_bad_rows_are_counted_and_too_many_refused(tmp_path: Path) -> None:
+    rows = [{"text": f"{n}"} for n in range(16)]
+    bad = [{"messages": []}, {"text": 1}, {"messages": {}}, {"text": None}]
+    path = write_jsonl(
+        tmp_path / "a.jsonl", [row for group in zip(*[iter(rows)] * 4, bad, strict=True) for row in group]
+    )
+    with pytest.raises(InputError) as refused:
+        everything(wide(name="jsonl", path=path, bad_rows=0.19))
+    told = str(refused.value)
+    assert "4 of the 20 rows read cannot be used, and at most data.bad_rows=0.19" in told
+    assert f"(2 as {path}, line 5: messages must be a list of at least one message, and this is []; 2 as" in told
+    assert told.endswith("data.bad_rows=0.2")
+    assert len(everything(wide(name="jsonl", path=path, bad_rows=0.2))) == 16
+
+
+def test_a_corpus_of_nothing_else_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"messages": []}] * 1200)
+    with pytest.raises(InputError, match="1,000 of the 1,000 rows read"):
+        everything(wide(name="jsonl", path=path))
+
+
+def test_an_array_and_gzip_are_read_whatever_the_preset(tmp_path: Path) -> None:
+    rows = [{"conversations": CHAT, "id": f"{n}"} for n in range(3)]
+    for name, text in (("flat", json.dumps(rows)), ("indented", "\ufeff\n" + json.dumps(rows, indent=2) + "\n")):
+        (tmp_path / f"{name}.json").write_text(text, encoding="utf-8")
+        (tmp_path / f"{name}.json.gz").write_bytes(gzip.compress(text.encode()))
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "lines.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    write_jsonl(tmp_path / "first.jsonl", [[1], *rows])  # type: ignore[list-item]
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist([row | {"conversations": json.dumps(CHAT)} for row in rows]), tmp_path / "a.parquet"
+    )
+    for file in sorted(tmp_path.iterdir()):
+        for preset in ("jsonl", "parquet", "dataset", "sharegpt"):
+            shares = ["data.validation_share=0", "data.heldout_share=0", "data.bad_rows=0.5", "data.id_field=id"]
+            data = _distill(f"data={preset}", f"data.path={file}", *shares).data
+            found = [(one.id, one.messages) for one in load_corpus(data).documents("train")]
+            assert found == [(f"{n}", CHAT) for n in range(3)], (file.name, preset)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.json", b'[{"text": "a"}, {"text": "b"', "a.json, row 2: no valid JSON .* Write or copy"),
+        ("a.json", b'[{"text": "a"}]\n\n[{"text":\n "b"}]', "a.json"),
+        ("a.json", b'[\n{"text": "a"}]\n x', "more text behind the end of the array"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 50)[:-9], "a.jsonl.gz: damaged"),
+        ("a.jsonl.gz", b'{"text": "a"}', "a.jsonl.gz: damaged"),
+    ],
+)
+def test_a_file_that_cannot_be_read_to_its_end_is_refused(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=told):
+        everything(DataConfig(name="jsonl", path=str(tmp_path / name), bad_rows=0.5))
+
+
+def test_a_table_s_nulls_are_no_part_of_a_row(tmp_path: Path) -> None:
+    """Parquet gives every object the fields of all of them."""
+    rows = [{"messages": CHAT, "tools": None}, {"messages": [ASKED, CALLED, FOUND, ANSWERED], "tools": [TOOL]}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    config = DataConfig(name="parquet", path=str(tmp_path / "a.parquet"), validation_share=0, heldout_share=0)
+    plain, calling = (one.messages for one in load_corpus(config).documents("train"))
+    assert plain == CHAT
+    assert calling == [ASKED | {"tools": [TOOL]}, CALLED, FOUND, ANSWERED]
+
+
+def test_a_text_file_that_is_none_is_a_bad_row_of_its_folder(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"{number}.txt").write_text(f"text {number}")
+    (tmp_path / "bad.txt").write_bytes(b"\xff")
+    for name in ("text", "tasks"):
+        corpus = load_corpus(wide(name=name, path=str(tmp_path)))
+        assert len(list(corpus.everything())) == (20 if name == "text" else 0)  # a line is too short for a task
+        assert corpus.bad.count().left_out == 1
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [
@@ -164,9 +368,16 @@ def test_max_documents_stops_before_the_split(tmp_path: Path) -> None:
         (b'{"text": 3}\n', "line 1: neither .*int, not text"),
         (b'{"text": "\xff"}\n', "line 1: not UTF-8"),
         (b'{"messages": []}\n', "line 1: messages must be a list"),
-        (b'{"messages": [{"role": "user"}]}\n', "line 1, message 1: role and content must be text"),
+        (b'{"messages": [{"role": "user"}]}\n', "line 1, message 1: none of content, value, text says"),
         (b'{"messages": ["hi"]}\n', "line 1, message 1: a message is an object"),
-        (b'{"messages": [{"from": ["x"], "value": "y"}]}\n', "line 1, message 1: role and content must be text"),
+        (
+            b'{"messages": [{"from": ["x"], "value": "y"}]}\n',
+            "line 1, message 1: from must be text, and this is \\['x'\\]",
+        ),
+        (b'{"messages": [{"from": "narrator", "value": "y"}]}\n', "from names no speaker that is known, and is 'narr"),
+        (b'{"messages": [{"value": "y"}]}\n', "none of role, from, speaker says who speaks; its fields are 'value'"),
+        (b'{"conversations": [{"from": "human", "value": 3}]}\n', "message 1: value must be text, and this is 3"),
+        (b'{"messages": "hi"}\n', "line 1: messages is text that is no JSON"),
         (b'{"text": "a"}\n{"text": "b \\ud83d"}\n', r"line 2: character 3 is \\ud83d, half of a pair"),
         (b'{"messages": [{"role": "user", "content": "\\udc00"}]}\n', r"message 1: character 1 is \\udc00"),
         (b'{"text": ' + b"[" * 100_000, "line 1: no valid JSON"),
@@ -207,7 +418,7 @@ def test_other_broken_sources_are_named(tmp_path: Path) -> None:
 def test_an_id_field_that_a_row_lacks_is_named(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [*ROWS, {"text": "anonymous"}])
     with pytest.raises(InputError, match="line 41: no field data.id_field='name'"):
-        everything(wide(name="jsonl", path=path, id_field="name"))
+        everything(wide(name="jsonl", path=path, id_field="name", bad_rows=0))
 
 
 def test_an_empty_split_says_how_many_documents_there_were(tmp_path: Path) -> None:

@@ -170,6 +170,22 @@ def test_what_the_system_says_stays_before_the_first_turn(tmp_path):
     assert held_out.id == "c"
 
 
+def test_questions_in_messages_are_read_as_rows_are(tmp_path):
+    """Speakers by any name, and what stands beside them; words that the template leaves out are named."""
+    row = {"messages": [{"from": "Human", "value": [{"type": "text", "text": "Hi"}]}], "tools": '[{"name": "look"}]'}
+    (question,) = read_questions(write(tmp_path / "q.jsonl", row))
+    assert question.turns == ("Hi",)
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% for tool in tools or [] %}<{{ tool.function.name }}>{% endfor %}" + CHAT_TEMPLATE
+    asked = first_turn(question, tokenizer, max_turns=1)
+    assert tokenizer.decode(list(asked.ids)) == "<look>[user]Hi"
+    document = Document("c", messages=[{"role": "user", "content": "Hi", "tools": list(question.tools)}])
+    assert held_out_prompts([document], tokenizer, PromptsConfig(), 1, seed=0)[0].ids == asked.ids
+    tokenizer.chat_template = CHAT_TEMPLATE
+    with pytest.raises(InputError, match="prompt '1': the chat template leaves out the tools"):
+        first_turn(question, tokenizer, max_turns=1)
+
+
 def test_a_chat_document_gives_its_opening_question():
     chat = Document("c", messages=[{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}])
     (prompt,) = held_out_prompts([chat], tiny_tokenizer(), PromptsConfig(), 4, seed=0)
