@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from decode.models.hidden_states import check_taps
 from decode.models.load import ModelDescription, describe_model
 from distill.config import DistillConfig
 from distill.prompts.prompt_texts import FOLDER
+from distill.prompts.run_chats import bound_to, with_day
 from distill.prompts.shown_examples import write_lines
 from distill.prompts.text_sources import Texts, open_texts
 from distill.recording_plan import RecordingPlan
@@ -41,11 +43,16 @@ def run(config: DistillConfig) -> None:
     target = describe_model(config.target)
     if config.records.features.layers:
         check_taps(target.config, config.records.features.layers, target.path)
-    if not config.plan and check_run(config.output_dir, "distill", config, config.resume):
+    if config.responses != "records":
+        config = replace(config, data=with_day(config.data, target.tokenizer, config.output_dir))
+    if not config.plan and check_run(
+        config.output_dir, "distill", config, config.resume, bound_to=bound_to(target.tokenizer)
+    ):
         return
     runtime = open_runtime(config, target)
     # without cpu=True every rank on a machine without an accelerator believes that it is alone, and writes every shard
     ranks = PartialState(cpu=not torch.accelerator.is_available(), timeout=SLOWEST_RANK)
+    config = on_main(ranks.is_main_process, lambda: config)  # midnight may fall between the starts of two ranks
     with open_texts(config, target) as texts:
         plan = on_main(ranks.is_main_process, lambda: _planned(config, texts, runtime))
         if not config.plan:
@@ -72,15 +79,16 @@ def _record(
     ranks: PartialState,
 ) -> None:
     runtime.prepare(plan.longest)
-    with open_run(config.output_dir, "distill", config, config.resume, ranks.is_main_process) as folder, runtime:
+    is_main, bound = ranks.is_main_process, bound_to(target.tokenizer)
+    with open_run(config.output_dir, "distill", config, config.resume, is_main, bound) as folder, runtime:
         if folder.is_finished:
             return
-        on_main(ranks.is_main_process, lambda: keep_texts(folder, texts))
+        on_main(is_main, lambda: keep_texts(folder, texts))
         texts.open(folder.path)
-        check_same_target(folder, target, runtime.note, ranks.is_main_process)
+        check_same_target(folder, target, runtime.note, is_main)
         records = _write_shards(config, plan, target, texts, runtime, folder, ranks)
         ranks.wait_for_everyone()
-        if ranks.is_main_process:
+        if is_main:
             _finish(config, plan, target, texts, runtime, records)
 
 

@@ -12,6 +12,7 @@ from decode.common.errors import ConfigError
 from decode.common.progress import get_logger
 from decode.common.typed_config import require
 from decode.config import ModelConfig
+from decode.models.chat_template import settled
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model
 from distill.corpora import load_corpus
@@ -177,4 +178,5 @@ def _source(
         return record_sequences(records, split, cfg.sequence_length, store, layers)
     assert cfg.data is not None, "checked by TrainConfig"
     logger.info("reading and tokenising the %s split", split)
+    tokenizer = settled(tokenizer, cfg.data, cfg.data.system)
     return text_sequences(load_corpus(cfg.data), tokenizer, split, cfg.sequence_length)  # type: ignore[arg-type]

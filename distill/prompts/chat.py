@@ -16,13 +16,18 @@ from decode.common.errors import InputError
 from distill.corpora.corpus import Message
 
 TELLING = 8  # characters: a shorter message may stand by chance in the marks around the assistant's words
+SYSTEM_HINT = (
+    ". It takes them without the system's: data.system=drop leaves that out, data.system=merge puts its text before "
+    "the user's first message"
+)
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 def encode_chat(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], where: str = "chat"
 ) -> tuple[list[int], list[bool]]:
-    """(ids, mask) of a conversation; the mask holds the assistant's words and the token that ends each turn.
+    """(ids, mask) of a conversation; the mask holds the assistant's words and the token that ends each turn, not what a
+    prompt ends by (an empty thought, say), which the target never has to write.
 
     Raises InputError, naming `where`, where the template refuses the messages or the mask does not decode to them.
     """
@@ -33,11 +38,14 @@ def encode_chat(
         )
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ids: list[int] = list(encoded["input_ids"])  # type: ignore[arg-type]
+    offsets: list[tuple[int, int]] = encoded["offset_mapping"]  # type: ignore[assignment]
     if GENERATION_MARK.search(str(tokenizer.get_chat_template())):
-        mask = _marked(tokenizer, messages, where)
+        given = [_given_span(tokenizer, messages, turn, text) for turn in _assistant_turns(messages)]
+        is_given = [any(begin <= a and b <= end for begin, end in given) for a, b in offsets]
+        marks = _marked(tokenizer, messages, where)
+        mask = [marked and not by_prompt for marked, by_prompt in zip(marks, is_given, strict=True)]
     else:
         spans = [_turn_span(tokenizer, messages, turn, text, where) for turn in _assistant_turns(messages)]
-        offsets: list[tuple[int, int]] = encoded["offset_mapping"]  # type: ignore[assignment]
         mask = [any(a < end and b > begin for begin, end in spans) for a, b in offsets]  # a token on the edge counts
     _verify(tokenizer, messages, ids, mask, where)
     mask[0] = False  # nothing predicts the first token
@@ -64,7 +72,19 @@ def render(
         return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)  # type: ignore[return-value]
     except (TemplateError, ValueError, TypeError, KeyError) as error:
         roles = ", ".join(message["role"] for message in messages)
-        raise InputError(f"{where}: the chat template refuses these messages ({roles}): {error}") from error
+        hint = SYSTEM_HINT if _refuses_system(tokenizer, messages, prompt) else ""
+        raise InputError(f"{where}: the chat template refuses these messages ({roles}): {error}{hint}") from error
+
+
+def _refuses_system(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], prompt: bool) -> bool:
+    others = [message for message in messages if message["role"] != "system"]
+    if not others or len(others) == len(messages):
+        return False
+    try:
+        tokenizer.apply_chat_template(list(others), tokenize=False, add_generation_prompt=prompt)
+    except (TemplateError, ValueError, TypeError, KeyError):
+        return False
+    return True
 
 
 def _assistant_turns(messages: Sequence[Message]) -> list[int]:
@@ -76,23 +96,37 @@ def _marked(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], whe
     return [bool(mark) for mark in encoded["assistant_masks"]]  # type: ignore[index]
 
 
+def _given_span(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], turn: int, text: str
+) -> tuple[int, int]:
+    """Where in `text` stands what a prompt puts behind the messages; (0, 0) where it does not stand there."""
+    try:
+        stem, before = (render(tokenizer, messages[:turn], prompt=prompt) for prompt in (False, True))
+    except InputError:  # a template may refuse a beginning that nobody asks about
+        return 0, 0
+    return (len(stem), len(before)) if text.startswith(before) else (0, 0)
+
+
 def _turn_span(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], turn: int, text: str, where: str
 ) -> tuple[int, int]:
     """Where in `text` the assistant's turn begins and ends, its end mark included."""
-    before = render(tokenizer, messages[:turn], where, prompt=True)
+    before = start = render(tokenizer, messages[:turn], where, prompt=True)
+    if not text.startswith(before):  # a prompt may end by an empty thought, and what was said stand without one
+        start = render(tokenizer, messages[:turn], where)
     after = render(tokenizer, messages[: turn + 1], where)
     content = messages[turn]["content"].strip()
-    begin = text.find(content, len(before))
-    if not text.startswith(before) or begin < 0 or not after.startswith(before):
+    begin = text.find(content, len(start))
+    stands = text.startswith(before) or before.startswith(text[: max(0, begin)])
+    if begin < 0 or not stands or not after.startswith(start):
         raise InputError(
             f"{where}: the chat template rewrites earlier turns, so message {turn + 1} does not stand in the whole "
             "text as it was said and cannot be marked. Use responses=target, which records each turn with the text "
             "before it"
         )
     end = begin + len(content)
-    closing = after[after.index(content, len(before)) + len(content) :].rstrip()
-    return len(before), end + len(closing) if text.startswith(closing, end) else end
+    closing = after[after.index(content, len(start)) + len(content) :].rstrip()
+    return len(before) if start is before else begin, end + len(closing) if text.startswith(closing, end) else end
 
 
 def _verify(
