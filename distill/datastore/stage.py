@@ -15,7 +15,7 @@ from decode.common.run_folder import RunFolder, check_run, free_disk_check, open
 from decode.drafters.untrained.index.datastore import MANIFEST, ORDER_FILE, TOKENS_FILE, order_dtype
 from decode.drafters.untrained.index.several_texts import BETWEEN
 from decode.models.chat_template import settled
-from decode.models.compatibility import load_tokenizer, token_map_hash
+from decode.models.compatibility import chat_template_hash, load_tokenizer, token_map_hash
 from decode.models.load import describe_model
 from distill.config import DataConfig
 from distill.corpora.configured import load_corpus
@@ -46,7 +46,7 @@ def run(config: DatastoreConfig) -> None:
         return
     with open_run(config.output_dir, "datastore", config, config.resume, bound_to=bound) as folder:
         if not folder.is_finished:
-            _build(folder, _tokens(corpus, tokenizer, vocab_size, config.tokens), tokenizer, config.data)
+            _build(folder, _tokens(corpus, tokenizer, vocab_size, config.tokens), own, config.data)
 
 
 def _build(folder: RunFolder, texts: Iterator[list[int]], tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> None:
@@ -65,6 +65,7 @@ def _build(folder: RunFolder, texts: Iterator[list[int]], tokenizer: PreTrainedT
             "tokens": int(tokens.size),
             "documents": documents,
             "token_map_hash": token_map_hash(tokenizer),
+            "chat_template_hash": chat_template_hash(tokenizer),
             "data": asdict(data),
         },
         MANIFEST,

@@ -18,10 +18,13 @@ from distill.prompts.tokenizer import tokenizer_hash
 log = get_logger("distill")
 
 
-def with_day(data: DataConfig, tokenizer: PreTrainedTokenizerBase | None, output_dir: Path | str) -> DataConfig:
-    """`data` with the day on which the run in `output_dir` began, where the chat template writes the date and `data`
-    names none: a run that goes over midnight, or goes on next week, would hold two kinds of prompts."""
-    if data.date is not None or not data.has_chats or not reads_clock(tokenizer):
+def with_day(
+    data: DataConfig, tokenizer: PreTrainedTokenizerBase | None, output_dir: Path | str, has_chats: bool = False
+) -> DataConfig:
+    """`data` with the day on which the run in `output_dir` began, where its chat template writes the date and `data`
+    names none: a run that goes over midnight, or goes on next week, would hold two kinds of prompts. `has_chats` says
+    that there are some besides the corpus."""
+    if data.date is not None or not (has_chats or data.has_chats) or not reads_clock(tokenizer):
         return data
     run = Path(output_dir) / "run.json"
     begun = (RUN.read(run).config.get("data") or {}).get("date") if run.is_file() else None

@@ -14,6 +14,7 @@ from eval.inputs import check_datastore, check_held_out
 from eval.modes.drafters.config import TASKS
 from eval.modes.drafters.texts import load_texts
 from eval.modes.drafters.way import Way
+from eval.prompts.chats import chat_tokenizer, check_chats_of_draft
 from eval.prompts.kinds import TextPrompts
 
 
@@ -45,7 +46,8 @@ class Target:
 
     def prompts(self, cfg: EvalConfig) -> dict[str, TextPrompts]:
         """Kind of text -> prompts in its tokens."""
-        return load_texts(cfg, self.texts, load_tokenizer(self.source), self.max_positions)
+        tokenizer = chat_tokenizer(cfg) if self.key == "target" else load_tokenizer(self.source)  # tasks are no chats
+        return load_texts(cfg, self.texts, tokenizer, self.max_positions)
 
 
 def describe_targets(cfg: EvalConfig) -> list[Target]:
@@ -65,8 +67,11 @@ def describe_targets(cfg: EvalConfig) -> list[Target]:
     for way in cfg.drafters.ways(cfg.drafts):
         for path in way.folders:
             check_held_out(cfg.data, way.name, model_folder(path))
-        for path in way.datastores:
-            check_datastore(cfg.data, way.name, path)
+        for one in found:
+            for path in way.folders if one.key == "target" else ():
+                check_chats_of_draft(cfg, way.name, model_folder(path), one.description)
+            for path in way.datastores:
+                check_datastore(cfg, way.name, path, one.description)
     return found
 
 
