@@ -15,6 +15,7 @@ from decode.common.errors import ConfigError, InputError
 from decode.models.load import ModelDescription
 from distill.config import DistillConfig
 from distill.prompts.chat import encode_prompt
+from distill.prompts.cut_answers import CutAnswers, cut_at
 from distill.prompts.drawn_prompts import DrawnPrompt, corpus_text, turns
 from distill.prompts.held_out_count import HeldOutCount
 from distill.records.distribution_stores import Layout
@@ -48,6 +49,8 @@ class RecordingPlan:
     """Tokens of the longest sequence, at most: what an engine has to make room for."""
     held_out: HeldOutCount | None
     """Of the corpus; None where records of an earlier version, which do not say it, are scored again."""
+    cut: CutAnswers | None
+    """What of the corpus's own answers does not fit into the target's context; None where the target writes them."""
 
     @property
     def bytes_on_disk(self) -> int:
@@ -70,6 +73,7 @@ class RecordingPlan:
             f"prompts               {prompts}{left_out}",
             *([] if self.held_out is None else [f"held out              {self.held_out.line()}"]),
             f"responses             {self.responses:,}",
+            *([f"cut                   {self.cut.line()}"] if self.cut is not None and self.cut.answers else []),
             f"tokens, at most       {self.tokens:,}, of which are learned: {self.learned_tokens:,}",
             f"bytes a token         {self.layout.bytes_per_token} ({stores}{features}text "
             f"{self.layout.text_bytes_per_token})",
@@ -93,6 +97,8 @@ def make_plan(
         documents.add(prompt.document)
         responses += prompt.num_turns
         sizes.append(_size(prompt, tokenizer, target, config))
+    answers, lost = sum(size.cut_answers for size in sizes), sum(size.cut_tokens for size in sizes)
+    cut = CutAnswers(answers=answers, tokens=lost, limit=target.max_positions)
     plan = RecordingPlan(
         prompts=of_split,
         documents=len(documents),
@@ -106,12 +112,17 @@ def make_plan(
         num_parameters=target.num_parameters,
         longest=max(size.longest for size in sizes),
         held_out=held_out,
+        cut=cut if config.responses == "corpus" else None,
     )
     if plan.too_long == len(prompts):
+        fewer, room = (
+            ("", "one token of an answer")
+            if config.responses == "corpus"
+            else ("fewer sampling.max_new_tokens or ", f"a response of {config.sampling.max_new_tokens} tokens")
+        )
         raise InputError(
-            f"none of the {len(prompts)} conversations leaves room for a response of {config.sampling.max_new_tokens} "
-            f"tokens in the {target.max_positions} positions of {target.path}; use fewer sampling.max_new_tokens or "
-            "shorter conversations"
+            f"none of the {len(prompts)} conversations leaves room for {room} in the {target.max_positions} positions "
+            f"of {target.path}; use {fewer}shorter conversations"
         )
     _check(plan)
     return plan
@@ -133,6 +144,7 @@ def plan_of_records(folder: RecordFolder, target: ModelDescription, config: Dist
         num_parameters=target.num_parameters,
         longest=int(folder.lengths.max()),
         held_out=folder.manifest.held_out,
+        cut=folder.manifest.cut,
     )
     _check(plan)
     return plan
@@ -152,6 +164,8 @@ class _Size(NamedTuple):
     tokens: int
     learned: int
     longest: int
+    cut_answers: int = 0
+    cut_tokens: int = 0
 
 
 def _size(
@@ -160,8 +174,10 @@ def _size(
     """None where the first response has no room in the context."""
     limit, room = target.max_positions, config.sampling.max_new_tokens
     if config.responses == "corpus":
-        ids, mask = corpus_text(prompt, tokenizer, config, limit)
-        return _Size(len(ids), sum(mask), len(ids))
+        ids, mask = corpus_text(prompt, tokenizer, config)
+        is_left_out = prompt.messages is not None and any(mask) and not any(mask[:limit])
+        kept = 0 if is_left_out else min(len(ids), limit)
+        return _Size(kept, sum(mask[:kept]), kept, *cut_at(limit, mask))
     if prompt.ids is not None:
         length = len(prompt.ids)
         if length + room > limit:

@@ -19,6 +19,7 @@ from distill.corpora import Corpus, Document, Split
 from distill.corpora.corpus import in_groups
 from distill.objectives.target_distribution import TargetDistribution
 from distill.prompts.chat import encode_chat
+from distill.prompts.cut_answers import CutAnswers, cut_at
 from distill.prompts.tokenizer import encode_texts, start_ids
 from distill.records.distribution_stores import Head
 from distill.records.record_folder import RecordFolder
@@ -42,6 +43,8 @@ class TrainSequence:
     """Coded hidden states, a row per token; empty where none were asked for."""
     document: str = ""
     """Id of the document it was cut from, for messages."""
+    cut: tuple[int, int] = (0, 0)
+    """Of a chat: answers that reach beyond it, and their tokens that it lacks."""
 
 
 Placed = tuple[TrainSequence, int, int]
@@ -210,6 +213,10 @@ def text_sequences(
     for documents in in_groups(corpus.documents(split), DOCUMENTS_AT_ONCE):
         found += _text_windows([one for one in documents if one.text is not None], tokenizer, length, eos)
         found += [_chat_window(one, tokenizer, length) for one in documents if one.messages is not None]
+    answers, tokens = (sum(one.cut[part] for one in found) for part in (0, 1))
+    if answers:
+        told = CutAnswers(answers=answers, tokens=tokens, limit=length).line()
+        log.info("%s split: %s, so use a longer sequence_length", split, told)
     return TextSequences(found)
 
 
@@ -230,5 +237,8 @@ def _text_windows(
 def _chat_window(document: Document, tokenizer: PreTrainedTokenizerBase, length: int) -> TrainSequence:
     ids, mask = encode_chat(tokenizer, document.messages or [], where=document.id)
     return TrainSequence(
-        np.array(ids[:length], dtype=np.int64), np.array(mask[:length], dtype=bool), document=document.id
+        np.array(ids[:length], dtype=np.int64),
+        np.array(mask[:length], dtype=bool),
+        document=document.id,
+        cut=cut_at(length, mask),
     )

@@ -187,6 +187,7 @@ def _finish(
 ) -> None:
     p = "temperature 1, unwarped" if plan.layout.store else "none"
     about: dict[str, Any] = {"seed": config.seed, "p": p, **texts.provenance()}
+    about["cut"] = None if plan.cut is None else plan.cut.model_dump()
     about["runtime"], about["spent"] = runtime.note.model_dump(), runtime.stopwatch.told()
     manifest = records.finish(plan.num_shards, target, noted_weights(records.run), about)
     for leftover in (FOLDER, "responses", "states"):  # what was kept until it was in the shards
@@ -201,6 +202,8 @@ def _finish(
         counts["bytes"],
         counts["bytes"] / max(1, counts["tokens"]),
     )
+    if plan.cut is not None and plan.cut.answers:
+        log.warning("%s (docs/how-to/record_a_target.md, Answers that are cut)", plan.cut.line())
     for one in manifest["drafting"]:
         log.info(
             "responses drafted by %s: %.2f tokens a pass of the target, which needs one pass a token alone (%d tokens)",

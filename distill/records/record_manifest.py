@@ -11,6 +11,7 @@ from decode.common.checked_json import Amount, Content, Count, JsonFile, PlainPa
 from decode.common.run_folder import RunEnd
 from decode.drafters.provenance import TextOrigin
 from distill.config import RuntimeName, StoreName
+from distill.prompts.cut_answers import CutAnswers
 from distill.prompts.held_out_count import HeldOutCount
 from distill.records.distribution_stores import Layout
 from distill.records.recorded_drafts import Drafting, RecordedDraft
@@ -149,6 +150,8 @@ class Manifest(RunEnd):
     feature_errors: dict[str, Amount] = {}
     held_out: HeldOutCount | None = None
     """Of the corpus; older records do not say it."""
+    cut: CutAnswers | None = None
+    """With responses=corpus; older records do not say it."""
     drafting: list[Drafting] = []
     """Of all shards, by draft."""
     shards: Annotated[list[ShardSummary], Field(min_length=1)]
