@@ -30,6 +30,7 @@ from decode.models.load import ModelDescription, describe_model, load_model
 from decode.rehearsal import warm_up
 from decode.requests import Event, Request
 from decode.sampling.asked import asked_processors
+from decode.sampling.own_settings import RESTING, say_others
 from decode.sampling.stopping import own_eos_ids
 from decode.sampling.warp import Sampling
 from decode.stats import Stats
@@ -49,6 +50,8 @@ def run(config: DecodeConfig) -> None:
         resolve_device(config.draft.device, "draft.device")
     tokenizer = settled(load_tokenizer(config.target), config.data)
     asked_processors(target.vocab_size, tokenizer, config.decode, own_eos_ids(target.config, target.vocab_size))
+    used, written = vars(config.decode), {name: f"decode.{name}={{}}" for name in RESTING}
+    say_others(target.generation_config, used, target.path, written, of_run=True)
     ids = encode_prompt(config, tokenizer)
     check_prompt(len(ids), config.decode.max_new_tokens, target.max_positions)
     if config.plan:

@@ -18,6 +18,7 @@ from decode.common.progress import get_logger, progress
 from decode.common.run_folder import RunFolder, check_run, free_disk_check, on_main, open_run
 from decode.models.hidden_states import check_taps
 from decode.models.load import ModelDescription, describe_model
+from decode.sampling.own_settings import RESTING, say_others
 from distill.config import DistillConfig
 from distill.prompts.prompt_texts import FOLDER
 from distill.prompts.run_chats import bound_to, with_day
@@ -61,6 +62,10 @@ def run(config: DistillConfig) -> None:
 
 def _planned(config: DistillConfig, texts: Texts, runtime: Runtime) -> RecordingPlan:
     """Read the texts, show what was asked for, and refuse what cannot be done; rank 0."""
+    if config.responses == "target":
+        used = vars(config.sampling)
+        written = {name: f"sampling.{name}={{}}" for name in RESTING if name in used}
+        say_others(texts.target.generation_config, used, texts.target.path, written, of_run=True)
     texts.read(Path(config.output_dir))
     plan = texts.plan()
     write_lines([*texts.examples(), *(plan.lines() if config.plan else [])])

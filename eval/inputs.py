@@ -21,6 +21,7 @@ from decode.drafters.untrained.index.datastore import manifest_of
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model, load_model
 from decode.sampling.asked import asked_processors
+from decode.sampling.own_settings import RESTING, asked_by, say_others
 from decode.sampling.stopping import own_eos_ids
 from decode.sampling.warp import Sampling
 from distill.config import DataConfig
@@ -36,9 +37,18 @@ _OF_TRAINED = ("report", "families", "served")
 """Modes that ask for a draft's distribution, or for its folder."""
 
 
+def say_sampling(cfg: EvalConfig, target: ModelDescription) -> None:
+    """One line where the target's own generation_config asks for other sampling."""
+    own = asked_by(target.generation_config).get("temperature")
+    used = vars(cfg.decode) | {"temperature": own if own in cfg.temperatures else cfg.temperatures[0]}
+    written = {name: f"decode.{name}={{}}" for name in RESTING} | {"temperature": "'temperatures=[{}]'"}
+    say_others(target.generation_config, used, target.path, written, of_run=True)
+
+
 def check_models(cfg: EvalConfig) -> tuple[ModelDescription, dict[str, str]]:
     """The target's description and each draft's family; InputError where a draft's tokens are not the target's."""
     target = describe_model(cfg.target)
+    say_sampling(cfg, target)
     families = {}
     for name in cfg.drafts:
         draft = describe_draft(cfg.drafts[name], target, f"drafts.{name}")

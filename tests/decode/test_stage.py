@@ -183,8 +183,9 @@ def test_a_device_or_a_size_that_is_none_is_refused(config: DecodeConfig) -> Non
 
 
 def test_a_prompt_in_a_chat_is_written_by_the_settings_of_chats(
-    config: DecodeConfig, capsys: pytest.CaptureFixture[str]
+    config: DecodeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(runner, "CAPTURE_AFTER", 10**9)
     tokenizer = tiny_tokenizer()
     words = "{% for m in messages %}{{ m.content }}{% endfor %}"
     tokenizer.chat_template = "{{ strftime_now('%d %b') }}: " + words + "{{ think }}"

@@ -13,6 +13,7 @@ from decode.common.errors import ConfigError, InputError
 from decode.config import ModelConfig
 from decode.drafters.provenance import FILE, PROVENANCE
 from decode.models.load import describe_model
+from decode.sampling import own_settings
 from distill.config import DataConfig
 from eval import stage
 from eval.config import EvalConfig
@@ -144,3 +145,19 @@ def test_a_datastore_of_other_chats_is_refused(folder: Path) -> None:
         with pytest.raises(InputError, match=told):
             check_datastore(cfg, "retrieval", str(store), target)
     check_datastore(cfg, "retrieval", str(write_datastore(folder / "old")), target)
+
+
+def test_a_report_says_once_what_the_target_s_own_settings_ask_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_draft(folder, chats_of(folder))
+    own = {"do_sample": True, "temperature": 0.6, "top_k": 20}
+    file = folder / "target" / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | own))
+    for given in (["temperatures=[0.0,0.6]", "decode.top_k=20"], [], []):
+        monkeypatch.setattr(own_settings, "_told", set())
+        caplog.clear()
+        stage.run(asked(folder, *given))
+        lines = [one.getMessage() for one in caplog.records if "generation_config" in one.getMessage()]
+        assert len(lines) == (0 if given else 1)
+    assert lines[0].endswith("To go by them: 'temperatures=[0.6]' decode.top_k=20")

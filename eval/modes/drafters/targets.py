@@ -10,7 +10,7 @@ from decode.drafters.saved_draft import DraftDescription, describe_draft
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model
 from eval.config import EvalConfig
-from eval.inputs import check_datastore, check_held_out
+from eval.inputs import check_datastore, check_held_out, say_sampling
 from eval.modes.drafters.config import TASKS
 from eval.modes.drafters.texts import load_texts
 from eval.modes.drafters.way import Way
@@ -60,6 +60,8 @@ def describe_targets(cfg: EvalConfig) -> list[Target]:
         "drafters.tasks_target": (replace(cfg.target, path=cfg.drafters.tasks_target, revision=None), tasks),
     }
     found = [_describe(cfg, key, source, tuple(of)) for key, (source, of) in sides.items() if of]
+    for one in found:
+        say_sampling(cfg, one.description)
     for way in cfg.drafters.ways(cfg.drafts):
         refusals = [target.refused[way.name] for target in found if way.name in target.refused]
         if way.is_asked and len(refusals) == len(found):

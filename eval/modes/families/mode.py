@@ -17,7 +17,7 @@ from decode.models.load import ModelDescription, describe_model
 from distill.records.record_folder import RecordFolder
 from eval.comparison_config import shape_settings
 from eval.config import EvalConfig
-from eval.inputs import load, rough_seconds_per_token, shared_context
+from eval.inputs import load, rough_seconds_per_token, say_sampling, shared_context
 from eval.measure.cells import Results
 from eval.modes.families.arms import (
     ArmFacts,
@@ -61,6 +61,7 @@ def run(cfg: EvalConfig) -> None:
     """
     _check(cfg)
     target = describe_model(cfg.target)
+    say_sampling(cfg, target)
     records = check_records(cfg, target)
     arms = describe_arms(cfg, target)
     wanted = layers_wanted(cfg, arms)
