@@ -128,7 +128,7 @@ def generate(
     prompts = expanded(prompts, num_return_sequences, asked.temperature)
     given = check_processors([*_allowed(prefix_allowed_tokens_fn), *_listed(logits_processor)])
     processors = [*asked_processors(vocab_size, tokenizer, asked, ends or own_ends), *given]
-    say_others(config, _used(asked, given), model.name_or_path, {name: f"{name}={{}}" for name in RESTING})
+    say_others(config, _used(asked, given), model.name_or_path or "the model", {one: f"{one}={{}}" for one in RESTING})
     request = Request(
         prompts=prompts,
         sampling=Sampling(asked.temperature, asked.top_k, asked.top_p, asked.min_p),

@@ -3,6 +3,7 @@
 from copy import copy
 from datetime import datetime
 from functools import cache
+from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -10,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from decode.common.errors import ConfigError, InputError
 from decode.config import ChatConfig
 from decode.models.chat_template import DIRECTIVES, reads_clock, settled
+from tests.commands import built
 from tests.tiny import tiny_tokenizer
 
 CHAT = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
@@ -88,7 +90,7 @@ def test_every_template_of_several_has_the_settings_and_the_tokenizer_stays_as_i
     template = {"default": "{{ x }}", "tool_use": "{{ x }}!"}
     tokenizer = tokenizer_with(template)
     found = settled(tokenizer, ChatConfig(template={"x": 1}))
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    tools: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     assert found.apply_chat_template(MESSAGES, tokenize=False) == "1"
     assert found.apply_chat_template(MESSAGES, tools=tools, tokenize=False) == "1!"
     assert tokenizer.chat_template == template
@@ -130,3 +132,18 @@ def test_a_template_that_is_none_is_refused() -> None:
 def test_a_day_that_is_none_is_refused(day: str) -> None:
     with pytest.raises(ConfigError, match="is not a day"):
         ChatConfig(date=day)
+
+
+@pytest.mark.parametrize("override", ["data.template={think: false}", "data.template.think=false"])
+def test_one_spelling_is_that_of_every_stage(override: str) -> None:
+    texts = ["data=jsonl", "data.path=chats.jsonl"]
+    stages = {
+        "distill": texts,
+        "datastore": texts,
+        "train": ["output_dir=out", "target.path=t", "target_source=live", *texts],
+        "decode": ["prompt=a", "chat=true"],
+        "eval": ["target.path=t", "drafts.d=d"],
+    }
+    for stage, given in stages.items():
+        config: Any = built(stage, [*given, override])
+        assert config.data.template == {"think": False}, stage

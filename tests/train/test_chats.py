@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from tests.distill.chats import CHATML, DATED, WITHOUT_SYSTEM, chat_config, chat
 from tests.train.toy import tiny_config
 from train import stage
 from train.config import TrainConfig
-from train.training_inputs import open_inputs
+from train.training_inputs import Inputs, open_inputs
 
 
 def live(folder: Path, **changes: Any) -> TrainConfig:
@@ -112,3 +112,29 @@ def test_a_draft_says_how_the_chats_of_its_records_were_written(
     stage.run(cfg)
     data = json.loads((tmp_path / "out" / "model" / "draftsmith.json").read_text())["data"]
     assert (data["date"], data["template"]) == ("2026-07-31", {"think": False})
+
+
+def test_a_rank_that_started_after_midnight_reads_the_texts_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_template(tmp_path / "target", DATED)
+    on_day("2026-08-01", monkeypatch)
+    days = []
+
+    def first_rank_s(_: bool, do: Any) -> Any:
+        return replace(do(), date="2026-07-31")
+
+    def opened(cfg: TrainConfig) -> Inputs:
+        assert cfg.data is not None
+        days.append(cfg.data.date)
+        return open_inputs(cfg)
+
+    monkeypatch.setattr(stage, "on_main", first_rank_s)
+    monkeypatch.setattr(stage, "open_inputs", opened)
+    monkeypatch.setattr(stage, "_train", lambda cfg, inputs, *_: days.append(first_day(inputs)))
+    stage.run(live(tmp_path))
+    assert days == ["2026-08-01", "2026-07-31", "31 Jul 2026"]
+
+
+def first_day(inputs: Inputs) -> str:
+    return str(inputs.tokenizer.decode(inputs.train.source[0].ids)).splitlines()[0]
