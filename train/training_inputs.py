@@ -78,6 +78,8 @@ def open_inputs(cfg: TrainConfig) -> Inputs:
     """Everything but weights; raises ConfigError or InputError for whatever does not fit together."""
     target = None if cfg.target.path is None else describe_model(cfg.target)
     tokenizer = _tokenizer(cfg, target)
+    if cfg.data is not None:
+        tokenizer = settled(tokenizer, cfg.data, cfg.data.system)
     blueprint = FAMILIES[cfg.draft.family](cfg, target, tokenizer)
     _check_length(cfg, target, blueprint)
     records = None
@@ -178,5 +180,4 @@ def _source(
         return record_sequences(records, split, cfg.sequence_length, store, layers)
     assert cfg.data is not None, "checked by TrainConfig"
     logger.info("reading and tokenising the %s split", split)
-    tokenizer = settled(tokenizer, cfg.data, cfg.data.system)
     return text_sequences(load_corpus(cfg.data), tokenizer, split, cfg.sequence_length)  # type: ignore[arg-type]
