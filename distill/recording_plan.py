@@ -45,12 +45,12 @@ class RecordingPlan:
     num_shards: int
     """Shards of all ranks together."""
     num_parameters: int
+    cut: CutAnswers | None
+    """What of the corpus's own answers does not fit into the target's context; None where the target writes them."""
     longest: int
     """Tokens of the longest sequence, at most: what an engine has to make room for."""
     held_out: HeldOutCount | None
     """Of the corpus; None where records of an earlier version, which do not say it, are scored again."""
-    cut: CutAnswers | None
-    """What of the corpus's own answers does not fit into the target's context; None where the target writes them."""
 
     @property
     def bytes_on_disk(self) -> int:
@@ -110,9 +110,9 @@ def make_plan(
         shard_size=config.records.shard_size,
         num_shards=ceil(len(prompts) / config.records.shard_size),
         num_parameters=target.num_parameters,
+        cut=cut if config.responses == "corpus" else None,
         longest=max(size.longest for size in sizes),
         held_out=held_out,
-        cut=cut if config.responses == "corpus" else None,
     )
     if plan.too_long == len(prompts):
         fewer, room = (
@@ -142,9 +142,9 @@ def plan_of_records(folder: RecordFolder, target: ModelDescription, config: Dist
         shard_size=config.records.shard_size,
         num_shards=ceil((int(folder.prompts[-1]) + 1) / config.records.shard_size),  # some prompts have no record
         num_parameters=target.num_parameters,
+        cut=folder.manifest.cut,
         longest=int(folder.lengths.max()),
         held_out=folder.manifest.held_out,
-        cut=folder.manifest.cut,
     )
     _check(plan)
     return plan

@@ -207,13 +207,13 @@ def _finish(
         counts["bytes"],
         counts["bytes"] / max(1, counts["tokens"]),
     )
-    if plan.cut is not None and plan.cut.answers:
-        log.warning("%s (docs/how-to/record_a_target.md, Answers that are cut)", plan.cut.line())
     for one in manifest["drafting"]:
         log.info(
             "responses drafted by %s: %.2f tokens a pass of the target, which needs one pass a token alone (%d tokens)",
             *(one["draft"]["path"], one["tokens_per_pass"], one["tokens"]),
         )
+    if plan.cut is not None and plan.cut.answers:
+        log.warning("%s (docs/how-to/record_a_target.md, Answers that are cut)", plan.cut.line())
     if manifest["feature_errors"]:
         told = ", ".join(f"{layer}: {error:.2%}" for layer, error in manifest["feature_errors"].items())
         log.info("hidden states coded as %s, relative error of each layer: %s", config.records.features.code, told)

@@ -78,10 +78,10 @@ def open_inputs(cfg: TrainConfig) -> Inputs:
     """Everything but weights; raises ConfigError or InputError for whatever does not fit together."""
     target = None if cfg.target.path is None else describe_model(cfg.target)
     tokenizer = _tokenizer(cfg, target)
-    if cfg.data is not None:
-        tokenizer = settled(tokenizer, cfg.data, cfg.data.system)
     blueprint = FAMILIES[cfg.draft.family](cfg, target, tokenizer)
     _check_length(cfg, target, blueprint)
+    if cfg.data is not None:
+        tokenizer = settled(tokenizer, cfg.data, cfg.data.system)
     records = None
     if cfg.records is not None:
         records = RecordFolder.open(cfg.records, target)

@@ -150,10 +150,10 @@ class Manifest(RunEnd):
     feature_errors: dict[str, Amount] = {}
     held_out: HeldOutCount | None = None
     """Of the corpus; older records do not say it."""
-    cut: CutAnswers | None = None
-    """With responses=corpus; older records do not say it."""
     drafting: list[Drafting] = []
     """Of all shards, by draft."""
+    cut: CutAnswers | None = None
+    """With responses=corpus; older records do not say it."""
     shards: Annotated[list[ShardSummary], Field(min_length=1)]
 
     @field_validator("stage")
