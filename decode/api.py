@@ -13,6 +13,7 @@ from transformers import (
     LogitsProcessorList,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
 )
 from transformers.generation.streamers import BaseStreamer
@@ -41,6 +42,7 @@ from decode.requests import Event, Observer, Request
 from decode.sampling.allowed_tokens import Allowed, AllowedTokens, Restriction
 from decode.sampling.asked import asked_processors
 from decode.sampling.audited import Audited
+from decode.sampling.own_settings import RESTING, say_others
 from decode.sampling.processors import check_processors
 from decode.sampling.stopping import Criteria, StopStrings, eos_ids, own_eos_ids
 from decode.sampling.warp import Sampling
@@ -126,6 +128,7 @@ def generate(
     prompts = expanded(prompts, num_return_sequences, asked.temperature)
     given = check_processors([*_allowed(prefix_allowed_tokens_fn), *_listed(logits_processor)])
     processors = [*asked_processors(vocab_size, tokenizer, asked, ends or own_ends), *given]
+    say_others(config, _used(asked, given), model.name_or_path or "the model", {one: f"{one}={{}}" for one in RESTING})
     request = Request(
         prompts=prompts,
         sampling=Sampling(asked.temperature, asked.top_k, asked.top_p, asked.min_p),
@@ -155,6 +158,13 @@ def generate(
         streamer.end()
     filler = next(one for one in (pad, *ends, 0) if one is not None)
     return _output(input_ids, request.prompts, tokens, stats, filler)
+
+
+def _used(asked: SamplingConfig, processors: Iterable[Any]) -> dict[str, float]:
+    """The settings that a model may ask for too; transformers gives a penalty as a processor of its own."""
+    penalties = [one.penalty for one in processors if isinstance(one, RepetitionPenaltyLogitsProcessor)]
+    used = {name: getattr(asked, name) for name in RESTING}
+    return used | {"repetition_penalty": penalties[-1]} if penalties else used
 
 
 def _shape(asked: SamplingConfig, model: PreTrainedModel, drafter: Drafter | None, request: Request) -> Shape:

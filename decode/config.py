@@ -8,6 +8,7 @@ import operator
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -317,6 +318,30 @@ class DrafterConfig:
         return self.settings if self.quantization is None else {"quantization": self.quantization}
 
 
+@dataclass(kw_only=True)
+class ChatConfig:
+    """How the target's chat template writes chats (group `data`)."""
+
+    template: dict[str, Any] = field(default_factory=dict)
+    """Variables of the chat template: {enable_thinking: false}; one that it never reads is refused."""
+    date: str | None = None
+    """Day that a chat template which writes the date is told, as 2026-08-01; None is the day on which the run began,
+    in decode today."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.date is None or _is_day(self.date),
+            f"data.date={self.date} is not a day; write it as 2026-08-01",
+        )
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
+
+
 @dataclass
 class DecodeConfig:
     """`python -m decode`: stream one completion, draft tokens coloured by their fate."""
@@ -333,6 +358,8 @@ class DecodeConfig:
     """File holding the prompt; `-` reads standard input."""
     chat: bool = False
     """Wrap the prompt as one user turn in the tokenizer's chat template."""
+    data: ChatConfig = field(default_factory=ChatConfig)
+    """chat=true only: what the chat template is told, in the words of the stages that read a corpus."""
     stop_strings: list[str] = field(default_factory=list)
     """Texts that end the completion once they appear."""
     color: Literal["auto", "always", "never"] = "auto"
@@ -352,6 +379,11 @@ class DecodeConfig:
             f"give exactly one of prompt= and prompt_file=; got prompt={self.prompt!r}, "
             f"prompt_file={self.prompt_file!r}. "
             "Use prompt_file=- to read standard input",
+        )
+        require(
+            self.chat or self.data == ChatConfig(),
+            f"data.template={self.data.template} and data.date={self.data.date} are for the chat template, and "
+            "chat=false; set chat=true, or leave them out",
         )
         from decode.drafters.beside.refusals import check_device, check_overlap, presumed_family  # late, as above
         from decode.drafters.untrained.config import check_strict, check_tree

@@ -24,11 +24,13 @@ from decode.config import DecodeConfig, DrafterConfig, Precision
 from decode.drafters.base import Drafter
 from decode.drafters.beside.refusals import check_device, check_overlap
 from decode.drafters.saved_draft import describe_draft, load_drafter
+from decode.models.chat_template import settled
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model, load_model
 from decode.rehearsal import warm_up
 from decode.requests import Event, Request
 from decode.sampling.asked import asked_processors
+from decode.sampling.own_settings import RESTING, say_others
 from decode.sampling.stopping import own_eos_ids
 from decode.sampling.warp import Sampling
 from decode.stats import Stats
@@ -46,8 +48,10 @@ def run(config: DecodeConfig) -> None:
         check_device(family, config.draft.device, "draft.device")
     if config.draft.device is not None:
         resolve_device(config.draft.device, "draft.device")
-    tokenizer = load_tokenizer(config.target)
+    tokenizer = settled(load_tokenizer(config.target), config.data)
     asked_processors(target.vocab_size, tokenizer, config.decode, own_eos_ids(target.config, target.vocab_size))
+    used, written = vars(config.decode), {name: f"decode.{name}={{}}" for name in RESTING}
+    say_others(target.generation_config, used, target.path, written, of_run=True)
     ids = encode_prompt(config, tokenizer)
     check_prompt(len(ids), config.decode.max_new_tokens, target.max_positions)
     if config.plan:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from decode.common.typed_config import require, require_at_least
-from decode.config import MOST_NODES, DrafterConfig, ModelConfig, check_sampling
+from decode.config import MOST_NODES, ChatConfig, DrafterConfig, ModelConfig, check_sampling
 from distill.runtimes.openai_api.settings import check_openai_asked, check_openai_settings
 from distill.runtimes.vllm_settings import check_engine_settings
 
@@ -17,12 +17,13 @@ FeatureCodeName = Literal["bf16", "int8", "pca"]
 TermName = Literal["cross_entropy", "forward_kl", "tv", "neg_log_alpha", "reverse_kl", "jsd"]
 ObjectiveName = Literal[TermName, "lk_hybrid", "mixture"]
 CreditName = Literal["none", "decay", "dpace", "first_failure", "e2e_tv"]
+TEXT_ALONE = ("python_stdlib", "text", "tasks")  # corpora without chats
 NEEDS_ALPHA = ("dpace", "first_failure")  # credits that ask how likely the tokens before were accepted
 
 
 @dataclass
-class DataConfig:
-    """Where documents come from and how they are split (group `data`)."""
+class DataConfig(ChatConfig):
+    """Where documents come from, how they are split, and how chats among them are written (group `data`)."""
 
     name: CorpusName = "python_stdlib"
     """Kind of corpus; python_stdlib and everyday take no `path`, tasks may (without one they are made from that
@@ -54,8 +55,12 @@ class DataConfig:
     """Share of the rows that may be left out because they cannot be used; with more, nothing is done. 0 refuses any."""
     learn_prompt: bool = True
     """Learn the prompt's tokens of plain text too: they cost nothing more to record. Chat prompts are never learned."""
+    system: Literal["drop", "merge"] | None = None
+    """For a chat template that refuses the system's messages: drop leaves them out, merge puts their text before the
+    user's first message; None hands them over as they are."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(
             self.name != "own" or self.path is None,
             f"data.path={self.path} does not say what lies there; name it, as data=jsonl or data=text",
@@ -77,13 +82,24 @@ class DataConfig:
         require(rest > 0, f"data.validation_share + data.heldout_share leave {rest:.3f} of the documents to train on")
         require_at_least(1, self, "data.", "max_documents")
 
+    @property
+    def has_chats(self) -> bool:
+        """Whether documents may be chats."""
+        return self.name not in TEXT_ALONE
 
-def refuse_own(data: DataConfig | None) -> None:
-    """Raise ConfigError where a stage that makes records or drafts is told to read their own corpus."""
+
+def check_corpus(data: DataConfig | None) -> None:
+    """Raise ConfigError where a stage that makes records or drafts is told to read their own corpus, and for settings
+    of chats where the corpus has none."""
     require(
         data is None or data.name != "own",
         "data=own is the corpus that a draft was trained on, for `python -m eval`; name one, as data=jsonl "
         "data.path=FILE (with records=FOLDER none is needed)",
+    )
+    require(
+        data is None or data.has_chats or not (data.template or data.date or data.system),
+        f"data.template, data.date and data.system say how chats are written, and data={data and data.name} holds "
+        "plain text alone; leave them out, or name a corpus of chats, as data=jsonl",
     )
 
 
@@ -379,7 +395,7 @@ class DistillConfig:
     def __post_init__(self) -> None:
         require_at_least(1, self, "", "batch_size")
         require_at_least(0, self, "", "show")
-        refuse_own(self.data)
+        check_corpus(self.data)
         self._check_draft()
         check_openai_asked(self)
         if self.responses != "records":

@@ -16,6 +16,7 @@ from decode.models.load import ModelDescription
 from distill.config import DistillConfig
 from distill.corpora.bad_rows import BadRowCount
 from distill.prompts.chat import encode_prompt
+from distill.prompts.cut_answers import CutAnswers, cut_at
 from distill.prompts.drawn_prompts import DrawnPrompt, corpus_text, turns
 from distill.prompts.held_out_count import HeldOutCount
 from distill.records.distribution_stores import Layout
@@ -45,6 +46,8 @@ class RecordingPlan:
     num_shards: int
     """Shards of all ranks together."""
     num_parameters: int
+    cut: CutAnswers | None
+    """What of the corpus's own answers does not fit into the target's context; None where the target writes them."""
     longest: int
     """Tokens of the longest sequence, at most: what an engine has to make room for."""
     held_out: HeldOutCount | None
@@ -74,6 +77,7 @@ class RecordingPlan:
             f"prompts               {prompts}{left_out}",
             *([] if self.held_out is None else [f"held out              {self.held_out.line()}"]),
             f"responses             {self.responses:,}",
+            *([f"cut                   {self.cut.line()}"] if self.cut is not None and self.cut.answers else []),
             f"tokens, at most       {self.tokens:,}, of which are learned: {self.learned_tokens:,}",
             f"bytes a token         {self.layout.bytes_per_token} ({stores}{features}text "
             f"{self.layout.text_bytes_per_token})",
@@ -98,6 +102,8 @@ def make_plan(
         documents.add(prompt.document)
         responses += prompt.num_turns
         sizes.append(_size(prompt, tokenizer, target, config))
+    answers, lost = sum(size.cut_answers for size in sizes), sum(size.cut_tokens for size in sizes)
+    cut = CutAnswers(answers=answers, tokens=lost, limit=target.max_positions)
     plan = RecordingPlan(
         prompts=of_split,
         documents=len(documents),
@@ -109,15 +115,20 @@ def make_plan(
         shard_size=config.records.shard_size,
         num_shards=ceil(len(prompts) / config.records.shard_size),
         num_parameters=target.num_parameters,
+        cut=cut if config.responses == "corpus" else None,
         longest=max(size.longest for size in sizes),
         held_out=held_out,
         bad_rows=bad_rows,
     )
     if plan.too_long == len(prompts):
+        fewer, room = (
+            ("", "one token of an answer")
+            if config.responses == "corpus"
+            else ("fewer sampling.max_new_tokens or ", f"a response of {config.sampling.max_new_tokens} tokens")
+        )
         raise InputError(
-            f"none of the {len(prompts)} conversations leaves room for a response of {config.sampling.max_new_tokens} "
-            f"tokens in the {target.max_positions} positions of {target.path}; use fewer sampling.max_new_tokens or "
-            "shorter conversations"
+            f"none of the {len(prompts)} conversations leaves room for {room} in the {target.max_positions} positions "
+            f"of {target.path}; use {fewer}shorter conversations"
         )
     _check(plan)
     return plan
@@ -137,6 +148,7 @@ def plan_of_records(folder: RecordFolder, target: ModelDescription, config: Dist
         shard_size=config.records.shard_size,
         num_shards=ceil((int(folder.prompts[-1]) + 1) / config.records.shard_size),  # some prompts have no record
         num_parameters=target.num_parameters,
+        cut=folder.manifest.cut,
         longest=int(folder.lengths.max()),
         held_out=folder.manifest.held_out,
         bad_rows=folder.manifest.bad_rows,
@@ -159,6 +171,8 @@ class _Size(NamedTuple):
     tokens: int
     learned: int
     longest: int
+    cut_answers: int = 0
+    cut_tokens: int = 0
 
 
 def _size(
@@ -167,8 +181,10 @@ def _size(
     """None where the first response has no room in the context."""
     limit, room = target.max_positions, config.sampling.max_new_tokens
     if config.responses == "corpus":
-        ids, mask = corpus_text(prompt, tokenizer, config, limit)
-        return _Size(len(ids), sum(mask), len(ids))
+        ids, mask = corpus_text(prompt, tokenizer, config)
+        is_left_out = prompt.messages is not None and any(mask) and not any(mask[:limit])
+        kept = 0 if is_left_out else min(len(ids), limit)
+        return _Size(kept, sum(mask[:kept]), kept, *cut_at(limit, mask))
     if prompt.ids is not None:
         length = len(prompt.ids)
         if length + room > limit:

@@ -143,12 +143,14 @@ class Writer:
         return Record(whole, mask, meta, response.payload, passes=response.passes)
 
     def _from_corpus(self, prompt: DrawnPrompt) -> Record | None:
-        ids, mask = corpus_text(prompt, self.tokenizer, self.config, self.max_positions)
+        whole, learned = corpus_text(prompt, self.tokenizer, self.config)
+        ids, mask = whole[: self.max_positions], learned[: self.max_positions]
         if prompt.messages is not None and not any(mask):
             self.dropped_turns += prompt.num_turns
             return None
         end = min(self.config.prompts.tokens, len(ids)) if prompt.messages is None else mask.index(True)
-        return Record(np.array(ids, dtype=np.int64), np.array(mask, dtype=bool), _meta(prompt, 0, end, "corpus"))
+        reason = "length" if any(learned[self.max_positions :]) else "corpus"
+        return Record(np.array(ids, dtype=np.int64), np.array(mask, dtype=bool), _meta(prompt, 0, end, reason))
 
 
 class _Conversation:

@@ -19,6 +19,7 @@ from distill.corpora import Corpus, Document, Split
 from distill.corpora.corpus import in_groups
 from distill.objectives.target_distribution import TargetDistribution
 from distill.prompts.chat import check_words, encode_chat
+from distill.prompts.cut_answers import CutAnswers, cut_at
 from distill.prompts.tokenizer import encode_texts, start_ids
 from distill.records.distribution_stores import Head
 from distill.records.record_folder import RecordFolder
@@ -42,6 +43,8 @@ class TrainSequence:
     """Coded hidden states, a row per token; empty where none were asked for."""
     document: str = ""
     """Id of the document it was cut from, for messages."""
+    cut: tuple[int, int] = (0, 0)
+    """Of a chat: answers that reach beyond it, and their tokens that it lacks."""
 
 
 Placed = tuple[TrainSequence, int, int]
@@ -216,6 +219,10 @@ def text_sequences(
     corpus.bad.check()
     if not found:
         raise InputError(f"{corpus.where}: no document of the {split} split gives a sequence to learn from")
+    answers, tokens = (sum(one.cut[part] for one in found) for part in (0, 1))
+    if answers:
+        told = CutAnswers(answers=answers, tokens=tokens, limit=length).line()
+        log.info("%s split: %s, so use a longer sequence_length", split, told)
     return TextSequences(found)
 
 
@@ -238,5 +245,8 @@ def _chat_window(document: Document, tokenizer: PreTrainedTokenizerBase, length:
     ids, mask = encode_chat(tokenizer, messages, document.where)
     check_words(tokenizer, messages, document.where)
     return TrainSequence(
-        np.array(ids[:length], dtype=np.int64), np.array(mask[:length], dtype=bool), document=document.id
+        np.array(ids[:length], dtype=np.int64),
+        np.array(mask[:length], dtype=bool),
+        document=document.id,
+        cut=cut_at(length, mask),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from decode.common.progress import get_logger, progress
 from decode.common.run_folder import RunFolder, check_run, free_disk_check, on_main, open_run
 from decode.models.head_targets import check_taps
 from decode.models.load import ModelDescription, describe_model
+from decode.sampling.own_settings import RESTING, say_others
 from distill.config import DistillConfig
 from distill.prompts.prompt_texts import FOLDER
+from distill.prompts.run_chats import bound_to, with_day
 from distill.prompts.shown_examples import write_lines
 from distill.prompts.text_sources import Texts, open_texts
 from distill.recording_plan import RecordingPlan
@@ -41,11 +44,16 @@ def run(config: DistillConfig) -> None:
     target = describe_model(config.target)
     if config.records.features.layers:
         check_taps(target.config, config.records.features.layers, target.path)
-    if not config.plan and check_run(config.output_dir, "distill", config, config.resume):
+    if config.responses != "records":
+        config = replace(config, data=with_day(config.data, target.tokenizer, config.output_dir))
+    if not config.plan and check_run(
+        config.output_dir, "distill", config, config.resume, bound_to=bound_to(target.tokenizer)
+    ):
         return
     runtime = open_runtime(config, target)
     # without cpu=True every rank on a machine without an accelerator believes that it is alone, and writes every shard
     ranks = PartialState(cpu=not torch.accelerator.is_available(), timeout=SLOWEST_RANK)
+    config = on_main(ranks.is_main_process, lambda: config)  # midnight may fall between the starts of two ranks
     with open_texts(config, target) as texts:
         plan = on_main(ranks.is_main_process, lambda: _planned(config, texts, runtime))
         if not config.plan:
@@ -54,6 +62,10 @@ def run(config: DistillConfig) -> None:
 
 def _planned(config: DistillConfig, texts: Texts, runtime: Runtime) -> RecordingPlan:
     """Read the texts, show what was asked for, and refuse what cannot be done; rank 0."""
+    if config.responses == "target":
+        used = vars(config.sampling)
+        written = {name: f"sampling.{name}={{}}" for name in RESTING if name in used}
+        say_others(texts.target.generation_config, used, texts.target.path, written, of_run=True)
     texts.read(Path(config.output_dir))
     plan = texts.plan()
     write_lines([*texts.examples(), *(plan.lines() if config.plan else [])])
@@ -72,15 +84,16 @@ def _record(
     ranks: PartialState,
 ) -> None:
     runtime.prepare(plan.longest)
-    with open_run(config.output_dir, "distill", config, config.resume, ranks.is_main_process) as folder, runtime:
+    is_main, bound = ranks.is_main_process, bound_to(target.tokenizer)
+    with open_run(config.output_dir, "distill", config, config.resume, is_main, bound) as folder, runtime:
         if folder.is_finished:
             return
-        on_main(ranks.is_main_process, lambda: keep_texts(folder, texts))
+        on_main(is_main, lambda: keep_texts(folder, texts))
         texts.open(folder.path)
-        check_same_target(folder, target, runtime.note, ranks.is_main_process)
+        check_same_target(folder, target, runtime.note, is_main)
         records = _write_shards(config, plan, target, texts, runtime, folder, ranks)
         ranks.wait_for_everyone()
-        if ranks.is_main_process:
+        if is_main:
             _finish(config, plan, target, texts, runtime, records)
 
 
@@ -179,6 +192,7 @@ def _finish(
 ) -> None:
     p = "temperature 1, unwarped" if plan.layout.store else "none"
     about: dict[str, Any] = {"seed": config.seed, "p": p, **texts.provenance()}
+    about["cut"] = None if plan.cut is None else plan.cut.model_dump()
     about["runtime"], about["spent"] = runtime.note.model_dump(), runtime.stopwatch.told()
     manifest = records.finish(plan.num_shards, target, noted_weights(records.run), about)
     for leftover in (FOLDER, "responses", "states"):  # what was kept until it was in the shards
@@ -200,6 +214,8 @@ def _finish(
             "responses drafted by %s: %.2f tokens a pass of the target, which needs one pass a token alone (%d tokens)",
             *(one["draft"]["path"], one["tokens_per_pass"], one["tokens"]),
         )
+    if plan.cut is not None and plan.cut.answers:
+        log.warning("%s (docs/how-to/record_a_target.md, Answers that are cut)", plan.cut.line())
     if manifest["feature_errors"]:
         told = ", ".join(f"{layer}: {error:.2%}" for layer, error in manifest["feature_errors"].items())
         log.info("hidden states coded as %s, relative error of each layer: %s", config.records.features.code, told)

@@ -17,14 +17,16 @@ from decode.drafters.beside.refusals import check_overlap
 from decode.drafters.provenance import TextOrigin, read_provenance
 from decode.drafters.saved_draft import DraftDescription, describe_draft
 from decode.drafters.untrained.config import UNTRAINED, check_strict
-from decode.drafters.untrained.index.datastore import origin_of
+from decode.drafters.untrained.index.datastore import manifest_of
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model, load_model
 from decode.sampling.asked import asked_processors
+from decode.sampling.own_settings import RESTING, asked_by, say_others
 from decode.sampling.stopping import own_eos_ids
 from decode.sampling.warp import Sampling
 from distill.config import DataConfig
 from eval.config import EvalConfig
+from eval.prompts.chats import check_chats_of_draft, check_same_chats
 
 _BYTES_PER_S = {"cpu": 10e9, "cuda": 1e12}
 """Weights read per second at batch 1, as an order of magnitude for the estimate."""
@@ -50,9 +52,18 @@ def _named(cfg: EvalConfig, value: str) -> Named:
     return value, {}
 
 
+def say_sampling(cfg: EvalConfig, target: ModelDescription) -> None:
+    """One line where the target's own generation_config asks for other sampling."""
+    own = asked_by(target.generation_config).get("temperature")
+    used = vars(cfg.decode) | {"temperature": own if own in cfg.temperatures else cfg.temperatures[0]}
+    written = {name: f"decode.{name}={{}}" for name in RESTING} | {"temperature": "'temperatures=[{}]'"}
+    say_others(target.generation_config, used, target.path, written, of_run=True)
+
+
 def check_models(cfg: EvalConfig) -> tuple[ModelDescription, dict[str, str]]:
     """The target's description and each draft's family; InputError where a draft's tokens are not the target's."""
     target = describe_model(cfg.target)
+    say_sampling(cfg, target)
     families = {}
     for name, (path, settings) in named_drafts(cfg).items():
         draft = describe_draft(path, target, f"drafts.{name}", settings)
@@ -63,6 +74,7 @@ def check_models(cfg: EvalConfig) -> tuple[ModelDescription, dict[str, str]]:
             )
         check_strict(draft.family, settings, cfg.decode.strict, "decode.strict")
         check_overlap(draft.family, cfg.decode.overlap, "decode.overlap")
+        check_chats_of_draft(cfg, name, draft.path, target)
         families[name] = draft.family
         if cfg.prompts.file is None:
             check_held_out(cfg.data, name, draft.path)
@@ -77,11 +89,13 @@ def check_held_out(data: DataConfig, name: str, draft: str) -> None:
         check_same_shares(data, provenance.data, f"drafts.{name}={draft}")
 
 
-def check_datastore(data: DataConfig, arm: str, folder: str) -> None:
-    """The same for a datastore that an arm looks drafts up in."""
-    origin = origin_of(folder)
-    if origin is not None:
-        check_same_shares(data, origin, f"the datastore {folder} of arm {arm}")
+def check_datastore(cfg: EvalConfig, arm: str, folder: str, target: ModelDescription) -> None:
+    """The same for a datastore that an arm looks drafts up in, and for its chats."""
+    known = manifest_of(folder)
+    if known is not None and known.data is not None:
+        who = f"the datastore {folder} of arm {arm}"
+        check_same_shares(cfg.data, known.data, who)
+        check_same_chats(cfg, known.data, known.chat_template_hash, target, who)
 
 
 def check_same_shares(data: DataConfig, origin: TextOrigin, who: str) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 
 from transformers.utils import logging as transformers_logging
 
 from decode.common.extras import extra, require_installed
-from eval.config import EvalConfig
+from decode.models.load import describe_model
+from distill.prompts.run_chats import with_day
+from eval.config import WITHOUT_MODELS, EvalConfig
+from eval.prompts.chats import has_chats
 from eval.prompts.own_data import with_own_data
 from eval.render.tracking import check_tracking
 
@@ -37,4 +41,12 @@ def run(cfg: EvalConfig) -> None:
     check_tracking(cfg)
     for package in ("matplotlib", "markupsafe"):
         require_installed(package, "a report", f"Install it, {extra('eval')}")
-    import_module(MODES[cfg.mode]).run(with_own_data(cfg))
+    import_module(MODES[cfg.mode]).run(_with_day(with_own_data(cfg)))
+
+
+def _with_day(cfg: EvalConfig) -> EvalConfig:
+    """With the day that chats are of, where the prompts may be chats and no draft's corpus names one."""
+    if cfg.mode in WITHOUT_MODELS or not has_chats(cfg):
+        return cfg
+    tokenizer = describe_model(cfg.target).tokenizer
+    return replace(cfg, data=with_day(cfg.data, tokenizer, cfg.output_dir, has_chats=True))

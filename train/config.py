@@ -7,7 +7,7 @@ from typing import Literal
 
 from decode.common.typed_config import require, require_at_least
 from decode.config import ModelConfig, model_folder
-from distill.config import NEEDS_ALPHA, DataConfig, ObjectiveConfig, refuse_own
+from distill.config import NEEDS_ALPHA, DataConfig, ObjectiveConfig, check_corpus
 from train.drafts.draft_config import DraftConfig
 
 LEARNS_FROM_TEXT = "cross_entropy"
@@ -147,7 +147,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        refuse_own(self.data)
+        check_corpus(self.data)
         self._check_sources()
         require(
             not (self.optimizer == "muon" and self.engine.zero_stage),

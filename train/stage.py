@@ -16,11 +16,13 @@ from transformers import PreTrainedModel
 
 from decode.common.errors import ConfigError
 from decode.common.progress import get_logger, is_main_process
-from decode.common.run_folder import RUN, RunFolder, check_run, free_disk_check, open_run
+from decode.common.run_folder import RUN, RunFolder, check_run, free_disk_check, on_main, open_run
 from decode.common.typed_config import build, known_part
 from decode.config import ModelConfig
-from decode.models.load import load_model
+from decode.models.compatibility import load_tokenizer
+from decode.models.load import describe_model, load_model
 from decode.models.output_head import Ends, OutputHead, ends_of, head_of, load_ends
+from distill.prompts.run_chats import bound_to, with_day
 from train.batches import StepReader
 from train.checkpoint import (
     Checkpoints,
@@ -52,7 +54,8 @@ def run(cfg: TrainConfig) -> None:
     """Train what `cfg` says into `cfg.output_dir`; raises UserError before any weight is loaded, RunError later."""
     check_launcher(cfg.engine)
     check_tracker(cfg)
-    if not cfg.plan and check_run(cfg.output_dir, "train", cfg, cfg.resume):
+    cfg, bound = _with_chats(cfg)
+    if not cfg.plan and check_run(cfg.output_dir, "train", cfg, cfg.resume, bound):
         return
     _check_resume(cfg)
     inputs = open_inputs(cfg)
@@ -70,9 +73,23 @@ def run(cfg: TrainConfig) -> None:
         return
     free_disk_check(cfg.output_dir, plan.disk_bytes)
     accelerator = build_accelerator(cfg)
-    with open_run(cfg.output_dir, "train", cfg, cfg.resume, accelerator.is_main_process) as folder:
+    data = on_main(accelerator.is_main_process, lambda: cfg.data)
+    if data != cfg.data:  # midnight fell between the starts of two ranks
+        inputs = open_inputs(replace(cfg, data=data))
+    with open_run(cfg.output_dir, "train", cfg, cfg.resume, accelerator.is_main_process, bound) as folder:
         if not folder.is_finished:
             _train(known, inputs, accelerator, folder, rows_per_step)
+
+
+def _with_chats(cfg: TrainConfig) -> tuple[TrainConfig, dict[str, str | None]]:
+    """`cfg` with the day that its chats are of, and what a run on text is bound to; a tokenizer that is trained on the
+    text lies in the run's folder."""
+    if cfg.data is None or cfg.tokenizer.train_entries is not None:
+        return cfg, {}
+    has_target = cfg.target.path is not None
+    source = cfg.target if has_target else ModelConfig(path=cfg.tokenizer.path)
+    tokenizer = describe_model(source).tokenizer if has_target else load_tokenizer(source)
+    return replace(cfg, data=with_day(cfg.data, tokenizer, cfg.output_dir)), bound_to(tokenizer)
 
 
 def _train(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator, folder: RunFolder, rows_per_step: int) -> None:

@@ -12,6 +12,7 @@ from decode.common.errors import ConfigError
 from decode.common.progress import get_logger
 from decode.common.typed_config import require
 from decode.config import ModelConfig
+from decode.models.chat_template import settled
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model
 from distill.corpora import Corpus, load_corpus
@@ -83,6 +84,8 @@ def open_inputs(cfg: TrainConfig) -> Inputs:
     tokenizer = _tokenizer(cfg, target, corpus)
     blueprint = FAMILIES[cfg.draft.family](cfg, target, tokenizer)
     _check_length(cfg, target, blueprint)
+    if cfg.data is not None:
+        tokenizer = settled(tokenizer, cfg.data, cfg.data.system)
     records = None
     if cfg.records is not None:
         records = RecordFolder.open(cfg.records, target)

@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +24,8 @@ RUN_SCHEMA = 1
 log = get_logger("run")
 _NOT_COMPARED = ("resume", "plan", "output_dir", "data.bad_rows")  # which decide nothing of what is written
 T = TypeVar("T")
+Hashes = Mapping[str, str | None]
+NOTHING: Hashes = {}
 
 
 class RunStart(Content):
@@ -33,6 +35,8 @@ class RunStart(Content):
     stage: Text
     config: dict[str, Any]
     started: Text
+    bound_to: dict[str, Text | None] = {}
+    """Hashes of what lies outside the configuration and decides what is written, by name; older runs have none."""
 
 
 class RunEnd(Content):
@@ -85,25 +89,31 @@ class RunFolder:
             (file or MANIFEST).write(self.path / "manifest.json", {**head, **result})
 
 
-def check_run(output_dir: str, stage: str, config: Any, resume: str = "never") -> bool:
+def check_run(output_dir: str, stage: str, config: Any, resume: str = "never", bound_to: Hashes = NOTHING) -> bool:
     """Whether the run at `output_dir` is finished already; raises whatever `open_run` would. Writes nothing: what is
     checked after this, and fails, leaves no folder behind."""
     path = Path(output_dir)
     if not (_continues(path, resume) and is_finished(path)):
         check_unlocked(path)
-    return _check_state(path, stage, config, resume)
+    return _check_state(path, stage, config, resume, bound_to)
 
 
 @contextmanager
 def open_run(
-    output_dir: str, stage: str, config: Any, resume: str = "never", is_main: bool | None = None
+    output_dir: str,
+    stage: str,
+    config: Any,
+    resume: str = "never",
+    is_main: bool | None = None,
+    bound_to: Hashes = NOTHING,
 ) -> Iterator[RunFolder]:
     """The run folder at `output_dir` for the dataclass `config`, held for this process alone until the block ends;
     nothing that exists is overwritten.
 
     resume="never": the folder must be new or empty. "auto": continue an unfinished run of an equal config, and report a
     finished one by `is_finished`. A path: start from that checkpoint, in a new folder or in the one that holds it.
-    Raises ConfigError with the remedy otherwise, or where another process is in the folder. Only rank 0 (`is_main`,
+    `bound_to` are hashes of files that must not change between (a tokenizer's, say), by name. Raises ConfigError with
+    the remedy otherwise, or where another process is in the folder. Only rank 0 (`is_main`,
     from the RANK variable by default) locks and writes; all ranks of a process group come here together, and learn of
     a refusal.
     """
@@ -111,7 +121,7 @@ def open_run(
     path, began_s = Path(output_dir), time.perf_counter()
     is_resumed = (path / "run.json").exists()
     with ExitStack() as held:
-        is_done = on_main(is_main, lambda: _enter(held, path, stage, config, resume))
+        is_done = on_main(is_main, lambda: _enter(held, path, stage, config, resume, bound_to))
         yield RunFolder(path, stage, is_done, is_main, is_resumed, began_s)
 
 
@@ -125,9 +135,9 @@ def is_finished(path: Path) -> bool:
     return True
 
 
-def check_same_run(path: Path, stage: str, config: Any) -> None:
-    """Raise ConfigError unless `path` is a run of `stage` with this `config` (resume, plan, output_dir,
-    data.bad_rows and the config's own NOT_COMPARED aside)."""
+def check_same_run(path: Path, stage: str, config: Any, bound_to: Hashes = NOTHING) -> None:
+    """Raise ConfigError unless `path` is a run of `stage` with this `config` (resume, plan, output_dir, data.bad_rows
+    and the config's own NOT_COMPARED aside), begun with the same files."""
     run = RUN.read(path / "run.json")
     if run.version != RUN_SCHEMA or run.stage != stage:
         raise ConfigError(
@@ -145,6 +155,14 @@ def check_same_run(path: Path, stage: str, config: Any) -> None:
             f"{path} holds a run of another configuration ({told}). Its files would not be those of this command. "
             "Use another output_dir, delete the folder, or give the same values."
         )
+    for name, now in bound_to.items():
+        there = run.bound_to.get(name, now)
+        if there != now:
+            raise ConfigError(
+                f"the run in {path} was begun with {name} {there}, and it is {now} now: the files changed under their "
+                "path meanwhile, and one folder would hold texts of both. Put the first ones back, use another "
+                "output_dir, or delete the folder."
+            )
 
 
 def on_main(is_main: bool, do: Callable[[], T]) -> T:
@@ -184,26 +202,27 @@ def free_disk_check(path: Path | str, bytes_needed: int) -> None:
         )
 
 
-def _enter(held: ExitStack, path: Path, stage: str, config: Any, resume: str) -> bool:
+def _enter(held: ExitStack, path: Path, stage: str, config: Any, resume: str, bound_to: Hashes) -> bool:
     """Rank 0's part of `open_run`: lock the folder until `held` is closed, and start it; True if it is finished."""
-    if check_run(str(path), stage, config, resume):
+    if check_run(str(path), stage, config, resume, bound_to):
         return True
     with _written(path):
         path.mkdir(parents=True, exist_ok=True)
         held.enter_context(run_lock(path))
-    is_done = _check_state(path, stage, config, resume)  # again: another process may have been there in between
+    # again: another process may have been there in between
+    is_done = _check_state(path, stage, config, resume, bound_to)
     if not (path / "run.json").exists():
-        _start(path, stage, config)
+        _start(path, stage, config, bound_to)
     return is_done
 
 
-def _check_state(path: Path, stage: str, config: Any, resume: str) -> bool:
+def _check_state(path: Path, stage: str, config: Any, resume: str, bound_to: Hashes) -> bool:
     """Whether the run in `path` is finished; ConfigError where it is neither new nor to be continued."""
     continues = _continues(path, resume)
     if not _is_empty(path):
         is_run = (path / "run.json").exists()
         if is_run:  # what another configuration wrote is not to be continued either
-            check_same_run(path, stage, config)
+            check_same_run(path, stage, config, bound_to)
         if not (continues and is_run):
             raise ConfigError(_refusal(path, is_run))
     is_done = continues and is_finished(path)
@@ -229,11 +248,12 @@ def _written(path: Path) -> Iterator[None]:
         raise ConfigError(f"cannot write the run folder {str(path)!r}: {error}. Use another output_dir.") from error
 
 
-def _start(path: Path, stage: str, config: Any) -> None:
+def _start(path: Path, stage: str, config: Any, bound_to: Hashes) -> None:
     run = {
         "schema": RUN_SCHEMA,
         "stage": stage,
         "config": _comparable(config),
+        "bound_to": dict(bound_to),
         "argv": sys.argv,
         "git": git_state(),
         "packages": package_versions(),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from decode.common.typed_config import require, require_at_least
 from decode.config import ModelConfig
-from distill.config import DataConfig, refuse_own
+from distill.config import DataConfig, check_corpus
 
 
 @dataclass
@@ -27,6 +27,6 @@ class DatastoreConfig:
     """Print what would be read and written, and exit."""
 
     def __post_init__(self) -> None:
-        refuse_own(self.data)
+        check_corpus(self.data)
         require_at_least(1, self, "", "tokens")
         require(self.resume in ("never", "auto"), f"resume={self.resume} is neither never nor auto")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -14,12 +14,14 @@ from decode.common.progress import get_logger, progress
 from decode.common.run_folder import RunFolder, check_run, free_disk_check, open_run
 from decode.drafters.untrained.index.datastore import MANIFEST, ORDER_FILE, TOKENS_FILE, order_dtype
 from decode.drafters.untrained.index.several_texts import BETWEEN
-from decode.models.compatibility import load_tokenizer, token_map_hash
+from decode.models.chat_template import settled
+from decode.models.compatibility import chat_template_hash, load_tokenizer, token_map_hash
 from decode.models.load import describe_model
 from distill.corpora.configured import load_corpus
 from distill.corpora.corpus import Corpus, Document, in_groups
 from distill.datastore.config import DatastoreConfig
 from distill.prompts.chat import check_words, render
+from distill.prompts.run_chats import bound_to, with_day
 from distill.prompts.tokenizer import encode_texts
 
 GROUP = 256
@@ -31,17 +33,19 @@ log = get_logger("datastore")
 def run(config: DatastoreConfig) -> None:
     """Write a datastore. Raises ConfigError and InputError."""
     require_installed(SORT, "python -m distill.datastore", f"Install it, {extra('train')}")
-    vocab_size, tokenizer = describe_model(config.target).vocab_size, load_tokenizer(config.target)
+    vocab_size, own = describe_model(config.target).vocab_size, load_tokenizer(config.target)
+    config, bound = replace(config, data=with_day(config.data, own, config.output_dir)), bound_to(own)
+    tokenizer = settled(own, config.data, config.data.system)
     corpus = load_corpus(config.data)
     if config.plan:
         most = "all tokens" if config.tokens is None else f"at most {config.tokens} tokens"
         sys.stdout.write(f"plan: {most} of the training split of {corpus.where}; 8 bytes a token, 12 beyond 2**31\n")
         return
-    if check_run(config.output_dir, "datastore", config, config.resume):
+    if check_run(config.output_dir, "datastore", config, config.resume, bound):
         return
-    with open_run(config.output_dir, "datastore", config, config.resume) as folder:
+    with open_run(config.output_dir, "datastore", config, config.resume, bound_to=bound) as folder:
         if not folder.is_finished:
-            _build(folder, _tokens(corpus, tokenizer, vocab_size, config.tokens), tokenizer, corpus)
+            _build(folder, _tokens(corpus, tokenizer, vocab_size, config.tokens), own, corpus)
 
 
 def _build(folder: RunFolder, texts: Iterator[list[int]], tokenizer: PreTrainedTokenizerBase, corpus: Corpus) -> None:
@@ -61,6 +65,7 @@ def _build(folder: RunFolder, texts: Iterator[list[int]], tokenizer: PreTrainedT
             "tokens": int(tokens.size),
             "documents": documents,
             "token_map_hash": token_map_hash(tokenizer),
+            "chat_template_hash": chat_template_hash(tokenizer),
             "data": asdict(corpus.config),
             "bad_rows": bad_rows.model_dump(),
         },

@@ -16,6 +16,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from decode.common.errors import InputError
+from decode.models.chat_template import drops_system
 from distill.corpora.bad_rows import BadRow
 from distill.corpora.messages import THOUGHT_FIELDS, Message
 
@@ -25,13 +26,18 @@ REWRITES = (
     "be marked. Use responses=target, which records each turn with the text before it"
 )
 PROBE = "90817263"
+SYSTEM_HINT = (
+    ". It takes them without the system's: data.system=drop leaves that out, data.system=merge puts its text before "
+    "the user's first message"
+)
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 def encode_chat(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], where: str = "chat"
 ) -> tuple[list[int], list[bool]]:
-    """(ids, mask) of a conversation; the mask holds the assistant's words and the token that ends each turn.
+    """(ids, mask) of a conversation; the mask holds the assistant's words and the token that ends each turn, not what a
+    prompt ends by (an empty thought, say), which the target never has to write.
 
     Raises BadRow, naming `where`, where the template refuses the messages, nothing is learned, or the mask does not
     decode to them; InputError where there is no template or no offsets.
@@ -45,11 +51,14 @@ def encode_chat(
         )
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ids: list[int] = list(encoded["input_ids"])  # type: ignore[arg-type]
+    offsets: list[tuple[int, int]] = encoded["offset_mapping"]  # type: ignore[assignment]
     if GENERATION_MARK.search(str(tokenizer.get_chat_template())):
-        mask = _marked(tokenizer, messages, where)
+        given = [_given_span(tokenizer, messages, turn, text) for turn in _assistant_turns(messages)]
+        is_given = [any(begin <= a and b <= end for begin, end in given) for a, b in offsets]
+        marks = _marked(tokenizer, messages, where)
+        mask = [marked and not by_prompt for marked, by_prompt in zip(marks, is_given, strict=True)]
     else:
         spans = [_turn_span(tokenizer, messages, turn, text, where) for turn in _assistant_turns(messages)]
-        offsets: list[tuple[int, int]] = encoded["offset_mapping"]  # type: ignore[assignment]
         mask = [any(a < end and b > begin for begin, end in spans) for a, b in offsets]  # a token on the edge counts
     _verify(tokenizer, messages, ids, mask, where)
     mask[0] = False  # nothing predicts the first token
@@ -79,7 +88,19 @@ def render(
         raise InputError(f"the chat template of {tokenizer.name_or_path} is broken: {error}") from error
     except (TemplateError, ValueError, TypeError, KeyError) as error:
         roles = ", ".join(message["role"] for message in messages)
-        raise BadRow(where, "the chat template refuses these messages", f" ({roles}): {error}") from error
+        hint = SYSTEM_HINT if _refuses_system(tokenizer, messages, prompt) else ""
+        raise BadRow(where, "the chat template refuses these messages", f" ({roles}): {error}{hint}") from error
+
+
+def _refuses_system(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], prompt: bool) -> bool:
+    others = [message for message in messages if message["role"] != "system"]
+    if not others or len(others) == len(messages):
+        return False
+    try:
+        _applied(tokenizer, others, tokenize=False, add_generation_prompt=prompt)
+    except (TemplateError, ValueError, TypeError, KeyError):
+        return False
+    return True
 
 
 def check_words(
@@ -95,7 +116,7 @@ def check_words(
         without = [_less(messages[0], "tools"), *messages[1:]]
         _check_said(text, tokenizer, without, where, "the tools")
     for number, message in enumerate(messages):
-        if number in rewritten:
+        if number in rewritten or (message["role"] == "system" and drops_system(tokenizer)):
             continue
         if number not in seen or message["content"].strip() not in text:  # it may be written as JSON, or in capitals
             without = [*messages[:number], message | {"content": ""}, *messages[number + 1 :]]
@@ -166,19 +187,33 @@ def _marked(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], whe
     return [bool(mark) for mark in encoded["assistant_masks"]]  # type: ignore[index]
 
 
+def _given_span(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], turn: int, text: str
+) -> tuple[int, int]:
+    """Where in `text` stands what a prompt puts behind the messages; (0, 0) where it does not stand there."""
+    try:
+        stem, before = (render(tokenizer, messages[:turn], prompt=prompt) for prompt in (False, True))
+    except InputError:  # a template may refuse a beginning that nobody asks about
+        return 0, 0
+    return (len(stem), len(before)) if text.startswith(before) else (0, 0)
+
+
 def _turn_span(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], turn: int, text: str, where: str
 ) -> tuple[int, int]:
     """Where in `text` the assistant's turn begins and ends, its end mark included."""
-    before = render(tokenizer, messages[:turn], where, prompt=True)
+    before = start = render(tokenizer, messages[:turn], where, prompt=True)
+    if not text.startswith(before):  # a prompt may end by an empty thought, and what was said stand without one
+        start = render(tokenizer, messages[:turn], where)
     after = render(tokenizer, messages[: turn + 1], where)
     content = _standing(tokenizer, messages[: turn + 1], after, where)
-    begin = text.find(content, len(before))
-    if not text.startswith(before) or begin < 0 or not after.startswith(before):
+    begin = text.find(content, len(start))
+    stands = text.startswith(before) or before.startswith(text[: max(0, begin)])
+    if begin < 0 or not stands or not after.startswith(start):
         raise BadRow(where, REWRITES, f" (message {turn + 1})")
     end = begin + len(content)
-    closing = after[after.index(content, len(before)) + len(content) :].rstrip()
-    return len(before), end + len(closing) if text.startswith(closing, end) else end
+    closing = after[after.index(content, len(start)) + len(content) :].rstrip()
+    return len(before) if start is before else begin, end + len(closing) if text.startswith(closing, end) else end
 
 
 def _standing(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], after: str, where: str) -> str:

@@ -73,15 +73,13 @@ def draw_prompts(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, config: Dis
 
 
 def corpus_text(
-    prompt: DrawnPrompt, tokenizer: PreTrainedTokenizerBase, config: DistillConfig, limit: int | None = None
+    prompt: DrawnPrompt, tokenizer: PreTrainedTokenizerBase, config: DistillConfig
 ) -> tuple[list[int], list[bool]]:
-    """(ids, mask of the learned ones) of a prompt whose response stands in the corpus, cut to `limit` tokens."""
+    """(ids, mask of the learned ones) of a prompt whose response stands in the corpus."""
     if prompt.ids is None:
-        ids, mask = encode_chat(tokenizer, prompt.messages or [], prompt.document)
-    else:
-        first = 1 if config.data.learn_prompt else config.prompts.tokens
-        ids, mask = prompt.ids, [place >= first for place in range(len(prompt.ids))]
-    return ids[:limit], mask[:limit]
+        return encode_chat(tokenizer, prompt.messages or [], prompt.document)
+    first = 1 if config.data.learn_prompt else config.prompts.tokens
+    return prompt.ids, [place >= first for place in range(len(prompt.ids))]
 
 
 def digest(prompts: Iterable[DrawnPrompt]) -> str:

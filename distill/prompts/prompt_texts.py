@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from decode.common.progress import get_logger
+from decode.models.chat_template import settled
 from decode.models.load import ModelDescription
 from distill.config import DistillConfig
 from distill.corpora import load_corpus
@@ -40,7 +41,8 @@ class PromptTexts(AbstractContextManager):
 
     def __init__(self, config: DistillConfig, target: ModelDescription) -> None:
         """Raises what a missing corpus raises; nothing of it is read yet."""
-        self.config, self.target, self.tokenizer = config, target, tokenizer_of(target)
+        self.config, self.target = config, target
+        self.tokenizer = settled(tokenizer_of(target), config.data, config.data.system)
         self.corpus = load_corpus(config.data)
         self.prompts: Sequence[DrawnPrompt] = ()
         self.sha256: str | None = None

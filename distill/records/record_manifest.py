@@ -12,6 +12,7 @@ from decode.common.run_folder import RunEnd
 from decode.drafters.provenance import TextOrigin
 from distill.config import RuntimeName, StoreName
 from distill.corpora.bad_rows import BadRowCount
+from distill.prompts.cut_answers import CutAnswers
 from distill.prompts.held_out_count import HeldOutCount
 from distill.records.distribution_stores import Layout
 from distill.records.recorded_drafts import Drafting, RecordedDraft
@@ -154,6 +155,8 @@ class Manifest(RunEnd):
     """Rows of the corpus that were left out; older records do not say it."""
     drafting: list[Drafting] = []
     """Of all shards, by draft."""
+    cut: CutAnswers | None = None
+    """With responses=corpus; older records do not say it."""
     shards: Annotated[list[ShardSummary], Field(min_length=1)]
 
     @field_validator("stage")

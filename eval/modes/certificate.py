@@ -19,13 +19,13 @@ from decode.common.checked_json import Content, JsonFile, Text
 from decode.common.environment import environment, git_state
 from decode.common.errors import RunError
 from decode.common.progress import get_logger
-from decode.common.run_folder import RunFolder, open_run
+from decode.common.run_folder import RunFolder
 from decode.drafters.saved_draft import DraftDescription, describe_draft
-from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, shared_context
 from eval.measure.certificate_parts import Part, State, compare, is_done, measure_padding
+from eval.prompts.chats import chat_tokenizer, open_report
 from eval.prompts.held_out import as_many_as, check_lengths
 from eval.prompts.prompt import Prompt
 from eval.render.formatting import Column, Table, column, columns, count, number, thousands
@@ -63,12 +63,12 @@ def run(cfg: EvalConfig) -> None:
     target, _ = check_models(cfg)
     parts = parts_of(cfg, own_dtype(cfg, target))
     wanted = -(-max(part.tokens for part in parts) // cfg.lossless.tokens)
-    prompts = as_many_as(cfg, load_tokenizer(cfg.target), wanted)
+    prompts = as_many_as(cfg, chat_tokenizer(cfg), wanted)
     check_lengths(prompts, cfg, shared_context(cfg, target))
     if cfg.plan:
         sys.stdout.write("\n".join(_plan(cfg, parts, prompts)) + "\n")
         return
-    with open_run(cfg.output_dir, "eval", cfg, cfg.resume) as folder:
+    with open_report(cfg) as folder:
         if not folder.is_finished:
             _certify(cfg, folder, target, parts, prompts)
     found = CERTIFICATE.read(folder.file("certificate.json"))

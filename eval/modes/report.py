@@ -12,9 +12,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from decode.common.progress import get_logger
-from decode.common.run_folder import RunFolder, open_run
+from decode.common.run_folder import RunFolder
 from decode.forward.runner import CAPTURE_AFTER
-from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, load_model
 from eval.arms.base import ASSISTED, AUTOREGRESSIVE, TRANSFORMERS, UNQUANTISED, Arm
 from eval.arms.ours import OurArm, assisted_arms, assisted_refusal, drafting, our_arm, plain_arms, renamed
@@ -26,6 +25,7 @@ from eval.measure.cells import Cell, CellRun, Point, Results, choose
 from eval.measure.quality import Quality, measure_curve, measure_quality, with_answers
 from eval.measure.rounding import rounding
 from eval.measure.timed_run import warm_up
+from eval.prompts.chats import chat_tokenizer, open_report
 from eval.prompts.held_out import PromptSets, check_lengths, load_prompts
 from eval.render.files import write_files
 from eval.render.formatting import guess
@@ -50,11 +50,11 @@ def run(cfg: EvalConfig) -> None:
     """
     target, families = check_models(cfg)
     limit = shared_context(cfg, target)
-    prompts = load_prompts(cfg, load_tokenizer(cfg.target), limit)
+    prompts = load_prompts(cfg, chat_tokenizer(cfg), limit)
     if cfg.plan:
         sys.stdout.write("\n".join(make_plan(cfg, target, prompts).lines()) + "\n")
         return
-    with open_run(cfg.output_dir, "eval", cfg, cfg.resume) as folder:
+    with open_report(cfg) as folder:
         if folder.is_finished:
             return
         for line in make_plan(cfg, target, prompts).lines():
@@ -123,7 +123,7 @@ def _quality(
     dtype = cfg.target.dtype if cfg.lossless.dtype == "auto" else cfg.lossless.dtype
     model, drafters = load(cfg, replace(cfg.target, dtype=dtype))
     if any(prompt.later for prompt in prompts.reported):
-        reported = with_answers(cfg, model, load_tokenizer(cfg.target), prompts.reported)[: cfg.lossless.prompts]
+        reported = with_answers(cfg, model, chat_tokenizer(cfg), prompts.reported)[: cfg.lossless.prompts]
         check_lengths(reported, cfg, limit)
         prompts = PromptSets(reported, min(cfg.timing.prompts, len(reported)), prompts.screening)
     quality = measure_quality(cfg, model, drafters, prompts.reported)

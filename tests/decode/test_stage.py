@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from decode import generate, load_drafter, warm_up
 from decode.common.errors import ConfigError, InputError
-from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
+from decode.config import ChatConfig, DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
 from decode.forward import runner
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import load_model
@@ -178,3 +180,23 @@ def test_a_device_or_a_size_that_is_none_is_refused(config: DecodeConfig) -> Non
     file.write_text(file.read_text().replace('"hidden_size": 32', '"hidden_size": "abc"'))
     with pytest.raises(InputError, match="hidden_size"):
         run(config)
+
+
+def test_a_prompt_in_a_chat_is_written_by_the_settings_of_chats(
+    config: DecodeConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "CAPTURE_AFTER", 10**9)
+    tokenizer = tiny_tokenizer()
+    words = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer.chat_template = "{{ strftime_now('%d %b') }}: " + words + "{{ think }}"
+    tokenizer.save_pretrained(str(config.target.path))
+    chat = replace(config, chat=True, data=ChatConfig(template={"think": False}, date="2026-02-03"))
+    run(chat)
+    assert capsys.readouterr().out.startswith("03 Feb: def main():False")
+    today = replace(chat, data=ChatConfig(template={"think": True}), output_dir=None)
+    run(today)
+    assert capsys.readouterr().out.startswith(f"{date.today():%d %b}: def main():True")
+    with pytest.raises(ConfigError, match="sets thinks, which the chat template .* never reads.* it reads think"):
+        run(replace(chat, data=ChatConfig(template={"thinks": True})))
+    with pytest.raises(ConfigError, match="chat=false; set chat=true"):
+        replace(chat, chat=False)

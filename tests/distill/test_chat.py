@@ -5,6 +5,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from decode.common.errors import InputError
+from decode.config import ChatConfig
+from decode.models.chat_template import settled
 from distill.corpora.bad_rows import BadRow
 from distill.prompts.chat import check_words, encode_chat, encode_prompt
 from tests.distill.starting import starting_tokenizer
@@ -213,3 +215,31 @@ def test_generation_marks_in_the_wrong_place_are_found_by_decoding() -> None:
     wrong = "{% for m in messages %}{% generation %}{{ m.role }}{% endgeneration %}: {{ m.content }}<eos>{% endfor %}"
     with pytest.raises(InputError, match="lacks the assistant's message 3"):
         encode_chat(tokenizer_with(wrong), MESSAGES)
+
+
+EMPTY = "<think>\n\n</think>\n\n"
+THINKS = (  # a prompt ends by an empty thought where none is wanted, and so does the last answer begin; as Qwen3's
+    "{% for m in messages %}<|{{ m.role }}|>OPEN{% if loop.last and m.role == 'assistant' %}EMPTY{% endif %}"
+    "{{ m.content }}<eos>CLOSE{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% if not enable_thinking | default(true) %}EMPTY{% endif %}{% endif %}"
+).replace("EMPTY", EMPTY)
+IN_PROMPTS_ALONE = THINKS.replace("loop.last and", "false and")
+UNMARKED = {"OPEN": "", "CLOSE": ""}
+MARKS = {  # around the thought too
+    "OPEN": "{% if m.role == 'assistant' %}{% generation %}",
+    "CLOSE": "{% endgeneration %}{% else %}{{ m.content }}<eos>{% endif %}",
+}
+
+
+@pytest.mark.parametrize(
+    ("template", "marks"),
+    [(THINKS, UNMARKED), (THINKS, MARKS), (IN_PROMPTS_ALONE, UNMARKED), (IN_PROMPTS_ALONE, MARKS)],
+)
+def test_what_a_prompt_ends_by_is_no_lesson(template: str, marks: dict[str, str]) -> None:
+    for name, text in marks.items():
+        template = template.replace(name, text)
+    tokenizer = settled(tokenizer_with(template), ChatConfig(template={"enable_thinking": False}))
+    assert str(tokenizer.decode(encode_prompt(tokenizer, MESSAGES[:2]))).endswith(f"<|assistant|>{EMPTY}")
+    ids, mask = encode_chat(tokenizer, MESSAGES)
+    said = tokenizer.decode([token for token, marked in zip(ids, mask, strict=True) if marked])
+    assert said == "Grüße ✓ <eos>def f():\n    return 1<eos>"

@@ -15,13 +15,14 @@ from decode import generate, load_drafter
 from decode.common.errors import ConfigError, InputError
 from decode.common.typed_config import build
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
-from decode.drafters.untrained.index.datastore import origin_of
+from decode.drafters.untrained.index.datastore import manifest_of
 from decode.drafters.untrained.index.several_texts import BETWEEN
-from decode.models.load import load_model
+from decode.models.load import describe_model, load_model
 from decode.stage import run as run_decode
 from distill.datastore import stage
 from distill.datastore.config import DatastoreConfig
-from tests.tiny import save_tiny_target
+from tests.distill.chats import DATED, chats_of, set_template
+from tests.tiny import save_tiny_target, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +70,10 @@ def test_held_out_documents_are_not_indexed(folder: Path, tmp_path: Path) -> Non
 def test_the_manifest_names_the_corpus_as_a_draft_does(folder: Path, store: Path) -> None:
     data = config(folder).data
     assert json.loads((store / "manifest.json").read_text())["data"] == asdict(data)
-    found = origin_of(store)
+    found = manifest_of(store)
     assert found is not None
-    assert found.model_dump() == asdict(data)
+    assert found.data is not None
+    assert found.data.model_dump() == asdict(data)
 
 
 def test_a_limit_on_tokens_holds(folder: Path, tmp_path: Path) -> None:
@@ -149,3 +151,18 @@ def test_a_plan_writes_nothing(folder: Path, tmp_path: Path, capsys: pytest.Capt
     stage.run(config(folder, plan=True, output_dir=str(tmp_path / "planned")))
     assert "bytes a token" in capsys.readouterr().out
     assert not (tmp_path / "planned").exists()
+
+
+def test_chats_are_written_by_their_settings_and_by_one_template(tmp_path: Path) -> None:
+    set_template(tmp_path / "target", DATED)
+    data = asdict(chats_of(tmp_path, date="2026-02-03", template={"think": False}))
+    stage.run(config(tmp_path, data=data))
+    tokens = np.fromfile(tmp_path / "store" / "tokens.bin", dtype=np.int32).tolist()
+    assert str(tiny_tokenizer().decode(tokens[: tokens.index(BETWEEN)])).startswith("03 Feb 2026\n<|user|>def f")
+    told = manifest_of(tmp_path / "store")
+    before = describe_model(ModelConfig(path=str(tmp_path / "target"))).chat_template_hash
+    assert told is not None
+    assert told.chat_template_hash == before
+    set_template(tmp_path / "target", DATED + "!")
+    with pytest.raises(ConfigError, match=f"begun with chat_template_hash {before}"):
+        stage.run(config(tmp_path, data=data, resume="auto"))

@@ -161,9 +161,13 @@ def test_text_of_the_corpus_is_cut_to_the_context() -> None:
             [(learned, answer)] if learned else []
         )
         assert one.dropped_turns == (0 if learned else 1)
+        assert [found.meta["finish_reason"] for found in records] == [
+            "corpus" if positions == 1000 else "length"
+        ] * bool(learned)
     plain = DrawnPrompt(0, "d", "train", ids=[1, 2, 3, 4, 5])
     (record,) = writer([plain], None, 4, responses="corpus").write(0, 1)
     assert record.ids.tolist() == [1, 2, 3, 4]
+    assert record.meta["finish_reason"] == "length"
 
 
 def test_records_are_in_the_order_of_prompts_and_turns() -> None:

@@ -10,10 +10,9 @@ from typing import Any
 
 from decode.common.errors import ConfigError
 from decode.common.progress import get_logger
-from decode.common.run_folder import RunFolder, open_run
+from decode.common.run_folder import RunFolder
 from decode.drafters.beside.refusals import check_overlap, presumed_family
 from decode.drafters.untrained.config import UNTRAINED, check_strict, check_tree
-from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription
 from distill.runtimes.engine_process import check_python
 from eval.arms.base import ASSISTED, AUTOREGRESSIVE, LOOKUP, STATIC, TRANSFORMERS
@@ -39,6 +38,7 @@ from eval.modes.decoders.given_choices import Choices, given_choices
 from eval.modes.decoders.page import render_page, render_summary
 from eval.modes.decoders.results import make_results
 from eval.modes.decoders.texts import load_texts
+from eval.prompts.chats import chat_tokenizer, open_report
 from eval.prompts.kinds import TextPrompts
 from eval.render.files import write_files
 from eval.render.formatting import duration, guess
@@ -95,11 +95,11 @@ def run(cfg: EvalConfig) -> None:
     _check(cfg)
     target, families = check_models(cfg)
     given = given_choices(cfg)
-    texts = load_texts(cfg, load_tokenizer(cfg.target), shared_context(cfg, target))
+    texts = load_texts(cfg, chat_tokenizer(cfg), shared_context(cfg, target))
     if cfg.plan:
         sys.stdout.write("\n".join(plan_lines(cfg, target)) + "\n")
         return
-    with open_run(cfg.output_dir, "eval", cfg, cfg.resume) as folder:
+    with open_report(cfg) as folder:
         if folder.is_finished:
             return
         for line in plan_lines(cfg, target):

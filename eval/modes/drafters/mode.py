@@ -14,7 +14,7 @@ import torch
 
 from decode import load_drafter
 from decode.common.progress import get_logger
-from decode.common.run_folder import RunFolder, open_run
+from decode.common.run_folder import RunFolder
 from decode.drafters.untrained.early_exit import refuse_exit
 from decode.models.load import load_model
 from distill.runtimes.engine_process import check_python
@@ -30,6 +30,7 @@ from eval.modes.drafters.left_out import by_reason
 from eval.modes.drafters.page import render_page, render_summary
 from eval.modes.drafters.results import make_results
 from eval.modes.drafters.targets import Target, describe_targets
+from eval.prompts.chats import open_report
 from eval.prompts.kinds import TextPrompts
 from eval.render.files import write_files
 from eval.render.formatting import duration, guess
@@ -108,7 +109,7 @@ def run(cfg: EvalConfig) -> None:
     if cfg.plan:
         sys.stdout.write("\n".join(plan_lines(cfg, targets)) + "\n")
         return
-    with open_run(cfg.output_dir, "eval", cfg, cfg.resume) as folder:
+    with open_report(cfg) as folder:
         if folder.is_finished:
             return
         for line in plan_lines(cfg, targets):

@@ -10,10 +10,11 @@ from decode.drafters.saved_draft import DraftDescription, describe_draft
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model
 from eval.config import EvalConfig
-from eval.inputs import check_datastore, check_held_out
+from eval.inputs import check_datastore, check_held_out, say_sampling
 from eval.modes.drafters.config import TASKS, as_known
 from eval.modes.drafters.texts import load_texts
 from eval.modes.drafters.way import Way
+from eval.prompts.chats import chat_tokenizer, check_chats_of_draft
 from eval.prompts.kinds import TextPrompts
 
 
@@ -47,7 +48,8 @@ class Target:
 
     def prompts(self, cfg: EvalConfig) -> dict[str, TextPrompts]:
         """Kind of text -> prompts in its tokens."""
-        return load_texts(cfg, self.texts, load_tokenizer(self.source), self.max_positions)
+        tokenizer = chat_tokenizer(cfg) if self.key == "target" else load_tokenizer(self.source)  # tasks are no chats
+        return load_texts(cfg, self.texts, tokenizer, self.max_positions)
 
 
 def describe_targets(cfg: EvalConfig) -> list[Target]:
@@ -60,6 +62,8 @@ def describe_targets(cfg: EvalConfig) -> list[Target]:
         "drafters.tasks_target": (replace(cfg.target, path=cfg.drafters.tasks_target, revision=None), tasks),
     }
     found = [_describe(cfg, key, source, tuple(of)) for key, (source, of) in sides.items() if of]
+    for one in found:
+        say_sampling(cfg, one.description)
     for way in cfg.drafters.ways(cfg.drafts):
         refusals = [target.refused[way.name] for target in found if way.name in target.refused]
         if way.is_asked and len(refusals) == len(found):
@@ -67,8 +71,11 @@ def describe_targets(cfg: EvalConfig) -> list[Target]:
     for way in cfg.drafters.ways(cfg.drafts):
         for path in way.folders:
             check_held_out(cfg.data, way.name, model_folder(path))
-        for path in way.datastores:
-            check_datastore(cfg.data, way.name, path)
+        for one in found:
+            for path in way.folders if one.key == "target" else ():
+                check_chats_of_draft(cfg, way.name, model_folder(path), one.description)
+            for path in way.datastores:
+                check_datastore(cfg, way.name, path, one.description)
     return found
 
 

@@ -8,9 +8,7 @@ from typing import Any
 
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
-from decode.common.run_folder import open_run
 from decode.drafters.untrained.early_exit import refuse_exit
-from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, sampling_at, settings_at, shared_context
@@ -19,6 +17,7 @@ from eval.measure.continuations import Text, generator, jobs_for
 from eval.modes.exits.measuring import Exit, ExitFace, entries, exits_of, times_of
 from eval.modes.exits.page import render_page, render_summary
 from eval.modes.exits.results import make_results
+from eval.prompts.chats import chat_tokenizer, open_report
 from eval.prompts.held_out import as_many_as, split_prompts
 from eval.prompts.prompt import Prompt, check_room
 from eval.render.files import write_files
@@ -36,7 +35,7 @@ def run(cfg: EvalConfig) -> None:
     if cfg.plan:
         sys.stdout.write("\n".join(plan_lines(cfg, target, prompts)) + "\n")
         return
-    with open_run(cfg.output_dir, "eval", cfg, cfg.resume) as folder:
+    with open_report(cfg) as folder:
         if folder.is_finished:
             return
         for line in plan_lines(cfg, target, prompts):
@@ -72,7 +71,7 @@ def _check(cfg: EvalConfig, target: ModelDescription, families: dict[str, str]) 
 
 def _prompts(cfg: EvalConfig, max_positions: int) -> list[Prompt]:
     """Of the validation split, or of the user's file: what is chosen here is not reported on these."""
-    tokenizer, wanted = load_tokenizer(cfg.target), cfg.timing.screening_prompts
+    tokenizer, wanted = chat_tokenizer(cfg), cfg.timing.screening_prompts
     if cfg.prompts.file is not None:
         prompts = as_many_as(cfg, tokenizer, wanted)
     else:

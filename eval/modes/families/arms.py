@@ -19,6 +19,7 @@ from distill.config import DistillConfig
 from distill.records.record_folder import RecordFolder
 from eval.config import EvalConfig
 from eval.inputs import check_same_shares
+from eval.prompts.chats import check_same_chats
 from train.config import TrainConfig
 from train.drafts.registry import FAMILIES
 from train.settled import settled
@@ -98,7 +99,9 @@ def check_present(cfg: EvalConfig) -> None:
 def check_records(cfg: EvalConfig, target: ModelDescription) -> RecordFolder:
     """The records, checked against target and held-out share."""
     records = RecordFolder.open(cfg.families.records, target)
-    check_same_shares(cfg.data, records.manifest.config.data, f"families.records={cfg.families.records}")
+    data, who = records.manifest.config.data, f"families.records={cfg.families.records}"
+    check_same_shares(cfg.data, data, who)
+    check_same_chats(cfg, data, records.manifest.target.chat_template_hash, target, who)
     return records
 
 

@@ -12,6 +12,7 @@ from eval.config import EvalConfig
 from eval.inputs import check_held_out
 from eval.modes.families.arms import ArmFacts
 from eval.modes.families.trainings import Training
+from eval.prompts.chats import check_chats_of_draft
 
 NOT_TRAINED = "given, not trained here"
 
@@ -34,6 +35,7 @@ def _facts(cfg: EvalConfig, name: str, target: ModelDescription) -> ArmFacts:
     folder = model_folder(cfg.drafts[name])
     found = describe_draft(folder, target, f"drafts.{name}")
     check_held_out(cfg.data, name, found.path)
+    check_chats_of_draft(cfg, name, found.path, target)
     taps: tuple[int, ...] = ()
     if found.family in HEADS:
         taps = (FINAL,) if folder == OWN else config_in(folder, target).taps

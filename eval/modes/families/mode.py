@@ -12,13 +12,12 @@ from typing import Any
 from decode import load_drafter
 from decode.common.errors import ConfigError
 from decode.common.progress import get_logger, progress
-from decode.common.run_folder import RunFolder, is_finished, open_run
-from decode.models.compatibility import load_tokenizer
+from decode.common.run_folder import RunFolder, is_finished
 from decode.models.load import ModelDescription, describe_model
 from distill.records.record_folder import RecordFolder
 from eval.comparison_config import shape_settings
 from eval.config import EvalConfig
-from eval.inputs import load, rough_seconds_per_token, shared_context
+from eval.inputs import load, rough_seconds_per_token, say_sampling, shared_context
 from eval.measure.cells import Results
 from eval.modes.families.arms import (
     ArmFacts,
@@ -36,6 +35,7 @@ from eval.modes.families.measuring import Judge, Race, cells, points
 from eval.modes.families.page import render_page, render_summary
 from eval.modes.families.results import Measured, make_results
 from eval.modes.families.trainings import Training, in_child, pace_of, train_all, trainings
+from eval.prompts.chats import chat_tokenizer, open_report
 from eval.prompts.held_out import split_prompts
 from eval.prompts.prompt import DEEPEST_DRAFT, Prompt, check_room
 from eval.render.files import write_files
@@ -61,6 +61,7 @@ def run(cfg: EvalConfig) -> None:
     """
     _check(cfg)
     target = describe_model(cfg.target)
+    say_sampling(cfg, target)
     records = check_records(cfg, target)
     arms = describe_arms(cfg, target)
     wanted = layers_wanted(cfg, arms)
@@ -71,7 +72,7 @@ def run(cfg: EvalConfig) -> None:
     if cfg.plan:
         sys.stdout.write("\n".join(lines) + "\n")
         return
-    with open_run(cfg.output_dir, "eval", cfg, cfg.resume) as folder:
+    with open_report(cfg) as folder:
         if folder.is_finished:
             return
         for line in lines:
@@ -106,7 +107,7 @@ def _check(cfg: EvalConfig) -> None:
 
 def _prompts(cfg: EvalConfig, target: ModelDescription) -> tuple[list[Prompt], list[Prompt]]:
     """Held-out prompts that are reported, and validation prompts to choose draft lengths on."""
-    families, tokenizer = cfg.families, load_tokenizer(cfg.target)
+    families, tokenizer = cfg.families, chat_tokenizer(cfg)
     timed = max(rows * number for rows, number in families.num_timed.items())
     reason = "lossless.prompts, or the largest batch times its count in families.batches_timed"
     reported = split_prompts(cfg, tokenizer, "heldout", max(cfg.lossless.prompts, timed), reason)

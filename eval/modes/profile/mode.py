@@ -15,9 +15,8 @@ from transformers import PreTrainedModel
 from decode.common.checked_json import write_json
 from decode.common.environment import environment, git_state
 from decode.common.progress import get_logger, progress
-from decode.common.run_folder import RunFolder, open_run
+from decode.common.run_folder import RunFolder
 from decode.drafters.base import Drafter
-from decode.models.compatibility import load_tokenizer
 from eval.arms.base import AUTOREGRESSIVE
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, shared_context
@@ -27,6 +26,7 @@ from eval.modes.profile.before import Before, check_checkout, revision, started
 from eval.modes.profile.calls import Contestant, Group, Ours
 from eval.modes.profile.figures import Turn, compared, entry, joules_of
 from eval.modes.profile.page import render_markdown, render_page
+from eval.prompts.chats import chat_tokenizer, open_report
 from eval.prompts.held_out import as_many_as, check_lengths
 from eval.prompts.prompt import Prompt
 from eval.results.document import command
@@ -43,12 +43,12 @@ def run(cfg: EvalConfig) -> None:
     target, _ = check_models(cfg)
     if cfg.profile.before is not None:
         check_checkout(cfg.profile.before)
-    prompts = as_many_as(cfg, load_tokenizer(cfg.target), cfg.profile.prompts)
+    prompts = as_many_as(cfg, chat_tokenizer(cfg), cfg.profile.prompts)
     check_lengths(prompts, cfg, shared_context(cfg, target))
     if cfg.plan:
         sys.stdout.write(_plan(cfg, prompts) + "\n")
         return
-    with open_run(cfg.output_dir, "eval", cfg, cfg.resume) as folder:
+    with open_report(cfg) as folder:
         if folder.is_finished:
             return
         model, drafters = load(cfg, cfg.target)

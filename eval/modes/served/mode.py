@@ -10,8 +10,6 @@ from typing import Any
 
 from decode.common.errors import ConfigError
 from decode.common.progress import get_logger
-from decode.common.run_folder import open_run
-from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription
 from distill.runtimes.engine_process import check_python
 from eval.config import EvalConfig
@@ -25,6 +23,7 @@ from eval.modes.served.here import measure_here
 from eval.modes.served.page import render_page, render_summary
 from eval.modes.served.results import make_results
 from eval.modes.served.schedule.of_drafts import conclusions, write_schedules
+from eval.prompts.chats import chat_tokenizer, open_report
 from eval.prompts.held_out import as_many_as
 from eval.prompts.prompt import Prompt, check_room
 from eval.render.files import write_files
@@ -54,7 +53,7 @@ def run(cfg: EvalConfig) -> None:
     if cfg.plan:
         sys.stdout.write("\n".join(plan_lines(cfg, prompts)) + "\n")
         return
-    with open_run(cfg.output_dir, "eval", cfg, cfg.resume) as folder:
+    with open_report(cfg) as folder:
         if folder.is_finished:
             return
         for line in plan_lines(cfg, prompts):
@@ -90,7 +89,7 @@ def _check(cfg: EvalConfig) -> None:
 
 
 def _prompts(cfg: EvalConfig, target: ModelDescription) -> list[Prompt]:
-    prompts = as_many_as(cfg, load_tokenizer(cfg.target), cfg.served.prompts)
+    prompts = as_many_as(cfg, chat_tokenizer(cfg), cfg.served.prompts)
     if len(prompts) < _LEAST_PROMPTS:
         raise ConfigError(
             f"there is {count(len(prompts), 'prompt')}, and intervals are over prompts; give more of them"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from decode.common.errors import InputError
-from decode.drafters.untrained.index.datastore import Datastore, origin_of
+from decode.drafters.untrained.index.datastore import Datastore, manifest_of
 from decode.drafters.untrained.index.likeliest import likeliest, likeliest_chain
 from decode.drafters.untrained.index.several_texts import BETWEEN
 from decode.drafters.untrained.retrieval import RetrievalDrafter
@@ -101,12 +101,15 @@ def test_unfinished_and_damaged_datastores_and_those_of_other_tokenizers_are_ref
 
 def test_the_corpus_of_a_datastore_is_checked_where_it_is_named(tmp_path: Path) -> None:
     data = {"name": "text", "path": "sources", "subset": None, "validation_share": 0.1, "heldout_share": 0.2}
-    found = origin_of(write_datastore(tmp_path / "new", data=data))
+    found = manifest_of(write_datastore(tmp_path / "new", data=data))
     assert found is not None
-    assert (found.path, found.heldout_share) == ("sources", 0.2)
-    assert origin_of(write_datastore(tmp_path / "old")) is None
-    assert origin_of(tmp_path / "none") is None
+    assert found.data is not None
+    assert (found.data.path, found.data.heldout_share) == ("sources", 0.2)
+    old = manifest_of(write_datastore(tmp_path / "old"))
+    assert old is not None
+    assert (old.data, old.chat_template_hash) == (None, None)
+    assert manifest_of(tmp_path / "none") is None
     damaged = write_datastore(tmp_path / "damaged", data=data | {"heldout_share": 2})
-    for read in (origin_of, lambda folder: Datastore.open(folder, "a" * 64)):
+    for read in (manifest_of, lambda folder: Datastore.open(folder, "a" * 64)):
         with pytest.raises(InputError, match=r"data.heldout_share"):
             read(damaged)

@@ -31,6 +31,7 @@ class DatastoreManifest(RunEnd):
     tokens: Size
     documents: Count
     token_map_hash: Sha256
+    chat_template_hash: Sha256 | None = None
     data: TextOrigin | None = None
     """Its corpus, of which it holds the training split; older datastores do not say it."""
 
@@ -42,11 +43,10 @@ MANIFEST = JsonFile(
 )
 
 
-def origin_of(folder: str | Path) -> TextOrigin | None:
-    """The corpus that a datastore was made of, None where it does not say it or there is none; InputError where its
-    manifest is damaged."""
+def manifest_of(folder: str | Path) -> DatastoreManifest | None:
+    """What a datastore was made of; None where there is none, InputError where its manifest is damaged."""
     file = Path(folder) / "manifest.json"
-    return MANIFEST.read(file).data if file.is_file() else None
+    return MANIFEST.read(file) if file.is_file() else None
 
 
 def order_dtype(num_tokens: int) -> np.dtype:
