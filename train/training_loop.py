@@ -24,7 +24,7 @@ from train.loss import DraftLoss
 from train.metric_sums import Sums
 from train.metrics_log import MetricsLog
 from train.optimizers import Schedule
-from train.packing import Order, share
+from train.packing import share
 from train.speed_meter import Meter
 from train.trackers import Tracker
 
@@ -242,9 +242,8 @@ class TrainingLoop:
 
     def _validation_rows(self) -> Iterator[list[int]]:
         """This rank's rows, in batches; every rank has as many batches, filled up with empty rows."""
-        count = min(len(self.validation.rows), self.cfg.validation_rows)
-        rows = Order(len(self.validation.rows), count, seed=0).rows_of_step(0)
+        rows = self.validation.sample(self.cfg.validation_rows)
         ranks, size = self.accelerator.num_processes, self.cfg.batch_size
-        rows += [PADDING] * (-count % (ranks * size))
+        rows += [PADDING] * (-len(rows) % (ranks * size))
         for number in range(len(rows) // (ranks * size)):
             yield share(rows, self.accelerator.process_index, number, size, ranks)

@@ -85,10 +85,10 @@ def pack_codes(codes: np.ndarray) -> np.ndarray:  # (R, C) -> (R, 3 * ceil(C / 2
 
 def unpack_codes(packed: np.ndarray) -> np.ndarray:  # (R, bytes) uint8 -> (R, C) int32; C is even
     """What `pack_codes` packed, with the padding code of an odd C at the end."""
-    triples = packed.reshape(len(packed), -1, 3).astype(np.int32)
+    triples = packed.reshape(len(packed), packed.shape[1] // 3, 3).astype(np.int32)  # of no rows -1 says nothing
     first = triples[..., 0] << 4 | triples[..., 1] >> 4
     second = (triples[..., 1] & 15) << 8 | triples[..., 2]
-    return np.stack([first, second], -1).reshape(len(packed), -1)
+    return np.stack([first, second], -1).reshape(len(packed), 2 * first.shape[1])
 
 
 def id_width(vocab_size: int) -> int:

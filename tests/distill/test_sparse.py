@@ -110,9 +110,11 @@ def test_a_one_hot_distribution_is_kept_without_nan() -> None:
     assert weight[0].tolist() == [1.0] + [0.0] * 11
 
 
-@given(st.integers(1, 7), st.integers(0, 2**32 - 1))
-def test_codes_survive_packing(columns: int, seed: int) -> None:
-    codes = np.random.default_rng(seed).integers(0, 4096, (5, columns))
+@given(st.integers(0, 5), st.integers(1, 7), st.integers(0, 2**32 - 1))
+def test_codes_survive_packing(rows: int, columns: int, seed: int) -> None:
+    """Also of no rows: a batch in which nothing is learned."""
+    codes = np.random.default_rng(seed).integers(0, 4096, (rows, columns))
+    assert sparse.unpack_codes(sparse.pack_codes(codes)).shape == (rows, columns + columns % 2)
     assert (sparse.unpack_codes(sparse.pack_codes(codes))[:, :columns] == codes).all()
 
 
