@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 logger = get_logger("train")
 
+MOVED = "DeepSpeed, which steps in the backward pass, has changed the weights by it, and they are lost with this run"
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -134,8 +136,11 @@ class TrainingLoop:
     def _move_weights(self, step: int) -> None:
         norm = self.accelerator.clip_grad_norm_(self.machine.module.parameters(), self.cfg.clip)
         self.grad_norm = None if norm is None else float(norm)
-        if self.grad_norm is not None and not math.isfinite(self.grad_norm):
-            raise self._not_finite(step, "gradient", range(self.accelerator.num_processes))
+        # DeepSpeed has stepped in backward: it skips what is not finite or, by version, steps and tells a norm of -1
+        has_stepped = getattr(self.machine.module, "was_step_applied", lambda: None)()
+        if has_stepped is False or not 0 <= (self.grad_norm or 0.0) < math.inf:
+            every = range(self.accelerator.num_processes)
+            raise self._not_finite(step, "gradient", every, moved=has_stepped is True)
         for optimizer in self.machine.optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -154,13 +159,14 @@ class TrainingLoop:
         self.state.tokens += int(over_ranks.tokens)
         self.meter.add(over_ranks.tokens)
 
-    def _not_finite(self, step: int, what: str, ranks: Any) -> RunError:
+    def _not_finite(self, step: int, what: str, ranks: Any, moved: bool = False) -> RunError:
         names = sorted({name for rank in ranks for name in self.reader.documents_of(step, rank)})
         newest = self.book.checkpoints.newest()
         return RunError(
             f"the {what} is not finite at step {step + 1}, in the batch of these documents: {', '.join(names[:20])}"
-            f"{f' and {len(names) - 20} more' if len(names) > 20 else ''}. It did not change the weights; the last "
-            f"good checkpoint is {newest or 'none yet'}. Lower lr or clip, or look at those documents, and start again"
+            f"{f' and {len(names) - 20} more' if len(names) > 20 else ''}. "
+            f"{MOVED if moved else 'It did not change the weights'}; the last good checkpoint is "
+            f"{newest or 'none yet'}. Lower lr or clip, or look at those documents, and start again"
         )
 
     def _write_down(self, bar: Any) -> None:
