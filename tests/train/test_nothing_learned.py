@@ -253,3 +253,5 @@ def test_every_family_trains_on_two_ranks_of_which_one_has_nothing(
     for family in ("lm", *HEADS):
         for folder in (family, f"{family}_text"):
             assert [line["loss"] > 0 for line in metrics(tmp_path / folder, "validation")] == [True, True]
+            for checkpoint in (tmp_path / folder / "checkpoints").glob("step_*"):  # both wrote into the same folder
+                assert len([*checkpoint.glob("random_states_*.pkl")]) == 2
