@@ -93,7 +93,8 @@ def open_inputs(cfg: TrainConfig) -> Inputs:
         blueprint = blueprint.with_vocab(vocab)
     train, validation = (PackedSource.of(source, cfg.sequence_length, cfg.seed, layers) for source in sources)
     _check_learned(cfg, "training split", train, range(len(train.rows)))
-    _check_learned(cfg, f"{cfg.validation_rows} validation rows", validation, validation.sample(cfg.validation_rows))
+    sample = validation.sample(cfg.validation_rows)
+    _check_learned(cfg, f"{len(sample)} validation rows", validation, sample)
     data = records.manifest.config.data.model_dump() if records is not None else cfg.data and asdict(cfg.data)
     recorded = None if records is None else records.manifest.target.weights
     held_out = _held_out(cfg, tokenizer) if records is None else records.manifest.held_out

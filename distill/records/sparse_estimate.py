@@ -74,9 +74,11 @@ def running_sum(p: Tensor) -> Tensor:  # (R, V) -> (R, V)
     """cumsum(-1) of what is not below 0, rounded once, to the same bits on every device and in every run; it never
     falls. A float cumsum on a GPU adds in an order of its own, by whichever block is first; whole numbers add up alike
     in any. A row's sum lies between 2**60 and 2**61 of them, so that 2**17 entries lose 2**-43 of it."""
-    shift = 61 - torch.frexp(p.sum(-1, keepdim=True)).exponent.clamp_min(-60)  # 2**shift must be finite in fp32
-    counts = p.ldexp(shift).long().cumsum_(-1)
-    return counts.to(p.dtype).ldexp_(-shift)
+    sums = p.sum(-1, keepdim=True)
+    shift = 61 - torch.frexp(sums).exponent.clamp_min(-60)  # 2**shift must be finite in fp32
+    unit = torch.ones_like(sums).ldexp(-shift)
+    counts = (p / unit).long().cumsum_(-1)  # a power of two changes no digit
+    return counts.to(p.dtype).mul_(unit)
 
 
 def code(log_p: Tensor) -> Tensor:
