@@ -137,8 +137,9 @@ def _check_counts_nothing(module: DraftLoss, batch: Batch, where: str) -> None:
 
 def test_rows_shorter_than_a_window_count_nothing(target: Path) -> None:
     """Of texts that are, a draft model's credit finds no round."""
+    nothing = torch.zeros(1, 3, dtype=torch.long)
     batch = LiveTarget(AutoModelForCausalLM.from_pretrained(target))(
-        Batch(*(torch.zeros(1, 3, dtype=torch.long) for _ in range(3)), torch.ones(1, 3, dtype=torch.bool))
+        Batch(nothing, nothing, nothing, torch.ones(1, 3, dtype=torch.bool))
     )
     loss, values = DraftLoss(LMDraft(tiny_llama(300, 16)), ObjectiveConfig(credit="decay"), 4)(batch)
     loss.backward()
