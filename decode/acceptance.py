@@ -51,7 +51,7 @@ def acceptance_by_position(rounds: Iterable[Outcome], k: int) -> list[float]:
 def windows(alpha: Tensor, valid: Tensor, k: int) -> Tensor:  # (B, T), (B, T) bool -> (W, k)
     """Every run of k consecutive valid positions of a row, as rows of alphas: the rounds a k-token draft would play."""
     if alpha.shape[-1] < k:
-        return alpha.new_zeros(0, k)
+        return alpha[..., :0].reshape(0, k)  # with its gradient: a loss of no window has one, of zeros
     kept = valid.unfold(-1, k, 1).all(-1)
     return alpha.unfold(-1, k, 1)[kept]
 

@@ -16,7 +16,7 @@ from distill.records.feature_codes import FeatureCode
 from distill.records.record_shards import Record
 from distill.target_passes import Pass, Passes
 
-CHUNK_ENTRIES = 1 << 23  # rows * vocabulary held at once: 32 MiB in float32, three times over while a tail is drawn
+CHUNK_ENTRIES = 1 << 23  # rows * vocabulary held at once: 32 MiB in float32, four times over while a tail is drawn
 ERRORS = "errors"  # what the errors of coded states are called, as long as they travel with them
 STATE_ENTRIES = 1 << 25  # tokens * layers * channels coded at once: 128 MiB in float32, a few times over
 

@@ -6,7 +6,6 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from accelerate import PartialState
 
 from decode.common.checked_json import write_atomically
 from decode.common.progress import get_logger, progress
-from decode.common.run_folder import RunFolder, check_run, free_disk_check, on_main, open_run
+from decode.common.run_folder import SLOWEST_RANK, RunFolder, check_run, free_disk_check, on_main, open_run
 from decode.models.head_targets import check_taps
 from decode.models.load import ModelDescription, describe_model
 from decode.sampling.own_settings import RESTING, say_others
@@ -33,8 +32,6 @@ from distill.runtimes.chosen import open_runtime
 from distill.runtimes.response_draft import check_room, recorded
 from distill.runtimes.runtime import Runtime
 from distill.scorer import Scorer
-
-SLOWEST_RANK = timedelta(days=7)  # the first rank to finish waits for the last one this long
 
 log = get_logger("distill")
 

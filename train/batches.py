@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +38,14 @@ class PackedSource:
     def num_tokens(self) -> int:
         """Tokens of all rows, padding not counted."""
         return int(sum(self.source.lengths))
+
+    def sample(self, most: int) -> list[int]:
+        """Numbers of at most so many rows, the same ones every time."""
+        return Order(len(self.rows), min(len(self.rows), most), seed=0).rows_of_step(0)
+
+    def teaches(self, row_numbers: Iterable[int]) -> bool:
+        """Whether any token of these rows is to be learned."""
+        return any(self.source[index].loss_mask.any() for number in row_numbers for index in self.rows[number])
 
     def batch(self, row_numbers: Sequence[int], head: Any = None) -> Batch:
         """These rows as a Batch of shape (len(row_numbers), T) on the CPU; PADDING gives an empty row.

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import math
 
+from decode.common.errors import RunError
 from train.metric_sums import Sums
 
 
 def score(validation: Sums) -> float:
-    """Larger is better: the tau estimate where p is known, else minus the loss; -inf where that is NaN."""
+    """Larger is better: the tau estimate where p is known, else minus the loss; -inf where that is NaN. RunError where
+    nothing was counted."""
     means = validation.means()
     value = means["tau"]
     if value is None:
-        assert means["loss"] is not None, "a validation without a single token"
+        if means["loss"] is None:
+            raise RunError(
+                "the validation counted no token: in none of its rows is one left that this draft learns to draft, so "
+                "nothing says which weights to keep. Use a longer sequence_length, more validation_rows, or a smaller "
+                "window or draft.head.depth"
+            )
         value = -means["loss"]
     return -math.inf if math.isnan(value) else value  # nothing is larger than NaN: kept once, it would stay
 

@@ -8,11 +8,13 @@ import shutil
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from pydantic import Field, model_validator
 
 from decode.common.checked_json import Amount, Content, Count, JsonFile, Size, shown
 from decode.common.errors import ConfigError, InputError
+from decode.common.run_folder import on_main
 from decode.common.sealed import KEPT, SEAL, check_seal, sealed
 from train.metric_sums import Sums
 from train.metrics_log import METRICS
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 STATE = "state.json"
 BEST_WEIGHTS = "model.safetensors"
+HIDDEN = re.compile(r"\.(step|best)_\d+\..*tmp")
+"""What is being written or removed."""
 
 
 @dataclass
@@ -168,28 +172,28 @@ class Checkpoints:
         later = [path for kind in ("step", "best") for number, path in self._numbered(kind).items() if number > step]
         for path in later:
             _remove(path)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Remove what writes and removals that were cut short have left; rank 0 only, between writes."""
         for path in self.folder.glob(".*.tmp"):
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)
 
     def _begin(self, accelerator: Accelerator, final: Path) -> Path:
-        draft = final.with_name(f".{final.name}.tmp")
-        if accelerator.is_main_process:
-            shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir(parents=True)
+        """An empty folder, the same one on all ranks."""
+        draft = on_main(accelerator.is_main_process, lambda: _fresh(final))
         accelerator.wait_for_everyone()
         return draft
 
     def _commit(self, accelerator: Accelerator, draft: Path, final: Path) -> None:
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            for file in (path for path in draft.rglob("*") if path.is_file()):
-                _sync(file)
-            draft.rename(final)
-            _sync(self.folder)
+            _give_name(draft, final)
         accelerator.wait_for_everyone()
 
     def _drop_old(self) -> None:
         """Remove all but the newest checkpoints, and the best weights that none of these names."""
+        self.sweep()
         steps = self._numbered("step")
         for number in sorted(steps)[: -self.keep]:
             _remove(steps.pop(number))
@@ -205,6 +209,11 @@ class Checkpoints:
 
 def find_checkpoint(path: Path) -> Path:
     """The checkpoint that `resume=path` means: a checkpoint folder, or the newest one of a run; else InputError."""
+    if HIDDEN.fullmatch(path.name):
+        raise InputError(
+            f"resume={path} was being written, or removed, when its run ended, and may be but a half. Give the run's "
+            "folder, for its last whole checkpoint"
+        )
     if (path / STATE).is_file():
         return path
     newest = Checkpoints(path / "checkpoints", 1).newest()
@@ -257,13 +266,12 @@ def adopt(checkpoint: Path, run: Path) -> Path:
     """Copy a checkpoint of another run into `run`, with the weights it keeps and its part of the log."""
     saved = read_state(checkpoint)
     target = run / "checkpoints" / checkpoint.name
-    best = f"best_{saved.best_step or 0:08d}"
+    Checkpoints(target.parent, 1).sweep()
     if saved.best_step is not None:
-        shutil.copytree(checkpoint.parent / best, target.parent / best, dirs_exist_ok=True)
+        _copy(checkpoint.with_name(f"best_{saved.best_step:08d}"), target.parent)
     log = (checkpoint.parent.parent / METRICS).read_bytes()
     (run / METRICS).write_bytes(log[: saved.log_position])
-    shutil.copytree(checkpoint, target.with_name(f".{target.name}.tmp"), dirs_exist_ok=True)
-    target.with_name(f".{target.name}.tmp").rename(target)
+    _copy(checkpoint, target.parent)  # last: with it, all is there
     return target
 
 
@@ -279,10 +287,43 @@ def without_aliases(weights: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def _hidden(path: Path) -> Path:
+    """A name beside it that was never used: a rank of a killed run may still write into the folder that it knows."""
+    return path.with_name(f".{path.name}.{uuid4().hex[:12]}.tmp")
+
+
+def _fresh(final: Path) -> Path:
+    """An empty hidden folder for what is to be called `final`; InputError where something is called so already."""
+    if final.exists():
+        raise InputError(
+            f"{final} is there already, and this run has not written it: checkpoints are never written over. Is "
+            "another process at work in this folder? Move it away, and go on with resume=auto"
+        )
+    draft = _hidden(final)
+    draft.mkdir(parents=True)
+    return draft
+
+
+def _give_name(draft: Path, final: Path) -> None:
+    """Once all of it is on disk."""
+    for path in (*draft.rglob("*"), draft):
+        _sync(path)
+    draft.rename(final)
+    _sync(final.parent)
+
+
+def _copy(folder: Path, to: Path) -> None:
+    """A whole folder of another run, in place of one that a version before this left as a half."""
+    final, draft = to / folder.name, _hidden(to / folder.name)
+    shutil.copytree(folder, draft)
+    if final.exists():
+        _remove(final)
+    _give_name(draft, final)
+
+
 def _remove(path: Path) -> None:
     """Out of sight first, so that a kill in between leaves no half of a folder that looks whole."""
-    hidden = path.with_name(f".{path.name}.tmp")
-    shutil.rmtree(hidden, ignore_errors=True)
+    hidden = _hidden(path)
     path.rename(hidden)
     shutil.rmtree(hidden)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from decode.common.extras import extra, require_installed
+from decode.common.run_folder import SLOWEST_RANK
 from decode.common.typed_config import require
 from train.config import EngineConfig, TrainConfig
 
@@ -68,13 +69,13 @@ def build_accelerator(cfg: TrainConfig) -> Accelerator:
         _skip_compiled_reductions()
     from accelerate import Accelerator
     from accelerate.state import PartialState
-    from accelerate.utils import GradientAccumulationPlugin
+    from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs
 
     logging.getLogger("accelerate").setLevel(logging.ERROR)  # it warns of tied weights at every checkpoint
     # On a CPU under bf16 every norm says so, and nothing is lost: it is computed in float32.
     warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     if on_cpu:
-        PartialState(cpu=True)
+        PartialState(cpu=True, timeout=SLOWEST_RANK)
     if cfg.engine.deterministic:
         _make_deterministic()
     accelerator = Accelerator(
@@ -84,6 +85,7 @@ def build_accelerator(cfg: TrainConfig) -> Accelerator:
             num_steps=cfg.gradient_accumulation, sync_with_dataloader=False
         ),
         deepspeed_plugin=_deepspeed_plugin(cfg) if cfg.engine.zero_stage else None,
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=SLOWEST_RANK)],
     )
     runs_deepspeed = accelerator.distributed_type.value == "DEEPSPEED"
     assert runs_deepspeed == bool(cfg.engine.zero_stage), accelerator.distributed_type

@@ -78,8 +78,10 @@ def confidence_loss(steps: list[Step], scores: list[Scores]) -> tuple[Tensor, in
     for a family that predicts none, and where no p is known."""
     total, count = torch.zeros((), device=scores[0].loss.device), 0
     for step, one in zip(steps, scores, strict=True):
-        if step.confidence is not None and one.alpha is not None:
-            logits, chances = step.confidence[one.valid].float(), one.alpha[one.valid].clamp(0.0, 1.0)
+        if step.confidence is not None:
+            known = one.valid & (one.alpha is not None)  # no slots, yet a part of the sum: of weights that take no part
+            alpha = one.loss.detach() if one.alpha is None else one.alpha  # DDP makes an error of the next step
+            logits, chances = step.confidence[known].float(), alpha[known].clamp(0.0, 1.0)
             total = total + binary_cross_entropy_with_logits(logits, chances, reduction="sum")
             count += len(chances)
     return total, count

@@ -130,6 +130,7 @@ def build_machine(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator) ->
     module = DraftLoss(draft.module, cfg.objective, inputs.window_along_rows)
     optimizers = build_optimizers(module, draft.token_tables(), cfg)
     schedule = Schedule(optimizers, cfg)
+    accelerator.wait_for_everyone()  # here, since DeepSpeed's own groups give a rank that still loads ten minutes
     prepared = accelerator.prepare(module, *optimizers)
     live = None
     if target is not None and cfg.target_source == "live":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +83,14 @@ def open_inputs(cfg: TrainConfig) -> Inputs:
     target = None if cfg.target.path is None else describe_model(cfg.target)
     corpus = None if cfg.data is None else load_corpus(cfg.data)
     tokenizer = _tokenizer(cfg, target, corpus)
-    blueprint = FAMILIES[cfg.draft.family](cfg, target, tokenizer)
-    _check_length(cfg, target, blueprint)
     if cfg.data is not None:
         tokenizer = settled(tokenizer, cfg.data, cfg.data.system)
-    records = None
-    if cfg.records is not None:
-        records = RecordFolder.open(cfg.records, target)
+    records = None if cfg.records is None else RecordFolder.open(cfg.records, target)
     store = None if records is None else _choose_store(cfg, records)
+    knows_p = store is not None or cfg.target_source == "live"
+    unheard = cfg if knows_p else replace(cfg, objective=replace(cfg.objective, confidence_weight=0.0))
+    blueprint = FAMILIES[cfg.draft.family](unheard, target, tokenizer)  # whose confidence nothing would train
+    _check_length(cfg, target, blueprint)
     layers = blueprint.layers_read if cfg.target_source == "records" else ()  # a live target makes them itself
     sources = [_source(cfg, tokenizer, records or corpus, store, split, layers) for split in ("train", "validation")]
     if blueprint.wants_vocab is not None:
@@ -98,6 +99,9 @@ def open_inputs(cfg: TrainConfig) -> Inputs:
         vocab = frequent_tokens(sources[0], blueprint.wants_vocab, target.vocab_size, always)
         blueprint = blueprint.with_vocab(vocab)
     train, validation = (PackedSource.of(source, cfg.sequence_length, cfg.seed, layers) for source in sources)
+    _check_learned(cfg, "training split", train, range(len(train.rows)))
+    sample = validation.sample(cfg.validation_rows)
+    _check_learned(cfg, f"{len(sample)} validation rows", validation, sample)
     data = records.manifest.config.data.model_dump() if records is not None else cfg.data and asdict(cfg.data)
     recorded = None if records is None else records.manifest.target.weights
     told = (records.manifest.held_out, records.manifest.bad_rows) if records else _left_aside(corpus, tokenizer)
@@ -127,6 +131,21 @@ def _check_length(cfg: TrainConfig, target: ModelDescription | None, blueprint: 
             f"sequence_length={cfg.sequence_length} is longer than {what}, {limit} tokens; positions beyond it mean "
             f"nothing. Use sequence_length={limit} or less",
         )
+    require(
+        blueprint.depth is not None or cfg.objective.credit == "none" or cfg.window < cfg.sequence_length,
+        f"objective.credit={cfg.objective.credit} weighs the tokens of whole rounds, and no row of sequence_length="
+        f"{cfg.sequence_length} tokens holds a round of window={cfg.window} and the token before it: nothing would be "
+        "learned. Use a smaller window, a longer sequence_length, or objective.credit=none",
+    )
+
+
+def _check_learned(cfg: TrainConfig, what: str, packed: PackedSource, rows: Iterable[int]) -> None:
+    require(
+        packed.teaches(rows),
+        f"no token of the {what} is to be learned: sequence_length={cfg.sequence_length} cuts every text before its "
+        "first learned token (chats teach what the assistant says, records what the target answered), so there is no "
+        "loss. Use a longer sequence_length, or more validation_rows",
+    )
 
 
 def _choose_store(cfg: TrainConfig, records: RecordFolder) -> str | None:

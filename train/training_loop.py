@@ -24,7 +24,7 @@ from train.loss import DraftLoss
 from train.metric_sums import Sums
 from train.metrics_log import MetricsLog
 from train.optimizers import Schedule
-from train.packing import Order, share
+from train.packing import share
 from train.speed_meter import Meter
 from train.trackers import Tracker
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 logger = get_logger("train")
+
+MOVED = "DeepSpeed, which steps in the backward pass, has changed the weights by it, and they are lost with this run"
 
 
 @dataclass(frozen=True)
@@ -134,8 +136,11 @@ class TrainingLoop:
     def _move_weights(self, step: int) -> None:
         norm = self.accelerator.clip_grad_norm_(self.machine.module.parameters(), self.cfg.clip)
         self.grad_norm = None if norm is None else float(norm)
-        if self.grad_norm is not None and not math.isfinite(self.grad_norm):
-            raise self._not_finite(step, "gradient", range(self.accelerator.num_processes))
+        # DeepSpeed has stepped in backward: it skips what is not finite or, by version, steps and tells a norm of -1
+        has_stepped = getattr(self.machine.module, "was_step_applied", lambda: None)()
+        if has_stepped is False or not 0 <= (self.grad_norm or 0.0) < math.inf:
+            every = range(self.accelerator.num_processes)
+            raise self._not_finite(step, "gradient", every, moved=has_stepped is True)
         for optimizer in self.machine.optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -154,13 +159,14 @@ class TrainingLoop:
         self.state.tokens += int(over_ranks.tokens)
         self.meter.add(over_ranks.tokens)
 
-    def _not_finite(self, step: int, what: str, ranks: Any) -> RunError:
+    def _not_finite(self, step: int, what: str, ranks: Any, moved: bool = False) -> RunError:
         names = sorted({name for rank in ranks for name in self.reader.documents_of(step, rank)})
         newest = self.book.checkpoints.newest()
         return RunError(
             f"the {what} is not finite at step {step + 1}, in the batch of these documents: {', '.join(names[:20])}"
-            f"{f' and {len(names) - 20} more' if len(names) > 20 else ''}. It did not change the weights; the last "
-            f"good checkpoint is {newest or 'none yet'}. Lower lr or clip, or look at those documents, and start again"
+            f"{f' and {len(names) - 20} more' if len(names) > 20 else ''}. "
+            f"{MOVED if moved else 'It did not change the weights'}; the last good checkpoint is "
+            f"{newest or 'none yet'}. Lower lr or clip, or look at those documents, and start again"
         )
 
     def _write_down(self, bar: Any) -> None:
@@ -242,9 +248,8 @@ class TrainingLoop:
 
     def _validation_rows(self) -> Iterator[list[int]]:
         """This rank's rows, in batches; every rank has as many batches, filled up with empty rows."""
-        count = min(len(self.validation.rows), self.cfg.validation_rows)
-        rows = Order(len(self.validation.rows), count, seed=0).rows_of_step(0)
+        rows = self.validation.sample(self.cfg.validation_rows)
         ranks, size = self.accelerator.num_processes, self.cfg.batch_size
-        rows += [PADDING] * (-count % (ranks * size))
+        rows += [PADDING] * (-len(rows) % (ranks * size))
         for number in range(len(rows) // (ranks * size)):
             yield share(rows, self.accelerator.process_index, number, size, ranks)

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,9 @@ from decode.common.run_lock import LOCK_FILE, check_unlocked, run_lock
 
 RUN_SCHEMA = 1
 log = get_logger("run")
+SLOWEST_RANK = timedelta(days=7)
+"""That ranks wait for the last one: while rank 0 counts, fits or exports, and for whoever finishes last. Process groups
+are told so: by themselves they give ten minutes (NCCL) or thirty (gloo). Where a rank dies, the launcher ends all."""
 _NOT_COMPARED = ("resume", "plan", "output_dir", "data.bad_rows")  # which decide nothing of what is written
 T = TypeVar("T")
 Hashes = Mapping[str, str | None]

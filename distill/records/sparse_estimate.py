@@ -30,7 +30,7 @@ class SparseRecord:
 def encode(log_p: Tensor, head: int, uniforms: Tensor | None) -> SparseRecord:  # (R, V), (R, M) in [0, 1)
     """Code rows of log p: `head` likeliest tokens and one tail draw for each uniform (none for None).
 
-    Holds three (R, V) tensors at once.
+    Holds as much as four (R, V) tensors at once.
     """
     vocab_size = log_p.shape[-1]
     head_log_p, head_ids = log_p.topk(min(head, vocab_size), dim=-1)
@@ -62,12 +62,23 @@ def decode(record: SparseRecord, head: int, tail: int) -> tuple[Tensor, Tensor, 
 
 def draw_tail(log_p: Tensor, head_ids: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """M draws from p outside the head by inverting its cumulative sum: ids (R, M) and the tail's mass (R,)."""
-    reached = log_p.exp().scatter_(-1, head_ids, 0.0).cumsum(-1)
+    reached = running_sum(log_p.exp().scatter_(-1, head_ids, 0.0))
     mass = reached[:, -1].contiguous()
     below = torch.nextafter(mass, torch.zeros_like(mass))  # a rounded-up product must not pass the end
     wanted = torch.minimum((uniforms * mass.unsqueeze(-1).double()).to(mass.dtype), below.unsqueeze(-1))
     ids = torch.searchsorted(reached, wanted, right=True)  # right: an entry of mass 0 is never the first one past
     return ids.clamp_max(log_p.shape[-1] - 1), mass
+
+
+def running_sum(p: Tensor) -> Tensor:  # (R, V) -> (R, V)
+    """cumsum(-1) of what is not below 0, rounded once, to the same bits on every device and in every run; it never
+    falls. A float cumsum on a GPU adds in an order of its own, by whichever block is first; whole numbers add up alike
+    in any. A row's sum lies between 2**60 and 2**61 of them, so that 2**17 entries lose 2**-43 of it."""
+    sums = p.sum(-1, keepdim=True)
+    shift = 61 - torch.frexp(sums).exponent.clamp_min(-60)  # 2**shift must be finite in fp32
+    unit = torch.ones_like(sums).ldexp(-shift)
+    counts = (p / unit).long().cumsum_(-1)  # a power of two changes no digit
+    return counts.to(p.dtype).mul_(unit)
 
 
 def code(log_p: Tensor) -> Tensor:
@@ -85,10 +96,10 @@ def pack_codes(codes: np.ndarray) -> np.ndarray:  # (R, C) -> (R, 3 * ceil(C / 2
 
 def unpack_codes(packed: np.ndarray) -> np.ndarray:  # (R, bytes) uint8 -> (R, C) int32; C is even
     """What `pack_codes` packed, with the padding code of an odd C at the end."""
-    triples = packed.reshape(len(packed), -1, 3).astype(np.int32)
+    triples = packed.reshape(len(packed), packed.shape[1] // 3, 3).astype(np.int32)  # of no rows -1 says nothing
     first = triples[..., 0] << 4 | triples[..., 1] >> 4
     second = (triples[..., 1] & 15) << 8 | triples[..., 2]
-    return np.stack([first, second], -1).reshape(len(packed), -1)
+    return np.stack([first, second], -1).reshape(len(packed), 2 * first.shape[1])
 
 
 def id_width(vocab_size: int) -> int:

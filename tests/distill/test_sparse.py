@@ -1,6 +1,7 @@
 """The sparse record: unbiased by enumeration, exact to 0.5 % of p, and as small as promised."""
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,6 +82,55 @@ def test_the_largest_uniform_and_zero_probabilities_are_never_a_forbidden_token(
     assert set(ids[0].tolist()) <= {2, 4}
 
 
+def tails(rows: int, vocab_size: int, spread: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(log p, head ids, uniforms of 64 draws)."""
+    generator = torch.Generator().manual_seed(round(spread))
+    log_p = (spread * torch.randn(rows, vocab_size, generator=generator)).log_softmax(-1)
+    uniforms = torch.rand(rows, 64, generator=generator, dtype=torch.float64)
+    return log_p, log_p.topk(8).indices, uniforms
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 4.0, 12.0])
+@pytest.mark.parametrize("vocab_size", [300, 50_000])
+def test_tails_are_those_of_every_folder_written_so_far(
+    monkeypatch: pytest.MonkeyPatch, vocab_size: int, spread: float
+) -> None:
+    """On a CPU, where a sum of fp32 numbers is kept in fp64 and rounded at the end."""
+    given = tails(20, vocab_size, spread)
+    now = sparse.draw_tail(*given)
+    monkeypatch.setattr(sparse, "running_sum", lambda p: p.cumsum(-1))
+    for ours, theirs in zip(now, sparse.draw_tail(*given), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_tail_is_summed_in_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which add up alike in any order: on a GPU a float cumsum differs from run to run."""
+
+    def integers_alone(name: str) -> Any:
+        plain = getattr(torch.Tensor, name)
+
+        def checked(values: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+            assert not values.is_floating_point()
+            return plain(values, *rest, **named)
+
+        return checked
+
+    for name in ("cumsum", "cumsum_"):
+        monkeypatch.setattr(torch.Tensor, name, integers_alone(name))
+    monkeypatch.setattr(torch, "cumsum", lambda *_: pytest.fail("a float cumsum"))
+    sparse.encode(tails(3, 300, 4.0)[0], 8, torch.rand(3, 4, dtype=torch.float64))
+
+
+def test_a_running_sum_never_falls_and_knows_empty_rows() -> None:
+    """Of tails of any size, down to none at all."""
+    p = torch.stack([10.0**-power * torch.rand(1000).pow(8) for power in (0, 3, 9, 20, 37)] + [torch.zeros(1000)])
+    found = sparse.running_sum(p)
+    assert (found.diff(dim=-1) >= 0).all()
+    torch.testing.assert_close(found[:4].double(), p[:4].double().cumsum(-1), rtol=1e-6, atol=0.0)
+    assert (found[-1] == 0).all()
+    assert torch.isfinite(found).all()
+
+
 def test_a_record_holds_log_p_to_half_a_percent() -> None:
     torch.manual_seed(0)
     log_p = (3 * torch.randn(50, 300)).log_softmax(-1)
@@ -110,9 +160,11 @@ def test_a_one_hot_distribution_is_kept_without_nan() -> None:
     assert weight[0].tolist() == [1.0] + [0.0] * 11
 
 
-@given(st.integers(1, 7), st.integers(0, 2**32 - 1))
-def test_codes_survive_packing(columns: int, seed: int) -> None:
-    codes = np.random.default_rng(seed).integers(0, 4096, (5, columns))
+@given(st.integers(0, 5), st.integers(1, 7), st.integers(0, 2**32 - 1))
+def test_codes_survive_packing(rows: int, columns: int, seed: int) -> None:
+    """Also of no rows: a batch in which nothing is learned."""
+    codes = np.random.default_rng(seed).integers(0, 4096, (rows, columns))
+    assert sparse.unpack_codes(sparse.pack_codes(codes)).shape == (rows, columns + columns % 2)
     assert (sparse.unpack_codes(sparse.pack_codes(codes))[:, :columns] == codes).all()
 
 

@@ -74,7 +74,7 @@ KEEPING: dict[Any, str] = {
         checkpoint:Checkpoints._drop_old: .best_step for => .step for
     """,
     checkpoint.test_a_checkpoint_gets_its_name_once_all_of_it_is_on_disk: """
-        checkpoint:Checkpoints._commit: _sync(file) => pass
+        checkpoint:_give_name: _sync(path) => pass
     """,
     checkpoint.test_tied_weights_are_stored_once: """
         checkpoint:without_aliases: (tensor.data_ptr(), tensor.shape) => (name, tensor.shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from decode.common.errors import ConfigError, InputError
-from train.checkpoint import Checkpoints, TrainState, adopt, find_checkpoint, read_state, without_aliases
+from train.checkpoint import HIDDEN, Checkpoints, TrainState, adopt, find_checkpoint, read_state, without_aliases
 from train.metric_sums import Sums
 from train.metrics_log import MetricsLog
 
@@ -67,8 +68,10 @@ def test_what_a_write_that_failed_left_behind_is_not_taken_along(tmp_path: Path)
     checkpoints = Checkpoints(tmp_path, keep=2)
     with pytest.raises(OSError, match="no space"):
         save(checkpoints, 20, 20, fails=True)
-    (tmp_path / ".step_00000020.tmp" / "old").touch()
+    (draft,) = tmp_path.iterdir()
+    (draft / "old").touch()
     save(checkpoints, 20, 20)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000020"]
     assert {path.name for path in (tmp_path / "step_00000020").iterdir()} == {"model.safetensors", "state.json"}
 
 
@@ -83,8 +86,10 @@ def test_ranks_wait_for_the_folder_for_each_others_files_and_for_the_name(tmp_pa
     seen: list[set[str]] = []
     Checkpoints(tmp_path, keep=1).save(Waiting(), STATE)  # type: ignore[arg-type]
     files = ("model.safetensors", "state.json")
-    drafts, named = ({f"{folder}/{file}" for file in files} for folder in (".step_00000007.tmp", "step_00000007"))
-    assert seen == [set(), drafts, named]
+    assert seen[0] == set()
+    (draft,) = {Path(file).parent.name for file in seen[1]}
+    assert HIDDEN.fullmatch(draft)
+    assert seen[1:] == [{f"{folder}/{file}" for file in files} for folder in (draft, "step_00000007")]
 
 
 def test_old_checkpoints_go_but_never_weights_that_a_kept_one_names(tmp_path: Path) -> None:
@@ -247,9 +252,48 @@ def test_a_checkpoint_gets_its_name_once_all_of_it_is_on_disk(tmp_path: Path, mo
     monkeypatch.setattr(Path, "rename", renamed)
     folder = tmp_path / "checkpoints"
     save(Checkpoints(folder, keep=1), 1, 1)
-    last = done.index(".step_00000001.tmp -> step_00000001")
-    assert {"model.safetensors", "state.json"} <= set(done[:last])
+    (last,) = [place for place, what in enumerate(done) if what.endswith(".tmp -> step_00000001")]
+    assert {"model.safetensors", "state.json", done[last].split(" ")[0]} <= set(done[:last])
     assert done[last + 1 :] == ["checkpoints"]
+
+
+def test_a_kill_in_the_middle_of_a_write_leaves_a_half_that_nobody_takes(tmp_path: Path) -> None:
+    """And what the killed one still writes does not get into the next attempt."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    save(checkpoints, 10, 10)
+
+    class Killed(OneProcess):
+        def save_state(self, folder: str) -> None:
+            super().save_state(folder)
+            Path(folder, "state.json").write_text((tmp_path / "checkpoints/step_00000010/state.json").read_text())
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if not child:
+        checkpoints.save(Killed(), TrainState(step=20))  # type: ignore[arg-type]
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    (half,) = (tmp_path / "checkpoints").glob(".step_00000020.*.tmp")
+    assert find_checkpoint(tmp_path).name == "step_00000010"
+    with pytest.raises(InputError, match=r"\.tmp was being written, or removed, when its run ended"):
+        find_checkpoint(half)
+
+    class Late(OneProcess):
+        def save_state(self, folder: str) -> None:
+            super().save_state(folder)
+            (half / "random_states_1.pkl").write_bytes(b"a rank of the killed run")
+
+    checkpoints.save(Late(), TrainState(step=20))  # type: ignore[arg-type]
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"step_00000010", "step_00000020"}
+    assert {path.name for path in checkpoints.newest().iterdir()} == {"model.safetensors", "state.json"}  # type: ignore
+
+
+def test_a_checkpoint_is_never_written_over(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    save(checkpoints, 10, 10)
+    with pytest.raises(InputError, match="step_00000010 is there already, and this run has not written it"):
+        save(checkpoints, 10, 11)
+    assert read_state(tmp_path / "step_00000010").best_step == 10
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000010"]
 
 
 def test_a_path_means_a_checkpoint_or_the_newest_of_a_run(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from decode.common.errors import RunError
 from decode.drafters.base import Batch
@@ -98,6 +99,55 @@ def test_a_gradient_that_is_not_finite_moves_no_weight(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="gradient is not finite at step 1, in the batch of these documents: doc"):
         stepped(loop, [[0]])
     assert torch.equal(weights_of(loop), before)
+
+
+class Zero:
+    """What a loop asks of an accelerator under ZeRO, whose backward pass takes the step and skips some."""
+
+    device, num_processes, process_index, is_main_process = torch.device("cpu"), 1, 0, True
+    sync_gradients = True
+
+    def __init__(self, norm: float | None, is_applied: bool) -> None:
+        self.norm, self.is_applied = norm, is_applied
+
+    def reduce(self, tensor: torch.Tensor, how: str) -> torch.Tensor:
+        return tensor
+
+    def accumulate(self, module: nn.Module) -> nullcontext:
+        return nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def clip_grad_norm_(self, weights: Any, clip: float) -> float | None:
+        return self.norm
+
+
+@pytest.mark.parametrize(
+    ("norm", "is_applied", "told"),
+    [
+        (float("inf"), False, "It did not change the weights; the last good"),
+        (3.0, False, "It did not change the weights; the last good"),  # of the step before
+        (None, False, "It did not change the weights; the last good"),
+        (-1.0, True, "DeepSpeed, .* has changed the weights by it, .*; the last good checkpoint is none yet"),
+        (float("nan"), True, "DeepSpeed, .* has changed the weights by it"),
+        (3.0, True, None),
+        (None, True, None),
+    ],
+)
+def test_what_zero_did_with_a_gradient_that_is_not_finite_is_said(
+    tmp_path: Path, norm: float | None, is_applied: bool, told: str | None
+) -> None:
+    """It skips the step and tells a norm of inf or none; or it steps, and tells a norm of -1."""
+    module = small_draft()
+    module.was_step_applied = lambda: is_applied  # type: ignore[assignment]
+    loop = small_loop(small_config(tmp_path / "out"), module, Zero(norm, is_applied))
+    if told is None:
+        stepped(loop, [[0]])
+        assert loop.grad_norm == norm
+    else:
+        with pytest.raises(RunError, match=f"gradient is not finite at step 1, .*{told}"):
+            stepped(loop, [[0]])
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_stops_them_all(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def write_records(
         "data": {"name": "text", "path": str(corpus), "validation_share": 0.2, "heldout_share": 0.1},
         "prompts": {"tokens": 8, "per_document": 2, "count": 24, "validation_count": 6},
         "sampling": {"max_new_tokens": 16},
-        "records": {"store": store or ["head_tail"], "shard_size": 8, "features": features or {}},
+        "records": {"store": ["head_tail"] if store is None else store, "shard_size": 8, "features": features or {}},
         "output_dir": str(folder),
     }
     run(build(DistillConfig, container))

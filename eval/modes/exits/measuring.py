@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 
 from decode.acceptance import predicted_speedup
 from decode.autotune.exit_times import ExitTimes, measure_exits
+from decode.common.errors import RunError
 from decode.drafters.base import Batch, Step
 from decode.drafters.exit_adapter import ExitAdapter
 from decode.forward.resume import Lower, left_before, refuse_inseparable
@@ -85,14 +87,23 @@ def entries(
     rows: list[int],
     seed: int,
 ) -> list[dict[str, Any]]:
-    """An entry for each exit at one temperature; `rows` are the prompts behind alpha."""
+    """An entry for each exit at one temperature; `rows` are the prompts behind alpha. RunError where no text is as long
+    as the shortest draft."""
     found = []
     for number, one in enumerate(exits):
-        alpha = bootstrap(alphas[one.name].sums(rows), ratio_of_sums, seed)
+        promised = {k: alphas[one.name].expected_tau(k) for k in times.t_rest[number]}
         lengths = [
-            _length(alphas[one.name].expected_tau(k), k, times.t_target_1, times.t_lower[number], rest)
+            _length(promised[k], k, times.t_target_1, times.t_lower[number], rest)
             for k, rest in times.t_rest[number].items()
+            if math.isfinite(promised[k])
         ]
+        if not lengths:
+            raise RunError(
+                f"at temperature={temperature:g} the target ended every text before {min(promised)} tokens, the "
+                "shortest of exits.draft_lengths: nothing says how many of them are accepted. Give other prompts, or "
+                "more decode.max_new_tokens"
+            )
+        alpha = bootstrap(alphas[one.name].sums(rows), ratio_of_sums, seed)
         best = max(lengths, key=lambda each: each["predicted_speedup"])
         found.append(
             {
