@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from decode.models.hidden_states import HEAD_TARGETS
-from decode.published.rope import DEFAULT_BASE, older_rope_of, plain_rope, written_rope
+from decode.published.rope import DEFAULT_BASE, FACTOR_BY_LENGTH, older_rope_of, plain_rope, written_rope
 from train.check.subject import Finding, Subject
+from train.drafts.rope import rope_of
 
 _LIKE_TARGET = "Write the target's"
 
@@ -42,6 +43,8 @@ def rope(subject: Subject) -> Iterator[Finding]:
     theirs = None if subject.form == "lm" else _of_target(subject)
     if theirs is None:
         return
+    if told and told["rope_type"] in FACTOR_BY_LENGTH:
+        told = plain_rope({"factor": theirs.get("factor"), **told})
     if told is None:
         told = {"rope_type": "default", "rope_theta": DEFAULT_BASE}
         if told != theirs:
@@ -60,10 +63,8 @@ def rope(subject: Subject) -> Iterator[Finding]:
 
 
 def _of_target(subject: Subject) -> dict[str, Any] | None:
-    rope = dict(getattr(subject.target.config.get_text_config(), "rope_parameters", None) or {})
-    if isinstance(rope.get("full_attention"), dict):
-        rope = dict(rope["full_attention"])
-    return plain_rope(rope) if rope else None
+    has_rope = getattr(subject.target.config.get_text_config(), "rope_parameters", None)
+    return plain_rope(rope_of(subject.target, same_head_dim=True)) if has_rope else None
 
 
 def sizes(subject: Subject) -> Iterator[Finding]:
