@@ -37,7 +37,7 @@ _OF_TRAINED = ("report", "families", "served")
 
 def check_models(cfg: EvalConfig) -> tuple[ModelDescription, dict[str, str]]:
     """The target's description and each draft's family; InputError where a draft's tokens are not the target's."""
-    target = describe_model(cfg.target)
+    target = describe_model(cfg.target, loads=cfg.mode != "served")
     families = {}
     for name in cfg.drafts:
         draft = describe_draft(cfg.drafts[name], target, f"drafts.{name}")

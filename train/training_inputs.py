@@ -75,7 +75,7 @@ class Inputs:
 
 def open_inputs(cfg: TrainConfig) -> Inputs:
     """Everything but weights; raises ConfigError or InputError for whatever does not fit together."""
-    target = None if cfg.target.path is None else describe_model(cfg.target)
+    target = None if cfg.target.path is None else describe_model(cfg.target, loads=cfg.target_source == "live")
     tokenizer = _tokenizer(cfg, target)
     blueprint = FAMILIES[cfg.draft.family](cfg, target, tokenizer)
     _check_length(cfg, target, blueprint)
@@ -83,6 +83,8 @@ def open_inputs(cfg: TrainConfig) -> Inputs:
     if cfg.records is not None:
         records = RecordFolder.open(cfg.records, target)
     store = None if records is None else _choose_store(cfg, records)
+    if store == "last_hidden" and not blueprint.layers_read:  # which become p through all of the target
+        describe_model(cfg.target)
     layers = blueprint.layers_read if cfg.target_source == "records" else ()  # a live target makes them itself
     sources = [_source(cfg, tokenizer, records, store, split, layers) for split in ("train", "validation")]
     if blueprint.wants_vocab is not None:

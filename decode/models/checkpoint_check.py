@@ -21,6 +21,7 @@ from transformers.utils import logging as hf_logging
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from decode.models.checkpoint_files import read_headers
+from decode.models.quantiser import refuse_missing_scales
 
 if TYPE_CHECKING:
     from decode.config import ModelConfig
@@ -65,12 +66,16 @@ class Gaps:
 def check_headers(source: ModelConfig, config: PretrainedConfig, role: str) -> None:
     """InputError where the headers of a folder's weights do not fit `config`, by name, and where `config` describes no
     model at all. Transformers loads them on the meta device, so that whatever it converts is judged as it will be; a
-    quantised checkpoint, or one that cannot be converted there, is judged by the report once it is loaded."""
-    tensors = read_headers(Path(source.path or ""), role)
+    quantised checkpoint, whose scales are looked for, or one that cannot be converted there, is judged by the report
+    once it is loaded."""
+    tensors, which = read_headers(Path(source.path or ""), role), f"{role}.path={source.path}"
+    if is_quantised(config):
+        _check_builds(config, which)
+        refuse_missing_scales(config, tensors, which)
     if is_quantised(config) or source.allow_missing:
         return
     shapes = tuple(sorted((name, tuple(one.shape)) for name, one in tensors.items()))
-    report = _report(_Question(_canonical(config), shapes, config, f"{role}.path={source.path}"))
+    report = _report(_Question(_canonical(config), shapes, config, which))
     if report is not None:
         check_report(report, source, role, _sizes(config, tensors))
 

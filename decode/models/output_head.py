@@ -105,7 +105,7 @@ def load_ends(source: ModelConfig) -> Ends:
 
     Raises InputError as `decode.models.load.describe_model` does.
     """
-    description = describe_model(source)
+    description = describe_model(source, loads=False)
     fields = {"num_hidden_layers": 0, "layer_types": [], "mlp_layer_types": []}
     fields = {name: value for name, value in fields.items() if hasattr(description.config, name)}
     config = type(description.config)(**description.config.to_dict() | fields)

@@ -32,7 +32,7 @@ log = get_logger("datastore")
 def run(config: DatastoreConfig) -> None:
     """Write a datastore. Raises ConfigError and InputError."""
     require_installed(SORT, "python -m distill.datastore", f"Install it, {extra('train')}")
-    vocab_size, tokenizer = describe_model(config.target).vocab_size, load_tokenizer(config.target)
+    vocab_size, tokenizer = describe_model(config.target, loads=False).vocab_size, load_tokenizer(config.target)
     corpus = load_corpus(config.data)
     if config.plan:
         most = "all tokens" if config.tokens is None else f"at most {config.tokens} tokens"
