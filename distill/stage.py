@@ -38,7 +38,7 @@ log = get_logger("distill")
 
 def run(config: DistillConfig) -> None:
     """Write a record folder. Raises ConfigError and InputError before any weight is loaded."""
-    target = describe_model(config.target)
+    target = describe_model(config.target, loads=config.target.runtime == "transformers")
     if config.records.features.layers:
         check_taps(target.config, config.records.features.layers, target.path)
     if config.responses != "records":

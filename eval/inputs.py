@@ -62,7 +62,7 @@ def say_sampling(cfg: EvalConfig, target: ModelDescription) -> None:
 
 def check_models(cfg: EvalConfig) -> tuple[ModelDescription, dict[str, str]]:
     """The target's description and each draft's family; InputError where a draft's tokens are not the target's."""
-    target = describe_model(cfg.target)
+    target = describe_model(cfg.target, loads=cfg.mode != "served")
     say_sampling(cfg, target)
     families = {}
     for name, (path, settings) in named_drafts(cfg).items():

@@ -80,7 +80,7 @@ class Inputs:
 
 def open_inputs(cfg: TrainConfig) -> Inputs:
     """Everything but weights; raises ConfigError or InputError for whatever does not fit together."""
-    target = None if cfg.target.path is None else describe_model(cfg.target)
+    target = None if cfg.target.path is None else describe_model(cfg.target, loads=cfg.target_source == "live")
     corpus = None if cfg.data is None else load_corpus(cfg.data)
     tokenizer = _tokenizer(cfg, target, corpus)
     if cfg.data is not None:
@@ -91,6 +91,8 @@ def open_inputs(cfg: TrainConfig) -> Inputs:
     unheard = cfg if knows_p else replace(cfg, objective=replace(cfg.objective, confidence_weight=0.0))
     blueprint = FAMILIES[cfg.draft.family](unheard, target, tokenizer)  # whose confidence nothing would train
     _check_length(cfg, target, blueprint)
+    if store == "last_hidden" and not blueprint.layers_read:  # which become p through all of the target
+        describe_model(cfg.target)
     layers = blueprint.layers_read if cfg.target_source == "records" else ()  # a live target makes them itself
     sources = [_source(cfg, tokenizer, records or corpus, store, split, layers) for split in ("train", "validation")]
     if blueprint.wants_vocab is not None:

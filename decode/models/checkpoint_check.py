@@ -23,6 +23,7 @@ from decode.common.progress import get_logger
 from decode.models.checkpoint_files import read_headers
 from decode.models.gguf_file import open_gguf
 from decode.models.gguf_weights import gguf_shapes
+from decode.models.quantiser import refuse_missing_scales
 
 if TYPE_CHECKING:
     from decode.config import ModelConfig
@@ -67,14 +68,17 @@ class Gaps:
 def check_headers(source: ModelConfig, config: PretrainedConfig, role: str) -> None:
     """InputError where the headers of a folder's weights, or of a GGUF file, do not fit `config`, by name, and where
     `config` describes no model at all. Transformers loads them on the meta device, so that whatever it converts is
-    judged as it will be; a quantised checkpoint, or one that cannot be converted there, is judged by the report once it
-    is loaded."""
-    path = Path(source.path or "")
+    judged as it will be; a quantised checkpoint, whose scales are looked for, or one that cannot be converted there, is
+    judged by the report once it is loaded."""
+    path, which = Path(source.path or ""), f"{role}.path={source.path}"
     tensors = gguf_shapes(open_gguf(path, role), config) if path.is_file() else read_headers(path, role)
+    if is_quantised(config):
+        _check_builds(config, which)
+        refuse_missing_scales(config, tensors, which)
     if is_quantised(config) or source.allow_missing:
         return
     shapes = tuple(sorted((name, tuple(one.shape)) for name, one in tensors.items()))
-    report = _report(_Question(_canonical(config), shapes, config, f"{role}.path={source.path}"))
+    report = _report(_Question(_canonical(config), shapes, config, which))
     if report is not None:
         check_report(report, source, role, _sizes(config, tensors))
 

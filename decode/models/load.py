@@ -41,6 +41,7 @@ from decode.models.gguf_config import gguf_config
 from decode.models.gguf_file import open_gguf
 from decode.models.gguf_weights import gguf_weights
 from decode.models.quantised import refuse_dependent_rows, scheme_of
+from decode.models.quantiser import refuse_missing_quantiser
 from decode.models.torchao_schemes import check_scheme, scheme_settings
 from decode.models.weight_counts import WeightCounts, count_weights
 
@@ -165,9 +166,10 @@ class ModelDescription:
         return None if self.tokenizer is None else chat_template_hash(self.tokenizer)
 
 
-def describe_model(source: ModelConfig, role: str = "target") -> ModelDescription:
+def describe_model(source: ModelConfig, role: str = "target", loads: bool = True) -> ModelDescription:
     """Read config.json of `source`, and of a folder the headers of its weights; raises InputError where there is no
-    model that this decoder can treat exactly, or other weights than config.json calls for."""
+    model that this decoder can treat exactly, or other weights than config.json calls for, and, with `loads`, where
+    what unpacks its quantised weights is not installed: an engine may have that, and ends are plain weights."""
     if source.path is None:
         raise InputError(f"{role}.path is not set, so there is no {role} model to load; give a folder or a hub id")
     folder = Path(source.path)
@@ -189,6 +191,8 @@ def describe_model(source: ModelConfig, role: str = "target") -> ModelDescriptio
         refuse_dependent_rows(config, source.path)
         _refuse_window(window, source.path)
     check_scheme(source, config, role)
+    if loads:
+        refuse_missing_quantiser(config, source, role)
     attention_of(config, source.attn_implementation)
     check_words(config, source.path, role)
     resolve_device(source.device)

@@ -108,7 +108,7 @@ def load_ends(source: ModelConfig) -> Ends:
 
     Raises InputError as `decode.models.load.describe_model` does.
     """
-    config = with_layers(describe_model(source).config, 0)  # a head that is packed too is reported as missing
+    config = with_layers(describe_model(source, loads=False).config, 0)  # a head that is packed too is reported missing
     with quiet():  # else it lists every weight of the layers that are left out on purpose
         model, report = read_weights(replace(source, device_map=None, quantization=None), config, role="target")
     check_report(report | {"unexpected_keys": ()}, source, role="target")

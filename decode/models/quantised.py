@@ -40,6 +40,11 @@ def refuse_dependent_rows(config: PretrainedConfig, path: str) -> None:
     if settings is None:
         return
     method = _method(settings)
+    if method is None:
+        raise InputError(
+            f"the quantization_config of target.path={path} names no quant_method, so nothing says how its weights are "
+            "read. Copy the folder again, or take quantization_config out where the weights are plain ones"
+        )
     if method in (*WEIGHTS_ALONE, *BY_TOKEN):
         return
     if method not in RULES:
@@ -92,9 +97,11 @@ def scheme_of(config: PretrainedConfig) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _method(settings: Settings) -> str:
+def _method(settings: Settings) -> str | None:
     named = settings.get("quant_method")
-    return str(getattr(named, "value", named))
+    if settings.get("load_in_8bit") or settings.get("load_in_4bit"):  # as older ones say it, without a name
+        return "bitsandbytes"
+    return None if named is None else str(getattr(named, "value", named))
 
 
 def _bitsandbytes(settings: Settings) -> str | None:

@@ -7,6 +7,8 @@ from typing import Any
 
 DEFAULT_BASE = 10000.0
 """What engines and transformers take where nothing is said."""
+FACTOR_BY_LENGTH = ("yarn", "longrope")
+"""Kinds whose factor, where it is left out, is max_position_embeddings by the original length."""
 
 
 def written_rope(fields: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -19,7 +21,8 @@ def older_rope_of(fields: Mapping[str, Any]) -> dict[str, Any] | None:
     """What readers of transformers 4 know."""
     if fields.get("rope_theta") is None:
         return None
-    return plain_rope({**(fields.get("rope_scaling") or {}), "rope_theta": fields["rope_theta"]})
+    beside = {name: fields.get(name) for name in ("rope_theta", "partial_rotary_factor")}
+    return plain_rope({**beside, **(fields.get("rope_scaling") or {})})
 
 
 def plain_rope(rope: Mapping[str, Any]) -> dict[str, Any]:

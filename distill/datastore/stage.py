@@ -33,7 +33,7 @@ log = get_logger("datastore")
 def run(config: DatastoreConfig) -> None:
     """Write a datastore. Raises ConfigError and InputError."""
     require_installed(SORT, "python -m distill.datastore", f"Install it, {extra('train')}")
-    vocab_size, own = describe_model(config.target).vocab_size, load_tokenizer(config.target)
+    vocab_size, own = describe_model(config.target, loads=False).vocab_size, load_tokenizer(config.target)
     config, bound = replace(config, data=with_day(config.data, own, config.output_dir)), bound_to(own)
     tokenizer = settled(own, config.data, config.data.system)
     corpus = load_corpus(config.data)

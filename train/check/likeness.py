@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from decode.published.rope import DEFAULT_BASE, older_rope_of, plain_rope, written_rope
+from decode.published.rope import DEFAULT_BASE, FACTOR_BY_LENGTH, older_rope_of, plain_rope, written_rope
 from train.check.subject import Finding, Subject
+from train.drafts.rope import rope_of
 from train.export.engines.base import PLAIN
 
 JUDGED = PLAIN | {"gemma3_text", "exaone_moe"}
@@ -43,6 +44,8 @@ def rope(subject: Subject) -> Iterator[Finding]:
     theirs = None if subject.form == "lm" else _of_target(subject)
     if theirs is None:
         return
+    if told and told["rope_type"] in FACTOR_BY_LENGTH:
+        told = plain_rope({"factor": theirs.get("factor"), **told})
     if told is None:
         told = {"rope_type": "default", "rope_theta": DEFAULT_BASE}
         if told != theirs:
@@ -61,10 +64,8 @@ def rope(subject: Subject) -> Iterator[Finding]:
 
 
 def _of_target(subject: Subject) -> dict[str, Any] | None:
-    rope = dict(getattr(subject.target.config.get_text_config(), "rope_parameters", None) or {})
-    if isinstance(rope.get("full_attention"), dict):
-        rope = dict(rope["full_attention"])
-    return plain_rope(rope) if rope else None
+    has_rope = getattr(subject.target.config.get_text_config(), "rope_parameters", None)
+    return plain_rope(rope_of(subject.target, same_head_dim=True)) if has_rope else None
 
 
 def sizes(subject: Subject) -> Iterator[Finding]:

@@ -44,7 +44,7 @@ def run(cfg: CheckConfig) -> None:
     if form in READERS:
         refuse_single_numbers(folder)
     engines = engines_of(cfg.format, folder, form)
-    subject = Subject(folder, describe_model(cfg.target), form, engines)
+    subject = Subject(folder, describe_model(cfg.target, loads=bool(cfg.tokens)), form, engines)
     _describe(subject)
     found = findings(subject)
     if cfg.tokens and not found:

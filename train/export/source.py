@@ -140,7 +140,11 @@ def open_source(cfg: ExportConfig) -> Source:
             f"{folder} is a language model that was trained without a target, and an export is of a draft for one; "
             "give target.path"
         )
-    target = describe_model(cfg.target) if cfg.target.path else _trained_on(cfg.target, cast(str, trained_on), folder)
+    target = (
+        describe_model(cfg.target, loads=False)
+        if cfg.target.path
+        else _trained_on(cfg.target, cast(str, trained_on), folder)
+    )
     family = describe_draft(str(folder), target).family
     config = read_head(folder, target) if family in HEADS else None
     return Source(
@@ -156,7 +160,7 @@ def open_source(cfg: ExportConfig) -> Source:
 
 def _trained_on(source: ModelConfig, path: str, folder: Path) -> ModelDescription:
     try:
-        return describe_model(replace(source, path=path))
+        return describe_model(replace(source, path=path), loads=False)
     except InputError as error:
         raise InputError(
             f"target.path is not set, so it is {path}, the target that {folder} was trained on, as the run named it; "

@@ -66,13 +66,13 @@ class Served:
 
     def turned(self, x: Tensor, positions: Tensor) -> Tensor:
         """x (heads, T, head_dim) turned to positions (T,): halves against each other."""
-        frequencies, scale = self._frequencies()
+        frequencies, scale = self._frequencies(int(positions.max()) + 1)
         angles = positions[:, None] * frequencies
         cos, sin = angles.cos() * scale, angles.sin() * scale
         first, second = x.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
-    def _frequencies(self) -> tuple[Tensor, float]:
+    def _frequencies(self, length: int) -> tuple[Tensor, float]:
         size = self.fields["head_dim"]
         rope = self.fields.get("rope_parameters") or {
             **(self.fields.get("rope_scaling") or {}),
@@ -83,7 +83,7 @@ class Served:
             return rope["rope_theta"] ** -(torch.arange(0, size, 2) / size), 1.0
         longest = self.fields.get("max_position_embeddings", 2048)
         config = LlamaConfig(head_dim=size, rope_parameters=dict(rope), max_position_embeddings=longest)
-        return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length)
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def tensors(source: Source) -> dict[str, Tensor]:
 
 def manifest(fields: Mapping[str, Any]) -> dict[str, Spec]:
     """The tensors of the transformers class that config.json names."""
-    kind = dict(fields)
+    kind = deepcopy(dict(fields))  # transformers writes into a rope_scaling that it is handed
     known = AutoConfig.for_model(kind.pop("model_type"), **kind)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(known)
