@@ -16,10 +16,12 @@ from decode.models.hidden_states import Taps
 from decode.models.output_head import OutputHead, head_of
 from distill.records.record_shards import Record
 
+STATE_ENTRIES = 1 << 25  # tokens * layers * channels worked on at once: 128 MiB in float32, a few times over
+
 
 @dataclass(frozen=True)
 class Pass:
-    """What one forward gave."""
+    """What one forward gave, on the head's device or the CPU."""
 
     records: list[Record]
     hidden: Tensor
