@@ -192,7 +192,7 @@ def load_fitted(layout: Layout, passes: EnginePasses, texts: list[np.ndarray]) -
 def given_to(passes: EnginePasses, code: FeatureCode, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Entries of each tensor of states that goes to where the head lies, from now on."""
     sizes: list[int] = []
-    norm = passes.runtime.ends.base_model.norm
+    norm = passes.runtime.ends.base_model.get_submodule("norm")
     forward, encode = type(norm).forward, type(code).encode
     monkeypatch.setattr(norm, "forward", lambda x: sizes.append(x.numel()) or forward(norm, x))
     monkeypatch.setattr(type(code), "encode", lambda self, x: sizes.append(x.numel()) or encode(self, x))
