@@ -86,7 +86,7 @@ class ModelPasses(Passes):
         ids = torch.zeros(len(batch), max(lengths), dtype=torch.int64)
         for row, record in enumerate(batch):
             ids[row, : len(record.ids)] = torch.from_numpy(record.ids)
-        device = self.model.device
+        device = self.device
         mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(-1)
         padded = None if min(lengths) == max(lengths) else mask.to(device)  # without a mask the causal kernel is faster
         return self.model.base_model(input_ids=ids.to(device), attention_mask=padded, use_cache=False).last_hidden_state
