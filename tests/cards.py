@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from transformers import PreTrainedModel
@@ -16,11 +16,11 @@ FIRST, SECOND = torch.device("cpu"), torch.device("cpu:1")
 
 
 def card(tensor: Tensor) -> torch.device:
-    return tensor.__dict__.get("card", FIRST)
+    return vars(tensor).get("card", FIRST)
 
 
 def noted(tensor: Tensor, where: torch.device) -> Tensor:
-    tensor.__dict__["card"] = where
+    vars(tensor)["card"] = where
     return tensor
 
 
@@ -66,7 +66,8 @@ def spread(model: PreTrainedModel) -> PreTrainedModel:
     """Its second half of layers, norm and output head on the second card, as `device_map=auto` lays it out."""
     base: Any = model.base_model
     layers = list(base.layers)
-    for part in (*layers[len(layers) // 2 :], base.norm, model.get_output_embeddings()):
+    head: Any = model.get_output_embeddings()
+    for part in (*layers[len(layers) // 2 :], base.norm, head):
         for weight in (*part.parameters(), *part.buffers()):
             noted(weight, SECOND)
         part.register_forward_pre_hook(_to(SECOND), with_kwargs=True)
@@ -80,9 +81,3 @@ def _to(where: torch.device) -> Callable[..., Any]:
 
 def _at(values: Any, where: torch.device) -> Any:
     return tree_map(lambda one: one.to(where) if isinstance(one, Tensor) else one, values)
-
-
-def move(module: nn.Module, where: torch.device) -> None:
-    """Its own weights."""
-    for one in (*module.parameters(), *module.buffers()):
-        noted(one, where)
