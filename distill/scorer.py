@@ -14,11 +14,10 @@ from distill.corpora.corpus import unit_hash
 from distill.records.distribution_stores import Arrays, Layout
 from distill.records.feature_codes import FeatureCode
 from distill.records.record_shards import Record
-from distill.target_passes import Pass, Passes
+from distill.target_passes import STATE_ENTRIES, Pass, Passes
 
 CHUNK_ENTRIES = 1 << 23  # rows * vocabulary held at once: 32 MiB in float32, four times over while a tail is drawn
 ERRORS = "errors"  # what the errors of coded states are called, as long as they travel with them
-STATE_ENTRIES = 1 << 25  # tokens * layers * channels coded at once: 128 MiB in float32, a few times over
 
 
 class Scorer:
@@ -36,7 +35,7 @@ class Scorer:
         for one in self.passes.over(records):
             self._keep_distributions(one)
             if self.code is not None:
-                self.code = self.code.to(one.hidden.device)
+                self.code = self.code.to(self.passes.device)
                 self._keep_features(one, self.code)
 
     def _keep_distributions(self, one: Pass) -> None:
@@ -50,9 +49,9 @@ class Scorer:
             record.payload = payload
 
     def _keep_features(self, one: Pass, code: FeatureCode) -> None:
-        states = torch.cat(one.states()).to(one.hidden.device)  # (R, n, d)
+        states = torch.cat(one.states())  # (R, n, d)
         chunk_rows = max(1, STATE_ENTRIES // states[0].numel())
-        arrays = _joined(_coded(code, chunk) for chunk in states.split(chunk_rows))
+        arrays = _joined(_coded(code, chunk.to(self.passes.device)) for chunk in states.split(chunk_rows))
         lengths = [len(record.ids) for record in one.records]
         for record, features in zip(one.records, _split(arrays, lengths), strict=True):
             record.feature_errors = features.pop(ERRORS)

@@ -17,10 +17,12 @@ from decode.models.output_head import OutputHead, head_of
 from decode.models.structure import decoder_of
 from distill.records.record_shards import Record
 
+STATE_ENTRIES = 1 << 25  # tokens * layers * channels worked on at once: 128 MiB in float32, a few times over
+
 
 @dataclass(frozen=True)
 class Pass:
-    """What one forward gave."""
+    """What one forward gave, on the head's device or the CPU."""
 
     records: list[Record]
     hidden: Tensor
@@ -85,7 +87,7 @@ class ModelPasses(Passes):
         ids = torch.zeros(len(batch), max(lengths), dtype=torch.int64)
         for row, record in enumerate(batch):
             ids[row, : len(record.ids)] = torch.from_numpy(record.ids)
-        device = self.model.device
+        device = self.device
         mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(-1)
         padded = None if min(lengths) == max(lengths) else mask.to(device)  # without a mask the causal kernel is faster
         return self.decoder(input_ids=ids.to(device), attention_mask=padded, use_cache=False).last_hidden_state

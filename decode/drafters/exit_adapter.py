@@ -67,8 +67,8 @@ class ResidualMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d) -> (..., d)."""
-        inner = nn.functional.silu(self.up(self.norm(x.to(self.up.weight.dtype))))
-        return x + self.down(inner).to(x.dtype)
+        inner = nn.functional.silu(self.up(self.norm(x.to(self.up.weight))))  # a layer may lie on another card
+        return x + self.down(inner).to(x)
 
 
 class ExitAdapter(HeadDraft):
@@ -90,7 +90,8 @@ class ExitAdapter(HeadDraft):
         hidden = self.adapter(batch.features[:, :, 0].to(self.dtype))
         norm = last_norm_of(self.ends.head.model)
         rows, valid = judged(batch, 0)
-        yield Step(norm(hidden), self.head, rows, valid, head_is_frozen=self.head_is_frozen)
+        final = norm(hidden.to(next(norm.parameters()).device)).to(hidden.device)
+        yield Step(final, self.head, rows, valid, head_is_frozen=self.head_is_frozen)
 
     def start(self, context: Context, capacity: int) -> None:
         """Its runner packs its weights, beside the target's."""

@@ -130,13 +130,16 @@ class HeadDraft(nn.Module, ABC):
         """The steps of every anchor; step s drafts its s-th token."""
 
     def head(self, hidden: Tensor) -> Tensor:
-        """hidden (..., d) -> logits (..., V_draft), by the target's own frozen rows."""
+        """hidden (..., d) -> logits (..., V_draft), by the target's own frozen rows, where hidden is: of a target over
+        several cards the output head lies on another one than embedding and draft."""
         head = self.ends.head
-        return head(hidden.to(head.dtype)) if self.vocab is None else head.of_rows(hidden, self._head_rows(self.vocab))
+        if self.vocab is None:
+            return head(hidden.to(head.dtype)).to(hidden.device)
+        return head.of_rows(hidden, self._head_rows(self.vocab)).to(hidden.device)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """ids (...) -> (..., d), by the target's own frozen embedding."""
-        return self.ends.embed(ids).to(self.dtype)
+        """ids (...) -> (..., d), by the target's own frozen embedding, where ids are."""
+        return self.ends.embed(ids).to(ids.device, self.dtype)
 
     @property
     def head_is_frozen(self) -> bool:
@@ -150,8 +153,8 @@ class HeadDraft(nn.Module, ABC):
 
     @property
     def device(self) -> torch.device:
-        """Of the target's output head, where the head is too."""
-        return self.ends.head.weight.device
+        """Of its weights, where its slots are too: that at which the target takes token ids (`load_drafter`)."""
+        return next(self.parameters()).device
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden (..., d) -> (..., V); -inf outside of a reduced draft vocabulary."""

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 import torch
 from pydantic import AfterValidator
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import silu
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from decode.forward.attention import folded
 from decode.forward.cache import SlotCache
 from decode.forward.window import Window
 
@@ -46,10 +47,8 @@ class Attention(nn.Module):
         """x (B, T, input_width), positions (B, T) -> (B, T, width)."""
         keys, values, visible = extend(*self.keys_values(x, positions))
         queries = self.rope(self.q_norm(self._split(self.q_proj(x), self.heads)), positions)
-        mixed = scaled_dot_product_attention(
-            queries, keys, values, attn_mask=visible[:, None], enable_gqa=self.kv_heads < self.heads
-        )
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+        mixed, _ = folded(self, queries, keys, values, visible[:, None])
+        return self.o_proj(mixed.flatten(2))
 
     def keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, T, input_width) -> keys, turned to their positions, and values, both (B, H_kv, T, d_head)."""

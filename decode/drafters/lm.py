@@ -80,7 +80,7 @@ class LMDraft(nn.Module):
 
     def unroll(self, batch: Batch) -> Iterator[Step]:
         """One step: row t drafts token t + 1 and is judged by p(. | ids[:t+1])."""
-        hidden = self.hidden_states(batch)
+        hidden = self.hidden_states(batch).to(batch.ids.device)  # the last layer of a spread model lies elsewhere
         rows = torch.arange(batch.ids.numel(), device=batch.ids.device).view_as(batch.ids)
         yield Step(hidden, self.head, target_rows=rows, valid=batch.next_token_rows())
 

@@ -14,7 +14,7 @@ from typing import Any, cast, get_args
 import torch
 from transformers import PreTrainedModel
 
-from decode.common.environment import resolve_device
+from decode.common.environment import device_of, resolve_device
 from decode.common.errors import InputError
 from decode.common.typed_config import require
 from decode.config import ModelConfig, Precision, Scheme, model_folder
@@ -68,7 +68,7 @@ def load_drafter(
     """
     target = unwrapped(target)
     asked = settings_of(path if isinstance(path, str) else None, settings, "load_drafter")
-    place = target.device if device is None else resolve_device(device)
+    place = device_of(target) if device is None else resolve_device(device)
     in_folder = asked is None and isinstance(path, str | PathLike)
     require(
         quantization is None or quantization in get_args(Scheme),
@@ -93,10 +93,10 @@ def load_drafter(
     if family in HEADS:
         check_device(family, device, "device")
         if quantization is not None:
-            check_runs_here(quantization, target.device, getattr(torch, dtype), "draft")
+            check_runs_here(quantization, place, getattr(torch, dtype), "draft")
         head = load_own(target, check) if folder == OWN else head_in(folder, ends_of(target), known, check)
         head.source = known.path if folder == OWN else folder
-        head.to(target.device, getattr(torch, dtype)).requires_grad_(False).eval()
+        head.to(place, getattr(torch, dtype)).requires_grad_(False).eval()
         return head if quantization is None else _quantised(head, quantization, folder)
     source = ModelConfig(path=folder, dtype=dtype, quantization=quantization, device=str(place))
     compare = check_same_tokens if check else check_same_size

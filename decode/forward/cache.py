@@ -133,11 +133,12 @@ class SlotCache(Cache):
         states = 0 if self.states is None else self.states.nbytes
         return states + sum(stack.num_bytes for stack, _ in self._stacks)
 
-    def keep(self, states: list[Tensor]) -> None:
-        """Hidden states of the pass that was just made, n of (B, T, d), into the slots of its tokens."""
+    def keep(self, states: list[Tensor], device: torch.device) -> None:
+        """Hidden states of the pass that was just made, n of (B, T, d), into the slots of its tokens, on `device`:
+        layers of one model may lie on several."""
         if self.states is None:
             shape = (len(states), self._places.num_rows, 1, self.capacity, states[0].shape[-1])
-            self.states = torch.zeros(shape, dtype=states[0].dtype, device=states[0].device)
+            self.states = torch.zeros(shape, dtype=states[0].dtype, device=device)
         for kept, state in zip(self.states, states, strict=True):
             self._places.write(kept, state[:, None].to(kept.device))
 

@@ -3,8 +3,8 @@
 A CUDA graph on a GPU; on a CPU a trace over packed weights. Measured on 2 cores: one token through the 28M target
 9.9 ms eager, 6.4 ms captured; six steps of its one-layer draft 8.2 ms eager, 3.4 ms captured. `torch.compile` with
 frozen weights reaches the same (5.7 against 6.0 ms) but compiles 10 seconds a shape, where a capture takes 0.3.
-A pass that looks at values on the host is not captured, and a capture is compared with its pass at other tokens and at
-another place before it is used."""
+A pass that looks at values on the host is not captured, and a capture is compared with its pass (`agreement`) at other
+tokens and at another place before it is used."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils import logging as hf_logging
 
+from decode.forward.agreement import alike, alike_but_for_near_ties, near, precision_of, shadow, the_other_way
 from decode.forward.packed_linear import Packed
 
 OPERATORS = frozenset(
@@ -69,8 +70,6 @@ def _by_mask(indices: list[Tensor | None]) -> bool:
 
 
 Pass = Callable[..., tuple[Tensor, ...]]
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}  # else 1e-2: packed weights sum in another order
-ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-3}  # of the largest number; else 2**-5
 FAULTS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
 """What models raise whose Python code cannot be traced; their plain passes have run before."""
 
@@ -80,13 +79,19 @@ class Uncapturable(Exception):
 
 
 def capture(
-    module: nn.Module, inputs: tuple[Tensor, ...], moved: tuple[Tensor, ...], packing: Packed, pool: Any = None
+    module: nn.Module,
+    inputs: tuple[Tensor, ...],
+    moved: tuple[Tensor, ...],
+    packing: Packed,
+    pool: Any = None,
+    stored: Callable[[], list[Tensor]] = list,
 ) -> Pass:
     """`module` captured at `inputs`; raises Uncapturable, and torch.OutOfMemoryError.
 
     `moved` are other inputs of the same shapes, where a capture that has baked values in would show. The module writes
     into caches, so it has to be called at `inputs` afterwards, for the caches to hold what these say. Caches that it
-    writes and does not read again it names in `written`. `pool` is where a GPU's captures lie.
+    writes and does not read again it names in `written`. `pool` is where a GPU's captures lie, and `stored` gives the
+    keys and values that are compared there: a trace that dropped one would have read it.
     """
     devices = {str(one.device) for one in module.parameters()}
     if len(devices) > 1:
@@ -97,7 +102,7 @@ def capture(
             _refuse_host_reads(module, moved)
             with packing.in_place():  # the same kernels on both sides: integers that follow from near-ties agree too
                 replay = Graph(module, inputs, pool) if inputs[0].is_cuda else Trace(module, inputs)
-                same = all(_close(_done(replay, module, at), _done(module, module, at)) for at in (moved, inputs))
+                same = all(_agrees(replay, module, at, stored) for at in (moved, inputs))
             same = same and _agrees_unpacked(replay(*inputs), module, inputs)
         except torch.OutOfMemoryError:  # a RuntimeError too, and nothing that the pass is to blame for
             raise
@@ -119,9 +124,8 @@ def _written(module: nn.Module) -> tuple[Tensor, ...]:
 
 
 def _done(call: Pass, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """What a call returns and, on a CPU, whose traces may drop writes, what is written by then."""
-    found = call(*inputs)
-    return found if inputs[0].is_cuda else (*found, *_copied(_written(module)))
+    """What a call returns, and what is written by then: traces may drop writes."""
+    return (*_copied(call(*inputs)), *_copied(_written(module)))
 
 
 def _copied(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -129,30 +133,30 @@ def _copied(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(one.clone() for one in inputs)
 
 
-def _close(have: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> bool:
-    return all(_same(one, other) for one, other in zip(have, want, strict=True))
+def _agrees(replay: Pass, module: nn.Module, inputs: tuple[Tensor, ...], stored: Callable[[], list[Tensor]]) -> bool:
+    """Whether it gives and writes what the module does."""
+    if not inputs[0].is_cuda:
+        return alike(_done(replay, module, inputs), _done(module, module, inputs))
+
+    def done(call: Pass) -> tuple[Tensor, ...]:
+        return (*_done(call, module, inputs), *map(shadow, stored()))
+
+    have, want = done(replay), done(module)
+    dtype = precision_of(module, want)
+
+    def otherwise() -> tuple[Tensor, ...]:
+        with the_other_way(dtype):
+            return done(module)
+
+    return alike_but_for_near_ties(have, want, otherwise, dtype)
 
 
 def _agrees_unpacked(have: tuple[Tensor, ...], module: nn.Module, inputs: tuple[Tensor, ...]) -> bool:
     """Whether packed weights give what the model's own give, as far as numbers tell: a token drawn inside a unit may
     rightly be another one."""
-    if not all(one.is_floating_point() for one in have):
+    if inputs[0].is_cuda or not all(one.is_floating_point() for one in have):
         return True
-    return all(_near(one, other) for one, other in zip(have, module(*inputs), strict=True))
-
-
-def _near(have: Tensor, want: Tensor) -> bool:
-    """Up to rounding, whose size is that of the largest numbers: logits of the toy's target, up to 9, differ by
-    0.06 in bfloat16 between its own modules and fused ones, and both by 0.05 from float32."""
-    largest = want.masked_fill(~want.isfinite(), 0).abs().amax().item()
-    return torch.allclose(have, want, rtol=0, atol=largest * ROUNDING.get(have.dtype, 2**-5))
-
-
-def _same(have: Tensor, want: Tensor) -> bool:
-    if not have.is_floating_point():
-        return torch.equal(have, want)
-    tolerance = TOLERANCE.get(have.dtype, 1e-2)
-    return torch.allclose(have, want, rtol=tolerance, atol=tolerance)
+    return all(near(one, other) for one, other in zip(have, module(*inputs), strict=True))
 
 
 @contextmanager

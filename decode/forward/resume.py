@@ -40,7 +40,7 @@ class HalfPass(NodePass):
         with left_before(self.upper, adapter) as found:
             out = self._called(part, *given)
         if self.states is not None:
-            self.cache.keep(found[:1])
+            self.cache.keep(found[:1], self.held.device)
         return out
 
 

@@ -162,10 +162,15 @@ class Runner:
         self, module: nn.Module, inputs: tuple[Tensor, ...], moved: tuple[Tensor, ...], beside: Runner | None
     ) -> Pass | None:
         """None where that cannot be: the module is then made anew each time, and its parts are captured one by one."""
-        packing = self.packing if beside is None else Together((self.packing, beside.packing))
+        runners = [self] if beside is None else [self, beside]
+        packing = self.packing if beside is None else Together(tuple(one.packing for one in runners))
+
+        def stored() -> list[Tensor]:
+            return [held for one in runners for held in one.cache.stored]
+
         try:
             with _CAPTURES, whole():
-                return capture(module, inputs, moved, packing, self._pool)
+                return capture(module, inputs, moved, packing, self._pool, stored)
         except Uncapturable as error:
             self._tell(str(error))
             return None

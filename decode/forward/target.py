@@ -84,7 +84,7 @@ class NodePass(nn.Module):
                 **_handed(self.cache, self.model),
             )
         if self.taps is not None:
-            self.cache.keep(self.taps.each())
+            self.cache.keep(self.taps.each(), self.held.device)
         return out
 
 
@@ -174,7 +174,7 @@ class CachedModel(Runner):
                 **_handed(self.cache, self.model),
             )
         if self._taps is not None:
-            self.cache.keep(self._taps.each())
+            self.cache.keep(self._taps.each(), self.device)
 
     def forward(
         self,

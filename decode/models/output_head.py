@@ -92,7 +92,7 @@ class Ends:
     """No module on purpose: a draft that refers to it neither saves nor trains nor moves the target's weights."""
 
     embed: Callable[[Tensor], Tensor]
-    """Token ids (...) -> (..., d), scaled as the target's first layer gets them."""
+    """Token ids (...) of any device -> (..., d) on the embedding's, scaled as the target's first layer gets them."""
     head: OutputHead
     """Final hidden states (..., d) -> logits (..., V)."""
 
@@ -100,7 +100,7 @@ class Ends:
 def ends_of(model: PreTrainedModel) -> Ends:
     """Those of a model in memory, looked up at every call."""
     scale = getattr(model.config.get_text_config(), "embedding_multiplier", None) or 1.0  # Granite
-    return Ends(lambda ids: model.get_input_embeddings()(ids) * scale, OutputHead(model))
+    return Ends(lambda ids: model.get_input_embeddings()(ids.to(device_of(model))) * scale, OutputHead(model))
 
 
 def load_ends(source: ModelConfig) -> Ends:

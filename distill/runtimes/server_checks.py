@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from decode.common.errors import ConfigError
 from decode.common.run_folder import free_disk_check
 from distill.runtimes.engine_passes import EnginePasses, bytes_of_states
 from distill.runtimes.http_client import refusing
 from distill.runtimes.serve_command import serve_command
+from distill.runtimes.states_check import fault_of_p, fault_of_probe
 from distill.runtimes.states_file import take_states
-from distill.runtimes.vllm_probe import ROUNDING, check_tokens, distance, log_p_of_states, served_log_p
+from distill.runtimes.vllm_probe import check_tokens, served_log_p
 from distill.runtimes.vllm_server import VllmServer
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def check_room(runtime: ServedRuntime, server: VllmServer) -> None:
 
 
 def check_states(runtime: ServedRuntime) -> None:
-    """Before anything is written: states come, appear here, and are those of this checkpoint's norm and head."""
+    """Before anything is written: states come, appear here, and are those of this checkpoint, as is p."""
     kept = runtime.config.records.features.layers
     passes = EnginePasses(runtime, kept)
     command = serve_command(runtime, passes.asked)
@@ -59,38 +58,16 @@ def check_states(runtime: ServedRuntime) -> None:
             f"target.states_folder={runtime.states_folder} none appeared: it is not the folder of "
             "its shared_storage_path, or not shared with this machine, or its disk is full (see the server's log)"
         )
-    found = take_states(file, torch.device("cpu"))["hidden_states"]
-    shape, dtype = tuple(found.shape), str(found.dtype).removeprefix("torch.")
-    wanted = (len(runtime.probe), len(passes.asked), runtime.target.hidden_size)
-    if shape != wanted or dtype != runtime.dtype:
-        raise ConfigError(
-            f"the server at {runtime.reader.url} gives states {shape} in {dtype}, and {wanted} in {runtime.dtype} "
-            f"(tokens, layers {passes.asked}, channels) are needed; start it by\n{command}"
-        )
+    states = take_states(file)["hidden_states"]
+    fault = fault_of_probe(passes, states, runtime.probe)
+    if fault is not None:
+        raise ConfigError(f"the server at {runtime.reader.url} gives {fault}; start it by\n{command}")
     free_disk_check(runtime.states_folder, bytes_of_states(runtime, kept))
-    check_weights(runtime, passes, found, command)
-
-
-def check_weights(runtime: ServedRuntime, passes: EnginePasses, found: torch.Tensor, command: str) -> None:
-    """What the server says of p has to be what the checkpoint's norm and head make of its states."""
-    by_layer = dict(zip(passes.asked, found.unbind(1), strict=True))
-    ours = log_p_of_states(passes.final(by_layer[passes.last].to(passes.device)), passes.head, runtime.probe)
-    apart = {server.url: distance(served_log_p(server, runtime.probe), ours) for server in runtime.servers}
-    if 0 in by_layer:
-        embedded = runtime.ends.get_input_embeddings()(torch.tensor(runtime.probe, device=passes.device)).cpu()
-        if not torch.allclose(embedded.float(), by_layer[0].float(), atol=1e-2, rtol=1e-2):
-            raise ConfigError(
-                f"the first layer that the server at {runtime.reader.url} gives is not the embeddings of "
-                f"target.path={runtime.target.path}; start it by\n{command}"
-            )
-    for url, far in apart.items():
-        if not far <= ROUNDING[runtime.dtype]:
-            raise ConfigError(
-                f"log p of a token by the server at {url} and by the norm and head of target.path="
-                f"{runtime.target.path} differ by {far:.3g} (root mean square over {len(runtime.probe) - 1} tokens; "
-                f"rounding is below {ROUNDING[runtime.dtype]:g}): it serves other weights, or gives other layers than "
-                f"{passes.asked}. Start it by\n{command}"
-            )
+    for server in runtime.servers:
+        log_p = served_log_p(server, runtime.probe)
+        fault = fault_of_p(passes, states, runtime.probe, log_p, f"the server at {server.url}")
+        if fault is not None:
+            raise ConfigError(f"{fault}. Start it by\n{command}")
 
 
 def check_writing(runtime: ServedRuntime) -> None:

@@ -11,7 +11,6 @@ import shutil
 import time
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -60,13 +59,13 @@ def await_states(file: Path, patience: float, timeout: float) -> bool:
         time.sleep(_LOOK_S)
 
 
-def take_states(file: Path, device: torch.device) -> dict[str, Tensor]:
+def take_states(file: Path) -> dict[str, Tensor]:
     """`token_ids` (L,) and `hidden_states` (L, layers, d), whose file is then removed. Raises RunError for a file that
     was not written, or not to its end."""
     try:
         if not _is_whole(file):
             raise RunError(_unwritten(file))
-        found = load_file(file, device=str(device))
+        found = load_file(file)
         remove_states(file)
     except (OSError, SafetensorError) as error:
         raise RunError(f"the hidden states in {file} cannot be read and removed: {error}") from error

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from decode.common.errors import ConfigError
-from decode.models.output_head import OutputHead
 from distill.runtimes.vllm_server import VllmServer
 
 
@@ -47,12 +45,6 @@ def served_log_p(server: VllmServer, ids: list[int]) -> list[float]:
     """log p of each token but the first, as the server says it. Raises RunError."""
     rows = server.written(ids, 1, temperature=0.0, prompt_logprobs=0)["prompt_logprobs"][1:]
     return [float(row[str(token)]["logprob"]) for row, token in zip(rows, ids[1:], strict=True)]
-
-
-def log_p_of_states(states: Tensor, head: OutputHead, ids: list[int]) -> list[float]:
-    """The same by final states (L, d) through the checkpoint's own head."""
-    log_p = head(states[:-1]).float().log_softmax(-1)
-    return log_p.gather(-1, torch.tensor(ids[1:], device=log_p.device)[:, None])[:, 0].tolist()
 
 
 def distance(one: Sequence[float], other: Sequence[float]) -> float:

@@ -29,7 +29,9 @@ from distill.runtimes.engine_process import WORKER, Engine, check_python, local
 from distill.runtimes.kept_responses import kept_responses
 from distill.runtimes.response_draft import describe, recorded
 from distill.runtimes.runtime import Runtime
+from distill.runtimes.states_check import check_engine
 from distill.runtimes.vllm_check import OTHERWISE, check_alone, check_sizes, check_target, devices
+from distill.runtimes.vllm_probe import probe_ids
 from distill.runtimes.vllm_settings import STARTED
 from distill.runtimes.vllm_speculation import check_draft, drafting_with_model
 
@@ -107,7 +109,8 @@ class VllmRuntime(Runtime):
         """They are in another process."""
 
     def engine(self, kind: Literal["write", "read"], layers: Sequence[int] = ()) -> Calls:
-        """The engine that writes, or the one that leaves states of `layers`; it is started where it does not run."""
+        """The engine that writes, or the one that leaves states of `layers`; it is started, and its states
+        are checked, where it does not run."""
         wanted = (kind, *layers)
         if self._running is None or self._running[0] != wanted:
             self.close()
@@ -118,6 +121,9 @@ class VllmRuntime(Runtime):
             engine = Engine(asked.vllm_python, WORKER, settings, logs, silence_s=asked.timeout)
             with self.stopwatch.part("starting"):
                 self._running = (wanted, self._processes.enter_context(engine))
+            if kind == "read":
+                assert self.target.tokenizer is not None
+                check_engine(EnginePasses(self, layers), probe_ids(self.target.tokenizer, self.longest))
         return self._running[1]
 
     def close(self) -> None:

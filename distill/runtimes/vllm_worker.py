@@ -9,8 +9,10 @@ states there. It is answered by {"ready": version}. Each further line is a call,
 
 - {"prompts", "max_new_tokens", "sampling", "eos"}, optionally "seeds", one for each prompt, is answered by {"new_ids",
   "finish_reasons", "seconds", "arrivals"}: `arrivals` are (seconds since the call, rows' new tokens) per engine step.
-- {"rows"}, token ids of finished texts, is answered by {"files"}: of each row a safetensors file of `token_ids` (L,)
-  and `hidden_states` (L, layers, d), layers in rising order; it is not there, or not whole, where the disk is full.
+- {"rows"}, token ids of finished texts, optionally "log_p", is answered by {"files", "next_ids", "log_p"}: of each row
+  a safetensors file of `token_ids` (L,) and `hidden_states` (L, layers, d), layers in rising order, which is not there,
+  or not whole, where the disk is full; the likeliest token behind it; and, if asked for, log p of its tokens but the
+  first.
 """
 
 import fcntl
@@ -132,16 +134,25 @@ def read(engine: Any, step: Steps, call: dict[str, Any], number: int) -> dict[st
     """Read the rows of one call, which leaves a file of states for each, named after the request."""
     from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
 
-    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False)
+    told = {"prompt_logprobs": 0} if call.get("log_p") else {}
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False, **told)
     for row, ids in enumerate(call["rows"]):
         engine.add_request(f"{number}-{row}", {"prompt_token_ids": ids}, params)
-    files = [""] * len(call["rows"])
+    found: list[Any] = [None] * len(call["rows"])
     while engine.has_unfinished_requests():
         for output in step():
-            files[int(output.request_id.split("-")[1])] = output.kv_transfer_params["hidden_states_path"]
+            found[int(output.request_id.split("-")[1])] = output
+    files = [output.kv_transfer_params["hidden_states_path"] for output in found]
     for file in files:
         await_lock(step, Path(f"{file}.lock"))
-    return {"files": files}
+    answer = {"files": files, "next_ids": [output.outputs[0].token_ids[0] for output in found]}
+    return answer | ({"log_p": [log_p(output) for output in found]} if told else {})
+
+
+def log_p(output: Any) -> list[float]:
+    """Of each token of a text but the first."""
+    rows = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+    return [float(row[token].logprob) for token, row in rows]
 
 
 def await_lock(step: Steps, lock: Path) -> None:

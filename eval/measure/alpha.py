@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from decode.acceptance import expected_tau, greedy_agreement, overlap, windows
+from decode.common.environment import device_of
 from decode.common.progress import progress
 from decode.drafters.base import Batch, Step
 from decode.drafters.head_draft import HeadDraft
@@ -77,11 +78,17 @@ def measure_alpha(
     head, taps = head_of(target), tuple({tap: None for one in drafters.values() for tap in _taps(one)})
     with progress(len(texts), "texts", f"alpha at T={sampling.temperature:g}") as bar:
         for part in _passes(texts, target.config.get_text_config().vocab_size):
-            batch = _batch(part, target.device)
+            batch = _batch(part, device_of(target))
             hidden, states = _target_pass(target, batch, taps)
             for name, drafter in drafters.items():
                 own = [states[tap] for tap in _taps(drafter)]
-                steps = list(drafter.unroll(replace(batch, features=torch.stack(own, 2) if own else None)))
+                steps = list(
+                    drafter.unroll(
+                        replace(
+                            batch, features=torch.stack([one.to(batch.ids.device) for one in own], 2) if own else None
+                        )
+                    )
+                )
                 for i, text in enumerate(part):
                     each = [_step_alpha(head, hidden[i], step, i, sampling) for step in steps]
                     found[name][text.row] = np.stack(each, 1) if drafter.taps else each[0][np.isfinite(each[0])]
@@ -130,7 +137,8 @@ def _step_alpha(
 ) -> np.ndarray:  # hidden (T, d) of the text in this row -> (M,)
     valid = step.valid[row]
     places = step.target_rows[row][valid] - row * len(hidden)
-    alpha = _alpha(head(hidden[places]), step.head(step.hidden[row, valid]), sampling, step.vocab)
+    logits_q = step.head(step.hidden[row, valid])
+    alpha = _alpha(head(hidden[places.to(hidden.device)]).to(logits_q.device), logits_q, sampling, step.vocab)
     found = np.full(len(valid), np.nan)
     found[valid.cpu().numpy()] = alpha.double().cpu().numpy()
     return found

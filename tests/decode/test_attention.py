@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 from transformers import FalconConfig, FalconForCausalLM
 
+from decode import generate
+from decode.drafters.layers import Attention, Rotary
 from decode.forward.attention import WAYS, attending, layer_masks, long_way, products_are_faster, short_way
+from tests.decode.heads import VARIANTS, batch_of, random_head
+from tests.tiers import by_default
 from tests.tiny import tiny_llama
 
 ROWS, HEADS, TOKENS, SLOTS, SIZE = 2, 6, 3, 7, 4
@@ -79,3 +87,42 @@ def test_masks_are_numbers_where_every_layer_would_make_them() -> None:
     meta = layer_masks(model.config, seen.to("meta"), at[:, 1:].to("meta"), at.to("meta"), model.dtype)
     assert isinstance(meta, Tensor)
     assert meta.dtype == torch.bool
+
+
+class Kernels(TorchFunctionMode):
+    """A machine whose fast kernels take a mask or groups of queries, never both: with the pair CUDA falls back to one
+    that writes down all scores in float32. Notes the shapes of keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: list[torch.Size] = []
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func is scaled_dot_product_attention:
+            assert given.get("attn_mask") is None or not given.get("enable_gqa"), "a mask and groups at once"
+            self.keys.append(args[1].shape)
+        return func(*args, **given)
+
+
+@pytest.mark.parametrize("name", by_default(3, VARIANTS))
+def test_no_head_asks_for_a_mask_and_groups_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decode.forward.runner.CAPTURE_AFTER", 10**9)
+    target = tiny_llama(num_heads=4, num_key_value_heads=2).requires_grad_(False)
+    head = random_head(name, target)
+    text = list(range(40))
+    with Kernels() as seen:
+        for step in head.unroll(batch_of(target, head, [text])):
+            step.head(step.hidden)
+        generate(target, head, torch.tensor([text]), max_new_tokens=6, eos_token_id=(), seed=0)
+    assert seen.keys
+
+
+@pytest.mark.parametrize(("width", "copied"), [(1, False), (5, False), (16, False), (17, True), (100, True)])
+def test_keys_are_copied_on_a_card_where_that_is_less_than_copies_of_the_mask(width: int, copied: bool) -> None:
+    layer = Attention(32, 4, 2, 8, Rotary(8, {"rope_type": "default", "rope_theta": 1e4}, 256)).to("meta")
+    x, positions = torch.empty(2, width, 32, device="meta"), torch.empty(2, width, dtype=torch.long, device="meta")
+    visible = torch.empty(1, width, width, dtype=torch.bool, device="meta")
+    with Kernels() as seen:
+        layer(x, positions, lambda keys, values: (keys, values, visible))
+    assert seen.keys == [(2, 4 if copied else 2, width, 8)]

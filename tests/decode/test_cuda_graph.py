@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,8 +14,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from decode import generate
 from decode.forward.capture import Graph, Uncapturable, _capture_stream, capture
 from decode.forward.packing import Packing
+from tests.decode.checks import ragged_prompts
+from tests.decode.heads import random_head
 from tests.tiny import tiny_llama
 
 
@@ -92,3 +96,117 @@ def test_a_model_over_several_devices_is_not_captured() -> None:
     model.model.layers[1].to("meta")
     with pytest.raises(Uncapturable, match="several devices \\(cpu, meta\\)"):
         capture(model, (torch.zeros(1, 1),), (torch.zeros(1, 1),), Packing(nn.Module()))
+
+
+ULP = 2.0**-7
+"""Of bfloat16, relative to the largest score."""
+
+
+class Draws(nn.Module):
+    """x (B, d) -> the likeliest token of each row, the likeliest three, and the scores; what was read is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = nn.Linear(8, 32, bias=False, dtype=torch.bfloat16)
+        self.cache = torch.zeros(2, 8)
+        self.written = (self.cache,)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        self.cache.copy_(x)
+        scores = self.head(x.bfloat16()).float()
+        return scores.argmax(-1, keepdim=True), scores.topk(3).indices, scores
+
+    def tied(self, gap: float) -> Draws:
+        """The first two tokens are the likeliest, `gap` ulps apart, and the others follow with a margin."""
+        with torch.no_grad():
+            self.head.weight.copy_(0.76 - 0.03 * torch.arange(32)[:, None])
+            self.head.weight[:2] = 1.0
+            self.head.weight[1] -= gap * ULP
+        return self
+
+
+def replayed(monkeypatch: pytest.MonkeyPatch, module: nn.Module, change: Any) -> Any:
+    """`module` captured on a card whose graphs give what `change` makes of the module's own results."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
+    made = lambda module, inputs, pool: lambda *given: change(*module(*given))  # noqa: E731
+    monkeypatch.setattr("decode.forward.capture.Graph", made)
+    inputs = (torch.ones(2, 8), 2 * torch.ones(2, 8))
+    return capture(module, inputs[:1], inputs[1:], Packing(nn.Module()))
+
+
+def swapped(first: Tensor, three: Tensor, scores: Tensor) -> tuple[Tensor, ...]:
+    return 1 - first, three[:, [1, 0, 2]], scores
+
+
+def off_by(ulps: float) -> Any:
+    return lambda first, three, scores: (first, three, scores + ulps * ULP * scores.abs().max())
+
+
+def test_a_graph_may_round_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries may choose other kernels inside a graph: scores an ulp apart, and another token at a near-tie."""
+    assert replayed(monkeypatch, Draws().tied(30), off_by(1))
+    assert replayed(monkeypatch, Draws().tied(1), swapped)
+
+
+@pytest.mark.parametrize(
+    ("gap", "change"),
+    [
+        (30, swapped),  # of two that are not near
+        (1, lambda first, three, scores: (first, three[:, [0, 2, 1]], scores)),
+        (30, off_by(8)),
+        (1, lambda first, three, scores: (first, three, scores.roll(1, -1))),
+    ],
+)
+def test_a_graph_that_gives_other_results_is_refused(monkeypatch: pytest.MonkeyPatch, gap: float, change: Any) -> None:
+    with pytest.raises(Uncapturable, match="changes the result"):
+        replayed(monkeypatch, Draws().tied(gap), change)
+
+
+@pytest.mark.parametrize(("apart", "is_taken"), [(0.0, True), (2**-8, True), (0.5, False)])
+def test_what_a_graph_writes_is_compared(monkeypatch: pytest.MonkeyPatch, apart: float, is_taken: bool) -> None:
+    module = Draws()
+
+    def writes(*found: Tensor) -> tuple[Tensor, ...]:
+        module.cache[1] += apart
+        return found
+
+    if is_taken:
+        assert replayed(monkeypatch, module, writes)
+    else:
+        with pytest.raises(Uncapturable, match="changes the result"):
+            replayed(monkeypatch, module, writes)
+
+
+@pytest.mark.parametrize("loses", [None, "keys", "values"])
+def test_keys_and_values_that_a_graph_writes_are_compared(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, loses: str | None
+) -> None:
+    """A graph of a whole pass, of which one layer's keys are lost after they were read."""
+    model = tiny_llama().requires_grad_(False)
+    ids, _ = ragged_prompts(1)
+    draft = random_head("eagle3", model)
+
+    def made(module: nn.Module, inputs: tuple[Tensor, ...], pool: Any) -> Any:
+        def replay(*given: Tensor) -> tuple[Tensor, ...]:
+            found = module(*given)
+            runner = draft.runner
+            if loses is not None and runner.cache.num_slots:
+                getattr(runner.cache.slot_layers[0], loses).zero_()
+            return found
+
+        return replay
+
+    logging.getLogger("draftsmith").propagate = True
+    plain = generate(model, None, ids, max_new_tokens=24, eos_token_id=(), seed=0).sequences
+
+    def on_a_card(*given: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
+            return capture(*given)
+
+    monkeypatch.setattr("decode.forward.runner.capture", on_a_card)
+    monkeypatch.setattr("decode.forward.capture.Graph", made)
+    out = generate(model, draft, ids, max_new_tokens=24, eos_token_id=(), seed=0)
+    assert ("a capture changes the result" in caplog.text) == (loses is not None)
+    assert torch.equal(out.sequences, plain)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from decode.forward.capture import Trace, _near, capture
+from decode.forward.agreement import near
+from decode.forward.capture import Trace, capture
 from decode.forward.fused_modules import Joined, OneNorm, Share, one_norm
 from decode.forward.packed_linear import PackedLinear
 from decode.forward.packing import Packing
@@ -154,5 +155,5 @@ def test_fused_modules_of_a_trained_size_agree_with_its_own_up_to_rounding() -> 
     with torch.inference_mode(), captured_at_once():
         runner.chain(tokens, starts, 3)
     assert all(isinstance(one, Trace) for one in runner._passes.values())
-    assert not _near(torch.tensor([9.0, 1.0]), torch.tensor([9.0, 1.5]))
-    assert _near(torch.tensor([9.0, -torch.inf]).bfloat16(), torch.tensor([9.0625, -torch.inf]).bfloat16())
+    assert not near(torch.tensor([9.0, 1.0]), torch.tensor([9.0, 1.5]))
+    assert near(torch.tensor([9.0, -torch.inf]).bfloat16(), torch.tensor([9.0625, -torch.inf]).bfloat16())

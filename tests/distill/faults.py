@@ -392,7 +392,7 @@ RUNTIMES: dict[Callable[..., object], list[Change]] = {
     ],
     test_vllm_runtime.test_what_was_written_before_a_run_ended_is_not_asked_for_again: [
         ("distill.runtimes.kept_responses:kept_responses", "if answer is None:", "if True:"),
-        ("distill.runtimes.engine_passes:EnginePasses._read", "told != ids or ", ""),
+        ("distill.runtimes.engine_passes:EnginePasses.states_in", "told != ids", "False"),
     ],
     test_vllm_runtime.test_kept_responses_are_those_of_their_call: [
         ("distill.runtimes.kept_responses:KeptResponses._file", "json.dumps(call)", "json.dumps(call[:2])"),
@@ -455,13 +455,13 @@ SERVERS: dict[Callable[..., object], list[Change]] = {
         ("distill.runtimes.served_engine:ServedEngine._write", '== "stop" and', '== "ended" and'),
     ],
     partial(test_served_refusals.test_servers_that_do_not_fit_are_refused, name="half"): [
-        ("distill.runtimes.server_checks:check_states", " or dtype != runtime.dtype", ""),
+        ("distill.runtimes.states_check:fault_of_text", " or dtype != passes.runtime.note.dtype", ""),
     ],
     partial(
         test_served_refusals.test_servers_that_do_not_fit_are_refused,
         name="other states",
     ): [
-        ("distill.runtimes.server_checks:check_weights", "not far <=", "False and far <="),
+        ("distill.runtimes.states_check:fault_of_p", "far <= rounding", "True"),
     ],
     partial(test_served_refusals.test_servers_that_do_not_fit_are_refused, name="short"): [
         ("distill.runtimes.server_checks:check_room", " + (server is runtime.reader)", ""),

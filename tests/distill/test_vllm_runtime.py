@@ -49,7 +49,8 @@ def test_p_and_final_states_are_made_of_the_engine_s_by_the_target_s_norm_and_he
     assert len(records) == 13
     for index in range(13):
         record = records.read(index)
-        raw, embedded = (torch.from_numpy(state_of(record.ids.tolist(), layer, 32)) for layer in (2, 0))
+        raw = torch.from_numpy(state_of(record.ids.tolist(), 2, 32))
+        embedded = target.model.embed_tokens(torch.from_numpy(record.ids.astype(np.int64)))
         final = target.model.norm(raw)
         wanted = torch.stack([raw, final, embedded], 1)
         arrays = {name: torch.from_numpy(array) for name, array in record.features.items()}

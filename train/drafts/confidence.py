@@ -34,9 +34,10 @@ def calibrated(
     """(the configuration with `temperatures`; the expected calibration errors before and after, and how many rounds
     temperatures were fitted on).
 
-    `batches` are teacher-forced, with p and hidden states, on the draft's device. Temperatures are fitted on the first
-    half of the rounds; the errors, means over slots, are those of the other half. Where they do not fall, and where
-    rounds are too few, the temperatures stay 1; without p there is nothing to compare with and no error either.
+    `batches` are teacher-forced, with p and hidden states, and the draft goes where they are. Temperatures are fitted
+    on the first half of the rounds; the errors, means over slots, are those of the other half. Where they do not fall,
+    and where rounds are too few, the temperatures stay 1; without p there is nothing to compare with and no error
+    either.
     """
     draft.eval()
     untouched = replace(draft.config, temperatures=())
@@ -64,7 +65,7 @@ def predictions(draft: DSparkDraft, batches: Iterable[Batch], chunk_rows: int) -
     for batch in batches:
         if batch.target is None:
             continue
-        steps = list(draft.unroll(batch))
+        steps = list(draft.to(batch.ids.device).unroll(batch))
         scores = score(steps, batch, objective, chunk_rows)
         whole = torch.stack([one.valid for one in scores], -1).all(-1)
         predicted = torch.stack([step.confidence for step in steps if step.confidence is not None], -1)

@@ -64,7 +64,7 @@ class TrainableHead(TrainableDraft):
         head = self.head
         if not isinstance(head, DSparkDraft) or not head.config.confidence:
             return {}
-        head.config, measured = calibrated(head.to(head.device), validation, chunk_rows)
+        head.config, measured = calibrated(head, validation, chunk_rows)
         return measured
 
     def export(self, folder: Path, export: Export) -> None:
@@ -147,7 +147,7 @@ class HeadBlueprint(Blueprint):
         """The row of a padding token is often zero, and queries made of it are the same at every position: a toy's
         blocks came to alpha 0.25 with it, and to 0.41 with a learned mask."""
         token = self.config.mask_token if isinstance(self.config, DSparkConfig) else None
-        if token is not None and not ends.embed(torch.tensor([token], device=ends.head.weight.device)).any():
+        if token is not None and not ends.embed(torch.tensor([token])).any():
             raise InputError(
                 f"draft.head.mask_token={token}, and the embedding of that token in {self.target.path} is all zeros "
                 "(padding's often is), so that a block could not tell its masks apart. Name another token that no text "

@@ -1,0 +1,112 @@
+"""Whether hidden states that an engine gives are those of its target: of every text by what no states can be, of a
+fixed text by what the engine and the checkpoint say of it. Zeros, or states of other tokens, train a draft that looks
+sound until it is served (vLLM pull request 46301: hybrid models; issue 45734). Faults are told in words, None where
+there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from decode.common.errors import ConfigError
+from decode.models.output_head import OutputHead
+from distill.runtimes.vllm_probe import ROUNDING, distance
+
+if TYPE_CHECKING:
+    from distill.runtimes.engine_passes import EnginePasses
+
+OFTEN = 10
+"""What a single log p may differ by, in root mean squares of many: each text of a run is asked for one."""
+
+
+def fault_of_text(passes: EnginePasses, states: Tensor, num_tokens: int) -> str | None:
+    """Of states (L, layers, d) of any text."""
+    shape, dtype = tuple(states.shape), str(states.dtype).removeprefix("torch.")
+    wanted = (num_tokens, len(passes.asked), passes.runtime.target.hidden_size)
+    if shape != wanted or dtype != passes.runtime.note.dtype:
+        return (
+            f"states {shape} in {dtype}, and {wanted} in {passes.runtime.note.dtype} (tokens, layers {passes.asked}, "
+            "channels) are needed"
+        )
+    for layer, found in zip(passes.asked, states.unbind(1), strict=True):
+        if not found.isfinite().all():
+            return f"states of layer {layer} that are not finite"
+        zeros = int((~found.any(-1)).sum())
+        if zeros and layer:  # an embedding may be: of padding, or of a token that no text has
+            return f"states of layer {layer} that are all zero at {zeros} of {num_tokens} tokens"
+    return None
+
+
+def fault_of_probe(passes: EnginePasses, states: Tensor, ids: list[int]) -> str | None:
+    """Of those of the fixed text, in which no token but a repeated one has the state of another."""
+    fault = fault_of_text(passes, states, len(ids))
+    if fault is not None:
+        return fault
+    of_layer = dict(zip(passes.asked, states.float().unbind(1), strict=True))
+    for layer, found in of_layer.items():
+        if len(found.unique(dim=0)) < len(set(ids)):
+            return f"states of layer {layer} that are the same at different tokens"
+    for one, other in combinations(of_layer, 2):
+        if torch.equal(of_layer[one], of_layer[other]):
+            return f"states that are the same for the layers {one} and {other}"
+    if 0 in of_layer:
+        embedded = passes.runtime.ends.get_input_embeddings()(torch.tensor(ids, device=passes.device)).cpu()
+        if not torch.allclose(embedded.float(), of_layer[0], atol=1e-2, rtol=1e-2):
+            return f"states of layer 0 that are not the embeddings of target.path={passes.runtime.target.path}"
+    return None
+
+
+def fault_of_p(passes: EnginePasses, states: Tensor, ids: list[int], log_p: Sequence[float], who: str) -> str | None:
+    """What `who` says of p has to be what the checkpoint's norm and head make of the fixed text's states."""
+    rounding = ROUNDING[passes.runtime.note.dtype]
+    far = distance(log_p, _log_p_of_states(passes.final(states[:, passes.asked.index(passes.last)]), passes.head, ids))
+    if far <= rounding:
+        return None
+    return (
+        f"log p of a token by {who} and by the norm and head of target.path={passes.runtime.target.path} differ by "
+        f"{far:.3g} (root mean square over {len(ids) - 1} tokens; rounding is below {rounding:g}): it serves other "
+        f"weights, or gives other layers than {passes.asked}"
+    )
+
+
+def fault_of_next(passes: EnginePasses, final: Tensor, token: int) -> str | None:
+    """The likeliest token behind a text, as the engine drew it, has to be that of the text's last final state (d,)."""
+    log_p, most = passes.head(final).float().log_softmax(-1), OFTEN * ROUNDING[passes.runtime.note.dtype]
+    best, far = int(log_p.argmax()), float(log_p.max() - log_p[token])
+    if far <= most:
+        return None
+    return (
+        f"drew token {token} behind a text, and by the states that it gave of it token {best} is likelier by {far:.3g} "
+        f"(log p; rounding is below {most:g})"
+    )
+
+
+def check_engine(passes: EnginePasses, ids: list[int]) -> None:
+    """Raise ConfigError where the engine that has just started gives other states of the fixed text than its target
+    has; RunError where it gives none."""
+    who = f"vLLM {passes.runtime.note.version}"
+    answer = passes.runtime.engine("read", passes.asked).call({"rows": [ids], "log_p": True})
+    states = passes.states_in(answer["files"][0], ids)
+    fault = fault_of_probe(passes, states, ids)
+    fault = fault and f"{who} gives {fault}"
+    if fault is None and "log_p" in answer:
+        fault = fault_of_p(passes, states, ids, answer["log_p"][0], who)
+    if fault is None and "next_ids" in answer:
+        fault = fault_of_next(passes, passes.final(states[-1:, -1])[0], answer["next_ids"][0])
+        fault = fault and f"{who} {fault}"
+    if fault is not None:
+        raise ConfigError(
+            f"{fault}. It was asked for a fixed text, before any of the run's: p and hidden states in the records "
+            "would be wrong. Use another version of vLLM (target.vllm_python), or target.runtime=transformers, and "
+            "another output_dir"
+        )
+
+
+def _log_p_of_states(states: Tensor, head: OutputHead, ids: list[int]) -> list[float]:
+    """log p of each token but the first by final states (L, d) through the checkpoint's own head."""
+    log_p = head(states[:-1]).float().log_softmax(-1)
+    return log_p.gather(-1, torch.tensor(ids[1:], device=log_p.device)[:, None])[:, 0].tolist()
