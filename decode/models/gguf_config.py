@@ -44,7 +44,7 @@ class Keys:
     """Metadata of one architecture, which knows what was asked for."""
 
     def __init__(self, file: GgufFile, role: str) -> None:
-        self.file, self.where, self.heard = file, f"{role}.path={file.path}", set(UNHEARD)
+        self.file, self.where, self.heard = file, f"{role}.path={file.path}", set[str](UNHEARD)
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value; of a list that repeats one, that one."""

@@ -204,7 +204,9 @@ def describe_model(source: ModelConfig, role: str = "target", loads: bool = True
 def _read_config(source: ModelConfig, role: str) -> PretrainedConfig:
     if Path(source.path or "").is_file():
         return gguf_config(open_gguf(source.path or "", role), role)
-    return AutoConfig.from_pretrained(source.path, revision=source.revision, trust_remote_code=source.trust_remote_code)
+    return AutoConfig.from_pretrained(
+        source.path or "", revision=source.revision, trust_remote_code=source.trust_remote_code
+    )
 
 
 def _is_gguf(path: Path) -> bool:

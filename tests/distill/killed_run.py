@@ -11,6 +11,7 @@ from decode.common import checked_json
 from distill import responses, stage
 from distill.config import DataConfig
 from distill.corpora import Document, configured
+from distill.corpora.bad_rows import BadRow
 from distill.records import record_folder as records
 from distill.records.record_manifest import ShardSummary
 from distill.records.record_shards import Record
@@ -58,7 +59,7 @@ def note_reads(folder: Path) -> None:
     """Let every pass over the corpus leave a line `rank` in `folder`/read.txt."""
     read = configured.FILE_READERS["jsonl"]
 
-    def noted(path: Path, config: DataConfig) -> Iterator[Document]:
+    def noted(path: Path, config: DataConfig) -> Iterator[Document | BadRow]:
         with (folder / "read.txt").open("a") as file:
             file.write(f"{os.environ.get('RANK', '0')}\n")
         yield from read(path, config)

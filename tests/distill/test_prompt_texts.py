@@ -14,6 +14,7 @@ from decode.config import ModelConfig
 from decode.models.load import describe_model
 from distill.config import DataConfig, DistillConfig, PromptConfig
 from distill.corpora import Document, configured
+from distill.corpora.bad_rows import BadRow
 from distill.corpora.file_stamp import file_stamp
 from distill.prompts.drawn_prompts import DrawnPrompt, digest
 from distill.prompts.prompt_file import write_prompts
@@ -36,7 +37,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     passes: list[str] = []
     read = configured.FILE_READERS["jsonl"]
 
-    def counted(path: Path, config: DataConfig) -> Iterator[Document]:
+    def counted(path: Path, config: DataConfig) -> Iterator[Document | BadRow]:
         passes.append(str(path))
         yield from read(path, config)
 
