@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from transformers import PretrainedConfig
-from transformers.quantizers import AutoHfQuantizer
+from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from decode.common.errors import InputError

@@ -73,7 +73,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 def save_target(folder: Path, rope: dict[str, Any]) -> Path:
     """A Llama of six layers, heads of eight, with this rope as its config.json spells it."""
     tokenizer = tiny_tokenizer(300)
-    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    ends: dict[str, Any] = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     tiny_llama(320, num_layers=6, num_heads=4, rope_parameters=deepcopy(rope), **ends).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
