@@ -34,9 +34,10 @@ class LMDraft(nn.Module):
     taps: tuple[int, ...] = ()
     on_host = False
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, tokens: int | None = None) -> None:
+        """It drafts the first `tokens` ids, where rows behind them were cut or added; None is all."""
         super().__init__()
-        self.model = model
+        self.model, self.tokens = model, tokens
         self.head = head_of(model)
         self._runner: CachedModel | None = None
         self._last_length = 0  # tokens at which a row is too long for the draft
@@ -134,7 +135,7 @@ class LMDraft(nn.Module):
 
     def propose(self, context: Context) -> Tree:
         """A chain or a tree, drawn as the verifier wants it."""
-        return propose(lm_round(self.runner, context, _width(context)), context)
+        return propose(lm_round(self.runner, context, _width(context), tokens=self.tokens), context)
 
 
 def _width(context: Context) -> int:
@@ -147,8 +148,11 @@ def _width(context: Context) -> int:
     return 2 if context.drafts_chain else context.shape.depth + 1
 
 
-def lm_round(runner: CachedModel, context: Context, width: int, part: Part | None = None) -> DraftRound:
-    """One round of a draft LM, or of a part of its layers, whose cache holds all but the last `width` committed tokens.
+def lm_round(
+    runner: CachedModel, context: Context, width: int, part: Part | None = None, tokens: int | None = None
+) -> DraftRound:
+    """One round of a draft LM, or of a part of its layers, whose cache holds all but the last `width` committed tokens;
+    it drafts the first `tokens` ids, None all.
 
     The first pass reads those, and of a row that has fewer all of them and whatever stands behind: the keys and values
     of that lie where nodes will be, and nobody sees them. So the pass is as wide whatever rows there are, ended ones
@@ -163,7 +167,7 @@ def lm_round(runner: CachedModel, context: Context, width: int, part: Part | Non
     def unit() -> Unit:
         node_pass = runner.node_pass(visible, part)
         return Unit(
-            lambda read, ends: LMSteps(CapturedPasses(node_pass, ends), read, ends),
+            lambda read, ends: LMSteps(CapturedPasses(node_pass, ends), read, ends, tokens),
             node_pass,
             written=node_pass.written,
         )
@@ -174,5 +178,5 @@ def lm_round(runner: CachedModel, context: Context, width: int, part: Part | Non
         (read, ends),
         moved=lambda: (runner.other(read), (ends + 1).clamp(max=visible - reach)),
         unit=unit,
-        steps=lambda: LMSteps(PassByPass(runner, ends, context.longest, part), read, ends),
+        steps=lambda: LMSteps(PassByPass(runner, ends, context.longest, part), read, ends, tokens),
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from decode.drafters.drafting import Above
 
@@ -23,6 +24,8 @@ class LMSteps:
     """(B, width) the last committed tokens."""
     ends: Tensor
     """(B, 1) number of committed tokens."""
+    tokens: int | None = None
+    """Ids that are drafted, from 0 on: rows behind them stand for no token; None is all."""
 
     def first(self) -> Tensor:
         """Of the pass over `read`, what is at the last committed token."""
@@ -30,13 +33,19 @@ class LMSteps:
         logits = self.passes.chain(self.read, -width)
         rows = torch.arange(len(logits), device=logits.device)
         begin = (self.ends - width).clamp(min=0)
-        return logits[rows, (self.ends - 1 - begin)[:, 0]][:, None]
+        return self.of_tokens(logits[rows, (self.ends - 1 - begin)[:, 0]][:, None])
 
     def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
         """A pass over these nodes."""
         if above is None:
-            return self.passes.chain(tokens, depth - 1)
-        return self.passes.nodes(tokens, depth - 1, above.visible)
+            return self.of_tokens(self.passes.chain(tokens, depth - 1))
+        return self.of_tokens(self.passes.nodes(tokens, depth - 1, above.visible))
+
+    def of_tokens(self, logits: Tensor) -> Tensor:
+        """(..., V) as they are, but -inf for ids that are not drafted."""
+        if self.tokens is None:
+            return logits
+        return pad(logits[..., : self.tokens], (0, logits.shape[-1] - self.tokens), value=-torch.inf)
 
 
 @dataclass(frozen=True)

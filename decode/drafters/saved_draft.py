@@ -29,10 +29,16 @@ from decode.drafters.untrained.config import UNTRAINED, settings_of
 from decode.drafters.untrained.named import DRAFTERS, check_named
 from decode.forward.window import Window, own_window
 from decode.models.adapters import unwrapped
-from decode.models.compatibility import check_same_size, check_same_tokens, refuse_unsupported
+from decode.models.compatibility import (
+    check_same_size,
+    check_same_tokens,
+    refuse_unsupported,
+    tokens_padded_otherwise,
+)
 from decode.models.fingerprint import changed_since_read, files_fingerprint
 from decode.models.load import ModelDescription, describe_loaded, describe_model, load_model
 from decode.models.output_head import Ends, ends_of
+from decode.models.padded_rows import with_rows
 from decode.models.torchao_schemes import check_runs_here, check_sizes, quantise
 from decode.published.form import published_form
 from decode.published.head import load_published, read_published
@@ -99,9 +105,14 @@ def load_drafter(
         head.to(place, getattr(torch, dtype)).requires_grad_(False).eval()
         return head if quantization is None else _quantised(head, quantization, folder)
     source = ModelConfig(path=folder, dtype=dtype, quantization=quantization, device=str(place))
-    compare = check_same_tokens if check else check_same_size
-    compare(known, describe_model(source, role="draft"))
-    return cast(Drafter, LMDraft(load_model(source, role="draft")).eval())
+    described = describe_model(source, role="draft")
+    tokens = tokens_padded_otherwise(known, described)
+    if tokens is None:
+        (check_same_tokens if check else check_same_size)(known, described)
+    model = load_model(source, role="draft")
+    if tokens is not None:
+        with_rows(model, known.vocab_size, tokens)
+    return cast(Drafter, LMDraft(model, tokens).eval())
 
 
 def _quantised(head: HeadDraft, scheme: Scheme, folder: str) -> HeadDraft:
@@ -127,8 +138,10 @@ def _loaded_draft(given: Any, target: PreTrainedModel, dtype: Precision, check: 
             "for (device=, else the target's, and dtype=). It is not moved behind your back: call its to(...) first"
         )
     draft = describe_loaded(model, check=False)
-    has_names = check and bool(model.config.name_or_path and target.config.name_or_path)
-    (check_same_tokens if has_names else check_same_size)(describe_loaded(target, check=False), draft)
+    known = describe_loaded(target, check=False)
+    check_same_size(known, draft)  # it gets no other rows behind your back
+    if check and model.config.name_or_path and target.config.name_or_path:
+        check_same_tokens(known, draft)
     return cast(Drafter, LMDraft(model))
 
 

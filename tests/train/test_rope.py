@@ -53,3 +53,12 @@ def test_it_is_the_targets_as_far_as_it_fits(theirs: Any, same_size: bool, ours:
 
 def test_without_a_target_it_is_the_usual_one() -> None:
     assert rope_of(None) == {"rope_type": "default", "rope_theta": 1e4}
+
+
+def test_a_factor_that_follows_from_the_targets_length_is_written_out() -> None:
+    """The draft's own length (draft.max_positions) would give another one."""
+    described = target(LONG | {"original_max_position_embeddings": 256})
+    described.config.max_position_embeddings = 1024  # type: ignore[attr-defined]
+    assert rope_of(described, same_head_dim=True)["factor"] == 4.0
+    share = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
+    assert rope_of(target(share), same_head_dim=True) == share

@@ -16,9 +16,10 @@ from decode.config import ModelConfig
 from decode.drafters.base import Batch
 from decode.drafters.lm import LMDraft
 from decode.forward.window import Window, own_window, set_window
-from decode.models.compatibility import check_same_tokens, longest_context
+from decode.models.compatibility import check_same_tokens, longest_context, tokens_padded_otherwise
 from decode.models.load import ModelDescription, describe_model
 from decode.models.output_head import Ends
+from decode.models.padded_rows import with_rows
 from decode.models.weight_counts import WeightCounts, count_weights, empty_model
 from train.config import TrainConfig
 from train.drafts.attention_window import asked_window
@@ -68,6 +69,8 @@ class LMBlueprint(Blueprint):
     config: PretrainedConfig
     whole: PretrainedConfig | None = None
     """Of the model that is pruned to `config`; None where none is."""
+    tokens: int | None = None
+    """That `init_from` and the target both know, where it has rows to cut or to add; else None."""
 
     @cached_property
     def counts(self) -> WeightCounts:
@@ -114,6 +117,8 @@ class LMBlueprint(Blueprint):
         if source is None:
             return TrainableLM(LMDraft.from_config(self.config))
         module = LMDraft.from_pretrained(source, "float32", self.draft.revision, role="draft.init_from")
+        if self.tokens is not None:
+            with_rows(module.model, self.config.get_text_config().vocab_size, self.tokens)
         if self.attends is not None:  # the setting's, in place of the saved one
             set_window(module.model.config, self.attends)
         if lora.rank:
@@ -142,7 +147,7 @@ def lm_blueprint(
     cfg: TrainConfig, target: ModelDescription | None, tokenizer: PreTrainedTokenizerBase | None
 ) -> LMBlueprint:
     """A Llama of the configured size over the target's (or the tokenizer's) tokens, or the model of `init_from`, which
-    must have the target's tokens."""
+    must have the target's tokens and gets as many rows."""
     draft = cfg.draft
     if draft.lora.rank:
         remedy = f"Install it, {extra('train')}, or train all weights with draft.lora.rank=0"
@@ -150,13 +155,16 @@ def lm_blueprint(
     if draft.init_from is not None:
         source = ModelConfig(path=draft.init_from, revision=draft.revision)
         pretrained = describe_model(source, role="draft.init_from")
+        tokens = None
         if target is not None:
             check_same_tokens(target, pretrained)
+            tokens = tokens_padded_otherwise(target, pretrained)
+            pretrained.config.get_text_config().vocab_size = target.vocab_size
         _set_window(cfg, pretrained.config)
         if not draft.pruning.is_asked:
-            return LMBlueprint(draft, pretrained.config)
+            return LMBlueprint(draft, pretrained.config, tokens=tokens)
         pruned = pruned_config(pretrained.config, draft.pruning, draft.init_from)
-        return LMBlueprint(draft, pruned, whole=pretrained.config)
+        return LMBlueprint(draft, pruned, pretrained.config, tokens)
     tokens = _target_tokens(target) if target else _tokenizer_tokens(tokenizer)
     longest = draft.max_positions or (target.max_positions if target else cfg.sequence_length)
     width, heads = draft.lm_sizes(target.hidden_size if target else None)

@@ -21,9 +21,8 @@ def rope_of(target: ModelDescription | None, same_head_dim: bool = False) -> dic
     is_whole = kind == "proportional" or rope.get("partial_rotary_factor", 1.0) == 1.0
     if kind != "proportional":  # which leaves the size as it is
         rope.pop("partial_rotary_factor", None)
-    if (
-        text and kind in FACTOR_BY_LENGTH and original and rope.get("factor") is None
-    ):  # the target's length, not the draft's
+    if text is not None and kind in FACTOR_BY_LENGTH and original and rope.get("factor") is None:
+        # else it would follow from the draft's own length
         rope["factor"] = text.max_position_embeddings / original
     if (same_head_dim and is_whole) or kind in PLAIN_ROPES:
         return {"rope_type": "default", "rope_theta": 10000.0} | rope

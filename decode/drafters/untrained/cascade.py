@@ -82,7 +82,7 @@ class CascadeDrafter:
             return self.draft.propose(context)
         places = context.lengths[:, None] - READ + torch.arange(READ, device=context.ids.device)
         passes = PassByPass(self.draft.runner, context.lengths[:, None], context.longest)
-        steps = Guessed(passes, context.ids.gather(1, places), guess)
+        steps = Guessed(passes, context.ids.gather(1, places), guess, self.draft.tokens)
         return _drawn(Processed(steps, context, self.runner), steps, context)
 
 
@@ -90,9 +90,9 @@ class Guessed:
     """The draft's passes over a chain whose tokens were guessed: one over all guesses, then one a token from where a
     row's own tokens part from them."""
 
-    def __init__(self, passes: PassByPass, read: Tensor, guess: Tensor) -> None:
+    def __init__(self, passes: PassByPass, read: Tensor, guess: Tensor, tokens: int | None = None) -> None:
         self._passes, self._guess = passes, guess
-        self._alone = LMSteps(passes, read, passes.ends)
+        self._alone = LMSteps(passes, read, passes.ends, tokens)
         self._seen = torch.cat([read, guess[:, :-1]], 1)
         self._logits: Tensor | None = None
         self._parted = torch.zeros(len(guess), dtype=torch.bool, device=guess.device)
@@ -100,7 +100,7 @@ class Guessed:
 
     def first(self) -> Tensor:
         """(B, 1, V) at pending, and the pass that makes all others."""
-        self._logits = self._passes.chain(self._seen, -READ)[:, READ - 1 :]
+        self._logits = self._alone.of_tokens(self._passes.chain(self._seen, -READ)[:, READ - 1 :])
         self.num_passes += 1
         return self._logits[:, :1]
 
