@@ -28,8 +28,8 @@ fi
 step "records" 170 python -m distill experiment=quickstart_records resume=auto $target
 step "head" 90 accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no \
     --dynamo_backend no -m train experiment=quickstart_head resume=auto $training $target
-step "one chat" 25 python -m decode target=smollm2 draft.path=runs/quickstart/head/model chat=true \
-    prompt_file=scripts/quickstart_prompt.txt decode.temperature=0 decode.max_new_tokens=96 $target
+step "one chat" 25 python -m decode target=smollm2 draft=mixture decode=greedy chat=true \
+    'draft.settings.members=[ngram,runs/quickstart/head/model]' prompt_file=scripts/quickstart_prompt.txt $target
 step "report" 200 python -m eval experiment=quickstart_report resume=auto $target
 
 show_times

@@ -1,6 +1,6 @@
 """Record `python -m decode` as a picture of its terminal, docs/NAME.svg.
 
-python scripts/record_decode.py decode                                                  # the toy's pair
+python scripts/record_decode.py decode                                                  # the quickstart's chat
 python scripts/record_decode.py edit                                                    # a file that is edited
 python scripts/record_decode.py decode target.path=TARGET draft.path=DRAFT prompt=Hello # any overrides of the stage
 """
@@ -21,9 +21,12 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 RECORDINGS = {
     "decode": (
-        "target=toy",
-        "draft.path=runs/toy/draft/model",
-        "prompt_file=scripts/toy_prompt.txt",
+        "target=smollm2",
+        "draft=mixture",
+        "draft.settings.members=[ngram,runs/quickstart/head/model]",
+        "decode=greedy",
+        "chat=true",
+        "prompt_file=scripts/quickstart_prompt.txt",
     ),
     "edit": (
         "target=toy",

@@ -107,7 +107,7 @@ def test_training_knows_no_family() -> None:
 
 
 EXTRAS = {
-    "decode": ["grammar", "quantization"],
+    "decode": ["gguf", "grammar", "quantization"],
     "distill": ["train"],
     "train": ["train", "deepspeed"],
     "eval": ["train", "eval", "energy"],

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from decode.common.typed_config import require
+from decode.common.errors import ConfigError
 
 
 def require_installed(package: str, what: str, remedy: str) -> None:
@@ -13,10 +13,8 @@ def require_installed(package: str, what: str, remedy: str) -> None:
     a package has to have a file of its own.
     """
     found = find_spec(package)
-    require(
-        found is not None and found.origin is not None,
-        f"{what} needs the package {package}, which is not installed here. {remedy}",
-    )
+    if found is None or found.origin is None:
+        raise ConfigError(f"{what} needs the package {package}, which is not installed here. {remedy}")
 
 
 def extra(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -180,6 +180,15 @@ class Drafter(Protocol):
     def propose(self, context: Context) -> Tree:
         """A tree whose node 0 is pending. A function of tensors alone, unless `on_host`: it is then called once, to be
         captured, for all rounds of which `prepare` says the same."""
+        ...
+
+
+@runtime_checkable
+class Trained(Protocol):
+    """What has a training face, and so a distribution of its own."""
+
+    def unroll(self, batch: Batch) -> Iterator[Step]:
+        """The drafted slots of a batch."""
         ...
 
 

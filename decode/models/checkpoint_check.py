@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,9 +19,6 @@ from transformers.utils import logging as hf_logging
 
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
-from decode.models.checkpoint_files import read_headers
-from decode.models.gguf_file import open_gguf
-from decode.models.gguf_weights import gguf_shapes
 from decode.models.quantiser import refuse_missing_scales
 
 if TYPE_CHECKING:
@@ -65,13 +61,12 @@ class Gaps:
         return "; ".join(f"{kind}: {_some(names)}" for kind, names in kinds.items() if names)
 
 
-def check_headers(source: ModelConfig, config: PretrainedConfig, role: str) -> None:
-    """InputError where the headers of a folder's weights, or of a GGUF file, do not fit `config`, by name, and where
-    `config` describes no model at all. Transformers loads them on the meta device, so that whatever it converts is
-    judged as it will be; a quantised checkpoint, whose scales are looked for, or one that cannot be converted there, is
-    judged by the report once it is loaded."""
-    path, which = Path(source.path or ""), f"{role}.path={source.path}"
-    tensors = gguf_shapes(open_gguf(path, role), config) if path.is_file() else read_headers(path, role)
+def check_headers(source: ModelConfig, config: PretrainedConfig, role: str, tensors: Mapping[str, Tensor]) -> None:
+    """InputError where the headers of a checkpoint's weights, `tensors` on the meta device, do not fit `config`, by
+    name, and where `config` describes no model at all. Transformers loads them on the meta device, so that whatever it
+    converts is judged as it will be; a quantised checkpoint, whose scales are looked for, or one that cannot be
+    converted there, is judged by the report once it is loaded."""
+    which = f"{role}.path={source.path}"
     if is_quantised(config):
         _check_builds(config, which)
         refuse_missing_scales(config, tensors, which)

@@ -17,7 +17,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from decode.common.errors import InputError
 from decode.models.checkpoint_files import CONFIG
-from decode.models.gguf_file import GgufFile
+from decode.models.gguf_file import FREQUENCIES, GgufFile
 
 FOLDER = "Give the folder of the model in transformers format"
 FIELDS = {
@@ -35,7 +35,6 @@ ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
 """Layers of the 27B models, whose scores are scaled by the width over the number of heads."""
 LOCAL_ROPE = 10000.0
-FREQUENCIES = "rope_freqs.weight"
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """What the models of Llama 3.1 to 3.3 share; the file holds what comes of it."""
 

@@ -17,6 +17,7 @@ from decode.common.errors import InputError
 from decode.common.extras import extra, require_installed
 from decode.models.gguf_header import Header, StoredTensor, read_header
 
+FREQUENCIES = "rope_freqs.weight"
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, cast, get_args
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -27,7 +29,7 @@ from decode.config import ModelConfig, Scheme
 from decode.forward.window import Window, own_window
 from decode.models.arithmetic import warn_if_emulated
 from decode.models.checkpoint_check import check_headers, check_report, is_quantised, no_model
-from decode.models.checkpoint_files import DAMAGED, check_model_files, check_words, damaged, weight_files
+from decode.models.checkpoint_files import DAMAGED, check_model_files, check_words, damaged, read_headers, weight_files
 from decode.models.compatibility import (
     attention_of,
     chat_template_hash,
@@ -39,7 +41,7 @@ from decode.models.compatibility import (
 from decode.models.fingerprint import files_fingerprint, weights_fingerprint
 from decode.models.gguf_config import gguf_config
 from decode.models.gguf_file import open_gguf
-from decode.models.gguf_weights import gguf_weights
+from decode.models.gguf_weights import gguf_shapes, gguf_weights
 from decode.models.quantised import refuse_dependent_rows, scheme_of
 from decode.models.quantiser import refuse_missing_quantiser
 from decode.models.torchao_schemes import check_scheme, scheme_settings
@@ -197,8 +199,14 @@ def describe_model(source: ModelConfig, role: str = "target", loads: bool = True
     check_words(config, source.path, role)
     resolve_device(source.device)
     if folder.exists():
-        check_headers(source, config, role)
+        check_headers(source, config, role, _headers(source, config, role))
     return ModelDescription(source, config)
+
+
+def _headers(source: ModelConfig, config: PretrainedConfig, role: str) -> Mapping[str, Tensor]:
+    """Names and shapes of its tensors, on the meta device."""
+    path = Path(source.path or "")
+    return gguf_shapes(open_gguf(path, role), config) if path.is_file() else read_headers(path, role)
 
 
 def _read_config(source: ModelConfig, role: str) -> PretrainedConfig:

@@ -13,9 +13,8 @@ from transformers import PreTrainedModel
 from decode.acceptance import expected_tau, greedy_agreement, overlap, windows
 from decode.common.environment import device_of
 from decode.common.progress import progress
-from decode.drafters.base import Batch, Step
+from decode.drafters.base import Batch, Step, Trained
 from decode.drafters.head_draft import HeadDraft
-from decode.drafters.lm import LMDraft
 from decode.models.hidden_states import Taps
 from decode.models.output_head import OutputHead, head_of
 from decode.models.structure import decoder_of
@@ -72,7 +71,7 @@ def measure_alpha(
     """
     texts = [text for text in texts if text.new]
     found: dict[str, dict[int, np.ndarray]] = {name: {} for name in drafters}
-    drafters = {name: drafter for name, drafter in drafters.items() if isinstance(drafter, HeadDraft | LMDraft)}
+    drafters = {name: drafter for name, drafter in drafters.items() if isinstance(drafter, Trained)}
     if not drafters:
         return {name: Alphas({}) for name in found}
     head, taps = head_of(target), tuple({tap: None for one in drafters.values() for tap in _taps(one)})

@@ -53,7 +53,7 @@ def asked(worker: Path) -> list[dict]:
 
 
 def opened(folder: Path, output: str = "records") -> RecordFolder:
-    return RecordFolder.open(folder / output, describe_model(TargetConfig(str(folder / "target"))))
+    return RecordFolder.open(folder / output, describe_model(TargetConfig(str(folder / "target")), loads=False))
 
 
 def changed(folder: Path, fields: dict) -> None:

@@ -42,7 +42,7 @@ def of_suite(name: str, *names: str) -> dict:
 
 
 def report() -> dict:
-    results = of_suite("quickstart", "distilled", "runs/quickstart/draft/model", "held-out split of python_stdlib")
+    results = of_suite("toy", "distilled", "runs/quickstart/draft/model", "held-out split of python_stdlib")
     results["rows"].append(results["rows"][0] | {"category": HOSTILE})
     results["peers_left_out"] = HOSTILE
     results["environment"]["command"] += HOSTILE

@@ -161,7 +161,7 @@ def test_the_suite_of_families_reports_held_out_text_and_chooses_on_validation_t
 ) -> None:
     sizes = {"batch_sizes": [1, 2], "batches_timed": [5, 1], "screening_batches": 1}
     cfg = corpus(tmp_path, mode="families", drafts={}, families=sizes)
-    monkeypatch.setattr(families_mode, "load_tokenizer", lambda _: tiny_tokenizer())
+    monkeypatch.setattr(families_mode, "chat_tokenizer", lambda _: tiny_tokenizer())
     target: Any = SimpleNamespace(max_positions=512)
     reported, screening = families_mode._prompts(cfg, target)
     assert (len(reported), len(screening)) == (5, 2)

@@ -147,7 +147,7 @@ SHAPES: dict[Any, str] = {
         drafts.head_blueprint:_sizes: getattr(text, "rms_norm_eps", 1e-6) => 1e-6
     """,
     partial(shapes.test_a_head_norms_queries_where_its_target_does, model_type="qwen3", has_norms=True): """
-        drafts.head_blueprint:_like_target: in ("qwen3", "gemma3_text", => in ("gemma3_text",
+        drafts.head_blueprint:_like_target: any(name => any(False and name
     """,
     DFLASH: """
         drafts.head_blueprint:head_blueprint: "anchor" if draft.head.markov_rank else => "anchor" if True else
@@ -171,7 +171,7 @@ SHAPES: dict[Any, str] = {
         drafts.rope:rope_of: rope.pop("partial_rotary_factor", None) => pass
     """,
     ROPE_SAME_SIZE: """
-        drafts.rope:rope_of: if same_head_dim or => if
+        drafts.rope:rope_of: (same_head_dim and is_whole) or => False or
     """,
     ROPE_OTHER_SIZE: """
         drafts.rope:rope_of: rope.get("rope_theta", 10000.0)} => 10000.0}

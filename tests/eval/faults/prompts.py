@@ -35,7 +35,7 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_splits.test_the_suite_of_families_reports_held_out_text_and_chooses_on_validation_text,
-        ("eval.prompts.held_out:split_prompts", "documents(split)", 'documents("train")'),
+        ("eval.prompts.held_out:split_prompts", "tokenizer, split)", 'tokenizer, "train")'),
         ("eval.modes.families.mode:_prompts", '"heldout", max', '"train", max'),
     ),
     *noticed_by(

@@ -11,8 +11,8 @@ _IN = "eval.modes.drafters"
 FAULTS: list[Fault] = [
     *noticed_by(
         partial(test_texts.test_held_out_text_is_reported_and_validation_text_settles_settings, text="edit"),
-        (f"{_IN}.texts:_both", '"heldout", reported', '"validation", reported'),
-        (f"{_IN}.texts:_both", '"validation", screening', '"heldout", screening'),
+        (f"{_IN}.texts:_of_corpus", '"heldout", reported', '"validation", reported'),
+        (f"{_IN}.texts:_of_corpus", '"validation", screening', '"heldout", screening'),
     ),
     *noticed_by(
         test_texts.test_a_cell_chooses_on_screening_prompts_and_times_reported_ones,
