@@ -101,12 +101,12 @@ def python(cwd: Path, *arguments: str, paths: list[Path]) -> subprocess.Complete
     return done
 
 
-@pytest.mark.slow
 def test_a_wheel_holds_code_values_templates_and_types_and_nothing_else(wheel: Path) -> None:
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     wanted = {f"{package}/py.typed" for package in PACKAGES}
     wanted |= {str(path.relative_to(ROOT)) for path in (ROOT / "conf").rglob("*.yaml")}
-    wanted |= {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    kinds = ("*.py", "*.yaml")
+    wanted |= {str(path.relative_to(ROOT)) for one in PACKAGES for kind in kinds for path in (ROOT / one).rglob(kind)}
     wanted |= {str(path.relative_to(ROOT)) for path in (ROOT / "eval" / "render" / "templates").iterdir()}
     assert held == wanted
 

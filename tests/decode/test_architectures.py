@@ -42,7 +42,6 @@ def test_greedy_text_is_that_of_a_loop_without_cache(name: str) -> None:
         assert torch.equal(alone, want[:1]), shape
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_drawn_text_does_not_depend_on_the_draft(name: str) -> None:
     model = random_model(name)

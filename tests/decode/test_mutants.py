@@ -7,10 +7,9 @@ from __future__ import annotations
 import pytest
 
 from tests.decode.mutants import MUTANTS
-from tests.tiers import by_default
 
 
-@pytest.mark.parametrize("name", by_default(10, MUTANTS))
+@pytest.mark.parametrize("name", MUTANTS)
 def test_known_bug_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     patch, check = MUTANTS[name]
     patch(monkeypatch)

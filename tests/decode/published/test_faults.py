@@ -8,6 +8,7 @@ from tests.decode.published.test_published import target as target
 from tests.faults import Fault, check_caught
 
 
+@pytest.mark.slow  # they test the tests: 60 s of the default tier
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_a_fault_is_noticed(fault: Fault, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     check_caught(fault, request, monkeypatch)
