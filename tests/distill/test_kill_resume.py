@@ -27,7 +27,7 @@ def start(folder: Path, *where: str) -> subprocess.Popen:
 @pytest.mark.parametrize(
     ("places", "anywhere"),
     [
-        ([("note", "2")], False),
+        ([("response", "3")], False),
         pytest.param([("code", "1"), ("response", "3"), ("shard", "3"), ("note", "2")], True, marks=pytest.mark.slow),
     ],
 )
@@ -42,8 +42,8 @@ def test_killed_and_resumed_records_equal_uninterrupted_ones(
         with pytest.raises(Exception, match=r"resume=auto|no such record folder"):
             RecordFolder.open(tmp_path / "records")
     shards = tmp_path / "records/shards"
-    assert {file.stem for file in shards.glob("*.safetensors")} > {file.stem for file in shards.glob("*.json")}
     if anywhere:
+        assert {file.stem for file in shards.glob("*.safetensors")} > {file.stem for file in shards.glob("*.json")}
         process = start(tmp_path)
         time.sleep(random.Random(0).uniform(2, 8))  # wherever that is: start, loading, a shard, or after the end
         process.kill()
