@@ -38,7 +38,7 @@ from decode.drafters.untrained.config import CHAINS, UNEVEN
 from decode.loop import Loop
 from decode.models.adapters import unwrapped
 from decode.prompts import check_ids, prompts_of
-from decode.requests import Event, Observer, Request
+from decode.requests import Endings, Event, Observer, Request
 from decode.sampling.allowed_tokens import Allowed, AllowedTokens, Restriction
 from decode.sampling.asked import asked_processors
 from decode.sampling.audited import Audited
@@ -85,6 +85,8 @@ def generate(
     batch_size: int | None = None,
     streamer: BaseStreamer | None = None,
     observer: Observer | None = None,
+    endings: Endings | None = None,
+    room: int = 0,
     audit: bool = False,
     **settings: Any,
 ) -> Output:
@@ -104,7 +106,8 @@ def generate(
     key the noise: a request's text does not depend on the batch it came in. `batch_size` requests are decoded at once,
     the others take the rows of those that end. `num_return_sequences` of each prompt, one after another, have noise of
     their own. `conversation` (`decode.Conversation`) reads only what is new in a prompt that begins with the text of
-    the call before.
+    the call before. `endings` (`decode.requests`) is told of each text as it ends, and given hidden states of it;
+    `room`, the tokens of the longest text of further calls, lets them share captures.
 
     `logits_processor` must be functions of each row of ids and scores, `prefix_allowed_tokens_fn` of the sequence's
     number and its ids: they are asked about drafted tokens as well, in any order, so that one which counts its calls
@@ -140,6 +143,8 @@ def generate(
         stop=StopStrings.of(stop_strings_of(model, stop_strings), tokenizer),
         criteria=Criteria.of(stopping_criteria),
         conversation=conversation_of(conversation, len(prompts), asked.strict),
+        endings=endings,
+        room=room,
         audit=audit,
         max_new_tokens=asked.max_new_tokens,
         verifier=asked.verifier,

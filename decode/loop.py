@@ -13,6 +13,7 @@ from collections.abc import Hashable
 from functools import cached_property, partial
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from decode.autotune.budget import Budget
@@ -21,6 +22,7 @@ from decode.drafters.base import Context, Drafter, OnDevice, drafted_ahead, most
 from decode.drafters.beside.ahead import AheadDrafter
 from decode.drafters.beside.elsewhere import at
 from decode.forward.kept.lease import Lease
+from decode.forward.runner import whole
 from decode.forward.target import runner_for
 from decode.requests import Event, Observer, Request, check_context, drawn
 from decode.rounds.flights import Bounds, Flight, Reading, bounds_of
@@ -53,13 +55,13 @@ class Loop:
         check_context(model, lengths, request.max_new_tokens)
         in_round = max(request.shape.num_nodes, 2 + request.shape.num_read)  # a draft may read more than it proposes
         self.num_passengers = most_passengers(drafter)
-        self.capacity = max(lengths) + request.max_new_tokens + in_round + self.num_passengers
+        longest = max(request.room, max(lengths) + request.max_new_tokens)
+        self.capacity = longest + in_round + self.num_passengers
         requests = [RequestState(len(x), list(x), len(x) + request.max_new_tokens) for x in request.prompts]
         self.rows = Rows(requests, request.batch_size or len(requests))
         self.num_read = [0] * self.rows.size
         if request.conversation is None:
-            taps = drafter.taps if drafter is not None else ()
-            self.runner = runner_for(model, self.rows.size, self.capacity, self.lease, taps=taps)
+            self.runner = runner_for(model, self.rows.size, self.capacity, self.lease, taps=self._taps)
         else:
             (prompt,) = request.prompts
             self.runner, self.num_read[0] = request.conversation.begin(model, drafter, prompt, self.capacity)
@@ -78,7 +80,7 @@ class Loop:
             self.budget = Budget.of(drafter, model, request, self.rows.size, self.capacity)
         self.lag = 0 if self._waits or self.runner.device.type == "cpu" else LAG
         self.flights: deque[Flight] = deque()
-        self._settled_at, self._plain_rounds = 0.0, 0
+        self._settled_at, self._plain_rounds, self._idled = 0.0, 0, 0
 
     @torch.inference_mode()
     def run(self, observer: Observer | None = None) -> tuple[list[list[int]], Stats]:
@@ -115,6 +117,13 @@ class Loop:
         return on_host or bool(self.request.processors) or self.request.confidence or self.ledger is not None
 
     @cached_property
+    def _taps(self) -> tuple[int, ...]:
+        """Hidden states that passes keep: those that the drafter reads, then what else is asked for."""
+        own = () if self.drafter is None else self.drafter.taps
+        asked = () if self.request.endings is None else self.request.endings.layers
+        return tuple(dict.fromkeys((*own, *asked)))
+
+    @cached_property
     def _on_device(self) -> OnDevice | None:
         """The drafter where it has a cache of its own; asked once, since the answer goes through all its attributes."""
         return self.drafter if isinstance(self.drafter, OnDevice) else None
@@ -129,12 +138,38 @@ class Loop:
             self._seat(list(range(self.rows.size)))
 
     def _refill(self) -> None:
-        """Waiting requests take the place of finished ones, so that no row idles while there is work."""
+        """Waiting requests take the place of finished ones: together, once free rows have idled for as many tokens as a
+        round of all rows makes, because a pass over one prompt takes as long as that."""
+        ended = self.rows.ended
+        self._idled += len(ended)
+        if not ended or (self.rows.running and self._idled < self.rows.size):
+            return
+        self._idled = 0
         with self.stats.phase("prefill"):
+            self._tell_endings(ended)
             changed = self.rows.refill()
             if changed:
                 self.num_read = [0] * self.rows.size
                 self._seat(changed)
+
+    def _tell_endings(self, rows: list[int]) -> None:
+        """Hand over what these rows hold, before others take them."""
+        endings = self.request.endings
+        if endings is None:
+            return
+        if endings.layers:
+            self._read_pending()
+        features, at = self.runner.features, [self._taps.index(layer) for layer in endings.layers]
+        for row in rows:
+            one = self.rows.current[row]
+            states = features[row, : len(one.tokens)][:, at] if at and features is not None else None
+            endings.take(self.rows.seated[row], one, states)
+
+    def _read_pending(self) -> None:
+        """No round has read the last token of a text that has ended."""
+        pending = self.state.ids.gather(1, self.state.starts)
+        with self.runner.passes(), whole():
+            self.runner.chain(pending, self.state.starts, self._bounds().longest - 1)
 
     def _seat(self, rows: list[int]) -> None:
         """Write and read the prompts of new requests."""
@@ -190,12 +225,18 @@ class Loop:
             drawn=self.drawn,
             noise=Noise(self.state.keys, self.table, self.state.round_index),
             shares_noise=self.verifier.shares_noise,
-            features=self.runner.features,
+            features=self._features,
             target=self.runner,
             plain_rounds=self._plain_rounds,
             budget=self.budget if self.request.confidence else None,
             lease=self.lease,
         )
+
+    @property
+    def _features(self) -> Tensor | None:
+        """Those that the drafter reads."""
+        found = self.runner.features
+        return found if found is None or self.drafter is None else found[:, :, : len(self.drafter.taps)]
 
     def _history(self) -> History | None:
         if not self.request.processors:
@@ -256,6 +297,7 @@ class Loop:
         accepted, drafted, *tokens = report
         one, index = self.rows.current[row], self.rows.seated[row]
         context = len(one.tokens)
+        one.passes += 1
         taken = one.extend(tokens[: accepted + 1], partial(self._reason, row))
         if taken <= accepted:  # cut: what lies behind the end was neither refused nor emitted
             accepted = drafted = taken

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from decode.common.errors import InputError
 from decode.models.compatibility import longest_context
+from decode.rounds.rows import RequestState
 from decode.sampling.stopping import Criteria, StopStrings
 from decode.sampling.warp import Sampling
 from decode.trees.tree import Drawn
@@ -18,6 +20,17 @@ from decode.verify import VERIFIERS
 
 if TYPE_CHECKING:
     from decode.conversation import Conversation
+
+
+@dataclass(frozen=True)
+class Endings:
+    """Who is told of each text as it ends, and what of."""
+
+    take: Callable[[int, RequestState, Tensor | None], None]
+    """Index of the request, the text, and the target's hidden states (L, n, d) of all its tokens at `layers`, None
+    without any."""
+    layers: tuple[int, ...] = ()
+    """As in `decode.models.hidden_states`."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,9 @@ class Request:
     """Draft what pays: `shape` cut in every round by what the rounds before accepted and cost."""
     confidence: bool = False
     """With `adaptive`: chains end where the draft is unsure of going on."""
+    endings: Endings | None = None
+    room: int = 0
+    """Tokens that a row has room for, at least: calls of one room share captures, whatever their prompts."""
     overlap: bool = False
     """The next round is drafted while the target verifies this one."""
     strict: bool = False

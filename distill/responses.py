@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from decode import generate
 from decode.drafters.base import Drafter
+from decode.forward.runner import repeatable
+from decode.requests import Endings
+from decode.rounds.rows import RequestState
 from distill.config import DistillConfig, ResponseSampling
 from distill.corpora.corpus import unit_hash
 from distill.corpora.messages import Message
@@ -34,45 +38,77 @@ class Response:
     """Arrays of the stores, a row for each token that has p."""
 
 
-Sampler = Callable[[list[list[int]], list[int], int], list[Response]]
-"""(prompts, noise rows, seed) -> responses. A text depends on its prompt, row and seed, not on its batch."""
+Heard = Callable[[int, Response, Tensor | None], None]
+"""Place of a prompt among those that were asked, its response, and the hidden states of prompt and response (L, n, d)
+where the runtime gives them."""
+
+
+def unheard(place: int, response: Response, states: Tensor | None) -> None:
+    """For who waits for all responses."""
+
+
+class Sampler(Protocol):
+    """Writes responses."""
+
+    def __call__(self, prompts: list[list[int]], rows: list[int], seed: int, heard: Heard = unheard) -> list[Response]:
+        """`heard` is told of each response as it ends. A text depends on its prompt, noise row and seed, not on its
+        batch, and states depend on that by rounding."""
+        ...
 
 
 def target_sampler(
-    model: PreTrainedModel, sampling: ResponseSampling, batch_size: int, drafter: Drafter | None = None
+    model: PreTrainedModel,
+    sampling: ResponseSampling,
+    batch_size: int,
+    drafter: Drafter | None = None,
+    layers: tuple[int, ...] = (),
+    room: int = 0,
 ) -> Sampler:
     """Samples from `model` in our own runtime, `batch_size` prompts at a time; the others take the rows of those that
     end. With a drafter the rule is the coupled one, whose noise is that of plain decoding: by the other exact rules the
-    text would depend on the draft."""
+    text would depend on the draft. States are those of `layers`; `room` is the length of the longest text to come."""
 
-    def sample(prompts: list[list[int]], rows: list[int], seed: int) -> list[Response]:
+    def sample(prompts: list[list[int]], rows: list[int], seed: int, heard: Heard = unheard) -> list[Response]:
+        found: dict[int, Response] = {}
+
+        def take(place: int, one: RequestState, states: Tensor | None) -> None:
+            assert one.reason is not None
+            found[place] = Response(one.tokens[one.prompt_length :], one.reason, one.passes)
+            heard(place, found[place], states)
+
         ids, attention_mask = _left_padded(prompts, model)
-        out = generate(
-            model,
-            drafter,
-            ids,
-            attention_mask,
-            max_new_tokens=sampling.max_new_tokens,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            verifier="coupled",
-            num_draft_tokens=sampling.draft.num_draft_tokens,
-            adaptive=sampling.draft.adaptive,
-            seed=seed,
-            rows=rows,
-            batch_size=batch_size,
-        )
-        width, passes = ids.shape[1], Counter(one.row for one in out.stats.rounds)
-        return [
-            Response(out.sequences[row, width : width + int(length) - len(prompt)].tolist(), reason, passes[row])
-            for row, (prompt, length, reason) in enumerate(
-                zip(prompts, out.lengths, out.stats.finish_reasons, strict=True)
+        with repeatable():  # a resumed run has captured less, and is to give the same bits
+            generate(
+                model,
+                drafter,
+                ids,
+                attention_mask,
+                max_new_tokens=sampling.max_new_tokens,
+                temperature=sampling.temperature,
+                top_k=sampling.top_k,
+                top_p=sampling.top_p,
+                min_p=sampling.min_p,
+                verifier="coupled",
+                num_draft_tokens=sampling.draft.num_draft_tokens,
+                adaptive=sampling.draft.adaptive,
+                seed=seed,
+                rows=rows,
+                batch_size=batch_size,
+                endings=Endings(take, layers),
+                room=room,
             )
-        ]
+        return [found[place] for place in range(len(prompts))]
 
     return sample
+
+
+Ended = Callable[[Record, Tensor | None, bool], None]
+"""A record as its response ends, the states of its tokens where the runtime gives them, and whether it is the last one
+of its prompt."""
+
+
+def unread(record: Record, states: Tensor | None, is_last: bool) -> None:
+    """For who waits for all records."""
 
 
 class Writer:
@@ -92,7 +128,7 @@ class Writer:
         self.dropped_turns = 0
         """Turns not written because their prompt leaves no room in the target's context."""
 
-    def write(self, first: int, last: int) -> list[Record]:
+    def write(self, first: int, last: int, ended: Ended = unread) -> list[Record]:
         """The records of prompts first .. last - 1 in their order, the turns of a conversation one after another."""
         prompts = self.prompts[first:last]
         if self.sampler is None:
@@ -101,10 +137,12 @@ class Writer:
         records: list[Record] = []
         for turn in range(max(prompt.num_turns for prompt in prompts)):
             waiting = [prompt for prompt in prompts if prompt.num_turns > turn and histories[prompt.number].is_open]
-            records += self._turn(waiting, histories, turn)
+            records += self._turn(waiting, histories, turn, ended)
         return sorted(records, key=lambda record: (record.meta["prompt"], record.meta["turn"]))
 
-    def _turn(self, waiting: Sequence[DrawnPrompt], histories: dict[int, _Conversation], turn: int) -> list[Record]:
+    def _turn(
+        self, waiting: Sequence[DrawnPrompt], histories: dict[int, _Conversation], turn: int, ended: Ended
+    ) -> list[Record]:
         ready: list[tuple[DrawnPrompt, list[int]]] = []
         for prompt in waiting:
             ids = self._prompt_ids(histories[prompt.number], turn)
@@ -113,11 +151,16 @@ class Writer:
                 self.dropped_turns += prompt.num_turns - turn
             else:
                 ready.append((prompt, ids))
-        ready.sort(key=lambda pair: len(pair[1]))  # prompts read together hold little padding
-        records = []
-        for (prompt, ids), response in zip(ready, self._sample(ready, turn), strict=True):
+        ready.sort(key=lambda pair: -len(pair[1]))  # long texts share passes, and are not left alone in the end
+        records: list[Record] = []
+
+        def heard(place: int, response: Response, states: Tensor | None) -> None:
+            prompt, ids = ready[place]
             histories[prompt.number].said(turn, self.tokenizer, response)
             records.append(self._record(prompt, turn, ids, response))
+            ended(records[-1], states, turn + 1 == prompt.num_turns)
+
+        self._sample(ready, turn, heard)
         return records
 
     def _prompt_ids(self, conversation: _Conversation, turn: int) -> list[int]:
@@ -125,13 +168,13 @@ class Writer:
             return conversation.prompt.ids
         return encode_prompt(self.tokenizer, conversation.before(turn), conversation.prompt.document)
 
-    def _sample(self, batch: list[tuple[DrawnPrompt, list[int]]], turn: int) -> list[Response]:
+    def _sample(self, batch: list[tuple[DrawnPrompt, list[int]]], turn: int, heard: Heard) -> None:
         assert self.sampler is not None
         if not batch:
-            return []
+            return
         # Templates drop thoughts, so a later turn may stand where an earlier one stood: it has noise of its own.
         seed = int(unit_hash("turn", self.config.seed, turn) * 2**31)
-        return self.sampler([ids for _, ids in batch], [prompt.number for prompt, _ in batch], seed)
+        self.sampler([ids for _, ids in batch], [prompt.number for prompt, _ in batch], seed, heard)
 
     def _record(self, prompt: DrawnPrompt, turn: int, ids: list[int], response: Response) -> Record:
         whole = np.array(ids + response.ids, dtype=np.int64)

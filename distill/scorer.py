@@ -1,5 +1,5 @@
-"""What one teacher-forced pass tells of finished sequences: p of learned tokens, a chunk of rows of logits at a time,
-and the hidden states of all."""
+"""What passes tell of finished sequences: p of learned tokens, a chunk of rows of logits at a time, and the hidden
+states of all. The passes are those that wrote a text, or teacher-forced ones over it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,20 @@ class Scorer:
 
     @torch.no_grad()
     def score(self, records: Sequence[Record]) -> None:
-        """Set payload and features of each record; the same records give the same bits."""
-        for one in self.passes.over(records):
-            self._keep_distributions(one)
-            if self.code is not None:
-                self.code = self.code.to(self.passes.device)
-                self._keep_features(one, self.code)
+        """Set payload and features of each record that has neither; the same records give the same bits."""
+        for one in self.passes.over([record for record in records if not (record.payload or record.features)]):
+            self._keep(one)
+
+    @torch.no_grad()
+    def take(self, record: Record, states: Tensor) -> None:
+        """Set them from the states (L, n, d) that its writing left, at `with_final` of the passes' layers."""
+        self._keep(self.passes.of_states(record, states))
+
+    def _keep(self, one: Pass) -> None:
+        self._keep_distributions(one)
+        if self.code is not None:
+            self.code = self.code.to(self.passes.device)
+            self._keep_features(one, self.code)
 
     def _keep_distributions(self, one: Pass) -> None:
         counts = [int(record.loss_mask.sum()) for record in one.records]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from torch import Tensor
 
 from decode.common.checked_json import write_atomically
 from decode.common.progress import get_logger, progress
@@ -27,11 +27,13 @@ from distill.recording_plan import RecordingPlan
 from distill.records.feature_codes import FeatureCode
 from distill.records.feature_fitting import CODE_FILE, calibrate, load_code
 from distill.records.record_folder import RecordWriter
+from distill.records.record_shards import Record
 from distill.run_notes import check_same_target, keep_texts, note_target, noted_weights
 from distill.runtimes.chosen import open_runtime
 from distill.runtimes.response_draft import check_room, recorded
 from distill.runtimes.runtime import Runtime
 from distill.scorer import Scorer
+from distill.told_texts import ToldTexts
 
 log = get_logger("distill")
 
@@ -65,7 +67,7 @@ def _planned(config: DistillConfig, texts: Texts, runtime: Runtime) -> Recording
         say_others(texts.target.generation_config, used, texts.target.path, written, of_run=True)
     texts.read(Path(config.output_dir))
     plan = texts.plan()
-    write_lines([*texts.examples(), *(plan.lines() if config.plan else [])])
+    write_lines([*texts.examples(), *([*plan.lines(), *runtime.memory(plan.longest)] if config.plan else [])])
     check_room(runtime.draft, plan.longest)
     if not config.plan:
         free_disk_check(config.output_dir, plan.bytes_on_disk)
@@ -119,18 +121,22 @@ def _write_shards(
         note_target(folder, target, runtime.note, runtime.weights())
     writer, scorer = texts.writer(runtime), _scorer(config, plan, runtime, code)
     total, left = sum(map(len, mine.values())), sum(len(mine[index]) for index in todo)
+
+    def take(record: Record, states: Tensor | None) -> None:
+        if scorer is not None and states is not None:
+            with runtime.stopwatch.part("reading"):
+                scorer.take(record, states)
+
     with progress(total, "prompts", "records", initial=total - left) as bar:
-        began, tokens = time.perf_counter(), 0
+        told = ToldTexts(bar, take)
         for index in todo:
             with runtime.stopwatch.part("writing"):
-                part = writer.write(mine[index].start, mine[index].stop)
+                part = writer.write(mine[index].start, mine[index].stop, told.ended)
             with runtime.stopwatch.part("reading"):
                 if scorer is not None:
                     scorer.score(part)
                 known = records.write(index, part)
-            tokens += known.learned_tokens
-            drafted = {"tokens_per_pass": round(known.drafting.tokens_per_pass, 2)} if known.drafting else {}
-            bar.update(len(mine[index]), tokens_per_s=round(tokens / (time.perf_counter() - began)), **drafted)
+            told.shard(len(mine[index]), known)
     if writer.dropped_turns:
         log.warning("%d turns were left out: they do not fit into the target's context", writer.dropped_turns)
     return records
@@ -148,12 +154,11 @@ def _write_responses(parts: Sequence[range], texts: Texts, runtime: Runtime) -> 
     """Those of all shards, which the runtime keeps; what a killed run has written is there already."""
     writer = texts.writer(runtime)
     with progress(sum(map(len, parts)), "prompts", "responses") as bar:
-        began, tokens = time.perf_counter(), 0
+        told = ToldTexts(bar)
         for part in parts:
             with runtime.stopwatch.part("writing"):
-                written = writer.write(part.start, part.stop)
-            tokens += sum(len(record.ids) - record.meta["prompt_end"] for record in written)
-            bar.update(len(part), tokens_per_s=round(tokens / (time.perf_counter() - began)))
+                writer.write(part.start, part.stop, told.ended)
+            told.shard(len(part))
 
 
 def _feature_code(

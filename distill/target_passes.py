@@ -12,12 +12,22 @@ from transformers import PreTrainedModel
 
 from decode.common.environment import device_of
 from decode.common.errors import RunError
-from decode.models.hidden_states import Taps
+from decode.models.hidden_states import FINAL, Taps
 from decode.models.output_head import OutputHead, head_of
 from decode.models.structure import decoder_of
 from distill.records.record_shards import Record
 
 STATE_ENTRIES = 1 << 25  # tokens * layers * channels worked on at once: 128 MiB in float32, a few times over
+
+
+MOST_TOKENS = 1 << 16
+"""Of all rows of a pass over finished texts, padding included. Keys and values of the rows that write lie beside
+it: with those of an 8B target, 128 rows of 2,048 tokens would not fit into 80 GB."""
+
+
+def with_final(layers: Sequence[int]) -> tuple[int, ...]:
+    """`layers`, and the final states that p is made from."""
+    return tuple(dict.fromkeys((*layers, FINAL)))
 
 
 @dataclass(frozen=True)
@@ -61,9 +71,19 @@ class Passes(ABC):
     @torch.no_grad()
     def over(self, records: Sequence[Record]) -> Iterator[Pass]:
         """All of `records`. Batches depend on the records alone, so the same records give the same bits."""
-        order = sorted(range(len(records)), key=lambda index: len(records[index].ids))
-        for start in range(0, len(order), self.batch_size):
-            yield self.of_batch([records[index] for index in order[start : start + self.batch_size]])
+        batch: list[Record] = []
+        for record in sorted(records, key=lambda record: len(record.ids)):
+            if len(batch) == self.batch_size or (len(batch) + 1) * len(record.ids) > MOST_TOKENS:
+                yield from [self.of_batch(batch)] if batch else []
+                batch = []
+            batch.append(record)
+        if batch:
+            yield self.of_batch(batch)
+
+    def of_states(self, record: Record, states: Tensor) -> Pass:
+        """What a text left as it was written: states (L, n, d) at `with_final` of the layers."""
+        final = with_final(self.layers).index(FINAL)
+        return Pass([record], states[None, :, final], states[None, :, : len(self.layers)] if self.layers else None)
 
     @abstractmethod
     def of_batch(self, batch: list[Record]) -> Pass:

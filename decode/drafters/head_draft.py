@@ -216,7 +216,7 @@ class HeadDraft(nn.Module, ABC):
         assert context.features is not None
         size = len(context.lengths)
         ends = [max(0, lengths.get(row, 0) - 2) for row in range(size)]
-        for rows, start, end in chunks([0] * size, ends) if self.num_cached else ():
+        for rows, start, end in chunks([0] * size, ends, context.ids.device.type) if self.num_cached else ():
             index = torch.tensor(rows, device=context.ids.device)
             positions = torch.arange(start, end, device=index.device).expand(len(rows), -1)
             slots = torch.arange(end, device=index.device)

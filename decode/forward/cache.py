@@ -142,6 +142,12 @@ class SlotCache(Cache):
         for kept, state in zip(self.states, states, strict=True):
             self._places.write(kept, state[:, None].to(kept.device))
 
+    def copied(self, slots: Tensor) -> tuple[Tensor, ...]:
+        """What `stored` holds in slots (B, W), as (B, W, n, heads, d) each; slots past the end are the last one."""
+        rows = torch.arange(len(slots), device=slots.device)[:, None]
+        places = [(held, slots.clamp(max=held.shape[-2] - 1).to(held.device)) for held in self.stored]
+        return tuple(held[:, rows.to(held.device), :, at] for held, at in places)
+
     def move(self, starts: Tensor, path: Tensor) -> None:
         """Compact: slot starts[b] + i takes what slot starts[b] + path[b, i] holds.
 

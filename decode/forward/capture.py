@@ -124,8 +124,10 @@ def _written(module: nn.Module) -> tuple[Tensor, ...]:
 
 
 def _done(call: Pass, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """What a call returns, and what is written by then: traces may drop writes."""
-    return (*_copied(call(*inputs)), *_copied(_written(module)))
+    """What a call returns, and what is written by then: traces may drop writes. Of caches that are as large as the
+    model, where a module can tell (`written_at`), what a call at these inputs writes."""
+    found, tell = _copied(call(*inputs)), getattr(module, "written_at", None)
+    return (*found, *(_copied(_written(module)) if tell is None else tell(*inputs)))
 
 
 def _copied(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -57,7 +57,7 @@ class Taps:
         return module.register_forward_hook(self._keeper(tap))
 
     def _keeper(self, tap: int) -> Callable[[nn.Module, Any, Any], None]:
-        return lambda module, given, made: self._keep(tap, made[0] if isinstance(made, tuple) else made)
+        return lambda module, given, made: self._keep(tap, made if isinstance(made, Tensor) else made[0])
 
     def _keep(self, tap: int, state: Tensor) -> None:
         self._found[tap] = state

@@ -80,6 +80,12 @@ class Round(nn.Module):
         """What a commit moves, and no later step of the round reads."""
         return tuple(self.target.cache.stored)
 
+    def written_at(self, *state: Tensor) -> tuple[Tensor, ...]:
+        """Copies of the slots from pending's on that a round of this state writes to."""
+        known, shape = State(*state), self.wanted.shape
+        nodes = max(shape.num_nodes + known.heard_at.shape[1], shape.num_read + 2, self.rule.strict_nodes or 0)
+        return self.target.cache.copied(known.starts + torch.arange(nodes, device=known.lengths.device))
+
     def forward(self, *state: Tensor) -> tuple[Tensor, ...]:
         """The tensors of a state -> those of an `Outcome`, one after another (`outcome`)."""
         found = self.decided(State(*state))

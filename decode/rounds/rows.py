@@ -15,6 +15,8 @@ class RequestState:
     end: int
     """Tokens at which it ends by length."""
     reason: str | None = None
+    passes: int = 0
+    """Target passes that it took."""
 
     def extend(self, tokens: list[int], reason_to_end: Callable[[RequestState], str | None]) -> int:
         """Append until a reason to end comes up; how many were taken."""
@@ -39,6 +41,7 @@ class Rows:
         self.size = min(self.size, len(self.requests))
         self.seated = list(range(self.size))
         self._next = self.size
+        self._closed: set[int] = set()
 
     @property
     def current(self) -> list[RequestState]:
@@ -63,8 +66,14 @@ class Rows:
         current = self.current
         return {self.seated[row]: current[row].end - len(current[row].tokens) for row in self.running}
 
+    @property
+    def ended(self) -> list[int]:
+        """Rows whose request has ended since the last refill."""
+        return [row for row, one in enumerate(self.current) if one.reason and self.seated[row] not in self._closed]
+
     def refill(self) -> list[int]:
         """Seat waiting requests in the rows of finished ones; the rows that changed."""
+        self._closed.update(self.seated[row] for row in self.ended)
         changed = []
         for row, one in enumerate(self.current):
             if one.reason is not None and self._next < len(self.requests):

@@ -21,6 +21,7 @@ from distill.prompts.tokenizer import tokenizer_of
 from distill.recording_plan import RecordingPlan, plan_of_records
 from distill.records.record_folder import RecordFolder
 from distill.records.record_shards import Record
+from distill.responses import Ended, unread
 from distill.runtimes.runtime import Runtime
 
 
@@ -66,7 +67,7 @@ class RecordedTexts(AbstractContextManager):
     def writer(self, runtime: Runtime) -> RecordedTexts:
         return self
 
-    def write(self, first: int, last: int) -> list[Record]:
+    def write(self, first: int, last: int, ended: Ended = unread) -> list[Record]:
         """The texts as they were recorded; all of a prompt's lie together, as in the run that made them."""
         start, end = np.searchsorted(self.folder.prompts, (first, last))
         return [self._text(index) for index in range(start, end)]

@@ -51,6 +51,10 @@ class Runtime(AbstractContextManager):
         ConfigError and InputError where what runs the target cannot take them."""
         self.longest = longest
 
+    def memory(self, longest: int) -> list[str]:
+        """What its passes over texts of up to `longest` tokens take in this process, as lines of a plan."""
+        return []
+
     def close(self) -> None:
         """End what runs."""
 

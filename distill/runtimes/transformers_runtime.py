@@ -5,30 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
+import torch
 import transformers
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from decode.common.progress import get_logger
 from decode.drafters.base import Drafter
 from decode.drafters.saved_draft import load_drafter
+from decode.drafters.untrained.early_exit import EarlyExitDrafter
+from decode.models.compatibility import cache_argument
 from decode.models.fingerprint import weights_fingerprint
 from decode.models.load import ModelDescription, load_model
+from decode.models.weight_counts import empty_model
 from distill.config import DistillConfig
 from distill.records.record_manifest import RecordedRuntime
 from distill.responses import Sampler, target_sampler
 from distill.runtimes.response_draft import describe
 from distill.runtimes.runtime import Runtime
-from distill.target_passes import ModelPasses
+from distill.target_passes import MOST_TOKENS, ModelPasses, with_final
 
 log = get_logger("distill")
 
 
 class TransformersRuntime(Runtime):
-    """Writes by our own decoder, reads by forwards."""
+    """Writes by our own decoder, whose passes leave the states of what they write, and reads by forwards where they do
+    not."""
 
     def __init__(self, config: DistillConfig, target: ModelDescription, dtype: str) -> None:
         """Raises InputError for a draft of another target."""
-        self.config, self.draft = config, describe(config.sampling.draft, target)
+        self.config, self.target, self.draft = config, target, describe(config.sampling.draft, target)
         self.note = RecordedRuntime(name="transformers", version=transformers.__version__, dtype=dtype)
 
     @cached_property
@@ -49,10 +54,42 @@ class TransformersRuntime(Runtime):
             return load_drafter(asked.path, self.model, asked.dtype, **asked.loading)
 
     def sampler(self) -> Sampler:
-        return target_sampler(self.model, self.config.sampling, self.config.batch_size, self.drafter)
+        config = self.config
+        return target_sampler(
+            self.model, config.sampling, config.batch_size, self.drafter, self._layers(), room=self.longest
+        )
+
+    def _layers(self) -> tuple[int, ...]:
+        """Whose states writing leaves: none where none are kept, where the rounding of passes depends on the time that
+        others took, or where a pass leaves the lower layers to the draft."""
+        kept, is_parted = self.config.records, isinstance(self.drafter, EarlyExitDrafter)
+        if self.config.sampling.draft.adaptive or is_parted or not (kept.store or kept.features.layers):
+            return ()
+        return with_final(kept.features.layers)
 
     def passes(self, layers: Sequence[int]) -> ModelPasses:
         return ModelPasses(self.model, layers, self.config.batch_size)
 
+    def memory(self, longest: int) -> list[str]:
+        rows = self.config.batch_size if self.config.responses == "target" else 0
+        width = getattr(torch, self.note.dtype).itemsize
+        weights = self.target.num_parameters * width / 1e9
+        held = rows * longest * _cache_entries(self.target.config) * width / 1e9
+        return [
+            f"memory, at least      {weights + held:.1f} GB: {weights:.1f} of weights, {held:.1f} of keys and values "
+            f"of {rows} rows of {longest:,} tokens (batch_size); texts are read {MOST_TOKENS:,} tokens at a time"
+        ]
+
     def weights(self) -> str | None:
         return weights_fingerprint(self.model)
+
+
+def _cache_entries(config: PretrainedConfig) -> int:
+    """Keys and values of one token in all layers, as a pass over one without values leaves them."""
+    model, cache = empty_model(config), DynamicCache()
+    name = cache_argument(type(model))
+    assert name is not None, type(model)  # refuse_unsupported
+    ids = torch.zeros(1, 1, dtype=torch.long, device="meta")
+    with torch.no_grad():
+        model(input_ids=ids, position_ids=ids, use_cache=True, **{name: cache})
+    return sum(part.numel() for layer in cache.layers for part in (layer.keys, layer.values) if part is not None)

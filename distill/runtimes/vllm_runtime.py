@@ -23,7 +23,7 @@ from decode.sampling.stopping import own_eos_ids
 from distill.config import DistillConfig
 from distill.corpora.corpus import unit_hash
 from distill.records.record_manifest import RecordedRuntime
-from distill.responses import Response, Sampler
+from distill.responses import Heard, Response, Sampler, unheard
 from distill.runtimes.engine_passes import EnginePasses, bytes_of_states
 from distill.runtimes.engine_process import WORKER, Engine, check_python, local
 from distill.runtimes.kept_responses import kept_responses
@@ -85,7 +85,7 @@ class VllmRuntime(Runtime):
     def sampler(self) -> Sampler:
         about = self.asked()
 
-        def sample(prompts: list[list[int]], rows: list[int], seed: int) -> list[Response]:
+        def sample(prompts: list[list[int]], rows: list[int], seed: int, heard: Heard = unheard) -> list[Response]:
             seeds = [int(unit_hash("row", seed, row) * 2**31) for row in rows]
             answer = self.engine("write").call({"prompts": prompts, "seeds": seeds, **about})
             reasons = [_REASONS[reason] for reason in answer["finish_reasons"]]

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import torch
+
 from distill.config import (
     DataConfig,
     DistillConfig,
@@ -13,6 +15,7 @@ from distill.config import (
     ResponseSampling,
     TargetConfig,
 )
+from distill.records.record_folder import RecordFolder
 from tests.tiny import save_tiny_target
 
 ALL_STORES = ["head_tail", "topk", "full", "last_hidden"]
@@ -54,3 +57,23 @@ def kept(code: FeatureCodeName | None = None) -> RecordsConfig:
 def shard_files(folder: Path | str) -> dict[str, bytes]:
     """Name and content of every shard."""
     return {file.name: file.read_bytes() for file in sorted(Path(folder).glob("shards/*.safetensors"))}
+
+
+def check_alike(ours: Path, theirs: Path) -> None:
+    """The same texts, and the same states but for float32's rounding, which differs where passes read other rows
+    together: 1e-5 of what they are, 8 bits of bfloat16."""
+    one, other = RecordFolder.open(ours), RecordFolder.open(theirs)
+    assert len(one) == len(other) > 0
+    for a, b in ((one.read(index), other.read(index)) for index in range(len(one))):
+        assert (a.ids == b.ids).all()
+        assert (a.loss_mask == b.loss_mask).all()
+        assert a.meta == b.meta
+        assert {name: rows.shape for name, rows in a.payload.items()} == {
+            n: rows.shape for n, rows in b.payload.items()
+        }
+        hidden = [torch.from_numpy(record.payload["last_hidden.bits"]).view(torch.float32) for record in (a, b)]
+        torch.testing.assert_close(*hidden, rtol=1e-5, atol=1e-5)
+        assert a.features.keys() == b.features.keys()
+        for name in (name for name in a.features if name.endswith(".bits")):
+            states = [torch.from_numpy(record.features[name]).view(torch.bfloat16) for record in (a, b)]
+            torch.testing.assert_close(*states, rtol=2**-7, atol=1e-5)

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from decode import load_drafter
 from distill.config import DataConfig, DistillConfig, PromptConfig, ResponseDraftConfig, ResponseSampling
 from distill.prompts.drawn_prompts import DrawnPrompt
-from distill.responses import Response, Writer, target_sampler
+from distill.responses import Heard, Response, Writer, target_sampler, unheard
 from tests.tiny import tiny_llama, tiny_tokenizer
 
 MODEL = tiny_llama()
@@ -32,9 +32,12 @@ class Scripted:
     def __init__(self, answer: list[int]) -> None:
         self.answer, self.asked = answer, []
 
-    def __call__(self, prompts: list[list[int]], rows: list[int], seed: int) -> list[Response]:
+    def __call__(self, prompts: list[list[int]], rows: list[int], seed: int, heard: Heard = unheard) -> list[Response]:
         self.asked.append((prompts, rows, seed))
-        return [Response(self.answer, "eos") for _ in prompts]
+        answers = [Response(self.answer, "eos") for _ in prompts]
+        for place, one in enumerate(answers):
+            heard(place, one, None)
+        return answers
 
 
 def chat_tokenizer() -> PreTrainedTokenizerFast:

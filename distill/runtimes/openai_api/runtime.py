@@ -22,7 +22,7 @@ from distill.config import DistillConfig
 from distill.corpora.corpus import unit_hash
 from distill.records.distribution_stores import SparseStore
 from distill.records.record_manifest import RecordedRuntime, RecordedServer
-from distill.responses import Response, Sampler
+from distill.responses import Heard, Response, Sampler, unheard
 from distill.runtimes.kept_responses import KeptResponses
 from distill.runtimes.openai_api.answers import Position, TokenIds
 from distill.runtimes.openai_api.checks import check_server
@@ -98,16 +98,20 @@ class OpenAiRuntime(Runtime):
     def sampler(self) -> Sampler:
         kept = KeptResponses(self.folder / "responses", {} if self.store is None else self.store.shapes)
 
-        def sample(prompts: list[list[int]], rows: list[int], seed: int) -> list[Response]:
+        def sample(prompts: list[list[int]], rows: list[int], seed: int, heard: Heard = unheard) -> list[Response]:
             found = [kept.get([prompt], [row], seed) for prompt, row in zip(prompts, rows, strict=True)]
             left = {
                 place: (prompts[place], int(unit_hash("row", seed, rows[place]) * 2**31))
                 for place, one in enumerate(found)
                 if one is None
             }
+            for place, one in enumerate(found):
+                if one is not None:
+                    heard(place, one[0], None)
             for place, response in self._written(left):
                 kept.put([prompts[place]], [rows[place]], seed, [response])
                 found[place] = [response]
+                heard(place, response, None)
             return [response for one in found if one is not None for response in one]
 
         return sample

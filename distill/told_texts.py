@@ -1,0 +1,40 @@
+"""What a person is told while texts are made: prompts, as their last response ends, and tokens a second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from torch import Tensor
+
+from decode.common.progress import Progress
+from distill.records.record_manifest import ShardSummary
+from distill.records.record_shards import Record
+
+
+class ToldTexts:
+    """Counts on a progress bar of prompts."""
+
+    def __init__(self, bar: Progress, take: Callable[[Record, Tensor | None], None] | None = None) -> None:
+        """`take` is given each record as it ends, before it counts."""
+        self.bar, self.take = bar, take
+        self.began, self.tokens = time.perf_counter(), 0
+        self._told = 0
+        """Prompts of the shard in hand that are on the bar."""
+
+    def ended(self, record: Record, states: Tensor | None, is_last: bool) -> None:
+        """As `distill.responses.Ended`."""
+        if self.take is not None:
+            self.take(record, states)
+        self.tokens += int(record.loss_mask.sum())
+        self._told += is_last
+        self._tell(int(is_last))
+
+    def shard(self, prompts: int, known: ShardSummary | None = None) -> None:
+        """A shard of so many prompts is done, those included of which no response ended."""
+        drafting = None if known is None else known.drafting
+        left, self._told = prompts - self._told, 0
+        self._tell(left, **({} if drafting is None else {"tokens_per_pass": round(drafting.tokens_per_pass, 2)}))
+
+    def _tell(self, prompts: int, **shown: object) -> None:
+        self.bar.update(prompts, tokens_per_s=round(self.tokens / (time.perf_counter() - self.began)), **shown)
