@@ -33,4 +33,7 @@ step "one chat" 25 python -m decode target=smollm2 draft=mixture decode=greedy c
 step "report" 200 python -m eval experiment=quickstart_report resume=auto $target
 
 show_times
+printf '\nWhat paid for which kind of chat:\n'
+grep -E '^- At T=[^ ]*, by the median' runs/quickstart/report/summary.md
+echo '- The head has read 23,000 tokens. More records and steps raise its alpha, and with it every kind that nothing pays for.'
 printf '\nThe report: runs/quickstart/report/index.html (figures in results.json, a summary in summary.md)\n'

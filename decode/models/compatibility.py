@@ -16,6 +16,7 @@ from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBas
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from decode.common.errors import InputError
+from decode.models.gguf_file import open_gguf
 
 if TYPE_CHECKING:
     from decode.config import ModelConfig
@@ -115,7 +116,7 @@ def load_tokenizer(source: ModelConfig) -> PreTrainedTokenizerBase:
     path = Path(source.path or "")
     try:
         if path.is_file():  # AutoTokenizer would take seconds to find that its class is this one
-            return PreTrainedTokenizerFast.from_pretrained(str(path.parent), gguf_file=path.name)
+            return _gguf_tokenizer(path)
         return AutoTokenizer.from_pretrained(
             source.path, revision=source.revision, trust_remote_code=source.trust_remote_code
         )
@@ -124,6 +125,18 @@ def load_tokenizer(source: ModelConfig) -> PreTrainedTokenizerBase:
             f"no tokenizer can be loaded from {source.path} ({type(error).__name__}: {error}), and text cannot be read "
             "without one. Copy its tokenizer files again"
         ) from error
+
+
+def _gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast:
+    """That of a GGUF file, without what transformers adds to it: `<|endoftext|>`, where the file has no such token, is put
+    behind the last row of the embedding."""
+    found = PreTrainedTokenizerFast.from_pretrained(str(path.parent), gguf_file=path.name)
+    rows = open_gguf(path, "target").tensors["token_embd.weight"].shape[0]
+    content = json.loads(found.backend_tokenizer.to_str())
+    added = [one for one in content["added_tokens"] if one["id"] < rows]
+    if len(added) < len(content["added_tokens"]):
+        found._tokenizer = type(found.backend_tokenizer).from_str(json.dumps(content | {"added_tokens": added}))
+    return found
 
 
 def token_map_hash(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -12,7 +12,7 @@ from decode.common.errors import ConfigError
 from distill.prompts.held_out_count import LEAST_PROMPTS, opening_of
 from distill.prompts.tokenizer import start_ids
 from eval.prompts.prompt import Prompt, check_room
-from eval.prompts.questions import first_turn, limited_questions, question_of, questions_of
+from eval.prompts.questions import by_turns_of_category, first_turn, limited_questions, question_of, questions_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -155,10 +155,11 @@ def held_out_prompts(
     """Up to `wanted` prompts, spread over as many documents as possible: windows of text, opening questions of chats.
 
     The documents take turns in an order drawn from `seed`, each giving its windows (which do not overlap) in a drawn
-    order.
+    order; where documents differ in category, categories take turns, too.
     """
     rng = random.Random(seed)
-    return in_turn([_prompts_of(document, tokenizer, cfg, rng)[:wanted] for document in documents], wanted, rng)
+    per_document = [_prompts_of(document, tokenizer, cfg, rng)[:wanted] for document in documents]
+    return by_turns_of_category(in_turn(per_document, sum(map(len, per_document)), rng))[:wanted]
 
 
 def in_turn(per_document: list[list[Prompt]], wanted: int, rng: random.Random) -> list[Prompt]:

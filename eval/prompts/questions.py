@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from decode.common.errors import InputError
 from distill.corpora.messages import Message, checked_text, read_conversation
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from eval.config import PromptsConfig
 
+Kept = TypeVar("Kept", Prompt, "Question")
 _WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 _LAYOUT = 'one object per line such as {"question_id": 81, "category": "writing", "turns": ["..."]}'
 
@@ -104,7 +105,7 @@ def _short(value: object) -> str:
 def questions_of(cfg: PromptsConfig) -> list[Question]:
     """At most `limit` of `file`, such that every prefix holds its categories (its kinds, where these are named) in
     equal shares."""
-    return _by_turns_of_category(limited_questions(cfg))
+    return by_turns_of_category(limited_questions(cfg))
 
 
 def limited_questions(cfg: PromptsConfig) -> list[Question]:
@@ -136,12 +137,12 @@ def spread(questions: list[Question], limit: int | None) -> list[Question]:
     return [questions[i * len(questions) // limit] for i in range(limit)]
 
 
-def _by_turns_of_category(questions: list[Question]) -> list[Question]:
+def by_turns_of_category(found: list[Kept]) -> list[Kept]:
     """Reordered so that every prefix holds the categories in equal shares."""
-    groups: dict[str | None, list[Question]] = {}
-    for question in questions:
-        groups.setdefault(question.category, []).append(question)
-    return [question for question in chain.from_iterable(zip_longest(*groups.values())) if question is not None]
+    groups: dict[str | None, list[Kept]] = {}
+    for one in found:
+        groups.setdefault(one.category, []).append(one)
+    return [one for one in chain.from_iterable(zip_longest(*groups.values())) if one is not None]
 
 
 def first_turn(question: Question, tokenizer: PreTrainedTokenizerBase, max_turns: int) -> Prompt:
