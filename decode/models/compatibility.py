@@ -128,8 +128,8 @@ def load_tokenizer(source: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def _gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """That of a GGUF file, without the `<|endoftext|>` that transformers puts behind the last row of the embedding where
-    the file has no such token."""
+    """That of a GGUF file, without the `<|endoftext|>` that transformers puts behind the last row of the embedding,
+    where the file has no such token."""
     found = PreTrainedTokenizerFast.from_pretrained(str(path.parent), gguf_file=path.name)
     rows = open_gguf(path, "target").tensors["token_embd.weight"].shape[0]
     content = json.loads(found.backend_tokenizer.to_str())
