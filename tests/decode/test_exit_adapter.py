@@ -116,6 +116,7 @@ def test_the_text_is_that_of_plain_decoding(settings: dict[str, Any]) -> None:
     check_text(**settings)
 
 
+@pytest.mark.slow
 def test_captured_rounds_follow_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """A capture holds copies of weights: after training goes on, the same drafter drafts by the new ones."""
     model, captured = tiny_llama(num_layers=4, dtype=torch.float64), []

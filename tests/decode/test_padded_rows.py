@@ -19,6 +19,7 @@ from decode.config import ModelConfig
 from decode.drafters.lm import LMDraft
 from decode.models.load import describe_model
 from tests.decode.checks import ragged_prompts
+from tests.tiers import by_default
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.train.toy import tiny_config, write_corpus
 from train.drafts.lm_blueprint import lm_blueprint
@@ -54,8 +55,8 @@ def draft_of(kind: str, rows: int) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize("kind", ["untied", "tied", "biased"])
-@pytest.mark.parametrize(("rows", "drafts"), SIZES)
+@pytest.mark.parametrize("kind", by_default(1, ["tied", "untied", "biased"]))
+@pytest.mark.parametrize(("rows", "drafts"), by_default(2, SIZES))
 def test_a_folder_drafts_the_tokens_that_both_know(
     rows: int, drafts: int, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -127,6 +127,7 @@ def test_passes_of_members_are_captured_whichever_of_them_drafts(kind: str, capt
     assert [type(one).__name__ for one in captures[made:]] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("by", "nested"),
     by_default(2, [("intersection", False), ("text", True), ("text", False), ("intersection", True)]),

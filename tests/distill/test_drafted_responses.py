@@ -20,6 +20,7 @@ from distill.runtimes import transformers_runtime
 from distill.stage import run
 from tests.distill.runs import check_alike, tiny_config
 from tests.distill.test_responses import CHAT
+from tests.tiers import by_default
 from tests.tiny import save_tiny_target, tiny_tokenizer
 from tests.train.export.saved_heads import save_head
 
@@ -71,7 +72,7 @@ def written(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("batch_size", by_default(1, [3, 1]))
 def test_records_are_those_of_the_target_alone(
     folder: Path, chat: bool, batch_size: int, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -219,6 +219,7 @@ run(config_of(Path(sys.argv[1]), SimpleNamespace(url=sys.argv[2])))
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, openai_server: FakeOpenAi) -> None:
     run(config_of(tmp_path, openai_server, "whole"))
     openai_server.asked.clear()

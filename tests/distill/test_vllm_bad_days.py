@@ -49,6 +49,7 @@ def test_an_engine_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.slow
 def test_an_engine_that_takes_its_time_and_lives_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = proxy(tmp_path, monkeypatch)
     config = config_of(tmp_path, prompts=PromptConfig(tokens=6, count=2, validation_count=0))

@@ -49,6 +49,7 @@ def made(arm: str, seconds: float, number: int = 0, texts: str = "ab") -> dict[s
     return {**known, "writing_s": seconds, "reading_s": 1.0, "texts": list(texts), "equal_texts": 1.0}
 
 
+@pytest.mark.slow
 def test_a_whole_run_counts_tokens_compares_texts_and_goes_on_after_what_it_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

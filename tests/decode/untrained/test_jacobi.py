@@ -153,18 +153,21 @@ CHAIN = chain(2)
 
 def check_windows() -> None:
     """Every row hears of every one of its passes, once, what the target says to its own window, with the noise of the
-    very places: of two rows at a time, which are taken over by requests that wait."""
+    very places: of two rows at a time, and of one, which is taken over by the next request at once."""
     heard_in_a_call()
+    heard_in_a_call(batch_size=1)
 
 
 def heard_in_a_call(
-    temperature: float = 1.0, ngram: int = 3, shape: Shape = CHAIN, new_tokens: int = 6
+    temperature: float = 1.0, ngram: int = 3, shape: Shape = CHAIN, new_tokens: int = 6, batch_size: int = 2
 ) -> list[tuple[int, Pass, list[int]]]:
     """What was heard in a call that is watched, and the text that came."""
     sampling = Sampling(temperature)
     drafter = WatchedDrafter(JacobiConfig(4, ngram), sampling, 3)
     loop = Loop(
-        target(), drafter, Request(PROMPTS, new_tokens, sampling, shape=shape, batch_size=2, seed=3, audit=True)
+        target(),
+        drafter,
+        Request(PROMPTS, new_tokens, sampling, shape=shape, batch_size=batch_size, seed=3, audit=True),
     )
     texts, stats = loop.run()
     drafted = Counter(one.row for one in stats.rounds if one.drafted)

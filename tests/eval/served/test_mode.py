@@ -87,6 +87,7 @@ def results_of(output: Path) -> dict[str, Any]:
     return json.loads((output / "report/results.json").read_text())
 
 
+@pytest.mark.slow
 def test_an_engine_that_drafts_as_we_do(toy: Toy, tmp_path: Path) -> None:
     with serving(toy.engine()) as url:
         stage.run(toy.config(tmp_path, url))
@@ -139,6 +140,7 @@ def test_an_engine_that_draws_otherwise(toy: Toy, tmp_path: Path) -> None:
     assert "draws or verifies tokens otherwise" in drawn["faults"][0]
 
 
+@pytest.mark.slow
 def test_texts_of_another_model_are_refused(toy: Toy, tmp_path: Path) -> None:
     save_tiny_target(tmp_path / "other", seed=5)
     with serving(toy.engine(written=str(tmp_path / "other"))) as url, pytest.raises(InputError, match="another model"):

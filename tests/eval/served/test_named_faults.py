@@ -88,6 +88,7 @@ def marked(fault: Fault) -> object:
     return pytest.param(fault, marks=[pytest.mark.slow] * ((fault.family, fault.name) not in QUICK))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", map(marked, SEEN), ids=[f"{one.family}: {one.name}" for one in SEEN])
 def test_a_fault_is_named_from_its_counters(toys: Toys, tmp_path: Path, fault: Fault) -> None:
     draft = draft_of(fault.family)
