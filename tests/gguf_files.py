@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from gguf import (
@@ -93,11 +93,11 @@ def add_tokenizer(writer: GGUFWriter, tokenizer: PreTrainedTokenizerFast, vocab_
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_token_merges(_merges(merges))
-    writer.add_eos_token_id(tokenizer.eos_token_id)
-    writer.add_pad_token_id(tokenizer.pad_token_id)
+    writer.add_eos_token_id(cast(int, tokenizer.eos_token_id))
+    writer.add_pad_token_id(cast(int, tokenizer.pad_token_id))
     writer.add_add_bos_token(False)
     if tokenizer.chat_template:
-        writer.add_chat_template(tokenizer.chat_template)
+        writer.add_chat_template(str(tokenizer.chat_template))
 
 
 def _merges(content: str) -> list[str]:

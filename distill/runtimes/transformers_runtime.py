@@ -92,4 +92,5 @@ def _cache_entries(config: PretrainedConfig) -> int:
     ids = torch.zeros(1, 1, dtype=torch.long, device="meta")
     with torch.no_grad():
         model(input_ids=ids, position_ids=ids, use_cache=True, **{name: cache})
-    return sum(part.numel() for layer in cache.layers for part in (layer.keys, layer.values) if part is not None)
+    parts = [getattr(layer, name) for layer in cache.layers for name in ("keys", "values")]
+    return sum(part.numel() for part in parts if part is not None)
