@@ -22,13 +22,20 @@ def load(settings: dict[str, Any]) -> Any:
     if "TOKENS_A_STEP" in os.environ:
         asked["max_num_batched_tokens"] = int(os.environ["TOKENS_A_STEP"])
     vllm.LLM = functools.partial(vllm.LLM, **asked)
-    engine = compiled(settings)
-    if "LARGEST_FILE" in os.environ and "states" in settings:
+    return compiled(settings)
+
+
+read = vllm_worker.read
+
+
+def limited(engine: Any, step: Any, call: dict[str, Any], number: int) -> dict[str, Any]:
+    """Reads under the limit what comes after the probe, for whose log p vLLM compiles, which writes files, too."""
+    if "LARGEST_FILE" in os.environ and not call.get("log_p"):
         limit = int(os.environ["LARGEST_FILE"])
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    return engine
+    return read(engine, step, call, number)
 
 
 if __name__ == "__main__":
-    vllm_worker.load = load
+    vllm_worker.load, vllm_worker.read = load, limited
     vllm_worker.main()
