@@ -290,14 +290,14 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
     test_responses.test_a_draft_changes_no_token_and_saves_passes: [
         ("distill.responses:target_sampler", 'verifier="coupled"', 'verifier="rejection"'),
         ("distill.responses:target_sampler", "=sampling.draft.num_draft_tokens", "=1"),
-        ("distill.responses:target_sampler", "one.row for one", "0 for one"),
+        ("distill.responses:target_sampler", "one.reason, one.passes)", "one.reason, 1)"),
     ],
     test_responses.test_a_response_does_not_depend_on_the_others_of_its_batch: [
         ("distill.responses:target_sampler", "rows=rows,", ""),
+        ("distill.responses:_left_padded", "[0] * (width - len(prompt)) + [1]", "[1] * (width - len(prompt)) + [1]"),
     ],
     test_responses.test_a_response_ends_with_its_end_token_and_holds_no_padding: [
-        ("distill.responses:_left_padded", "[0] * (width - len(prompt)) + [1]", "[1] * (width - len(prompt)) + [1]"),
-        ("distill.responses:target_sampler", "width + int(length) - len(prompt)", "width + int(length)"),
+        ("distill.responses:target_sampler", "one.tokens[one.prompt_length :]", "one.tokens[one.prompt_length - 1 :]"),
     ],
     partial(test_responses.test_every_sampling_setting_reaches_the_decoder, {"min_p": 1.0}): [
         ("distill.responses:target_sampler", "min_p=sampling.min_p,", ""),

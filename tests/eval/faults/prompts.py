@@ -50,7 +50,7 @@ FAULTS: list[Fault] = [
     *noticed_by(
         test_prompts.test_screening_prompts_are_never_reported_and_prefixes_mix_categories,
         (
-            "eval.prompts.questions:_by_turns_of_category",
+            "eval.prompts.questions:by_turns_of_category",
             "chain.from_iterable(zip_longest(*groups.values()))",
             "chain.from_iterable(groups.values())",
         ),
