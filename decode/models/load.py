@@ -42,7 +42,7 @@ from decode.models.fingerprint import files_fingerprint, weights_fingerprint
 from decode.models.gguf_config import gguf_config
 from decode.models.gguf_file import open_gguf
 from decode.models.gguf_weights import gguf_shapes, gguf_weights
-from decode.models.quantised import refuse_dependent_rows, scheme_of
+from decode.models.quantised import refuse_dependent_rows, refuse_unreadable, scheme_of
 from decode.models.quantiser import refuse_missing_quantiser
 from decode.models.torchao_schemes import check_scheme, scheme_settings
 from decode.models.weight_counts import WeightCounts, count_weights
@@ -179,8 +179,9 @@ def describe_model(source: ModelConfig, role: str = "target", loads: bool = True
         _check_folder(folder, role)
     try:
         config = _read_config(source, role)
-    except (TypeError, ZeroDivisionError) as error:  # sizes that its own class divides by
+    except (AttributeError, TypeError, ZeroDivisionError) as error:  # sizes that its own class divides by
         fields = read_json(folder / "config.json") if folder.is_dir() else {}
+        refuse_unreadable(fields.get("quantization_config"), source.path, role)
         raise InputError(no_model(f"{role}.path={source.path}", fields, error)) from error
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise InputError(
@@ -188,6 +189,7 @@ def describe_model(source: ModelConfig, role: str = "target", loads: bool = True
             f"{error}"
         ) from error
     refuse_unsupported(config, source.path, role)
+    refuse_unreadable(getattr(config, "quantization_config", None), source.path, role)
     window = own_window(config)
     if role == "target":  # a draft's passes may depend on one another: its tokens are checked
         refuse_dependent_rows(config, source.path)

@@ -34,17 +34,24 @@ SCHEMES = {
 Settings = Mapping[str, Any]
 
 
+def refuse_unreadable(found: Any, path: str, role: str) -> None:
+    """Raise InputError where `found`, a quantization_config, is no table, or names no method."""
+    is_table = found is None or isinstance(found, Mapping) or hasattr(found, "to_dict")
+    if not is_table or (isinstance(found, Mapping) and _method(found) is None):
+        what = "names no quant_method" if is_table else f"is {found!r} and no table with a quant_method"
+        raise InputError(
+            f"the quantization_config of {role}.path={path} {what}, so nothing says how its weights are read. Copy "
+            "the folder again, or take quantization_config out where the weights are plain ones"
+        )
+
+
 def refuse_dependent_rows(config: PretrainedConfig, path: str) -> None:
     """Raise InputError for a quantisation whose passes mix tokens, and for one that is not known here."""
+    refuse_unreadable(getattr(config, "quantization_config", None), path, "target")
     settings = settings_of(config)
     if settings is None:
         return
     method = _method(settings)
-    if method is None:
-        raise InputError(
-            f"the quantization_config of target.path={path} names no quant_method, so nothing says how its weights are "
-            "read. Copy the folder again, or take quantization_config out where the weights are plain ones"
-        )
     if method in (*WEIGHTS_ALONE, *BY_TOKEN):
         return
     if method not in RULES:
@@ -118,7 +125,7 @@ def _compressed_tensors(settings: Settings) -> str | None:
     groups = settings.get("config_groups") or {}
     for name, group in groups.items() if isinstance(groups, Mapping) else ():
         scheme = (group or {}).get("input_activations") if isinstance(group, Mapping) else None
-        if scheme and scheme.get("dynamic") and scheme.get("strategy") not in ("token", "group"):
+        if isinstance(scheme, Mapping) and scheme.get("dynamic") and scheme.get("strategy") not in ("token", "group"):
             return f"dynamic activation scales of strategy {scheme['strategy']} in {name}"
     return None
 
@@ -141,7 +148,8 @@ def torchao_kinds(quant_type: Any) -> Iterator[tuple[str, Settings]]:
     if isinstance(quant_type, str):
         yield quant_type, {}
     elif isinstance(quant_type, Mapping) and str(quant_type.get("_type", "")).endswith("Config"):
-        data = quant_type.get("_data") or {}
+        found = quant_type.get("_data")
+        data = found if isinstance(found, Mapping) else {}
         yield quant_type["_type"], data
         yield from torchao_kinds({name: one for name, one in data.items() if isinstance(one, Mapping)})
     elif isinstance(quant_type, Mapping):

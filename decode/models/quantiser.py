@@ -71,7 +71,12 @@ def refuse_missing_scales(config: PretrainedConfig, tensors: Mapping[str, Tensor
     settings = settings_of(config)
     if settings is None:
         return
-    method = method_of(config)
+    method, left = method_of(config), settings.get("modules_to_not_convert") or []
+    if not isinstance(left, list | tuple):
+        raise InputError(
+            f"{which} is quantised by {method}, and modules_to_not_convert={left!r} in its config.json is no list of "
+            "layers, so which weights have a scale is not known. Copy the folder again"
+        )
     said = _in_eight_bits(config, settings) if method in EIGHT_BITS else ()
     packed = sorted({*filter(lambda name: _is_packed(name, tensors[name]), tensors), *tensors.keys() & said})
     without = [name for name in packed if not _has_scale(name, tensors)]

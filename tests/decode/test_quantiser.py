@@ -38,13 +38,25 @@ NOT_INSTALLED: dict[str, tuple[str, dict[str, Any]]] = {
     "quanto": ("optimum", {"quant_method": "quanto", "weights": "int8", "activations": None}),
     "vptq": ("vptq", {"quant_method": "vptq"}),
 }
-UNKNOWN: dict[str, dict[str, Any]] = {"other": {"quant_method": "of_some_kind"}, "none": {"bits": 4}}
+UNKNOWN: dict[str, Any] = {
+    "other": {"quant_method": "of_some_kind"}, "none": {"bits": 4}, "null": {"quant_method": None}, "empty": {},
+    "text": "fp8", "list": ["fp8"], "number": 4,
+}  # fmt: skip
+DAMAGED: dict[str, tuple[dict[str, Any], str]] = {
+    "compressed-tensors": ({"quant_method": "compressed-tensors",
+                            "config_groups": {"group_0": {"input_activations": "dynamic"}}}, "quantised by compressed"),
+    "torchao": ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": [1]}}},
+                "quantised by int8"),
+    "fp8": ({"quant_method": "fp8", "modules_to_not_convert": 5}, "modules_to_not_convert=5.*no list"),
+    "fp8, one name": ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, "'lm_head'.*no list"),
+}  # fmt: skip
+"""Settings of a known method that hold other kinds of values than they should."""
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}
 LAYERS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight", "gate_proj.weight", "up_proj.weight",
           "down_proj.weight")  # fmt: skip
 
 
-def said(folder: Path, settings: dict[str, Any]) -> Path:
+def said(folder: Path, settings: Any) -> Path:
     """A target whose config.json says that it is quantised so."""
     save_tiny_target(folder)
     write_json(folder / "config.json", read_json(folder / "config.json") | {"quantization_config": settings})
@@ -86,7 +98,16 @@ def test_what_unpacks_its_weights_has_to_be_installed(name: str, role: str, tmp_
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_a_method_that_nobody_knows_is_refused(name: str, role: str, tmp_path: Path) -> None:
     said(tmp_path / "model", UNKNOWN[name])
-    with pytest.raises(InputError, match=rf"{role}\.path=.*(of_some_kind|no quant_method|no `quant_method`)"):
+    with pytest.raises(InputError, match=rf"{role}\.path=.*(of_some_kind|no (table with a )?quant_method)"):
+        describe_model(ModelConfig(path=str(tmp_path / "model")), role=role)
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_settings_of_another_kind_are_refused(name: str, role: str, tmp_path: Path) -> None:
+    settings, words = DAMAGED[name]
+    said(tmp_path / "model", settings)
+    with pytest.raises(InputError, match=rf"{role}\.path=.*{words}"):
         describe_model(ModelConfig(path=str(tmp_path / "model")), role=role)
 
 
