@@ -130,12 +130,14 @@ def _with_exact_ends(read: Served, subject: Subject, has_own_head: bool) -> Serv
 def _batch(head: HeadDraft) -> Batch:
     generator = torch.Generator().manual_seed(0)
     config = head.config
-    shape = (1, TOKENS, len(config.taps), config.hidden_size)
+    # a dynamic rope turns what lies beyond its context by the length of the pass, which is another one here
+    tokens = max(config.depth + 2, min(TOKENS, config.max_positions - config.depth))
+    shape = (1, tokens, len(config.taps), config.hidden_size)
     return Batch(
-        ids=torch.randint(config.vocab_size, (1, TOKENS), generator=generator),
-        positions=torch.arange(TOKENS)[None],
-        document=torch.zeros(1, TOKENS, dtype=torch.long),
-        loss_mask=torch.ones(1, TOKENS, dtype=torch.bool),
+        ids=torch.randint(config.vocab_size, (1, tokens), generator=generator),
+        positions=torch.arange(tokens)[None],
+        document=torch.zeros(1, tokens, dtype=torch.long),
+        loss_mask=torch.ones(1, tokens, dtype=torch.bool),
         features=torch.randn(shape, generator=generator),
     )
 

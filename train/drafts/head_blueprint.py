@@ -225,6 +225,13 @@ def _sizes(draft: DraftConfig, target: ModelDescription, text: PretrainedConfig)
     heads = draft.heads or text.num_attention_heads
     kv_heads = draft.kv_heads or getattr(text, "num_key_value_heads", None) or heads
     require(heads % kv_heads == 0, f"draft.heads={heads} is not a multiple of draft.kv_heads={kv_heads}")
+    rope, longest = rope_of(target, same_head_dim=True), draft.max_positions or target.max_positions
+    require(
+        rope["rope_type"] != "dynamic" or longest == target.max_positions,
+        f"draft.max_positions={longest}, and the target's rotary positions are dynamic: they turn by its context of "
+        f"{target.max_positions} tokens, which is what engines read. A head trained by another length could not be "
+        "exported. Leave draft.max_positions out",
+    )
     return {
         "hidden_size": target.hidden_size,
         "vocab_size": target.vocab_size,
@@ -234,8 +241,8 @@ def _sizes(draft: DraftConfig, target: ModelDescription, text: PretrainedConfig)
         "head_dim": getattr(text, "head_dim", None) or target.hidden_size // text.num_attention_heads,
         "mlp_width": draft.mlp_width or getattr(text, "intermediate_size", None) or 4 * target.hidden_size,
         "rms_norm_eps": getattr(text, "rms_norm_eps", 1e-6),
-        "rope": rope_of(target, same_head_dim=True),
-        "max_positions": draft.max_positions or target.max_positions,
+        "rope": rope,
+        "max_positions": longest,
     }
 
 

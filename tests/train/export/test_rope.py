@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from decode.common.errors import ConfigError
 from decode.config import ModelConfig
 from decode.models.load import describe_model
 from decode.published.head import read_published
@@ -19,7 +20,8 @@ from decode.published.rope import older_rope_of, plain_rope
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.train.export.saved_heads import export, save_head
 from tests.train.export.test_own_mtp import published, trained
-from tests.train.toy import tiny_config
+from tests.train.toy import head_config, tiny_config
+from train.drafts.head_blueprint import head_blueprint
 from train.drafts.lm_blueprint import lm_blueprint
 from train.drafts.rope import rope_of
 from train.export.config import ExportConfig, SavedDraftConfig
@@ -168,6 +170,26 @@ def test_a_head_has_the_targets_in_both_spellings(kind: str, name: str, tmp_path
         (folder / "config.json").write_text(json.dumps({**fields, "rope_parameters": None}))
         again = read_published(folder, described)
         assert plain_rope(again.rope) == plain_rope(head.config.rope)
+
+
+@pytest.mark.parametrize("name", ["eagle3", "dspark", "dflash"])
+def test_a_short_targets_dynamic_rope_is_compared_within_its_context(name: str, tmp_path: Path) -> None:
+    """Beyond it the angles are those of a pass's own length, and a folder without fault was refused."""
+    target = save_target(tmp_path / "target", ROPES["dynamic"])
+    fields = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(fields | {"max_position_embeddings": 16}))
+    rope = rope_of(describe_model(ModelConfig(path=str(target))), True)
+    save_head(tmp_path / "head", target, name, taps=TAPS, rope=rope, max_positions=16)
+    export(tmp_path / "head", tmp_path / "out")
+
+
+@pytest.mark.parametrize("family", ["eagle3", "dspark", "mtp"])
+def test_a_head_of_a_dynamic_rope_has_the_targets_length(family: str, corpus: Path, tmp_path: Path) -> None:
+    target = save_target(tmp_path / "target", ROPES["dynamic"])
+    text = {"name": "text", "path": str(corpus)}
+    cfg = head_config(tmp_path / "run", target, family, data=text, draft={"max_positions": 64, "heads": None})
+    with pytest.raises(ConfigError, match="draft.max_positions=64.*dynamic.*context of 256 tokens.*Leave"):
+        head_blueprint(cfg, describe_model(cfg.target), None)
 
 
 def test_a_targets_own_layer_keeps_the_targets(corpus: Path, tmp_path: Path) -> None:
