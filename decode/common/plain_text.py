@@ -112,7 +112,8 @@ def _element(text: str, kind: Any) -> str:
     value = QuotedString("", Quote.single) if read is None else read._value
     if not _is_text(kind):
         return text if read is not None and not read.is_sweep_override() else _quoted(text)
-    is_meant = isinstance(value, QuotedString) or value == text or (value is None and type(None) in arms(kind))
+    stands = value == text and not text.endswith("\\")  # else it would escape the comma or bracket behind it
+    is_meant = isinstance(value, QuotedString) or stands or (value is None and type(None) in arms(kind))
     return text if read is not None and is_meant else _quoted(text)
 
 

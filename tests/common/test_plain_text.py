@@ -156,6 +156,8 @@ def test_interpolations_work_where_they_lead_somewhere(monkeypatch: pytest.Monke
         ("[it's, ${HOME}]", ["it's", "${HOME}"]),
         ("['a, b', \"c\"]", ["a, b", "c"]),
         ("['a, b', 模型]", ["a, b", "模型"]),
+        ("[C:\\dir\\]", ["C:\\dir\\"]),
+        ("[it's\\]", ["it's\\"]),
         ("[]", []),
     ],
 )
