@@ -31,6 +31,14 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     return run
 
 
+@pytest.mark.parametrize("stage", ["export", "check"])
+def test_a_folder_in_place_of_a_part_is_told_the_key(call, stage: str) -> None:
+    """conf/draft is training's, so that Hydra took the folder for one of its options."""
+    code, shown = call(stage, "draft=some/folder")
+    assert code == 2
+    assert "draft has keys of its own, and no value. Set one of them: draft.path" in shown
+
+
 def test_every_stage_has_a_console_script() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert scripts == {f"draftsmith-{stage}": f"{module}.__main__:main" for stage, module in MODULES.items()}

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from decode.common.errors import ConfigError
 from decode.common.plain_text import readable, without_lost_interpolations
-from decode.common.typed_config import field_kind, require, unknown_key_message
+from decode.common.typed_config import arms, field_kind, require, unknown_key_message
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 _SWEEP_FLAGS = ("-m", "--multirun", "hydra.mode=MULTIRUN")
@@ -110,7 +111,14 @@ def _normal(override: Override, text: str, known: Mapping[str, str | None], conf
     bare = text.removeprefix("+")
     if override.key_or_group in known:
         return bare
-    return f"++{bare}" if field_kind(config_class, override.key_or_group) is not None else text
+    kind = field_kind(config_class, override.key_or_group)
+    parts, value = [arm for arm in arms(kind) if is_dataclass(arm)], override.value()
+    require(
+        not parts or not isinstance(value, str) or "${" in value,
+        f"{bare}: {override.key_or_group} has keys of its own, and no value. Set one of them: "
+        + ", ".join(f"{override.key_or_group}.{field.name}" for part in parts for field in fields(part)),
+    )
+    return f"++{bare}" if kind is not None else text
 
 
 def _check_renamed(config_class: type, key: str, text: str) -> None:

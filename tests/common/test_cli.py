@@ -82,6 +82,7 @@ def test_values_from_every_route(stage, arguments: list[str], expected: dict) ->
         (["steps=1,2"], ["steps"]),
         (["steps=${nowhere}"], ["nowhere"]),
         (["steps=["], ["steps=["]),
+        (["extra=adam"], ["extra=adam: extra has keys of its own", "extra.lr"]),
         (["optim.lr=-1"], ["optim: lr = -1.0 must be positive"]),
         (["nonsense"], ["nonsense"]),
         (["--config-name", "absent"], ["absent"]),
