@@ -26,8 +26,8 @@ def build_optimizers(module: nn.Module, token_tables: Iterable[Tensor], cfg: Tra
     trained = [weight for weight in module.parameters() if weight.requires_grad]
     by_token = {id(weight) for weight in token_tables}
     hidden = [weight for weight in trained if weight.ndim == 2 and id(weight) not in by_token]
-    tables = [weight for weight in trained if id(weight) in by_token]
-    vectors = [weight for weight in trained if weight.ndim != 2]
+    tables = [weight for weight in trained if weight.ndim == 2 and id(weight) in by_token]
+    vectors = [weight for weight in trained if weight.ndim != 2]  # an output head's bias, too, has a row for each token
     matrices = tables if cfg.optimizer == "muon" else hidden + tables
     groups = [{"params": matrices, "weight_decay": cfg.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]

@@ -11,6 +11,7 @@ from torch.optim import AdamW, Muon
 
 from decode.drafters.lm import LMDraft
 from distill.config import ObjectiveConfig
+from tests.architectures import random_model
 from tests.tiny import tiny_llama
 from tests.train.toy import tiny_config
 from train.config import TrainConfig
@@ -42,6 +43,20 @@ def test_muon_moves_the_matrices_of_the_layers_only(tied: bool) -> None:
     assert names_of(adamw, module) == ends | norms
     moved = sum(len(group["params"]) for optimizer in (muon, adamw) for group in optimizer.param_groups)
     assert moved == len(list(module.parameters()))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_an_output_heads_bias_is_moved_once(optimizer: str) -> None:
+    """GPT-J's and Phi's have one: with a row for each token, and no matrix."""
+    draft = TrainableLM(LMDraft(random_model("gptj")))
+    for weight in draft.model.parameters():
+        weight.requires_grad_(True)
+    module = DraftLoss(draft.module, ObjectiveConfig(), 2)
+    cfg = tiny_config(Path("out"), Path("target"), records="r", optimizer=optimizer, weight_decay=0.1)
+    *_, adamw = build_optimizers(module, draft.token_tables(), cfg)
+    decays = {id(weight): group["weight_decay"] for group in adamw.param_groups for weight in group["params"]}
+    head: Any = draft.model.get_output_embeddings()
+    assert decays[id(head.weight)] == cfg.weight_decay > 0.0 == decays[id(head.bias)]
 
 
 class Odd(nn.Module):
