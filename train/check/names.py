@@ -38,7 +38,7 @@ def _against(subject: Subject, engine: Engine) -> Iterator[Finding]:
     rules, stored = subject.loads(engine).names, subject.folder.stored
     missing = [
         name
-        for name, spec in subject.loads(engine).layout.manifest(subject.folder.fields).items()
+        for name, spec in subject.called_for(engine).items()
         if not spec.optional and _is_missing(rules.renamed(name), wanted.keys() - found.keys(), rules)
     ]
     unknown = [own for theirs, own in found.items() if theirs not in wanted]

@@ -60,11 +60,16 @@ class Subject:
         """Of the engines."""
         return ", ".join(engine.title for engine in self.engines)
 
+    def called_for(self, engine: Engine) -> dict[str, Spec]:
+        """The tensors that config.json calls for. What a draft model of any type leaves out its own class knows, which
+        may take no such field."""
+        fields = self.folder.written if self.form == "lm" else self.folder.fields
+        return self.loads(engine).layout.manifest(fields)
+
     def manifest(self, engine: Engine) -> dict[str, Spec]:
         """The tensors that the engine makes room for, by the names that it takes them by."""
         loads = self.loads(engine)
-        specs = loads.layout.manifest(self.folder.fields)
-        renamed = {loads.names.renamed(name): spec for name, spec in specs.items()}
+        renamed = {loads.names.renamed(name): spec for name, spec in self.called_for(engine).items()}
         return {name: spec for name, spec in renamed.items() if not loads.names.passes_over(name)}
 
     def renamed(self, engine: Engine) -> dict[str, str]:
@@ -79,7 +84,7 @@ class Subject:
         found: dict[str, Spec] = {}
         for engine in self.engines:
             try:
-                wanted = self.loads(engine).layout.manifest(self.folder.fields)
+                wanted = self.called_for(engine)
             except UNCLEAR:
                 continue
             rules = self.loads(engine).names

@@ -63,13 +63,14 @@ NESTED = {
 OTHERS: dict[str, dict[str, Any]] = {
     "gemma3_text": {"rope_parameters": NESTED, "head_dim": 8, "layer_types": ["full_attention", "sliding_attention"]},
     "gpt_neox": {"rope_parameters": {"rope_theta": 2e4, "partial_rotary_factor": 0.5}},
+    "falcon": {"rope_parameters": ROPES["llama3"], "alibi": False},
     "glm4": {"rope_parameters": {"rope_theta": 2e4, "partial_rotary_factor": 0.25}, "head_dim": 16},
     "phi3": {
         "rope_parameters": {key: ROPES["longrope"][key] for key in ("rope_type", "short_factor", "long_factor")},
         "original_max_position_embeddings": ORIGINAL,
     },
 }  # fmt: skip
-"""Whose layers differ, that turn a part of each head, or that name it in a way of their own."""
+"""Whose layers differ, that turn a part of each head, that name it in a way of their own, or take no head_dim."""
 
 
 def save_target(folder: Path, rope: dict[str, Any]) -> Path:
