@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from decode import generate
 from decode.drafters.base import Drafter
 from decode.forward.runner import repeatable
+from decode.forward.slot_stack import bucket
 from decode.requests import Endings
 from decode.rounds.rows import RequestState
 from distill.config import DistillConfig, ResponseSampling
@@ -62,11 +63,11 @@ def target_sampler(
     batch_size: int,
     drafter: Drafter | None = None,
     layers: tuple[int, ...] = (),
-    room: int = 0,
+    slots: int | None = None,
 ) -> Sampler:
     """Samples from `model` in our own runtime, `batch_size` prompts at a time; the others take the rows of those that
     end. With a drafter the rule is the coupled one, whose noise is that of plain decoding: by the other exact rules the
-    text would depend on the draft. States are those of `layers`; `room` is the length of the longest text to come."""
+    text would depend on the draft. States are those of `layers`; `slots` parts prompts of other lengths (`alike`)."""
 
     def sample(prompts: list[list[int]], rows: list[int], seed: int, heard: Heard = unheard) -> list[Response]:
         found: dict[int, Response] = {}
@@ -76,30 +77,49 @@ def target_sampler(
             found[place] = Response(one.tokens[one.prompt_length :], one.reason, one.passes)
             heard(place, found[place], states)
 
-        ids, attention_mask = _left_padded(prompts, model)
-        with repeatable():  # a resumed run has captured less, and is to give the same bits
-            generate(
-                model,
-                drafter,
-                ids,
-                attention_mask,
-                max_new_tokens=sampling.max_new_tokens,
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                top_p=sampling.top_p,
-                min_p=sampling.min_p,
-                verifier="coupled",
-                num_draft_tokens=sampling.draft.num_draft_tokens,
-                adaptive=sampling.draft.adaptive,
-                seed=seed,
-                rows=rows,
-                batch_size=batch_size,
-                endings=Endings(take, layers),
-                room=room,
-            )
+        lengths = [len(prompt) + sampling.max_new_tokens for prompt in prompts]
+        for part in alike(lengths, batch_size, slots):
+            ids, attention_mask = _left_padded([prompts[place] for place in part], model)
+
+            def took(place: int, one: RequestState, states: Tensor | None, part: list[int] = part) -> None:
+                take(part[place], one, states)
+
+            with repeatable():  # a resumed run has captured less, and is to give the same bits
+                generate(
+                    model,
+                    drafter,
+                    ids,
+                    attention_mask,
+                    max_new_tokens=sampling.max_new_tokens,
+                    temperature=sampling.temperature,
+                    top_k=sampling.top_k,
+                    top_p=sampling.top_p,
+                    min_p=sampling.min_p,
+                    verifier="coupled",
+                    num_draft_tokens=sampling.draft.num_draft_tokens,
+                    adaptive=sampling.draft.adaptive,
+                    seed=seed,
+                    rows=[rows[place] for place in part],
+                    batch_size=batch_size,
+                    endings=Endings(took, layers),
+                    room=bucket(max(lengths[place] for place in part)),  # so that batches share captures
+                )
         return [found[place] for place in range(len(prompts))]
 
     return sample
+
+
+def alike(lengths: Sequence[int], batch_size: int, slots: int | None) -> list[list[int]]:
+    """Places of texts, the longest first, that are written together. A pass reads every row as far as the longest one,
+    so those are parted that would cost the shorter ones beside them more than passes of their own: `slots` are the
+    slots of keys and values that take as long to read as the model's weights; None parts nothing."""
+    parts: list[list[int]] = []
+    for place, length in enumerate(lengths):
+        beside = min(batch_size, len(lengths) - place)
+        if not parts or (slots is not None and beside * (lengths[parts[-1][0]] - length) > slots):
+            parts.append([])
+        parts[-1].append(place)
+    return parts
 
 
 Ended = Callable[[Record, Tensor | None, bool], None]

@@ -54,10 +54,8 @@ class TransformersRuntime(Runtime):
             return load_drafter(asked.path, self.model, asked.dtype, **asked.loading)
 
     def sampler(self) -> Sampler:
-        config = self.config
-        return target_sampler(
-            self.model, config.sampling, config.batch_size, self.drafter, self._layers(), room=self.longest
-        )
+        config, slots = self.config, self.target.num_parameters // _cache_entries(self.target.config)
+        return target_sampler(self.model, config.sampling, config.batch_size, self.drafter, self._layers(), slots)
 
     def _layers(self) -> tuple[int, ...]:
         """Whose states writing leaves: none where none are kept, where the rounding of passes depends on the time that

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from decode import load_drafter
 from distill.config import DataConfig, DistillConfig, PromptConfig, ResponseDraftConfig, ResponseSampling
 from distill.prompts.drawn_prompts import DrawnPrompt
-from distill.responses import Heard, Response, Writer, target_sampler, unheard
+from distill.responses import Heard, Response, Writer, alike, target_sampler, unheard
 from tests.tiny import tiny_llama, tiny_tokenizer
 
 MODEL = tiny_llama()
@@ -64,6 +64,21 @@ def test_a_response_does_not_depend_on_the_others_of_its_batch() -> None:
     assert together == [sample([PROMPTS[0]], [4], 3)[0], sample([PROMPTS[1]], [9], 3)[0]]
     assert [len(response.ids) for response in together] == [5, 5]
     assert [response.finish_reason for response in together] == ["length", "length"]
+
+
+def test_texts_that_would_hold_others_up_are_written_apart_and_say_the_same() -> None:
+    prompts = [[7] * 60, *PROMPTS, [9] * 30]
+    prompts.sort(key=lambda prompt: -len(prompt))
+    sampling = ResponseSampling(max_new_tokens=5)
+    heard: list[int] = []
+    apart = target_sampler(MODEL, sampling, 2, slots=40)(
+        prompts, [3, 4, 9, 1], 3, lambda place, one, states: heard.append(place)
+    )
+    assert apart == target_sampler(MODEL, sampling, 2)(prompts, [3, 4, 9, 1], 3)
+    assert sorted(heard) == [0, 1, 2, 3]
+    assert alike([65, 35, 10, 9], 2, 40) == [[0], [1], [2, 3]]
+    assert alike([65, 35, 10, 9], 2, 110) == [[0, 1, 2, 3]]
+    assert alike([65, 35, 10, 9], 2, None) == [[0, 1, 2, 3]]
 
 
 def test_a_draft_changes_no_token_and_saves_passes() -> None:
