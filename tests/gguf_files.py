@@ -35,8 +35,8 @@ def write_gguf(
     endian: GGUFEndian = GGUFEndian.LITTLE,
     **metadata: Any,
 ) -> Path:
-    """The model in `file`, its tables in blocks of `kind` where their rows fill them; `metadata` is added, its keys
-    written with __ for dots."""
+    """The model in `file`, its tables in blocks of `kind` where their rows fill them; `metadata` is added, or takes the
+    place of what is there, its keys written with __ for dots."""
     config = model.config.get_text_config()
     name = ARCHITECTURES.get(config.model_type, config.model_type)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,8 @@ def _merges(content: str) -> list[str]:
 
 
 def add_value(writer: GGUFWriter, key: str, value: Any) -> None:
-    """Of the type that it has in Python."""
+    """Of the type that it has in Python, in place of one that is there."""
+    writer.kv_data[0].pop(key, None)
     known = GGUFValueType
     kinds = {bool: known.BOOL, int: known.UINT32, float: known.FLOAT32, str: known.STRING, list: known.ARRAY}
     writer.add_key_value(key, value, kinds[type(value)])

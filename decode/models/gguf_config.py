@@ -8,6 +8,7 @@ What no key says is as llama.cpp has it, which is what such files are made for.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -46,10 +47,16 @@ class Keys:
         self.file, self.where, self.heard = file, f"{role}.path={file.path}", set[str](UNHEARD)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value; of a list that repeats one, that one."""
+        """The value; of a list that repeats one, that one. InputError for a number that is none, or infinite."""
         self.heard.add(name)
         found = self.file.metadata.get(f"{self.file.architecture}.{name}", default)
-        return found[0] if isinstance(found, list) and len(set(found)) == 1 else found
+        found = found[0] if isinstance(found, list) and len(set(found)) == 1 else found
+        if isinstance(found, float) and not math.isfinite(found):
+            raise InputError(
+                f"{self.where}: {self.file.architecture}.{name} is {found}, and it should be a finite number: all that "
+                f"the model computes would be NaN. Fetch the file again. {FOLDER}"
+            )
+        return found
 
     def need(self, name: str, default: Any = None) -> Any:
         """The same; InputError where it is no positive number."""
@@ -140,14 +147,15 @@ def _tokens(keys: Keys, rows: int) -> dict[str, Any]:
 
 def _rope(keys: Keys) -> dict[str, Any]:
     """Rotary positions as transformers calls them."""
-    kind, theta = keys.get("rope.scaling.type", "none"), keys.get("rope.freq_base", 10000.0)
+    kind, theta = keys.get("rope.scaling.type", "none"), keys.need("rope.freq_base", 10000.0)
     factor, before = keys.get("rope.scaling.factor"), keys.get("rope.scaling.original_context_length")
     plain = {"rope_type": "default", "rope_theta": theta}
     if kind == "none":
         return plain
     if kind == "linear" and factor:
-        return plain | {"rope_type": "linear", "factor": factor}
+        return plain | {"rope_type": "linear", "factor": keys.need("rope.scaling.factor")}
     if kind == "yarn" and factor and before:
+        factor = keys.need("rope.scaling.factor")
         return plain | {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": before}
     raise InputError(
         f"{keys.where} scales its rotary positions by {kind} with factor={factor} and "
@@ -204,7 +212,7 @@ def _gemma2(keys: Keys) -> dict[str, Any]:
 
 def _gemma3(keys: Keys) -> dict[str, Any]:
     """Five layers with a window, then one of all tokens, whose rope alone is scaled."""
-    local = {"rope_type": "default", "rope_theta": keys.get("rope.freq_base_swa", LOCAL_ROPE)}
+    local = {"rope_type": "default", "rope_theta": keys.need("rope.freq_base_swa", LOCAL_ROPE)}
     every = keys.need("attention.sliding_window_pattern", 6) if keys.get("attention.sliding_window") else 1
     layers = range(1, keys.need("block_count") + 1)
     return _gemma(keys) | {

@@ -91,6 +91,7 @@ def _read(file: Path, size: int, changed_ns: int, role: str) -> GgufFile:
         ) from error
     _check_alone(found, role)
     _check_types(found, role)
+    _check_places(found, role)
     _check_size(found, size, role)
     return found
 
@@ -140,6 +141,23 @@ def _check_types(found: GgufFile, role: str) -> None:
         raise InputError(
             f"{role}.path={found.path} holds weights of the types {', '.join(map(_name_of, unread))}, which the "
             f"package gguf does not turn into numbers. {OTHERWISE}"
+        )
+
+
+def _check_places(found: GgufFile, role: str) -> None:
+    """What the numbers of a damaged header would be read as, without a word or only when weights are loaded."""
+    step = found.header.alignment
+    for one in found.header.tensors:
+        (values, _), width = one.block, one.shape[-1] if one.shape else 1
+        if width % values:
+            wrong = f"rows of {width} values as {_name_of(one.kind)}, whose blocks have {values}"
+        elif one.offset % step:
+            wrong = f"its values at byte {one.offset}, which is no multiple of the alignment, {step}"
+        else:
+            continue
+        raise InputError(
+            f"{role}.path={found.path} is damaged: {one.name} has by its header {wrong}, and other numbers than the "
+            f"model's would be read. {AGAIN}"
         )
 
 

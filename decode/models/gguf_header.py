@@ -29,11 +29,16 @@ class StoredTensor:
     """Bytes from where the tensors begin."""
 
     @property
-    def size(self) -> int:
-        """Bytes of it; ValueError for a type that the package gguf does not know."""
+    def block(self) -> tuple[int, int]:
+        """Values of a block, and its bytes; ValueError for a type that the package gguf does not know."""
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-        values, size = GGML_QUANT_SIZES[GGMLQuantizationType(self.kind)]
+        return GGML_QUANT_SIZES[GGMLQuantizationType(self.kind)]
+
+    @property
+    def size(self) -> int:
+        """Bytes of it."""
+        values, size = self.block
         return prod(self.shape) // values * size
 
 
@@ -46,6 +51,8 @@ class Header:
     tensors: tuple[StoredTensor, ...]
     begin: int
     """Where the tensors begin, in bytes."""
+    alignment: int
+    """Each begins at a multiple of so many bytes."""
 
 
 def read_header(path: Path) -> Header:
@@ -56,7 +63,7 @@ def read_header(path: Path) -> Header:
         metadata = dict(reader.pair() for _ in range(pairs))
         found = tuple(reader.tensor() for _ in range(tensors))
         aligned = int(metadata.get("general.alignment", ALIGNMENT))
-        return Header(metadata, found, -(-reader.at // aligned) * aligned)
+        return Header(metadata, found, -(-reader.at // aligned) * aligned, aligned)
 
 
 @dataclass

@@ -104,6 +104,22 @@ def patched(file: Path, place: int, content: bytes) -> Path:
     return file
 
 
+def tensor_patched(file: Path, place: int, content: bytes) -> Path:
+    """What stands `place` bytes behind the name of the embedding: axes (4 bytes), width, rows, type (4), offset (8
+    each)."""
+    name = b"token_embd.weight"
+    return patched(file, file.read_bytes().index(name) + len(name) + place, content)
+
+
+def long(value: int) -> bytes:
+    return struct.pack("<Q", value)
+
+
+def rewritten(**changed: Any) -> Callable[[Path], Path]:
+    """The file with other values in its metadata."""
+    return lambda file: write_gguf(file, llama(), tiny_tokenizer(300), **changed)
+
+
 FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "cut in its header": (lambda file: cut(file, 300), "cut off within its header, at 300 bytes"),
     "cut in its weights": (lambda file: cut(file, file.stat().st_size - 900), "it was cut off, and"),
@@ -122,6 +138,35 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "of an architecture that is not read": (
         lambda file: write_gguf(file, llama(), architecture="mamba"),
         "is of the architecture mamba, and of GGUF files are read here",
+    ),
+    "of a type that gguf does not turn into numbers": (
+        lambda file: tensor_patched(file, 20, struct.pack("<I", GGMLQuantizationType.Q8_K)),
+        "weights of the types Q8_K, which",
+    ),
+    "of a type of the future": (lambda file: tensor_patched(file, 20, struct.pack("<I", 999)), "the types number 999,"),
+    "rows that fill no blocks": (
+        lambda file: tensor_patched(file, 20, struct.pack("<I", GGMLQuantizationType.Q4_K)),
+        r"token_embd.weight .*rows of 64 values as Q4_K, whose blocks have 256",
+    ),
+    "a tensor between two steps": (lambda file: tensor_patched(file, 24, long(3)), "no multiple of the alignment, 32"),
+    "a tensor far behind the end": (lambda file: tensor_patched(file, 24, long(1 << 62)), "it was cut off, and"),
+    "a width of 0": (lambda file: tensor_patched(file, 4, long(0)), "of another shape: model.embed_tokens.weight"),
+    "no rows": (lambda file: tensor_patched(file, 12, long(0)), "has 0 rows"),
+    "0 layers": (rewritten(llama__block_count=0), "block_count is 0, and it should be one positive number"),
+    "0 heads": (rewritten(llama__attention__head_count=0), "head_count is 0, and it should be one positive number"),
+    "an epsilon of NaN": (
+        rewritten(llama__attention__layer_norm_rms_epsilon=float("nan")),
+        "layer_norm_rms_epsilon is nan, and it should be a finite number",
+    ),
+    "a base of NaN": (rewritten(llama__rope__freq_base=float("nan")), "freq_base is nan, and it should be a finite"),
+    "a base of 0": (rewritten(llama__rope__freq_base=0.0), "freq_base is 0.0, and it should be one positive number"),
+    "a factor of NaN": (
+        rewritten(llama__rope__scaling__type="linear", llama__rope__scaling__factor=float("nan")),
+        "rope.scaling.factor is nan, and it should be a finite",
+    ),
+    "a negative factor": (
+        rewritten(llama__rope__scaling__type="linear", llama__rope__scaling__factor=-2.0),
+        "rope.scaling.factor is -2.0, and it should be one positive number",
     ),
 }
 
