@@ -18,8 +18,10 @@ from transformers.utils.hub import cached_file
 
 from decode.common.checked_json import write_json
 from decode.common.run_folder import sha256_file
+from decode.config import ModelConfig
 from decode.drafters.head_draft import HeadDraft
 from decode.drafters.provenance import FILE, PROVENANCE, SCHEMA
+from decode.models.load import describe_model
 from train.checkpoint import without_aliases
 
 TOKENIZER_FILES = (
@@ -43,7 +45,7 @@ class Export:
     """What an exported folder says besides the weights."""
 
     tokenizer_source: str
-    """Folder or hub id whose tokenizer files are copied byte for byte."""
+    """Folder or hub id whose tokenizer files are copied byte for byte, or GGUF file that holds one."""
     tokenizer_revision: str | None
     """Hub revision of it."""
     dtype: torch.dtype
@@ -147,7 +149,12 @@ def generation_config(config: PretrainedConfig, num_draft_tokens: int) -> dict[s
 
 
 def copy_tokenizer(source: str, revision: str | None, folder: Path) -> None:
-    """Copy the tokenizer files that `source` (folder or hub id) has, byte for byte."""
+    """Copy the tokenizer files that `source` (folder or hub id) has, byte for byte; of a GGUF file write them."""
+    if Path(source).is_file():
+        tokenizer = describe_model(ModelConfig(source), loads=False).tokenizer
+        if tokenizer is not None:
+            tokenizer.save_pretrained(str(folder))
+        return
     for name in TOKENIZER_FILES:
         path = Path(source) / name
         found = str(path) if path.is_file() else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -11,6 +12,13 @@ import yaml
 from decode.common.markdown import code, fenced, plain, table
 from decode.forward.window import Window
 from train.config import TrainConfig
+
+FOR_GGUF = [
+    "from decode import generate, load_drafter",
+    "from decode.config import ModelConfig",
+    "from decode.models.load import load_model",
+]
+"""What loads a target in a GGUF file as it was read in training; transformers reads some of its metadata alone."""
 
 
 def model_card(
@@ -109,9 +117,13 @@ def _launch(cfg: TrainConfig, k: int, alone: bool) -> list[str]:
     """`alone`: by draftsmith, and nothing else."""
     if cfg.target.path is None:
         return ["## Use", "", fenced("python", ['AutoModelForCausalLM.from_pretrained("THIS_FOLDER")'])]
+    named, is_gguf = json.dumps(cfg.target.path, ensure_ascii=False), Path(cfg.target.path).is_file()
     ours = [
         "# draftsmith",
-        f"target = AutoModelForCausalLM.from_pretrained({json.dumps(cfg.target.path, ensure_ascii=False)})",
+        *(FOR_GGUF if is_gguf else []),
+        f"target = load_model(ModelConfig({named}))"
+        if is_gguf
+        else f"target = AutoModelForCausalLM.from_pretrained({named})",
         'drafter = load_drafter("THIS_FOLDER", target=target)',
         f"generate(target, drafter, input_ids, num_draft_tokens={k})",
     ]
@@ -121,7 +133,8 @@ def _launch(cfg: TrainConfig, k: int, alone: bool) -> list[str]:
         "# transformers",
         'target.generate(input_ids, assistant_model=AutoModelForCausalLM.from_pretrained("THIS_FOLDER"))',
     ]
-    return ["## Use", "", fenced("python", [*ours, *theirs]), "", fenced("bash", _engines(cfg.target.path, k))]
+    engines = [] if is_gguf else ["", fenced("bash", _engines(cfg.target.path, k))]
+    return ["## Use", "", fenced("python", [*ours, *theirs]), *engines]
 
 
 def _engines(target: str, k: int) -> list[str]:

@@ -65,6 +65,11 @@ class Source:
         return self.head_config.attends if self.head_config else window_in(read_json(self.folder / "config.json"))
 
     @property
+    def is_for_gguf(self) -> bool:
+        """Whether its target is a GGUF file."""
+        return Path(self.target.path).is_file()
+
+    @property
     def is_calibrated(self) -> bool:
         """Whether temperatures of the chances that it predicts were fitted."""
         return self.form == "dspark" and bool(cast(DSparkConfig, self.config).temperatures)

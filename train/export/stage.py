@@ -81,8 +81,18 @@ def loads(engine: Engine, source: Source, model_impl: str) -> tuple[Loads | None
     how = engine.forms[source.form]
     if isinstance(how, str):
         return None, how
-    why = refuses_window(source, engine) or how.refuses(source, model_impl)
+    why = _refuses_gguf(source, how) or refuses_window(source, engine) or how.refuses(source, model_impl)
     return (how, "") if why is None else (None, why)
+
+
+def _refuses_gguf(source: Source, how: Loads) -> str | None:
+    """Why the target's file would not do; None where the target is a folder, or the engine takes the file."""
+    if how.takes_gguf or not source.is_for_gguf:
+        return None
+    instead = "give target.path the folder of the same model in that format"
+    if source.head_config is not None:
+        instead = "a head fits the very weights that it was trained on: train it on that folder"
+    return f"{source.target.path} is a GGUF file, and a target in transformers format is wanted there; {instead}"
 
 
 def pairs() -> str:

@@ -87,6 +87,8 @@ class Loads:
     """run: our tests load it there and compare accepted tokens; checked: by the engine's source alone."""
     names: NameRules = NameRules()
     """What it makes of the names of tensors."""
+    takes_gguf: bool = False
+    """It serves a target that is a GGUF file as it is."""
     slides: bool = False
     """It heeds `sliding_window` in a draft model's config.json, in all layers."""
     targets: frozenset[str] | None = None

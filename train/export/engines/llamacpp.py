@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 from decode.drafters.eagle3 import Eagle3Config
@@ -19,15 +20,17 @@ from train.export.source import Source
 
 
 def launch(kind: str) -> Callable[[Launch], str]:
-    """Conversion of both models, then the server."""
+    """Conversion of both models, of a target that is no GGUF file yet, then the server."""
 
     def command(how: Launch) -> str:
         convert = ["python", "convert_hf_to_gguf.py"]
-        target = [*convert, how.target, "--outfile", "target.gguf"]
+        is_file = Path(how.target).is_file()
+        served = how.target if is_file else "target.gguf"
+        target = [] if is_file else [[*convert, how.target, "--outfile", served]]
         own = [] if kind == "draft-simple" else ["--target-model-dir", how.target]
         draft = [*convert, str(how.draft), *own, "--outfile", "draft.gguf"]
-        serve = ["llama-server", "-m", "target.gguf", "-md", "draft.gguf", "--spec-type", kind]
-        lines = [target, draft, [*serve, "--spec-draft-n-max", str(how.num_draft_tokens)]]
+        serve = ["llama-server", "-m", served, "-md", "draft.gguf", "--spec-type", kind]
+        lines = [*target, draft, [*serve, "--spec-draft-n-max", str(how.num_draft_tokens)]]
         return "\n".join(map(shlex.join, lines))
 
     return command
@@ -65,7 +68,7 @@ ENGINE = Engine(
     "llamacpp",
     "llama.cpp b11549",
     {
-        "lm": Loads(LM, "b4000", launch("draft-simple"), tried="run"),
+        "lm": Loads(LM, "b4000", launch("draft-simple"), tried="run", takes_gguf=True),
         "eagle3": Loads(
             EAGLE3,
             "builds of July 2026",

@@ -1,0 +1,62 @@
+"""llama.cpp and we compute the same of one file, which its own converter made of a model of transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from decode.config import ModelConfig
+from decode.models.load import load_model
+from tests.decode.test_gguf import gemma3, llama
+from tests.engines.environment import llamacpp_python
+from tests.engines.test_openai_servers import llamacpp
+from tests.tiny import tiny_tokenizer
+
+pytestmark = pytest.mark.engines
+PROMPTS = [[5, 17, 203, 4, 88, 88, 31, 9, 120, 64, 2, 71], [7, 7, 250, 33, 101], [299]]
+"""The first reaches beyond Gemma's window of 6 tokens."""
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": partial(llama, num_key_value_heads=2),
+    "tied": partial(llama, tie_word_embeddings=True),
+    "gemma3": gemma3,
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_logits_are_those_of_llamacpp(tmp_path: Path, kind: str) -> None:
+    llamacpp_python()  # skips before anything is made
+    model = MODELS[kind]()
+    rows = model.config.vocab_size
+    model.save_pretrained(tmp_path / "target")
+    tokenizer = tiny_tokenizer(300)
+    tokenizer.save_pretrained(tmp_path / "target")
+    drawn = tokenizer("x")["input_ids"][0]
+    with llamacpp(tmp_path / "target", tmp_path) as url:
+        theirs = torch.stack([log_p(url.removesuffix("/v1"), prompt, rows, drawn) for prompt in PROMPTS])
+    ours = load_model(ModelConfig(str(tmp_path / "target.gguf"), dtype="float32"))
+    for one in (ours, model):
+        found = [one(torch.tensor([prompt])).logits[0, -1].detach().log_softmax(-1) for prompt in PROMPTS]
+        torch.testing.assert_close(torch.stack(found), theirs, rtol=1e-3, atol=2e-3)
+    assert theirs.std(dim=-1).min() > 0.1, "a law that is nearly uniform would agree with any"
+
+
+def log_p(address: str, prompt: list[int], rows: int, drawn: int) -> Tensor:
+    """(rows,) log probabilities of the token behind the prompt, before any bias. What is drawn is a whole character:
+    of parts of one, llama.cpp tells nothing."""
+    asked = {"prompt": prompt, "n_predict": 1, "n_probs": rows, "logit_bias": [[drawn, 1000.0]], "cache_prompt": False}
+    request = Request(f"{address}/completion", json.dumps(asked).encode(), {"Content-Type": "application/json"})
+    with urlopen(request) as answer:
+        told = json.load(answer)["completion_probabilities"][0]["top_logprobs"]
+    found = torch.full((rows,), float("nan"))
+    for one in told:
+        found[one["id"]] = one["logprob"]
+    assert not found.isnan().any(), f"{len(told)} of {rows} tokens"
+    return found
