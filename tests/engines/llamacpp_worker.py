@@ -15,13 +15,16 @@ import xllamacpp  # pyright: ignore[reportMissingImports]
 
 
 def serve(target: str, draft: str, spec_type: str, k: int) -> Any:
-    """As `llama-server -m TARGET -md DRAFT --spec-type SPEC_TYPE --spec-draft-n-max K --metrics` does, in float32."""
+    """As `llama-server -m TARGET -md DRAFT --spec-type SPEC_TYPE --spec-draft-n-max K --metrics -fa off` does, in
+    float32."""
     params = xllamacpp.CommonParams()
     params.model.path, params.speculative.draft.mparams.path = target, draft
     params.speculative.types = [xllamacpp.common_speculative_type[_name(spec_type)]]
     params.speculative.draft.n_max = k
     params.n_ctx, params.n_parallel, params.port, params.verbosity = 256, 1, 0, 1
     params.endpoint_metrics, params.warmup, params.fit_params = True, False, False
+    # its flash attention reads keys and values in float16, whatever the cache holds
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     for one in (params, params.speculative.draft):
         one.cache_type_k = one.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         one.cpuparams.n_threads, one.n_gpu_layers = 1, 0

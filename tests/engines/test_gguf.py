@@ -23,17 +23,22 @@ from tests.tiny import tiny_tokenizer
 pytestmark = pytest.mark.engines
 PROMPTS = [[5, 17, 203, 4, 88, 88, 31, 9, 120, 64, 2, 71], [7, 7, 250, 33, 101], [299]]
 """The first reaches beyond Gemma's window of 6 tokens."""
-MODELS: dict[str, Callable[[], PreTrainedModel]] = {
-    "llama": partial(llama, num_key_value_heads=2),
-    "tied": partial(llama, tie_word_embeddings=True),
-    "gemma3": gemma3,
+ROUNDING = 5e-5
+GELU_ROUNDING = 1e-3
+"""llama.cpp looks up Gemma's GELU in a table of float16: 3e-4 were measured, and 5e-5 with such a table here, too."""
+MODELS: dict[str, tuple[Callable[[], PreTrainedModel], float]] = {
+    "llama": (partial(llama, num_key_value_heads=2), ROUNDING),
+    "tied": (partial(llama, tie_word_embeddings=True), ROUNDING),
+    "gemma3": (gemma3, GELU_ROUNDING),
 }
+"""What makes the model, and by how much a log probability may differ."""
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_logits_are_those_of_llamacpp(tmp_path: Path, kind: str) -> None:
+def test_logits_are_those_of_llamacpp(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     llamacpp_python()  # skips before anything is made
-    model = MODELS[kind]()
+    make, tolerance = MODELS[kind]
+    model = make()
     rows = model.config.vocab_size
     model.save_pretrained(tmp_path / "target")
     tokenizer = tiny_tokenizer(300)
@@ -41,11 +46,18 @@ def test_logits_are_those_of_llamacpp(tmp_path: Path, kind: str) -> None:
     drawn = tokenizer("x")["input_ids"][0]
     with llamacpp(tmp_path / "target", tmp_path) as url:
         theirs = torch.stack([log_p(url.removesuffix("/v1"), prompt, rows, drawn) for prompt in PROMPTS])
-    ours = load_model(ModelConfig(str(tmp_path / "target.gguf"), dtype="float32"))
-    for one in (ours, model):
-        found = [one(torch.tensor([prompt])).logits[0, -1].detach().log_softmax(-1) for prompt in PROMPTS]
-        torch.testing.assert_close(torch.stack(found), theirs, rtol=1e-3, atol=2e-3)
-    assert theirs.std(dim=-1).min() > 0.1, "a law that is nearly uniform would agree with any"
+    source = ModelConfig(str(tmp_path / "target.gguf"), dtype="float32")
+    for ours in (load_model(source), model):
+        torch.testing.assert_close(our_log_p(ours), theirs, rtol=0.0, atol=tolerance)
+    monkeypatch.setattr("decode.models.gguf_weights._undone", lambda name, values, *_: values)
+    as_stored = (our_log_p(load_model(source)) - theirs).abs().max()
+    assert as_stored > 100 * tolerance, "norms that count from 1, or rotary pairs side by side, would pass unseen"
+
+
+def our_log_p(model: PreTrainedModel) -> Tensor:
+    """(prompts, rows) log probabilities of the token behind each prompt."""
+    logits = [model(torch.tensor([prompt])).logits[0, -1] for prompt in PROMPTS]
+    return torch.stack(logits).detach().log_softmax(-1)
 
 
 def log_p(address: str, prompt: list[int], rows: int, drawn: int) -> Tensor:
