@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 from gguf import (
     MODEL_ARCH_NAMES,
     GGMLQuantizationType,
@@ -16,8 +18,10 @@ from gguf import (
     get_tensor_name_map,
     quantize,
 )
-from torch import Tensor
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from tests.tiny import EOS, PAD
 
 ARCHITECTURES = {"gemma3_text": "gemma3"}
 """transformers' name -> llama.cpp's, where they differ."""
@@ -25,6 +29,22 @@ CHATML = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
 )
+CUT_TEXT = (
+    "It's 12345 items:\n\n1. A  2\t\tthing costs $1,999.50\r\n\n  22 are  DON'T's (x2) "
+    "\u00b2\u0664 \u00e9t\u00e9s, 7's\n "
+)
+"""Text in which the ways of cutting differ."""
+
+
+def crossing_tokenizer() -> PreTrainedTokenizerFast:
+    """One of some 350 tokens that joins any two bytes side by side in CUT_TEXT, over the ends of words, too; a word of
+    it is a token that no merges make."""
+    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    text = whole.pre_tokenize_str(CUT_TEXT)[0][0]
+    pairs = [*dict.fromkeys(itertools.pairwise(text))]
+    tokens = [EOS, PAD, *sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, pairs), "Ġcosts"]
+    inside = Tokenizer(models.BPE(vocab={one: token for token, one in enumerate(tokens)}, merges=pairs))
+    return PreTrainedTokenizerFast(tokenizer_object=inside, eos_token=EOS, pad_token=PAD)
 
 
 def write_gguf(
@@ -133,7 +153,7 @@ def add_tensors(writer: GGUFWriter, model: PreTrainedModel, name: str, kind: GGM
             writer.add_tensor(theirs, np.ascontiguousarray(array))
 
 
-def converted(name: str, values: Tensor, config: Any, architecture: str) -> Tensor:
+def converted(name: str, values: torch.Tensor, config: Any, architecture: str) -> torch.Tensor:
     """As llama.cpp wants it: rotary pairs of Llama side by side, Gemma's norms counted from 1."""
     if architecture.startswith("gemma") and name.endswith("norm.weight"):
         return values + 1

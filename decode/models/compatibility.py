@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from decode.common.errors import InputError
 from decode.models.gguf_file import open_gguf
+from decode.models.gguf_tokenizer import gguf_tokenizer
 
 if TYPE_CHECKING:
     from decode.config import ModelConfig
@@ -115,28 +116,18 @@ def load_tokenizer(source: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder, GGUF file or hub id; raises InputError where there is none."""
     path = Path(source.path or "")
     try:
-        if path.is_file():  # AutoTokenizer would take seconds to find that its class is this one
-            return _gguf_tokenizer(path)
+        if path.is_file():
+            return gguf_tokenizer(open_gguf(path, "target"))
         return AutoTokenizer.from_pretrained(
             source.path, revision=source.revision, trust_remote_code=source.trust_remote_code
         )
+    except InputError:
+        raise
     except Exception as error:  # noqa: BLE001 - the tokenizers library raises nothing narrower for a damaged file
         raise InputError(
             f"no tokenizer can be loaded from {source.path} ({type(error).__name__}: {error}), and text cannot be read "
-            "without one. Copy its tokenizer files again"
+            f"without one. {'Fetch the file' if path.is_file() else 'Copy its tokenizer files'} again"
         ) from error
-
-
-def _gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """That of a GGUF file, without the `<|endoftext|>` that transformers puts behind the last row of the embedding,
-    where the file has no such token."""
-    found = PreTrainedTokenizerFast.from_pretrained(str(path.parent), gguf_file=path.name)
-    rows = open_gguf(path, "target").tensors["token_embd.weight"].shape[0]
-    content = json.loads(found.backend_tokenizer.to_str())
-    added = [one for one in content["added_tokens"] if one["id"] < rows]
-    if len(added) < len(content["added_tokens"]):
-        found._tokenizer = type(found.backend_tokenizer).from_str(json.dumps(content | {"added_tokens": added}))
-    return found
 
 
 def token_map_hash(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from decode.common.errors import InputError
 from decode.common.extras import extra, require_installed
-from decode.models.gguf_header import Header, StoredTensor, read_header
+from decode.models.gguf_header import Header, StoredTensor, read_header, read_texts
 
 FREQUENCIES = "rope_freqs.weight"
 MAGIC = b"GGUF"
@@ -58,6 +58,10 @@ class GgufFile:
     def tensors(self) -> dict[str, StoredTensor]:
         """By name."""
         return {one.name: one for one in self.header.tensors}
+
+    def texts(self, key: str) -> list[str]:
+        """Those of a list in the metadata; none where there is no such list."""
+        return read_texts(self.path, self.header, key) if key in self.header.lists else []
 
     def values(self, name: str) -> Tensor | None:
         """Those of a tensor of float32; None where there is none of that name."""

@@ -1,5 +1,5 @@
-"""The header of a GGUF file, in milliseconds: the package gguf takes seconds for the vocabulary, of which nothing is
-needed here. Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md."""
+"""The header of a GGUF file, in milliseconds: the package gguf takes seconds for the vocabulary, which is skipped here
+until somebody asks for it. Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md."""
 
 from __future__ import annotations
 
@@ -53,6 +53,8 @@ class Header:
     """Where the tensors begin, in bytes."""
     alignment: int
     """Each begins at a multiple of so many bytes."""
+    lists: dict[str, int]
+    """Where the texts of a list begin, by key, in bytes."""
 
 
 def read_header(path: Path) -> Header:
@@ -60,10 +62,23 @@ def read_header(path: Path) -> Header:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         reader = _Reader(content, at=8)
         tensors, pairs = reader.take("QQ")
-        metadata = dict(reader.pair() for _ in range(pairs))
+        metadata, lists = dict[str, Any](), dict[str, int]()
+        for _ in range(pairs):
+            name, kind = reader.text(), reader.take("I")[0]
+            begin = reader.at + struct.calcsize("<IQ")
+            metadata[name] = reader.value(kind)
+            if kind == LIST and isinstance(metadata[name], int):
+                lists[name] = begin
         found = tuple(reader.tensor() for _ in range(tensors))
         aligned = int(metadata.get("general.alignment", ALIGNMENT))
-        return Header(metadata, found, -(-reader.at // aligned) * aligned, aligned)
+        return Header(metadata, found, -(-reader.at // aligned) * aligned, aligned, lists)
+
+
+def read_texts(path: Path, header: Header, key: str) -> list[str]:
+    """A list of texts of the metadata."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        reader = _Reader(content, header.lists[key])
+        return [reader.text() for _ in range(header.metadata[key])]
 
 
 @dataclass
@@ -86,11 +101,6 @@ class _Reader:
 
     def text(self) -> str:
         return self.content[self.skip_text()].decode()
-
-    def pair(self) -> tuple[str, Any]:
-        name = self.text()
-        (kind,) = self.take("I")
-        return name, self.value(kind)
 
     def value(self, kind: int) -> Any:
         if kind == TEXT:

@@ -21,7 +21,7 @@ from decode.models.load import describe_model, load_model
 from distill.records.record_folder import RecordFolder
 from distill.stage import run
 from tests.distill.runs import tiny_config
-from tests.gguf_files import CHATML, write_gguf
+from tests.gguf_files import CHATML, crossing_tokenizer, write_gguf
 from tests.tiny import tiny_llama, tiny_tokenizer
 
 IDS = torch.tensor([[5, 17, 203, 4, 88, 88, 31, 9, 120, 64, 2]])
@@ -72,7 +72,7 @@ def test_text_tokenizer_and_template_come_along_and_a_folder_holds_one(tmp_path:
     file = write_gguf(tmp_path / "folder" / "model.gguf", model := llama(), tokenizer)
     for path in (file, file.parent):
         found = load_tokenizer(source(path))
-        assert len(found) == 320  # as many as the embedding has rows: transformers adds <|endoftext|> behind them
+        assert len(found) == 320  # as many as the embedding has rows
         assert found("def f(x):")["input_ids"] == tokenizer("def f(x):")["input_ids"]
         assert found.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "user: Hi\n"
         assert found.eos_token_id == tokenizer.eos_token_id
@@ -81,6 +81,36 @@ def test_text_tokenizer_and_template_come_along_and_a_folder_holds_one(tmp_path:
     plain = generate(model, None, IDS, **asked).sequences
     for drafter in (None, load_drafter(file, target=target), load_drafter("ngram", target=target)):
         assert torch.equal(generate(target, drafter, IDS, **asked).sequences, plain)
+
+
+CUT = {
+    "gpt-2": "a Ċ Ċ 12 Ġ Ġ2 Ġc os ts",
+    "smollm": "a ĊĊ 1 2 ĠĠ 2 Ġc os ts",
+    "llama-bpe": "a ĊĊ 12 Ġ Ġ 2 Ġcosts",
+    "qwen2": "a ĊĊ 1 2 Ġ Ġ 2 Ġc os ts",
+}
+
+
+@pytest.mark.parametrize("cut", CUT)
+def test_text_is_cut_as_the_file_says(tmp_path: Path, cut: str) -> None:
+    file = write_gguf(tmp_path / "a.gguf", tiny_llama(500), crossing_tokenizer(), tokenizer__ggml__pre=cut)
+    found = load_tokenizer(source(file))
+    assert found.tokenize("a\n\n12  2 costs") == CUT[cut].split()
+    assert found.decode(found("a\n\n12  2 costs")["input_ids"]) == "a\n\n12  2 costs"
+
+
+def test_text_begins_and_ends_as_the_file_says(tmp_path: Path) -> None:
+    own = {"tokenizer__ggml__bos_token_id": 7, "tokenizer__ggml__add_bos_token": True}
+    file = write_gguf(tmp_path / "a.gguf", llama(), tiny_tokenizer(300), **own, tokenizer__ggml__add_eos_token=True)
+    found = load_tokenizer(source(file))
+    assert [*found("x")["input_ids"][::2]] == [7, found.eos_token_id]
+    assert found("x", add_special_tokens=False)["input_ids"] == tiny_tokenizer(300)("x")["input_ids"]
+
+
+def test_a_way_of_cutting_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "a.gguf", llama(), tiny_tokenizer(300), tokenizer__ggml__pre="of-tomorrow")
+    with pytest.raises(InputError, match=r"kind gpt2 that cuts text by of-tomorrow .*Give the folder"):
+        load_tokenizer(source(file))
 
 
 def test_records_are_bound_to_what_a_file_holds(tmp_path: Path) -> None:

@@ -129,9 +129,20 @@ def llamacpp(target: Path, folder: Path) -> Iterator[str]:
     place = str(Path(python).parents[1] / "llama.cpp")
     words = [python, "-P", "-c", convert, place, str(target), "--outfile", str(file), "--outtype", "f32"]
     subprocess.run(words, check=True, capture_output=True)
+    with serving(file, folder) as url:
+        yield url
+
+
+@contextmanager
+def serving(file: Path, folder: Path) -> Iterator[str]:
+    """The address of llama.cpp's server with that GGUF file; what it says goes into `folder`."""
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [python, str(SERVER), str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+            [llamacpp_python(), str(SERVER), str(file)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
         )
     assert process.stdout is not None
     try:
