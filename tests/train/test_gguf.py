@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConf
 from decode.models.compatibility import load_tokenizer, token_map_hash
 from decode.models.load import load_model
 from decode.stage import run as decode
-from eval.__main__ import main as evaluate
+from tests.bad_configurations import good_commands
+from tests.commands import main_of
+from tests.decode.test_gguf import FAULTS
 from tests.gguf_files import CHATML, write_gguf
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.train.toy import head_config, tiny_config, write_corpus, write_records
@@ -26,6 +30,22 @@ from train.stage import run as train
 
 IDS = torch.tensor([[5, 17, 203, 4, 88, 31, 9, 120]])
 BRIEF: dict[str, Any] = {"steps": 2, "validate_every": 2, "checkpoint_every": 2}
+
+
+Call = Callable[..., tuple[object, str, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Runs a stage in this process: exit code, standard output and standard error."""
+
+    def run(stage: str, *words: str) -> tuple[object, str, str]:
+        monkeypatch.setattr("sys.argv", [stage, *words])
+        with pytest.raises(SystemExit) as ended:
+            main_of(stage)()
+        return ended.value.code, *capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -133,19 +153,59 @@ def test_the_card_of_a_training_loads_the_file_as_a_file(target: Path, lm: Path)
     exec(code, {"input_ids": IDS})  # noqa: S102 - the commands are run as they are shown
 
 
-def test_a_report_is_planned(
-    tmp_path: Path, target: Path, lm: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+NAMED = [
+    ("distill", "target.path"),
+    ("datastore", "target.path"),
+    ("train", "draft.init_from"),
+    ("decode", "target.path"),
+    ("decode", "draft.path"),
+    ("eval", "target.path"),
+    ("eval", "drafts.one"),
+    ("export", "target.path"),
+]
+BAD = ("cut in its weights", "another kind of file", "of the future", "of an architecture that is not read")
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    return good_commands(tmp_path_factory.mktemp("commands"))
+
+
+@pytest.mark.parametrize(("stage", "key"), NAMED)
+def test_a_bad_file_ends_a_command_before_anything_is_written(
+    tmp_path: Path, commands: dict[str, list[str]], call: Call, stage: str, key: str
 ) -> None:
-    words = [f"target.path={target}", f"drafts.one={lm}", "plan=true", f"output_dir={tmp_path / 'report'}"]
-    words += ["lossless.prompts=3", "timing.prompts=3"]  # its corpus is small
-    monkeypatch.setattr("sys.argv", ["eval", *words])
-    evaluate()
-    told = capsys.readouterr().out
+    for bad in BAD:
+        make, told = FAULTS[bad]
+        file = make(gguf(tmp_path / "model.gguf"))
+        code, _, shown = call(stage, *commands[stage], f"{key}={file}", f"output_dir={tmp_path / 'out'}")
+        assert code == 2, shown
+        assert re.search(told, shown), shown
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_file_drafts_for_a_folder_with_one(tmp_path: Path, target: Path, call: Call) -> None:
+    asked = [f"target.path={target.parent}", "prompt=def", "chat=true", "decode.max_new_tokens=8", "color=never"]
+    (ended, plain, _), (code, drafted, shown) = (
+        call("decode", *asked, *more) for more in ([], [f"draft.path={gguf(tmp_path / 'draft.gguf', seed=5)}"])
+    )
+    assert (ended, code) == (0, 0), shown
+    assert drafted.splitlines()[0] == plain.splitlines()[0] != ""
+
+
+@pytest.mark.parametrize("stage", ["decode", "distill"])
+def test_a_file_without_a_chat_template_reads_no_chats(tmp_path: Path, call: Call, stage: str) -> None:
+    file = write_gguf(tmp_path / "a.gguf", tiny_llama(320), tiny_tokenizer(300))
+    asked = {"decode": ["prompt=def", "chat=true"], "distill": ["data=everyday", f"output_dir={tmp_path / 'out'}"]}
+    code, _, shown = call(stage, f"target.path={file}", *asked[stage])
+    assert code == 2
+    assert re.search(r"a\.gguf has no(ne| chat template); (use an instruct model|drop chat=true)", shown), shown
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_report_is_planned(tmp_path: Path, target: Path, lm: Path, call: Call) -> None:
+    few = ["lossless.prompts=3", "timing.prompts=3", "prompts.tokens=16", "decode.max_new_tokens=16"]
+    words = [f"target.path={target}", f"drafts.one={lm}", "plan=true", "lossless.tokens=16", *few]
+    code, told, shown = call("eval", *words, f"output_dir={tmp_path / 'report'}")
+    assert code == 0, shown
     assert "prompts" in told
-    cut = tmp_path / "cut.gguf"
-    cut.write_bytes(target.read_bytes()[:-900])
-    monkeypatch.setattr("sys.argv", ["eval", f"target.path={cut}", *words[1:]])
-    with pytest.raises(SystemExit) as ended:
-        evaluate()
-    assert ended.value.code == 2
-    assert "it was cut off, and" in capsys.readouterr().err
