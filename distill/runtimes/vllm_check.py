@@ -27,6 +27,11 @@ def check_target(target: ModelDescription) -> None:
             f"{path} is a {config.model_type} model with latent attention (MLA), and vLLM gives no hidden states of "
             f"such models, from which p is made; {OTHERWISE}"
         )
+    if Path(target.path).is_file():
+        raise InputError(
+            f"{path} is a GGUF file, and target.runtime=vllm is handed a folder: give that of the same model in "
+            f"transformers format, or {OTHERWISE}"
+        )
     check_plain_ends(target)
     if config.model_type not in KNOWN:
         raise InputError(

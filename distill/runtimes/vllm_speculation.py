@@ -53,6 +53,11 @@ def check_draft(found: DraftDescription, target: str, num_devices: int) -> None:
             f"{' and '.join(METHODS)} drafts only; use one of these, or target.runtime=transformers, which writes with "
             "any"
         )
+    if Path(found.path).is_file():
+        raise InputError(
+            f"sampling.draft.path={found.path} is a GGUF file, and target.runtime=vllm drafts with a folder: give that "
+            "of the same model in transformers format, or use target.runtime=transformers"
+        )
     if found.family != "lm" and read_provenance(found.path) is not None:
         paths = shlex.join([f"target.path={target}", f"draft.path={found.path}"])
         raise InputError(

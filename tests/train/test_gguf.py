@@ -14,9 +14,11 @@ import torch
 from decode import generate, load_drafter
 from decode.common.errors import InputError
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
+from decode.drafters.saved_draft import describe_draft
 from decode.models.compatibility import load_tokenizer, token_map_hash
-from decode.models.load import load_model
+from decode.models.load import describe_model, load_model
 from decode.stage import run as decode
+from distill.runtimes.vllm_speculation import check_draft
 from tests.bad_configurations import good_commands
 from tests.commands import main_of
 from tests.decode.test_gguf import FAULTS
@@ -201,6 +203,15 @@ def test_a_file_without_a_chat_template_reads_no_chats(tmp_path: Path, call: Cal
     assert code == 2
     assert re.search(r"a\.gguf has no(ne| chat template); (use an instruct model|drop chat=true)", shown), shown
     assert not (tmp_path / "out").exists()
+
+
+def test_vllm_is_handed_folders(tmp_path: Path, target: Path, commands: dict[str, list[str]], call: Call) -> None:
+    asked = [*commands["distill"], f"target.path={target}", "target.runtime=vllm", f"output_dir={tmp_path / 'out'}"]
+    code, _, shown = call("distill", *asked)
+    assert code == 2
+    assert "is a GGUF file, and target.runtime=vllm is handed a folder" in shown
+    with pytest.raises(InputError, match="is a GGUF file, and target.runtime=vllm drafts with a folder"):
+        check_draft(describe_draft(str(target), describe_model(ModelConfig(str(target)))), str(target), 1)
 
 
 def test_a_report_is_planned(tmp_path: Path, target: Path, lm: Path, call: Call) -> None:
