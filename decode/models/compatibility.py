@@ -17,7 +17,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from decode.common.errors import InputError
 from decode.models.gguf_file import open_gguf
-from decode.models.gguf_tokenizer import gguf_tokenizer
 
 if TYPE_CHECKING:
     from decode.config import ModelConfig
@@ -117,6 +116,8 @@ def load_tokenizer(source: ModelConfig) -> PreTrainedTokenizerBase:
     path = Path(source.path or "")
     try:
         if path.is_file():
+            from decode.models.gguf_tokenizer import gguf_tokenizer  # of use for such files alone
+
             return gguf_tokenizer(open_gguf(path, "target"))
         return AutoTokenizer.from_pretrained(
             source.path, revision=source.revision, trust_remote_code=source.trust_remote_code

@@ -45,7 +45,8 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         monkeypatch.setattr("sys.argv", [stage, *words])
         with pytest.raises(SystemExit) as ended:
             main_of(stage)()
-        return ended.value.code, *capsys.readouterr()
+        told = capsys.readouterr()
+        return ended.value.code, told.out, told.err
 
     return run
 
