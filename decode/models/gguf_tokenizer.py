@@ -1,6 +1,6 @@
 """The tokenizer of a GGUF file.
 
-Byte-level ones are built here. transformers cuts the text of files that it does not know (SmolLM's; before 5.24 those
+Byte-level ones are built here. transformers cuts the text of files that it does not know (SmolLM's; in 5.17 those
 of Llama 3, too) as GPT-2 does, without a word: two line breaks before a digit are then two tokens where the model was
 trained on one.
 """
