@@ -13,7 +13,6 @@ from eval.comparison_config import OWN, DecodersConfig, FamiliesConfig, named_se
 from eval.modes.drafters.config import DraftersConfig
 from eval.modes.exits.config import ExitsConfig
 from eval.modes.overlap.config import OverlapConfig
-from eval.modes.runtimes.config import RuntimesConfig
 from eval.modes.served.config import ServedConfig
 from train.config import TrackerConfig
 
@@ -21,9 +20,9 @@ TOKEN_FOR_TOKEN = ("coupled", "greedy")
 """Verifiers whose output equals autoregressive output of the same seed; the others are exact in distribution only."""
 
 Mode = Literal[
-    "report", "decoders", "families", "certificate", "profile", "bandwidth", "served", "drafters", "runtimes",
-    "overlap", "exits",
+    "report", "decoders", "families", "certificate", "profile", "bandwidth", "served", "drafters", "overlap", "exits",
 ]  # fmt: skip
+SPEED_OF_RECORDS = "python -m distill --multirun target.runtime=transformers,vllm ..., whose table gives its seconds"
 WITHOUT_MODELS = ("bandwidth", "overlap")
 """Modes without a target and drafts of the user's: one makes its own, one simulates."""
 
@@ -120,8 +119,8 @@ class PeersConfig:
     """mode=report: with target.quantization, also load the target as it was before and time it without a draft, and
     measure how far the quantised one is from it; both are in memory then."""
     vllm_python: str | None = None
-    """mode=decoders, drafters, runtimes: interpreter of an environment with vLLM; None leaves vLLM out; `peers=vllm`
-    names ours."""
+    """mode=decoders, drafters: interpreter of an environment with vLLM; None leaves vLLM out; `peers=vllm` names
+    ours."""
     vllm_draft_tokens: list[int] = field(default_factory=lambda: [4])
     """Draft tokens per pass of vLLM with its draft, with mode=drafters of its prompt lookup (ngram); each in an engine
     of its own."""
@@ -251,8 +250,10 @@ class EvalConfig:
         "suite": "mode=report|decoders|families|served says what is measured, name=... how it is called",
         "certificate=true": "mode=certificate",
         "profile=true": "mode=profile",
+        "mode=runtimes": SPEED_OF_RECORDS,
+        "runtimes": SPEED_OF_RECORDS,
     }
-    """Keys of earlier versions, and what they are called now."""
+    """Keys of earlier versions, with their values or without, and what took their place."""
 
     mode: Mode = "report"
     """What is measured and written."""
@@ -296,8 +297,6 @@ class EvalConfig:
     """Drafts in an engine of the user's, under mode=served."""
     drafters: DraftersConfig = field(default_factory=DraftersConfig)
     """The comparison of ways to draft, under mode=drafters."""
-    runtimes: RuntimesConfig = field(default_factory=RuntimesConfig)
-    """The comparison of what runs the target while records are made, under mode=runtimes."""
     exits: ExitsConfig = field(default_factory=ExitsConfig)
     """The profile of a target's early exits, under mode=exits."""
     overlap: OverlapConfig = field(default_factory=OverlapConfig)
@@ -327,7 +326,7 @@ class EvalConfig:
         if self.mode in WITHOUT_MODELS:
             return
         require(self.target.path is not None, "target.path is not set; name a transformers folder or hub id")
-        is_given = bool(self.drafts) or self.mode in ("families", "drafters", "runtimes", "exits")
+        is_given = bool(self.drafts) or self.mode in ("families", "drafters", "exits")
         require(is_given, "drafts is empty; name at least one, e.g. '+drafts.distilled=runs/x/draft/model'")
         require(bool(self.temperatures), "temperatures is empty; a report needs at least one, e.g. temperatures=[1.0]")
         for temperature in self.temperatures:

@@ -24,7 +24,6 @@ MODES = {
     "families": "eval.modes.families.mode",
     "served": "eval.modes.served.mode",
     "drafters": "eval.modes.drafters.mode",
-    "runtimes": "eval.modes.runtimes.mode",
     "exits": "eval.modes.exits.mode",
     "overlap": "eval.modes.overlap.mode",
 }

@@ -255,6 +255,8 @@ def test_the_mode_and_the_name_say_where_the_result_lies(mode: str) -> None:
         ("+suite=mine", "name="),
         ("certificate=true", "mode=certificate"),
         ("++profile=True", "mode=profile"),
+        ("mode=runtimes", "python -m distill --multirun"),
+        ("runtimes.rounds=3", "python -m distill --multirun"),
     ],
 )
 def test_the_spelling_of_earlier_versions_is_refused_with_todays(old: str, new: str) -> None:
