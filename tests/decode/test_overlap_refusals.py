@@ -71,12 +71,6 @@ def test_a_draft_is_loaded_where_it_is_asked_for(tmp_path: Path) -> None:
         load_drafter("ngram", model, device="cpu")
 
 
-def test_a_tree_is_not_measured_across_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LMDraft, "device", torch.device("meta"))
-    with pytest.raises(ConfigError, match="the draft is on meta, the target on cpu"):
-        generate(tiny_llama(), LMDraft(tiny_llama()), IDS, tree="sequoia")
-
-
 def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

@@ -200,13 +200,8 @@ CHAINS = (
 
 
 def check_tree(name: str | None, tree: str, where: str) -> None:
-    """Raise ConfigError for a tree that this drafter does not draft, or cannot be measured for."""
+    """Raise ConfigError for a tree that this drafter does not draft."""
     require(name != "early_exit" or set(str(tree).split("x")) <= {"chain", "1"}, f"{where}={tree}: {CHAINS}")
-    require(
-        name not in UNTRAINED or tree != "sequoia",
-        f"{where}=sequoia measures which candidate of a node stands, and {name} has others in every round. "
-        "Use dynamic or chain, or leave it out",
-    )
 
 
 def rides(name: str | None, settings: Mapping[str, Any]) -> bool:

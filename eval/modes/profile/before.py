@@ -47,8 +47,6 @@ class Before:
     def floor(self, group: Group) -> dict[str, float]:
         """That checkout's own passes."""
         wanted = passes(self.cfg, self.drafter, group)
-        if wanted is None:
-            return {}
         asked = {"context": wanted.context, "nodes": wanted.nodes, "batch_size": len(group), "repeats": COST_REPEATS}
         answer = self._ask("passes", **asked)
         return floor_of(wanted, answer["t_draft"], answer["t_target"])

@@ -76,7 +76,7 @@ class Contestant(Protocol):
 
     def floor(self, group: Group) -> dict[str, float]:
         """Milliseconds of the bare passes of one full round, timed alone at the mean context (see
-        `decode.autotune.timing`); empty for a tree that is chosen while it runs."""
+        `decode.autotune.timing`)."""
         ...
 
 
@@ -104,8 +104,6 @@ class Ours:
     def floor(self, group: Group) -> dict[str, float]:
         """As `Contestant.floor`."""
         wanted = passes(self.cfg, self.drafter, group)
-        if wanted is None:
-            return {}
         costs = measure(self.model, self.drafter, wanted.context, [wanted.nodes], len(group), COST_REPEATS)
         return floor_of(wanted, costs.t_draft, costs.t_target[wanted.nodes])
 
@@ -121,13 +119,11 @@ def settings(cfg: EvalConfig) -> dict[str, Any]:
     return {**settings_at(cfg, cfg.temperatures[0]), "max_new_tokens": cfg.profile.max_new_tokens}
 
 
-def passes(cfg: EvalConfig, drafter: Drafter | None, group: Group) -> Passes | None:
-    """Those of a round with that draft; None for a tree that is chosen while it runs."""
+def passes(cfg: EvalConfig, drafter: Drafter | None, group: Group) -> Passes:
+    """Those of a round with that draft."""
     context = sum(map(len, group)) // len(group) + cfg.profile.max_new_tokens // 2
     if drafter is None:
         return Passes(context, 0, 1)
-    if cfg.decode.tree == "sequoia":
-        return None
     shape = parse(cfg.decode.tree, cfg.decode.num_draft_tokens, cfg.decode.tree_nodes)
     shape = shape.cut(drafted_depth(drafter, shape))
     return Passes(context, shape.depth, shape.num_nodes)

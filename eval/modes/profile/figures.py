@@ -60,10 +60,7 @@ def joules_of(turns: Sequence[Turn]) -> list[list[float]] | None:
 
 
 def outside(turns: Sequence[Turn]) -> dict[str, Any]:
-    """What a round takes beyond its bare passes, each call against those timed beside it; None where a round's passes
-    are not known beforehand."""
-    if not turns[0].floor:
-        return described("outside_passes_ms", None)
+    """What a round takes beyond its bare passes, each call against those timed beside it."""
     left = np.array([[one.round_ms - sum(one.floor.values())] for one in turns])
     return described("outside_passes_ms", bootstrap(left, lambda drawn: np.median(drawn[..., 0], axis=-1), 0))
 

@@ -19,15 +19,12 @@ Arm = Mapping[str, Any]
 
 
 def parts(arm: Arm) -> dict[str, float]:
-    """A round's milliseconds by level. Of a tree that is chosen while it runs all of the round is outside of passes,
-    since these are not known."""
+    """A round's milliseconds by level."""
     phases, bare = arm["ms_per_round"], arm["floor_ms_per_round"]
-    inside = sum(ms for phase, ms in phases.items() if phase not in OUT_OF_ROUND)
-    left = arm["outside_passes_ms"]
     return {
         "bare draft": bare.get("draft", 0.0),
         "bare target": bare.get("target", 0.0),
-        "outside passes": inside if left is None else left,
+        "outside passes": arm["outside_passes_ms"],
         **{name: phases.get(name, 0.0) for name in OUT_OF_ROUND},
     }
 
