@@ -99,7 +99,8 @@ class SamplingConfig:
     adaptive: bool = False
     """Draft what pays, at most num_draft_tokens (of a tree: its levels), and nothing where nothing pays."""
     confidence: bool = False
-    """adaptive=true on chains: also stop inside a round where the draft is unsure; its steps then run one by one."""
+    """adaptive=true on chains: also stop inside a round where the draft predicts that it no longer pays, as DSpark
+    heads do."""
     repetition_penalty: float = 1.0
     """Divides positive logits of tokens in prompt and text, multiplies negative ones; 1 leaves them alone."""
     presence_penalty: float = 0.0

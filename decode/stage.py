@@ -20,7 +20,7 @@ from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
 from decode.config import DecodeConfig, DrafterConfig
 from decode.drafters.base import Drafter
-from decode.drafters.beside.refusals import check_device, check_overlap
+from decode.drafters.beside.refusals import check_device, check_foresees, check_overlap
 from decode.drafters.saved_draft import describe_draft, load_drafter
 from decode.models.chat_template import settled
 from decode.models.compatibility import load_tokenizer
@@ -39,7 +39,9 @@ def run(config: DecodeConfig) -> None:
     """Check, load, decode, print."""
     target = describe_model(config.target)
     if config.draft.path is not None:
-        family = describe_draft(config.draft.path, target, settings=config.draft.loading).family
+        draft = describe_draft(config.draft.path, target, settings=config.draft.loading)
+        family = draft.family
+        check_foresees(draft.foresees, config.decode.confidence, "decode.confidence")
         check_overlap(family, config.decode.overlap, "decode.overlap")
         check_device(family, config.draft.device, "draft.device")
     if config.draft.device is not None:

@@ -62,7 +62,6 @@ def check_text() -> None:
         {"repetition_penalty": 1.3},
         {"strict": True},
         {"adaptive": True},
-        {"adaptive": True, "confidence": True},
     ],
     ids=str,
 )

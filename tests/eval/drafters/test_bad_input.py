@@ -79,6 +79,10 @@ def test_files_that_are_missing_or_fit_no_target(folder: Path, monkeypatch: pyte
         with pytest.raises(InputError, match=f"(?s){message}"):
             stage.run(build(EvalConfig, given))
     given = values(folder)
+    given["drafters"] |= {"arms": {"one": {"draft": "ngram", "adaptive": True, "confidence": True}}}
+    with pytest.raises(ConfigError, match=r"drafters\.arms\.one\.confidence=true.*predicts nothing"):
+        stage.run(build(EvalConfig, given))
+    given = values(folder)
     given["peers"] = given.get("peers", {}) | {"early_exit_layers": [99]}
     with pytest.raises(InputError, match=r"exit_layer=99, and .* layers"):
         stage.run(build(EvalConfig, given))
