@@ -12,7 +12,6 @@ from distill.config import DataConfig
 from eval.comparison_config import OWN, DecodersConfig, FamiliesConfig, named_settings
 from eval.modes.drafters.config import DraftersConfig
 from eval.modes.exits.config import ExitsConfig
-from eval.modes.overlap.config import OverlapConfig
 from eval.modes.served.config import ServedConfig
 from train.config import TrackerConfig
 
@@ -20,11 +19,12 @@ TOKEN_FOR_TOKEN = ("coupled", "greedy")
 """Verifiers whose output equals autoregressive output of the same seed; the others are exact in distribution only."""
 
 Mode = Literal[
-    "report", "decoders", "families", "certificate", "profile", "bandwidth", "served", "drafters", "overlap", "exits",
+    "report", "decoders", "families", "certificate", "profile", "bandwidth", "served", "drafters", "exits",
 ]  # fmt: skip
 SPEED_OF_RECORDS = "python -m distill --multirun target.runtime=transformers,vllm ..., whose table gives its seconds"
-WITHOUT_MODELS = ("bandwidth", "overlap")
-"""Modes without a target and drafts of the user's: one makes its own, one simulates."""
+SIMULATION = "python scripts/overlap_simulation.py --target-ms 30 --draft-ms 3 --alpha 0.8, or --report results.json"
+WITHOUT_MODELS = ("bandwidth",)
+"""Modes without a target and drafts of the user's: it makes its own."""
 
 
 @dataclass
@@ -252,6 +252,8 @@ class EvalConfig:
         "profile=true": "mode=profile",
         "mode=runtimes": SPEED_OF_RECORDS,
         "runtimes": SPEED_OF_RECORDS,
+        "mode=overlap": SIMULATION,
+        "overlap": SIMULATION,
     }
     """Keys of earlier versions, with their values or without, and what took their place."""
 
@@ -299,8 +301,6 @@ class EvalConfig:
     """The comparison of ways to draft, under mode=drafters."""
     exits: ExitsConfig = field(default_factory=ExitsConfig)
     """The profile of a target's early exits, under mode=exits."""
-    overlap: OverlapConfig = field(default_factory=OverlapConfig)
-    """The simulation of drafting while the target verifies, under mode=overlap."""
     curve_temperatures: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.7, 1.0, 1.3])
     """Temperatures of the curve of alpha and predicted speedup, from teacher-forced passes; [] draws none."""
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
@@ -321,8 +321,6 @@ class EvalConfig:
         )
         default = f"runs/{self.name}/{self.mode}" if self.name else f"runs/{self.mode}/report"
         self.name, self.output_dir = self.name or self.mode, self.output_dir or default
-        if self.mode == "overlap":
-            self.overlap.check()
         if self.mode in WITHOUT_MODELS:
             return
         require(self.target.path is not None, "target.path is not set; name a transformers folder or hub id")

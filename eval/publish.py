@@ -25,7 +25,6 @@ from eval.modes.drafters import page as drafters
 from eval.modes.drafters.several_runs import check_drafters, pool_drafters
 from eval.modes.exits import page as exits
 from eval.modes.families import page as families
-from eval.modes.overlap import page as overlap
 from eval.modes.served import page as served
 from eval.render import report_page as report
 from eval.results.poolable import check_poolable
@@ -41,7 +40,6 @@ PAGES = {
     "families": families.render_summary,
     "served": served.render_summary,
     "exits": exits.render_summary,
-    "overlap": overlap.render_summary,
 }
 """Mode -> its page."""
 POOLS: dict[str, tuple[Check, Pool]] = {

@@ -25,7 +25,6 @@ MODES = {
     "served": "eval.modes.served.mode",
     "drafters": "eval.modes.drafters.mode",
     "exits": "eval.modes.exits.mode",
-    "overlap": "eval.modes.overlap.mode",
 }
 """EvalConfig.mode -> module; imported when it is wanted."""
 

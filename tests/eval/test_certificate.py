@@ -256,6 +256,7 @@ def test_the_mode_and_the_name_say_where_the_result_lies(mode: str) -> None:
         ("certificate=true", "mode=certificate"),
         ("++profile=True", "mode=profile"),
         ("mode=runtimes", "python -m distill --multirun"),
+        ("mode=overlap", "scripts/overlap_simulation.py"),
         ("runtimes.rounds=3", "python -m distill --multirun"),
     ],
 )

@@ -15,8 +15,6 @@ from eval.modes import certificate as certificate_page
 from eval.modes.decoders import page as decoders
 from eval.modes.drafters import page as drafters
 from eval.modes.families import page as families
-from eval.modes.overlap import page as overlap
-from eval.modes.overlap.simulation import WAYS
 from eval.modes.profile import page as profile_page
 from eval.publish import PAGES
 from eval.render.report_page import render_block, render_page, render_summary
@@ -89,16 +87,6 @@ def bandwidth_found() -> dict:
     return found | {"bytes_per_token": 1, "copy_bytes_per_s": 2, "prompt_tokens": 1, "new_tokens": 1}
 
 
-def overlapped() -> dict:
-    ways = {way: {"num_draft_tokens": 1, "foreseen": 0.5, "speedup": 1.5, "speedup_ci95": None} for way in WAYS}
-    one = {"pair": HOSTILE, "link_ms": 0.0, "ways": ways, "ahead_over_in_turn": 1.5, "ahead_over_in_turn_ci95": None}
-    pair = {"name": HOSTILE, "acceptance": [0.5], "batch_size": 1, "target_ms": 1.0, "token_ms": 1.0, "draft_ms": 1.0}
-    settings = {"rounds": 100, "jitter": 0.1, "measured": HOSTILE, "draft_lengths": [1]}
-    environment = ENVIRONMENT | {"packages": {"torch": "2", "transformers": "5"}}
-    found = {"name": HOSTILE, "pairs": [pair], "simulated": [one], "settings": settings, "environment": environment}
-    return found | {"definitions": {}, "mode": "overlap"}
-
-
 def card() -> str:
     cfg = build(TrainConfig, tiny_settings(Path("out"), None, records=HOSTILE) | {"target": {"path": HOSTILE}})
     facts = {"loss": 1.0, "alpha": 0.5, "tau": 2.0, "step": 1, "rule": "the best", "validation_tokens": 1, "tokens": 1}
@@ -114,7 +102,6 @@ MARKDOWN = {
     "certificate": lambda: certificate_page.render_certificate(certificate()),
     "profile": lambda: profile_page.render_markdown(profile()),
     "bandwidth": lambda: bandwidth.render(bandwidth_found()),
-    "overlap": lambda: overlap.render_summary(overlapped()),
     "card": card,
 }
 
@@ -163,7 +150,6 @@ def test_a_card_stays_yaml_and_code():
         (drafters.render_page, drafters_found),
         (families.render_page, lambda: of_suite("families", "lm", "bf16", "chain", "tree")),
         (profile_page.render_page, profile),
-        (overlap.render_page, overlapped),
     ],
 )
 def test_no_page_holds_an_element_from_a_name(render, results):
