@@ -19,12 +19,11 @@ TOKEN_FOR_TOKEN = ("coupled", "greedy")
 """Verifiers whose output equals autoregressive output of the same seed; the others are exact in distribution only."""
 
 Mode = Literal[
-    "report", "decoders", "families", "certificate", "profile", "bandwidth", "served", "drafters", "exits",
+    "report", "decoders", "families", "certificate", "profile", "served", "drafters", "exits",
 ]  # fmt: skip
 SPEED_OF_RECORDS = "python -m distill --multirun target.runtime=transformers,vllm ..., whose table gives its seconds"
 SIMULATION = "python scripts/overlap_simulation.py --target-ms 30 --draft-ms 3 --alpha 0.8, or --report results.json"
-WITHOUT_MODELS = ("bandwidth",)
-"""Modes without a target and drafts of the user's: it makes its own."""
+BANDWIDTH = "python scripts/bandwidth.py FOLDER --shape 8b"
 
 
 @dataclass
@@ -207,39 +206,17 @@ class CertificateConfig:
 class ProfileConfig:
     """Where the time of a round goes, instead of a report (`mode=profile`)."""
 
+    RENAMED: ClassVar[dict[str, str]] = {"before": "mode=profile in the other checkout too, in turn with this one"}
+    """Keys of earlier versions, and what took their place."""
+
     prompts: int = 4
     """Prompts decoded, timing.batch_size at once."""
     max_new_tokens: int = 64
     """New tokens for each."""
-    before: str | None = None
-    """Another checkout of draftsmith (`git worktree add FOLDER COMMIT`), whose decoder takes turns with this one."""
 
     def __post_init__(self) -> None:
         for name in ("prompts", "max_new_tokens"):
             require(getattr(self, name) >= 1, f"profile.{name}={getattr(self, name)}; use at least 1")
-
-
-@dataclass
-class BandwidthConfig:
-    """Decoding speed against memory bandwidth, on a model made at random (`mode=bandwidth`)."""
-
-    shape: Literal["8b", "1b", "toy"] = "8b"
-    """Size of the Llama that is made: 8 or 1 billion parameters, or a toy."""
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    """Its precision."""
-    prompt_tokens: int = 128
-    """Tokens in the cache at the start."""
-    new_tokens: int = 256
-    """Tokens decoded in a call."""
-    repeats: int = 5
-    """Calls timed."""
-    copy_bytes: int = 4 << 30
-    """Bytes of the buffer that is copied."""
-
-    def __post_init__(self) -> None:
-        for name in ("prompt_tokens", "repeats", "copy_bytes"):
-            require(getattr(self, name) >= 1, f"bandwidth.{name}={getattr(self, name)}; use at least 1")
-        require(self.new_tokens >= 2, f"bandwidth.new_tokens={self.new_tokens}; times lie between tokens, so use 2")
 
 
 @dataclass
@@ -254,6 +231,8 @@ class EvalConfig:
         "runtimes": SPEED_OF_RECORDS,
         "mode=overlap": SIMULATION,
         "overlap": SIMULATION,
+        "mode=bandwidth": BANDWIDTH,
+        "bandwidth": BANDWIDTH,
     }
     """Keys of earlier versions, with their values or without, and what took their place."""
 
@@ -289,8 +268,6 @@ class EvalConfig:
     """A certificate of losslessness instead of the report."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     """A profile of the rounds instead of the report."""
-    bandwidth: BandwidthConfig = field(default_factory=BandwidthConfig)
-    """Decoding speed against memory bandwidth, under mode=bandwidth; on target.device."""
     decoders: DecodersConfig = field(default_factory=DecodersConfig)
     """The comparison of decoders, under mode=decoders."""
     families: FamiliesConfig = field(default_factory=FamiliesConfig)
@@ -321,8 +298,6 @@ class EvalConfig:
         )
         default = f"runs/{self.name}/{self.mode}" if self.name else f"runs/{self.mode}/report"
         self.name, self.output_dir = self.name or self.mode, self.output_dir or default
-        if self.mode in WITHOUT_MODELS:
-            return
         require(self.target.path is not None, "target.path is not set; name a transformers folder or hub id")
         is_given = bool(self.drafts) or self.mode in ("families", "drafters", "exits")
         require(is_given, "drafts is empty; name at least one, e.g. '+drafts.distilled=runs/x/draft/model'")

@@ -10,7 +10,6 @@ import yaml
 
 from decode.common.compose import CONF
 from decode.common.typed_config import build
-from eval.modes import bandwidth
 from eval.modes import certificate as certificate_page
 from eval.modes.decoders import page as decoders
 from eval.modes.drafters import page as drafters
@@ -76,15 +75,7 @@ def profile() -> dict:
     arm |= {"tokens_per_round": 1.0, "tokens_per_s": 1.0, "prefill_ms_per_call": 1.0}
     arm |= {"outside_passes_ms": 1.0, "outside_passes_ms_ci95": [0.5, 1.5]}
     found = {"arms": [arm], "environment": ENVIRONMENT, "target": MODEL, "drafts": {HOSTILE: HOSTILE}, "prompts": 1}
-    before = {"folder": HOSTILE, "revision": None, "arms": [{"name": HOSTILE, "ratio": 2.0, "ratio_ci95": None}]}
-    return found | {"new_tokens": 1, "batch_size": 1, "temperature": 1.0, "before": before}
-
-
-def bandwidth_found() -> dict:
-    row = {"temperature": 1.0, "tokens_per_s": 1.0, "bound": 2.0, "share": 0.5}
-    environment = ENVIRONMENT | {"packages": {"torch": "2", "transformers": "5"}}
-    found = {"rows": [row], "environment": environment, "shape": {"name": "toy", "num_parameters": 10}, "dtype": "d"}
-    return found | {"bytes_per_token": 1, "copy_bytes_per_s": 2, "prompt_tokens": 1, "new_tokens": 1}
+    return found | {"new_tokens": 1, "batch_size": 1, "temperature": 1.0}
 
 
 def card() -> str:
@@ -101,7 +92,6 @@ MARKDOWN = {
     "families": lambda: families.render_summary(of_suite("families", "lm", "bf16", "chain", "tree")),
     "certificate": lambda: certificate_page.render_certificate(certificate()),
     "profile": lambda: profile_page.render_markdown(profile()),
-    "bandwidth": lambda: bandwidth.render(bandwidth_found()),
     "card": card,
 }
 

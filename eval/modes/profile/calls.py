@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -60,49 +60,31 @@ class Passes:
     """Tokens of the target's pass."""
 
 
-class Contestant(Protocol):
-    """One way to decode; `name` is unique within a run."""
-
-    @property
-    def name(self) -> str: ...
-
-    def call(self, group: Group) -> Call:
-        """Continue the prompts, timed."""
-        ...
-
-    def operators(self, group: Group) -> tuple[dict[str, Classes], int]:
-        """Seconds by phase and class of operator in one call under the profiler, and its rounds."""
-        ...
-
-    def floor(self, group: Group) -> dict[str, float]:
-        """Milliseconds of the bare passes of one full round, timed alone at the mean context (see
-        `decode.autotune.timing`)."""
-        ...
-
-
 @dataclass(frozen=True)
-class Ours:
-    """The decoder of this very checkout."""
+class Contestant:
+    """One way to decode."""
 
     name: str
+    """Unique within a run."""
     cfg: EvalConfig
     model: PreTrainedModel
     drafter: Drafter | None
 
     def call(self, group: Group) -> Call:
-        """As `Contestant.call`; synchronous on a CPU, and on a GPU the last read waits for all."""
+        """Continue the prompts, timed: synchronous on a CPU, and on a GPU the last read waits for all."""
         began = time.perf_counter()
         stats = self._generate(group)
         return Call.of(stats, time.perf_counter() - began)
 
     def operators(self, group: Group) -> tuple[dict[str, Classes], int]:
-        """As `Contestant.operators`."""
+        """Seconds by phase and class of operator in one call under the profiler, and its rounds."""
         found: list[Stats] = []
         seconds = profiled(lambda: found.append(self._generate(group)), self.model.device.type == "cuda")
         return seconds, len(found[0].arrival_s)
 
     def floor(self, group: Group) -> dict[str, float]:
-        """As `Contestant.floor`."""
+        """Milliseconds of the bare passes of one full round, timed alone at the mean context (see
+        `decode.autotune.timing`)."""
         wanted = passes(self.cfg, self.drafter, group)
         costs = measure(self.model, self.drafter, wanted.context, [wanted.nodes], len(group), COST_REPEATS)
         return floor_of(wanted, costs.t_draft, costs.t_target[wanted.nodes])
