@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ from decode.arguments import (
     seed_of,
     stop_strings_of,
 )
-from decode.autotune.choose_tree import resolve
 from decode.common.errors import ConfigError
 from decode.common.typed_config import flag, require, whole
 from decode.config import SamplingConfig, sampling_config
@@ -47,7 +46,7 @@ from decode.sampling.processors import check_processors
 from decode.sampling.stopping import Criteria, StopStrings, eos_ids, own_eos_ids
 from decode.sampling.warp import Sampling
 from decode.stats import Stats
-from decode.trees.tree_plans import Shape, parse
+from decode.trees.tree_plans import parse
 
 Processor = LogitsProcessor | Callable[..., Tensor]
 Criterion = StoppingCriteria | Callable[..., Any]
@@ -146,6 +145,7 @@ def generate(
         endings=endings,
         room=room,
         audit=audit,
+        shape=parse(asked.tree, asked.num_draft_tokens, asked.tree_nodes),
         max_new_tokens=asked.max_new_tokens,
         verifier=asked.verifier,
         replacement=asked.replacement,
@@ -154,7 +154,6 @@ def generate(
         strict=asked.strict,
         overlap=asked.overlap,
     )
-    request = replace(request, shape=_shape(asked, model, drafter, request))
     input_ids = input_ids.repeat_interleave(len(prompts) // len(input_ids), 0)
     dead_ends = [_dead_ends(one, prompts) for one in processors if isinstance(one, Restriction)]
     observers = [*dead_ends, *([] if observer is None else [observer]), *_streaming(streamer, input_ids)]
@@ -170,12 +169,6 @@ def _used(asked: SamplingConfig, processors: Iterable[Any]) -> dict[str, float]:
     penalties = [one.penalty for one in processors if isinstance(one, RepetitionPenaltyLogitsProcessor)]
     used = {name: getattr(asked, name) for name in RESTING}
     return used | {"repetition_penalty": penalties[-1]} if penalties else used
-
-
-def _shape(asked: SamplingConfig, model: PreTrainedModel, drafter: Drafter | None, request: Request) -> Shape:
-    if asked.tree == "sequoia":
-        return resolve(asked.tree_nodes, model, drafter, request)
-    return parse(asked.tree, asked.num_draft_tokens, asked.tree_nodes)
 
 
 def _processor_list(processors: list[Any], audit: bool) -> LogitsProcessorList | None:

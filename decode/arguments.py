@@ -14,7 +14,7 @@ from decode.common.typed_config import require, texts, whole, wholes
 from decode.config import SamplingConfig
 from decode.conversation import Conversation
 from decode.drafters.base import Drafter
-from decode.drafters.beside.refusals import UNNAMED, check_overlap
+from decode.drafters.beside.refusals import UNNAMED, check_foresees, check_overlap
 from decode.drafters.lm import LMDraft
 from decode.models.compatibility import refuse_unsupported
 from decode.models.quantised import refuse_dependent_layers, refuse_dependent_rows
@@ -44,15 +44,11 @@ def check_models(model: PreTrainedModel, drafter: Drafter | None, vocab_size: in
 
 
 def check_ahead(model: PreTrainedModel, drafter: Drafter | None, asked: SamplingConfig) -> None:
-    """Raise ConfigError for a drafter that cannot draft ahead where that is asked for, and for one on another device
-    than the target where a tree is measured."""
-    is_lm = isinstance(drafter, LMDraft)
-    require(
-        asked.tree != "sequoia" or not is_lm or drafter.device == model.device,
-        f"tree=sequoia times passes on one device, and the draft is on {getattr(drafter, 'device', None)}, the target "
-        f"on {model.device}. Use tree=chain or dynamic, or load the draft where the target is",
-    )
-    if drafter is not None and not is_lm:
+    """Raise ConfigError for a drafter that cannot draft ahead, or does not predict what becomes of its tokens, where
+    that is asked for."""
+    if drafter is not None:
+        check_foresees(getattr(drafter, "foresees", False), asked.confidence, "confidence")
+    if drafter is not None and not isinstance(drafter, LMDraft):
         own = getattr(drafter, "family", UNNAMED)
         check_overlap(getattr(getattr(drafter, "config", None), "family", own), asked.overlap, "overlap")
 

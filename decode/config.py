@@ -16,7 +16,7 @@ from decode.common.extras import extra, require_installed
 from decode.common.typed_config import flag, real, require, unknown_key_message, whole
 
 LEAST_TEMPERATURE = 1e-4  # logits of 30 divided by it are float32 numbers with steps of 0.03
-TREES = ("chain", "dynamic", "sequoia")
+TREES = ("chain", "dynamic")
 MOST_NODES = 1024
 OF_THE_PREFIX = (
     "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "banned_words", "grammar",
@@ -91,16 +91,16 @@ class SamplingConfig:
     num_draft_tokens: int = 5
     """Draft tokens per target pass (k); for trees the depth."""
     tree: str = "chain"
-    """What is drafted in a round: chain, branching factors such as 3x2x1, dynamic (the likeliest nodes) or sequoia
-    (the best tree known beforehand, which is measured at the first call)."""
+    """What is drafted in a round: chain, branching factors such as 3x2x1, or dynamic (the likeliest nodes)."""
     tree_nodes: int = 16
-    """Draft tokens of a dynamic tree per round; of a sequoia tree at most."""
+    """Draft tokens of a dynamic tree per round."""
     replacement: bool = False
     """verifier=rejection on trees: draw siblings independently instead of without replacement."""
     adaptive: bool = False
     """Draft what pays, at most num_draft_tokens (of a tree: its levels), and nothing where nothing pays."""
     confidence: bool = False
-    """adaptive=true on chains: also stop inside a round where the draft is unsure; its steps then run one by one."""
+    """adaptive=true on chains: also stop inside a round where the draft predicts that it no longer pays, as DSpark
+    heads do."""
     repetition_penalty: float = 1.0
     """Divides positive logits of tokens in prompt and text, multiplies negative ones; 1 leaves them alone."""
     presence_penalty: float = 0.0
@@ -155,9 +155,9 @@ class SamplingConfig:
         if hasattr(self.tree, "is_chain"):
             return  # a plan
         require(
-            self.tree != "auto",
-            "tree=auto is gone: what it chose was slower than the best chain. Use tree=chain with adaptive=true, which "
-            "drafts as much as pays, or name a tree: sequoia, dynamic, 3x2x1",
+            self.tree not in ("auto", "sequoia"),
+            f"tree={self.tree} is gone: what it chose was slower than the best chain. Use tree=chain with "
+            "adaptive=true, which drafts as much as pays, or name a tree: dynamic, 3x2x1",
         )
         branching = isinstance(self.tree, str) and re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", self.tree, re.ASCII)
         require(

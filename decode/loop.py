@@ -204,7 +204,6 @@ class Loop:
         wanted = self.request.shape if left > 1 else self.request.shape.cut(0)
         if self.budget is None:
             return wanted
-        self.budget.running(self.rows.left)
         return self.budget.next_shape(wanted, left)
 
     def _context(self, shape: Shape, bounds: Bounds) -> Context:

@@ -20,7 +20,7 @@ from decode.drafters.base import Drafter, drafted_depth, most_passengers, num_wa
 from decode.forward.runner import CAPTURE_AFTER, look_at
 from decode.forward.slot_stack import bucket
 from decode.requests import Event
-from decode.trees.tree_plans import chain, parse
+from decode.trees.tree_plans import parse
 
 SEED = 0x5EED  # of its own: under rejection a draft length must not be chosen by the numbers that a call draws
 
@@ -48,8 +48,7 @@ def warm_up(
     began = time.perf_counter()
     known = {one.name for one in fields(SamplingConfig)}  # the others are arguments of `generate` itself
     asked = sampling_config({name: one for name, one in settings.items() if name in known})
-    chosen_later = asked.tree == "sequoia"  # of which no level is beyond its nodes
-    shape = chain(asked.tree_nodes) if chosen_later else parse(asked.tree, asked.num_draft_tokens, asked.tree_nodes)
+    shape = parse(asked.tree, asked.num_draft_tokens, asked.tree_nodes)
     deepest = 0 if drafter is None else drafted_depth(drafter, shape)
     depths = range(deepest + 1) if asked.adaptive else {deepest} if asked.overlap else {0, deepest}
     drafted = 0 if drafter is None else max(shape.num_nodes + most_passengers(drafter), shape.num_read + 1)

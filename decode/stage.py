@@ -13,28 +13,24 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from decode.api import Output, generate
-from decode.autotune.choose_tree import choose
-from decode.autotune.store import key_of, load_calibration, model_key
 from decode.common.checked_json import write_json
 from decode.common.environment import resolve_device
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
-from decode.config import DecodeConfig, DrafterConfig, Precision
+from decode.config import DecodeConfig, DrafterConfig
 from decode.drafters.base import Drafter
-from decode.drafters.beside.refusals import check_device, check_overlap
+from decode.drafters.beside.refusals import check_device, check_foresees, check_overlap
 from decode.drafters.saved_draft import describe_draft, load_drafter
 from decode.models.chat_template import settled
 from decode.models.compatibility import load_tokenizer
-from decode.models.load import ModelDescription, describe_model, load_model
+from decode.models.load import describe_model, load_model
 from decode.rehearsal import warm_up
-from decode.requests import Event, Request
+from decode.requests import Event
 from decode.sampling.asked import asked_processors
 from decode.sampling.own_settings import RESTING, say_others
 from decode.sampling.stopping import own_eos_ids
-from decode.sampling.warp import Sampling
 from decode.stats import Stats
-from decode.trees.tree_plans import describe
 
 log = get_logger("decode")
 
@@ -43,7 +39,9 @@ def run(config: DecodeConfig) -> None:
     """Check, load, decode, print."""
     target = describe_model(config.target)
     if config.draft.path is not None:
-        family = describe_draft(config.draft.path, target, settings=config.draft.loading).family
+        draft = describe_draft(config.draft.path, target, settings=config.draft.loading)
+        family = draft.family
+        check_foresees(draft.foresees, config.decode.confidence, "decode.confidence")
         check_overlap(family, config.decode.overlap, "decode.overlap")
         check_device(family, config.draft.device, "draft.device")
     if config.draft.device is not None:
@@ -59,8 +57,6 @@ def run(config: DecodeConfig) -> None:
             "plan: %d prompt tokens, up to %d new; target %s (%d parameters), draft %s",
             len(ids), config.decode.max_new_tokens, target.path, target.num_parameters, config.draft.path,
         )  # fmt: skip
-        if config.draft.path is not None and config.decode.tree == "sequoia":
-            log.info("plan: tree=sequoia: %s", _planned_tree(config, target))
         return
     if config.output_dir is None:
         _decode(config, tokenizer, ids)
@@ -68,27 +64,6 @@ def run(config: DecodeConfig) -> None:
     with open_run(config.output_dir, "decode", config, config.resume) as folder:
         if not folder.is_finished:
             _keep(folder, _decode(config, tokenizer, ids), tokenizer, len(ids))
-
-
-def _planned_tree(config: DecodeConfig, target: ModelDescription) -> str:
-    """What the calibration beside the draft says, if there is one for these models, this machine and this sampling."""
-    decode = config.decode
-    draft = describe_draft(config.draft.path or "", target, settings=config.draft.loading)
-    sampling = Sampling(decode.temperature, decode.top_k, decode.top_p, decode.min_p)
-    request = Request([[0]], 1, sampling, verifier=decode.verifier, replacement=decode.replacement)
-    device, dtype = resolve_device(config.target.device), _dtype(config.target.dtype, target.config.dtype)
-    target_key = model_key(target.identity, dtype, device)
-    draft_key = model_key(draft.fingerprint, _dtype(config.draft.dtype, dtype), device)
-    known = load_calibration(Path(draft.path), key_of(target_key, draft_key, request, batch_size=1))
-    if known is None:
-        return "not measured yet; the first call measures it and keeps it beside the draft"
-    shape, speedup = choose(decode.tree_nodes, known, request)
-    return f"{describe(shape)}, {speedup:.2f} times plain decoding by its calibration"
-
-
-def _dtype(name: Precision, otherwise: torch.dtype | str | None) -> torch.dtype:
-    chosen = name if name != "auto" else otherwise or torch.get_default_dtype()
-    return getattr(torch, chosen) if isinstance(chosen, str) else chosen
 
 
 def encode_prompt(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -3,7 +3,9 @@
 from decode.common.command_line import stage_main
 from decode.common.sweep_table import Figures
 
-FIGURES = Figures({"tokens": "counts.tokens", "records": "counts.records", "bytes": "counts.bytes"})
+_COUNTED = {name: f"counts.{name}" for name in ("tokens", "records", "bytes")}
+_TIMED = {name: f"spent.{name}" for name in ("starting", "writing", "reading")}
+FIGURES = Figures({**_COUNTED, **_TIMED})
 """What the jobs of a multirun are compared by."""
 
 

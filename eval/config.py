@@ -12,8 +12,6 @@ from distill.config import DataConfig
 from eval.comparison_config import OWN, DecodersConfig, FamiliesConfig, named_settings
 from eval.modes.drafters.config import DraftersConfig
 from eval.modes.exits.config import ExitsConfig
-from eval.modes.overlap.config import OverlapConfig
-from eval.modes.runtimes.config import RuntimesConfig
 from eval.modes.served.config import ServedConfig
 from train.config import TrackerConfig
 
@@ -21,11 +19,11 @@ TOKEN_FOR_TOKEN = ("coupled", "greedy")
 """Verifiers whose output equals autoregressive output of the same seed; the others are exact in distribution only."""
 
 Mode = Literal[
-    "report", "decoders", "families", "certificate", "profile", "bandwidth", "served", "drafters", "runtimes",
-    "overlap", "exits",
+    "report", "decoders", "families", "certificate", "profile", "served", "drafters", "exits",
 ]  # fmt: skip
-WITHOUT_MODELS = ("bandwidth", "overlap")
-"""Modes without a target and drafts of the user's: one makes its own, one simulates."""
+SPEED_OF_RECORDS = "python -m distill --multirun target.runtime=transformers,vllm ..., whose table gives its seconds"
+SIMULATION = "python scripts/overlap_simulation.py --target-ms 30 --draft-ms 3 --alpha 0.8, or --report results.json"
+BANDWIDTH = "python scripts/bandwidth.py FOLDER --shape 8b"
 
 
 @dataclass
@@ -120,8 +118,8 @@ class PeersConfig:
     """mode=report: with target.quantization, also load the target as it was before and time it without a draft, and
     measure how far the quantised one is from it; both are in memory then."""
     vllm_python: str | None = None
-    """mode=decoders, drafters, runtimes: interpreter of an environment with vLLM; None leaves vLLM out; `peers=vllm`
-    names ours."""
+    """mode=decoders, drafters: interpreter of an environment with vLLM; None leaves vLLM out; `peers=vllm` names
+    ours."""
     vllm_draft_tokens: list[int] = field(default_factory=lambda: [4])
     """Draft tokens per pass of vLLM with its draft, with mode=drafters of its prompt lookup (ngram); each in an engine
     of its own."""
@@ -208,39 +206,17 @@ class CertificateConfig:
 class ProfileConfig:
     """Where the time of a round goes, instead of a report (`mode=profile`)."""
 
+    RENAMED: ClassVar[dict[str, str]] = {"before": "mode=profile in the other checkout too, in turn with this one"}
+    """Keys of earlier versions, and what took their place."""
+
     prompts: int = 4
     """Prompts decoded, timing.batch_size at once."""
     max_new_tokens: int = 64
     """New tokens for each."""
-    before: str | None = None
-    """Another checkout of draftsmith (`git worktree add FOLDER COMMIT`), whose decoder takes turns with this one."""
 
     def __post_init__(self) -> None:
         for name in ("prompts", "max_new_tokens"):
             require(getattr(self, name) >= 1, f"profile.{name}={getattr(self, name)}; use at least 1")
-
-
-@dataclass
-class BandwidthConfig:
-    """Decoding speed against memory bandwidth, on a model made at random (`mode=bandwidth`)."""
-
-    shape: Literal["8b", "1b", "toy"] = "8b"
-    """Size of the Llama that is made: 8 or 1 billion parameters, or a toy."""
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    """Its precision."""
-    prompt_tokens: int = 128
-    """Tokens in the cache at the start."""
-    new_tokens: int = 256
-    """Tokens decoded in a call."""
-    repeats: int = 5
-    """Calls timed."""
-    copy_bytes: int = 4 << 30
-    """Bytes of the buffer that is copied."""
-
-    def __post_init__(self) -> None:
-        for name in ("prompt_tokens", "repeats", "copy_bytes"):
-            require(getattr(self, name) >= 1, f"bandwidth.{name}={getattr(self, name)}; use at least 1")
-        require(self.new_tokens >= 2, f"bandwidth.new_tokens={self.new_tokens}; times lie between tokens, so use 2")
 
 
 @dataclass
@@ -251,8 +227,14 @@ class EvalConfig:
         "suite": "mode=report|decoders|families|served says what is measured, name=... how it is called",
         "certificate=true": "mode=certificate",
         "profile=true": "mode=profile",
+        "mode=runtimes": SPEED_OF_RECORDS,
+        "runtimes": SPEED_OF_RECORDS,
+        "mode=overlap": SIMULATION,
+        "overlap": SIMULATION,
+        "mode=bandwidth": BANDWIDTH,
+        "bandwidth": BANDWIDTH,
     }
-    """Keys of earlier versions, and what they are called now."""
+    """Keys of earlier versions, with their values or without, and what took their place."""
 
     mode: Mode = "report"
     """What is measured and written."""
@@ -286,8 +268,6 @@ class EvalConfig:
     """A certificate of losslessness instead of the report."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     """A profile of the rounds instead of the report."""
-    bandwidth: BandwidthConfig = field(default_factory=BandwidthConfig)
-    """Decoding speed against memory bandwidth, under mode=bandwidth; on target.device."""
     decoders: DecodersConfig = field(default_factory=DecodersConfig)
     """The comparison of decoders, under mode=decoders."""
     families: FamiliesConfig = field(default_factory=FamiliesConfig)
@@ -296,12 +276,8 @@ class EvalConfig:
     """Drafts in an engine of the user's, under mode=served."""
     drafters: DraftersConfig = field(default_factory=DraftersConfig)
     """The comparison of ways to draft, under mode=drafters."""
-    runtimes: RuntimesConfig = field(default_factory=RuntimesConfig)
-    """The comparison of what runs the target while records are made, under mode=runtimes."""
     exits: ExitsConfig = field(default_factory=ExitsConfig)
     """The profile of a target's early exits, under mode=exits."""
-    overlap: OverlapConfig = field(default_factory=OverlapConfig)
-    """The simulation of drafting while the target verifies, under mode=overlap."""
     curve_temperatures: list[float] = field(default_factory=lambda: [0.0, 0.3, 0.7, 1.0, 1.3])
     """Temperatures of the curve of alpha and predicted speedup, from teacher-forced passes; [] draws none."""
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
@@ -322,12 +298,8 @@ class EvalConfig:
         )
         default = f"runs/{self.name}/{self.mode}" if self.name else f"runs/{self.mode}/report"
         self.name, self.output_dir = self.name or self.mode, self.output_dir or default
-        if self.mode == "overlap":
-            self.overlap.check()
-        if self.mode in WITHOUT_MODELS:
-            return
         require(self.target.path is not None, "target.path is not set; name a transformers folder or hub id")
-        is_given = bool(self.drafts) or self.mode in ("families", "drafters", "runtimes", "exits")
+        is_given = bool(self.drafts) or self.mode in ("families", "drafters", "exits")
         require(is_given, "drafts is empty; name at least one, e.g. '+drafts.distilled=runs/x/draft/model'")
         require(bool(self.temperatures), "temperatures is empty; a report needs at least one, e.g. temperatures=[1.0]")
         for temperature in self.temperatures:

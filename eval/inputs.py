@@ -13,7 +13,7 @@ from decode import load_drafter
 from decode.common.environment import resolve_device
 from decode.common.errors import InputError
 from decode.config import ModelConfig
-from decode.drafters.beside.refusals import check_overlap
+from decode.drafters.beside.refusals import check_foresees, check_overlap
 from decode.drafters.provenance import TextOrigin, read_provenance
 from decode.drafters.saved_draft import DraftDescription, describe_draft
 from decode.drafters.untrained.config import UNTRAINED, check_strict
@@ -74,11 +74,23 @@ def check_models(cfg: EvalConfig) -> tuple[ModelDescription, dict[str, str]]:
             )
         check_strict(draft.family, settings, cfg.decode.strict, "decode.strict")
         check_overlap(draft.family, cfg.decode.overlap, "decode.overlap")
+        for where, changes in _settings_with(cfg, name).items():
+            check_foresees(draft.foresees, changes.get("confidence", cfg.decode.confidence), f"{where}.confidence")
         check_chats_of_draft(cfg, name, draft.path, target)
         families[name] = draft.family
         if cfg.prompts.file is None:
             check_held_out(cfg.data, name, draft.path)
     return target, families
+
+
+def _settings_with(cfg: EvalConfig, draft: str) -> dict[str, dict[str, Any]]:
+    """Where settings stand that this draft is timed with -> what they change in `decode`."""
+    found: dict[str, dict[str, Any]] = {"decode": {}}
+    if cfg.mode == "decoders":
+        found |= {f"decoders.arms.{name}": changes for name, changes in cfg.decoders.arms.items()}
+    if cfg.mode == "report" and draft in cfg.headline.drafts:
+        found |= {f"headline.settings.{name}": changes for name, changes in cfg.headline.settings.items()}
+    return found
 
 
 def check_held_out(data: DataConfig, name: str, draft: str) -> None:

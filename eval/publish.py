@@ -25,9 +25,6 @@ from eval.modes.drafters import page as drafters
 from eval.modes.drafters.several_runs import check_drafters, pool_drafters
 from eval.modes.exits import page as exits
 from eval.modes.families import page as families
-from eval.modes.overlap import page as overlap
-from eval.modes.runtimes import page as runtimes
-from eval.modes.runtimes.results import check_runtimes, pool_runtimes
 from eval.modes.served import page as served
 from eval.render import report_page as report
 from eval.results.poolable import check_poolable
@@ -41,17 +38,14 @@ PAGES = {
     "decoders": decoders.render_summary,
     "drafters": drafters.render_summary,
     "families": families.render_summary,
-    "runtimes": runtimes.render_summary,
     "served": served.render_summary,
     "exits": exits.render_summary,
-    "overlap": overlap.render_summary,
 }
 """Mode -> its page."""
 POOLS: dict[str, tuple[Check, Pool]] = {
     "report": (check_poolable, pool),
     "decoders": (check_comparisons, pool_comparisons),
     "drafters": (check_drafters, pool_drafters),
-    "runtimes": (check_runtimes, pool_runtimes),
 }
 """Mode -> whether runs of it may be pooled (InputError), and how."""
 START, END = "<!-- results:start -->", "<!-- results:end -->"

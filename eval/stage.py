@@ -10,7 +10,7 @@ from transformers.utils import logging as transformers_logging
 from decode.common.extras import extra, require_installed
 from decode.models.load import describe_model
 from distill.prompts.run_chats import with_day
-from eval.config import WITHOUT_MODELS, EvalConfig
+from eval.config import EvalConfig
 from eval.prompts.chats import has_chats
 from eval.prompts.own_data import with_own_data
 from eval.render.tracking import check_tracking
@@ -19,14 +19,11 @@ MODES = {
     "report": "eval.modes.report",
     "certificate": "eval.modes.certificate",
     "profile": "eval.modes.profile.mode",
-    "bandwidth": "eval.modes.bandwidth",
     "decoders": "eval.modes.decoders.mode",
     "families": "eval.modes.families.mode",
     "served": "eval.modes.served.mode",
     "drafters": "eval.modes.drafters.mode",
-    "runtimes": "eval.modes.runtimes.mode",
     "exits": "eval.modes.exits.mode",
-    "overlap": "eval.modes.overlap.mode",
 }
 """EvalConfig.mode -> module; imported when it is wanted."""
 
@@ -46,7 +43,7 @@ def run(cfg: EvalConfig) -> None:
 
 def _with_day(cfg: EvalConfig) -> EvalConfig:
     """With the day that chats are of, where the prompts may be chats and no draft's corpus names one."""
-    if cfg.mode in WITHOUT_MODELS or not has_chats(cfg):
+    if not has_chats(cfg):
         return cfg
     tokenizer = describe_model(cfg.target).tokenizer
     return replace(cfg, data=with_day(cfg.data, tokenizer, cfg.output_dir, has_chats=True))

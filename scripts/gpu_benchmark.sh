@@ -36,7 +36,7 @@ print(*[name for name in wanted if find_spec(name) is None])')
 }
 
 bandwidth() {
-    run python -m eval mode=bandwidth output_dir=$runs/bandwidth resume=auto "$@"
+    run python scripts/bandwidth.py $runs/bandwidth "$@"
 }
 target() {
     run python -m train experiment=gpu_target output_dir=$runs/target resume=auto "$@"
@@ -62,7 +62,10 @@ certificate() {
 }
 publish() {
     local card name
-    card=$("$interpreter" -c 'from eval.modes.bandwidth import device_slug; print(device_slug())')
+    card=$("$interpreter" -c '
+import re, torch
+name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+print(re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_"))')
     run python -m eval.publish "$runs/decoders/results.json" "$results/decoders_$card"
     for name in bandwidth profile certificate; do
         cp "$runs/$name/$name.json" "$results/${name}_$card.json"
@@ -74,7 +77,7 @@ publish() {
 toy_text=(data.max_documents=24 data.heldout_share=0.3 data.validation_share=0.3)
 toy_model=(draft.layers=1 draft.width=32 draft.heads=2 draft.kv_heads=2 draft.mlp_width=64 steps=4 sequence_length=64
     batch_size=2 validation_rows=2 checkpoint_every=2 validate_every=4)
-toy_bandwidth=(bandwidth.shape=toy bandwidth.copy_bytes=1000000 bandwidth.new_tokens=16 bandwidth.repeats=1)
+toy_bandwidth=(--shape toy --copy-bytes 1000000 --new-tokens 16 --repeats 1)
 toy_target=("${toy_text[@]}" "${toy_model[@]}" draft.max_positions=512 tokenizer.train_entries=300)
 toy_records=("${toy_text[@]}" prompts.count=8 prompts.validation_count=4 prompts.tokens=16 sampling.max_new_tokens=16
     batch_size=4)

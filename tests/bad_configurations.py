@@ -158,7 +158,7 @@ _OUT_OF_RANGE = {
         "decode.grammar=README.md",
         "draft.path=foreign",
         "draft.path=foreign draft.settings={draft:ngram}",
-        "draft.path=foreign draft.settings={draft:some/draft,by:letters}",
+        "draft.path=foreign draft.settings={draft:some/draft,by:text}",
         "draft.path=jacobi draft.settings={window:0}",
         "draft.path=jacobi draft.settings={window:600}",
         "draft.path=jacobi draft.settings={ngram:1}",

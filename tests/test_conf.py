@@ -28,7 +28,6 @@ def test_no_yaml_stands_outside_the_stages_and_groups() -> None:
 
 NEEDED = {
     "prompts/spec_bench": ["prompts.file=some/questions.jsonl"],
-    "mode/overlap": ["overlap.measured=some/results.json"],
     "draft/cascade": ["draft.settings.draft=some/draft"],
     "draft/early_exit": ["draft.settings.exit_layer=2"],
     "draft/exit_adapter": ["draft.head.taps=[2]"],

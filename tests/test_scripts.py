@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.eval.energy_checks import check_energy
-
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("decode", "distill", "train", "eval")
 
@@ -235,13 +233,12 @@ def test_bandwidth_is_measured_and_rendered_on_any_device(tmp_path: Path) -> Non
     done = gpu_benchmark(tmp_path, "bandwidth")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "runs" / "bandwidth" / "bandwidth.json").read_text())
-    weights = 2 * (found["shape"]["num_parameters"] - 512 * 64 + 64)
+    weights = 2 * (found["num_parameters"] - 512 * 64 + 64)
     cache = 2 * 2 * 2 * 16 * 2 * (found["prompt_tokens"] + found["new_tokens"] / 2)
     assert found["bytes_per_token"] == weights + cache  # two layers of two heads of 16, keys and values, two bytes each
     for row in found["rows"]:
         assert row["share"] == pytest.approx(row["tokens_per_s"] / row["bound"])
     assert "share of the bound" in (tmp_path / "runs" / "bandwidth" / "bandwidth.md").read_text()
-    check_energy(found, ["own autoregressive loop"])
 
 
 @pytest.mark.slow

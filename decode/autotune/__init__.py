@@ -1,1 +1,1 @@
-"""What passes cost on this machine, what a draft is worth there, and the plan that pays."""
+"""What passes cost on this machine, what a draft is worth there, and how many draft tokens pay."""

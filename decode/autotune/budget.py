@@ -9,27 +9,21 @@ in a while probes (`Fallback`).
 Lag: a loop may launch rounds before it has read those before. So a choice rests on what has been learned by then, what
 is learned names its own depth, and after a probe rounds are plain until its outcome is known.
 
-Rows: E(k) is of all rows together while requests wait for one, else of the row that ends last (`SlowestRow`).
+Confidence: a draft that predicts what becomes of its tokens (DSpark) ends a round itself. One more draft token is taken
+while the gain it promises, P(this far accepted and the next as well), beats what the seconds t(j + 1) - t(j) are worth
+at the rate of tokens of the last rounds (the optimal stopping rule of a renewal process: its long-run rate is the price
+of a second). A switch of its own, because it asks the host, which rules out a lag.
 
-Confidence: inside a round, one more draft token while the gain it promises, P(this far accepted and the next as well),
-beats what the seconds t(j + 1) - t(j) are worth at the rate of tokens of the last rounds (the optimal stopping rule of
-a renewal process: its long-run rate is the price of a second). A switch of its own, because it asks the host after
-every step, which rules out a lag, and gives up the fused draft: simulated with calibrated drafts it gains up to 16 % at
-equal cost a step, nothing where all tokens are equally sure, and mostly loses where steps cost half as much again (six
-fused steps of the toy's draft take 3.4 ms, one by one 5.0).
-
-Exactness: what is chosen before a round looks at earlier rounds only, and whether to go on inside one at tokens up to
-the last one drafted, which stays in the tree: a stopping time, under which rejection and block verification keep their
-distribution. (Dropping the last token for its own value does not: the tests show the bias.) Coupled is exact whatever
-is looked at. A draft that predicts its acceptance (DSpark) is asked about a token by what is known before it is drawn:
-a stopping time as well, even though the whole block is drafted as one unit and cut afterwards, and no token is verified
-that was not expected to pay. Its chances pass the same calibration, since they were learned at temperature 1 and of
-rejection."""
+Exactness: what is chosen before a round looks at earlier rounds only. Inside one the draft is asked about a token by
+what is known before it is drawn: a stopping time, under which rejection and block verification keep their distribution,
+even though the whole block is drafted as one unit and cut afterwards, and no token is verified that was not expected to
+pay. Coupled is exact whatever is looked at. The chances are calibrated here, since they were learned at temperature 1
+and of rejection."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -37,7 +31,6 @@ from torch import nn
 
 from decode.autotune.estimates import PRIOR_WEIGHT, Acceptance
 from decode.autotune.experience import Experience
-from decode.autotune.slowest import SlowestRow
 from decode.drafters.base import Drafter, drafted_depth
 from decode.forward.runner import rounded
 from decode.stats import Round
@@ -57,7 +50,7 @@ REFRESH_COST = 0.002  # of the time that this may take, a depth
 
 class Budget:
     """The draft lengths of one call; `depth` is the deepest round that is wanted and that the draft can draft.
-    `by_confidence`: a round that drafts at all may go that deep, and ends where `goes_on` says. What it learns goes to
+    `by_confidence`: a round that drafts at all may go that deep, and ends where `takes` says. What it learns goes to
     `experience`, for calls to come."""
 
     def __init__(self, depth: int, by_confidence: bool = False, experience: Experience | None = None) -> None:
@@ -68,7 +61,6 @@ class Budget:
         self._deepest, self._first = depth, (depth + 1) // 2
         self._confidences: list[list[float]] = []
         self._ahead = self._unheard = 0
-        self._slowest = SlowestRow()
         self._begin()
 
     @classmethod
@@ -99,28 +91,8 @@ class Budget:
 
     def _rates(self, deepest: int) -> list[float]:
         """Tokens a second by depth, as far as is known."""
-        pairs = zip(self._expected(deepest), self.experience.clock.seconds(deepest), strict=True)
+        pairs = zip(self.acceptance.expected(deepest), self.experience.clock.seconds(deepest), strict=True)
         return [tokens / seconds for tokens, seconds in pairs]
-
-    def _expected(self, deepest: int) -> list[float]:
-        if self._by_slowest:
-            return self._slowest.expected(self.acceptance.estimates()[:deepest])
-        return self.acceptance.expected(deepest)
-
-    def _emitted(self, rounds: Sequence[Round], drafted: int) -> float:
-        """Tokens of a round that its seconds are weighed against."""
-        if self._by_slowest:
-            return self._slowest.emitted(rounds, drafted, self.acceptance.estimates())
-        return sum(one.emitted for one in rounds) / len(rounds)
-
-    @property
-    def _by_slowest(self) -> bool:
-        return self._slowest.decides and not self.by_confidence
-
-    def running(self, left: Mapping[int, int]) -> None:
-        """The requests in rows -> tokens that each can still emit; empty where others wait for their rows, so that
-        tokens a second are wanted, and not an early end."""
-        self._slowest.running(left)
 
     def next_shape(self, shape: Shape, left: int) -> Shape:
         """The coming round's cut of `shape`; plain where no row can emit more than `left` = 1 token."""
@@ -133,14 +105,6 @@ class Budget:
                 self._unheard = self._ahead
             return shape.cut(self.depth)
 
-    def goes_on(self, confidence: Sequence[float], drafted: int) -> bool:
-        """Whether to draft one more after `drafted` tokens: `confidence` (rows that have not ended,) is the draft's own
-        probability of the last one, which is in the tree by now and stays there."""
-        self._confidences = [*self._confidences[: drafted - 1], list(confidence)]
-        if drafted >= self.depth or not self.experience.clock.is_ready:
-            return drafted < self.depth
-        return self._pays(drafted, self.acceptance.estimates()[drafted])
-
     def takes(self, chance: Sequence[float], drafted: int) -> bool:
         """Whether to draw one more token after `drafted` ones: `chance` (rows that have not ended,) is what the draft
         predicts of it, from tokens in the tree by now. The first one always is: its pass has been paid for."""
@@ -149,14 +113,13 @@ class Budget:
         self._confidences = self._confidences[: drafted + taken]
         return taken
 
-    def _pays(self, drafted: int, more: float = 1.0) -> bool:
-        """Whether the token after `drafted` ones is worth its seconds: all tokens with a confidence are accepted, and
-        what no confidence is known of with chance `more`."""
+    def _pays(self, drafted: int) -> bool:
+        """Whether the token after `drafted` ones is worth its seconds, by P(it and all before it are accepted)."""
         with self.experience.lock:
             chances = [[self.experience.calibration(one) for one in row] for row in self._confidences]
             seconds = self.experience.clock.seconds(drafted + 1)
             emitted, spent = self.experience.fallback.rate
-        gain = more * sum(map(math.prod, zip(*chances, strict=True))) / len(chances[0])
+        gain = sum(map(math.prod, zip(*chances, strict=True))) / len(chances[0])
         return gain * spent >= emitted * (seconds[drafted + 1] - seconds[drafted])
 
     def learn(self, rounds: Sequence[Round], seconds: float | None, drafted: int) -> None:
@@ -172,8 +135,7 @@ class Budget:
             if self._confidences:
                 drafted = len(self._confidences)
                 self.experience.calibration.learn(rounds, list(zip(*self._confidences, strict=True)))
-            self.experience.learn(rounds, seconds, drafted, self._emitted(rounds, drafted))
-            self._slowest.learn(rounds, self.acceptance.estimates())
+            self.experience.learn(rounds, seconds, drafted)
             if drafted:
                 self.acceptance.learn(rounds)
             if drafted and not self._is_doubted:

@@ -29,13 +29,13 @@ class Experience:
         self._unpriced: list[tuple[int, float]] = []
         self._rounds, self._last_use = 0, dict[int, int]()
 
-    def learn(self, rounds: Sequence[Round], seconds: float | None, drafted: int, emitted: float) -> None:
-        """As `Budget.learn` has it; `emitted` tokens are what its seconds are weighed against."""
+    def learn(self, rounds: Sequence[Round], seconds: float | None, drafted: int) -> None:
+        """As `Budget.learn` has it."""
         if seconds is not None:
             self.clock.learn(drafted, seconds)
         if drafted:
             self.acceptance.learn(rounds)
-        self._unpriced.append((drafted, emitted))
+        self._unpriced.append((drafted, sum(one.emitted for one in rounds) / len(rounds)))
         if self.clock.is_ready:
             for depth, tokens in self._unpriced:
                 self.fallback.price(tokens, depth, self.clock.seconds(depth))

@@ -3,7 +3,6 @@ own cache."""
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +12,6 @@ from typing import TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from decode.autotune.estimates import monotone
 from decode.drafters.base import Context, Drafter
 from decode.forward.kept.lease import Lease
 from decode.forward.runner import captured_at_once
@@ -21,17 +19,9 @@ from decode.forward.target import CachedModel, Part, runner_for
 from decode.requests import Request
 from decode.sampling.noise import Noise
 from decode.sampling.warp import Sampling
-from decode.trees.sequoia import RoundCosts
 from decode.trees.tree import Tree
-from decode.trees.tree_plans import Shape, chain, k_ary
+from decode.trees.tree_plans import Shape, chain
 from decode.verify import VERIFIERS
-
-NODES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)  # of the target's timed passes
-CHAINS = (1, 2, 4, 8)
-WIDTHS = (2, 4, 8, 16)  # of a tree's timed levels
-REPEATS = 24
-LEAST_S = 1e-6  # of a level: noise may have a deeper tree the cheaper, and a cost of 0 counts as not measured
-LIMIT_S = 30.0  # seconds after which fewer repeats have to do: passes of a target on a CPU may take one each
 
 Name = TypeVar("Name")
 
@@ -81,50 +71,6 @@ def measure(
     return Costs(context, batch_size, draft, medians)
 
 
-@torch.inference_mode()
-def measure_rounds(
-    model: PreTrainedModel, drafter: Drafter, request: Request, context: int, batch_size: int
-) -> RoundCosts:
-    """What rounds of any shape cost behind `context` tokens, drafted as `request` says."""
-    plans: dict[tuple[str, int], Shape] = {("chain", k): chain(k) for k in CHAINS}
-    plans |= {("root", width): k_ary([width]) for width in WIDTHS}
-    plans |= {("grown", width): k_ary([width, 1, 1]) for width in WIDTHS}
-    plans = {name: plan for name, plan in plans.items() if takes(request, plan)}
-    capacity = context + max(NODES) + max(plan.num_nodes for plan in plans.values())
-    lease = Lease()
-    target = warmed(model, drafter, context, capacity, batch_size, lease)
-    arms = {("target", n): target_pass(target, n, context, batch_size) for n in NODES}
-    drafter = lease.own(drafter)
-    wanted = _context(target, request, context, capacity, batch_size, lease)
-    drafter.start(wanted, capacity)
-    drafter.read(wanted, dict.fromkeys(range(batch_size), context))
-    proposals = {name: _proposal(drafter, request, wanted, plan) for name, plan in plans.items()}
-    depths = {name: propose().max_depth for name, propose in proposals.items()}  # less than asked for, of some heads
-    arms |= proposals
-    seconds = interleaved(arms, REPEATS, target.device, LIMIT_S)
-    median = {name: statistics.median(times) for name, times in seconds.items()}
-
-    def table(kind: str) -> dict[int, float]:
-        return {size: one for (name, size), one in median.items() if name == kind}
-
-    root, grown = table("root"), table("grown")
-    deeper = {width: max(1, depths["grown", width] - depths["root", width]) for width in root}
-    level = {width: max(LEAST_S, (grown[width] - root[width]) / deeper[width]) for width in root}
-    chains = {depths["chain", k]: seconds for k, seconds in table("chain").items()}
-    return RoundCosts(*map(_never_falling, (table("target"), chains, root, level)))
-
-
-def _never_falling(table: dict[int, float]) -> dict[int, float]:
-    """More work takes no less time: what says otherwise is the machine's noise, and is pooled."""
-    sizes = sorted(table)
-    return dict(zip(sizes, monotone([table[size] for size in sizes], [1.0] * len(sizes)), strict=True))
-
-
-def takes(request: Request, shape: Shape) -> bool:
-    """Whether the request's rule is exact for this plan."""
-    return VERIFIERS[request.verifier].drawn(shape, request.replacement) is not None
-
-
 def _context(
     target: CachedModel, request: Request, context: int, capacity: int, batch_size: int, lease: Lease
 ) -> Context:
@@ -148,15 +94,12 @@ def _context(
 
 
 def _proposal(drafter: Drafter, request: Request, wanted: Context, plan: Shape) -> Callable[[], Tree]:
-    """The draft's part of a round, the noise that it shares with the verdict included."""
+    """The draft's part of a greedy round, which reads no noise."""
     drawn = VERIFIERS[request.verifier].drawn(plan, request.replacement)
     assert drawn is not None, (request.verifier, plan)
-    positions = wanted.lengths[:, None] + torch.arange(plan.depth + 1, device=wanted.lengths.device)
-    reads_noise = wanted.shares_noise and not request.sampling.is_greedy
 
     def propose() -> Tree:
-        gumbel = wanted.noise.coupled(positions) if reads_noise else None
-        asked = replace(wanted, shape=plan, drawn=drawn, gumbel=gumbel)
+        asked = replace(wanted, shape=plan, drawn=drawn)
         if drafter.prepare(asked) is None:  # nothing to go by, here where the text is of one token
             return Tree(asked.ids.gather(1, asked.lengths[:, None] - 1), (-1,))
         return drafter.propose(asked)
@@ -165,15 +108,11 @@ def _proposal(drafter: Drafter, request: Request, wanted: Context, plan: Shape) 
 
 
 def interleaved(
-    arms: Mapping[Name, Callable[[], object]], repeats: int, device: torch.device, limit_s: float = math.inf
+    arms: Mapping[Name, Callable[[], object]], repeats: int, device: torch.device
 ) -> dict[Name, list[float]]:
-    """Seconds of each arm's calls, A B C A B C ..., the first round, in which they are captured, left out; after
-    `limit_s` seconds no further round begins once there are three."""
+    """Seconds of each arm's calls, A B C A B C ..., the first round, in which they are captured, left out."""
     seconds: dict[Name, list[float]] = {name: [] for name in arms}
-    started = time.perf_counter()
     for round_index in range(repeats + 1):
-        if round_index > 3 and time.perf_counter() - started > limit_s:
-            break
         for name, call in arms.items():
             _synchronise(device)
             began = time.perf_counter()

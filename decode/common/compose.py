@@ -122,10 +122,10 @@ def _normal(override: Override, text: str, known: Mapping[str, str | None], conf
 
 
 def _check_renamed(config_class: type, key: str, text: str) -> None:
-    """ConfigError with the new spelling of a key, or of a key with that value, that an earlier version knew."""
+    """ConfigError with what took the place of a key, or of a key with that value, that an earlier version knew."""
     renamed: Mapping[str, str] = getattr(config_class, "RENAMED", {})
-    now = renamed.get(key) or renamed.get(text.lstrip("+").lower())
-    require(now is None, f"{text} was understood by an earlier version; it is now written {now}")
+    now = renamed.get(key) or renamed.get(key.partition(".")[0]) or renamed.get(text.lstrip("+").lower())
+    require(now is None, f"{text} was understood by an earlier version; what took its place: {now}")
 
 
 @contextmanager

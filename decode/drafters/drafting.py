@@ -179,8 +179,8 @@ def propose_chain(drafting: DraftRound, context: Context) -> Tree:
     afterwards: by predictions that know the tokens before alone, one after another, as if the rest had not been drawn.
     """
     budget = context.budget
-    if context.history is not None or not (budget is None or drafting.foresees):
-        return propose_steps(Processed(drafting.steps(), context, drafting.runner), context, drafting.foresees)
+    if context.history is not None:
+        return propose_steps(Processed(drafting.steps(), context, drafting.runner), context)
     k = context.num_draft_tokens
     noise, sampling = draft_noise(context), context.sampling
     draws = (context.temperature,) if noise is None else (context.temperature, noise)
@@ -201,14 +201,14 @@ def _taken(budget: Budget, chances: list[list[float]]) -> int:  # (k, rows)
     return next((i for i, row in enumerate(chances) if not budget.takes(row, i)), len(chances))
 
 
-def propose_steps(steps: Processed, context: Context, foresees: bool = False) -> Tree:
-    """The same tokens pass by pass, with processors that look at the prefix, to where the budget does not go on: by
-    what the draft predicts of the next token where it does, else by the probability that it gave to the last one."""
+def propose_steps(steps: Processed, context: Context) -> Tree:
+    """The same tokens pass by pass, with processors that look at the prefix, to where the budget takes no more by what
+    the draft predicts of the next one."""
     noise, budget = draft_noise(context), context.budget
     tokens, drawn_from = [pending_tokens(context)], []
     for depth in range(context.num_draft_tokens):
         logits = (steps.step(tokens[-1], depth) if depth else steps.first())[:, 0]
-        if budget is not None and foresees:
+        if budget is not None:
             chance = context.of_running(steps.chance(depth).tolist())
             if not budget.takes(chance, depth):
                 break
@@ -219,10 +219,6 @@ def propose_steps(steps: Processed, context: Context, foresees: bool = False) ->
         )
         tokens.append(token)
         drawn_from.append(source)
-        if budget is not None and not foresees:
-            confidence = source.log_softmax(-1).gather(1, token)[:, 0].exp()
-            if not budget.goes_on(context.of_running(confidence.tolist()), depth + 1):
-                break
     log_q = torch.stack([*drawn_from, drawn_from[-1]], 1) if context.drawn == "iid" else None
     return Tree(torch.cat(tokens, 1), chain_parents(len(tokens)), context.drawn, log_q)
 

@@ -20,6 +20,7 @@ from decode.common.typed_config import require
 from decode.config import ModelConfig, Precision, Scheme, model_folder
 from decode.drafters.base import Drafter
 from decode.drafters.beside.refusals import check_device
+from decode.drafters.dspark import DSparkConfig
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.lm import LMDraft
 from decode.drafters.mtp import MTPDraft, own_mtp
@@ -210,6 +211,8 @@ class DraftDescription:
     """Its own; a head's do not hold the target's embedding and output head."""
     window: Window | None = None
     """Of a language model that attends to a part of the text."""
+    foresees: bool = False
+    """Predicts what becomes of its tokens, as DSpark heads do."""
 
 
 def describe_draft(
@@ -234,7 +237,9 @@ def describe_draft(
     if family in HEADS:
         config = config_in(folder, target)
         size = sum(map(prod, expected(config).values()))
-        return DraftDescription(folder, family, files_fingerprint(Path(folder)), config.max_positions, size)
+        foresees = isinstance(config, DSparkConfig) and config.confidence
+        weights = files_fingerprint(Path(folder))
+        return DraftDescription(folder, family, weights, config.max_positions, size, foresees=foresees)
     dtype = "auto" if scheme is None else target.dtype_name
     found = describe_model(ModelConfig(path=folder, dtype=cast(Precision, dtype), quantization=scheme), role)
     check_same_tokens(target, found)

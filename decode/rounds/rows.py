@@ -59,14 +59,6 @@ class Rows:
         return [row for row, one in enumerate(self.current) if one.reason is None]
 
     @property
-    def left(self) -> dict[int, int]:
-        """Request -> tokens that it can still emit, of all that run; empty while others wait for a row."""
-        if self._next < len(self.requests):
-            return {}
-        current = self.current
-        return {self.seated[row]: current[row].end - len(current[row].tokens) for row in self.running}
-
-    @property
     def ended(self) -> list[int]:
         """Rows whose request has ended since the last refill."""
         return [row for row, one in enumerate(self.current) if one.reason and self.seated[row] not in self._closed]

@@ -132,18 +132,10 @@ def comb(widths: list[int]) -> Static:
     return Static(tuple(parents))
 
 
-def describe(shape: Static) -> str:
-    """In words, for the log."""
-    if shape.is_chain:
-        return f"a chain of {shape.depth}"
-    return f"a tree of {shape.num_nodes - 1} draft tokens in {shape.depth} levels, parents {shape.parents}"
-
-
 def parse(tree: str | Shape, num_draft_tokens: int, tree_nodes: int) -> Shape:
     """The plan that `tree`, as SamplingConfig takes it, names: chain, branching factors such as 3x2x1, or dynamic.
 
-    `num_draft_tokens` is the depth of chain and dynamic, `tree_nodes` the draft nodes of dynamic. sequoia takes a model
-    and a draft to become a plan (`choose_tree.resolve`).
+    `num_draft_tokens` is the depth of chain and dynamic, `tree_nodes` the draft nodes of dynamic.
     """
     if not isinstance(tree, str):
         return tree

@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,10 +71,6 @@ class Engine:
     settings: dict[str, Any]
     log: Path
     """What the worker says; its end is shown when it dies."""
-    environment: Mapping[str, str] | None = None
-    """Of the process; None is vLLM's."""
-    who: str = "the vLLM worker"
-    """For messages."""
     silence_s: float | None = None
     """Seconds without a line from it after which it is ended: it hangs. None waits for ever."""
     version: str = ""
@@ -89,7 +85,7 @@ class Engine:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=self.environment or environment_of(self.python),
+                env=environment_of(self.python),
                 process_group=0,  # a group of its own, which the kernel ends with us, stopped or not
             )
         self.version = self.call(self.settings)["ready"]
@@ -152,10 +148,10 @@ class Engine:
         assert process is not None
         code = process.wait()
         if not self._is_silent:
-            return f"{self.who} ended with code {code}; {self._last_words()}"
+            return f"the vLLM worker ended with code {code}; {self._last_words()}"
         return (
-            f"{self.who} gave no sign of life for {self.silence_s:g} s (target.timeout), and was ended: it hangs, or "
-            "reads or compiles a model for longer than that. Start the run again with resume=auto, which keeps what "
+            f"the vLLM worker gave no sign of life for {self.silence_s:g} s (target.timeout), and was ended: it hangs, "
+            "or reads or compiles a model for longer than that. Start the run again with resume=auto, which keeps what "
             f"was written, or give more seconds; {self._last_words()}"
         )
 

@@ -12,7 +12,7 @@ from decode.config import model_folder
 from decode.drafters.provenance import TextOrigin, read_provenance
 from distill.config import DataConfig
 from distill.records.record_manifest import MANIFEST
-from eval.config import WITHOUT_MODELS, EvalConfig
+from eval.config import EvalConfig
 
 log = get_logger("eval")
 
@@ -23,14 +23,14 @@ def with_own_data(cfg: EvalConfig) -> EvalConfig:
 
     Raises InputError where the folder that would say it is damaged.
     """
-    known = {} if cfg.mode in WITHOUT_MODELS else dict(_trained_on(cfg))
+    known = dict(_trained_on(cfg))
     if cfg.data.name != "own":
         _say_others(cfg, known)
         return cfg
     usual = asdict(DataConfig(name="own"))
     given = {name: value for name, value in asdict(cfg.data).items() if value != usual[name]}
     who, data = next(iter(known.items()), ("", DataConfig()))
-    if cfg.prompts.file is None and cfg.mode not in WITHOUT_MODELS:
+    if cfg.prompts.file is None:
         source = f"the corpus of {who}" if who else "since no draft's folder says what it was trained on"
         log.info("prompts: held-out documents of %s, %s (data=NAME chooses another)", _named(data), source)
     found = replace(cfg, data=replace(data, **given))

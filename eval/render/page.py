@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,15 +56,10 @@ def _table(table: Table) -> Markup:
     return Markup(markdown.table(table.headers, table.cells))
 
 
-def _lines(content: Any) -> list[str]:
-    """Of a text, or of anything else as JSON."""
-    return (content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)).splitlines()
-
-
 _HTML = _environment(escape, lambda text: f"<code>{escape(text)}</code>")
 _MARKDOWN = _environment(markdown.plain, markdown.code)
-_HTML.filters["fenced"] = lambda content: Markup("<pre><code>{}</code></pre>").format("\n".join(_lines(content)))
-_MARKDOWN.filters["fenced"] = lambda content: Markup(markdown.fenced("", _lines(content)))
+_HTML.filters["fenced"] = lambda text: Markup("<pre><code>{}</code></pre>").format(text)
+_MARKDOWN.filters["fenced"] = lambda text: Markup(markdown.fenced("", text.splitlines()))
 _MARKDOWN.filters["table"] = _table
 
 

@@ -17,8 +17,7 @@ from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.config import JacobiConfig, NgramConfig
 from decode.drafters.untrained.early_exit import EarlyExitDrafter
 from decode.drafters.untrained.edit import EditDrafter
-from decode.drafters.untrained.foreign.respelled_drafter import RespelledDrafter
-from decode.drafters.untrained.foreign.shared_drafter import SharedDrafter
+from decode.drafters.untrained.foreign.drafter import ForeignDrafter
 from decode.drafters.untrained.index.several_texts import BETWEEN
 from decode.drafters.untrained.jacobi.drafter import JacobiDrafter, JacobiText
 from decode.drafters.untrained.mixture import MixtureDrafter, Model
@@ -73,9 +72,9 @@ def foreign_draft() -> PreTrainedModel:
     return model
 
 
-def foreign(kind: type[SharedDrafter] | type[RespelledDrafter]) -> Drafter:
+def foreign() -> Drafter:
     """Of tokens that stand for letters, and of pairs of them."""
-    return kind(foreign_draft(), shared(letters(LETTERS), letters(LETTERS[::-1], PAIRS)))
+    return ForeignDrafter(foreign_draft(), shared(letters(LETTERS), letters(LETTERS[::-1], PAIRS)))
 
 
 def with_errors(texts: Texts) -> Texts:
@@ -152,8 +151,7 @@ MAKERS: dict[str, Callable[[str, Texts], Drafter]] = {
     "exit_adapter": lambda name, texts: random_head("exit_adapter", target(name)),
     "cascade": lambda name, texts: CascadeDrafter(draft(name, 0.02), ngram(texts)),
     "cascade tree": lambda name, texts: CascadeDrafter(draft(name, 0.02), random_draft()),
-    "foreign": lambda name, texts: foreign(SharedDrafter),
-    "foreign text": lambda name, texts: foreign(RespelledDrafter),
+    "foreign": lambda name, texts: foreign(),
     "mixture": lambda name, texts: InTurn([ngram(texts), edit(texts), draft(name, 0.02)]),
     "mixture tree": lambda name, texts: InTurn(
         [

@@ -5,20 +5,17 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
-from decode import generate
 from decode.autotune.budget import Budget
 from decode.autotune.estimates import PRIOR, Acceptance, Calibration, monotone
 from decode.autotune.fallback import LONGEST_GAP
 from decode.drafters.lm import LMDraft
 from decode.stats import Round
 from decode.trees.tree_plans import Dynamic, Shape, chain, k_ary
-from tests.decode import checks, distributions
+from tests.decode import checks
 from tests.decode.simulated import Simulation, best_depth, line
 from tests.tiers import by_default
 from tests.tiny import tiny_llama
@@ -150,49 +147,6 @@ def test_monotone_is_the_closest_never_falling_sequence(values: list[float]) -> 
     assert sum((a - b) ** 2 for a, b in zip(have, values, strict=True)) <= least + 1e-9
 
 
-def test_an_unsure_draft_stops_and_a_sure_one_goes_on() -> None:
-    """Inside a round, by the calibrated probability of having come this far."""
-    budget = Budget(6)
-    for _ in range(40):
-        depth = budget.next_shape(chain(6), 100).depth
-        for i in range(depth):
-            budget.goes_on([0.95], i + 1)
-        budget.learn([Round(0, depth, depth, depth + 1)], line(0.1)(depth), depth)
-    budget.next_shape(chain(6), 100)
-    assert budget.depth == 6
-    assert budget.goes_on([0.95], 1)
-    assert not budget.goes_on([0.01], 2)
-    assert not budget.goes_on([0.95], 6)
-
-
-def rate_by_confidence(by_confidence: bool, sure: Callable[[random.Random], float], step: float) -> float:
-    """Tokens a second of 4000 tokens, each accepted with the very probability that the draft gives it."""
-    rng, budget, done, spent = random.Random(0), Budget(8, by_confidence), 0, 0.0
-    while done < 4000:
-        depth, fates = budget.next_shape(chain(8), 4000 - done).depth, []
-        while len(fates) < depth:
-            confidence = sure(rng)
-            fates.append(rng.random() < confidence)
-            if by_confidence and not budget.goes_on([confidence], len(fates)):
-                break
-        accepted = (*fates, False).index(False)
-        took = line(step, 0.1)(len(fates))
-        spent, done = spent + took, done + accepted + 1
-        budget.learn([Round(0, len(fates), accepted, accepted + 1)], took, len(fates))
-    return done / spent
-
-
-def test_confidence_gains_where_it_tells_and_a_step_costs_no_more() -> None:
-    """Of two kinds of tokens, sure and unsure ones; where all are alike it loses what its steps cost more."""
-
-    def two_kinds(rng: random.Random) -> float:
-        return 0.98 if rng.random() < 0.75 else 0.3
-
-    assert rate_by_confidence(True, two_kinds, 0.09) > 1.06 * rate_by_confidence(False, two_kinds, 0.09)
-    alike, by_length = rate_by_confidence(True, lambda rng: 0.8, 0.13), rate_by_confidence(False, lambda rng: 0.8, 0.09)
-    assert alike < 0.95 * by_length
-
-
 @pytest.mark.parametrize("temperature", by_default(1, [1.0, 0.0]))
 @pytest.mark.parametrize("tree", by_default(1, ["chain", "2x2x1", "dynamic"]))
 def test_adaptive_output_is_that_of_autoregressive_decoding(tree: str, temperature: float) -> None:
@@ -217,67 +171,3 @@ def test_coupled_is_exact_whatever_the_budget_looks_at(kind: str, monkeypatch: p
     monkeypatch.setattr(Budget, "next_shape", peeking)
     checks.check_pathwise_equality(model, kind, 3, max_new_tokens=40, num_draft_tokens=4, adaptive=True)
     assert set(drafted) == {0, 1, 2, 3, 4}
-
-
-@pytest.mark.parametrize("kind", by_default(1, ["oracle", "same", "random"]))
-def test_coupled_is_exact_wherever_a_round_stops(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopping that looks at the drafted value itself, at all rows together, and at how often it was asked."""
-    model, asked = tiny_llama(checks.VOCAB, dtype=torch.float64), []
-
-    def whimsical(self: Budget, confidence: list[float], drafted: int) -> bool:
-        asked.append(drafted)
-        return sum(confidence) * 1e6 % 1 < 0.6 and len(asked) % 7 > 0
-
-    monkeypatch.setattr(Budget, "goes_on", whimsical)
-    monkeypatch.setattr(Budget, "next_shape", lambda self, shape, left: shape.cut(left - 1))
-    drafter = {"same": LMDraft(model), "random": LMDraft(tiny_llama(checks.VOCAB, seed=3, dtype=torch.float64))}
-    settings = {"max_new_tokens": 40, "num_draft_tokens": 5, "adaptive": True, "confidence": True}
-    checks.check_pathwise_equality(model, drafter.get(kind, kind), 3, **settings)
-    assert kind == "oracle" or {1, 2, 3} <= set(asked)
-
-
-@pytest.mark.parametrize("verifier", by_default(1, ["rejection", "coupled", "block"]))
-def test_confidence_is_asked_of_the_real_draft_and_learned(verifier: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, curves = tiny_llama(checks.VOCAB), []
-    real = Budget.learn
-
-    def learn(self: Budget, *given: Any) -> None:
-        real(self, *given)
-        curves.append(sum(self.experience.calibration._tried))
-
-    monkeypatch.setattr(Budget, "learn", learn)
-    ids, mask = checks.ragged_prompts(3)
-    settings = {"num_draft_tokens": 4, "adaptive": True, "confidence": True, "verifier": verifier}
-    out = generate(
-        model, LMDraft(model), ids, mask, max_new_tokens=60, batch_size=2, eos_token_id=(), **settings, seed=0
-    )
-    assert curves[-1] > 1
-    assert any(one.accepted for one in out.stats.rounds)
-
-
-@pytest.mark.parametrize("in_blocks", [False, True])
-@pytest.mark.parametrize("vocab_size", [2, 3])
-def test_stopping_after_the_token_that_was_looked_at_keeps_the_distribution(vocab_size: int, in_blocks: bool) -> None:
-    """Every draft, throw and round enumerated, for budgets that stop at values and at falling values."""
-
-    def at_zero(drafted: tuple[int, ...]) -> int:
-        return drafted.index(0) + 1 if 0 in drafted else len(drafted)
-
-    def at_a_fall(drafted: tuple[int, ...]) -> int:
-        falls = (i + 1 for i in range(1, len(drafted)) if drafted[i] < drafted[i - 1])
-        return next(falls, len(drafted))
-
-    for seed, length in itertools.product(range(3), (at_zero, at_a_fall)):
-        rule = distributions.stopping_rule(3, length, in_blocks)
-        assert distributions.distance_from_target(distributions.Toy.random(vocab_size, seed), rule, 3) < 1e-12
-
-
-def test_dropping_the_token_that_was_looked_at_biases_the_distribution() -> None:
-    """Zeros are drafted and thrown away where they are unwelcome: q is not what the rest was drawn from."""
-
-    def before_zero(drafted: tuple[int, ...]) -> int:
-        return drafted.index(0) if 0 in drafted else len(drafted)
-
-    toy = distributions.Toy.constant([0.5, 0.5], [0.6, 0.4])
-    assert distributions.distance_from_target(toy, distributions.stopping_rule(1, before_zero), 1) > 0.01
-    assert distributions.distance_from_target(toy, distributions.stopping_rule(2, before_zero), 2) > 0.01

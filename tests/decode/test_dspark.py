@@ -297,7 +297,7 @@ def stopped_at(steps: Any, script: tuple[int, ...], vocab_size: int, monkeypatch
         **settings,
     )
     runner = Runner(SlotCache(1, 1, 8), torch.device("cpu"), Together(()))
-    return drafting.propose_steps(Processed(steps, context, runner), context, foresees=True).num_nodes - 1
+    return drafting.propose_steps(Processed(steps, context, runner), context).num_nodes - 1
 
 
 class Whims:

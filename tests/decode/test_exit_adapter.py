@@ -107,7 +107,7 @@ def check_text(**settings: Any) -> None:
         {"batch_size": 2},
         {"top_k": 20},
         {"strict": True},
-        {"adaptive": True, "confidence": True},
+        {"adaptive": True},
     ],
     ids=str,
 )

@@ -24,8 +24,6 @@ from decode.drafters.lm import LMDraft
 from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.config import NgramConfig
 from decode.drafters.untrained.edit import EditDrafter
-from decode.drafters.untrained.foreign.respelled_drafter import RespelledDrafter
-from decode.drafters.untrained.foreign.shared_drafter import SharedDrafter
 from decode.drafters.untrained.ngram import NgramDrafter
 from decode.forward.kept.lease import Lease
 from decode.forward.runner import CAPTURE_AFTER
@@ -63,11 +61,7 @@ def mixture(model: PreTrainedModel) -> Drafter:
 
 
 def foreign(model: PreTrainedModel) -> Drafter:
-    return matrix_drafters.foreign(SharedDrafter)
-
-
-def respelled(model: PreTrainedModel) -> Drafter:
-    return matrix_drafters.foreign(RespelledDrafter)
+    return matrix_drafters.foreign()
 
 
 DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter | None]] = {
@@ -75,7 +69,6 @@ DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter | None]] = {
     "lm": draft_lm,
     "mixture": mixture,
     "foreign": foreign,
-    "foreign text": respelled,
     "eagle3": eagle3,
     "cascade": cascade,
     "ngram": lookup,
@@ -96,7 +89,7 @@ def test_calls_of_several_threads_do_not_meet(name: str) -> None:
     assert all(torch.equal(have, want) for have, want in zip(together, alone, strict=True))
 
 
-@pytest.mark.parametrize("name", by_default(1, ["lm", "eagle3", "cascade", "mixture", "foreign", "foreign text"]))
+@pytest.mark.parametrize("name", by_default(1, ["lm", "eagle3", "cascade", "mixture", "foreign"]))
 def test_a_processor_may_wait_for_another_thread(name: str) -> None:
     model = tiny_llama(num_layers=6 if name == "eagle3" else 2, dtype=torch.float64).requires_grad_(False)
     drafter = DRAFTERS[name](model)

@@ -10,9 +10,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from decode.autotune import choose_tree
-from decode.autotune import timing as calibrate
-from decode.autotune.choose_tree import acceptance_profile, resolve
 from decode.common.errors import ConfigError
 from decode.drafters.base import Context
 from decode.drafters.head_draft import HeadDraft
@@ -21,7 +18,6 @@ from decode.forward.runner import CAPTURE_AFTER
 from decode.loop import Loop
 from decode.models.output_head import ends_of
 from decode.requests import Request
-from decode.sampling.noise import Noise
 from decode.sampling.warp import Sampling
 from decode.trees.tree import Tree, tree_depths
 from decode.trees.tree_plans import Dynamic, Shape, Static, chain, k_ary
@@ -132,45 +128,3 @@ def test_children_in_a_tree_are_the_best_after_their_own_path(
                 distribution = distributions(draft, target, [*text, *path, 0])[depths[node]][len(text) - 2]
                 children = [tokens[child] for child, parent in enumerate(parents) if parent == node]
                 assert children == distribution.topk(len(children)).indices.tolist()
-
-
-# what each head is worth
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_profile_is_measured_head_by_head(temperature: float, target: PreTrainedModel, fitted: HeadDraft) -> None:
-    """Against the training face on the text of plain decoding, with the very noise: a head counts where those before
-    it were right."""
-    widths = [4, 3, 2, 2, 2]
-    request = replace(REQUEST, sampling=Sampling(temperature))
-    profile = acceptance_profile(target, fitted, request, widths)
-    stood, asked = [[0] * width for width in widths], [0] * len(widths)
-    longer = replace(request, max_new_tokens=request.max_new_tokens + DEPTH)
-    for row, text in enumerate(Loop(target, None, longer).run()[0]):
-        trained, noise = distributions(fitted, target, text), Noise.of(3, [row], VOCAB, torch.device("cpu"))
-        for first in range(len(request.prompts[row]), len(text) - DEPTH - 1):  # the last token is not drafted
-            for depth in range(DEPTH):
-                scores = trained[depth][first - 2]
-                scores = scores if temperature == 0 else scores + noise.coupled(torch.tensor([[first + depth]]))[0, 0]
-                best, token = scores.topk(widths[depth]).indices.tolist(), text[first + depth]
-                asked[depth] += 1
-                if token in best:
-                    stood[depth][best.index(token)] += 1
-                if token != best[0]:
-                    break
-    expected = [[count / max(1, of) for count in row] for row, of in zip(stood, asked, strict=True)]
-    assert profile == [pytest.approx(row) for row in expected]
-    assert profile[DEPTH] == [0, 0]  # no head drafts there
-    assert temperature == 0 or asked[DEPTH - 1] > 10  # it knows the text of temperature 1
-
-
-@pytest.mark.slow
-def test_the_chosen_tree_is_no_deeper_than_there_are_heads(
-    target: PreTrainedModel, fitted: HeadDraft, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(calibrate, "REPEATS", 2)
-    monkeypatch.setattr(calibrate, "NODES", (1, 4, 8))
-    monkeypatch.setattr(choose_tree, "TOKENS_A_ROW", 16)
-    shape = resolve(12, target, fitted, REQUEST)
-    assert 1 <= shape.depth <= DEPTH
-    assert Loop(target, fitted, replace(REQUEST, shape=shape)).run()[0] == Loop(target, None, REQUEST).run()[0]

@@ -23,6 +23,7 @@ from tests.tiny import save_tiny_target, tiny_llama
 from tests.train.export.saved_heads import save_head
 
 IDS = torch.tensor([[1, 2, 3]])
+CONFIDENT: dict[str, Any] = {"adaptive": True, "confidence": True}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def test_other_drafters_say_why(name: str, why: str) -> None:
         generate(model, drafter, IDS, overlap=True)
 
 
-@pytest.mark.parametrize("settings", [{"tree": "2x1"}, {"adaptive": True}, {"adaptive": True, "confidence": True}])
+@pytest.mark.parametrize("settings", [{"tree": "2x1"}, {"adaptive": True}, CONFIDENT])
 def test_only_chains_of_one_length_are_drafted_ahead(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="overlap=true"):
         SamplingConfig(overlap=True, **settings)
@@ -53,10 +54,24 @@ def test_a_head_is_found_out_before_anything_is_loaded(tmp_path: Path, monkeypat
     save_head(tmp_path / "head", tmp_path / "target", "medusa")
     monkeypatch.setattr("decode.stage.load_model", lambda *_: pytest.fail("weights were loaded"))
     target = ModelConfig(path=str(tmp_path / "target"))
-    for device, overlap, message in ((None, True, "hidden states"), ("cpu", False, "device of its own")):
+    cases: list[tuple[str | None, dict[str, Any], str]] = [
+        (None, {"overlap": True}, "hidden states"),
+        ("cpu", {}, "device of its own"),
+        (None, CONFIDENT, r"decode\.confidence=true.*predicts nothing"),
+    ]
+    for device, settings, message in cases:
         draft = DrafterConfig(path=str(tmp_path / "head"), device=device)
         with pytest.raises(ConfigError, match=message):
-            run(DecodeConfig(target, draft, SamplingConfig(overlap=overlap), prompt="a"))
+            run(DecodeConfig(target, draft, SamplingConfig(**settings), prompt="a"))
+
+
+@pytest.mark.parametrize("name", ["lm", "medusa", "dflash", "ngram"])
+def test_no_round_ends_by_what_a_draft_does_not_predict(name: str) -> None:
+    model: Any = tiny_llama(num_layers=6)
+    made = {"lm": lambda: LMDraft(tiny_llama()), "ngram": lambda: load_drafter("ngram", target=model)}
+    drafter: Any = made.get(name, lambda: random_head(name, model))()
+    with pytest.raises(ConfigError, match="confidence=true .*predicts nothing.*adaptive=true alone"):
+        generate(model, drafter, IDS, **CONFIDENT)
 
 
 def test_a_draft_is_loaded_where_it_is_asked_for(tmp_path: Path) -> None:
@@ -69,12 +84,6 @@ def test_a_draft_is_loaded_where_it_is_asked_for(tmp_path: Path) -> None:
         load_drafter(model, tiny_llama(), device="meta")
     with pytest.raises(ConfigError, match=r"device=cpu, and ngram is no draft language model"):
         load_drafter("ngram", model, device="cpu")
-
-
-def test_a_tree_is_not_measured_across_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LMDraft, "device", torch.device("meta"))
-    with pytest.raises(ConfigError, match="the draft is on meta, the target on cpu"):
-        generate(tiny_llama(), LMDraft(tiny_llama()), IDS, tree="sequoia")
 
 
 def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

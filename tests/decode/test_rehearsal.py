@@ -15,12 +15,12 @@ from decode.drafters.lm import LMDraft
 from decode.drafters.lm_steps import PassByPass
 from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.config import NgramConfig
+from decode.drafters.untrained.foreign.drafter import ForeignDrafter
 from decode.drafters.untrained.foreign.reader import WIDTHS, Reader
 from decode.drafters.untrained.mixture import MixtureDrafter
 from decode.drafters.untrained.ngram import NgramDrafter
 from decode.forward.runner import Runner, whole
 from tests.decode.untrained.foreign_models import byte_level, shared, spelled
-from tests.decode.untrained.test_foreign import KINDS
 from tests.tiers import by_default
 from tests.tiny import tiny_llama
 
@@ -128,16 +128,13 @@ def test_passes_of_members_are_captured_whichever_of_them_drafts(kind: str, capt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("by", "nested"),
-    by_default(2, [("intersection", False), ("text", True), ("text", False), ("intersection", True)]),
-)
+@pytest.mark.parametrize("nested", [False, True])
 def test_passes_of_all_widths_are_captured_of_a_draft_with_other_tokens(
-    by: str, nested: bool, captures: list[object], monkeypatch: pytest.MonkeyPatch
+    nested: bool, captures: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """How much of a text is unread depends on what is written; rounds after the warm-up take every width in turn."""
     target, own = byte_level(300), byte_level(420)
-    model, draft = tiny_llama(300), KINDS[by](tiny_llama(420, num_layers=1, seed=3), shared(target, own))
+    model, draft = tiny_llama(300), ForeignDrafter(tiny_llama(420, num_layers=1, seed=3), shared(target, own))
     drafter = CascadeDrafter(LMDraft(tiny_llama(300, num_layers=1, seed=5)), draft) if nested else draft
     prompt = torch.tensor([spelled(target)[:4], spelled(target)[4:8]])
     warm_up(model, drafter, prompt, 20, **SETTINGS)

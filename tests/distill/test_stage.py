@@ -15,10 +15,12 @@ from decode import generate
 from decode.common.checked_json import read_json
 from decode.common.errors import ConfigError, InputError
 from decode.common.progress import Progress
+from decode.common.sweep_table import Row, comparison
 from decode.config import ModelConfig
 from decode.models.fingerprint import weights_fingerprint
 from decode.models.load import describe_model
 from decode.models.output_head import head_of
+from distill.__main__ import FIGURES
 from distill.config import DataConfig, PromptConfig, RecordsConfig, TargetConfig
 from distill.corpora.corpus import unit_hash
 from distill.objectives.target_distribution import Dense, Sparse
@@ -28,6 +30,7 @@ from distill.runtimes.transformers_runtime import TransformersRuntime
 from distill.sequences import record_sequences
 from distill.stage import run
 from distill.target_passes import ModelPasses, Passes
+from distill.time_spent import Stopwatch
 from tests.distill.runs import ALL_STORES, check_alike, kept, shard_files, tiny_config
 from tests.tiny import save_tiny_target, tiny_tokenizer
 
@@ -53,6 +56,23 @@ def target(folder: Path):  # noqa: ANN201
 
 def test_the_manifest_names_the_weights_that_made_the_records(records: RecordFolder, target) -> None:  # noqa: ANN001
     assert records.manifest.target.weights == weights_fingerprint(target)
+
+
+def test_a_sweep_compares_runs_by_what_their_records_count_and_where_the_time_went(folder: Path) -> None:
+    table = comparison([Row({}, folder / "records", "finished")], FIGURES)
+    assert "| starting | writing | reading |" in re.sub(" +", " ", table)
+    assert " - " not in table
+    seconds = read_json(folder / "records" / "manifest.json")["spent"]
+    assert all(seconds[part] > 0 for part in ("writing", "reading"))
+
+
+def test_a_part_within_another_counts_for_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 1.0, 4.0, 6.0])
+    monkeypatch.setattr("distill.time_spent.time.perf_counter", lambda: next(times))
+    watch = Stopwatch()
+    with watch.part("writing"), watch.part("starting"):
+        pass
+    assert watch.seconds == {"starting": 3.0, "writing": 3.0, "reading": 0.0}
 
 
 def test_records_of_two_targets_are_not_mixed(tmp_path: Path) -> None:

@@ -376,6 +376,11 @@ def test_bad_values_are_refused(changes, message):
     [
         ({"prompts": {"file": "questions.jsonl"}}, InputError, "questions.jsonl does not exist"),
         ({"decoders": {"arms": {"x": {"depth": 3}}}}, ConfigError, r"arms.x has unknown keys \['depth'\]"),
+        (
+            {"decoders": {"arms": {"x": {"adaptive": True, "confidence": True}}}},
+            ConfigError,
+            "arms.x.*predicts nothing",
+        ),
         ({"decoders": {"arms": {"x": {"verifier": "typical", "lossy": True}}}}, ConfigError, "is lossy"),
         ({"prompts": {"tokens": 250}}, ConfigError, "are needed"),
         ({"decode": {"max_new_tokens": 240}}, InputError, "positions"),

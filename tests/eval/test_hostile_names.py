@@ -10,13 +10,10 @@ import yaml
 
 from decode.common.compose import CONF
 from decode.common.typed_config import build
-from eval.modes import bandwidth
 from eval.modes import certificate as certificate_page
 from eval.modes.decoders import page as decoders
 from eval.modes.drafters import page as drafters
 from eval.modes.families import page as families
-from eval.modes.overlap import page as overlap
-from eval.modes.overlap.simulation import WAYS
 from eval.modes.profile import page as profile_page
 from eval.publish import PAGES
 from eval.render.report_page import render_block, render_page, render_summary
@@ -78,25 +75,7 @@ def profile() -> dict:
     arm |= {"tokens_per_round": 1.0, "tokens_per_s": 1.0, "prefill_ms_per_call": 1.0}
     arm |= {"outside_passes_ms": 1.0, "outside_passes_ms_ci95": [0.5, 1.5]}
     found = {"arms": [arm], "environment": ENVIRONMENT, "target": MODEL, "drafts": {HOSTILE: HOSTILE}, "prompts": 1}
-    before = {"folder": HOSTILE, "revision": None, "arms": [{"name": HOSTILE, "ratio": 2.0, "ratio_ci95": None}]}
-    return found | {"new_tokens": 1, "batch_size": 1, "temperature": 1.0, "before": before}
-
-
-def bandwidth_found() -> dict:
-    row = {"temperature": 1.0, "tokens_per_s": 1.0, "bound": 2.0, "share": 0.5}
-    environment = ENVIRONMENT | {"packages": {"torch": "2", "transformers": "5"}}
-    found = {"rows": [row], "environment": environment, "shape": {"name": "toy", "num_parameters": 10}, "dtype": "d"}
-    return found | {"bytes_per_token": 1, "copy_bytes_per_s": 2, "prompt_tokens": 1, "new_tokens": 1}
-
-
-def overlapped() -> dict:
-    ways = {way: {"num_draft_tokens": 1, "foreseen": 0.5, "speedup": 1.5, "speedup_ci95": None} for way in WAYS}
-    one = {"pair": HOSTILE, "link_ms": 0.0, "ways": ways, "ahead_over_in_turn": 1.5, "ahead_over_in_turn_ci95": None}
-    pair = {"name": HOSTILE, "acceptance": [0.5], "batch_size": 1, "target_ms": 1.0, "token_ms": 1.0, "draft_ms": 1.0}
-    settings = {"rounds": 100, "jitter": 0.1, "measured": HOSTILE, "draft_lengths": [1]}
-    environment = ENVIRONMENT | {"packages": {"torch": "2", "transformers": "5"}}
-    found = {"name": HOSTILE, "pairs": [pair], "simulated": [one], "settings": settings, "environment": environment}
-    return found | {"definitions": {}, "mode": "overlap"}
+    return found | {"new_tokens": 1, "batch_size": 1, "temperature": 1.0}
 
 
 def card() -> str:
@@ -113,8 +92,6 @@ MARKDOWN = {
     "families": lambda: families.render_summary(of_suite("families", "lm", "bf16", "chain", "tree")),
     "certificate": lambda: certificate_page.render_certificate(certificate()),
     "profile": lambda: profile_page.render_markdown(profile()),
-    "bandwidth": lambda: bandwidth.render(bandwidth_found()),
-    "overlap": lambda: overlap.render_summary(overlapped()),
     "card": card,
 }
 
@@ -163,7 +140,6 @@ def test_a_card_stays_yaml_and_code():
         (drafters.render_page, drafters_found),
         (families.render_page, lambda: of_suite("families", "lm", "bf16", "chain", "tree")),
         (profile_page.render_page, profile),
-        (overlap.render_page, overlapped),
     ],
 )
 def test_no_page_holds_an_element_from_a_name(render, results):

@@ -66,7 +66,6 @@ def test_tasks_are_a_corpus_without_a_path_or_with_one(tmp_path: Path) -> None:
 
 def test_a_prompt_file_needs_no_corpus(chat_draft: str, caplog: pytest.LogCaptureFixture) -> None:
     assert with_own_data(config(chat_draft, "prompts.file=q.jsonl")).data.name == "jsonl"
-    assert with_own_data(config("mode=bandwidth")).data.name == "python_stdlib"
     assert "prompts:" not in caplog.text
 
 

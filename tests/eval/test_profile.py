@@ -14,16 +14,14 @@ from eval import stage
 from eval.config import EvalConfig
 from eval.measure import operators
 from eval.modes.profile import calls, mode
-from eval.modes.profile.before import plain_settings
 from eval.modes.profile.calls import Call
-from eval.modes.profile.figures import OUT_OF_ROUND, Turn, _classes, compared, outside
+from eval.modes.profile.figures import OUT_OF_ROUND, Turn, _classes, outside
 from eval.modes.profile.page import parts
 from tests.eval.energy_checks import check_estimated
 from tests.eval.test_report import Page
 from tests.tiny import save_tiny_target
 
 SHORT = {"prompts": 3, "max_new_tokens": 12}
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -198,39 +196,3 @@ def test_what_is_outside_of_passes_is_the_rounds_own_beyond_the_passes_timed_bes
     turns = [turn(11.5, 700.0), turn(13.5, 1200.0), turn(9.5, 150.0)]  # rounds of 1000, 1500 and 500 ms
     assert [one.round_ms for one in turns] == [1000.0, 1500.0, 500.0]
     assert outside(turns) == {"outside_passes_ms": 300.0, "outside_passes_ms_ci95": [300.0, 350.0]}
-    unknown = [Turn(turns[0].call, {})]  # a tree that is chosen while it runs
-    assert outside(unknown) == {"outside_passes_ms": None, "outside_passes_ms_ci95": None}
-
-
-def test_an_earlier_version_is_compared_call_by_call():
-    before, now = [turn(20.0, 1.0), turn(60.0, 1.0)], [turn(10.0, 1.0), turn(20.0, 1.0, tokens=4)]
-    found = compared("a", before, now, seed=0)
-    assert found == {"name": "a", "ratio": 1.75, "ratio_ci95": [1.5, 2.0]}  # 20 / 10, and 60 / 20 of half the tokens
-
-
-@pytest.mark.slow
-def test_another_checkout_takes_turns_with_this_one(folder):
-    stage.run(config(folder, profile={**SHORT, "before": str(ROOT)}, output_dir=str(folder / "both")))
-    found = json.loads((folder / "both/profile.json").read_text())
-    assert [arm["name"] for arm in found["arms"]] == [
-        *("own autoregressive loop", "one k=3"),
-        *("own autoregressive loop, before", "one k=3, before"),
-    ]
-    plain, drafted, plain_before, drafted_before = found["arms"]
-    assert plain_before["tokens_per_round"] == plain["tokens_per_round"]
-    assert drafted_before["tokens_per_round"] == drafted["tokens_per_round"]
-    assert set(drafted_before["floor_ms_per_round"]) == {"draft", "target"}
-    assert all(one["ratio"] > 0 for one in found["before"]["arms"])
-    assert "Beside an earlier version" in (folder / "both/profile.md").read_text()
-
-
-def test_a_folder_that_is_no_checkout_is_refused_before_a_model_is_loaded(folder, monkeypatch):
-    monkeypatch.setattr("eval.inputs.load_model", lambda *_: pytest.fail("weights were loaded"))
-    with pytest.raises(ConfigError, match="git worktree add"):
-        stage.run(config(folder, profile={**SHORT, "before": str(folder)}, output_dir=str(folder / "none")))
-
-
-def test_settings_that_an_earlier_version_need_not_know_are_not_asked_of_it(folder):
-    cfg = config(folder, decode={"num_draft_tokens": 3, "adaptive": True})
-    usual = {"temperature": 1.0, "verifier": "coupled", "num_draft_tokens": 3, "max_new_tokens": 12, "seed": 0}
-    assert plain_settings(cfg) == {**usual, "adaptive": True}

@@ -366,6 +366,7 @@ def test_plan_prints_and_writes_nothing(folder, capsys, no_weights):
         ({}, ConfigError, "already holds"),
         ({"output_dir": "new", "target": {"path": "./missing/target"}}, InputError, "does not exist"),
         ({"output_dir": "new", "drafts": {"x": "./missing/draft"}}, InputError, "does not exist"),
+        ({"output_dir": "new", "decode": {"adaptive": True, "confidence": True}}, ConfigError, "predicts nothing"),
         ({"output_dir": "new", "prompts": {"file": "missing.jsonl"}}, InputError, "does not exist"),
         ({"output_dir": "new", "lossless": {"prompts": 6, "tokens": 300, "other_prompts": 2}}, InputError, "positions"),
     ],

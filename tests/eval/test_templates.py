@@ -68,7 +68,7 @@ def test_a_table_without_rows_says_why_or_is_left_out(render):
 
 def test_what_a_template_shows_and_nobody_gave_is_an_error():
     with pytest.raises(UndefinedError, match="found"):
-        render_markdown("bandwidth.md.j2")
+        render_markdown("certificate.md.j2")
 
 
 def test_a_column_writes_the_field_of_its_name_unless_told_otherwise():

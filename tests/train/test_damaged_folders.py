@@ -18,7 +18,6 @@ import pytest
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from decode import load_drafter
-from decode.autotune.store import PairCalibration, load_calibration, save_calibration
 from decode.common.errors import ConfigError, InputError, UserError
 from decode.common.run_folder import open_run, sha256_file
 from decode.common.typed_config import build
@@ -26,7 +25,6 @@ from decode.config import ModelConfig
 from decode.drafters.provenance import read_provenance
 from decode.drafters.saved_draft import describe_draft
 from decode.models.load import ModelDescription, describe_model
-from decode.trees.sequoia import RoundCosts
 from distill.config import DistillConfig
 from distill.records.record_folder import RecordFolder, RecordWriter
 from distill.records.record_shards import Record
@@ -36,8 +34,6 @@ from train.checkpoint import check_whole, read_state
 from train.metrics_log import read_metrics
 from train.stage import run
 
-KEY = {"target": {"fingerprint": "a"}, "draft": {"fingerprint": "b"}, "batch_size": 1}
-
 
 @dataclass(frozen=True)
 class World:
@@ -46,7 +42,6 @@ class World:
     folder: Path
     model: PreTrainedModel
     distilled: DistillConfig
-    measured: PairCalibration
 
     @property
     def target(self) -> ModelDescription:
@@ -63,11 +58,8 @@ def world(tmp_path_factory: pytest.TempPathFactory, target: Path, corpus: Path) 
     run(head_config(folder / "head", folder / "target", data=data_settings(corpus), steps=2, checkpoint_every=1))
     live: dict[str, Any] = {"data": data_settings(corpus), "target_source": "live", "steps": 1}
     run(tiny_config(folder / "lm", folder / "target", **live))
-    costs = RoundCosts({1: 1.0, 8: 2.0}, {1: 0.1, 4: 0.4}, {2: 0.2}, {2: 0.1})
-    measured = PairCalibration([[0.7, 0.1], [0.6, 0.1]], costs)
-    save_calibration(folder / "head/model", KEY, measured)
     distilled = build(DistillConfig, json.loads((folder / "records/run.json").read_text())["config"])
-    return World(folder, AutoModelForCausalLM.from_pretrained(folder / "target"), distilled, measured)
+    return World(folder, AutoModelForCausalLM.from_pretrained(folder / "target"), distilled)
 
 
 # What each kind of folder gives its readers: the same function that the stages call, and all that they are told.
@@ -128,11 +120,6 @@ def checkpoint(world: World) -> object:
     return read_state(newest).world_size, read_state(newest).state
 
 
-def calibration(world: World) -> object:
-    """An entry of another key is left aside: then the costs are measured anew."""
-    return load_calibration(world.folder / "head/model", KEY) or world.measured
-
-
 def log(world: World) -> object:
     return read_metrics(world.folder / "head/metrics.jsonl")
 
@@ -161,7 +148,6 @@ SUBJECTS = [
     Subject("target/config.json", described_target, 24),
     Subject("target/generation_config.json", described_target, 24),
     Subject("head/checkpoints/step_00000002/state.json", checkpoint, 48),
-    Subject("head/model/calibration.json", calibration, 48),
 ]
 AT_ONCE = 4  # of each in the default tier, from different places than the first of the whole
 
@@ -233,13 +219,13 @@ def summed(world: World) -> None:
 
 def unsummed(world: World) -> None:
     """draftsmith.json and what is sealed itself know no checksum, as where the first versions wrote them."""
-    for name in (DRAFT, STATE, CALIBRATION):
+    for name in (DRAFT, STATE):
         content = json.loads((world.folder / name).read_text())
         content.pop("sha256", None)
         (world.folder / name).write_text(json.dumps(content))
 
 
-DRAFT, CALIBRATION = "head/model/draftsmith.json", "head/model/calibration.json"
+DRAFT = "head/model/draftsmith.json"
 STATE = "head/checkpoints/step_00000002/state.json"
 UNSUMMED = {
     "records/shards/shard-00000.safetensors": summed,
@@ -247,7 +233,6 @@ UNSUMMED = {
     "head/model/config.json": unsummed,
     "head/model/model.safetensors": unsummed,
     STATE: unsummed,
-    CALIBRATION: unsummed,
 }
 
 

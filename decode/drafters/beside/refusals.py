@@ -1,4 +1,5 @@
-"""Which drafters can draft the next round while the target verifies this one; imports nothing heavy."""
+"""Which drafters can draft the next round while the target verifies this one, and which predict what becomes of their
+tokens; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -53,3 +54,12 @@ def check_device(family: str | None, device: str | None, where: str) -> None:
         f"{where}={device} is where a draft lies, and there is none. Give one (draft.path=), or leave {where} out",
     )
     require(device is None or family == "lm", f"{where}={device}, and {family} {ELSEWHERE}. Leave {where} out")
+
+
+def check_foresees(foresees: bool, confidence: bool, where: str) -> None:
+    """Raise ConfigError for a draft that does not predict what becomes of its tokens and is to stop by that."""
+    require(
+        not confidence or foresees,
+        f"{where}=true ends a round by what the draft predicts of its own tokens, and this draft predicts nothing. Use "
+        f"adaptive=true alone, a DSpark head (draft=dspark), or {where}=false",
+    )

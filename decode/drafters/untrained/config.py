@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 from decode.common.typed_config import build, require
 from decode.config import MOST_NODES
@@ -164,11 +164,11 @@ class MixtureConfig:
 class ForeignConfig:
     """`foreign`: a draft LM with a tokenizer of its own."""
 
+    RENAMED: ClassVar[dict[str, str]] = {"by": "nothing; the tokens that both vocabularies have are drafted"}
+    """Keys of earlier versions, and what took their place."""
+
     draft: str | None = None
     """Folder or hub id of the draft LM, with its tokenizer."""
-    by: Literal["intersection", "text"] = "intersection"
-    """intersection: draw from the tokens that both vocabularies have; text: write freely, and spell the text in the
-    target's tokens."""
 
     def __post_init__(self) -> None:
         require(self.draft is not None, "foreign drafts with a language model, and draft=null; give its folder")
@@ -200,13 +200,8 @@ CHAINS = (
 
 
 def check_tree(name: str | None, tree: str, where: str) -> None:
-    """Raise ConfigError for a tree that this drafter does not draft, or cannot be measured for."""
+    """Raise ConfigError for a tree that this drafter does not draft."""
     require(name != "early_exit" or set(str(tree).split("x")) <= {"chain", "1"}, f"{where}={tree}: {CHAINS}")
-    require(
-        name not in UNTRAINED or tree != "sequoia",
-        f"{where}=sequoia measures which candidate of a node stands, and {name} has others in every round. "
-        "Use dynamic or chain, or leave it out",
-    )
 
 
 def rides(name: str | None, settings: Mapping[str, Any]) -> bool:

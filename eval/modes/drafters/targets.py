@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from decode.common.errors import InputError
 from decode.config import ModelConfig, model_folder
+from decode.drafters.beside.refusals import check_foresees
 from decode.drafters.saved_draft import DraftDescription, describe_draft
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model
@@ -86,7 +87,10 @@ def _describe(cfg: EvalConfig, key: str, source: ModelConfig, texts: tuple[str, 
             refused[way.name] = "drafts are of `target`, and another model writes this; its own go into drafters.arms"
             continue
         try:
-            fits[way.name] = describe_draft(way.draft, description, f"the draft of arm {way.name}", way.settings)
+            draft = describe_draft(way.draft, description, f"the draft of arm {way.name}", way.settings)
+            asked = way.changes.get("confidence", cfg.decode.confidence)
+            check_foresees(draft.foresees, asked, f"drafters.arms.{way.name}.confidence")
+            fits[way.name] = draft
         except InputError as error:
             refused[way.name] = str(error)
     families = {name: draft.family for name, draft in fits.items()}

@@ -101,7 +101,12 @@ def _check(cfg: EvalConfig) -> None:
             "compares tokens with plain decoding; use decode.verifier=coupled"
         )
     for temperature in cfg.temperatures:
-        shape_settings(cfg.families, cfg.decode, temperature)
+        for name, settings in shape_settings(cfg.families, cfg.decode, temperature).items():
+            if settings.confidence:
+                raise ConfigError(
+                    f"families.shapes.{name}.confidence=true is for DSpark heads, which predict what becomes of their "
+                    "tokens, and a shape is for every family; leave it out"
+                )
     check_present(cfg)
 
 

@@ -1,1 +1,1 @@
-"""`mode=profile`: where the time of a round goes, and whether it goes elsewhere than in an earlier checkout."""
+"""`mode=profile`: where the time of a round goes."""

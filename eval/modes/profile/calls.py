@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -60,52 +60,32 @@ class Passes:
     """Tokens of the target's pass."""
 
 
-class Contestant(Protocol):
-    """One way to decode; `name` is unique within a run."""
-
-    @property
-    def name(self) -> str: ...
-
-    def call(self, group: Group) -> Call:
-        """Continue the prompts, timed."""
-        ...
-
-    def operators(self, group: Group) -> tuple[dict[str, Classes], int]:
-        """Seconds by phase and class of operator in one call under the profiler, and its rounds."""
-        ...
-
-    def floor(self, group: Group) -> dict[str, float]:
-        """Milliseconds of the bare passes of one full round, timed alone at the mean context (see
-        `decode.autotune.timing`); empty for a tree that is chosen while it runs."""
-        ...
-
-
 @dataclass(frozen=True)
-class Ours:
-    """The decoder of this very checkout."""
+class Contestant:
+    """One way to decode."""
 
     name: str
+    """Unique within a run."""
     cfg: EvalConfig
     model: PreTrainedModel
     drafter: Drafter | None
 
     def call(self, group: Group) -> Call:
-        """As `Contestant.call`; synchronous on a CPU, and on a GPU the last read waits for all."""
+        """Continue the prompts, timed: synchronous on a CPU, and on a GPU the last read waits for all."""
         began = time.perf_counter()
         stats = self._generate(group)
         return Call.of(stats, time.perf_counter() - began)
 
     def operators(self, group: Group) -> tuple[dict[str, Classes], int]:
-        """As `Contestant.operators`."""
+        """Seconds by phase and class of operator in one call under the profiler, and its rounds."""
         found: list[Stats] = []
         seconds = profiled(lambda: found.append(self._generate(group)), self.model.device.type == "cuda")
         return seconds, len(found[0].arrival_s)
 
     def floor(self, group: Group) -> dict[str, float]:
-        """As `Contestant.floor`."""
+        """Milliseconds of the bare passes of one full round, timed alone at the mean context (see
+        `decode.autotune.timing`)."""
         wanted = passes(self.cfg, self.drafter, group)
-        if wanted is None:
-            return {}
         costs = measure(self.model, self.drafter, wanted.context, [wanted.nodes], len(group), COST_REPEATS)
         return floor_of(wanted, costs.t_draft, costs.t_target[wanted.nodes])
 
@@ -121,13 +101,11 @@ def settings(cfg: EvalConfig) -> dict[str, Any]:
     return {**settings_at(cfg, cfg.temperatures[0]), "max_new_tokens": cfg.profile.max_new_tokens}
 
 
-def passes(cfg: EvalConfig, drafter: Drafter | None, group: Group) -> Passes | None:
-    """Those of a round with that draft; None for a tree that is chosen while it runs."""
+def passes(cfg: EvalConfig, drafter: Drafter | None, group: Group) -> Passes:
+    """Those of a round with that draft."""
     context = sum(map(len, group)) // len(group) + cfg.profile.max_new_tokens // 2
     if drafter is None:
         return Passes(context, 0, 1)
-    if cfg.decode.tree == "sequoia":
-        return None
     shape = parse(cfg.decode.tree, cfg.decode.num_draft_tokens, cfg.decode.tree_nodes)
     shape = shape.cut(drafted_depth(drafter, shape))
     return Passes(context, shape.depth, shape.num_nodes)

@@ -11,7 +11,7 @@ import numpy as np
 
 from eval.modes.profile.calls import Call, Classes
 from eval.results.figures import described
-from eval.results.statistics import bootstrap, median_of_ratios
+from eval.results.statistics import bootstrap
 
 OUT_OF_ROUND = ("host", "other")
 """Of the parts of a call; all other phases make up the round itself."""
@@ -60,21 +60,9 @@ def joules_of(turns: Sequence[Turn]) -> list[list[float]] | None:
 
 
 def outside(turns: Sequence[Turn]) -> dict[str, Any]:
-    """What a round takes beyond its bare passes, each call against those timed beside it; None where a round's passes
-    are not known beforehand."""
-    if not turns[0].floor:
-        return described("outside_passes_ms", None)
+    """What a round takes beyond its bare passes, each call against those timed beside it."""
     left = np.array([[one.round_ms - sum(one.floor.values())] for one in turns])
     return described("outside_passes_ms", bootstrap(left, lambda drawn: np.median(drawn[..., 0], axis=-1), 0))
-
-
-def compared(name: str, before: Sequence[Turn], now: Sequence[Turn], seed: int) -> dict[str, Any]:
-    """How many times as fast whole calls are as they were, paired by prompts and turn."""
-    pairs = [
-        [old.call.seconds / old.call.tokens, new.call.seconds / new.call.tokens]
-        for old, new in zip(before, now, strict=True)
-    ]
-    return {"name": name, **described("ratio", bootstrap(np.array(pairs), median_of_ratios, seed))}
 
 
 def _classes(seconds: Classes, rounds: int, phase_ms: float) -> Classes:

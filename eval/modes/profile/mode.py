@@ -1,11 +1,9 @@
-"""`mode=profile`: where each round's time goes, with the first draft and without, down to classes of operators; and how
-that compares with another checkout, whose decoder takes turns with this one."""
+"""`mode=profile`: where each round's time goes, with the first draft and without, down to classes of operators."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -15,16 +13,14 @@ from transformers import PreTrainedModel
 from decode.common.checked_json import write_json
 from decode.common.environment import environment, git_state
 from decode.common.progress import get_logger, progress
-from decode.common.run_folder import RunFolder
 from decode.drafters.base import Drafter
 from eval.arms.base import AUTOREGRESSIVE
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, shared_context
 from eval.measure.energy import EnergyMeter, meter_of
 from eval.measure.timed_run import order
-from eval.modes.profile.before import Before, check_checkout, revision, started
-from eval.modes.profile.calls import Contestant, Group, Ours
-from eval.modes.profile.figures import Turn, compared, entry, joules_of
+from eval.modes.profile.calls import Contestant, Group
+from eval.modes.profile.figures import Turn, entry, joules_of
 from eval.modes.profile.page import render_markdown, render_page
 from eval.prompts.chats import chat_tokenizer, open_report
 from eval.prompts.held_out import as_many_as, check_lengths
@@ -41,8 +37,6 @@ def run(cfg: EvalConfig) -> None:
     """Write profile.json, profile.md and profile.html for the first draft."""
     cfg = replace(cfg, drafts=dict([next(iter(cfg.drafts.items()))]))
     target, _ = check_models(cfg)
-    if cfg.profile.before is not None:
-        check_checkout(cfg.profile.before)
     prompts = as_many_as(cfg, chat_tokenizer(cfg), cfg.profile.prompts)
     check_lengths(prompts, cfg, shared_context(cfg, target))
     if cfg.plan:
@@ -62,7 +56,7 @@ def run(cfg: EvalConfig) -> None:
             "batch_size": cfg.timing.batch_size,
             "prompts": len(prompts),
             "new_tokens": cfg.profile.max_new_tokens,
-            **_measured(cfg, folder, model, next(iter(drafters.values())), prompts),
+            **_measured(cfg, model, next(iter(drafters.values())), prompts),
         }
         write_json(folder.file("profile.json"), found)
         folder.file("profile.md").write_text(render_markdown(found), encoding="utf-8")
@@ -73,49 +67,23 @@ def run(cfg: EvalConfig) -> None:
 
 def _plan(cfg: EvalConfig, prompts: Sequence[Prompt]) -> str:
     tokens = (TURNS + 2) * len(prompts) * cfg.profile.max_new_tokens
-    arms = "two arms" if cfg.profile.before is None else f"two arms, here and in {cfg.profile.before}"
-    return f"{arms}, {len(prompts)} prompts, {tokens:,} tokens each, operators in one call of each"
+    return f"two arms, {len(prompts)} prompts, {tokens:,} tokens each, operators in one call of each"
 
 
-def _measured(
-    cfg: EvalConfig, folder: RunFolder, model: PreTrainedModel, drafter: Drafter, prompts: Sequence[Prompt]
-) -> dict[str, Any]:
-    """The fields `arms`, `energy` and `before` of profile.json."""
+def _measured(cfg: EvalConfig, model: PreTrainedModel, drafter: Drafter, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """The fields `arms` and `energy` of profile.json."""
     groups, meter = _groups(cfg, prompts), meter_of(cfg.timing.watts, model)
-    with _contestants(cfg, folder, model, drafter) as contestants:
-        turns = _take_turns(cfg, contestants, groups, meter)
-        energy = [
-            energy_entry(_where(cfg), one.name, joules_of(turns[one.name]), meter, cfg.seed) for one in contestants
-        ]
-        arms = [entry(one.name, turns[one.name], one.operators(groups[0])) for one in contestants]
-    if cfg.profile.before is None:
-        return {"arms": arms, "energy": energy, "before": None}
-    pairs = {one.name: (turns[before_name(one.name)], turns[one.name]) for one in contestants if isinstance(one, Ours)}
-    of = {"folder": cfg.profile.before, "revision": revision(check_checkout(cfg.profile.before))}
-    beside = [compared(name, *both, cfg.seed) for name, both in pairs.items()]
-    return {"arms": arms, "energy": energy, "before": {**of, "arms": beside}}
+    contestants = [Contestant(AUTOREGRESSIVE, cfg, model, None), Contestant(_label(cfg), cfg, model, drafter)]
+    turns = _take_turns(cfg, contestants, groups, meter)
+    energy = [energy_entry(_where(cfg), one.name, joules_of(turns[one.name]), meter, cfg.seed) for one in contestants]
+    return {
+        "arms": [entry(one.name, turns[one.name], one.operators(groups[0])) for one in contestants],
+        "energy": energy,
+    }
 
 
 def _where(cfg: EvalConfig) -> str:
     return f"batch {cfg.timing.batch_size}, T={cfg.temperatures[0]:g}"
-
-
-def before_name(name: str) -> str:
-    """Of the same arm in the other checkout."""
-    return f"{name}, before"
-
-
-@contextmanager
-def _contestants(
-    cfg: EvalConfig, folder: RunFolder, model: PreTrainedModel, drafter: Drafter
-) -> Iterator[list[Contestant]]:
-    drafters: dict[str, Drafter | None] = {AUTOREGRESSIVE: None, _label(cfg): drafter}
-    ours: list[Contestant] = [Ours(name, cfg, model, one) for name, one in drafters.items()]
-    if cfg.profile.before is None:
-        yield ours
-        return
-    with started(cfg, check_checkout(cfg.profile.before), folder) as engine:
-        yield [*ours, *(Before(before_name(name), cfg, engine, one) for name, one in drafters.items())]
 
 
 def _label(cfg: EvalConfig) -> str:

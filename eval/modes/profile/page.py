@@ -1,4 +1,4 @@
-"""A profile as a page and as Markdown: a round by its parts, by operators, and beside another checkout's."""
+"""A profile as a page and as Markdown: a round by its parts, and by operators."""
 
 from __future__ import annotations
 
@@ -19,15 +19,12 @@ Arm = Mapping[str, Any]
 
 
 def parts(arm: Arm) -> dict[str, float]:
-    """A round's milliseconds by level. Of a tree that is chosen while it runs all of the round is outside of passes,
-    since these are not known."""
+    """A round's milliseconds by level."""
     phases, bare = arm["ms_per_round"], arm["floor_ms_per_round"]
-    inside = sum(ms for phase, ms in phases.items() if phase not in OUT_OF_ROUND)
-    left = arm["outside_passes_ms"]
     return {
         "bare draft": bare.get("draft", 0.0),
         "bare target": bare.get("target", 0.0),
-        "outside passes": inside if left is None else left,
+        "outside passes": arm["outside_passes_ms"],
         **{name: phases.get(name, 0.0) for name in OUT_OF_ROUND},
     }
 
@@ -48,7 +45,6 @@ _OPERATORS = columns(
     *("arm", "phase"),
     *(Column(kind, lambda row, kind=kind: number(row["classes"].get(kind, 0.0))) for kind in CLASSES),
 )
-_BEFORE = columns(column("arm", "name"), estimate("times as fast as before", "ratio", 3))
 
 
 def render_markdown(found: dict[str, Any]) -> str:
@@ -90,20 +86,8 @@ def _tables(found: dict[str, Any]) -> list[Table]:
     )
     return [
         Table("A round by part", _PARTS, found["arms"], made_of),
-        *_before_table(found["before"]),
         Table("Phases by operator", _OPERATORS, operators, profiled),
     ]
-
-
-def _before_table(before: Mapping[str, Any] | None) -> list[Table]:
-    if before is None:
-        return []
-    note = (
-        f"Before is {before['folder']} at revision {(before['revision'] or 'unknown')[:12]}, in a process of its own "
-        "that took turns with this one. Tokens per second of whole calls, paired by prompts and turn; brackets are 95% "
-        "intervals over these."
-    )
-    return [Table("Beside an earlier version", _BEFORE, before["arms"], note)]
 
 
 def _round_plot(found: dict[str, Any]) -> str:

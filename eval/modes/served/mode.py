@@ -22,7 +22,7 @@ from eval.modes.served.folders import check_drafts, prepare
 from eval.modes.served.here import measure_here
 from eval.modes.served.page import render_page, render_summary
 from eval.modes.served.results import make_results
-from eval.modes.served.schedule.of_drafts import conclusions, write_schedules
+from eval.modes.served.schedule.of_drafts import conclusions
 from eval.prompts.chats import chat_tokenizer, open_report
 from eval.prompts.held_out import as_many_as
 from eval.prompts.prompt import Prompt, check_room
@@ -63,9 +63,8 @@ def run(cfg: EvalConfig) -> None:
         asked = _ask_all(cfg, results, jobs(cfg, drafts), ids)
         here = measure_here(cfg, results, drafts, asked, ids)
         content = make_results(cfg, target, drafts, prompts, asked, here)
-        schedules = conclusions(cfg, target, drafts, content["speeds"])
+        schedules = conclusions(cfg, drafts, content["speeds"])
         content["schedules"] = [one.model_dump() for one in schedules]
-        write_schedules(schedules, folder.path)
         write_files(folder, content, render_summary(content), render_page(content))
         folder.finish({"drafts": len(drafts), "servers": len(asked)})
         for one in schedules:

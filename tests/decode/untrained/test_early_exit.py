@@ -62,7 +62,6 @@ def check_text() -> None:
         {"repetition_penalty": 1.3},
         {"strict": True},
         {"adaptive": True},
-        {"adaptive": True, "confidence": True},
     ],
     ids=str,
 )
@@ -132,7 +131,7 @@ def test_settings_that_make_no_sense_are_refused(path: str, settings: dict[str, 
         DrafterConfig(path=path, settings=settings)
 
 
-@pytest.mark.parametrize("tree", ["2x2", "dynamic", "sequoia"])
+@pytest.mark.parametrize("tree", ["2x2", "dynamic"])
 def test_trees_are_refused(tree: str) -> None:
     """Before a model is loaded, and for one in memory."""
     draft = DrafterConfig("early_exit", settings={"exit_layer": 1})

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from decode.drafters import drafting
 from decode.drafters.base import Context
-from decode.drafters.untrained.foreign.shared_drafter import SharedDrafter
+from decode.drafters.untrained.foreign.drafter import ForeignDrafter
 from decode.loop import Loop
 from decode.requests import Request
 from decode.sampling.warp import Sampling, warp
@@ -34,7 +34,7 @@ class _DraftedError(Exception):
     """Ends the call."""
 
 
-class Kept(SharedDrafter):
+class Kept(ForeignDrafter):
     """Keeps its first draft and what it read for it."""
 
     tree: Tree

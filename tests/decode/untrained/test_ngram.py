@@ -144,8 +144,3 @@ def test_the_command_drafts_by_name(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_settings_that_make_no_sense_are_refused(path: str | None, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DrafterConfig(path=path, settings=settings)
-
-
-def test_a_tree_that_would_be_measured_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(ConfigError, match=r"decode\.tree=sequoia.*ngram"):
-        DecodeConfig(ModelConfig("t"), DrafterConfig(path="ngram"), SamplingConfig(tree="sequoia"), prompt="a")

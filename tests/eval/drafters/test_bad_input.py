@@ -46,7 +46,7 @@ def arms(**given: Any) -> dict[str, Any]:
         (arms(draft="somewhere/model", settings={"memory": 3}), "without weights"),
         (arms(draft="somewhere/model", settings={"quantization": "int3"}), "'int3' is no scheme"),
         (arms(settings={"quantization": "int8"}), "quantization"),
-        (arms(tree="sequoia"), "sequoia"),
+        (arms(tree="sequoia"), "tree=sequoia is gone.*dynamic"),
         (arms(tree="3y2"), "3y2"),
         (arms(verifier="typical", lossy=True), "lossy"),
         (arms(num_draft_tokens=[]), "empty or repeats"),
@@ -78,6 +78,10 @@ def test_files_that_are_missing_or_fit_no_target(folder: Path, monkeypatch: pyte
         given["drafters"] |= changes
         with pytest.raises(InputError, match=f"(?s){message}"):
             stage.run(build(EvalConfig, given))
+    given = values(folder)
+    given["drafters"] |= {"arms": {"one": {"draft": "ngram", "adaptive": True, "confidence": True}}}
+    with pytest.raises(ConfigError, match=r"drafters\.arms\.one\.confidence=true.*predicts nothing"):
+        stage.run(build(EvalConfig, given))
     given = values(folder)
     given["peers"] = given.get("peers", {}) | {"early_exit_layers": [99]}
     with pytest.raises(InputError, match=r"exit_layer=99, and .* layers"):

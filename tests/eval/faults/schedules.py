@@ -1,4 +1,4 @@
-"""Draft lengths by batch size: the wrong bar, the wrong neighbour, the wrong threshold, costs upside down."""
+"""Draft lengths by batch size: the wrong bar, the wrong neighbour."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from functools import partial
 
 from tests.eval.served import (
     test_schedule,
-    test_schedule_adaptive,
-    test_schedule_dspark_files,
     test_schedule_in_vllm,
     test_schedule_paste,
 )
@@ -48,29 +46,11 @@ FAULTS: list[Fault] = [
         (f"{_IN}.schedule:_pooled", "math.exp(fmean(map(math.log, of_round)))", "fmean(of_round)"),
     ),
     *noticed_by(
-        test_schedule_adaptive.test_break_even_is_where_a_round_wins_what_it_costs,
-        (f"{_IN}.adaptive:break_even", "/ speedup - 1", "/ speedup"),
-        (f"{_IN}.adaptive:break_even", "(1 + accepted)", "accepted"),
-    ),
-    *noticed_by(
-        test_schedule_adaptive.test_an_entry_holds_from_its_batch_size_to_the_next_one,
-        (f"{_IN}.adaptive:adaptive_config", "one.k <= k_before", "one.k >= k_before"),
-    ),
-    *noticed_by(
         test_schedule_in_vllm.test_a_server_is_held_at_a_length_as_its_schedule_would_hold_it,
         (f"{_IN}.in_vllm:held_at", '"num_speculative_tokens": longest', '"num_speculative_tokens": k'),
     ),
     *noticed_by(
         test_schedule_paste.test_a_draft_that_is_nowhere_faster_than_the_target_alone_is_left_out,
         (f"{_IN}.paste:schedule_of", "one.k and one.over_plain.is_faster", "one.k"),
-    ),
-    *noticed_by(
-        test_schedule_dspark_files.test_a_step_of_the_engine_is_what_a_round_of_its_whole_batch_took,
-        (f"{_IN}.dspark_files:engine_probes", '(row["num_draft_tokens"] + 1)', 'row["num_draft_tokens"]'),
-        (f"{_IN}.dspark_files:engine_probes", 'written / median(row["tokens_per_s"])', 'median(row["tokens_per_s"])'),
-    ),
-    *noticed_by(
-        test_schedule_dspark_files.test_temperatures_go_with_the_exported_weights,
-        (f"{_IN}.dspark_files:temperature_file", "[one / common for", "[one for"),
     ),
 ]

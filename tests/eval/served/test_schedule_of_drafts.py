@@ -1,11 +1,10 @@
-"""Conclusions of drafts as mode=served has them: exported heads, speeds as rows, files beside the results."""
+"""Conclusions of drafts as mode=served has them: exported heads, and speeds as rows."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,15 +14,9 @@ from decode.models.load import describe_model
 from eval.config import EvalConfig
 from eval.modes.served.folders import prepare
 from eval.modes.served.schedule.conclusion import Conclusion
-from eval.modes.served.schedule.dspark_files import COSTS, TEMPERATURES
-from eval.modes.served.schedule.of_drafts import conclusions, write_schedules
+from eval.modes.served.schedule.of_drafts import conclusions
 from tests.eval.served.test_schedule_conclusion import row
 from tests.train.export.saved_heads import save_head, save_padded_target
-
-FORMS: dict[str, dict[str, Any]] = {
-    "eagle3": {"taps": (2, 3, 4)},
-    "dspark": {"taps": (1, 3, 4), "mask_token": 17, "temperatures": (1.0, 2.0, 4.0, 2.0)},
-}
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +24,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_padded_target(tmp_path_factory.mktemp("target") / "model")
 
 
-def concluded(form: str, target: Path, folder: Path, rounds: int = 2) -> list[Conclusion]:
+def concluded(target: Path, folder: Path, rounds: int = 2) -> list[Conclusion]:
     """Of a random head; the target alone gives 100 and 400 tokens/s at the batch sizes 1 and 4."""
-    save_head(folder / "head", target, form, **FORMS[form])
+    save_head(folder / "head", target, "eagle3", taps=(2, 3, 4))
     content = {
         "mode": "served",
         "output_dir": str(folder / "report"),
@@ -49,13 +42,11 @@ def concluded(form: str, target: Path, folder: Path, rounds: int = 2) -> list[Co
         *[row("x", 3, 1, 200.0, 3.0), row("x", 3, 4, 300.0, 3.0)],
     ]
     speeds = [{**one, "tokens_per_s": one["tokens_per_s"][:rounds]} for one in speeds]
-    found = conclusions(cfg, known, [draft], speeds)
-    write_schedules(found, folder / "report")
-    return found
+    return conclusions(cfg, [draft], speeds)
 
 
 def test_a_command_serves_the_exported_folder_with_the_options_of_the_measurement(target: Path, tmp_path: Path) -> None:
-    (found,) = concluded("eagle3", target, tmp_path)
+    (found,) = concluded(target, tmp_path)
     vllm = found.pastes[0]
     words = shlex.split(vllm.text)
     assert words[:3] == ["vllm", "serve", str(target)]
@@ -66,7 +57,7 @@ def test_a_command_serves_the_exported_folder_with_the_options_of_the_measuremen
 
 
 def test_other_engines_are_given_exports_of_their_own(target: Path, tmp_path: Path) -> None:
-    (found,) = concluded("eagle3", target, tmp_path)
+    (found,) = concluded(target, tmp_path)
     texts = {one.engine: one.text for one in found.pastes[1:]}
     assert {"sglang", "trtllm", "llamacpp"} <= texts.keys()
     for engine, text in texts.items():
@@ -75,17 +66,5 @@ def test_other_engines_are_given_exports_of_their_own(target: Path, tmp_path: Pa
         assert f"exports/x-{engine}" in text.replace(first, "")
 
 
-def test_dspark_has_both_files_beside_the_results(target: Path, tmp_path: Path) -> None:
-    (found,) = concluded("dspark", target, tmp_path)
-    place = tmp_path / "report/paste/x"
-    costs, temperatures = (json.loads((place / name).read_text()) for name in (COSTS, TEMPERATURES))
-    assert costs["sample_batch_tokens"] == [1, 4, 16]  # 4 twice: one request with 3 drafted, four with none
-    assert len(temperatures["temperatures"]) == 4
-    sglang = next(one for one in found.pastes if one.engine == "sglang")
-    assert str(place / COSTS) in sglang.text
-    assert "--speculative-dspark-block-size 4" in sglang.text
-
-
 def test_one_round_concludes_nothing(target: Path, tmp_path: Path) -> None:
-    assert concluded("eagle3", target, tmp_path, rounds=1) == []
-    assert not (tmp_path / "report/paste").exists()
+    assert concluded(target, tmp_path, rounds=1) == []

@@ -8,16 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from eval.modes.served.schedule.adaptive import break_even
-from eval.modes.served.schedule.dspark_files import COSTS, TEMPERATURES
-from eval.modes.served.schedule.paste import ADAPTIVE, Measured, for_others, for_vllm
+from eval.modes.served.schedule.paste import Measured, for_others, for_vllm
 from eval.modes.served.schedule.schedule import Speed
 from train.export.engines import ENGINES
 from train.export.engines.base import Launch, Loads
 
-PLACE = Path("runs/served/paste/x")
 Table = dict[int, tuple[float, ...]]
 """Draft length -> tokens/s at the batch sizes 1 and 8."""
 
@@ -34,10 +29,7 @@ def speeds(table: Table) -> list[Speed]:
 def measured(method: str, drafted: Table, plain: Sequence[float] = (100.0, 500.0)) -> Measured:
     """A draft of that method whose accepted tokens per round are half of its length."""
     draft = ["--speculative-config", json.dumps({"method": method, "model": "a/draft", "num_speculative_tokens": 1})]
-    accepted = {k: k / 2 for k in drafted}
-    return Measured(
-        "a/target", method, draft, ["--dtype", "float32"], speeds({0: tuple(plain)}), speeds(drafted), accepted
-    )
+    return Measured("a/target", method, draft, ["--dtype", "float32"], speeds({0: tuple(plain)}), speeds(drafted))
 
 
 EAGLE3 = measured("eagle3", {0: (90.0, 450.0), 2: (150.0, 460.0), 4: (180.0, 300.0)})
@@ -104,68 +96,25 @@ def test_medusa_gets_one_length_for_all_batch_sizes() -> None:
     assert for_vllm(measured("medusa", {1: (90.0, 490.0)})).text == "vllm serve a/target --dtype float32"
 
 
-def test_sglang_adapts_eagle3_by_a_file() -> None:
-    (paste,) = for_others(EAGLE3, {"sglang": launcher("sglang", "eagle3")}, PLACE)
-    words = shlex.split(paste.text)
-    assert words[words.index("--speculative-num-steps") + 1] == "4"
-    assert words[-3:] == ["--speculative-adaptive", "--speculative-adaptive-config", str(PLACE / ADAPTIVE)]
-    config = paste.files[ADAPTIVE]
-    assert {start: one["candidate_steps"] for start, one in config.items()} == {"1": [0, 4], "2": [0]}
-    assert config["1"]["down_hysteresis"] == pytest.approx(break_even(2.0, 1.8) - 0.5, abs=1e-3)
-    assert "accepted tokens per round 2.00 with k=4" in paste.why
-
-
-def test_the_steps_of_the_command_are_among_those_of_the_file() -> None:
-    """Else SGLang refuses to start (0.5.23, srt/arg_groups/speculative_hook.py)."""
-    late = measured("eagle3", {2: (90.0, 600.0), 4: (80.0, 550.0)})
-    (paste,) = for_others(late, {"sglang": launcher("sglang", "eagle3")}, PLACE)
-    words = shlex.split(paste.text)
-    steps = {step for one in paste.files[ADAPTIVE].values() for step in one["candidate_steps"]}
-    assert int(words[words.index("--speculative-num-steps") + 1]) in steps == {0, 2}
-
-
 def test_engines_of_one_user_get_the_length_of_the_smallest_batch() -> None:
     lm = measured("draft_model", {0: (90.0, 450.0), 2: (190.0, 480.0), 4: (200.0, 300.0)})
     commands = {name: launcher(name, "lm") for name in ("sglang", "trtllm", "llamacpp", "transformers")}
-    found = {one.engine: one for one in for_others(lm, commands, PLACE)}
+    found = {one.engine: one for one in for_others(lm, commands)}
     assert {name: one.k for name, one in found.items()} == {"sglang": 2, "trtllm": 2, "llamacpp": 4, "transformers": 4}
     assert "--spec-draft-n-max 4" in found["llamacpp"].text
     assert "max_draft_len: 2" in found["trtllm"].text
     assert "--speculative-num-steps 2" in found["sglang"].text
-    assert "adaptive" not in found["sglang"].text
     assert "by vLLM's speeds" in found["llamacpp"].why
 
 
 def test_tgi_speculates_over_all_batch_sizes() -> None:
-    (paste,) = for_others(MEDUSA, {"tgi": launcher("tgi", "medusa")}, PLACE)
+    (paste,) = for_others(MEDUSA, {"tgi": launcher("tgi", "medusa")})
     assert paste.text.endswith("--speculate 3")
 
 
 def test_other_engines_are_told_to_leave_it_where_nothing_pays() -> None:
     slow = replace(measured("eagle3", SLOW))
     names = ("sglang", "trtllm", "llamacpp")
-    found = for_others(slow, {name: launcher(name, "eagle3") for name in names}, PLACE)
-    assert [(one.k, one.text, dict(one.files)) for one in found] == [(0, "", {})] * 3
+    found = for_others(slow, {name: launcher(name, "eagle3") for name in names})
+    assert [(one.k, one.text) for one in found] == [(0, "")] * 3
     assert all(one.why.startswith("serve the target without the draft") for one in found)
-
-
-def test_blocks_of_dspark_are_cut_by_files_of_sglang() -> None:
-    table = {0: (90.0, 450.0), 2: (150.0, 460.0), 4: (140.0, 300.0)}
-    files = {COSTS: {"max_batch_tokens": 40}, TEMPERATURES: {"temperatures": [1.0] * 4}}
-    how = ENGINES["sglang"].forms["dspark"]
-    assert isinstance(how, Loads)
-
-    def command(k: int) -> str:
-        return "export it\n" + how.launch(Launch("a/target", Path("a/draft"), k, is_calibrated=True))
-
-    (paste,) = for_others(replace(measured("dspark", table), dspark=files), {"sglang": command}, PLACE)
-    first, launch = paste.text.splitlines()
-    words = shlex.split(launch)
-    assert first == "export it"
-    assert words[0] == "SGLANG_RAGGED_VERIFY_MODE=compact"  # in the other mode the costs are not read
-    values = dict(zip(words, words[1:], strict=False))
-    assert values["--speculative-dspark-block-size"] == "4"  # as many as there are temperatures, whatever is fastest
-    assert values["--speculative-dspark-sps-table-path"] == str(PLACE / COSTS)
-    assert values["--speculative-dspark-confidence-sts-path"] == str(PLACE / TEMPERATURES)
-    assert launch.count("sts-path") == 1
-    assert paste.files == files

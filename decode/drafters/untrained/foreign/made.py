@@ -11,8 +11,6 @@ from decode.config import ModelConfig, Precision, model_folder
 from decode.drafters.provenance import read_provenance
 from decode.drafters.untrained.config import ForeignConfig
 from decode.drafters.untrained.foreign.drafter import ForeignDrafter
-from decode.drafters.untrained.foreign.respelled_drafter import RespelledDrafter
-from decode.drafters.untrained.foreign.shared_drafter import SharedDrafter
 from decode.drafters.untrained.foreign.shared_tokens import SharedTokens
 from decode.drafters.untrained.foreign.spelling import Spelling
 from decode.models.load import ModelDescription, describe_model, load_model
@@ -28,11 +26,10 @@ def make_foreign(
     """The drafter of these settings for a target with this tokenizer; InputError as `check_foreign`."""
     draft = _described(config)
     vocab_size = target.config.get_text_config().vocab_size
-    shared = _shared(config, tokenizer, vocab_size, str(target.config.name_or_path), draft)
+    shared = _shared(tokenizer, vocab_size, str(target.config.name_or_path), draft)
     own = cast(Precision, str(target.dtype).removeprefix("torch.")) if dtype == "auto" else dtype
     model = load_model(ModelConfig(draft.path, device=str(target.device), dtype=own), role="the foreign draft")
-    kind = SharedDrafter if config.by == "intersection" else RespelledDrafter
-    return kind(model, shared)
+    return ForeignDrafter(model, shared)
 
 
 def check_foreign(config: ForeignConfig, target: ModelDescription) -> None:
@@ -43,7 +40,7 @@ def check_foreign(config: ForeignConfig, target: ModelDescription) -> None:
             f"{target.path} holds no tokenizer files, and a draft with other tokens is given the text of the target's. "
             "Copy the target's tokenizer there"
         )
-    _shared(config, target.tokenizer, target.vocab_size, target.path, _described(config))
+    _shared(target.tokenizer, target.vocab_size, target.path, _described(config))
 
 
 def _described(config: ForeignConfig) -> ModelDescription:
@@ -59,9 +56,7 @@ def _described(config: ForeignConfig) -> ModelDescription:
     return describe_model(ModelConfig(path=folder), role="the foreign draft")
 
 
-def _shared(
-    config: ForeignConfig, tokenizer: PreTrainedTokenizerBase, vocab_size: int, path: str, draft: ModelDescription
-) -> SharedTokens:
+def _shared(tokenizer: PreTrainedTokenizerBase, vocab_size: int, path: str, draft: ModelDescription) -> SharedTokens:
     if draft.tokenizer is None:
         raise InputError(
             f"{draft.path} holds no tokenizer files, so nobody knows what its tokens stand for. Copy the tokenizer "
@@ -69,10 +64,10 @@ def _shared(
         )
     shared = SharedTokens(Spelling(tokenizer, vocab_size), Spelling(draft.tokenizer, draft.vocab_size))
     least = LEAST_SHARED * min(len(tokenizer), len(draft.tokenizer))
-    if config.by == "intersection" and len(shared.drafted) < least:
+    if len(shared.drafted) < least:
         raise InputError(
             f"{path} ({len(tokenizer)} tokens) and {draft.path} ({len(draft.tokenizer)}) share {len(shared.drafted)}, "
             f"under {LEAST_SHARED:.0%} of the smaller vocabulary: next to nothing could be drafted from these. "
-            "Use by=text, which spells the draft's text anew, or another draft"
+            "Use another draft"
         )
     return shared

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from decode.drafters.untrained.foreign.shared_tokens import SharedTokens
-from decode.drafters.untrained.foreign.spelling import UNKNOWN
 
 
 class ForeignRow(ABC):
@@ -80,22 +79,6 @@ class SpelledRow(ForeignRow):
         """Those, and what stands for the bytes behind them, if the draft has such tokens."""
         unread = [self._shared.own_of.get(token) for token in self._ids[self._read :]]
         return None if None in unread else [*self.whole, *(token for token in unread if token is not None)]
-
-    def guess(self, drafted: list[int]) -> list[int]:
-        """The target's tokens for what the draft has written behind `whole`: as much as is whole characters, and what
-        stands for the draft's special token where it wrote one."""
-        end = next((at for at, token in enumerate(drafted) if token in self._own.special), None)
-        window = self._own.last(self._spelled)
-        written = [*window, *drafted[:end]]
-        known, text = self._own.text(window), self._own.text(written[: self._own.whole(written, len(window))])
-        if not text.startswith(known):
-            return []
-        more, broken, _ = text[len(known) :].partition(UNKNOWN)
-        found = self._target.behind(self._ids[: self._read], self._ids[self._read :], more)
-        special = None if end is None else self._shared.special_of_own.get(drafted[end])
-        if special is None or broken or (more and not found):
-            return found
-        return [*found, special]
 
     def _spell(self) -> None:
         begin = self._read - len(self._target.last(self._ids[: self._read]))

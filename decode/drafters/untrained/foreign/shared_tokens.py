@@ -55,14 +55,6 @@ class SharedTokens:
         return found
 
     @cached_property
-    def special_of_own(self) -> dict[int, int]:
-        """The draft's special token -> the target's."""
-        found: dict[int, int] = {}
-        for token, own in self.special.items():
-            found.setdefault(own, token)
-        return found
-
-    @cached_property
     def pairs(self) -> Tensor:
         """(2, S) int64 on the CPU: the draft's tokens, and those of the target that are drafted for them."""
         return torch.tensor([*self.drafted.items()]).T

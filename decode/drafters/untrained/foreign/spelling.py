@@ -1,8 +1,8 @@
-"""Tokens as text and text as tokens, also of a text that goes on from tokens which are settled already."""
+"""Tokens as text and text as tokens, also of a text that grows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -48,12 +48,12 @@ class Spelling:
         found = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return [token for token in found if token < self.vocab_size]  # type: ignore[union-attr]
 
-    def last(self, ids: list[int], least: int = BEHIND) -> list[int]:
-        """The last tokens, at least so many if there are, from the beginning of a character on: some tokenizers read
+    def last(self, ids: list[int]) -> list[int]:
+        """The last tokens, at least BEHIND if there are, from the beginning of a character on: some tokenizers read
         no character of a run of bytes that begins within one."""
-        sizes = range(min(least, len(ids)), min(least + LONGEST_CHARACTER, len(ids)) + 1)
+        sizes = range(min(BEHIND, len(ids)), min(BEHIND + LONGEST_CHARACTER, len(ids)) + 1)
         tails = (ids[len(ids) - size :] for size in sizes)
-        return next((tail for tail in tails if not self.text(tail).startswith(UNKNOWN)), ids[-least:])
+        return next((tail for tail in tails if not self.text(tail).startswith(UNKNOWN)), ids[-BEHIND:])
 
     def whole(self, ids: Sequence[int], least: int) -> int:
         """How many of these tokens, more than `least`, end with a whole character; all of them where none do, since
@@ -67,32 +67,6 @@ class Spelling:
         if tail is None:
             return self.ids(text + more)
         return [*ids[: len(ids) - len(tail)], *self.ids(self.text(tail) + more)]
-
-    def behind(self, ids: list[int], unread: list[int], more: str) -> list[int]:
-        """Tokens that follow `ids` and `unread` so that together they spell the text of `ids` and `more`; none where
-        no spelling is known. `unread` are the first bytes of the character that `more` begins with."""
-        window = self.last(ids, 2 * BEHIND)
-        wanted = self.text(window) + more
-        for found in self._spellings(window, unread, more):
-            if found and self.text([*window, *unread, *found]) == wanted:
-                return found
-        return []
-
-    def _spellings(self, window: list[int], unread: list[int], more: str) -> Iterator[list[int]]:
-        """As the tokenizer spells the text as a whole, if the settled tokens remain; else what is new by itself: at the
-        beginning of a text, or, where the tokenizer would put a space there, of a line."""
-        tail = self._tail(window)
-        if tail is not None:
-            spelled, settled = self.ids(self.text(tail) + more), [*tail, *unread]
-            if spelled[: len(settled)] == settled:
-                yield spelled[len(settled) :]
-        if unread:
-            return
-        yield self.ids(more)
-        line = self.ids("\n")
-        spelled = self.ids("\n" + more)
-        if spelled[: len(line)] == line:
-            yield spelled[len(line) :]
 
     def _tail(self, ids: list[int]) -> list[int] | None:
         """Some of the last tokens, or all, that are spelled so by themselves, where a word begins perhaps; few only

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from decode.config import ModelConfig
@@ -50,8 +49,6 @@ class Pasted(Part):
     num_draft_tokens: Count
     text: str
     why: str
-    files: dict[str, Any]
-    """Name -> content, as they lie beside the results."""
 
 
 class Conclusion(Part):
@@ -64,9 +61,9 @@ class Conclusion(Part):
     pastes: list[Pasted]
 
 
-def concluded(measured: Measured, draft: str, commands: Mapping[str, Callable[[int], str]], place: Path) -> Conclusion:
-    """What follows from the speeds of one draft; files will lie in `place`."""
-    pastes = [for_vllm(measured), *for_others(measured, commands, place)]
+def concluded(measured: Measured, draft: str, commands: Mapping[str, Callable[[int], str]]) -> Conclusion:
+    """What follows from the speeds of one draft."""
+    pastes = [for_vllm(measured), *for_others(measured, commands)]
     return Conclusion(
         draft=draft,
         lengths=[
@@ -86,7 +83,6 @@ def concluded(measured: Measured, draft: str, commands: Mapping[str, Callable[[i
                 num_draft_tokens=one.k,
                 text=one.text,
                 why=one.why,
-                files=dict(one.files),
             )
             for one in pastes
         ],
@@ -105,13 +101,8 @@ def measured_of(
 ) -> Measured:
     """The speeds of one draft, which the options `loads` load."""
     own = [row for row in rows if row["draft"] == draft]
-    accepted: dict[int, list[float]] = {}
-    for row in own:
-        if row["tokens_per_draft"] is not None:
-            accepted.setdefault(row["num_draft_tokens"], []).append(row["tokens_per_draft"] - 1)
     plain = [_speed(row) for row in rows if row["draft"] is None]
-    means = {k: fmean(each) for k, each in accepted.items()}
-    return Measured(target, method, loads, options, plain, [_speed(row) for row in own], means)
+    return Measured(target, method, loads, options, plain, [_speed(row) for row in own])
 
 
 def _speed(row: Row) -> Speed:

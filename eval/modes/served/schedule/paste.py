@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from eval.modes.served.engine.vllm import with_speculation
-from eval.modes.served.schedule.adaptive import adaptive_config
-from eval.modes.served.schedule.dspark_files import COSTS, TEMPERATURES
 from eval.modes.served.schedule.in_vllm import SCHEDULED, Schedule, lengths
 from eval.modes.served.schedule.schedule import Choice, Ratio, Speed, choices, one_length, per_batch_size
 
-ADAPTIVE = "sglang_adaptive.json"
-_COSTS, _TEMPERATURES = "--speculative-dspark-sps-table-path", "--speculative-dspark-confidence-sts-path"
 NO_DRAFT = "serve the target without the draft"
 
 
@@ -34,10 +28,6 @@ class Measured:
     """The target alone, k = 0, at each batch size."""
     drafted: Sequence[Speed]
     """With the draft loaded; k = 0 among them for methods that follow a schedule."""
-    accepted: Mapping[int, float]
-    """Draft length -> accepted tokens per round."""
-    dspark: Mapping[str, Any] = field(default_factory=dict)
-    """SGLang's files of a DSpark draft, by name (dspark_files.py)."""
 
     @property
     def candidates(self) -> list[Speed]:
@@ -57,8 +47,6 @@ class Paste:
     """What to paste; empty where the engine is best left without the draft."""
     why: str
     """The figures that it comes from."""
-    files: Mapping[str, Any] = field(default_factory=dict)
-    """Name -> JSON content of files that the text names."""
 
 
 def chosen_lengths(measured: Measured) -> list[Choice]:
@@ -92,21 +80,16 @@ def for_vllm(measured: Measured) -> Paste:
     return Paste("vllm", longest, text, why)
 
 
-def for_others(measured: Measured, commands: Mapping[str, Callable[[int], str]], place: Path) -> list[Paste]:
-    """For the engines whose launch command by draft length is known; files will lie in the folder `place`. llama.cpp
-    and transformers serve one user, so theirs is the length of the smallest batch size; the others draft one length
-    at all."""
+def for_others(measured: Measured, commands: Mapping[str, Callable[[int], str]]) -> list[Paste]:
+    """For the engines whose launch command by draft length is known. llama.cpp and transformers serve one user, so
+    theirs is the length of the smallest batch size; the others draft one length at all."""
     alone = choices(measured.candidates, measured.plain)[0]
     everywhere = one_length(measured.candidates, measured.plain)
     found = []
     for engine, command in commands.items():
         choice = alone if engine in ("llamacpp", "transformers") else everywhere
         why = f"{figures([choice])}, by vLLM's speeds: acceptance is the same elsewhere, costs are not"
-        if engine == "sglang" and measured.method == "eagle3":
-            found.append(_adaptive(measured, command, place))
-        elif engine == "sglang" and measured.dspark and choice.k:
-            found.append(_dspark(measured, command, place, why))
-        elif choice.k:
+        if choice.k:
             found.append(Paste(engine, choice.k, command(choice.k), why))
         else:
             found.append(Paste(engine, 0, "", f"{NO_DRAFT}: {why}"))
@@ -129,34 +112,3 @@ def _figures(one: Choice) -> str:
 def _times(found: Ratio) -> str:
     low, high = found.ci95
     return f"{found.value:.2f} times the target alone ({low:.2f} to {high:.2f})"
-
-
-def _adaptive(measured: Measured, command: Callable[[int], str], place: Path) -> Paste:
-    chosen = choices(measured.candidates, measured.plain)
-    first = next((one.k for one in chosen if one.k), 0)
-    if not first:
-        return Paste("sglang", 0, "", f"{NO_DRAFT}: {figures(chosen)}")
-    config = adaptive_config(chosen, measured.accepted)
-    own = ["--speculative-adaptive", "--speculative-adaptive-config", str(place / ADAPTIVE)]
-    text = f"{command(first)} {shlex.join(own)}"
-    why = f"{figures(chosen)}; {_accepted(measured, chosen)}"
-    return Paste("sglang", max(one.k for one in chosen), text, why, {ADAPTIVE: config})
-
-
-def _dspark(measured: Measured, command: Callable[[int], str], place: Path, why: str) -> Paste:
-    """Blocks as long as they were trained, which SGLang cuts by the files."""
-    fitted = measured.dspark.get(TEMPERATURES)
-    block = len(fitted["temperatures"]) if fitted else max(one.k for one in measured.drafted)
-    *before, launch = command(block).splitlines()
-    words = shlex.split(launch)
-    for option, name in ((_COSTS, COSTS), (_TEMPERATURES, TEMPERATURES)):
-        if name in measured.dspark:
-            kept = words.index(option) if option in words else len(words)
-            words[kept : kept + 2] = [option, str(place / name)]
-    text = "\n".join([*before, f"SGLANG_RAGGED_VERIFY_MODE=compact {shlex.join(words)}"])
-    return Paste("sglang", block, text, f"{why}; blocks are cut by the files", measured.dspark)
-
-
-def _accepted(measured: Measured, chosen: Sequence[Choice]) -> str:
-    each = [f"{measured.accepted[k]:.2f} with k={k}" for k in sorted({one.k for one in chosen if one.k})]
-    return f"accepted tokens per round {', '.join(each)}"

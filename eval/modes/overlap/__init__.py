@@ -1,1 +1,0 @@
-"""`mode=overlap`: a simulation of decode.overlap=true, drafting while the target verifies."""

@@ -1,1 +1,0 @@
-"""What runs the target while records are made, and how fast (`mode=runtimes`)."""
