@@ -56,7 +56,7 @@ class OutputHead:
     def of_rows(self, hidden: Tensor, rows: Tensor) -> Tensor:  # (..., d), (V', d) -> (..., V')
         """Logits by some rows of its matrix alone, where it has no bias. As a product of two matrices: of more
         dimensions a capture made one by `bmm`, which copied the rows, 9 MB of SmolLM2's, for each draft token."""
-        flat = linear(hidden.to(rows.device, rows.dtype).flatten(end_dim=-2), rows)
+        flat = linear(hidden.to(rows.device, rows.dtype).reshape(-1, hidden.shape[-1]), rows)
         return self._rescaled(flat.view(*hidden.shape[:-1], len(rows)))
 
     def _rescaled(self, logits: Tensor) -> Tensor:
