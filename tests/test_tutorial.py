@@ -1,4 +1,4 @@
-"""docs/tutorial.md, run to the letter as in a fresh clone: what it shows is printed, and what it says of drafts holds."""
+"""docs/tutorial.md, run to the letter as in a clone: what it shows is printed, and what it says of drafts holds."""
 
 from __future__ import annotations
 
