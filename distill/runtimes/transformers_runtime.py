@@ -11,6 +11,7 @@ from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from decode.common.progress import get_logger
 from decode.drafters.base import Drafter
+from decode.drafters.exit_adapter import ExitAdapter
 from decode.drafters.saved_draft import load_drafter
 from decode.drafters.untrained.early_exit import EarlyExitDrafter
 from decode.models.compatibility import cache_argument
@@ -61,7 +62,7 @@ class TransformersRuntime(Runtime):
     def _layers(self) -> tuple[int, ...]:
         """Whose states writing leaves: none where none are kept, where the rounding of passes depends on the time that
         others took, or where a pass leaves the lower layers to the draft."""
-        kept, is_parted = self.config.records, isinstance(self.drafter, EarlyExitDrafter)
+        kept, is_parted = self.config.records, isinstance(self.drafter, EarlyExitDrafter | ExitAdapter)
         if self.config.sampling.draft.adaptive or is_parted or not (kept.store or kept.features.layers):
             return ()
         return with_final(kept.features.layers)
