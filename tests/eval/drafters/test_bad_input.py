@@ -141,6 +141,9 @@ def test_kinds_of_questions_are_texts_of_their_own(
     plan = capsys.readouterr().out
     assert "writes talk, qa, rag" in plan
     assert "arms for talk: ngram, mine" in plan
+    given["prompts"]["kinds"] = {"code": ["math", "writing"], "qa": ["qa"], "rag": ["rag"]}
+    with pytest.raises(ConfigError, match="prompts.kinds names code"):  # windows of the corpus were timed in its place
+        build(EvalConfig, given)
     given["prompts"]["kinds"] = {"talk": ["math"], "qa": ["qa"], "sums": ["sums"]}
     with pytest.raises(InputError, match="lacks sums, and has rag, writing besides"):
         stage.run(build(EvalConfig, given))
