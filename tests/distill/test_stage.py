@@ -31,6 +31,7 @@ from distill.sequences import record_sequences
 from distill.stage import run
 from distill.target_passes import ModelPasses, Passes
 from distill.time_spent import Stopwatch
+from distill.told_texts import ToldTexts
 from tests.architectures import CONFIGS
 from tests.distill.runs import ALL_STORES, check_alike, kept, shard_files, tiny_config
 from tests.tiny import save_tiny_target, tiny_tokenizer
@@ -306,6 +307,18 @@ def test_prompts_count_as_their_responses_end(tmp_path: Path, monkeypatch: pytes
     run(tiny_config(tmp_path, records=RecordsConfig(shard_size=13)))
     assert sum(told) == 13
     assert max(told) == 1
+
+
+@pytest.mark.parametrize("responses", ["target", "corpus"])
+def test_the_bar_tells_the_tokens_that_were_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, responses: str
+) -> None:
+    """Of texts of a corpus, of which no response ends, it told 0 a second."""
+    told: list[ToldTexts] = []
+    shard = ToldTexts.shard
+    monkeypatch.setattr(ToldTexts, "shard", lambda self, *given: told.append(self) or shard(self, *given))
+    run(tiny_config(tmp_path, responses=responses))
+    assert told[-1].tokens == RecordFolder.open(tmp_path / "records").manifest.counts.learned_tokens
 
 
 def test_a_plan_counts_the_memory_of_the_rows_that_write(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
