@@ -129,7 +129,7 @@ def _of_kinds(questions: list[Question], cfg: PromptsConfig) -> list[Question]:
     kind_of = {category: kind for kind, categories in cfg.kinds.items() for category in categories}
     found = {question.category for question in questions}
     if found != set(kind_of):
-        unnamed, missing = sorted(map(str, found - set(kind_of))), sorted(set(kind_of) - found)
+        unnamed, missing = sorted(map(repr, found - set(kind_of))), sorted(set(kind_of) - found)
         raise InputError(
             f"{cfg.file} has not the categories that prompts.kinds names: it lacks {', '.join(missing) or 'none'}, and "
             f"has {', '.join(unnamed) or 'none'} besides, so its kinds would not be what they are called. Give the "
