@@ -22,7 +22,7 @@ from decode.config import DecodeConfig, DrafterConfig
 from decode.drafters.base import Drafter
 from decode.drafters.beside.refusals import check_device, check_foresees, check_overlap
 from decode.drafters.saved_draft import describe_draft, load_drafter
-from decode.models.chat_template import settled
+from decode.models.chat_template import REFUSALS, settled
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import describe_model, load_model
 from decode.rehearsal import warm_up
@@ -76,9 +76,14 @@ def encode_prompt(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase) -> l
                 f"chat=true, but the tokenizer of {config.target.path} has no chat template; drop chat=true"
             )
         turns = [{"role": "user", "content": text}]
-        ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True)[
-            "input_ids"
-        ]  # type: ignore[index]
+        try:
+            rendered = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
+        except REFUSALS as error:
+            raise InputError(
+                f"the chat template of {config.target.path} refuses the prompt as what a user says ({error}); drop "
+                "chat=true, and give the prompt as the template would write it"
+            ) from error
+        ids = rendered["input_ids"]  # type: ignore[index]
     else:
         ids = tokenizer(text)["input_ids"]
     if not ids:

@@ -18,6 +18,7 @@ from decode.forward.slot_stack import bucket
 from decode.requests import Endings
 from decode.rounds.rows import RequestState
 from distill.config import DistillConfig, ResponseSampling
+from distill.corpora.bad_rows import BadRow
 from distill.corpora.corpus import unit_hash
 from distill.corpora.messages import Message
 from distill.prompts.chat import encode_prompt
@@ -146,7 +147,8 @@ class Writer:
         self.config, self.tokenizer, self.sampler = config, tokenizer, sampler
         self.max_positions, self.prompts = max_positions, prompts
         self.dropped_turns = 0
-        """Turns not written because their prompt leaves no room in the target's context."""
+        """Turns not written because their prompt leaves no room in the target's context, or the chat template refuses
+        what the target has answered before."""
 
     def write(self, first: int, last: int, ended: Ended = unread) -> list[Record]:
         """The records of prompts first .. last - 1 in their order, the turns of a conversation one after another."""
@@ -166,7 +168,7 @@ class Writer:
         ready: list[tuple[DrawnPrompt, list[int]]] = []
         for prompt in waiting:
             ids = self._prompt_ids(histories[prompt.number], turn)
-            if len(ids) + self.config.sampling.max_new_tokens > self.max_positions:
+            if ids is None or len(ids) + self.config.sampling.max_new_tokens > self.max_positions:
                 histories[prompt.number].is_open = False
                 self.dropped_turns += prompt.num_turns - turn
             else:
@@ -183,10 +185,16 @@ class Writer:
         self._sample(ready, turn, heard)
         return records
 
-    def _prompt_ids(self, conversation: _Conversation, turn: int) -> list[int]:
+    def _prompt_ids(self, conversation: _Conversation, turn: int) -> list[int] | None:
+        """None where the template refuses an answer of the target: an empty one, Mistral's do."""
         if conversation.prompt.ids is not None:
             return conversation.prompt.ids
-        return encode_prompt(self.tokenizer, conversation.before(turn), conversation.prompt.document)
+        try:
+            return encode_prompt(self.tokenizer, conversation.before(turn), conversation.prompt.document)
+        except BadRow:
+            if turn == 0:
+                raise
+            return None
 
     def _sample(self, batch: list[tuple[DrawnPrompt, list[int]]], turn: int, heard: Heard) -> None:
         assert self.sampler is not None

@@ -138,7 +138,11 @@ def _write_shards(
                 known = records.write(index, part)
             told.shard(len(mine[index]), known)
     if writer.dropped_turns:
-        log.warning("%d turns were left out: they do not fit into the target's context", writer.dropped_turns)
+        log.warning(
+            "%d turns were left out: they do not fit into the target's context, or its chat template refuses what it "
+            "answered before them",
+            writer.dropped_turns,
+        )
     return records
 
 

@@ -19,19 +19,22 @@ class ToldTexts:
         """`take` is given each record as it ends, before it counts."""
         self.bar, self.take = bar, take
         self.began, self.tokens = time.perf_counter(), 0
-        self._told = 0
-        """Prompts of the shard in hand that are on the bar."""
+        self._told = self._heard = 0
+        """Prompts of the shard in hand that are on the bar, and the tokens of its records that have ended."""
 
     def ended(self, record: Record, states: Tensor | None, is_last: bool) -> None:
         """As `distill.responses.Ended`."""
         if self.take is not None:
             self.take(record, states)
-        self.tokens += int(record.loss_mask.sum())
+        tokens = int(record.loss_mask.sum())
+        self.tokens, self._heard = self.tokens + tokens, self._heard + tokens
         self._told += is_last
         self._tell(int(is_last))
 
     def shard(self, prompts: int, known: ShardSummary | None = None) -> None:
-        """A shard of so many prompts is done, those included of which no response ended."""
+        """A shard of so many prompts is done, those included of which no response ended: of a corpus none does."""
+        self.tokens += 0 if known is None else known.learned_tokens - self._heard
+        self._heard = 0
         drafting = None if known is None else known.drafting
         left, self._told = prompts - self._told, 0
         self._tell(left, **({} if drafting is None else {"tokens_per_pass": round(drafting.tokens_per_pass, 2)}))

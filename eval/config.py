@@ -50,6 +50,12 @@ class PromptsConfig:
             f"prompts.kinds sorts the questions of a file into {', '.join(self.kinds)}, and prompts.file is not set; "
             "give prompts.file=FILE.jsonl (Spec-Bench's is data/spec_bench/question.jsonl of its repository)",
         )
+        categories = [one for of_kind in self.kinds.values() for one in of_kind]
+        require(
+            all(self.kinds.values()) and len(set(categories)) == len(categories) and OWN not in self.kinds,
+            f"prompts.kinds={self.kinds}: a kind without categories has no questions, a category in two would count in "
+            f"one of them alone, and {OWN} is what all questions of a file are called. Name each category once",
+        )
         require(self.tokens >= 1, f"prompts.tokens={self.tokens}; a prompt holds at least 1 token")
         require(self.limit is None or self.limit >= 2, f"prompts.limit={self.limit}; read at least 2 questions")
         require(self.max_turns >= 1, f"prompts.max_turns={self.max_turns}; use at least the first turn")

@@ -11,12 +11,12 @@ from transformers import LogitsProcessorList, PreTrainedModel
 
 from decode import load_drafter
 from decode.common.environment import resolve_device
-from decode.common.errors import InputError
+from decode.common.errors import ConfigError, InputError
 from decode.config import ModelConfig
 from decode.drafters.beside.refusals import check_foresees, check_overlap
 from decode.drafters.provenance import TextOrigin, read_provenance
 from decode.drafters.saved_draft import DraftDescription, describe_draft
-from decode.drafters.untrained.config import UNTRAINED, check_strict
+from decode.drafters.untrained.config import UNTRAINED, check_strict, settings_of
 from decode.drafters.untrained.index.datastore import manifest_of
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model, load_model
@@ -66,6 +66,8 @@ def check_models(cfg: EvalConfig) -> tuple[ModelDescription, dict[str, str]]:
     say_sampling(cfg, target)
     families = {}
     for name, (path, settings) in named_drafts(cfg).items():
+        if path in UNTRAINED and not settings:
+            _check_unset(name, path)
         draft = describe_draft(path, target, f"drafts.{name}", settings)
         if draft.family in UNTRAINED and cfg.mode in _OF_TRAINED:
             raise InputError(
@@ -81,6 +83,17 @@ def check_models(cfg: EvalConfig) -> tuple[ModelDescription, dict[str, str]]:
         if cfg.prompts.file is None:
             check_held_out(cfg.data, name, draft.path)
     return target, families
+
+
+def _check_unset(name: str, drafter: str) -> None:
+    """ConfigError for a drafter without weights that cannot do without settings, for which `drafts` has no place."""
+    try:
+        settings_of(drafter, {})
+    except ConfigError as error:
+        raise ConfigError(
+            f"drafts.{name}={drafter} cannot be timed so, since drafts have no settings, and it wants some ({error}). "
+            f"Time it with mode=drafters '+drafters.arms.{name}={{draft: {drafter}, settings: {{...}}}}'"
+        ) from error
 
 
 def _settings_with(cfg: EvalConfig, draft: str) -> dict[str, dict[str, Any]]:

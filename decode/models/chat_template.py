@@ -39,7 +39,9 @@ SYSTEM = {
     ),
 }
 """What becomes of system messages; where there is no user message to merge one into, it stays."""
-DIRECTIVES = (*(f"-{one}" for one in "dmyHIMSj"), *"aAbBcCdDeFgGhHIjmMpPrRsSTuUVwWxXyYzZ")
+REFUSALS = (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
+"""What a template raises that does not take a chat: by raise_exception, or in what it computes."""
+DIRECTIVES = (*(f"-{one}" for one in "dmyHIMSj"), *"aAbBcCdDeFfgGhHIjmMpPrRsSTuUVwWxXyYzZ")
 
 
 def settled(tokenizer: PreTrainedTokenizerBase, chat: ChatConfig, system: str | None = None) -> PreTrainedTokenizerBase:

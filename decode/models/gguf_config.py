@@ -140,8 +140,7 @@ def _tokens(keys: Keys, rows: int) -> dict[str, Any]:
         )
     ends = [known[f"tokenizer.ggml.{name}"] for name in ENDS if f"tokenizer.ggml.{name}" in known]
     ends = list(dict.fromkeys(ends))
-    names = ("bos_token_id", "pad_token_id")
-    special = {name: known.get(f"tokenizer.ggml.{name.replace('pad_', 'padding_')}") for name in names}
+    special = {"bos_token_id": known.get("tokenizer.ggml.bos_token_id"), "pad_token_id": keys.file.padding}
     return special | {"eos_token_id": ends if len(ends) > 1 else next(iter(ends), None)}
 
 

@@ -59,6 +59,13 @@ class GgufFile:
         """By name."""
         return {one.name: one for one in self.header.tensors}
 
+    @property
+    def padding(self) -> int | None:
+        """The token, which stands in no text; None where it is none of the vocabulary (-1 as 2^32 - 1, say), as
+        llama.cpp has it."""
+        found = self.metadata.get("tokenizer.ggml.padding_token_id")
+        return found if isinstance(found, int) and found < self.metadata.get("tokenizer.ggml.tokens", 0) else None
+
     def texts(self, key: str) -> list[str]:
         """Those of a list in the metadata; none where there is no such list."""
         return read_texts(self.path, self.header, key) if key in self.header.lists else []

@@ -19,9 +19,7 @@ from decode.models.gguf_file import GgufFile
 
 PREFIX = "tokenizer.ggml."
 CONTROL, USER_DEFINED = 3, 4
-NAMES = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id"} | {
-    "pad_token": "padding_token_id"
-}
+NAMES = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id"}
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -97,8 +95,9 @@ def _byte_level(file: GgufFile, cut: Cut) -> PreTrainedTokenizerFast:
     kinds = list(zip(texts, file.metadata.get(f"{PREFIX}token_type", []), strict=False))
     found.add_special_tokens([AddedToken(text, normalized=False) for text, one in kinds if one == CONTROL])
     found.add_tokens([AddedToken(text, normalized=False) for text, one in kinds if one == USER_DEFINED])
-    named = {ours: file.metadata.get(f"{PREFIX}{theirs}") for ours, theirs in NAMES.items()}
-    named = {name: texts[token] for name, token in named.items() if token is not None}
+    special = {ours: file.metadata.get(f"{PREFIX}{theirs}") for ours, theirs in NAMES.items()}
+    special["pad_token"] = file.padding
+    named = {name: texts[token] for name, token in special.items() if token is not None}
     found.post_processor = _ends(file, cut, named, vocab)
     template = file.metadata.get("tokenizer.chat_template")
     own = {"name_or_path": str(file.path), "clean_up_tokenization_spaces": False, "chat_template": template}

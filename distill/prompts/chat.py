@@ -12,11 +12,11 @@ from collections.abc import Container, Sequence
 from os.path import commonprefix
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from decode.common.errors import InputError
-from decode.models.chat_template import drops_system
+from decode.models.chat_template import REFUSALS, drops_system
 from distill.corpora.bad_rows import BadRow
 from distill.corpora.messages import THOUGHT_FIELDS, Message
 
@@ -86,7 +86,7 @@ def render(
         return _applied(tokenizer, messages, tokenize=False, add_generation_prompt=prompt)
     except TemplateSyntaxError as error:
         raise InputError(f"the chat template of {tokenizer.name_or_path} is broken: {error}") from error
-    except (TemplateError, ValueError, TypeError, KeyError) as error:
+    except REFUSALS as error:
         roles = ", ".join(message["role"] for message in messages)
         hint = SYSTEM_HINT if _refuses_system(tokenizer, messages, prompt) else ""
         raise BadRow(where, "the chat template refuses these messages", f" ({roles}): {error}{hint}") from error
@@ -98,7 +98,7 @@ def _refuses_system(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Messa
         return False
     try:
         _applied(tokenizer, others, tokenize=False, add_generation_prompt=prompt)
-    except (TemplateError, ValueError, TypeError, KeyError):
+    except REFUSALS:
         return False
     return True
 

@@ -11,6 +11,7 @@ from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from decode.common.progress import get_logger
 from decode.drafters.base import Drafter
+from decode.drafters.exit_adapter import ExitAdapter
 from decode.drafters.saved_draft import load_drafter
 from decode.drafters.untrained.early_exit import EarlyExitDrafter
 from decode.models.compatibility import cache_argument
@@ -54,13 +55,14 @@ class TransformersRuntime(Runtime):
             return load_drafter(asked.path, self.model, asked.dtype, **asked.loading)
 
     def sampler(self) -> Sampler:
-        config, slots = self.config, self.target.num_parameters // _cache_entries(self.target.config)
+        config, entries = self.config, _cache_entries(self.target.config)
+        slots = None if entries is None else self.target.num_parameters // entries
         return target_sampler(self.model, config.sampling, config.batch_size, self.drafter, self._layers(), slots)
 
     def _layers(self) -> tuple[int, ...]:
         """Whose states writing leaves: none where none are kept, where the rounding of passes depends on the time that
         others took, or where a pass leaves the lower layers to the draft."""
-        kept, is_parted = self.config.records, isinstance(self.drafter, EarlyExitDrafter)
+        kept, is_parted = self.config.records, isinstance(self.drafter, EarlyExitDrafter | ExitAdapter)
         if self.config.sampling.draft.adaptive or is_parted or not (kept.store or kept.features.layers):
             return ()
         return with_final(kept.features.layers)
@@ -72,23 +74,31 @@ class TransformersRuntime(Runtime):
         rows = self.config.batch_size if self.config.responses == "target" else 0
         width = getattr(torch, self.note.dtype).itemsize
         weights = self.target.num_parameters * width / 1e9
-        held = rows * longest * _cache_entries(self.target.config) * width / 1e9
+        entries = _cache_entries(self.target.config)
+        held = rows * longest * (entries or 0) * width / 1e9
+        known = "" if entries else " (a token's are not known of this architecture before it is loaded)"
         return [
             f"memory, at least      {weights + held:.1f} GB: {weights:.1f} of weights, {held:.1f} of keys and values "
-            f"of {rows} rows of {longest:,} tokens (batch_size); texts are read {MOST_TOKENS:,} tokens at a time"
+            f"of {rows} rows of {longest:,} tokens (batch_size){known}; texts are read {MOST_TOKENS:,} tokens at a time"
         ]
 
     def weights(self) -> str | None:
         return weights_fingerprint(self.model)
 
 
-def _cache_entries(config: PretrainedConfig) -> int:
-    """Keys and values of one token in all layers, as a pass over one without values leaves them."""
+def _cache_entries(config: PretrainedConfig) -> int | None:
+    """Keys and values of one token in all layers, as a pass over one without values leaves them; None where the pass
+    asks for values: which experts JetMoE and DBRX send a token to, how long a text is that a dynamic rope turns."""
     model, cache = empty_model(config), DynamicCache()
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("batched_mm")  # eager ones ask as well, and grouped ones want bfloat16
     name = cache_argument(type(model))
     assert name is not None, type(model)  # refuse_unsupported
     ids = torch.zeros(1, 1, dtype=torch.long, device="meta")
-    with torch.no_grad():
-        model(input_ids=ids, position_ids=ids, use_cache=True, **{name: cache})
+    try:
+        with torch.no_grad():
+            model(input_ids=ids, position_ids=ids, use_cache=True, **{name: cache})
+    except RuntimeError:  # of PyTorch, about tensors on the meta device
+        return None
     parts = [getattr(layer, name) for layer in cache.layers for name in ("keys", "values")]
     return sum(part.numel() for part in parts if part is not None)

@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from decode.common.progress import get_logger
+from distill.corpora.bad_rows import BadRow
 from eval.config import TOKEN_FOR_TOKEN, EvalConfig
 from eval.inputs import can_resume, processors_of, sampling_at, settings_at, verifier_at
 from eval.measure.alpha import Alphas, measure_alpha
@@ -42,7 +43,11 @@ def with_answers(
         texts = answer(jobs_for([turns[-1] for turns in waiting], cfg.decode.max_new_tokens))
         for turns, text in zip(waiting, texts, strict=True):
             said = str(tokenizer.decode(list(text.new), skip_special_tokens=True))
-            turns.append(next_turn(turns[-1], said, tokenizer))
+            try:
+                turns.append(next_turn(turns[-1], said, tokenizer))
+            except BadRow as error:  # an empty answer, say
+                log.warning("a conversation ends after its turn %d: %s", len(turns), error)
+                turns[-1] = replace(turns[-1], later=())
     return [prompt for turns in conversations for prompt in turns]
 
 

@@ -55,7 +55,8 @@ def read_questions(path: str | Path) -> list[Question]:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"prompts.file={path} does not exist; name a JSONL file with {_LAYOUT}")
-    questions = []
+    questions: list[Question] = []
+    lines_of: dict[str, int] = {}
     try:
         # utf-8-sig: editors write a byte-order mark; splitlines would cut at U+2028 in a text
         lines = path.read_text(encoding="utf-8-sig").split("\n")
@@ -64,6 +65,12 @@ def read_questions(path: str | Path) -> list[Question]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             questions.append(_question(line, f"{path}:{number}", number))
+            first = lines_of.setdefault(questions[-1].id, number)
+            if first != number:
+                raise InputError(
+                    f"{path}:{number}: question_id {questions[-1].id} is that of line {first}, too, and intervals take "
+                    "questions of one id as one; give each an id of its own, or leave all ids out"
+                )
     if not questions:
         raise InputError(f"{path} holds no question; it must hold {_LAYOUT}")
     return questions
@@ -80,7 +87,8 @@ def _question(line: str, where: str, number: int) -> Question:
     if category is not None and not isinstance(category, str):
         raise InputError(f"{where}: category {category!r} is not text; leave it out or name one")
     category = None if category is None else checked_text(category, where)
-    name = checked_text(str(entry.get("question_id", number)), where)
+    given = entry.get("question_id")
+    name = checked_text(str(number if given is None else given), where)
     if entry.get("turns") is None and entry.get("messages") is not None:
         question = question_of(name, category, read_conversation(entry, "messages", where))
         return replace(question, turns=_checked(list(question.turns), where))
@@ -121,7 +129,7 @@ def _of_kinds(questions: list[Question], cfg: PromptsConfig) -> list[Question]:
     kind_of = {category: kind for kind, categories in cfg.kinds.items() for category in categories}
     found = {question.category for question in questions}
     if found != set(kind_of):
-        unnamed, missing = sorted(map(str, found - set(kind_of))), sorted(set(kind_of) - found)
+        unnamed, missing = sorted(map(repr, found - set(kind_of))), sorted(set(kind_of) - found)
         raise InputError(
             f"{cfg.file} has not the categories that prompts.kinds names: it lacks {', '.join(missing) or 'none'}, and "
             f"has {', '.join(unnamed) or 'none'} besides, so its kinds would not be what they are called. Give the "

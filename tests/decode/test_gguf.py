@@ -113,6 +113,14 @@ def test_a_way_of_cutting_that_is_not_known_is_refused(tmp_path: Path) -> None:
         load_tokenizer(source(file))
 
 
+def test_a_padding_token_that_is_none_is_left_out(tmp_path: Path) -> None:
+    """-1 in 32 bits, as converters write it, ended in PyTorch's assertion about the embedding."""
+    for token, known in ((1, 1), (2**32 - 1, None), (320, None)):
+        file = rewritten(tokenizer__ggml__padding_token_id=token)(tmp_path / "model.gguf")
+        assert describe_model(source(file)).config.pad_token_id == known
+        assert load_tokenizer(source(file)).pad_token_id == known
+
+
 def test_records_are_bound_to_what_a_file_holds(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "target" / "model.gguf", llama(max_position_embeddings=64), tiny_tokenizer(300))
     run(tiny_config(tmp_path))

@@ -21,7 +21,7 @@ from decode.forward import runner
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import load_model
 from decode.requests import Event
-from decode.stage import CYAN, GREEN, RED, RESET, Painter, run
+from decode.stage import CYAN, GREEN, RED, RESET, Painter, encode_prompt, run
 from decode.stats import Round, Stats
 from tests.tiny import save_tiny_target, tiny_tokenizer
 
@@ -200,3 +200,7 @@ def test_a_prompt_in_a_chat_is_written_by_the_settings_of_chats(
         run(replace(chat, data=ChatConfig(template={"thinks": True})))
     with pytest.raises(ConfigError, match="chat=false; set chat=true"):
         replace(chat, chat=False)
+    for refusal in ("raise_exception('the system speaks first')", "nobody.said", "1 / 0", "messages + 1"):
+        tokenizer.chat_template = f"{{{{ {refusal} }}}}"
+        with pytest.raises(InputError, match=r"refuses the prompt as what a user says \(.*drop chat=true"):
+            encode_prompt(chat, tokenizer)

@@ -200,6 +200,14 @@ def test_a_call_that_a_template_rewrites_is_refused() -> None:
         encode_chat(tokenizer_with(template), CALLED)
 
 
+@pytest.mark.parametrize("fault", ["raise_exception('no')", "1 / 0", "messages[0].said.so", "messages[9].content + 1"])
+def test_a_template_that_fails_on_a_conversation_is_a_bad_row(fault: str) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = f"{{{{ {fault} }}}}"
+    with pytest.raises(BadRow, match="row 3: the chat template refuses these messages"):
+        encode_prompt(tokenizer, MESSAGES, "row 3")
+
+
 def test_a_conversation_in_which_nothing_is_learned_is_a_bad_row() -> None:
     with pytest.raises(BadRow, match="row 3: the assistant says nothing"):
         encode_chat(tokenizer_with(CHATML), MESSAGES[:2], "row 3")

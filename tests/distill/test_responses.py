@@ -168,6 +168,17 @@ def test_a_turn_is_written_if_its_response_just_fits() -> None:
         assert one.dropped_turns == dropped
 
 
+def test_a_conversation_ends_where_the_template_refuses_what_the_target_has_said() -> None:
+    """Mistral's refuse an empty answer, and the run ended with it, again after each start."""
+    prompts = [DrawnPrompt(0, "d", "train", messages=ASKED), DrawnPrompt(1, "e", "train", messages=ASKED[:1])]
+    one = writer(prompts, Scripted([tiny_tokenizer().eos_token_id]))  # type: ignore[list-item]
+    one.tokenizer.chat_template = (
+        "{% for m in messages if not m.content %}{{ raise_exception('empty') }}{% endfor %}" + CHAT
+    )
+    assert [(record.meta["prompt"], record.meta["turn"]) for record in one.write(0, 2)] == [(0, 0), (1, 0)]
+    assert one.dropped_turns == 1
+
+
 def test_text_of_the_corpus_is_cut_to_the_context() -> None:
     tokenizer = chat_tokenizer()
     messages = ASKED[:2]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from decode import generate
 from decode.common.checked_json import read_json
@@ -31,6 +31,8 @@ from distill.sequences import record_sequences
 from distill.stage import run
 from distill.target_passes import ModelPasses, Passes
 from distill.time_spent import Stopwatch
+from distill.told_texts import ToldTexts
+from tests.architectures import CONFIGS
 from tests.distill.runs import ALL_STORES, check_alike, kept, shard_files, tiny_config
 from tests.tiny import save_tiny_target, tiny_tokenizer
 
@@ -307,6 +309,18 @@ def test_prompts_count_as_their_responses_end(tmp_path: Path, monkeypatch: pytes
     assert max(told) == 1
 
 
+@pytest.mark.parametrize("responses", ["target", "corpus"])
+def test_the_bar_tells_the_tokens_that_were_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, responses: str
+) -> None:
+    """Of texts of a corpus, of which no response ends, it told 0 a second."""
+    told: list[ToldTexts] = []
+    shard = ToldTexts.shard
+    monkeypatch.setattr(ToldTexts, "shard", lambda self, *given: told.append(self) or shard(self, *given))
+    run(tiny_config(tmp_path, responses=responses))
+    assert told[-1].tokens == RecordFolder.open(tmp_path / "records").manifest.counts.learned_tokens
+
+
 def test_a_plan_counts_the_memory_of_the_rows_that_write(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     save_tiny_target(tmp_path / "target", num_layers=3)
     run(tiny_config(tmp_path, batch_size=2_000_000, plan=True))
@@ -315,6 +329,23 @@ def test_a_plan_counts_the_memory_of_the_rows_that_write(tmp_path: Path, capsys:
     entries = sum(part.numel() for layer in cache.layers for part in (layer.keys, layer.values))
     held = 2_000_000 * 14 * entries * 4 / 1e9
     assert f"{held:.1f} of keys and values of 2000000 rows of 14 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "is_known"), [("qwen3_moe", True), ("dbrx", False)])
+def test_experts_are_recorded_whether_or_not_their_cache_is_known_beforehand(
+    tmp_path: Path, capsys: pytest.CaptureFixture, name: str, is_known: bool
+) -> None:
+    """A pass without values ended in a traceback where experts were eager, or not in bfloat16."""
+    tokenizer = tiny_tokenizer()
+    fields = CONFIGS[name] | {"vocab_size": 300, "eos_token_id": tokenizer.eos_token_id}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **fields)).save_pretrained(tmp_path / "target")
+    tokenizer.save_pretrained(tmp_path / "target")
+    run(tiny_config(tmp_path, batch_size=2_000_000, plan=True))
+    told = capsys.readouterr().out
+    assert (f"{2_000_000 * 14 * 64 * 4 / 1e9:.1f} of keys and values" in told) == is_known
+    assert ("not known of this architecture" in told) != is_known
+    run(tiny_config(tmp_path))
+    assert len(RecordFolder.open(tmp_path / "records")) == 13
 
 
 def test_finished_texts_are_read_so_many_tokens_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

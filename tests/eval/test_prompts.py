@@ -73,6 +73,7 @@ def test_the_three_layouts_and_chat_messages_are_read(tmp_path):
         ({"turns": ["a"], "category": 3}, "category 3"),
         ({"turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"]}, "withheld"),
         ({"messages": ["x"]}, "role and content"),
+        ({"question_id": 101, "turns": ["Another."]}, "question_id 101 is that of line 1, too"),
         ({"turns": ["x \ud83d"]}, r"character 3 is \\ud83d"),
     ],
 )
@@ -86,6 +87,18 @@ def test_a_malformed_line_is_named(tmp_path, line, message):
 def test_a_line_separator_within_a_text_does_not_end_the_line(tmp_path):
     path = write(tmp_path / "q.jsonl", json.dumps({"turns": ["one\u2028two\x85"]}, ensure_ascii=False), MT_BENCH)
     assert [q.turns[0] for q in read_questions(path)] == ["one\u2028two\x85", "Who is first?"]
+
+
+def test_questions_without_an_id_are_not_taken_as_one(tmp_path):
+    """Intervals resample questions by id: with the id None for all of them there was one."""
+    path = write(tmp_path / "q.jsonl", *({"question_id": None, "turns": ["a"]}, {"turns": ["a"]}))
+    assert [q.id for q in read_questions(path)] == ["1", "2"]
+
+
+@pytest.mark.parametrize("kinds", [{"talk": []}, {"talk": ["x"], "qa": ["x"]}, {"own": ["x"], "qa": ["y"]}])
+def test_kinds_that_would_be_called_what_they_are_not_are_refused(kinds):
+    with pytest.raises(ConfigError, match="Name each category once"):
+        config(prompts={"file": "q.jsonl", "kinds": kinds})
 
 
 def test_missing_and_empty_files_are_refused(tmp_path):

@@ -265,6 +265,19 @@ def test_conversations_keep_every_turn_whatever_their_ids(monkeypatch):
     assert [prompt.id for prompt in found] == ["a#b#c", "a#b#c#2", "a#b#c#3"] * 2
 
 
+def test_a_conversation_ends_where_the_template_refuses_the_answer(monkeypatch):
+    """Mistral's refuse an empty one, and the report ended with it."""
+    tokenizer = tiny_tokenizer()
+    refusal = "{% for m in messages if not m.content %}{{ raise_exception('empty') }}{% endfor %}"
+    tokenizer.chat_template = refusal + "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    prompts = [first_turn(Question(name, None, ("x", "y", "z")), tokenizer, max_turns=3) for name in "ab"]
+    answers = [Text(0, (), ()), Text(1, (), tuple(tokenizer("yes")["input_ids"]))]
+    monkeypatch.setattr(quality, "_alone", lambda *_: lambda jobs: answers[-len(jobs) :])
+    found = quality.with_answers(build(EvalConfig, GOOD), None, tokenizer, prompts)  # type: ignore[arg-type]
+    assert [prompt.id for prompt in found] == ["a", "b", "b#2", "b#3"]
+    assert not found[0].later
+
+
 def test_headline_is_never_greedy(results):
     row = headline_row(results)
     assert row is not None

@@ -162,6 +162,12 @@ class DraftersConfig:
             bool(file_kinds) or OWN not in self.texts,
             "drafters.texts names own, the prompts of prompts.file, which is not set; give prompts.file=FILE.jsonl",
         )
+        taken = sorted(set(file_kinds) & set(get_args(Text)) - {OWN})
+        require(
+            not taken,
+            f"prompts.kinds names {', '.join(taken)}, and so does drafters.texts texts of the corpus: those would be "
+            "timed in their place. Call these kinds otherwise",
+        )
         ways = self.ways(drafts)
         for text in self.texts_with(file_kinds):
             require(

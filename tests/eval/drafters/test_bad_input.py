@@ -14,6 +14,7 @@ from decode.common.typed_config import build
 from eval import __main__ as cli
 from eval import stage
 from eval.config import EvalConfig
+from eval.inputs import check_models
 from eval.modes.drafters import mode
 from eval.modes.drafters.config import DraftersConfig
 from tests.commands import built
@@ -127,6 +128,14 @@ def test_own_prompts_are_timed_wherever_they_are_given(
     assert "arms for own: ngram, mine" in plan
 
 
+@pytest.mark.parametrize("drafter", ["early_exit", "retrieval", "cascade", "mixture", "foreign"])
+def test_a_report_names_the_mode_that_times_a_drafter_with_settings(folder: Path, drafter: str) -> None:
+    """It named draft.settings, which is no key of it."""
+    given = {"target": values(folder)["target"], "drafts": {"one": drafter}}
+    with pytest.raises(ConfigError, match=rf"(?s)drafts\.one={drafter} .*mode=drafters '\+drafters\.arms\.one="):
+        check_models(build(EvalConfig, given))
+
+
 def test_kinds_of_questions_are_texts_of_their_own(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,8 +150,11 @@ def test_kinds_of_questions_are_texts_of_their_own(
     plan = capsys.readouterr().out
     assert "writes talk, qa, rag" in plan
     assert "arms for talk: ngram, mine" in plan
+    given["prompts"]["kinds"] = {"code": ["math", "writing"], "qa": ["qa"], "rag": ["rag"]}
+    with pytest.raises(ConfigError, match="prompts.kinds names code"):  # windows of the corpus were timed in its place
+        build(EvalConfig, given)
     given["prompts"]["kinds"] = {"talk": ["math"], "qa": ["qa"], "sums": ["sums"]}
-    with pytest.raises(InputError, match="lacks sums, and has rag, writing besides"):
+    with pytest.raises(InputError, match="lacks sums, and has 'rag', 'writing' besides"):
         stage.run(build(EvalConfig, given))
     with pytest.raises(ConfigError, match=r"prompts\.file is not set"):
         built("eval", ["mode=drafters", "prompts=spec_bench"])
