@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
+from math import ceil
 
 from transformers import PreTrainedTokenizerBase
 
@@ -43,8 +44,8 @@ class HeldOutCount(Content):
         if self.prompts >= REPORT_PROMPTS or not self.is_all or not share:
             return None
         means = "too few for a report" if self.prompts < LEAST_PROMPTS else "its intervals will be wide"
-        more = min(LARGEST_SHARE, share * REPORT_PROMPTS / max(1, self.prompts))
-        raised = f"data.heldout_share={more:.2g} in place of {share:g}, or " if more > share else ""
+        more = min(LARGEST_SHARE, ceil(100 * share * REPORT_PROMPTS / max(1, self.prompts)) / 100)
+        raised = f"data.heldout_share={more:g} in place of {share:g}, or " if more > share else ""
         return (
             f"a report on this corpus will find {self.prompts:,} of the {REPORT_PROMPTS} held-out prompts that it asks "
             f"for (a chat, or a window of {WINDOW} tokens; {self.documents:,} held-out documents): {means}. What was "
