@@ -38,6 +38,26 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         del sys.modules[name]
 
 
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, None)],
+)
+def test_threads_spin_briefly_unless_the_user_says_otherwise(
+    tmp_path: Path, given: dict[str, str], found: str | None
+) -> None:
+    """Set before torch is imported: OpenMP looks once."""
+    write_toy_stage(tmp_path)
+    (tmp_path / "toystage/stage.py").write_text(
+        "import os, sys\ndef run(config):\n"
+        "    assert 'torch' not in sys.modules\n    print('spins', os.environ.get('GOMP_SPINCOUNT'))\n"
+    )
+    kept = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    command = [sys.executable, "-m", "toystage"]
+    path = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run(command, cwd=tmp_path, env=kept | path | given, capture_output=True, text=True, check=True)
+    assert f"spins {found}" in done.stdout
+
+
 def seen(folder: str) -> dict:
     return json.loads(Path(folder, "seen.json").read_text())
 

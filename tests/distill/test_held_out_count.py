@@ -129,4 +129,5 @@ def test_python_source_is_not_read_without_a_word(
 def test_the_share_that_is_advised_is_another_one_and_enough() -> None:
     """Two digits of 0.0235 were 0.023 again."""
     line = HeldOutCount(documents=94, prompts=94, is_all=True).warning(0.023)
-    assert line is not None and "data.heldout_share=0.03 in place of 0.023" in line
+    assert line is not None
+    assert "data.heldout_share=0.03 in place of 0.023" in line
