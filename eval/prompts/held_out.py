@@ -104,6 +104,17 @@ def split_prompts(
     return windows
 
 
+def file_prompts(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, wanted: int, reason: str) -> list[Prompt]:
+    """The first turns of `wanted` questions of prompts.file; ConfigError where it gives fewer, as `split_prompts`."""
+    questions = questions_of(cfg.prompts)
+    if len(questions) < wanted:
+        raise ConfigError(
+            f"{cfg.prompts.file} gives {len(questions)} questions (prompts.limit={cfg.prompts.limit}), and {wanted} "
+            f"are needed ({reason}); lower these or add questions"
+        )
+    return [first_turn(question, tokenizer, max_turns=1) for question in questions[:wanted]]
+
+
 def _prompts_of_split(
     cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, split: Split, wanted: int, least: int
 ) -> list[Prompt]:

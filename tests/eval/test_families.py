@@ -18,7 +18,7 @@ from eval import __main__ as cli
 from eval import stage
 from eval.config import EvalConfig
 from eval.modes.families import mode, trainings
-from eval.modes.families.arms import describe_arms, rescoring, train_config
+from eval.modes.families.arms import describe_arms, record_folders, rescoring, train_config
 from eval.modes.families.page import losslessness_of_all, render_summary
 from eval.modes.families.recommend import PLAIN, recommend, sentence
 from eval.modes.families.results import Group, quality_row
@@ -452,7 +452,7 @@ def test_bad_values_are_refused(changes, message):
             "reads no hidden states",
         ),
         ({"decode": {"verifier": "rejection"}}, ConfigError, "use decode.verifier=coupled"),
-        ({"prompts": {"file": "questions.jsonl"}}, ConfigError, "leave prompts.file out"),
+        ({"prompts": {"file": "questions.jsonl"}}, InputError, "prompts.file=questions.jsonl does not exist"),
         ({"drafts": {"lm": "some/draft"}}, ConfigError, "drafts.lm is called like an arm"),
         ({"drafts": {"one": "some/draft"}}, InputError, "drafts.one"),
         ({"lossless": {"prompts": 10_000}}, ConfigError, "and 10000 are needed"),
@@ -463,6 +463,20 @@ def test_bad_input_is_refused_before_anything_is_trained(folder, tmp_path, train
     with pytest.raises(error, match=message):
         stage.run(config(folder, tmp_path, **changes))
     assert not trainer.asked
+
+
+def test_questions_of_a_file_stand_in_for_held_out_text(folder, tmp_path):
+    """Some to choose draft lengths by, others to report; where these are too few, that is said with both counts."""
+    lines = [{"question_id": i, "category": "ab"[i % 2], "turns": [f"def f{i}(a):", "more"]} for i in range(6)]
+    file = tmp_path / "questions.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    cfg = config(folder, tmp_path, prompts={"file": str(file)})
+    reported, screening = mode._prompts(cfg, describe_model(cfg.target))
+    assert ([one.id for one in screening], [one.id for one in reported]) == (["0"], ["1", "2", "3"])
+    assert not any(one.later for one in reported)
+    cfg.lossless.prompts = 6
+    with pytest.raises(ConfigError, match="gives 6 questions .*and 7 are needed"):
+        mode._prompts(cfg, describe_model(cfg.target))
 
 
 def test_missing_records_are_said_with_the_remedy_and_ends_with_2(tmp_path, monkeypatch, capsys):
@@ -511,3 +525,16 @@ def test_records_that_lack_a_layer_are_named_before_anything_is_trained(folder, 
     with pytest.raises(InputError, match=r"read \[0, 1\]: \[1\] are missing. Delete the folder"):
         stage.run(config(folder, tmp_path, families={"arms": arms}))
     assert not trainer.asked
+
+
+def test_records_that_hold_the_hidden_states_are_trained_from_as_they_are(folder, tmp_path):
+    write_records(tmp_path / "own", folder / "target", folder / "corpus", features={"layers": [0, 1, -1]})
+    arms = {"low": ["draft=medusa", "draft.head.taps=[0]"]}
+    families = {"arms": arms, "records": str(tmp_path / "own"), "feature_codes": ["bf16", "int8"], "feature_arm": "low"}
+    cfg = config(folder, tmp_path, families=families)
+    wanted = {"bf16": [0], "int8": [0]}
+    assert record_folders(cfg, wanted) == {
+        "bf16": str(tmp_path / "own"),
+        "int8": str(tmp_path / "families/records_int8"),
+    }
+    assert record_folders(cfg, {"bf16": [0, 2]}) == {"bf16": str(tmp_path / "families/records_bf16")}

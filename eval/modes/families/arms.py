@@ -100,7 +100,8 @@ def check_records(cfg: EvalConfig, target: ModelDescription) -> RecordFolder:
     """The records, checked against target and held-out share."""
     records = RecordFolder.open(cfg.families.records, target)
     data, who = records.manifest.config.data, f"families.records={cfg.families.records}"
-    check_same_shares(cfg.data, data, who)
+    if cfg.prompts.file is None:
+        check_same_shares(cfg.data, data, who)
     check_same_chats(cfg, data, records.manifest.target.chat_template_hash, target, who)
     return records
 
@@ -119,10 +120,16 @@ def layers_wanted(cfg: EvalConfig, facts: Mapping[str, ArmFacts]) -> dict[str, l
 
 
 def record_folders(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> dict[str, str]:
-    """Code -> folder of records; the given records themselves where no hidden states are wanted."""
+    """Code -> folder of records; the given records themselves where they hold what is wanted."""
     if not wanted:
         return {cfg.families.feature_codes[0]: cfg.families.records}
-    return {code: str(Path(cfg.families.folder) / f"records_{code}") for code in wanted}
+    own = RecordFolder.open(cfg.families.records).layout.features
+    return {
+        code: cfg.families.records
+        if own is not None and own.code == code and set(layers) <= set(own.layers)
+        else str(Path(cfg.families.folder) / f"records_{code}")
+        for code, layers in wanted.items()
+    }
 
 
 def check_layers(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> None:

@@ -34,7 +34,8 @@ def describe_given(cfg: EvalConfig, target: ModelDescription) -> dict[str, ArmFa
 def _facts(cfg: EvalConfig, name: str, target: ModelDescription) -> ArmFacts:
     folder = model_folder(cfg.drafts[name])
     found = describe_draft(folder, target, f"drafts.{name}")
-    check_held_out(cfg.data, name, found.path)
+    if cfg.prompts.file is None:
+        check_held_out(cfg.data, name, found.path)
     check_chats_of_draft(cfg, name, found.path, target)
     taps: tuple[int, ...] = ()
     if found.family in HEADS:

@@ -36,7 +36,7 @@ from eval.modes.families.page import render_page, render_summary
 from eval.modes.families.results import Measured, make_results
 from eval.modes.families.trainings import Training, in_child, pace_of, train_all, trainings
 from eval.prompts.chats import chat_tokenizer, open_report
-from eval.prompts.held_out import split_prompts
+from eval.prompts.held_out import file_prompts, split_prompts
 from eval.prompts.prompt import DEEPEST_DRAFT, Prompt, check_room
 from eval.render.files import write_files
 from eval.render.formatting import count, guess
@@ -90,11 +90,6 @@ def prepare(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> None:
 
 
 def _check(cfg: EvalConfig) -> None:
-    if cfg.prompts.file is not None:
-        raise ConfigError(
-            f"prompts.file={cfg.prompts.file}: mode=families continues held-out text of `data`, which its drafts were "
-            "trained on; leave prompts.file out, or measure your file with a report (mode=report)"
-        )
     if cfg.decode.verifier not in ("coupled", "greedy"):
         raise ConfigError(
             f"decode.verifier={cfg.decode.verifier} keeps the distribution, not the tokens, and mode=families "
@@ -111,13 +106,18 @@ def _check(cfg: EvalConfig) -> None:
 
 
 def _prompts(cfg: EvalConfig, target: ModelDescription) -> tuple[list[Prompt], list[Prompt]]:
-    """Held-out prompts that are reported, and validation prompts to choose draft lengths on."""
+    """Prompts that are reported, of held-out text or of prompts.file, and others to choose draft lengths on."""
     families, tokenizer = cfg.families, chat_tokenizer(cfg)
     timed = max(rows * number for rows, number in families.num_timed.items())
+    checked, screened = max(cfg.lossless.prompts, timed), max(families.batch_sizes) * families.screening_batches
     reason = "lossless.prompts, or the largest batch times its count in families.batches_timed"
-    reported = split_prompts(cfg, tokenizer, "heldout", max(cfg.lossless.prompts, timed), reason)
-    wanted, reason = max(families.batch_sizes) * families.screening_batches, "families.screening_batches of the largest"
-    screening = split_prompts(cfg, tokenizer, "validation", wanted, f"{reason} of families.batch_sizes")
+    reason_screened = "families.screening_batches of the largest of families.batch_sizes"
+    if cfg.prompts.file is not None:
+        found = file_prompts(cfg, tokenizer, checked + screened, f"{reason}, and {reason_screened}")
+        screening, reported = found[:screened], found[screened:]
+    else:
+        reported = split_prompts(cfg, tokenizer, "heldout", checked, reason)
+        screening = split_prompts(cfg, tokenizer, "validation", screened, reason_screened)
     longest = max(cfg.decode.max_new_tokens, cfg.lossless.tokens) + DEEPEST_DRAFT
     check_room([*reported, *screening], longest, shared_context(cfg, target))
     return reported, screening
@@ -248,7 +248,7 @@ def _seconds(
     records: RecordFolder,
 ) -> float:
     per_token = rough_seconds_per_token(target, cfg.target.device)
-    rescored = [code for code in wanted if not is_finished(Path(cfg.families.folder) / f"records_{code}")]
+    rescored = [folder for folder in set(record_folders(cfg, wanted).values()) if not is_finished(Path(folder))]
     reading = len(rescored) * records.manifest.counts.tokens * per_token / _BATCH_GAIN
     by_tokens = [one for one in missing if one.budget == "tokens"]
     training = len(by_tokens) * cfg.families.tokens / _TOKENS_PER_S + len(missing) * _START_S
