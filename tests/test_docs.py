@@ -72,16 +72,16 @@ def test_every_engine_that_is_served_has_a_page() -> None:
 
 def test_the_chart_is_drawn_from_the_published_figures(tmp_path: Path) -> None:
     """Other versions of matplotlib place things otherwise, so bytes are compared within one alone."""
-    script = runpy.run_path(str(ROOT / "scripts/families_chart.py"))
+    script = runpy.run_path(str(ROOT / "scripts/kinds_chart.py"))
     chart = script["CHART"].read_text(encoding="utf-8")
-    assert hashlib.sha256(script["SOURCE"].read_bytes()).hexdigest() in chart, "python scripts/families_chart.py"
+    assert hashlib.sha256(script["SOURCE"].read_bytes()).hexdigest() in chart, "python scripts/kinds_chart.py"
     script["draw"](tmp_path / "once.svg")
     script["draw"](tmp_path / "twice.svg")
     drawn = (tmp_path / "once.svg").read_bytes()
     assert drawn == (tmp_path / "twice.svg").read_bytes()
     shown = r"<text[^>]*>(.*?)</text>"
     assert sorted(re.findall(shown, drawn.decode())) == sorted(re.findall(shown, chart))
-    assert "](docs/results/families.svg)" in read("README.md")
+    assert "](docs/results/smollm2.svg)" in read("README.md")
 
 
 def test_every_field_of_results_json_is_explained() -> None:
