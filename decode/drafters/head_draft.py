@@ -25,6 +25,7 @@ from decode.common.typed_config import require
 from decode.drafters.base import Batch, Context, Step
 from decode.drafters.drafting import DraftRound, Steps, Unit, places_behind, visible_slots
 from decode.drafters.layers import Extend, Rope, Rotary, Slots, into
+from decode.drafters.packed_rows import NAME, PackedRows
 from decode.drafters.tree_drafting import propose
 from decode.forward.cache import SlotCache
 from decode.forward.kept.lease import Lease
@@ -135,6 +136,9 @@ class HeadDraft(nn.Module, ABC):
         head = self.ends.head
         if self.vocab is None:
             return head(hidden.to(head.dtype)).to(hidden.device)
+        packed = self._modules.get(NAME)
+        if packed is not None:
+            return head.rescaled(packed(hidden.to(head.dtype)))
         return head.of_rows(hidden, self._head_rows(self.vocab)).to(hidden.device)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -279,7 +283,11 @@ class HeadDraft(nn.Module, ABC):
             return Runner(self._cache(batch_size, slots), self.device, packing)
 
         def packing_of_both() -> Together:  # it runs the target's output head
-            return Together((Packing(self), Runners.of(target, lambda: Packing(target)).packing))
+            parts = (Packing(self), Runners.of(target, lambda: Packing(target)).packing)
+            if self.vocab is None or not self.head_is_frozen:
+                return Together(parts)
+            self._rows = None  # of weights that have changed since, perhaps
+            return Together((*parts, PackedRows(self, self._head_rows(self.vocab))))
 
         runners = Runners.of(self, packing_of_both, target)
         if self._runners is not runners:  # the target's weights may have changed without a trace but in their values

@@ -51,15 +51,16 @@ class OutputHead:
 
     def __call__(self, hidden: Tensor) -> Tensor:  # (..., d) -> (..., V)
         """Logits on the head's device; recorded hidden states may come from another one."""
-        return self._rescaled(self.module(hidden.to(self.weight.device)))
+        return self.rescaled(self.module(hidden.to(self.weight.device)))
 
     def of_rows(self, hidden: Tensor, rows: Tensor) -> Tensor:  # (..., d), (V', d) -> (..., V')
         """Logits by some rows of its matrix alone, where it has no bias. As a product of two matrices: of more
         dimensions a capture made one by `bmm`, which copied the rows, 9 MB of SmolLM2's, for each draft token."""
         flat = linear(hidden.to(rows.device, rows.dtype).reshape(-1, hidden.shape[-1]), rows)
-        return self._rescaled(flat.view(*hidden.shape[:-1], len(rows)))
+        return self.rescaled(flat.view(*hidden.shape[:-1], len(rows)))
 
-    def _rescaled(self, logits: Tensor) -> Tensor:
+    def rescaled(self, logits: Tensor) -> Tensor:
+        """Logits of a product with the matrix, as the model scales and caps them."""
         if self._rescales:
             logits = logits * (self.scale / self.divisor)
         if self.soft_cap is None:
