@@ -293,7 +293,7 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
         ("distill.responses:target_sampler", "one.reason, one.passes)", "one.reason, 1)"),
     ],
     test_responses.test_a_response_does_not_depend_on_the_others_of_its_batch: [
-        ("distill.responses:target_sampler", "rows=rows,", ""),
+        ("distill.responses:target_sampler", "rows=[rows[place] for place in part],", ""),
         ("distill.responses:_left_padded", "[0] * (width - len(prompt)) + [1]", "[1] * (width - len(prompt)) + [1]"),
     ],
     test_responses.test_a_response_ends_with_its_end_token_and_holds_no_padding: [
