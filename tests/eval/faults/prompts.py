@@ -36,7 +36,7 @@ FAULTS: list[Fault] = [
     *noticed_by(
         test_splits.test_the_suite_of_families_reports_held_out_text_and_chooses_on_validation_text,
         ("eval.prompts.held_out:split_prompts", "tokenizer, split)", 'tokenizer, "train")'),
-        ("eval.modes.families.mode:_prompts", '"heldout", max', '"train", max'),
+        ("eval.modes.families.mode:_prompts", '"heldout", checked', '"train", checked'),
     ),
     *noticed_by(
         test_prompts.test_held_out_windows_do_not_overlap_and_spread_over_documents,
