@@ -63,6 +63,7 @@ def _as_attention_wants(visible: Tensor, config: PretrainedConfig, dtype: torch.
     mask = visible[:, None]
     if config._attn_implementation != "eager" and mask.device.type != "cpu":
         return mask  # on a CPU every layer would make numbers of it: 12 of the 35 us of one row's attention
+    # not in place: what was written into is computed by every layer of a capture again
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
 
 
