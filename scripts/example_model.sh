@@ -69,7 +69,7 @@ failed() {
 }
 
 main() {
-    [ -x "$python" ] || die "There is no .venv, whose Python fetches it. bash scripts/toy.sh makes it."
+    [ -x "$python" ] || die "There is no .venv, whose Python fetches it. bash scripts/quickstart.sh makes it."
     if compgen -G "$folder/config.json" >/dev/null || compgen -G "$folder/*.gguf" >/dev/null; then
         echo "$folder"
         return
