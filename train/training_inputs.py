@@ -32,6 +32,9 @@ from train.drafts.registry import FAMILIES
 logger = get_logger("train")
 
 DENSE_STORES = ("full", "last_hidden")
+LEAST_COVERED = 0.5
+"""Share of the learned tokens that a reduced draft vocabulary must hold. It bounds the acceptance of a draft token, so
+that of one half a chain keeps a single token at most, however long it is."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Inputs:
     """Of the corpus; None where older records do not say it."""
     bad_rows: BadRowCount | None = None
     """Rows of the corpus that were left out; None where older records do not say it."""
+    covered: float | None = None
+    """Share of the training split's learned tokens that a reduced draft vocabulary holds, where it is chosen here."""
 
     @property
     def window_along_rows(self) -> int | None:
@@ -95,19 +100,21 @@ def open_inputs(cfg: TrainConfig) -> Inputs:
         describe_model(cfg.target)
     layers = blueprint.layers_read if cfg.target_source == "records" else ()  # a live target makes them itself
     sources = [_source(cfg, tokenizer, records or corpus, store, split, layers) for split in ("train", "validation")]
+    covered = None
     if blueprint.wants_vocab is not None:
         assert target is not None
         always = special_tokens(target, tokenizer)
-        vocab = frequent_tokens(sources[0], blueprint.wants_vocab, target.vocab_size, always)
+        vocab, covered = frequent_tokens(sources[0], blueprint.wants_vocab, target.vocab_size, always)
         blueprint = blueprint.with_vocab(vocab)
     train, validation = (PackedSource.of(source, cfg.sequence_length, cfg.seed, layers) for source in sources)
     _check_learned(cfg, "training split", train, range(len(train.rows)))
+    _check_covered(cfg, covered)
     sample = validation.sample(cfg.validation_rows)
     _check_learned(cfg, f"{len(sample)} validation rows", validation, sample)
     data = records.manifest.config.data.model_dump() if records is not None else cfg.data and asdict(cfg.data)
     recorded = None if records is None else records.manifest.target.weights
     told = (records.manifest.held_out, records.manifest.bad_rows) if records else _left_aside(corpus, tokenizer)
-    return Inputs(target, tokenizer, blueprint, train, validation, store, data, cfg.window, recorded, *told)
+    return Inputs(target, tokenizer, blueprint, train, validation, store, data, cfg.window, recorded, *told, covered)
 
 
 def check_enough(cfg: TrainConfig, inputs: Inputs, world_size: int) -> int:
@@ -147,6 +154,15 @@ def _check_learned(cfg: TrainConfig, what: str, packed: PackedSource, rows: Iter
         f"no token of the {what} is to be learned: sequence_length={cfg.sequence_length} cuts every text before its "
         "first learned token (chats teach what the assistant says, records what the target answered), so there is no "
         "loss. Use a longer sequence_length, or more validation_rows",
+    )
+
+
+def _check_covered(cfg: TrainConfig, covered: float | None) -> None:
+    require(
+        covered is None or covered >= LEAST_COVERED,
+        f"draft.head.vocab={cfg.draft.head.vocab} holds {covered or 0:.1%} of the tokens that are learned, and "
+        f"acceptance cannot exceed that. Use a larger one, which holds {LEAST_COVERED:.0%} at least (better 95%), "
+        "or null, which drafts every token",
     )
 
 

@@ -14,6 +14,9 @@ USUAL_TOKENS = 250_000_000
 500 tokens."""
 BYTES_PER_WEIGHT = 4
 STATE_PER_WEIGHT = 8  # two fp32 averages of AdamW; Muon keeps one
+WELL_COVERED = 0.9
+"""Share of the learned tokens below which a reduced vocabulary is warned of: it bounds the acceptance of each draft
+token, so that at 0.9 four of them all stand in 66% of rounds at most."""
 DEAR = 1 / 3
 """Share of the target's cost above which a draft hardly pays: 3 draft tokens then cost as much as a target pass."""
 
@@ -34,6 +37,10 @@ class TrainingPlan:
     """Of a pruned draft, what it was before."""
     cost: float | None
     """Weights that a draft token reads, as a share of those that a token of the target does."""
+    vocab: int | None
+    """Tokens of a reduced draft vocabulary."""
+    covered: float | None
+    """Share of the learned tokens that it holds."""
     held_out: HeldOutCount | None
     few_held_out: str | None
     """What to say where a report will find few prompts; of records `distill` has said it."""
@@ -61,6 +68,8 @@ class TrainingPlan:
             target_parameters=None if target is None else target.total,
             made_from=inputs.blueprint.made_from,
             cost=None if target is None else inputs.blueprint.weights_per_token / target.per_token,
+            vocab=None if inputs.covered is None else cfg.draft.head.vocab,
+            covered=inputs.covered,
             held_out=inputs.held_out,
             few_held_out=_few_held_out(cfg, inputs),
             bad_rows=inputs.bad_rows,
@@ -81,6 +90,12 @@ class TrainingPlan:
     def warnings(self) -> list[str]:
         """What cannot be mended once the draft is trained."""
         found = [] if self.few_held_out is None else [self.few_held_out]
+        if self.covered is not None and self.covered < WELL_COVERED:
+            found.append(
+                f"draft.head.vocab={self.vocab} holds {self.covered:.1%} of the tokens that are learned, and "
+                f"acceptance cannot exceed that; below {WELL_COVERED:.0%} it mostly costs more than the smaller output "
+                "head saves. Use a larger one"
+            )
         if self.cost is not None and self.cost > DEAR:
             found.append(
                 f"a draft token reads {self.cost:.0%} of the weights that a token of the target does (layers and "
@@ -98,6 +113,8 @@ class TrainingPlan:
         ]
         if self.made_from is not None:
             lines.append(f"draft: {self.made_from}")
+        if self.covered is not None:
+            lines.append(f"draft vocabulary: {self.vocab:,} tokens, {self.covered:.1%} of those that are learned")
         if self.target_parameters is not None:
             lines.append(
                 f"target: {self.target_parameters:,} parameters, frozen; a draft token reads {self.cost:.1%} of the "

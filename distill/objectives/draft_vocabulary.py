@@ -17,9 +17,12 @@ from distill.objectives.target_distribution import FLOOR, Dense, Distribution, S
 from distill.sequences import RecordSequences, SequenceSource
 
 
-def frequent_tokens(source: SequenceSource, size: int, vocab_size: int, always: Collection[int] = ()) -> Tensor:
+def frequent_tokens(
+    source: SequenceSource, size: int, vocab_size: int, always: Collection[int] = ()
+) -> tuple[Tensor, float]:
     """(size,) ascending target ids: `always` (end of text and other special tokens) and the tokens that are learned
-    most often in `source`, of equally frequent ones those with lower ids.
+    most often in `source`, of equally frequent ones those with lower ids. With the share of all learned tokens that
+    they are; 0 where none is learned.
 
     Raises ConfigError where `size` does not hold what must always be in it, or exceeds the target's vocabulary.
     """
@@ -35,9 +38,10 @@ def frequent_tokens(source: SequenceSource, size: int, vocab_size: int, always: 
     counts = np.zeros(vocab_size, dtype=np.int64)
     for ids in _learned_ids(source):
         counts += np.bincount(ids, minlength=vocab_size)
-    counts[list(always)] = np.iinfo(np.int64).max
-    kept = np.argsort(-counts, kind="stable")[:size]
-    return torch.from_numpy(np.sort(kept))
+    wanted = counts.copy()
+    wanted[list(always)] = np.iinfo(np.int64).max
+    kept = np.sort(np.argsort(-wanted, kind="stable")[:size])
+    return torch.from_numpy(kept), float(counts[kept].sum() / max(1, counts.sum()))
 
 
 def _learned_ids(source: SequenceSource) -> Iterator[np.ndarray]:

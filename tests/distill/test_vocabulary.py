@@ -33,19 +33,23 @@ def source(*texts: list[int]) -> TextSequences:
 
 def test_frequent_tokens_are_counted_where_they_are_learned() -> None:
     texts = source([5, 3, 3, 4], [5, 3, 4, 1])
-    assert frequent_tokens(texts, 2, 8).tolist() == [3, 4]
-    assert frequent_tokens(texts, 4, 8).tolist() == [0, 1, 3, 4]  # of tokens that never occur, the lowest ids
-    assert frequent_tokens(texts, 8, 8).tolist() == list(range(8))
+    expected = {2: ([3, 4], 5 / 6), 4: ([0, 1, 3, 4], 1), 8: (list(range(8)), 1)}
+    for size, (tokens, share) in expected.items():  # of tokens that never occur, the lowest ids
+        found, covered = frequent_tokens(texts, size, 8)
+        assert (found.tolist(), covered) == (tokens, share)
 
 
 def test_special_tokens_are_always_in() -> None:
-    assert frequent_tokens(source([5, 3, 3, 4]), 3, 8, always=(7, 6, 7)).tolist() == [3, 6, 7]
+    """What is in only because it must be counts for what it is learned."""
+    found, covered = frequent_tokens(source([5, 3, 3, 4]), 3, 8, always=(7, 6, 7))
+    assert (found.tolist(), covered) == ([3, 6, 7], 2 / 3)
+    assert frequent_tokens(source([5], [3]), 3, 8)[1] == 0  # nothing is learned
 
 
 def test_what_lies_behind_the_length_that_is_trained_on_is_not_counted(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, [[record(0, [0, 1, 1, 2, 2, 2], [1, 2, 3, 4, 5]), record(1, [4, 4, 4, 4], [3])]])
-    assert frequent_tokens(record_sequences(folder, "train", 3), 1, 5).tolist() == [1]
-    assert frequent_tokens(record_sequences(folder, "train", 9), 1, 5).tolist() == [2]
+    assert frequent_tokens(record_sequences(folder, "train", 3), 1, 5)[0].tolist() == [1]
+    assert frequent_tokens(record_sequences(folder, "train", 9), 1, 5)[0].tolist() == [2]
 
 
 def test_every_end_of_text_is_among_the_special_tokens() -> None:

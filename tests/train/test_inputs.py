@@ -10,10 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers import GenerationConfig, LlamaForCausalLM
 
-from decode.common.errors import UserError
+from decode.common.errors import ConfigError, UserError
 from decode.config import ModelConfig
 from decode.models.load import describe_model
 from distill.corpora import load_corpus
@@ -167,6 +168,11 @@ def test_a_draft_vocabulary_is_counted_on_the_training_texts(target: Path, corpu
     assert isinstance(found.blueprint, HeadBlueprint)
     assert found.blueprint.vocab is not None
     assert found.blueprint.vocab.tolist() == sorted(often["train"]) != sorted(often["validation"])
+    learned = [found.train.source[index].ids[1:length] for index, length in enumerate(found.train.source.lengths)]
+    ids = np.concatenate(learned)
+    assert found.covered == pytest.approx(np.isin(ids, often["train"]).mean())
+    with pytest.raises(ConfigError, match=r"vocab=4 holds .*% of the tokens .* null, which drafts every token"):
+        open_inputs(head_config(Path("out"), target, data=data_settings(corpus), head={"vocab": 4}))
 
 
 def test_a_tokenizer_is_trained_on_the_training_texts(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,6 +290,10 @@ def test_a_plan_warns_of_what_cannot_be_mended_later(
     assert not replace(enough, cost=1 / 3).warnings()
     assert "reads 40% of the weights" in replace(enough, cost=0.4).warnings()[0]
     assert not replace(enough, cost=None, target_parameters=None).warnings()
+    assert not replace(enough, vocab=32, covered=0.9).warnings()
+    few = replace(enough, vocab=32, covered=0.89)
+    assert "draft.head.vocab=32 holds 89.0% of the tokens" in few.warnings()[0]
+    assert "draft vocabulary: 32 tokens, 89.0% of those that are learned" in few.lines()
     stage.run(tiny_config(Path("out"), target, **given, plan=True, draft={"width": 64}))
     assert "a draft hardly pays" in caplog.text
 
