@@ -50,3 +50,12 @@ def test_bare_passes_are_timed_as_captures_from_the_first_repeat_on(monkeypatch:
     costs = timing.measure(model, LMDraft(tiny_llama(VOCAB, num_layers=1, seed=3)), 20, [1, 4], repeats=1)
     assert sorted(captured) == ["chain", "straight", "straight"]
     assert set(costs.t_target) == {1, 4}
+
+
+def test_passes_are_timed_on_a_text_that_does_not_repeat_itself() -> None:
+    """On one that did, rounding decided, and passes of several tokens were timed uncaptured."""
+    runner = CachedModel(tiny_llama(), 2, 64)
+    text = torch.cat([timing._text(runner, 2, 0, 20), timing._text(runner, 2, 20, 9)], 1)
+    assert text.shape == (2, 29)
+    assert len(set(text[0].tolist())) == 29
+    assert torch.equal(text[0], text[1])
