@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from decode.autotune import timing
 from decode.drafters.lm import LMDraft
 from decode.forward.runner import Runner
+from decode.forward.target import CachedModel
 from tests.decode import checks
 from tests.decode.heads import random_head
 from tests.tiny import tiny_llama
