@@ -3,7 +3,7 @@ read again by the target where hidden states are wanted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -119,7 +119,7 @@ def layers_wanted(cfg: EvalConfig, facts: Mapping[str, ArmFacts]) -> dict[str, l
     return {first: everything} | ({code: sorted(facts[coded].taps) for code in others} if coded is not None else {})
 
 
-def record_folders(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> dict[str, str]:
+def record_folders(cfg: EvalConfig, wanted: Mapping[str, Sequence[int]]) -> dict[str, str]:
     """Code -> folder of records; the given records themselves where they hold what is wanted."""
     if not wanted:
         return {cfg.families.feature_codes[0]: cfg.families.records}
