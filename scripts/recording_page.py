@@ -1,4 +1,4 @@
-"""Write docs/results/recording.json and its page from runs of `python -m distill`, some of each way of recording:
+"""Write docs/results/recording.md and its figures, recording/runs.json, from runs of `python -m distill`:
 
     python scripts/recording_page.py "First sentences." "old way=runs/old1,runs/old2" "new way=runs/new1,runs/new2"
 
@@ -67,7 +67,7 @@ def main(note: str, *given: str) -> None:
         name, folders = one.split("=", 1)
         ways[name] = [read_run(Path(folder)) for folder in folders.split(",")]
     found = {"note": note, "ways": ways}
-    (FOLDER / "recording.json").write_text(json.dumps(found, indent=2) + "\n")
+    (FOLDER / "recording/runs.json").write_text(json.dumps(found, indent=2) + "\n")
     (FOLDER / "recording.md").write_text(page_of(found))
 
 

@@ -87,7 +87,7 @@ def test_the_chart_is_drawn_from_the_published_figures(tmp_path: Path) -> None:
 
 def test_the_page_on_recording_is_rendered_from_its_figures() -> None:
     script = runpy.run_path(str(ROOT / "scripts/recording_page.py"))
-    assert script["page_of"](json.loads(read("docs/results/recording.json"))) == read("docs/results/recording.md")
+    assert script["page_of"](json.loads(read("docs/results/recording/runs.json"))) == read("docs/results/recording.md")
 
 
 def test_every_field_of_results_json_is_explained() -> None:

@@ -233,6 +233,6 @@ def test_the_command_takes_several_files_and_says_what_it_wrote(tmp_path: Path) 
 
 
 def test_the_readme_holds_what_the_published_results_render() -> None:
-    results = json.loads((ROOT / "docs/results/toy.json").read_text())
+    results = json.loads((ROOT / "docs/results/smollm2.json").read_text())
     block, text = render_block(results), (ROOT / "README.md").read_text()
-    assert fill_block(text, f"{block}\n\n[Full results](docs/results/toy.md)", ROOT / "README.md") == text
+    assert fill_block(text, f"{block}\n\n[Full results](docs/results/smollm2.md)", ROOT / "README.md") == text

@@ -152,12 +152,12 @@ def test_a_reduced_vocabulary_holds_the_frequent_tokens_and_every_end(
     tmp_path: Path, target: Path, feature_records: Path
 ) -> None:
     run(
-        head_config(tmp_path / "out", target, records=str(feature_records), head={"vocab": 40}, export_dtype="bfloat16")
+        head_config(tmp_path / "out", target, records=str(feature_records), head={"vocab": 56}, export_dtype="bfloat16")
     )
     vocab = load_file(tmp_path / "out" / "model" / "model.safetensors")["vocab"]
     tokenizer = tiny_tokenizer()
     assert vocab.dtype == torch.int64
-    assert len(vocab) == 40
+    assert len(vocab) == 56
     assert vocab.tolist() == sorted(set(vocab.tolist()))
     assert all(token in vocab for token in tokenizer.all_special_ids)
     model = AutoModelForCausalLM.from_pretrained(target)
