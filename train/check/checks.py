@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from train.check import likeness, mask, names, states, values, vocabulary
-from train.check.keys.guessed import guessed
+from train.check.keys import guessed
 from train.check.subject import Finding, Subject
 
 HEADS = frozenset(("eagle3", "medusa", "dflash", "dspark"))

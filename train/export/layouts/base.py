@@ -18,6 +18,9 @@ FILE = "draftsmith_export.json"
 """What an exported folder says of itself; engines do not read it."""
 
 
+SPECULATORS_VERSION = "0.9.0"
+
+
 @dataclass(frozen=True)
 class Spec:
     """One tensor as an engine makes room for it."""
@@ -95,4 +98,30 @@ def decoder_fields(source: Source) -> dict[str, Any]:
         "dtype": name,
         "torch_dtype": name,
         "use_cache": True,
+    }
+
+
+def speculators_fields(source: Source, kind: str) -> dict[str, Any]:
+    """What the speculators library wants to know of a head, beside its shape: which kind, of which target, and how many
+    tokens it drafts; `vllm serve FOLDER` goes by it too."""
+    path = Path(source.target.path)
+    greedy = {
+        "proposal_type": "greedy",
+        "speculative_tokens": source.num_draft_tokens,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    verifier = {
+        "name_or_path": str(path.absolute()) if path.is_dir() else source.target.path,
+        "architectures": source.target.config.architectures or [],
+    }
+    return {
+        "speculators_model_type": kind,
+        "speculators_version": SPECULATORS_VERSION,
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [greedy],
+            "verifier": verifier,
+        },
     }

@@ -13,8 +13,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from decode.drafters.dspark import DSparkConfig
-from train.export.layouts.base import Spec, ascending, decoder_fields, token_maps
-from train.export.layouts.speculators import speculators_fields
+from train.export.layouts.base import Spec, ascending, decoder_fields, speculators_fields, token_maps
 from train.export.source import Source
 
 

@@ -19,8 +19,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from decode.drafters.eagle3 import Eagle3Config
-from train.export.layouts.base import Layout, Spec, ascending, decoder_fields, token_maps
-from train.export.layouts.speculators import speculators_fields
+from train.export.layouts.base import Layout, Spec, ascending, decoder_fields, speculators_fields, token_maps
 from train.export.source import Source
 
 _OF_THE_LAYER = ("input_layernorm", "hidden_norm", "post_attention_layernorm", "self_attn", "mlp")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from train.export.engines.base import PLAIN, NameRules
 from train.export.engines.forms.states import not_captured, other_target
-from train.export.layouts import blocks, mask
+from train.export.layouts import blocks, dflash
 from train.export.source import Source
 
 VLLM_NAMES = NameRules(
@@ -43,7 +43,7 @@ SPECULATORS_NAMES = NameRules(skips=(r"^verifier_",), unknown="skipped", missing
 
 def refuses_dflash_vllm(source: Source, _model_impl: str) -> str | None:
     """Why vLLM cannot draft with a DFlash head."""
-    return _untrained(source, "vLLM") or mask.no_id(source)
+    return _untrained(source, "vLLM") or dflash.no_id(source)
 
 
 def refuses_dspark_vllm(source: Source, _model_impl: str) -> str | None:
@@ -57,22 +57,22 @@ def refuses_dflash_sglang(source: Source, _model_impl: str) -> str | None:
     wanting = _untrained(source, "SGLang") or _reduced(source, "SGLang")
     if wanting or blocks.shape(source).mask_token is not None:
         return wanting
-    if mask.unused_row(source) is None:
+    if dflash.unused_row(source) is None:
         return (
             "its mask is a learned vector, which SGLang writes into the target's own embedding, and "
-            f"{source.target.path} has a token for every row; {mask.HOW}"
+            f"{source.target.path} has a token for every row; {dflash.HOW}"
         )
     if source.target.config.get_text_config().tie_word_embeddings:
         return (
             "its mask is a learned vector, which SGLang writes into the target's own embedding, and that is also its "
-            f"output head, so that the target would write otherwise; {mask.HOW}"
+            f"output head, so that the target would write otherwise; {dflash.HOW}"
         )
     return None
 
 
 def refuses_dspark_sglang(source: Source, _model_impl: str) -> str | None:
     """Why SGLang cannot draft with a DSpark head."""
-    return _untrained(source, "SGLang") or _reduced(source, "SGLang") or mask.no_learned(source, "SGLang")
+    return _untrained(source, "SGLang") or _reduced(source, "SGLang") or dflash.no_learned(source, "SGLang")
 
 
 def refuses_dflash_trtllm(source: Source, _model_impl: str) -> str | None:
@@ -87,12 +87,12 @@ def refuses_dspark_trtllm(source: Source, _model_impl: str) -> str | None:
 
 def refuses_dflash_llamacpp(source: Source, _model_impl: str) -> str | None:
     """Why llama.cpp cannot draft with a DFlash head: its converter stops at `d2t`. It reads mask_embedding.pt."""
-    return _untrained(source, "llama.cpp") or _reduced(source, "llama.cpp") or mask.no_id(source)
+    return _untrained(source, "llama.cpp") or _reduced(source, "llama.cpp") or dflash.no_id(source)
 
 
 def refuses_dspark_llamacpp(source: Source, _model_impl: str) -> str | None:
     """Why llama.cpp cannot draft with a DSpark head."""
-    wanting = _untrained(source, "llama.cpp") or mask.no_learned(source, "llama.cpp")
+    wanting = _untrained(source, "llama.cpp") or dflash.no_learned(source, "llama.cpp")
     if wanting or blocks.shape(source).layout == "anchor":
         return wanting
     return (
@@ -108,7 +108,7 @@ def refuses_speculators(source: Source, _model_impl: str) -> str | None:
 
 
 def _on_the_targets_ends(source: Source, engine: str) -> str | None:
-    return _untrained(source, engine) or _reduced(source, engine) or mask.no_learned(source, engine)
+    return _untrained(source, engine) or _reduced(source, engine) or dflash.no_learned(source, engine)
 
 
 def _untrained(source: Source, engine: str) -> str | None:
