@@ -128,6 +128,10 @@ def test_every_cell_times_every_arm(results):
 @pytest.mark.slow
 def test_rows_have_the_reports_schema(results):
     assert (results["schema"], results["mode"]) == (2, "decoders")
+    published = json.loads(Path("docs/results/decoders.json").read_text())  # older than energy and tau by context
+    assert set(results) == (set(published) | {"energy"}) - {"runs"}
+    assert set(results["prompts"]) == set(published["prompts"])
+    assert set(results["definitions"]) == (set(published["definitions"]) | {"tau_by_context"}) - {"runs"}
     assert all(set(row) >= ROW_KEYS for row in results["rows"])
     chain = [row for row in results["rows"] if row["setting"] == "chain2"]
     assert all(row["realised"] > 0 for row in chain if row["speedup"] is not None)
