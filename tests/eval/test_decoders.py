@@ -23,9 +23,9 @@ from eval.comparison_config import arm_settings
 from eval.config import EvalConfig
 from eval.modes.decoders import arms as measuring
 from eval.modes.decoders import mode
+from eval.modes.decoders.mode import load_texts
 from eval.modes.decoders.page import render_page, render_summary
 from eval.modes.decoders.results import _OWN, ISSUE
-from eval.modes.decoders.texts import load_texts
 from eval.prompts.prose import docstrings
 from eval.publish import publish
 from tests.commands import built
