@@ -17,8 +17,7 @@ from distill.runtimes.vllm_temperatures import repeated
 from eval import __main__ as cli
 from eval import stage
 from eval.arms import vllm_engines as engines
-from eval.arms.vllm_engines import drafting_with_lookup, worker_settings
-from eval.arms.vllm_peer import as_sample
+from eval.arms.vllm_engines import as_sample, drafting_with_lookup, worker_settings
 from eval.comparison_config import arm_settings
 from eval.config import EvalConfig
 from eval.modes.decoders import arms as measuring
@@ -26,7 +25,7 @@ from eval.modes.decoders import mode
 from eval.modes.decoders.mode import load_texts
 from eval.modes.decoders.page import render_page, render_summary
 from eval.modes.decoders.results import _OWN, ISSUE
-from eval.prompts.prose import docstrings
+from eval.prompts.kinds import docstrings
 from eval.publish import publish
 from tests.commands import built
 from tests.engines.environment import vllm_python
