@@ -20,9 +20,9 @@ from jinja2 import UndefinedError
 from decode.common.checked_json import write_json
 from decode.common.errors import InputError, UserError
 from eval.modes.decoders import page as decoders
-from eval.modes.decoders.several_runs import check_comparisons, pool_comparisons
+from eval.modes.decoders.results import check_comparisons, pool_comparisons
 from eval.modes.drafters import page as drafters
-from eval.modes.drafters.several_runs import check_drafters, pool_drafters
+from eval.modes.drafters.results import check_drafters, pool_drafters
 from eval.modes.exits import page as exits
 from eval.modes.families import page as families
 from eval.modes.served import page as served

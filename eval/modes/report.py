@@ -22,8 +22,7 @@ from eval.config import EvalConfig
 from eval.inputs import check_models, load, rough_seconds_per_token, settings_at, shared_context
 from eval.measure.alpha import Alphas
 from eval.measure.cells import Cell, CellRun, Point, Results, choose
-from eval.measure.quality import Quality, measure_curve, measure_quality, with_answers
-from eval.measure.rounding import rounding
+from eval.measure.quality import Quality, measure_curve, measure_quality, rounding, with_answers
 from eval.measure.timed_run import warm_up
 from eval.prompts.chats import chat_tokenizer, open_report
 from eval.prompts.held_out import PromptSets, check_lengths, load_prompts

@@ -9,6 +9,9 @@ from typing import Any
 
 from decode.common.checked_json import shown
 from decode.common.errors import InputError
+from eval.comparison_config import DecodersConfig
+from eval.config import EvalConfig
+from eval.modes.drafters.config import DraftersConfig
 from eval.results.energy import pooled_energy
 from eval.results.figures import described
 from eval.results.poolable import check_different_runs, check_same
@@ -16,6 +19,12 @@ from eval.results.pooling import DEFINITIONS, pooled_row, row_key
 from eval.results.statistics import arm_ratio, arm_ratio_of_runs, arm_speed, finite
 
 Run = Mapping[str, Any]
+CELL = "One batch size, temperature and kind of text: all arms answer each batch of prompts in one interleaved "
+CELL += "run, with the same prompt ids, the same limit and the same end tokens."
+SPEEDS = ("tau", "acceptance_by_position", "tau_by_context", "tokens_per_s")
+SPEEDS += ("baseline", "speedup", "whole_call_speedup", "ci95")
+BESIDE = ("ttft_s", "itl_s", "dtype_flips", "repeated_4gram_share", "peak_memory_bytes")
+"""Definitions that the pages of all comparisons give."""
 Others = Callable[[Sequence[Run]], Mapping[str, str]]
 """Ratio -> the arm that others are held against in runs of one cell."""
 
@@ -58,6 +67,19 @@ def pooled_comparison(runs: Sequence[Run], others: Others) -> dict[str, Any]:
         **pooled_energy(runs, seed),
         "cells": [_cell(each, others(each), seed) for each in cells_of_runs(runs)],
         "runs": [{"environment": run["environment"]} for run in runs],
+    }
+
+
+def prompts_entry(cfg: EvalConfig, comparison: DecodersConfig | DraftersConfig) -> dict[str, Any]:
+    """What every comparison's results.json says of its prompts."""
+    return {
+        "source": f"held-out split of {cfg.data.name}",
+        "screening_source": f"validation split of {cfg.data.name}",
+        "max_new_tokens": cfg.decode.max_new_tokens,
+        "screening_tokens": cfg.timing.screening_tokens,
+        "screening_prompts": comparison.screening_prompts,
+        "rounds": cfg.timing.rounds,
+        "batches": {str(rows): count for rows, count in comparison.num_timed.items()},
     }
 
 

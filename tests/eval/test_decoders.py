@@ -17,16 +17,15 @@ from distill.runtimes.vllm_temperatures import repeated
 from eval import __main__ as cli
 from eval import stage
 from eval.arms import vllm_engines as engines
-from eval.arms.vllm_engines import drafting_with_lookup, worker_settings
-from eval.arms.vllm_peer import as_sample
+from eval.arms.vllm_engines import as_sample, drafting_with_lookup, worker_settings
 from eval.comparison_config import arm_settings
 from eval.config import EvalConfig
 from eval.modes.decoders import arms as measuring
 from eval.modes.decoders import mode
+from eval.modes.decoders.mode import load_texts
 from eval.modes.decoders.page import render_page, render_summary
 from eval.modes.decoders.results import _OWN, ISSUE
-from eval.modes.decoders.texts import load_texts
-from eval.prompts.prose import docstrings
+from eval.prompts.kinds import docstrings
 from eval.publish import publish
 from tests.commands import built
 from tests.engines.environment import vllm_python
@@ -128,6 +127,10 @@ def test_every_cell_times_every_arm(results):
 @pytest.mark.slow
 def test_rows_have_the_reports_schema(results):
     assert (results["schema"], results["mode"]) == (2, "decoders")
+    published = json.loads(Path("docs/results/decoders.json").read_text())  # older than energy and tau by context
+    assert set(results) == (set(published) | {"energy"}) - {"runs"}
+    assert set(results["prompts"]) == set(published["prompts"])
+    assert set(results["definitions"]) == (set(published["definitions"]) | {"tau_by_context"}) - {"runs"}
     assert all(set(row) >= ROW_KEYS for row in results["rows"])
     chain = [row for row in results["rows"] if row["setting"] == "chain2"]
     assert all(row["realised"] > 0 for row in chain if row["speedup"] is not None)

@@ -18,7 +18,7 @@ from eval.config import TimingConfig
 from eval.measure import energy
 from eval.measure.energy import Counter, EnergyMeter, energy_meter, nvml, rapl
 from eval.measure.timed_run import interleave
-from eval.render.energy import energy_table
+from eval.render.page import energy_table
 from eval.render.report_page import render_summary
 from eval.results.energy import energy_entry, energy_pairs, joules_per_token, merged, pooled_energy, same_facts
 from eval.results.figures import Scope, make_row

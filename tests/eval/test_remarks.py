@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from eval.render.remarks import ONE_PROCESS, remarks, why_it_does_not_pay
+from eval.render.remarks import ONE_PROCESS, dearest_draft, predicted_by_length, remarks, taus, why_it_does_not_pay
 from eval.render.report_page import render_block, render_page, render_summary
-from eval.results.paying import dearest_draft, predicted_by_length, taus
 from tests.eval.reports import report, row
 
 NO_SWEEP: dict[str, Any] = {"draft": "mine", "temperature": 1.0, "points": []}

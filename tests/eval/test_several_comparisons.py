@@ -16,7 +16,7 @@ from eval.config import EvalConfig
 from eval.measure.cells import Point
 from eval.modes.decoders.given_choices import given_choices
 from eval.modes.decoders.page import render_summary
-from eval.modes.decoders.several_runs import check_comparisons, pool_comparisons
+from eval.modes.decoders.results import check_comparisons, pool_comparisons
 from eval.publish import publish
 from eval.results.comparisons import _arm
 from eval.results.schema import LATER

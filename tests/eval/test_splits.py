@@ -23,7 +23,7 @@ from eval.measure.cells import Cell, Point
 from eval.modes.decoders import arms as choosing
 from eval.modes.decoders import arms as measuring
 from eval.modes.decoders.arms import Stock
-from eval.modes.decoders.texts import load_texts
+from eval.modes.decoders.mode import load_texts
 from eval.modes.families import mode as families_mode
 from eval.modes.families.measuring import Race
 from eval.prompts.held_out import as_many_as, load_prompts

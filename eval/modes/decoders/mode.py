@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from decode.common.errors import ConfigError
 from decode.common.progress import get_logger
@@ -37,16 +37,23 @@ from eval.modes.decoders.arms import (
 from eval.modes.decoders.given_choices import Choices, given_choices
 from eval.modes.decoders.page import render_page, render_summary
 from eval.modes.decoders.results import make_results
-from eval.modes.decoders.texts import load_texts
 from eval.prompts.chats import chat_tokenizer, open_report
-from eval.prompts.kinds import TextPrompts
+from eval.prompts.kinds import TextPrompts, corpus_prompts, file_prompts
+from eval.prompts.prompt import DEEPEST_DRAFT, Prompt, check_room
 from eval.render.files import write_files
 from eval.render.formatting import duration, guess
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from distill.corpora.corpus import Split
 
 _EXTRA_CALLS = 8
 """Calls per arm that choosing settings and warming up add to a cell."""
 _PER_ROW = 0.07
 """Seconds that one more row adds to a pass, as a share of those of one row."""
+_ASKED_BY = "the largest batch times its count in decoders.batches_timed, or times decoders.screening_batches, or "
+_ASKED_BY += "decoders.screening_prompts"
 log = get_logger("eval")
 
 
@@ -130,6 +137,31 @@ def _check(cfg: EvalConfig) -> None:
         )
     if cfg.peers.vllm_python is not None:
         check_python(cfg.peers.vllm_python, "peers.vllm_python", "leave out peers=vllm")
+
+
+def load_texts(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, max_positions: int) -> dict[str, TextPrompts]:
+    """Kind of text -> prompts. ConfigError where the corpus gives too few, InputError where one is too long."""
+    sizes = cfg.decoders.num_timed
+    reported = max(rows * count for rows, count in sizes.items())
+    screening = max(rows * cfg.decoders.batches_screened(rows) for rows in sizes)
+    if cfg.prompts.file is not None:
+        found = file_prompts(cfg, tokenizer, reported, screening, _ASKED_BY)
+    else:
+        found = {
+            kind: TextPrompts(
+                _prompts(cfg, tokenizer, kind, "heldout", reported),
+                _prompts(cfg, tokenizer, kind, "validation", screening),
+            )
+            for kind in cfg.decoders.texts
+        }
+    for prompts in found.values():
+        check_room([*prompts.reported, *prompts.screening], cfg.decode.max_new_tokens + DEEPEST_DRAFT, max_positions)
+    return found
+
+
+def _prompts(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, kind: str, split: Split, wanted: int) -> list[Prompt]:
+    remedy = "leave this text out of decoders.texts"
+    return corpus_prompts(cfg, tokenizer, kind == "prose", split, wanted, _ASKED_BY, remedy)
 
 
 @contextmanager

@@ -4,33 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from decode.models.load import ModelDescription
 from eval.arms.base import ASSISTED, AUTOREGRESSIVE, OURS, TRANSFORMERS, is_vllm, our_name
 from eval.config import EvalConfig
-from eval.results.comparisons import cell_with_ratios
+from eval.results.comparisons import (
+    BESIDE,
+    CELL,
+    SPEEDS,
+    Run,
+    about,
+    cell_with_ratios,
+    cells_of_runs,
+    check_runs,
+    matching,
+    pooled_comparison,
+    prompts_entry,
+)
 from eval.results.document import DEFINITIONS, heading, target_entry
 from eval.results.energy import energy_of
-from eval.results.statistics import arm_ratio, arm_speed, fastest_arm
+from eval.results.figures import described
+from eval.results.pooling import medians
+from eval.results.statistics import arm_ratio, arm_ratio_of_runs, arm_speed, fastest_arm
 
 ISSUE = "55005"
 """Of vLLM, on which `distill.runtimes.vllm_temperatures` has more."""
-_SHARED = (
-    "tau",
-    "acceptance_by_position",
-    "tau_by_context",
-    "tokens_per_s",
-    "baseline",
-    "speedup",
-    "whole_call_speedup",
-    "ci95",
-)
-_SHARED += ("component_times", "predicted_speedup", "realised", "ttft_s", "itl_s", "dtype_flips")
-_SHARED += ("repeated_4gram_share", "peak_memory_bytes")
+_SHARED = (*SPEEDS, "component_times", "predicted_speedup", "realised", *BESIDE)
 _OWN = {
-    "cell": "One batch size, temperature and kind of text: all arms answer each batch of prompts in one interleaved "
-    "run, with the same prompt ids, the same limit and the same end tokens.",
+    "cell": CELL,
     "choices": "Which settings are timed, chosen at each batch size and temperature on prompts of the validation "
     "split, which are never reported; the fastest median over both texts is the best one. All of ours "
     "are exact in distribution, and plain decoding is one of them: a draft is chosen where 95% of resampled prompts "
@@ -56,7 +59,11 @@ def make_results(
         **heading(cfg, sum(one["seconds"] for one in [*cells, *choices])),
         "target": target_entry(target, dtype),
         "drafts": dict([next(iter(cfg.drafts.items()))]),
-        "prompts": _prompts(cfg, cells),
+        "prompts": {
+            **prompts_entry(cfg, cfg.decoders),
+            "mean_tokens": sum(cell["mean_tokens"] for cell in cells) / len(cells),
+            "screening_batches": cfg.decoders.screening_batches,
+        },
         "settings": {name: dict(changes) for name, changes in cfg.decoders.arms.items()},
         "definitions": {**_OWN, **{name: DEFINITIONS[name] for name in _SHARED}},
         "rows": [row for cell in cells for row in cell["rows"]],
@@ -64,20 +71,6 @@ def make_results(
         "peers": [peer for cell in cells for peer in _peers(cell, choices, cfg.seed)],
         "choices": list(choices),
         "cells": [cell_with_ratios(cell, compared_arms, cfg.seed) for cell in cells],
-    }
-
-
-def _prompts(cfg: EvalConfig, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {
-        "source": f"held-out split of {cfg.data.name}",
-        "screening_source": f"validation split of {cfg.data.name}",
-        "mean_tokens": sum(cell["mean_tokens"] for cell in cells) / len(cells),
-        "max_new_tokens": cfg.decode.max_new_tokens,
-        "screening_tokens": cfg.timing.screening_tokens,
-        "screening_batches": cfg.decoders.screening_batches,
-        "screening_prompts": cfg.decoders.screening_prompts,
-        "rounds": cfg.timing.rounds,
-        "batches": {str(rows): count for rows, count in cfg.decoders.num_timed.items()},
     }
 
 
@@ -115,3 +108,35 @@ def _ours_over(cell: dict[str, Any], ours: str, peer: str, seed: int) -> dict[st
     if estimate is None:
         return {"ratio_ours_over_peer": None, "ratio_ci95": None}
     return {"ratio_ours_over_peer": estimate.value, "ratio_ci95": estimate.interval}
+
+
+def check_comparisons(files: Sequence[Path], runs: Sequence[Run]) -> None:
+    """Raise InputError naming two of `files` and both values where `runs` do not time the same arms on the same
+    prompts."""
+    check_runs(files, runs, ("settings",), "decoders.choices")
+
+
+def pool_comparisons(runs: Sequence[Run]) -> dict[str, Any]:
+    """The content of results.json for `runs` that `check_comparisons` let pass."""
+    first, cells = runs[0], cells_of_runs(runs)
+    peers = [[matching(run["peers"], _peer_key, _peer_key(peer)) for run in runs] for peer in first["peers"]]
+    return {
+        **pooled_comparison(runs, compared_arms),
+        "peers": [_peer(each, cells, first["choices"], first["environment"]["seed"]) for each in peers],
+    }
+
+
+def _peer(each: Sequence[Run], cells: Sequence[Sequence[Run]], choices: Sequence[Run], seed: int) -> dict[str, Any]:
+    best = next(one["best"] for one in choices if about(one)[:2] == about(each[0])[:2])
+    (of_peer,) = [runs for runs in cells if about(runs[0]) == about(each[0])]
+    ratio = described("ratio", arm_ratio_of_runs(of_peer, our_name(best[OURS]), each[0]["name"], seed))
+    return {
+        **medians(each, "tokens_per_s"),
+        "ratio_ours_over_peer": ratio["ratio"],
+        "ratio_ci95": ratio["ratio_ci95"],
+        "ratio_by_run": [peer["ratio_ours_over_peer"] for peer in each],
+    }
+
+
+def _peer_key(peer: Run) -> tuple[Any, ...]:
+    return *about(peer), peer["name"]

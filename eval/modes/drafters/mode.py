@@ -26,10 +26,9 @@ from eval.inputs import rough_seconds_per_token
 from eval.measure.cells import Cell, Results
 from eval.modes.drafters.arms import Stock, cells, choose, engine_names, engine_settings, measure
 from eval.modes.drafters.given_choices import Choices, given_choices
-from eval.modes.drafters.left_out import by_reason
 from eval.modes.drafters.page import render_page, render_summary
 from eval.modes.drafters.results import make_results
-from eval.modes.drafters.targets import Target, describe_targets
+from eval.modes.drafters.targets import Target, by_reason, describe_targets
 from eval.prompts.chats import open_report
 from eval.prompts.kinds import TextPrompts
 from eval.render.files import write_files

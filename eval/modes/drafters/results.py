@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from eval.arms.base import PLAIN_ARMS
@@ -12,25 +13,24 @@ from eval.config import EvalConfig
 from eval.modes.drafters.targets import Target
 from eval.modes.drafters.which_when import mixtures, which_when
 from eval.prompts.kinds import TextPrompts
-from eval.results.comparisons import cell_with_ratios
+from eval.results.comparisons import (
+    BESIDE,
+    CELL,
+    SPEEDS,
+    Run,
+    cell_with_ratios,
+    cells_of_runs,
+    check_runs,
+    pooled_comparison,
+    prompts_entry,
+)
 from eval.results.document import DEFINITIONS, heading, target_entry
 from eval.results.energy import energy_of
 from eval.results.statistics import fastest_arm
 
-_SHARED = (
-    "tau",
-    "acceptance_by_position",
-    "tau_by_context",
-    "tokens_per_s",
-    "baseline",
-    "speedup",
-    "whole_call_speedup",
-    "ci95",
-)
-_SHARED += ("ttft_s", "itl_s", "dtype_flips", "repeated_4gram_share", "peak_memory_bytes")
+_SHARED = (*SPEEDS, *BESIDE)
 _OWN = {
-    "cell": "One batch size, temperature and kind of text: all arms answer each batch of prompts in one interleaved "
-    "run, with the same prompt ids, the same limit and the same end tokens.",
+    "cell": CELL,
     "texts": "code: windows of held-out sources are continued. free: how docstrings of held-out sources begin. edit, "
     "answer, log: tasks made of held-out files, with what they copy from in the prompt. own: the prompts of a file.",
     "choices": "Draft lengths, and the peers' settings, are chosen for every arm and cell on prompts of the validation "
@@ -65,7 +65,14 @@ def make_results(
         "target": described_targets[targets[0].key],
         "targets": [{"key": one.key, "texts": list(one.texts), **described_targets[one.key]} for one in targets],
         "drafts": dict(cfg.drafts),
-        "prompts": _prompts(cfg, texts),
+        "prompts": {
+            **prompts_entry(cfg, cfg.drafters),
+            "file": cfg.prompts.file,
+            "mean_tokens": {
+                text: sum(len(one.ids) for one in prompts.reported) / len(prompts.reported)
+                for text, prompts in texts.items()
+            },
+        },
         "arms": arms,
         "definitions": {**_OWN, **{name: DEFINITIONS[name] for name in _SHARED}},
         "rows": [row for cell in cells for row in cell["rows"]],
@@ -92,24 +99,23 @@ def arms_in_words(cfg: EvalConfig) -> dict[str, Any]:
     }
 
 
-def _prompts(cfg: EvalConfig, texts: Mapping[str, TextPrompts]) -> dict[str, Any]:
-    return {
-        "source": f"held-out split of {cfg.data.name}",
-        "screening_source": f"validation split of {cfg.data.name}",
-        "file": cfg.prompts.file,
-        "mean_tokens": {
-            text: sum(len(one.ids) for one in prompts.reported) / len(prompts.reported)
-            for text, prompts in texts.items()
-        },
-        "max_new_tokens": cfg.decode.max_new_tokens,
-        "screening_tokens": cfg.timing.screening_tokens,
-        "screening_prompts": cfg.drafters.screening_prompts,
-        "rounds": cfg.timing.rounds,
-        "batches": {str(rows): count for rows, count in cfg.drafters.num_timed.items()},
-    }
-
-
 def compared_arms(cells: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Ratio -> the arm that others are held against in runs of one cell: the faster one without a draft."""
     plain = fastest_arm(cells, PLAIN_ARMS)
     return {} if plain is None else {"over_plain": plain}
+
+
+def check_drafters(files: Sequence[Path], runs: Sequence[Run]) -> None:
+    """Raise InputError naming two of `files` and both values where `runs` do not time the same arms on the same
+    prompts."""
+    check_runs(files, runs, ("targets", "arms"), "drafters.choices")
+
+
+def pool_drafters(runs: Sequence[Run]) -> dict[str, Any]:
+    """The content of results.json for `runs` that `check_drafters` let pass."""
+    arms, seed, cells = runs[0]["arms"], runs[0]["environment"]["seed"], cells_of_runs(runs)
+    return {
+        **pooled_comparison(runs, compared_arms),
+        "which_when": which_when(cells, arms, seed),
+        "mixtures": mixtures(cells, arms, seed),
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from decode.common.errors import InputError
@@ -109,3 +110,11 @@ def _described(key: str, source: ModelConfig) -> ModelDescription:
             "(data=tasks), name a model that was taught to follow instructions, give null where `target` is one, or "
             "leave these out of drafters.texts"
         ) from error
+
+
+def by_reason(left_out: Mapping[str, str]) -> str:
+    """Of arm -> reason: arms of one reason together, the reason once."""
+    arms: dict[str, list[str]] = {}
+    for arm, reason in left_out.items():
+        arms.setdefault(reason, []).append(arm)
+    return "; ".join(f"{', '.join(names)} ({reason.rstrip('.')})" for reason, names in arms.items())

@@ -14,9 +14,8 @@ from eval.config import EvalConfig
 from eval.inputs import check_models, load, sampling_at, settings_at, shared_context
 from eval.measure.alpha import measure_alpha
 from eval.measure.continuations import Text, generator, jobs_for
-from eval.modes.exits.measuring import Exit, ExitFace, entries, exits_of, times_of
+from eval.modes.exits.measuring import Exit, ExitFace, entries, exits_of, make_results, times_of
 from eval.modes.exits.page import render_page, render_summary
-from eval.modes.exits.results import make_results
 from eval.prompts.chats import chat_tokenizer, open_report
 from eval.prompts.held_out import as_many_as, split_prompts
 from eval.prompts.prompt import Prompt, check_room

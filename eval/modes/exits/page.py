@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from eval.modes.exits.results import best_of
+from eval.modes.exits.measuring import best_of
 from eval.render.formatting import Column, Table, column, columns, estimate, milliseconds, number, short
 from eval.render.page import Page, Plot, as_html, as_markdown
 from eval.render.plots import COLORS, GREY, draw

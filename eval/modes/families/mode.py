@@ -30,11 +30,19 @@ from eval.modes.families.arms import (
     record_folders,
 )
 from eval.modes.families.engines import refusals, refused_forms, title
-from eval.modes.families.given import NOT_TRAINED, describe_given, given
 from eval.modes.families.measuring import Judge, Race, cells, points
 from eval.modes.families.page import render_page, render_summary
 from eval.modes.families.results import Measured, make_results
-from eval.modes.families.trainings import Training, in_child, pace_of, train_all, trainings
+from eval.modes.families.trainings import (
+    NOT_TRAINED,
+    Training,
+    describe_given,
+    given,
+    in_child,
+    pace_of,
+    train_all,
+    trainings,
+)
 from eval.prompts.chats import chat_tokenizer, open_report
 from eval.prompts.held_out import file_prompts, split_prompts
 from eval.prompts.prompt import DEEPEST_DRAFT, Prompt, check_room

@@ -1,4 +1,5 @@
-"""The trainings of the comparison: which there are, how many steps each gets, and doing those that are not done."""
+"""The trainings of the comparison: which there are, how many steps each gets, and doing those that are not done. Beside
+them drafts that are given as folders, ours or as others publish them."""
 
 from __future__ import annotations
 
@@ -15,17 +16,26 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from decode.common.errors import InputError, RunError
+from decode.common.errors import ConfigError, InputError, RunError
 from decode.common.progress import get_logger, progress
 from decode.common.run_folder import check_same_run, is_finished
+from decode.config import model_folder
+from decode.drafters.saved_draft import OWN, config_in, describe_draft
+from decode.drafters.saved_head import HEADS
+from decode.models.hidden_states import FINAL
+from decode.models.load import ModelDescription
 from distill.records.record_folder import RecordFolder
 from distill.sequences import record_sequences
 from eval.config import EvalConfig
-from eval.modes.families.arms import train_config
+from eval.inputs import check_held_out
+from eval.modes.families.arms import ArmFacts, train_config
+from eval.prompts.chats import check_chats_of_draft
 from train import stage
 from train.batches import PackedSource
 from train.config import TrainConfig
 from train.metrics_log import METRICS, read_metrics
+
+NOT_TRAINED = "given, not trained here"
 
 
 def tokens_per_step(train: TrainConfig, records: RecordFolder) -> float:
@@ -194,3 +204,29 @@ def train_one(train: TrainConfig) -> None:
         return
     stage.run(train)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
+def given(cfg: EvalConfig) -> list[Training]:
+    """One for each of cfg.drafts; what is kept of them lies with that of the trainings."""
+    return [Training(name, "given", cfg.families.feature_codes[0], 0) for name in cfg.drafts]
+
+
+def describe_given(cfg: EvalConfig, target: ModelDescription) -> dict[str, ArmFacts]:
+    """Facts of every given draft; InputError where one does not fit the target or saw the held-out texts, ConfigError
+    where it is called like an arm."""
+    taken = sorted(set(cfg.drafts) & set(cfg.families.arms))
+    if taken:
+        raise ConfigError(f"drafts.{taken[0]} is called like an arm of families.arms; give it another name")
+    return {name: _facts(cfg, name, target) for name in cfg.drafts}
+
+
+def _facts(cfg: EvalConfig, name: str, target: ModelDescription) -> ArmFacts:
+    folder = model_folder(cfg.drafts[name])
+    found = describe_draft(folder, target, f"drafts.{name}")
+    if cfg.prompts.file is None:
+        check_held_out(cfg.data, name, found.path)
+    check_chats_of_draft(cfg, name, found.path, target)
+    taps: tuple[int, ...] = ()
+    if found.family in HEADS:
+        taps = (FINAL,) if folder == OWN else config_in(folder, target).taps
+    return ArmFacts(found.family, found.num_parameters, taps, NOT_TRAINED)

@@ -8,8 +8,7 @@ import pytest
 
 from eval.arms.base import LOOKUP
 from eval.modes.drafters.page import render_page, render_summary
-from eval.modes.drafters.results import compared_arms
-from eval.modes.drafters.several_runs import pool_drafters
+from eval.modes.drafters.results import compared_arms, pool_drafters
 from eval.modes.drafters.which_when import mixtures, which_when
 from eval.results.comparisons import cell_with_ratios
 from tests.eval.drafters.tiny_comparison import PLAIN, Paces, arm, cell, ours

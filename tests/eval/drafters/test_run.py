@@ -18,7 +18,7 @@ from eval.config import EvalConfig
 from eval.modes.drafters import mode
 from eval.modes.drafters.given_choices import given_choices
 from eval.modes.drafters.page import render_page, render_summary
-from eval.modes.drafters.several_runs import check_drafters, pool_drafters
+from eval.modes.drafters.results import check_drafters, pool_drafters
 from eval.modes.drafters.targets import describe_targets
 from eval.publish import publish
 from tests.eval.drafters.tiny_comparison import PLAIN, make_models, values
@@ -59,6 +59,10 @@ def test_a_small_comparison_leaves_timed_cells_a_summary_and_a_page(models: Path
     asked["peers"] = asked.get("peers", {}) | {"early_exit_layers": [1], "early_exit_tokens": [2, 3]}
     stage.run(build(EvalConfig, asked))
     found = json.loads((tmp_path / "results.json").read_text())
+    published = json.loads(Path("docs/results/drafters.json").read_text())
+    assert set(found) == set(published) - {"runs"}
+    assert set(found["prompts"]) == set(published["prompts"])
+    assert list(found["definitions"]) == [name for name in published["definitions"] if name != "runs"]
     (cell,), (choice,), (best,) = found["cells"], found["choices"], found["which_when"]
     assert arms_of(cell) == {*PLAIN, LOOKUP, EARLY_EXIT, "ours, ngram", "ours, mine"}
     assert choice["tokens_per_s"][EARLY_EXIT].keys() == {"E=1,n=2", "E=1,n=3"}

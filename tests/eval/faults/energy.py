@@ -29,7 +29,7 @@ FAULTS: list[Fault] = [
     *noticed_by(
         test_energy.test_stated_watts_times_seconds_are_an_estimate_and_marked,
         ("eval.measure.energy:energy_meter", 'kind="estimate"', 'kind="measured"'),
-        ("eval.render.energy:_joules", '(estimate)"', '"'),
+        ("eval.render.page:_joules", '(estimate)"', '"'),
     ),
     *noticed_by(
         test_energy.test_the_meter_stands_around_every_call_of_the_timed_run_and_nothing_else,

@@ -34,9 +34,9 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_remarks.test_every_length_is_predicted_from_acceptance_and_component_times,
-        ("eval.results.paying:verification", "1 + slope * k", "1 + slope * (k + 1)"),
-        ("eval.results.paying:dearest_draft", "max(", "min("),
-        ("eval.results.paying:draft_cost", '"t_draft_s"] / row', '"t_draft_s"] * 2 / row'),
+        ("eval.render.remarks:verification", "1 + slope * k", "1 + slope * (k + 1)"),
+        ("eval.render.remarks:dearest_draft", "max(", "min("),
+        ("eval.render.remarks:draft_cost", '"t_draft_s"] / row', '"t_draft_s"] * 2 / row'),
     ),
     *noticed_by(
         test_remarks.test_a_length_that_was_timed_and_pays_comes_before_any_prediction,

@@ -67,13 +67,13 @@ FAULTS: list[Fault] = [
         partial(
             test_splits.test_the_suite_of_decoders_reports_held_out_text_and_chooses_on_validation_text, kind="code"
         ),
-        ("eval.modes.decoders.texts:load_texts", '"heldout", reported', '"validation", reported'),
+        ("eval.modes.decoders.mode:load_texts", '"heldout", reported', '"validation", reported'),
     ),
     *noticed_by(
         partial(
             test_splits.test_the_suite_of_decoders_reports_held_out_text_and_chooses_on_validation_text, kind="prose"
         ),
-        ("eval.modes.decoders.texts:load_texts", '"validation", screening', '"heldout", screening'),
+        ("eval.modes.decoders.mode:load_texts", '"validation", screening', '"heldout", screening'),
     ),
     *noticed_by(
         test_splits.test_a_cell_of_decoders_times_its_own_reported_text,
