@@ -4,11 +4,11 @@ from tests.census import census, circles
 
 MOST = {
     "product files": 519,
-    "product lines": 54081,
+    "product lines": 54074,
     "tests files": 381,
-    "tests lines": 49998,
+    "tests lines": 49996,
     "settings": 360,
-    "file circles": 9,
+    "file circles": 5,
     "string subscripts in eval": 1034,
 }
 """Figures of 25 November 2026."""
