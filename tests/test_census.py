@@ -3,8 +3,8 @@
 from tests.census import census, circles
 
 MOST = {
-    "product files": 519,
-    "product lines": 54074,
+    "product files": 516,
+    "product lines": 54052,
     "tests files": 381,
     "tests lines": 49996,
     "settings": 360,
