@@ -14,10 +14,12 @@ from typing import Any, Literal, get_args
 
 from decode.common.extras import extra, require_installed
 from decode.common.typed_config import flag, real, require, unknown_key_message, whole
+from decode.drafters.beside.refusals import check_device, check_overlap, presumed_family
+from decode.drafters.untrained.config import UNTRAINED, check_strict, check_tree, settings_of
+from decode.trees import MOST_NODES
 
 LEAST_TEMPERATURE = 1e-4  # logits of 30 divided by it are float32 numbers with steps of 0.03
 TREES = ("chain", "dynamic")
-MOST_NODES = 1024
 OF_THE_PREFIX = (
     "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "banned_words", "grammar",
 )  # fmt: skip
@@ -303,8 +305,6 @@ class DrafterConfig:
     """Of a drafter that is named; see its file in conf/draft."""
 
     def __post_init__(self) -> None:
-        from decode.drafters.untrained.config import UNTRAINED, settings_of  # late: it stands above this file
-
         settings_of(self.path, self.settings)
         require(
             self.quantization is None or self.path not in (None, *UNTRAINED),
@@ -385,9 +385,6 @@ class DecodeConfig:
             f"data.template={self.data.template} and data.date={self.data.date} are for the chat template, and "
             "chat=false; set chat=true, or leave them out",
         )
-        from decode.drafters.beside.refusals import check_device, check_overlap, presumed_family  # late, as above
-        from decode.drafters.untrained.config import check_strict, check_tree
-
         check_overlap(presumed_family(self.draft.path), self.decode.overlap, "decode.overlap")
         check_device(presumed_family(self.draft.path), self.draft.device, "draft.device")
         check_tree(self.draft.path, self.decode.tree, "decode.tree")

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from decode.common.typed_config import require, require_at_least
-from decode.config import MOST_NODES, ChatConfig, DrafterConfig, ModelConfig, check_sampling
+from decode.config import ChatConfig, DrafterConfig, ModelConfig, check_sampling
+from decode.trees import MOST_NODES
 from distill.runtimes.openai_api.settings import check_openai_asked, check_openai_settings
 from distill.runtimes.vllm_settings import check_engine_settings
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from decode.autotune.budget import Budget
     from decode.forward.kept.lease import Lease
     from decode.forward.runner import Runner
     from decode.forward.target import CachedModel
@@ -77,6 +76,14 @@ class Step:
     """No weight of the head learns, and a row of logits depends on its own row of `hidden` alone."""
 
 
+class Allowance(Protocol):
+    """How many tokens are worth their passes: `autotune.budget.Budget`."""
+
+    def takes(self, chance: Sequence[float], drafted: int) -> bool:
+        """Whether to draw one more token after `drafted` ones, by the `chance` (rows,) that the draft gives it."""
+        ...
+
+
 @dataclass(kw_only=True)
 class Context:
     """What a drafter may look at while it proposes; rows are the requests of the batch."""
@@ -125,7 +132,7 @@ class Context:
     of them, which no verdict will judge, is the likeliest."""
     lease: Lease
     """The call: what caches a drafter takes for it are its own until it ends."""
-    budget: Budget | None = None
+    budget: Allowance | None = None
     """Whether to go on is asked after every token of a chain; None where the length is settled beforehand."""
     running: list[int] | None = None
     """Rows whose request has not ended; None is all. The others are drafted for as well, and decide nothing."""

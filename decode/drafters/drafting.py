@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from decode.drafters.base import Context
+from decode.drafters.base import Allowance, Context
 from decode.forward.runner import Runner
 from decode.sampling.noise import Stream
 from decode.sampling.warp import Sampling, warp
 from decode.trees.tree import Drawn, Tree, chain_parents
-
-if TYPE_CHECKING:
-    from decode.autotune.budget import Budget
 
 
 @dataclass(frozen=True)
@@ -196,7 +193,7 @@ def propose_chain(drafting: DraftRound, context: Context) -> Tree:
     return Tree(proposed, chain_parents(k + 1), context.drawn, log_q[:, : k + 1] if context.drawn == "iid" else None)
 
 
-def _taken(budget: Budget, chances: list[list[float]]) -> int:  # (k, rows)
+def _taken(budget: Allowance, chances: list[list[float]]) -> int:  # (k, rows)
     """How many of k drafted tokens the budget takes; chances[i] is asked for only where all before it were taken."""
     return next((i for i, row in enumerate(chances) if not budget.takes(row, i)), len(chances))
 

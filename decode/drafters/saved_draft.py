@@ -30,16 +30,12 @@ from decode.drafters.untrained.config import UNTRAINED, settings_of
 from decode.drafters.untrained.named import DRAFTERS, check_named
 from decode.forward.window import Window, own_window
 from decode.models.adapters import unwrapped
-from decode.models.compatibility import (
-    check_same_size,
-    check_same_tokens,
-    refuse_unsupported,
-    tokens_padded_otherwise,
-)
+from decode.models.compatibility import refuse_unsupported
 from decode.models.fingerprint import changed_since_read, files_fingerprint
 from decode.models.load import ModelDescription, describe_loaded, describe_model, load_model
 from decode.models.output_head import Ends, ends_of
 from decode.models.padded_rows import with_rows
+from decode.models.same_tokens import check_same_size, check_same_tokens, tokens_padded_otherwise
 from decode.models.torchao_schemes import check_runs_here, check_sizes, quantise
 from decode.published.form import published_form
 from decode.published.head import load_published, read_published

@@ -17,8 +17,7 @@ from decode.forward.target import CachedModel
 from decode.rounds.state import State
 from decode.sampling.noise import Ledger, Noise
 from decode.sampling.warp import Sampling, warp
-from decode.trees.passengers import boarded, parted
-from decode.trees.tree import Drawn, Tree
+from decode.trees.tree import Drawn, Tree, boarded, parted
 from decode.verify.verdict import Question, Verdict, Verifier
 
 

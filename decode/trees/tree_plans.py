@@ -9,7 +9,7 @@ from typing import Annotated, Protocol
 from pydantic import Field
 
 from decode.common.typed_config import require
-from decode.config import MOST_NODES
+from decode.trees import MOST_NODES
 from decode.trees.tree import chain_parents, tree_depths
 
 BEAM = 4  # nodes that a dynamic tree expands a level: a beam of 8 gives no more tokens (see drafters/trees.py)

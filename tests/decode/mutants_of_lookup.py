@@ -25,8 +25,7 @@ from decode.drafters.untrained.text_drafter import TextDrafter
 from decode.drafters.untrained.trie import Trie
 from decode.rounds import round as rounds
 from decode.rounds.state import State
-from decode.trees.passengers import boarded
-from decode.trees.tree import Tree
+from decode.trees.tree import Tree, boarded
 
 real_split, real_repeated, real_read = SuffixAutomaton._split, NgramText._repeated, TextDrafter.read
 

@@ -18,8 +18,7 @@ from decode.drafters.base import Context
 from decode.forward.target import CachedModel
 from decode.loop import Loop
 from decode.requests import Request
-from decode.trees.passengers import Passengers, boarded, parted
-from decode.trees.tree import Tree, chain_parents
+from decode.trees.tree import Passengers, Tree, boarded, chain_parents, parted
 from decode.trees.tree_plans import chain
 from tests.decode.checks import ragged_prompts, texts_of
 from tests.decode.drafters import Oracle, OracleTree

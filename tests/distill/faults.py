@@ -330,24 +330,24 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
         ("distill.corpora.corpus:split_of", "place < config.heldout_share:", "place < config.validation_share / 2:"),
     ],
     test_tasks.test_a_renamed_text_is_the_given_one_word_by_word_but_for_the_name: [
-        ("distill.corpora.tasks.edits:rename", "renamed(piece, before, after)", "piece.replace(before, after)"),
-        ("distill.corpora.tasks.edits:rename", "if name not in here", ""),
+        ("distill.corpora.tasks.made:rename", "renamed(piece, before, after)", "piece.replace(before, after)"),
+        ("distill.corpora.tasks.made:rename", "if name not in here", ""),
     ],
     test_tasks.test_an_inserted_line_stands_behind_the_line_that_was_named: [
         (
-            "distill.corpora.tasks.edits:insertion",
+            "distill.corpora.tasks.made:insertion",
             "[*lines[: place + 1], line, *lines[place + 1 :]]",
             "[*lines[:place], line, *lines[place:]]",
         ),
-        ("distill.corpora.tasks.edits:insertion", "if lines.count(line) == 1", ""),
+        ("distill.corpora.tasks.made:insertion", "if lines.count(line) == 1", ""),
     ],
     test_tasks.test_a_quotation_is_the_lines_of_its_document_that_the_question_names: [
-        ("distill.corpora.tasks.answers:quotation", "first : first + count", "first : first + 1"),
-        ("distill.corpora.tasks.answers:_start", ") == 1:", ") >= 1:"),
+        ("distill.corpora.tasks.made:quotation", "first : first + count", "first : first + 1"),
+        ("distill.corpora.tasks.made:_start", ") == 1:", ") >= 1:"),
     ],
     test_tasks.test_a_log_goes_on_as_it_began: [
-        ("distill.corpora.tasks.logs:log", "number % len(templates)", "(number // 2) % len(templates)"),
-        ("distill.corpora.tasks.logs:log", "count=first + number", "count=first"),
+        ("distill.corpora.tasks.made:log", "number % len(templates)", "(number // 2) % len(templates)"),
+        ("distill.corpora.tasks.made:log", "count=first + number", "count=first"),
     ],
     test_tasks.test_a_file_decides_the_split_of_its_tasks: [
         ("distill.corpora.tasks.drawn:task_documents", "place=place", "place=None"),

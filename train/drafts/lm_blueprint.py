@@ -16,10 +16,11 @@ from decode.config import ModelConfig
 from decode.drafters.base import Batch
 from decode.drafters.lm import LMDraft
 from decode.forward.window import Window, own_window, set_window
-from decode.models.compatibility import check_same_tokens, longest_context, tokens_padded_otherwise
+from decode.models.compatibility import longest_context
 from decode.models.load import ModelDescription, describe_model
 from decode.models.output_head import Ends
 from decode.models.padded_rows import with_rows
+from decode.models.same_tokens import check_same_tokens, tokens_padded_otherwise
 from decode.models.weight_counts import WeightCounts, count_weights, empty_model
 from train.config import TrainConfig
 from train.drafts.attention_window import asked_window

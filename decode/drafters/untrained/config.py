@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from decode.common.typed_config import build, require
-from decode.config import MOST_NODES
+from decode.trees import MOST_NODES
 
 LONGEST_MATCH = 16
 """Tokens of a text that are looked up in a datastore."""

@@ -1,6 +1,6 @@
 """`jacobi`: the target drafts for itself. A window of guesses at later places rides along in the pass that verifies
-(`trees.passengers`), what the target says of them refines the window and fills a pool of n-grams, and these are what
-the next rounds draft (lookahead decoding: Fu et al. 2024, arXiv:2402.02057).
+(`trees.tree.Passengers`), what the target says of them refines the window and fills a pool of n-grams, and these are
+what the next rounds draft (lookahead decoding: Fu et al. 2024, arXiv:2402.02057).
 
 Where draft and verdict share their noise, the target's token at a place depends on the text before it alone, and the
 guesses converge at any temperature as they do at 0. Under other rules they are the likeliest tokens.
@@ -20,8 +20,7 @@ from decode.drafters.untrained.jacobi.pool import Pool
 from decode.drafters.untrained.jacobi.window import Window, seats
 from decode.drafters.untrained.text_drafter import Guess, RowText, TextDrafter
 from decode.sampling.warp import warp
-from decode.trees.passengers import Passengers
-from decode.trees.tree import Tree
+from decode.trees.tree import Passengers, Tree
 
 
 class JacobiText(RowText):
