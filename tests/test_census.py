@@ -3,10 +3,10 @@
 from tests.census import census, circles
 
 MOST = {
-    "product files": 516,
-    "product lines": 54052,
+    "product files": 498,
+    "product lines": 53902,
     "tests files": 381,
-    "tests lines": 49996,
+    "tests lines": 50001,
     "settings": 360,
     "file circles": 5,
     "string subscripts in eval": 1034,
