@@ -4,11 +4,11 @@ from tests.census import census, circles
 
 MOST = {
     "product files": 498,
-    "product lines": 53902,
+    "product lines": 53899,
     "tests files": 381,
     "tests lines": 50001,
     "settings": 360,
-    "file circles": 5,
+    "file circles": 4,
     "string subscripts in eval": 1034,
 }
 """Figures of 25 November 2026."""

@@ -31,8 +31,8 @@ from distill.records.record_manifest import (
     RecordedTarget,
     ShardSummary,
 )
-from distill.records.record_shards import SPLITS, Record, Shard, shard_bytes, summary
-from distill.records.recorded_drafts import RecordedDraft, drafting_of, pooled
+from distill.records.record_shards import SPLITS, Record, Shard, drafting_of, shard_bytes, summary
+from distill.records.recorded_drafts import RecordedDraft, pooled
 
 IDENTITIES = {
     "fingerprint": "the records hold the distributions of other weights",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from distill.records.distribution_stores import Layout
 from distill.records.feature_codes import Shapes
 from distill.records.file_checks import check_sum
 from distill.records.record_manifest import REMEDY, FinishReason, ShardSummary
+from distill.records.recorded_drafts import Drafting, RecordedDraft
 from distill.records.safetensors_file import open_arrays
 from distill.records.sparse_estimate import id_width, pack_ids, unpack_ids
 
@@ -82,6 +83,16 @@ def summary(content: bytes, records: Sequence[Record]) -> dict[str, Any]:
         "finish_reasons": dict(sorted(Counter(record.meta["finish_reason"] for record in records).items())),
         "feature_errors": np.concatenate(errors).sum(0, dtype=np.float64).tolist() if errors else [],
     }
+
+
+def drafting_of(records: Iterable[Record], draft: RecordedDraft | None) -> Drafting | None:
+    """That of one shard; None for texts that no draft was used for."""
+    if draft is None:
+        return None
+    written = [(len(one.ids) - one.meta["prompt_end"], one.passes) for one in records if one.passes is not None]
+    return Drafting(
+        draft=draft, tokens=sum(tokens for tokens, _ in written), passes=sum(passes for _, passes in written)
+    )
 
 
 def array_shapes(layout: Layout, known: ShardSummary) -> Shapes:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from pydantic import computed_field
 
 from decode.acceptance import tau
 from decode.common.checked_json import Content, Count, Size, Text
-
-if TYPE_CHECKING:
-    from distill.records.record_shards import Record
 
 
 class RecordedDraft(Content):
@@ -39,16 +35,6 @@ class Drafting(Content):
     def tokens_per_pass(self) -> float:
         """Tokens that a pass of the target gave."""
         return round(tau(self.tokens, self.passes), 4)
-
-
-def drafting_of(records: Iterable[Record], draft: RecordedDraft | None) -> Drafting | None:
-    """That of one shard; None for texts that no draft was used for."""
-    if draft is None:
-        return None
-    written = [(len(one.ids) - one.meta["prompt_end"], one.passes) for one in records if one.passes is not None]
-    return Drafting(
-        draft=draft, tokens=sum(tokens for tokens, _ in written), passes=sum(passes for _, passes in written)
-    )
 
 
 def pooled(each: Iterable[Drafting | None]) -> list[Drafting]:

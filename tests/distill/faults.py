@@ -377,7 +377,7 @@ RUNTIMES: dict[Callable[..., object], list[Change]] = {
     test_vllm_runtime.test_a_draft_is_handed_to_the_engine_that_writes: [
         ("distill.runtimes.vllm_runtime:VllmRuntime._drafting", "self.longest + count", "self.longest"),
         ("distill.runtimes.vllm_runtime:VllmRuntime.sampler", "counts[row] > 0", "counts[row]"),
-        ("distill.records.recorded_drafts:drafting_of", ' - one.meta["prompt_end"]', ""),
+        ("distill.records.record_shards:drafting_of", ' - one.meta["prompt_end"]', ""),
     ],
     test_vllm_runtime.test_a_text_that_fills_the_context_leaves_no_room_for_drafts: [
         (
