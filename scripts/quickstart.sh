@@ -14,8 +14,8 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores < 8 ? cores : 8))}
 # glibc gives the memory of every large tensor back to the system; to get it anew, page by page, took a fifth of the time.
 export MALLOC_MMAP_MAX_=${MALLOC_MMAP_MAX_:-0} MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-100000000000}
 
-step "install" 70 ensure_environment
-step "model" 20 env HF_HUB_OFFLINE="$hub_offline" bash scripts/example_model.sh
+step "install" 50 ensure_environment
+step "model" 10 env HF_HUB_OFFLINE="$hub_offline" bash scripts/example_model.sh
 # A CPU with AVX2 alone computes bfloat16 element by element: hours in place of minutes.
 training=engine.precision=fp32
 target=target.dtype=float32
@@ -25,15 +25,15 @@ else
     training="" target=""
 fi
 
-step "records" 170 python -m distill experiment=quickstart_records resume=auto $target
-step "head" 90 accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no \
+step "records" 130 python -m distill experiment=quickstart_records resume=auto $target
+step "head" 60 accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no \
     --dynamo_backend no -m train experiment=quickstart_head resume=auto $training $target
 step "one chat" 25 python -m decode target=smollm2 draft=mixture decode=greedy chat=true \
     'draft.settings.members=[ngram,runs/quickstart/head/model]' prompt_file=scripts/quickstart_prompt.txt $target
 # What hours of records and training buy stands beside what these minutes bought; that head is of the package's file.
 shipped=drafts.shipped=docs/results/smollm2/head
 [ -f runs/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf ] || shipped=""
-step "report" 240 python -m eval experiment=quickstart_report resume=auto $target $shipped
+step "report" 300 python -m eval experiment=quickstart_report resume=auto $target $shipped
 
 show_times
 printf '\nWhat paid for which kind of chat:\n'
