@@ -4,30 +4,93 @@ on, read the prompts that it left in the run's folder."""
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, overload
+
+import numpy as np
 
 from decode.common.progress import get_logger
 from decode.models.chat_template import settled
 from decode.models.load import ModelDescription
-from distill.config import DistillConfig
+from distill.config import DataConfig, DistillConfig
 from distill.corpora import load_corpus
 from distill.corpora.bad_rows import BadRowCount
-from distill.corpora.file_stamp import file_stamp
+from distill.corpora.text_files import stdlib_files
 from distill.prompts.drawn_prompts import DrawnPrompt, digest, draw_prompts
 from distill.prompts.held_out_count import HeldOutCount, count_held_out
-from distill.prompts.prompt_file import PromptFile, write_prompts
 from distill.prompts.shown_examples import examples
 from distill.prompts.texts_note import TextsNote, read_note
 from distill.prompts.tokenizer import tokenizer_hash, tokenizer_of
 from distill.recording_plan import RecordingPlan, make_plan
 from distill.responses import Writer
 from distill.runtimes.runtime import Runtime
+
+LINES, STARTS = "prompts.jsonl", "starts.npy"
+
+
+def write_prompts(prompts: Iterable[DrawnPrompt], folder: Path) -> PromptFile:
+    """Write them to a new folder, one at a time."""
+    folder.mkdir()
+    starts = array("q", [0])
+    with (folder / LINES).open("wb") as file:
+        for prompt in prompts:
+            starts.append(starts[-1] + file.write(json.dumps(astuple(prompt)).encode() + b"\n"))
+    np.save(folder / STARTS, np.array(starts, np.int64))
+    return PromptFile(folder)
+
+
+class PromptFile(Sequence[DrawnPrompt]):
+    """The prompts in a folder, by number; mapped, so that the ranks of a machine share what is in memory of them."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises OSError and ValueError where it is not whole."""
+        self.folder = folder
+        self._starts = np.load(folder / STARTS, mmap_mode="r")
+        self._lines = np.memmap(folder / LINES, np.uint8, "r")
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> DrawnPrompt: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[DrawnPrompt]: ...
+    def __getitem__(self, index: int | slice) -> DrawnPrompt | list[DrawnPrompt]:
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        line = self._lines[self._starts[index] : self._starts[index + 1]]
+        return DrawnPrompt(*json.loads(line.tobytes()))
+
+
+def file_stamp(config: DataConfig) -> str | None:
+    """SHA-256 of the names, sizes and times of change of the files that a corpus is read from; None for one on the hub,
+    which has none here."""
+    if config.name == "hub":
+        return None
+    if config.path is None:
+        root, files = stdlib_files()
+    else:
+        root = Path(config.path)
+        files = [root] if root.is_file() else [one for one in root.rglob("*") if one.is_file()]
+    return _stamp(files, root)
+
+
+def _stamp(files: Iterable[Path], root: Path) -> str:
+    sha = hashlib.sha256()
+    for file in sorted(files):
+        found = file.stat()
+        sha.update(json.dumps([str(file.relative_to(root)), found.st_size, found.st_mtime_ns]).encode())
+    return sha.hexdigest()
+
 
 FOLDER = "prompts"
 log = get_logger("distill")

@@ -19,7 +19,7 @@ from decode.drafters.untrained.early_exit import EarlyExitDrafter
 from decode.drafters.untrained.edit import EditDrafter
 from decode.drafters.untrained.foreign.drafter import ForeignDrafter
 from decode.drafters.untrained.index.several_texts import BETWEEN
-from decode.drafters.untrained.jacobi.drafter import JacobiDrafter, JacobiText
+from decode.drafters.untrained.jacobi import JacobiDrafter, JacobiText
 from decode.drafters.untrained.mixture import MixtureDrafter, Model
 from decode.drafters.untrained.ngram import NgramDrafter
 from decode.drafters.untrained.retrieval import RetrievalDrafter

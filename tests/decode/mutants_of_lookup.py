@@ -11,14 +11,12 @@ from torch import Tensor
 
 from decode.drafters.base import Context
 from decode.drafters.untrained.cascade import Guessed
+from decode.drafters.untrained.edit import Alignment
 from decode.drafters.untrained.foreign.reader import Reader
 from decode.drafters.untrained.foreign.spelling import Spelling
 from decode.drafters.untrained.index import memory
-from decode.drafters.untrained.index.alignment import Alignment
 from decode.drafters.untrained.index.automaton import Match, SuffixAutomaton
-from decode.drafters.untrained.jacobi.drafter import JacobiDrafter
-from decode.drafters.untrained.jacobi.pool import Pool
-from decode.drafters.untrained.jacobi.window import Window
+from decode.drafters.untrained.jacobi import JacobiDrafter, Pool, Window
 from decode.drafters.untrained.member import Member
 from decode.drafters.untrained.ngram import NgramText
 from decode.drafters.untrained.text_drafter import TextDrafter

@@ -11,7 +11,7 @@ import torch
 
 from decode.autotune.budget import Budget
 from decode.autotune.estimates import PRIOR, Acceptance, Calibration, monotone
-from decode.autotune.fallback import LONGEST_GAP
+from decode.autotune.experience import LONGEST_GAP
 from decode.drafters.lm import LMDraft
 from decode.stats import Round
 from decode.trees.tree_plans import Dynamic, Shape, chain, k_ary

@@ -277,15 +277,15 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
     ],
     test_prompt_texts.test_prompts_come_back_as_they_were_written: [
         (
-            "distill.prompts.prompt_file:PromptFile.__getitem__",
+            "distill.prompts.prompt_texts:PromptFile.__getitem__",
             "index.indices(len(self))",
             "index.indices(len(self) - 1)",
         ),
     ],
     test_prompt_texts.test_a_stamp_tells_of_sizes_times_and_names: [
-        ("distill.corpora.file_stamp:_stamp", "found.st_mtime_ns", "0"),
-        ("distill.corpora.file_stamp:_stamp", "found.st_size", "0"),
-        ("distill.corpora.file_stamp:_stamp", "str(file.relative_to(root)), ", ""),
+        ("distill.prompts.prompt_texts:_stamp", "found.st_mtime_ns", "0"),
+        ("distill.prompts.prompt_texts:_stamp", "found.st_size", "0"),
+        ("distill.prompts.prompt_texts:_stamp", "str(file.relative_to(root)), ", ""),
     ],
     test_responses.test_a_draft_changes_no_token_and_saves_passes: [
         ("distill.responses:target_sampler", 'verifier="coupled"', 'verifier="rejection"'),
@@ -330,27 +330,27 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
         ("distill.corpora.corpus:split_of", "place < config.heldout_share:", "place < config.validation_share / 2:"),
     ],
     test_tasks.test_a_renamed_text_is_the_given_one_word_by_word_but_for_the_name: [
-        ("distill.corpora.tasks.made:rename", "renamed(piece, before, after)", "piece.replace(before, after)"),
-        ("distill.corpora.tasks.made:rename", "if name not in here", ""),
+        ("distill.corpora.tasks:rename", "renamed(piece, before, after)", "piece.replace(before, after)"),
+        ("distill.corpora.tasks:rename", "if name not in here", ""),
     ],
     test_tasks.test_an_inserted_line_stands_behind_the_line_that_was_named: [
         (
-            "distill.corpora.tasks.made:insertion",
+            "distill.corpora.tasks:insertion",
             "[*lines[: place + 1], line, *lines[place + 1 :]]",
             "[*lines[:place], line, *lines[place:]]",
         ),
-        ("distill.corpora.tasks.made:insertion", "if lines.count(line) == 1", ""),
+        ("distill.corpora.tasks:insertion", "if lines.count(line) == 1", ""),
     ],
     test_tasks.test_a_quotation_is_the_lines_of_its_document_that_the_question_names: [
-        ("distill.corpora.tasks.made:quotation", "first : first + count", "first : first + 1"),
-        ("distill.corpora.tasks.made:_start", ") == 1:", ") >= 1:"),
+        ("distill.corpora.tasks:quotation", "first : first + count", "first : first + 1"),
+        ("distill.corpora.tasks:_start", ") == 1:", ") >= 1:"),
     ],
     test_tasks.test_a_log_goes_on_as_it_began: [
-        ("distill.corpora.tasks.made:log", "number % len(templates)", "(number // 2) % len(templates)"),
-        ("distill.corpora.tasks.made:log", "count=first + number", "count=first"),
+        ("distill.corpora.tasks:log", "number % len(templates)", "(number // 2) % len(templates)"),
+        ("distill.corpora.tasks:log", "count=first + number", "count=first"),
     ],
     test_tasks.test_a_file_decides_the_split_of_its_tasks: [
-        ("distill.corpora.tasks.drawn:task_documents", "place=place", "place=None"),
+        ("distill.corpora.tasks:task_documents", "place=place", "place=None"),
     ],
 }
 

@@ -15,10 +15,8 @@ from decode.models.load import describe_model
 from distill.config import DataConfig, DistillConfig, PromptConfig
 from distill.corpora import Document, configured
 from distill.corpora.bad_rows import BadRow
-from distill.corpora.file_stamp import file_stamp
 from distill.prompts.drawn_prompts import DrawnPrompt, digest
-from distill.prompts.prompt_file import write_prompts
-from distill.prompts.prompt_texts import PromptTexts
+from distill.prompts.prompt_texts import PromptTexts, file_stamp, write_prompts
 from distill.stage import run
 from tests.distill.runs import shard_files, tiny_config
 from tests.distill.test_drafted_responses import Stopped, stop_at

@@ -9,11 +9,12 @@ from typing import get_args
 
 import pytest
 
+import distill.corpora.tasks as tasks_module
 from decode.common.errors import InputError
 from distill.config import DataConfig
 from distill.corpora import load_corpus
 from distill.corpora.corpus import Document, EmptySplitError, Split, split_of
-from distill.corpora.tasks import KINDS, Task, TaskKind, drawn, task_prompts
+from distill.corpora.tasks import KINDS, Task, TaskKind, task_prompts
 from distill.corpora.text_files import python_stdlib, text_files
 from distill.prompts.tokenizer import train_bpe
 
@@ -39,7 +40,7 @@ def prose(folder: Path) -> Path:
 def tasks(kind: TaskKind) -> list[Task]:
     """Of files of the standard library that are held out."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawn, "python_stdlib", standard_library)
+        patch.setattr(tasks_module, "python_stdlib", standard_library)
         return task_prompts(kind, CONFIG, "heldout", 200)
 
 

@@ -14,7 +14,7 @@ from distill.config import DataConfig
 from distill.stage import run as distill
 from eval import stage
 from eval.config import EvalConfig
-from eval.prompts.own_data import with_own_data
+from eval.stage import with_own_data
 from tests.commands import built
 from tests.distill.runs import tiny_config as tiny_records
 from tests.tiny import save_tiny_target, tiny_tokenizer

@@ -29,7 +29,7 @@ from decode.drafters.untrained.edit import EditDrafter
 from decode.drafters.untrained.exit_profile import exit_layer_of
 from decode.drafters.untrained.foreign.made import check_foreign, make_foreign
 from decode.drafters.untrained.index.datastore import Datastore
-from decode.drafters.untrained.jacobi.drafter import JacobiDrafter
+from decode.drafters.untrained.jacobi import JacobiDrafter
 from decode.drafters.untrained.mixture import MixtureDrafter
 from decode.drafters.untrained.ngram import NgramDrafter
 from decode.drafters.untrained.retrieval import RetrievalDrafter

@@ -11,9 +11,8 @@ import pytest
 
 from decode.common.errors import InputError
 from decode.drafters.untrained.index.datastore import Datastore, manifest_of
-from decode.drafters.untrained.index.likeliest import likeliest, likeliest_chain
 from decode.drafters.untrained.index.several_texts import BETWEEN
-from decode.drafters.untrained.retrieval import RetrievalDrafter
+from decode.drafters.untrained.retrieval import RetrievalDrafter, likeliest, likeliest_chain
 
 CORPUS = [1, 2, 3, 4, BETWEEN, 9, 2, 3, 5, BETWEEN, 2, 3, 4, 6, BETWEEN]
 

@@ -12,8 +12,7 @@ import torch
 from decode import generate, load_drafter
 from decode.common.errors import InputError
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
-from decode.drafters.untrained.edit import EditDrafter
-from decode.drafters.untrained.index.alignment import Alignment
+from decode.drafters.untrained.edit import Alignment, EditDrafter
 from decode.stage import run
 from tests.tiny import save_tiny_target, tiny_llama
 

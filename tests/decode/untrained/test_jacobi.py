@@ -15,9 +15,7 @@ from decode.common.errors import ConfigError
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
 from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.config import JacobiConfig
-from decode.drafters.untrained.jacobi.drafter import JacobiDrafter, JacobiText
-from decode.drafters.untrained.jacobi.pool import Pool
-from decode.drafters.untrained.jacobi.window import Window, seats
+from decode.drafters.untrained.jacobi import JacobiDrafter, JacobiText, Pool, Window, seats
 from decode.drafters.untrained.mixture import MixtureDrafter
 from decode.drafters.untrained.ngram import NgramDrafter
 from decode.loop import Loop

@@ -16,9 +16,8 @@ from decode.drafters.untrained import mixture
 from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.config import NgramConfig
 from decode.drafters.untrained.edit import EditDrafter
-from decode.drafters.untrained.mixture import Candidate, MixtureDrafter, merged_by_worth, paths
+from decode.drafters.untrained.mixture import Candidate, MixtureDrafter, SurvivalRates, merged_by_worth, paths
 from decode.drafters.untrained.ngram import NgramDrafter
-from decode.drafters.untrained.standing import Standing
 from decode.loop import Loop
 from decode.models.load import load_model
 from decode.requests import Request
@@ -91,7 +90,7 @@ def check_members_read() -> None:
 
 
 def test_standing_is_the_share_that_reached_each_depth() -> None:
-    one = Standing()
+    one = SurvivalRates()
     for _ in range(200):
         one.learn([1, 2, 3], [1, 2, 9, 9])
         one.learn([1, 2, 3], [1, 9])
@@ -102,7 +101,7 @@ def test_standing_is_the_share_that_reached_each_depth() -> None:
 
 
 def test_tokens_behind_the_last_one_written_say_nothing() -> None:
-    one, other = Standing(), Standing()
+    one, other = SurvivalRates(), SurvivalRates()
     one.learn([1, 2, 3], [1])
     other.learn([1], [1])
     assert one.chances(3) == other.chances(3)

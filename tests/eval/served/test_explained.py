@@ -11,10 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from eval import stage
+from eval.modes.served.comparison import other_texts
 from eval.modes.served.counting import Pair
 from eval.modes.served.engine.metrics import Counters
-from eval.modes.served.faults.observations import observed
-from eval.modes.served.faults.other_texts import other_texts
+from eval.modes.served.faults.explained import observed
 from tests.engines.faults import another_rope, edit_config
 from tests.eval.served.fake_server import serving
 from tests.eval.served.test_mode import Toy, results_of

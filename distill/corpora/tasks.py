@@ -1,16 +1,95 @@
-"""The tasks of a file: its pieces take turns through the kinds, drawn by the file's text. An edit replaces a name or
-puts a line in; an answer quotes lines of the piece; a log fills a few templates in turn with names of the file, a
-counter and a field that repeats."""
+"""Tasks of a corpus, as documents to train on and as prompts with the answers that are right. Each mostly copies: a
+text is edited, quoted from, or goes on as it began. A file's pieces take turns through the kinds, drawn by the file's
+text. An edit replaces a name or puts a line in; an answer quotes lines of the piece; a log fills a few templates in
+turn with names of the file, a counter and a field that repeats."""
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, islice, zip_longest
+from pathlib import Path
+from textwrap import dedent, indent
+from typing import Literal
 
-from distill.corpora.corpus import Document
-from distill.corpora.tasks.pieces import names, occurrences, pieces, renamed
-from distill.corpora.tasks.task import KINDS, Task, TaskKind
+from distill.config import DataConfig
+from distill.corpora.bad_rows import BadRow
+from distill.corpora.corpus import Corpus, Document, Split, split_place
+from distill.corpora.text_files import python_stdlib, text_files
+
+TaskKind = Literal["edit", "answer", "log"]
+KINDS: tuple[TaskKind, ...] = ("edit", "answer", "log")
+
+
+@dataclass(frozen=True)
+class Task:
+    """Prompt and answer. An answer begins by a line break, so that both parts have the tokens of the whole text."""
+
+    kind: TaskKind
+    id: str
+    """The file and the number of the task in it."""
+    prompt: str
+    answer: str
+    document: str
+    """What the prompt gives to copy from: the piece of a file, or the log so far."""
+    source: str
+    """Text of the whole file that the task was made from, which decides its split."""
+
+    @property
+    def text(self) -> str:
+        """What a model is trained on."""
+        return self.prompt + self.answer
+
+
+FEWEST_LINES, MOST_LINES = 3, 6
+MOST_CHARACTERS = 260
+"""Of a piece: about 80 tokens of a 4,096-entry tokenizer, so that most tasks fit into 256 tokens."""
+MARGIN = "    "
+"""Before every line of a piece: a line's first word then has the tokens that it has in an instruction, where a space
+stands before it too."""
+_NAME = re.compile(r"\b[A-Za-z_][A-Za-z_0-9]{2,15}\b")
+
+
+def pieces(source: str) -> Iterator[str]:
+    """Pieces of FEWEST_LINES to MOST_LINES lines that do not overlap, blank lines left out, indented by MARGIN."""
+    lines = [line.rstrip() for line in source.expandtabs(4).splitlines() if line.strip()]
+    start = 0
+    while start < len(lines):
+        part = _from(lines, start)
+        if len(part) >= FEWEST_LINES:
+            yield indent(dedent("\n".join(part)), MARGIN)
+        start += max(1, len(part))
+
+
+def _from(lines: list[str], start: int) -> list[str]:
+    """As many lines as a piece takes."""
+    part: list[str] = []
+    free = MOST_CHARACTERS
+    for line in lines[start : start + MOST_LINES]:
+        free -= len(line.strip()) + 1
+        if free < 0:
+            break
+        part.append(line)
+    return part
+
+
+def names(text: str) -> list[str]:
+    """Names and words of 3 to 16 characters in the order of their first places, each once."""
+    return list(dict.fromkeys(_NAME.findall(text)))
+
+
+def occurrences(text: str, name: str) -> int:
+    """How often `name` stands in `text` as a whole word."""
+    return len(re.findall(rf"\b{re.escape(name)}\b", text))
+
+
+def renamed(text: str, old: str, new: str) -> str:
+    """`text` with the whole word `old` replaced by `new`."""
+    return re.sub(rf"\b{re.escape(old)}\b", lambda _: new, text)
+
 
 Parts = tuple[str, str]
 """A prompt, and its answer."""
@@ -120,3 +199,27 @@ def log(known: list[str], rng: random.Random) -> Parts | None:
         filled = templates[turn].format(count=first + number, place=place, name=fields[turn], state=states[turn])
         lines.append(filled)
     return "# log\n" + "\n".join(lines[:GIVEN]), "\n" + "\n".join(lines[GIVEN:])
+
+
+def task_documents(files: Iterable[Document | BadRow]) -> Iterator[Document | BadRow]:
+    """A document for every task made from `files`, split as its file is; the category is the kind of task."""
+    for file in files:
+        if isinstance(file, BadRow):
+            yield file
+            continue
+        place = split_place(file.text or "")
+        for task in tasks_of(file):
+            yield Document(task.id, task.text, category=task.kind, place=place)
+
+
+def task_prompts(kind: TaskKind, config: DataConfig, split: Split, wanted: int) -> list[Task]:
+    """Up to `wanted` tasks of `kind`, the files of `split` giving one each in turn; always the same ones.
+
+    Raises InputError where `config.path` cannot be read, and EmptySplitError where the split has no file.
+    """
+    read = python_stdlib if config.path is None else lambda: text_files(Path(str(config.path)))
+    files = Corpus(replace(config, max_documents=None), config.path or "the Python standard library", read)
+    of_kind = ((task for task in tasks_of(file) if task.kind == kind) for file in files.documents(split))
+    turns = chain.from_iterable(zip_longest(*(islice(of_file, wanted) for of_file in of_kind)))
+    files.bad.report()
+    return list(islice((task for task in turns if task is not None), wanted))
