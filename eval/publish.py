@@ -1,9 +1,10 @@
 """Publish a report: `python -m eval.publish RUN1/results.json RUN2/results.json RUN3/results.json docs/results/NAME`.
 
-Pools the runs, writes docs/results/NAME.json, renders docs/results/NAME.md from it, and with three runs or more fills
-the results block of README.md, so that no published figure is typed by hand. Fewer runs have their page alone, which
-says so: one process tells nothing of the next. A block that is named with --readme is filled from them too. A
-comparison has its page alone: the README's block is the report's.
+Pools the runs, writes docs/results/NAME.json in its small form (eval/results/published.py), renders
+docs/results/NAME.md from it, and with three runs or more fills the results block of README.md, so that no published
+figure is typed by hand. Fewer runs have their page alone, which says so: one process tells nothing of the next. A block
+that is named with --readme is filled from them too. A comparison has its page alone: the README's block is the
+report's.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from jinja2 import UndefinedError
 
-from decode.common.checked_json import write_json
+from decode.common.checked_json import write_atomically
 from decode.common.errors import InputError, UserError
 from eval.modes.decoders import page as decoders
 from eval.modes.decoders.results import check_comparisons, pool_comparisons
@@ -29,6 +30,7 @@ from eval.modes.served import page as served
 from eval.render import report_page as report
 from eval.results.poolable import check_poolable
 from eval.results.pooling import pool
+from eval.results.published import small_form
 from eval.results.schema import ResultsFile, read_results
 
 Check = Callable[[Sequence[Path], Sequence[dict[str, Any]]], None]
@@ -83,14 +85,14 @@ def _rendered(sources: Sequence[Path], each: Sequence[dict[str, Any]]) -> tuple[
         check, made_one = POOLS.get(results["mode"], POOLS["report"])
         check(sources, each)
         results = made_one(each)
-    page = PAGES[results["mode"]](results)
+    page = PAGES[results["mode"]](results, is_published=True)
     return results, page, report.render_block(results) if results["mode"] == "report" else None
 
 
 def _write(results: dict[str, Any], destination: Path, page: str) -> list[Path]:
     destination.parent.mkdir(parents=True, exist_ok=True)
     data, text = destination.with_suffix(".json"), destination.with_suffix(".md")
-    write_json(data, results)
+    write_atomically(data, small_form(results).encode())
     text.write_text(page, encoding="utf-8")
     return [data, text]
 

@@ -14,6 +14,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from eval.results.published import unpacked
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE, CHART = ROOT / "docs/results/smollm2.json", ROOT / "docs/results/smollm2.svg"
 COLOURS = ["#1f5fbf", "#c2571a", "#2f7d3b", "#7a3fa0"]
@@ -24,7 +26,7 @@ ALL = "all kinds"
 def draw(destination: Path) -> None:
     """The chart: each draft's speedup by kind of text with its interval, a panel for each temperature."""
     content = SOURCE.read_bytes()
-    results = json.loads(content)
+    results = unpacked(json.loads(content))
     rows = [one for one in results["rows"] if not one["setting"] and one["speedup"] is not None]
     temperatures = sorted({one["temperature"] for one in rows})
     kinds = [ALL, *sorted({one["category"] for one in rows if one["category"] is not None}, reverse=True)]

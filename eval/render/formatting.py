@@ -168,6 +168,8 @@ class Table:
     note: str = ""
     reason: str = ""
     """Why there are no rows; a table without rows and without a reason is left out."""
+    is_detail: bool = False
+    """Left out of a published page: what was tried on the way, and what the JSON beside it tells as well."""
 
     @property
     def headers(self) -> list[str]:

@@ -95,15 +95,20 @@ class Page:
         """Those that have something to show, energy last."""
         return [table for table in [*self.every_table, energy_table(self.results)] if table.rows or table.reason]
 
+    @property
+    def beside(self) -> str:
+        """What a published page leaves to its JSON."""
+        return "; ".join(["what each figure means", *(table.title for table in self.tables if table.is_detail)])
+
 
 def as_html(page: Page, template: str = "page.html.j2", **more: Any) -> str:
     """The page with its plots; `more` is what another template shows."""
     return render_html(template, page=page, results=page.results, **more)
 
 
-def as_markdown(page: Page, template: str = "summary.md.j2", **more: Any) -> str:
-    """The page without them."""
-    return render_markdown(template, page=page, results=page.results, **more)
+def as_markdown(page: Page, template: str = "summary.md.j2", is_published: bool = False, **more: Any) -> str:
+    """The page without them; published, also without details and definitions, which stand in the JSON beside it."""
+    return render_markdown(template, page=page, results=page.results, is_published=is_published, **more)
 
 
 def energy_table(results: Mapping[str, Any]) -> Table:

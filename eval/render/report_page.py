@@ -135,9 +135,9 @@ def _tables_of_arms(results: dict[str, Any]) -> list[Table]:
     tried = [peer for peer in results["peers"] if not peer["best"]]
     note = "On separate prompts, not comparable with the speeds above."
     return [
-        Table("Component times", components, overall_rows(results)),
-        Table("All arms", _ARMS, results["arms"]),
-        Table("Settings tried for transformers assisted generation", _TRIED, tried, note),
+        Table("Component times", components, overall_rows(results), is_detail=True),
+        Table("All arms", _ARMS, results["arms"], is_detail=True),
+        Table("Settings tried for transformers assisted generation", _TRIED, tried, note, is_detail=True),
     ]
 
 
@@ -151,9 +151,9 @@ def render_page(results: dict[str, Any], curves: Curves) -> str:
     return as_html(_page(results, curves), "report.html.j2", **_headline(results))
 
 
-def render_summary(results: dict[str, Any]) -> str:
-    """Headline sentences, every table, how it was measured, and the definitions."""
-    return as_markdown(_page(results, {}), "report.md.j2", **_headline(results))
+def render_summary(results: dict[str, Any], is_published: bool = False) -> str:
+    """Headline sentences, every table, how it was measured, and the definitions; published, without details."""
+    return as_markdown(_page(results, {}), "report.md.j2", is_published, **_headline(results))
 
 
 def render_block(results: dict[str, Any]) -> str:

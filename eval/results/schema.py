@@ -11,6 +11,7 @@ from decode.common.checked_json import read_json, write_json
 from decode.common.errors import InputError
 from eval.config import Mode
 from eval.measure.energy import Kind
+from eval.results.published import unpacked
 
 Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
 """[low, high] at 95%."""
@@ -178,7 +179,7 @@ def write_results(path: Path, results: dict[str, Any]) -> None:
 
 def read_results(path: Path) -> dict[str, Any]:
     """The content of results.json; InputError names what is not as this version writes it."""
-    content = read_json(path)
+    content = unpacked(read_json(path))
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema != SCHEMA:
         raise InputError(

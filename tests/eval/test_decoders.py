@@ -27,6 +27,7 @@ from eval.modes.decoders.page import render_page, render_summary
 from eval.modes.decoders.results import _OWN, ISSUE
 from eval.prompts.kinds import docstrings
 from eval.publish import publish
+from eval.results.schema import read_results
 from tests.commands import built
 from tests.engines.environment import vllm_python
 from tests.eval.test_report import ROW_KEYS
@@ -127,7 +128,7 @@ def test_every_cell_times_every_arm(results):
 @pytest.mark.slow
 def test_rows_have_the_reports_schema(results):
     assert (results["schema"], results["mode"]) == (2, "decoders")
-    published = json.loads(Path("docs/results/decoders.json").read_text())  # older than energy and tau by context
+    published = read_results(Path("docs/results/decoders.json"))  # older than energy and tau by context
     assert set(results) == (set(published) | {"energy"}) - {"runs"}
     assert set(results["prompts"]) == set(published["prompts"])
     assert set(results["definitions"]) == (set(published["definitions"]) | {"tau_by_context"}) - {"runs"}
@@ -202,7 +203,7 @@ def test_the_page_and_the_summary_say_it_plainly(results):
 
 def test_what_was_measured_of_vllm_before_a_fault_was_known_says_so() -> None:
     """And what is measured now says that it is mended, in its definitions."""
-    published = json.loads(Path("docs/results/decoders.json").read_text())
+    published = read_results(Path("docs/results/decoders.json"))
     published["definitions"] |= {"vllm": "vLLM's CPU engine."}
     assert "no comparison here" in render_summary(published)
     published["definitions"] |= _OWN

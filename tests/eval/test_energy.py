@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +22,7 @@ from eval.render.report_page import render_summary
 from eval.results.energy import energy_entry, energy_pairs, joules_per_token, merged, pooled_energy, same_facts
 from eval.results.figures import Scope, make_row
 from eval.results.pooling import pooled_row
+from eval.results.schema import read_results
 from tests.eval.samples import FakeArm, at_paces, prompts, timed_samples
 from tests.eval.test_rows import CHAIN, COSTS
 
@@ -260,7 +260,7 @@ def test_rows_of_several_runs_are_pooled_and_rows_of_earlier_versions_too() -> N
 
 
 def test_published_pages_of_a_time_before_energy_was_metered_are_as_they_were() -> None:
-    summary = render_summary(json.loads((PUBLISHED / "toy.json").read_text()))
+    summary = render_summary(read_results(PUBLISHED / "toy.json"))
     assert "Energy: not measured: this report reads no energy counter." in summary
     assert "## Energy" not in summary
 

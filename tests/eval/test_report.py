@@ -313,7 +313,7 @@ def test_publish_copies_renders_and_fills_the_readme(folder, tmp_path):
     assert text.endswith("tail\n")
     assert "(docs/results/toy.md)" in text
     assert json.loads(destination.with_suffix(".json").read_text())["schema"] == 2
-    assert "## Definitions" in destination.with_suffix(".md").read_text()
+    assert "what each figure means; Component times" in destination.with_suffix(".md").read_text()
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from eval.modes.decoders.page import render_summary
 from eval.modes.decoders.results import check_comparisons, pool_comparisons
 from eval.publish import publish
 from eval.results.comparisons import _arm
-from eval.results.schema import LATER
+from eval.results.schema import LATER, read_results
 from eval.results.statistics import arm_ratio
 from tests.commands import ROOT
 
@@ -30,17 +30,17 @@ OURS = "own autoregressive loop"
 @pytest.fixture(scope="module")
 def one() -> dict[str, Any]:
     """Two points of a comparison that was published, of one text, without what several runs add to it."""
-    results = json.loads((ROOT / "docs/results/decoders.json").read_text())
+    results = read_results(ROOT / "docs/results/decoders.json")
     for part in ("rows", "peers", "cells"):
         results[part] = [one for one in results[part] if one["batch_size"] in (1, 4) and one["text"] == "code"]
     results["choices"] = [one for one in results["choices"] if one["batch_size"] in (1, 4)]
     unknown = dict.fromkeys(LATER)
     results["rows"] = [unknown | row | {"passes_by_prompt": [[row["tau"] * 9, 9]]} for row in results["rows"]]
-    count = len(results.pop("runs"))
+    del results["runs"]
     for cell in results["cells"]:
-        for arm in cell["arms"]:
-            each = len(arm["seconds_per_token"]) // count
-            arm |= {key: arm[key][:each] for key in ("seconds_per_token", "call_seconds_per_token")}
+        for number, arm in enumerate(cell["arms"]):
+            times = [(1 + 0.1 * (batch + number) % 0.3) / arm["tokens_per_s"] for batch in range(4)]
+            arm |= {"seconds_per_token": times, "call_seconds_per_token": times}
         for arm in cell["arms"]:
             ratio = arm_ratio([cell], arm["arm"], "transformers generate", 0)
             arm["over_transformers"] = None if ratio is None else ratio.value

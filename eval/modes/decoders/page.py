@@ -49,7 +49,7 @@ def decoder_tables(results: dict[str, Any]) -> list[Table]:
             brackets + _vllm_note(results),
         ),
         Table("Our settings", [*_OURS, *_by_run(results, "speedup_by_run")], results["rows"], over),
-        Table("Component times", _COMPONENTS, predicted),
+        Table("Component times", _COMPONENTS, predicted, is_detail=True),
         _choice_table(results),
         _arm_table(results),
         _settings_table(results),
@@ -105,7 +105,7 @@ def _arm_table(results: dict[str, Any]) -> Table:
         {**cell, **one} for cell in results["cells"] for one in sorted(cell["arms"], key=lambda one: _place(one["arm"]))
     ]
     ratios = [key for key in _OVER if key != "over_vllm" or any(key in row for row in rows)]
-    return Table("All arms", [*_ARMS, *(one for key in ratios for one in _ratio(results, key))], rows)
+    return Table("All arms", [*_ARMS, *(one for key in ratios for one in _ratio(results, key))], rows, is_detail=True)
 
 
 def _ratio(results: dict[str, Any], key: str) -> list[Column]:
@@ -129,7 +129,7 @@ def _choice_table(results: dict[str, Any]) -> Table:
             rows.append({**one, "family": family, "chosen": one["best"][family], "tried": tried, "held": held})
     note = "Tokens per second on validation prompts of both texts; not comparable with the tables above."
     chosen = ["family", "chosen", *(_HELD if any(row["held"] for row in rows) else ()), "tried"]
-    return Table("Settings tried", columns("batch", "T", *chosen), rows, note)
+    return Table("Settings tried", columns("batch", "T", *chosen), rows, note, is_detail=True)
 
 
 def _held(row: Row, figure: str) -> str:
@@ -145,7 +145,7 @@ def _settings_table(results: dict[str, Any]) -> Table:
         {"setting": name, "decode.": ", ".join(f"{key}={value}" for key, value in changes.items()) or "as configured"}
         for name, changes in results["settings"].items()
     ]
-    return Table("What our settings are", columns("setting", "decode."), rows)
+    return Table("What our settings are", columns("setting", "decode."), rows, is_detail=True)
 
 
 def render_page(results: dict[str, Any]) -> str:
@@ -153,9 +153,9 @@ def render_page(results: dict[str, Any]) -> str:
     return as_html(_page(results))
 
 
-def render_summary(results: dict[str, Any]) -> str:
-    """The same without the plot."""
-    return as_markdown(_page(results))
+def render_summary(results: dict[str, Any], is_published: bool = False) -> str:
+    """The same without the plot; published, without details."""
+    return as_markdown(_page(results), is_published=is_published)
 
 
 def _page(results: dict[str, Any]) -> Page:

@@ -26,9 +26,9 @@ def render_page(results: dict[str, Any]) -> str:
     return as_html(_page(results))
 
 
-def render_summary(results: dict[str, Any]) -> str:
-    """The same without the plot."""
-    return as_markdown(_page(results))
+def render_summary(results: dict[str, Any], is_published: bool = False) -> str:
+    """The same without the plot; published, without details."""
+    return as_markdown(_page(results), is_published=is_published)
 
 
 def _page(results: dict[str, Any]) -> Page:
@@ -46,6 +46,7 @@ def _page(results: dict[str, Any]) -> Page:
         ],
         every_table=[
             _which_when_table(results),
+            *_over_plain_tables(results, texts),
             *(_text_table(results, text) for text in texts),
             _mixture_table(results),
             _choice_table(results),
@@ -121,6 +122,29 @@ def _as_good(best: Row) -> str:
     return ", ".join(map(_named, best["as_good"])) or "none"
 
 
+def _over_plain_tables(results: Mapping[str, Any], texts: Sequence[str]) -> list[Table]:
+    """For each batch size and temperature, arms by texts; published of the smallest batch alone."""
+    over = {
+        (cell["batch_size"], cell["temperature"], arm["arm"], cell["text"]): with_interval(
+            arm.get("over_plain"), arm.get("over_plain_ci95")
+        )
+        for cell in results["cells"]
+        for arm in cell["arms"]
+    }
+    names = {our_name(name): name for name in results["arms"]}
+    tables = []
+    for place in dict.fromkeys(key[:2] for key in over):
+        arms = dict.fromkeys(key[2] for key in over if key[:2] == place)
+        rows = [
+            {"arm": names.get(arm, arm), **{text: over.get((*place, arm, text), MISSING) for text in texts}}
+            for arm in arms
+        ]
+        title = f"Over plain: batch {place[0]}, T={place[1]:g}"
+        is_detail = place[0] > min(key[0] for key in over)
+        tables.append(Table(title, columns("arm", *texts), rows, _BRACKETS, is_detail=is_detail))
+    return tables
+
+
 def _text_table(results: Mapping[str, Any], text: str) -> Table:
     """Every arm of a text's cells, the fastest of a cell first."""
     cells = [cell for cell in results["cells"] if cell["text"] == text]
@@ -137,7 +161,7 @@ def _text_table(results: Mapping[str, Any], text: str) -> Table:
     target = next(one["path"] for one in results["targets"] if text in one["texts"])
     reasons = by_reason({arm: reason for cell in cells for arm, reason in cell["left_out"].items()})
     note = f"Written by {target}. {_RUNS if 'runs' in results else _BRACKETS}"
-    return Table(f"Text: {text}", shown, rows, note + (f" Left out: {reasons}." if reasons else ""))
+    return Table(f"Text: {text}", shown, rows, note + (f" Left out: {reasons}." if reasons else ""), is_detail=True)
 
 
 def _arms_of(results: Mapping[str, Any], cell: Mapping[str, Any]) -> list[Row]:
@@ -171,7 +195,8 @@ def _mixture_table(results: Mapping[str, Any]) -> Table:
     mixture, member = Column("mixture", lambda one: one["arm"]), Column("best member", lambda one: one["member"])
     wanted = columns("text", "batch", "T", mixture, member)
     note = "Over the fastest arm that drafts with one of its members alone; above 1 the mixture is faster."
-    return Table("A mixture against its best member", [*wanted, ratio], _by_text(results, "mixtures"), note)
+    rows = _by_text(results, "mixtures")
+    return Table("A mixture against its best member", [*wanted, ratio], rows, note, is_detail=True)
 
 
 def _choice_table(results: Mapping[str, Any]) -> Table:
@@ -183,7 +208,7 @@ def _choice_table(results: Mapping[str, Any]) -> Table:
             tried = ", ".join(f"{name} {number(speeds[name], 0)}" for name in ranked)
             rows.append({**one, "arm": arm, "chosen": one["best"][arm], "tried": tried})
     note = "Tokens per second on prompts that are not reported; not comparable with the tables above."
-    return Table("Settings tried", columns("text", "batch", "T", "arm", "chosen", "tried"), rows, note)
+    return Table("Settings tried", columns("text", "batch", "T", "arm", "chosen", "tried"), rows, note, is_detail=True)
 
 
 def _arm_table(results: Mapping[str, Any]) -> Table:
@@ -198,7 +223,7 @@ def _arm_table(results: Mapping[str, Any]) -> Table:
         }
         for name, one in results["arms"].items()
     ]
-    return Table("What our arms are", columns("arm", "draft", "settings", "decode.", "texts"), rows)
+    return Table("What our arms are", columns("arm", "draft", "settings", "decode.", "texts"), rows, is_detail=True)
 
 
 def _in_words(changes: Mapping[str, Any]) -> str:

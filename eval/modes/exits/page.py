@@ -20,9 +20,9 @@ def render_page(results: dict[str, Any]) -> str:
     return as_html(_page(results))
 
 
-def render_summary(results: dict[str, Any]) -> str:
+def render_summary(results: dict[str, Any], is_published: bool = False) -> str:
     """The same as Markdown, without the plot."""
-    return as_markdown(_page(results))
+    return as_markdown(_page(results), is_published=is_published)
 
 
 def _page(results: dict[str, Any]) -> Page:

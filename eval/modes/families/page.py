@@ -52,6 +52,7 @@ _TRAINING = columns(
 def family_tables(results: dict[str, Any]) -> list[Table]:
     """Every table, in reading order."""
     budgets = results["budgets"]
+    checked = f"In {results['prompts']['checked_dtype']}."
     trained = "Parameters are the trained ones: a head's embeddings and output head are the target's."
     return [
         _budget_table(results, "tokens", f"Equal tokens ({budgets['tokens']:,})"),
@@ -60,7 +61,7 @@ def family_tables(results: dict[str, Any]) -> list[Table]:
         _speed_table(results),
         _code_table(results),
         Table("Arms", _ARMS, [{**one, "arm": arm} for arm, one in results["arms"].items()], trained),
-        Table("Losslessness", _EXACTNESS, results["quality"], f"In {results['prompts']['checked_dtype']}."),
+        Table("Losslessness", _EXACTNESS, results["quality"], checked, is_detail=True),
         _length_table(results),
     ]
 
@@ -133,7 +134,7 @@ def _length_table(results: dict[str, Any]) -> Table:
         for arm, speeds in one["tokens_per_s"].items()
     ]
     note = "Tokens per second by k, on validation prompts; not comparable with the speeds above."
-    return Table("Draft lengths tried", columns("batch", "T", "arm", "chosen k", "tried"), rows, note)
+    return Table("Draft lengths tried", columns("batch", "T", "arm", "chosen k", "tried"), rows, note, is_detail=True)
 
 
 def render_page(results: dict[str, Any]) -> str:
@@ -141,9 +142,9 @@ def render_page(results: dict[str, Any]) -> str:
     return as_html(_page(results))
 
 
-def render_summary(results: dict[str, Any]) -> str:
-    """The same as Markdown."""
-    return as_markdown(_page(results))
+def render_summary(results: dict[str, Any], is_published: bool = False) -> str:
+    """The same as Markdown; published, without details."""
+    return as_markdown(_page(results), is_published=is_published)
 
 
 def _page(results: dict[str, Any]) -> Page:

@@ -21,9 +21,9 @@ def render_page(results: dict[str, Any]) -> str:
     return as_html(_page(results), "served.html.j2", no_schedule=_NO_SCHEDULE)
 
 
-def render_summary(results: dict[str, Any]) -> str:
+def render_summary(results: dict[str, Any], is_published: bool = False) -> str:
     """The same as Markdown."""
-    return as_markdown(_page(results), "served.md.j2", no_schedule=_NO_SCHEDULE)
+    return as_markdown(_page(results), "served.md.j2", is_published, no_schedule=_NO_SCHEDULE)
 
 
 def _page(results: dict[str, Any]) -> Page:
@@ -77,7 +77,7 @@ def _lengths(results: Mapping[str, Any]) -> Table:
         Column("times the target alone", lambda row: with_interval(row["over_alone"], row["ci95"])),
     )
     note = "What is drafted at each batch size, and how much faster that is; brackets are the error bar over rounds."
-    return Table("Draft length by batch size", shown, rows, note)
+    return Table("Draft length by batch size", shown, rows, note, is_detail=True)
 
 
 def _acceptance_table(results: Mapping[str, Any]) -> Table:
@@ -134,4 +134,5 @@ def _our_speeds(results: Mapping[str, Any]) -> Table:
         Column("alone", lambda row: f"{number(median(row['alone']), 0)} ({spread(row['alone'], 0)})"),
         Column("over alone", lambda row: number(median(row["drafted"]) / median(row["alone"]))),
     )
-    return Table("Speed of our decoder", shown, results["our_speeds"], "On the same prompts, one batch of them.")
+    note = "On the same prompts, one batch of them."
+    return Table("Speed of our decoder", shown, results["our_speeds"], note, is_detail=True)

@@ -21,6 +21,7 @@ from eval.modes.drafters.page import render_page, render_summary
 from eval.modes.drafters.results import check_drafters, pool_drafters
 from eval.modes.drafters.targets import describe_targets
 from eval.publish import publish
+from eval.results.schema import read_results
 from tests.eval.drafters.tiny_comparison import PLAIN, make_models, values
 from tests.eval.energy_checks import check_estimated
 from tests.eval.test_decoders import FAKE_WORKER
@@ -59,7 +60,7 @@ def test_a_small_comparison_leaves_timed_cells_a_summary_and_a_page(models: Path
     asked["peers"] = asked.get("peers", {}) | {"early_exit_layers": [1], "early_exit_tokens": [2, 3]}
     stage.run(build(EvalConfig, asked))
     found = json.loads((tmp_path / "results.json").read_text())
-    published = json.loads(Path("docs/results/drafters.json").read_text())
+    published = read_results(Path("docs/results/drafters.json"))
     assert set(found) == set(published) - {"runs"}
     assert set(found["prompts"]) == set(published["prompts"])
     assert list(found["definitions"]) == [name for name in published["definitions"] if name != "runs"]
