@@ -81,12 +81,13 @@ def publish(sources: Sequence[Path], destination: Path, readme: Path | None = No
 def _rendered(sources: Sequence[Path], each: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], str, str | None]:
     """What is published, its page, and of a report its block."""
     results = each[0]
+    mode = results["mode"]
     if len(each) > 1:
-        check, made_one = POOLS.get(results["mode"], POOLS["report"])
+        check, made_one = POOLS.get(mode, (check_poolable, pool))
         check(sources, each)
         results = made_one(each)
-    page = PAGES[results["mode"]](results, is_published=True)
-    return results, page, report.render_block(results) if results["mode"] == "report" else None
+    page = PAGES[mode](results, is_published=True)
+    return results, page, report.render_block(results) if mode == "report" else None
 
 
 def _write(results: dict[str, Any], destination: Path, page: str) -> list[Path]:

@@ -3,15 +3,15 @@
 from tests.census import census, circles
 
 MOST = {
-    "product files": 498,
-    "product lines": 53899,
+    "product files": 481,
+    "product lines": 53887,
     "tests files": 381,
-    "tests lines": 50001,
+    "tests lines": 49995,
     "settings": 360,
     "file circles": 4,
-    "string subscripts in eval": 1034,
+    "string subscripts in eval": 1033,
 }
-"""Figures of 25 November 2026."""
+"""Figures of 26 November 2026."""
 
 
 def test_no_figure_rises() -> None:

@@ -16,7 +16,7 @@ _ABOUT_A_RUN += ("setting", "speedup", "speedup_ci95", "baseline_tokens_per_s")
 """Of a row of one of several runs: what it is about, and what its page shows beside the row of all of them."""
 _MADE_OF = {"alpha_by_document", "seconds_by_prompt", "call_seconds_by_prompt", "joules_by_prompt", "by_batch"}
 _MADE_OF |= {"passes_by_prompt", "seconds_per_token", "call_seconds_per_token"}
-_TABLE = {"same", "keys", "values"}
+_TABLE = ("same", "keys", "values")
 
 
 def small_form(results: Mapping[str, Any]) -> str:
@@ -53,15 +53,15 @@ def unpacked(value: Any) -> Any:
         return [unpacked(one) for one in value]
     if not isinstance(value, dict):
         return value
-    if value.keys() == _TABLE:
-        same = unpacked(value["same"])
-        return [same | dict(zip(value["keys"], unpacked(row), strict=True)) for row in value["values"]]
+    if tuple(value) == _TABLE:
+        same, keys, rows = value.values()
+        return [unpacked(same) | dict(zip(keys, unpacked(row), strict=True)) for row in rows]
     return {name: unpacked(one) for name, one in value.items()}
 
 
 def _lines(value: Any) -> str:
-    if not isinstance(value, dict) or value.keys() != _TABLE:
+    if not isinstance(value, dict) or tuple(value) != _TABLE:
         return json.dumps(value)
-    same, keys = json.dumps(value["same"]), json.dumps(value["keys"])
-    rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in value["values"])
-    return f'{{"same": {same}, "keys": {keys}, "values": [\n{rows}\n]}}'
+    same, keys, values = value.values()
+    rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in values)
+    return f'{{"same": {json.dumps(same)}, "keys": {json.dumps(keys)}, "values": [\n{rows}\n]}}'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -124,23 +125,22 @@ def _as_good(best: Row) -> str:
 
 def _over_plain_tables(results: Mapping[str, Any], texts: Sequence[str]) -> list[Table]:
     """For each batch size and temperature, arms by texts; published of the smallest batch alone."""
-    over = {
-        (cell["batch_size"], cell["temperature"], arm["arm"], cell["text"]): with_interval(
-            arm.get("over_plain"), arm.get("over_plain_ci95")
-        )
-        for cell in results["cells"]
-        for arm in cell["arms"]
-    }
-    names = {our_name(name): name for name in results["arms"]}
+    about, of_arm = (
+        itemgetter("batch_size", "temperature", "text"),
+        itemgetter("shown", "over_plain", "over_plain_ci95"),
+    )
+    over: dict[tuple[int, float], dict[str, dict[str, str]]] = {}
+    for cell in results["cells"]:
+        *place, text = about(cell)
+        for arm in _arms_of(results, cell):
+            name, ratio, interval = of_arm({"over_plain": None, "over_plain_ci95": None} | arm)
+            by_text = over.setdefault((place[0], place[1]), {}).setdefault(name, dict.fromkeys(texts, MISSING))
+            by_text[text] = with_interval(ratio, interval)
     tables = []
-    for place in dict.fromkeys(key[:2] for key in over):
-        arms = dict.fromkeys(key[2] for key in over if key[:2] == place)
-        rows = [
-            {"arm": names.get(arm, arm), **{text: over.get((*place, arm, text), MISSING) for text in texts}}
-            for arm in arms
-        ]
+    for place, arms in over.items():
+        rows = [{"arm": name, **by_text} for name, by_text in arms.items()]
         title = f"Over plain: batch {place[0]}, T={place[1]:g}"
-        is_detail = place[0] > min(key[0] for key in over)
+        is_detail = place[0] > min(rows for rows, _ in over)
         tables.append(Table(title, columns("arm", *texts), rows, _BRACKETS, is_detail=is_detail))
     return tables
 
