@@ -6,14 +6,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from decode.common.typed_config import require, require_at_least
-from decode.config import ChatConfig, DrafterConfig, ModelConfig, check_sampling
+from decode.config import ChatConfig, DrafterConfig, check_sampling
 from decode.trees import MOST_NODES
-from distill.runtimes.openai_api.settings import check_openai_asked, check_openai_settings
-from distill.runtimes.vllm_settings import check_engine_settings
+from distill.engines.config import LATER, TargetConfig
 
 CorpusName = Literal["python_stdlib", "everyday", "text", "jsonl", "parquet", "dataset", "hub", "tasks", "own"]
 StoreName = Literal["head_tail", "topk", "full", "last_hidden"]
-RuntimeName = Literal["transformers", "vllm", "openai"]
 FeatureCodeName = Literal["bf16", "int8", "pca"]
 TermName = Literal["cross_entropy", "forward_kl", "tv", "neg_log_alpha", "reverse_kl", "jsd"]
 ObjectiveName = Literal[TermName, "lk_hybrid", "mixture"]
@@ -102,62 +100,6 @@ def check_corpus(data: DataConfig | None) -> None:
         f"data.template, data.date and data.system say how chats are written, and data={data and data.name} holds "
         "plain text alone; leave them out, or name a corpus of chats, as data=jsonl",
     )
-
-
-@dataclass
-class TargetConfig(ModelConfig):
-    """The model whose distributions are recorded, and what runs it."""
-
-    runtime: RuntimeName = "transformers"
-    """transformers: in this process; vllm: in vLLM's engine, in a process and an environment of its own, which writes
-    all responses first and then reads them for p and hidden states; openai: in a server that runs already and speaks
-    OpenAI's protocol, which writes responses, with its likeliest tokens where it tells them."""
-    vllm_python: str = ".venv-vllm/bin/python"
-    """runtime=vllm only: interpreter of vLLM's environment; `bash scripts/vllm_env.sh` makes this one."""
-    tensor_parallel_size: int = 1
-    """runtime=vllm only: devices that share each layer of the target."""
-    pipeline_parallel_size: int = 1
-    """runtime=vllm only: groups of devices that hold the target's layers one after another."""
-    quantization: str | None = None  # type: ignore[assignment]
-    """Quantises the target as it is loaded. runtime=transformers: int8 and int4 the weights alone, int8_dynamic weights
-    and activations, with a scale for each token; runtime=vllm: a word of vLLM's, such as fp8. None leaves it as it is.
-    A checkpoint that is quantised already needs no word."""
-    gpu_memory_utilization: float | None = None
-    """runtime=vllm only: share of each device's memory that an engine takes; None is vLLM's own."""
-    url: str | None = None
-    """A running server, http://HOST:PORT/v1. runtime=vllm: in place of engines that are started here; runtime=openai:
-    any that speaks OpenAI's protocol."""
-    served_name: str | None = None
-    """runtime=openai only: what the server calls the target; None is the only model that it lists."""
-    key_variable: str | None = None
-    """runtime=openai only: environment variable that holds the server's key; None sends none."""
-    states_url: str | None = None
-    """With url: the server that gives the hidden states; None is the same one, which then writes slowly."""
-    states_folder: str | None = None
-    """With url: where the files of hidden states that the server writes to its shared_storage_path appear here."""
-    timeout: float = 1800.0
-    """runtime=vllm and openai only: seconds without a sign of life after which an engine or a server is given up."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.runtime == "openai":
-            check_openai_settings(self)
-            return
-        check_engine_settings(self)
-        if self.runtime != "vllm":
-            return
-        require(
-            self.dtype != "float64",
-            "target.dtype=float64 and target.runtime=vllm, whose kernels have no float64; use float32, or "
-            "target.runtime=transformers",
-        )
-        for name in ("device", "device_map", "attn_implementation", "trust_remote_code", "allow_missing"):
-            value, usual = getattr(self, name), getattr(ModelConfig, name)
-            require(
-                value == usual,
-                f"target.{name}={value} says how transformers loads a model, and target.runtime=vllm would ignore it; "
-                "leave it out, or use target.runtime=transformers",
-            )
 
 
 @dataclass
@@ -398,7 +340,7 @@ class DistillConfig:
         require_at_least(0, self, "", "show")
         check_corpus(self.data)
         self._check_draft()
-        check_openai_asked(self)
+        self._check_openai()
         if self.responses != "records":
             require(
                 self.from_records is None,
@@ -428,4 +370,31 @@ class DistillConfig:
             draft.path is None or self.target.url is None,
             f"sampling.draft.path={draft.path} and target.url={self.target.url}: a running server drafts as it was "
             "started, with its own --speculative-config; leave sampling.draft out",
+        )
+
+    def _check_openai(self) -> None:
+        """Raise ConfigError for records that such a server cannot give."""
+        if self.target.runtime != "openai":
+            return
+        require(
+            self.responses == "target",
+            f"target.runtime=openai writes responses, and responses={self.responses} has none written; use "
+            "target.runtime=transformers or vllm, which read texts",
+        )
+        kept = self.records
+        wanted = sorted({*kept.store} - {"topk"})
+        require(
+            not wanted,
+            f"records.store={kept.store}, and a server (target.runtime=openai) tells no more of p than its likeliest "
+            f"tokens: {', '.join(wanted)} cannot be made of them. Use records.store=[topk]. Or: {LATER}",
+        )
+        require(
+            not kept.features.layers,
+            f"records.features.layers={kept.features.layers}, and a server (target.runtime=openai) gives no hidden "
+            f"states. {LATER}",
+        )
+        require(
+            not kept.store or not self.data.learn_prompt,
+            "records.store=[topk] with target.runtime=openai, and data.learn_prompt=true: a server tells p of the "
+            "tokens that it writes, not of a prompt's. Set data.learn_prompt=false; a chat's prompts are never learned",
         )

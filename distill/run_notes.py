@@ -9,7 +9,7 @@ from decode.models.load import ModelDescription
 from distill.prompts.text_sources import Texts
 from distill.prompts.texts_note import NOTE, read_note
 from distill.records.record_manifest import RecordedRuntime
-from distill.runtimes.vllm_probe import ROUNDING, distance
+from distill.runtimes.probe import ROUNDING, distance
 
 
 class TargetNote(Content):

@@ -29,9 +29,11 @@ from distill.records.feature_fitting import CODE_FILE, calibrate, load_code
 from distill.records.record_folder import RecordWriter
 from distill.records.record_shards import Record
 from distill.run_notes import check_same_target, keep_texts, note_target, noted_weights
-from distill.runtimes.chosen import open_runtime
-from distill.runtimes.response_draft import check_room, recorded
-from distill.runtimes.runtime import Runtime
+from distill.runtimes.openai_runtime import OpenAiRuntime
+from distill.runtimes.runtime import Runtime, check_room, recorded
+from distill.runtimes.served_runtime import ServedRuntime
+from distill.runtimes.transformers_runtime import TransformersRuntime
+from distill.runtimes.vllm_runtime import VllmRuntime
 from distill.scorer import Scorer
 from distill.told_texts import ToldTexts
 
@@ -57,6 +59,18 @@ def run(config: DistillConfig) -> None:
         plan = on_main(ranks.is_main_process, lambda: _planned(config, texts, runtime))
         if not config.plan:
             _record(config, plan, target, texts, runtime, ranks)
+
+
+def open_runtime(config: DistillConfig, target: ModelDescription) -> Runtime:
+    """What runs the target; loads nothing. Raises ConfigError and InputError for a target or an environment with which
+    it cannot work."""
+    dtype = target.dtype_name
+    if config.target.runtime == "transformers":
+        return TransformersRuntime(config, target, dtype)
+    if config.target.runtime == "openai":
+        return OpenAiRuntime(config, target)
+    kind = VllmRuntime if config.target.url is None else ServedRuntime
+    return kind(config, target, dtype)
 
 
 def _planned(config: DistillConfig, texts: Texts, runtime: Runtime) -> RecordingPlan:

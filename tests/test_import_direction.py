@@ -115,8 +115,8 @@ EXTRAS = {
 """What of pyproject.toml a package may import besides the plain dependencies; decode works with those alone as long as
 no setting asks for more."""
 OPTIONAL = "optional-dependencies"
-ELSEWHERE = {"vllm", "vllm_temperatures"}
-"""Of environments of their own, and a file beside the one that imports it there."""
+ELSEWHERE = {"vllm", "vllm_options", "vllm_temperatures"}
+"""Of environments of their own, and files beside the one that imports them there."""
 
 
 NAMES = {"pynvml": ["nvidia-ml-py"]}

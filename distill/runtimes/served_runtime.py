@@ -4,40 +4,37 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from decode.common.errors import RunError
+from decode.common.errors import ConfigError, RunError
 from decode.common.progress import get_logger
+from decode.common.run_folder import free_disk_check
 from decode.models.load import ModelDescription
 from distill.config import DistillConfig
+from distill.engines.http_client import refusing
+from distill.engines.vllm_command import states_command
+from distill.engines.vllm_support import check_alone, check_target
 from distill.records.record_manifest import RecordedRuntime
-from distill.runtimes.served_engine import ServedEngine
-from distill.runtimes.server_checks import check_servers
-from distill.runtimes.vllm_check import check_alone, check_target
-from distill.runtimes.vllm_probe import (
-    ROUNDING,
-    distance,
-    probe_ids,
-    served_log_p,
-)
-from distill.runtimes.vllm_runtime import VllmRuntime
-from distill.runtimes.vllm_server import VllmServer
+from distill.runtimes.engine_runtime import EnginePasses, EngineRuntime, bytes_of_states
+from distill.runtimes.probe import ROUNDING, check_tokens, distance, probe_ids
+from distill.runtimes.states_check import fault_of_p, fault_of_probe
+from distill.runtimes.states_file import take_states
+from distill.runtimes.vllm_server import ServedEngine, VllmServer
 
 log = get_logger("distill")
 
 
-class ServedRuntime(VllmRuntime):
+class ServedRuntime(EngineRuntime):
     """Everything is checked by `prepare`, before anything of the run is asked."""
 
     def __init__(self, config: DistillConfig, target: ModelDescription, dtype: str) -> None:
         """Raises ConfigError and InputError for a target that a server gives no states of."""
         check_alone()
         check_target(target)
-        self.config, self.target, self.folder, self.dtype = config, target, Path(config.output_dir), dtype
-        self._processes, self._running = ExitStack(), None
+        super().__init__(config, target)
+        self.dtype = dtype
         self.probe: list[int] = []
         """The fixed text by which the server's weights are known."""
 
@@ -77,7 +74,7 @@ class ServedRuntime(VllmRuntime):
 
     def remember(self) -> None:
         """What the server that reads gives of the fixed text, by which its weights are known from now on."""
-        self.note = self.note.model_copy(update={"log_p": served_log_p(self.reader, self.probe)})
+        self.note = self.note.model_copy(update={"log_p": self.reader.log_p(self.probe)})
 
     def engine(self, kind: Literal["write", "read"], layers: Sequence[int] = ()) -> ServedEngine:
         server = self.writer if kind == "write" else self.reader
@@ -97,10 +94,80 @@ class ServedRuntime(VllmRuntime):
 
     def _check_same(self, server: VllmServer) -> None:
         """Behind each call and before its answer is used: nothing of other weights gets into the records."""
-        far = distance(served_log_p(server, self.probe), self.note.log_p or [])
+        far = distance(server.log_p(self.probe), self.note.log_p or [])
         if not far <= ROUNDING[self.dtype]:
             raise RunError(
                 f"the server at {server.url} runs other weights than when this run started: log p of a fixed text "
                 f"moved by {far:.3g}, and rounding is below {ROUNDING[self.dtype]:g}. Nothing that it gave since its "
                 "last good answer was kept. Serve the first weights again and give resume=auto, or use another folder"
             )
+
+
+def check_servers(runtime: ServedRuntime) -> None:
+    """What a running server has to give before anything of a run is asked of it. Raises ConfigError."""
+    tokenizer = runtime.target.tokenizer
+    assert tokenizer is not None
+    with refusing():
+        for server in runtime.servers:
+            check_tokens(server, tokenizer, runtime.target.path)
+            check_room(runtime, server)
+        check_states(runtime)
+        runtime.remember()
+        if runtime.config.responses == "target":
+            check_writing(runtime)
+
+
+def check_room(runtime: ServedRuntime, server: VllmServer) -> None:
+    """Texts of the run fit."""
+    needed = runtime.longest + (server is runtime.reader)  # a token is sampled behind each text, and thrown away
+    if server.max_model_len < needed:
+        raise ConfigError(
+            f"the server at {server.url} takes texts of {server.max_model_len} tokens, and the run's longest one "
+            f"may have {needed}; start it with --max-model-len {needed}, or use fewer sampling.max_new_tokens"
+        )
+
+
+def check_states(runtime: ServedRuntime) -> None:
+    """Before anything is written: states come, appear here, and are those of this checkpoint, as is p."""
+    kept = runtime.config.records.features.layers
+    passes = EnginePasses(runtime, kept)
+    command = states_command(
+        runtime.target.path,
+        runtime.dtype,
+        runtime.longest,
+        runtime.target.max_positions,
+        passes.asked,
+        str(runtime.states_folder),
+    )
+    _, file = runtime.reader.complete(runtime.probe, 1, temperature=0.0)
+    if file is None:
+        raise ConfigError(
+            f"the server at {runtime.reader.url} gives no hidden states, of which p is made; start it by\n{command}"
+        )
+    if not runtime.reader.appears(file):
+        raise ConfigError(
+            f"the server at {runtime.reader.url} wrote hidden states to a file {file.name}, and in "
+            f"target.states_folder={runtime.states_folder} none appeared: it is not the folder of "
+            "its shared_storage_path, or not shared with this machine, or its disk is full (see the server's log)"
+        )
+    states = take_states(file)["hidden_states"]
+    fault = fault_of_probe(passes, states, runtime.probe)
+    if fault is not None:
+        raise ConfigError(f"the server at {runtime.reader.url} gives {fault}; start it by\n{command}")
+    free_disk_check(runtime.states_folder, bytes_of_states(runtime, kept))
+    for server in runtime.servers:
+        log_p = server.log_p(runtime.probe)
+        fault = fault_of_p(passes, states, runtime.probe, log_p, f"the server at {server.url}")
+        if fault is not None:
+            raise ConfigError(f"{fault}. Start it by\n{command}")
+
+
+def check_writing(runtime: ServedRuntime) -> None:
+    """A response of one token, as the run asks for them."""
+    if runtime.writer is not runtime.reader and runtime.writer.complete(runtime.probe[:2], 1)[1] is not None:
+        raise ConfigError(
+            f"the server at target.url={runtime.writer.url} gives hidden states as well as that at target.states_url: "
+            "it writes slowly, and nobody would remove its files. Start it without, or leave target.states_url out"
+        )
+    call = runtime.asked() | {"prompts": [runtime.probe[:2]], "seeds": [0], "max_new_tokens": 1}
+    runtime.engine("write").call(call)

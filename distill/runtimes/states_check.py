@@ -1,44 +1,19 @@
-"""Whether hidden states that an engine gives are those of its target: of every text by what no states can be, of a
-fixed text by what the engine and the checkpoint say of it. Zeros, or states of other tokens, train a draft that looks
-sound until it is served (vLLM pull request 46301: hybrid models; issue 45734). Faults are told in words, None where
-there is none."""
+"""Whether hidden states of a fixed text that an engine gives are those of its target, by what the engine and the
+checkpoint say of it. Zeros, or states of other tokens, train a draft that looks sound until it is served (vLLM pull
+request 46301: hybrid models; issue 45734). Faults are told in words, None where there is none."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from decode.common.errors import ConfigError
 from decode.models.output_head import OutputHead
-from distill.runtimes.vllm_probe import ROUNDING, distance
-
-if TYPE_CHECKING:
-    from distill.runtimes.engine_passes import EnginePasses
-
-OFTEN = 10
-"""What a single log p may differ by, in root mean squares of many: each text of a run is asked for one."""
-
-
-def fault_of_text(passes: EnginePasses, states: Tensor, num_tokens: int) -> str | None:
-    """Of states (L, layers, d) of any text."""
-    shape, dtype = tuple(states.shape), str(states.dtype).removeprefix("torch.")
-    wanted = (num_tokens, len(passes.asked), passes.runtime.target.hidden_size)
-    if shape != wanted or dtype != passes.runtime.note.dtype:
-        return (
-            f"states {shape} in {dtype}, and {wanted} in {passes.runtime.note.dtype} (tokens, layers {passes.asked}, "
-            "channels) are needed"
-        )
-    for layer, found in zip(passes.asked, states.unbind(1), strict=True):
-        if not found.isfinite().all():
-            return f"states of layer {layer} that are not finite"
-        zeros = int((~found.any(-1)).sum())
-        if zeros and layer:  # an embedding may be: of padding, or of a token that no text has
-            return f"states of layer {layer} that are all zero at {zeros} of {num_tokens} tokens"
-    return None
+from distill.runtimes.engine_runtime import EnginePasses, fault_of_next, fault_of_text
+from distill.runtimes.probe import ROUNDING, distance
 
 
 def fault_of_probe(passes: EnginePasses, states: Tensor, ids: list[int]) -> str | None:
@@ -70,18 +45,6 @@ def fault_of_p(passes: EnginePasses, states: Tensor, ids: list[int], log_p: Sequ
         f"log p of a token by {who} and by the norm and head of target.path={passes.runtime.target.path} differ by "
         f"{far:.3g} (root mean square over {len(ids) - 1} tokens; rounding is below {rounding:g}): it serves other "
         f"weights, or gives other layers than {passes.asked}"
-    )
-
-
-def fault_of_next(passes: EnginePasses, final: Tensor, token: int) -> str | None:
-    """The likeliest token behind a text, as the engine drew it, has to be that of the text's last final state (d,)."""
-    log_p, most = passes.head(final).float().log_softmax(-1), OFTEN * ROUNDING[passes.runtime.note.dtype]
-    best, far = int(log_p.argmax()), float(log_p.max() - log_p[token])
-    if far <= most:
-        return None
-    return (
-        f"drew token {token} behind a text, and by the states that it gave of it token {best} is likelier by {far:.3g} "
-        f"(log p; rounding is below {most:g})"
     )
 
 

@@ -21,8 +21,7 @@ from decode.models.weight_counts import empty_model
 from distill.config import DistillConfig
 from distill.records.record_manifest import RecordedRuntime
 from distill.responses import Sampler, target_sampler
-from distill.runtimes.response_draft import describe
-from distill.runtimes.runtime import Runtime
+from distill.runtimes.runtime import Runtime, describe
 from distill.target_passes import MOST_TOKENS, ModelPasses, with_final
 
 log = get_logger("distill")

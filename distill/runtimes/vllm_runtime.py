@@ -9,49 +9,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal, Protocol
-
-from transformers import PreTrainedModel
+from typing import Any, Literal
 
 from decode.common.progress import get_logger
 from decode.common.run_folder import free_disk_check
 from decode.models.load import ModelDescription
-from decode.models.output_head import load_ends
-from decode.sampling.stopping import own_eos_ids
 from distill.config import DistillConfig
-from distill.corpora.corpus import unit_hash
+from distill.engines.config import STARTED
+from distill.engines.vllm_support import (
+    OTHERWISE,
+    check_alone,
+    check_draft,
+    check_sizes,
+    check_target,
+    devices,
+    drafting_with_model,
+)
+from distill.engines.worker_process import WORKER, Engine, check_python, local
 from distill.records.record_manifest import RecordedRuntime
-from distill.responses import Heard, Response, Sampler, unheard
-from distill.runtimes.engine_passes import EnginePasses, bytes_of_states
-from distill.runtimes.engine_process import WORKER, Engine, check_python, local
-from distill.runtimes.kept_responses import kept_responses
-from distill.runtimes.response_draft import describe, recorded
-from distill.runtimes.runtime import Runtime
+from distill.runtimes.engine_runtime import Calls, EnginePasses, EngineRuntime, bytes_of_states
+from distill.runtimes.probe import probe_ids
+from distill.runtimes.runtime import describe, recorded
 from distill.runtimes.states_check import check_engine
-from distill.runtimes.vllm_check import OTHERWISE, check_alone, check_sizes, check_target, devices
-from distill.runtimes.vllm_probe import probe_ids
-from distill.runtimes.vllm_settings import STARTED
-from distill.runtimes.vllm_speculation import check_draft, drafting_with_model
 
 log = get_logger("distill")
-_REASONS = {"stop": "eos", "length": "length"}
 _KINDS = {"write": "writes the responses", "read": "reads the texts and gives their hidden states"}
 
 
-class Calls(Protocol):
-    """What answers a worker's calls (`vllm_worker`), wherever it runs."""
-
-    def call(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Raises RunError."""
-        ...
-
-
-class VllmRuntime(Runtime):
+class VllmRuntime(EngineRuntime):
     """Starts the engine that is needed when it is needed, and ends the other one."""
-
-    writes_first = True
 
     def __init__(self, config: DistillConfig, target: ModelDescription, dtype: str) -> None:
         """Raises ConfigError and InputError for what the engine does not take, and without vLLM's environment."""
@@ -59,7 +45,7 @@ class VllmRuntime(Runtime):
         check_target(target)
         check_sizes(config.target, target)
         version = check_python(config.target.vllm_python, "target.vllm_python", OTHERWISE)
-        self.config, self.target, self.folder = config, target, Path(config.output_dir)
+        super().__init__(config, target)
         asked = config.sampling.draft
         self.draft = describe(asked, target)
         if self.draft is not None:
@@ -69,44 +55,10 @@ class VllmRuntime(Runtime):
         self._running: tuple[tuple[Any, ...], Engine] | None = None
         self._processes = ExitStack()
 
-    @cached_property
-    def ends(self) -> PreTrainedModel:
-        """The target without its layers: the last norm and the output head are read from the checkpoint, no more."""
-        with self.stopwatch.part("starting"):
-            return load_ends(self.config.target).head.model
-
-    def asked(self) -> dict[str, Any]:
-        """How responses are to be written."""
-        eos = own_eos_ids(self.ends.generation_config, self.target.vocab_size)
-        asked = self.config.sampling
-        warp = {name: getattr(asked, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-        return {"max_new_tokens": asked.max_new_tokens, "sampling": warp, "eos": eos}
-
-    def sampler(self) -> Sampler:
-        about = self.asked()
-
-        def sample(prompts: list[list[int]], rows: list[int], seed: int, heard: Heard = unheard) -> list[Response]:
-            seeds = [int(unit_hash("row", seed, row) * 2**31) for row in rows]
-            answer = self.engine("write").call({"prompts": prompts, "seeds": seeds, **about})
-            reasons = [_REASONS[reason] for reason in answer["finish_reasons"]]
-            steps = [counts for _, counts in answer["arrivals"]]
-            passes = [
-                sum(counts[row] > 0 for counts in steps) or None for row in range(len(prompts))
-            ]  # a server's: unknown
-            return [Response(*one) for one in zip(answer["new_ids"], reasons, passes, strict=True)]
-
-        return kept_responses(sample, self.folder / "responses")
-
-    def passes(self, layers: Sequence[int]) -> EnginePasses:
-        return EnginePasses(self, layers)
-
     def prepare(self, longest: int) -> None:
         super().prepare(longest)
         kept = self.config.records.features.layers
         free_disk_check(self.config.output_dir, bytes_of_states(self, kept))
-
-    def weights(self) -> None:
-        """They are in another process."""
 
     def engine(self, kind: Literal["write", "read"], layers: Sequence[int] = ()) -> Calls:
         """The engine that writes, or the one that leaves states of `layers`; it is started, and its states

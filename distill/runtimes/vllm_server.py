@@ -1,15 +1,18 @@
-"""A running vLLM server: what it serves, texts continued by it, and texts read by it, by their token ids."""
+"""A running vLLM server: what it serves, texts continued by it, and texts read by it, by their token ids; and such a
+server behind the calls of an engine's worker (`vllm_worker`)."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from decode.common.errors import ConfigError, RunError
-from distill.runtimes.http_client import HttpClient, NoAnswerError, RefusedError
+from distill.engines.http_client import HttpClient, NoAnswerError, RefusedError
 from distill.runtimes.states_file import await_states, remove_states
 
 KEY = "VLLM_API_KEY"
@@ -17,6 +20,8 @@ FIRST_ANSWER_S = 20.0
 """A server that is to be used answers what it is by then."""
 PATIENCE_S = 20.0
 """States appear here by then once they are written, also over a network."""
+TRIALS = 3
+T = TypeVar("T")
 
 
 @dataclass
@@ -87,6 +92,11 @@ class VllmServer:
         """Whether it comes, and is whole."""
         return await_states(file, PATIENCE_S, self.client.timeout)
 
+    def log_p(self, ids: list[int]) -> list[float]:
+        """Of each token of a text but the first. Raises RunError."""
+        rows = self.written(ids, 1, temperature=0.0, prompt_logprobs=0)["prompt_logprobs"][1:]
+        return [float(row[str(token)]["logprob"]) for row, token in zip(rows, ids[1:], strict=True)]
+
     def tokenize(self, text: str) -> list[int]:
         """Its ids, without special tokens."""
         content = {"model": self.model, "prompt": text, "add_special_tokens": False}
@@ -98,3 +108,62 @@ def _no_vllm(url: str, why: str) -> str:
         f"what answers at {url} is no vLLM server, or an old one ({why}); target.runtime=vllm needs one, since others "
         "give no hidden states"
     )
+
+
+@dataclass
+class ServedEngine:
+    """Many requests at a time."""
+
+    server: VllmServer
+    at_once: int
+    check: Callable[[VllmServer], None]
+    """Called behind each call, before its answer is used; raises where the server is another one by now."""
+
+    def call(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Raises RunError where the server is away for too long, or refuses."""
+        answer = self._read(content["rows"]) if "rows" in content else self._write(content)
+        self.check(self.server)
+        return answer
+
+    def _write(self, content: dict[str, Any]) -> dict[str, Any]:
+        settings = {"stop_token_ids": content["eos"], **content["sampling"]}
+
+        def one(pair: tuple[list[int], int]) -> dict[str, Any]:
+            prompt, seed = pair
+            found = self.server.written(prompt, content["max_new_tokens"], seed=seed, **settings)
+            if found["finish_reason"] == "stop" and found["token_ids"][-1] not in content["eos"]:
+                raise RunError(
+                    f"the server at {self.server.url} ended a text at token {found['token_ids'][-1]}, and the target's "
+                    f"ends are {content['eos']}; start it with --generation-config vllm"
+                )
+            return found
+
+        found = self._each(one, zip(content["prompts"], content["seeds"], strict=True))
+        return {
+            "new_ids": [one["token_ids"] for one in found],
+            "finish_reasons": [one["finish_reason"] for one in found],
+            "arrivals": [],
+        }
+
+    def _read(self, rows: list[list[int]]) -> dict[str, Any]:
+        return {"files": [str(file) for file in self._each(self._file, rows)]}
+
+    def _file(self, ids: list[int]) -> Path:
+        """Where its states are; asked again where a server that ended took them along."""
+        for _ in range(TRIALS):
+            _, file = self.server.complete(ids, 1, temperature=0.0)
+            if file is None:
+                raise RunError(
+                    f"the server at {self.server.url} gave no hidden states, and did so before: it was started again "
+                    "without them. Start it as it was, and give resume=auto"
+                )
+            if self.server.appears(file):
+                return file
+        return file  # reading it says what is wrong
+
+    def _each(self, do: Callable[[Any], T], rows: Iterable[Any]) -> list[T]:
+        with ThreadPoolExecutor(self.at_once) as pool:
+            try:
+                return list(pool.map(do, rows))
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)

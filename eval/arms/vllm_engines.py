@@ -1,5 +1,5 @@
 """vLLM's engines of a comparison: one for each setting, started together, and what each is told first. Each is an arm,
-a worker in an environment of its own (`distill.runtimes.engine_process`). Times are the worker's own, from the call to
+a worker in an environment of its own (`distill.engines.worker_process`). Times are the worker's own, from the call to
 the last token: the pipe to it is not counted."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder
 from decode.sampling.warp import Sampling
-from distill.runtimes.engine_process import WORKER, Engine, local
+from distill.engines.worker_process import WORKER, Engine, local
 from eval.arms.base import Arm, Sample, emitted
 
 log = get_logger("eval")

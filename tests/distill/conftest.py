@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from distill.runtimes import http_client, vllm_server
+from distill.engines import http_client
+from distill.runtimes import vllm_server
 from tests.distill.openai_fake_server import FakeOpenAi, fake_openai
 from tests.distill.served_runs import ASKED
 from tests.distill.vllm_fake_server import FakeVllm, fake_vllm

@@ -357,26 +357,26 @@ TEXTS: dict[Callable[..., object], list[Change]] = {
 RUNTIMES: dict[Callable[..., object], list[Change]] = {
     test_vllm_runtime.test_p_and_final_states_are_made_of_the_engine_s_by_the_target_s_norm_and_head: [
         (
-            "distill.runtimes.engine_passes:EnginePasses.of_batch",
+            "distill.runtimes.engine_runtime:EnginePasses.of_batch",
             "of_layer[FINAL] = self.final(of_layer[self.last])",
             "of_layer[FINAL] = of_layer[self.last]",
         ),
         (
-            "distill.runtimes.engine_passes:EnginePasses.of_batch",
+            "distill.runtimes.engine_runtime:EnginePasses.of_batch",
             "of_layer[layer] for layer in self.layers",
             "of_layer[layer] for layer in sorted(self.layers)",
         ),
-        ("distill.runtimes.engine_passes:asked_layers", " - {FINAL}", ""),
+        ("distill.runtimes.engine_runtime:asked_layers", " - {FINAL}", ""),
     ],
     test_vllm_runtime.test_one_engine_writes_everything_then_another_reads: [
         ("distill.runtimes.vllm_runtime:VllmRuntime._settings", "self.longest + 1", "self.longest"),
-        ("distill.runtimes.vllm_runtime:VllmRuntime.sampler", '"row", seed, row', '"row", seed'),
+        ("distill.runtimes.engine_runtime:EngineRuntime.sampler", '"row", seed, row', '"row", seed'),
         ("distill.stage:_write_shards", "runtime.writes_first and ", "False and "),
         ("distill.stage:_finish", '"responses", "states")', '"responses")'),
     ],
     test_vllm_runtime.test_a_draft_is_handed_to_the_engine_that_writes: [
         ("distill.runtimes.vllm_runtime:VllmRuntime._drafting", "self.longest + count", "self.longest"),
-        ("distill.runtimes.vllm_runtime:VllmRuntime.sampler", "counts[row] > 0", "counts[row]"),
+        ("distill.runtimes.engine_runtime:EngineRuntime.sampler", "counts[row] > 0", "counts[row]"),
         ("distill.records.record_shards:drafting_of", ' - one.meta["prompt_end"]', ""),
     ],
     test_vllm_runtime.test_a_text_that_fills_the_context_leaves_no_room_for_drafts: [
@@ -388,11 +388,11 @@ RUNTIMES: dict[Callable[..., object], list[Change]] = {
     ],
     partial(test_vllm_runtime.test_a_run_that_vllm_drafts_for_goes_on_with_that_draft_alone, then="longer"): [
         ("distill.runtimes.vllm_runtime:VllmRuntime.__init__", "draft=recorded(asked, self.draft)", "draft=None"),
-        ("distill.runtimes.response_draft:recorded", "asked.num_draft_tokens", "5"),
+        ("distill.runtimes.runtime:recorded", "asked.num_draft_tokens", "5"),
     ],
     test_vllm_runtime.test_what_was_written_before_a_run_ended_is_not_asked_for_again: [
         ("distill.runtimes.kept_responses:kept_responses", "if answer is None:", "if True:"),
-        ("distill.runtimes.engine_passes:EnginePasses.states_in", "told != ids", "False"),
+        ("distill.runtimes.engine_runtime:EnginePasses.states_in", "told != ids", "False"),
     ],
     test_vllm_runtime.test_kept_responses_are_those_of_their_call: [
         ("distill.runtimes.kept_responses:KeptResponses._file", "json.dumps(call)", "json.dumps(call[:2])"),
@@ -405,17 +405,17 @@ RUNTIMES: dict[Callable[..., object], list[Change]] = {
         ("distill.recording_plan:plan_of_records", "folder.lengths.max()", "folder.lengths.min()"),
     ],
     test_vllm_bad_days.test_an_engine_that_takes_its_time_and_lives_is_waited_for: [
-        ("distill.runtimes.engine_process:Engine.call", 'while "alive" in answer', 'while "dead" in answer'),
+        ("distill.engines.worker_process:Engine.call", 'while "alive" in answer', 'while "dead" in answer'),
     ],
     test_vllm_bad_days.test_a_full_disk_is_told_with_its_folder: [
         ("distill.runtimes.states_file:_is_whole", "== 8 + size", "<= 8 + size"),
     ],
     test_vllm_bad_days.test_a_disk_without_room_for_states_is_refused: [
-        ("distill.runtimes.engine_passes:bytes_of_states", "runtime.config.batch_size * ", ""),
+        ("distill.runtimes.engine_runtime:bytes_of_states", "runtime.config.batch_size * ", ""),
     ],
     test_large_targets.test_what_a_large_target_needs_reaches_both_engines: [
         ("distill.runtimes.vllm_runtime:VllmRuntime._settings", '"pipeline_parallel_size": 1', "**{}"),
-        ("distill.runtimes.vllm_check:devices", " * asked.pipeline_parallel_size", ""),
+        ("distill.engines.vllm_support:devices", " * asked.pipeline_parallel_size", ""),
     ],
     test_large_targets.test_quantised_layers_are_the_engine_s_own_matter: [
         ("decode.models.small:with_layers", 'delattr(config, "quantization_config")', "pass"),
@@ -427,12 +427,12 @@ SERVERS: dict[Callable[..., object], list[Change]] = {
         ("distill.runtimes.vllm_server:VllmServer.written", "remove_states(file)", "pass"),
         (
             "distill.runtimes.served_runtime:ServedRuntime.remember",
-            '{"log_p": served_log_p(self.reader, self.probe)}',
+            '{"log_p": self.reader.log_p(self.probe)}',
             "{}",
         ),
     ],
     test_served_runtime.test_each_response_has_its_seed_and_the_run_s_sampling_alone: [
-        ("distill.runtimes.served_engine:ServedEngine._write", "seed=seed", "seed=0"),
+        ("distill.runtimes.vllm_server:ServedEngine._write", "seed=seed", "seed=0"),
         ("distill.runtimes.vllm_server:VllmServer.complete", "**plain, ", ""),
     ],
     test_served_runtime.test_files_of_requests_that_were_in_flight_are_removed_in_the_end: [
@@ -442,20 +442,20 @@ SERVERS: dict[Callable[..., object], list[Change]] = {
         ("distill.runtimes.served_runtime:ServedRuntime.engine", 'self.writer if kind == "write" else ', ""),
     ],
     test_served_runtime.test_a_server_that_goes_away_and_comes_back_loses_nothing_and_doubles_nothing: [
-        ("distill.runtimes.http_client:HttpClient.ask", "time.monotonic() + pause > ends", "True"),
+        ("distill.engines.http_client:HttpClient.ask", "time.monotonic() + pause > ends", "True"),
     ],
     test_served_runtime.test_one_that_stays_away_ends_the_run_which_goes_on_later: [
         ("decode.common.run_folder:check_same_run", ', *getattr(config, "NOT_COMPARED", ())', ","),
     ],
     test_served_runtime.test_weights_that_change_in_mid_run_end_it_and_are_not_mixed_in: [
-        ("distill.runtimes.served_engine:ServedEngine.call", "self.check(self.server)", "pass"),
+        ("distill.runtimes.vllm_server:ServedEngine.call", "self.check(self.server)", "pass"),
         ("distill.run_notes:check_same_target", "not far <= ROUNDING[runtime.dtype]", "False"),
     ],
     test_served_runtime.test_an_end_that_is_not_the_target_s_is_refused: [
-        ("distill.runtimes.served_engine:ServedEngine._write", '== "stop" and', '== "ended" and'),
+        ("distill.runtimes.vllm_server:ServedEngine._write", '== "stop" and', '== "ended" and'),
     ],
     partial(test_served_refusals.test_servers_that_do_not_fit_are_refused, name="half"): [
-        ("distill.runtimes.states_check:fault_of_text", " or dtype != passes.runtime.note.dtype", ""),
+        ("distill.runtimes.engine_runtime:fault_of_text", " or dtype != passes.runtime.note.dtype", ""),
     ],
     partial(
         test_served_refusals.test_servers_that_do_not_fit_are_refused,
@@ -464,13 +464,13 @@ SERVERS: dict[Callable[..., object], list[Change]] = {
         ("distill.runtimes.states_check:fault_of_p", "far <= rounding", "True"),
     ],
     partial(test_served_refusals.test_servers_that_do_not_fit_are_refused, name="short"): [
-        ("distill.runtimes.server_checks:check_room", " + (server is runtime.reader)", ""),
+        ("distill.runtimes.served_runtime:check_room", " + (server is runtime.reader)", ""),
     ],
     test_served_refusals.test_another_tokenizer_is_refused: [
-        ("distill.runtimes.vllm_probe:check_tokens", "ours != theirs", "len(ours) != len(theirs)"),
+        ("distill.runtimes.probe:check_tokens", "ours != theirs", "len(ours) != len(theirs)"),
     ],
 }
-_OPENAI = "distill.runtimes.openai_api"
+_OPENAI = "distill.runtimes.openai"
 OPENAI: dict[Callable[..., object], list[Change]] = {
     partial(
         test_openai_runtime.test_records_hold_the_ids_and_the_likeliest_tokens_that_the_server_tells,
@@ -478,37 +478,37 @@ OPENAI: dict[Callable[..., object], list[Change]] = {
         source="of logprobs",
         tells_end=False,
     ): [
-        (f"{_OPENAI}.endings:ended", "[*ids, eos[0]]", "ids"),
-        (f"{_OPENAI}.answers:_falling", "-pair[1]", "pair[1]"),
-        (f"{_OPENAI}.answers:Answer.lacks_positions", "not has_end", "False"),
+        (f"{_OPENAI}_answers:ended", "[*ids, eos[0]]", "ids"),
+        (f"{_OPENAI}_answers:_falling", "-pair[1]", "pair[1]"),
+        (f"{_OPENAI}_answers:Answer.lacks_positions", "not has_end", "False"),
     ],
     test_openai_runtime.test_a_text_with_tokens_that_are_not_told_has_the_ids_of_its_text_and_no_p: [
-        (f"{_OPENAI}.answers:Answer.lacks_positions", "is not None and", "is None and"),
+        (f"{_OPENAI}_answers:Answer.lacks_positions", "is not None and", "is None and"),
     ],
     test_openai_runtime.test_each_response_has_its_seed_and_the_run_s_sampling_alone: [
-        (f"{_OPENAI}.server:OpenAiServer.complete", "PLAIN | ", ""),
-        (f"{_OPENAI}.runtime:OpenAiRuntime.sampler", "rows[place]) * 2**31", "0) * 2**31"),
+        (f"{_OPENAI}_server:OpenAiServer.complete", "PLAIN | ", ""),
+        (f"{_OPENAI}_runtime:OpenAiRuntime.sampler", "rows[place]) * 2**31", "0) * 2**31"),
     ],
     test_openai_runtime.test_overload_and_faults_are_asked_again_after_the_time_that_the_server_names: [
-        ("distill.runtimes.http_client:HttpClient.ask", 'max(wait, getattr(error, "wait", 0.0))', "wait"),
+        ("distill.engines.http_client:HttpClient.ask", 'max(wait, getattr(error, "wait", 0.0))', "wait"),
     ],
     test_openai_runtime.test_a_refusal_in_mid_run_ends_it_and_it_goes_on_later: [
-        (f"{_OPENAI}.runtime:OpenAiRuntime.sampler", "if one is None", "if True"),
+        (f"{_OPENAI}_runtime:OpenAiRuntime.sampler", "if one is None", "if True"),
     ],
     test_openai_runtime.test_weights_that_change_in_mid_run_end_it_and_are_not_mixed_in: [
-        (f"{_OPENAI}.probe:check_same", "not far <=", "False and far <="),
+        (f"{_OPENAI}_server:OpenAiServer.check_same", "not far <=", "False and far <="),
     ],
     test_openai_runtime.test_another_model_in_mid_run_ends_it: [
-        (f"{_OPENAI}.probe:check_same", "server.check_listed()", "pass"),
+        (f"{_OPENAI}_server:OpenAiServer.check_same", "self.check_listed()", "pass"),
     ],
     test_openai_runtime.test_a_context_that_is_too_short_is_no_end_of_a_text: [
-        (f"{_OPENAI}.endings:ended", "count < most", "False"),
+        (f"{_OPENAI}_answers:ended", "count < most", "False"),
     ],
     partial(test_openai_refusals.test_servers_that_do_not_fit_are_refused, name="warped"): [
-        (f"{_OPENAI}.checks:check_unwarped", "({}, warp)", "({}, {})"),
+        (f"{_OPENAI}_checks:check_unwarped", "({}, warp)", "({}, {})"),
     ],
     test_openai_refusals.test_the_key_comes_from_the_environment_and_is_written_nowhere: [
-        ("distill.runtimes.http_client:HttpClient._without_key", 'words.replace(self.key, "***")', "words"),
+        ("distill.engines.http_client:HttpClient._without_key", 'words.replace(self.key, "***")', "words"),
     ],
 }
 

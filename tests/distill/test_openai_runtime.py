@@ -19,9 +19,9 @@ from decode.common.errors import ConfigError, InputError, RunError
 from decode.common.typed_config import build
 from decode.models.load import describe_model
 from distill.config import RecordsConfig, ResponseSampling, TargetConfig
+from distill.engines import http_client
 from distill.objectives.target_distribution import SparseRows
 from distill.records.record_folder import RecordFolder
-from distill.runtimes import http_client
 from distill.sequences import record_sequences
 from distill.stage import run
 from tests.distill.openai_fake_server import FakeOpenAi, Manner, is_response

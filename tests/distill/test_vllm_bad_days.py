@@ -16,14 +16,14 @@ from decode.common.checked_json import read_json
 from decode.common.errors import ConfigError, RunError
 from decode.models.load import describe_model
 from distill.config import PromptConfig
+from distill.engines.inside_vllm.vllm_worker import read
 from distill.records.distribution_stores import Layout
 from distill.records.feature_codes import CODES, FeatureCode, FeatureLayout
 from distill.records.feature_fitting import calibrate
 from distill.records.record_shards import Record
-from distill.runtimes.engine_passes import EnginePasses
+from distill.runtimes.engine_runtime import EnginePasses
 from distill.runtimes.states_check import check_engine
 from distill.runtimes.vllm_runtime import VllmRuntime
-from distill.runtimes.vllm_worker import read
 from distill.scorer import Scorer
 from distill.stage import run
 from tests.distill import vllm_proxy
@@ -167,7 +167,7 @@ def test_a_card_that_an_engine_fills_is_given_a_part_of_the_states_at_a_time(
     code = load_fitted(layout, passes, texts)
     found = []
     for entries, batch_size in ((1 << 25, 3), (96, 3), (7 * 96, 1)):
-        for module in ("distill.runtimes.engine_passes", "distill.scorer"):
+        for module in ("distill.runtimes.engine_runtime", "distill.scorer"):
             monkeypatch.setattr(f"{module}.STATE_ENTRIES", entries)
         passes.batch_size, records = batch_size, [record_of(n, ids) for n, ids in enumerate(texts)]
         largest = given_to(passes, code, monkeypatch)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from distill.runtimes.engine_process import Engine
+from distill.engines.worker_process import Engine
 from tests.engines.environment import vllm_python
 from tests.engines.serving import WORKER
 from tests.engines.toys import Toys

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "distill/runtimes"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "distill/engines/inside_vllm"))
 import vllm_worker  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 compiled = vllm_worker.load

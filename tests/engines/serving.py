@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from distill.runtimes.engine_process import Engine
+from distill.engines.worker_process import Engine
 from tests.engines.counters import Counters
 from tests.engines.toys import NEW_TOKENS, PROMPTS
 

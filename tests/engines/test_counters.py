@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from decode.models.load import describe_loaded
-from distill.runtimes.engine_process import Engine
+from distill.engines.worker_process import Engine
 from eval.modes.served.counting import Pair
 from eval.modes.served.engine import metrics
 from eval.modes.served.faults import faults

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from decode.drafters.saved_draft import load_drafter
-from distill.runtimes.engine_process import Engine
+from distill.engines.worker_process import Engine
 from tests.engines.counters import our_counters
 from tests.engines.serving import GREEDY, served
 from tests.engines.test_counters import says_something

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from distill.runtimes.engine_process import Engine
+from distill.engines.worker_process import Engine
 from eval.modes.served.schedule.in_vllm import SCHEDULED, held_at, k_at, lengths
 from tests.engines.counters import our_counters
 from tests.engines.environment import vllm_python

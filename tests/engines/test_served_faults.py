@@ -9,11 +9,11 @@ import pytest
 from decode import load_drafter
 from decode.config import ModelConfig
 from decode.models.load import load_model
+from distill.engines.server import running
+from distill.engines.vllm_command import serve_command
+from distill.engines.worker_process import environment_of
 from eval import stage
 from eval.modes.served.counting import Pair
-from eval.modes.served.engine.jobs import server_environment
-from eval.modes.served.engine.server import running
-from eval.modes.served.engine.vllm import serve_command
 from eval.modes.served.faults.faults import likely_faults
 from tests.engines.environment import vllm_python
 from tests.engines.faults import FAULTS
@@ -36,8 +36,7 @@ def test_a_fault_of_a_served_folder_is_named(toys: Toys, tmp_path: Path, draft: 
     next(one for one in FAULTS if (one.family, one.name) == (family, fault)).damage(folder)
     launch = [word for name, value in options(folder).items() for word in _words(name, value)]
     command = serve_command(vllm_python(), str(toys.target("llama")), launch, SHORT["options"])
-    started = settings(toys, tmp_path, (draft,))
-    with running(command, server_environment(started), tmp_path / "log", 300) as server:
+    with running(command, environment_of(vllm_python()), tmp_path / "log", 300) as server:
         cfg = settings(toys, tmp_path, (draft,), url=server.url, options=[])
         cfg.temperatures = [0.0]
         stage.run(cfg)

@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "distill/runtimes"))  # a file alone: the rest wants more
+sys.path.append(str(Path(__file__).resolve().parents[2] / "distill/engines/inside_vllm"))
 from vllm_temperatures import write_temperatures  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 # The engine in this very process, so that it goes on round by round, when it is asked to.

@@ -11,9 +11,9 @@ import torch
 
 from decode.common.errors import ConfigError, InputError, RunError
 from decode.common.typed_config import build
-from distill.runtimes.engine_process import Engine, check_python
-from distill.runtimes.vllm_speculation import drafting_with_model
-from distill.runtimes.vllm_temperatures import repeated
+from distill.engines.inside_vllm.vllm_temperatures import repeated
+from distill.engines.vllm_support import drafting_with_model
+from distill.engines.worker_process import Engine, check_python
 from eval import __main__ as cli
 from eval import stage
 from eval.arms import vllm_engines as engines

@@ -18,7 +18,7 @@ from decode.drafters.saved_draft import describe_draft
 from decode.models.compatibility import load_tokenizer, token_map_hash
 from decode.models.load import describe_model, load_model
 from decode.stage import run as decode
-from distill.runtimes.vllm_speculation import check_draft
+from distill.engines.vllm_support import check_draft
 from tests.bad_configurations import good_commands
 from tests.commands import main_of
 from tests.decode.test_gguf import FAULTS

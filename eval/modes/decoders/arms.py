@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from decode.config import SamplingConfig
-from distill.runtimes.vllm_speculation import drafting_with_model
+from distill.engines.vllm_support import drafting_with_model
 from eval.arms.base import ASSISTED, LOOKUP, OURS, STATIC, VLLM, Arm, eos_ids, our_name
 from eval.arms.ours import assisted_arms, lookup_arms, our_arm, plain_arms, renamed
 from eval.arms.transformers_arms import TransformersArm, no_compiler, static_options

@@ -14,7 +14,7 @@ from decode.common.run_folder import RunFolder
 from decode.drafters.beside.refusals import check_overlap, presumed_family
 from decode.drafters.untrained.config import UNTRAINED, check_strict, check_tree
 from decode.models.load import ModelDescription
-from distill.runtimes.engine_process import check_python
+from distill.engines.worker_process import check_python
 from eval.arms.base import ASSISTED, AUTOREGRESSIVE, LOOKUP, STATIC, TRANSFORMERS
 from eval.arms.transformers_arms import assisted_settings, no_compiler
 from eval.arms.vllm_engines import started

@@ -30,7 +30,7 @@ from eval.results.pooling import medians
 from eval.results.statistics import arm_ratio, arm_ratio_of_runs, arm_speed, fastest_arm
 
 ISSUE = "55005"
-"""Of vLLM, on which `distill.runtimes.vllm_temperatures` has more."""
+"""Of vLLM, on which `distill.engines.inside_vllm.vllm_temperatures` has more."""
 _SHARED = (*SPEEDS, "component_times", "predicted_speedup", "realised", *BESIDE)
 _OWN = {
     "cell": CELL,

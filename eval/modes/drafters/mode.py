@@ -17,7 +17,7 @@ from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder
 from decode.drafters.untrained.early_exit import refuse_exit
 from decode.models.load import load_model
-from distill.runtimes.engine_process import check_python
+from distill.engines.worker_process import check_python
 from eval.arms.base import AUTOREGRESSIVE, EARLY_EXIT, LOOKUP, TRANSFORMERS
 from eval.arms.ours import early_exit_settings
 from eval.arms.vllm_engines import started

@@ -17,9 +17,8 @@ from decode.common.errors import InputError
 from decode.common.progress import progress
 from decode.drafters.base import Drafter
 from eval.modes.served.counting import Pair, Texts
-from eval.modes.served.engine.client import complete
 from eval.modes.served.engine.metrics import Counters
-from eval.modes.served.engine.server import Server
+from eval.modes.served.engine.server import Server, complete
 from eval.results.statistics import bootstrap, ratio_of_sums
 
 SAMPLED = 0.3

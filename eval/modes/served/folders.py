@@ -12,8 +12,8 @@ from decode.common.progress import get_logger
 from decode.config import model_folder
 from decode.drafters.provenance import read_provenance
 from decode.models.load import ModelDescription
+from distill.engines.vllm_command import speculation
 from eval.config import EvalConfig
-from eval.modes.served.engine.vllm import speculation
 from train.check import stage as check
 from train.check.config import CheckConfig, ServedDraftConfig
 from train.check.folder import ServedFolder, open_folder

@@ -11,13 +11,12 @@ from typing import Any
 from decode.common.errors import ConfigError
 from decode.common.progress import get_logger
 from decode.models.load import ModelDescription
-from distill.runtimes.engine_process import check_python
+from distill.engines.worker_process import check_python
 from eval.config import EvalConfig
 from eval.inputs import check_models, shared_context
 from eval.measure.cells import Results
 from eval.modes.served.counting import Texts
-from eval.modes.served.engine.found import check_server
-from eval.modes.served.engine.jobs import Job, do, jobs
+from eval.modes.served.engine.jobs import Job, check_server, do, jobs
 from eval.modes.served.folders import check_drafts, prepare
 from eval.modes.served.here import measure_here
 from eval.modes.served.page import render_page, render_summary

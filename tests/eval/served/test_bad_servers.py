@@ -12,9 +12,8 @@ from threading import Thread
 import pytest
 
 from decode.common.errors import ConfigError, InputError
-from eval.modes.served.engine.client import complete
 from eval.modes.served.engine.metrics import Counters, read_counters
-from eval.modes.served.engine.server import Server, ServerGoneError, found
+from eval.modes.served.engine.server import Server, ServerGoneError, complete, found
 from tests.eval.served.fake_server import FakeEngine, serving
 from tests.eval.served.test_mode import Toy
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from decode.common.errors import InputError
-from eval.modes.served.engine.client import complete
+from distill.engines.server import PORT, ServerGoneError, running
+from distill.engines.vllm_command import serve_command
 from eval.modes.served.engine.metrics import Counters, read_counters
-from eval.modes.served.engine.server import PORT, Server, ServerGoneError, found, running
-from eval.modes.served.engine.vllm import serve_command
+from eval.modes.served.engine.server import Server, complete, found
 from tests.eval.served import fake_server
 from tests.eval.served.fake_server import FakeEngine, serving
 
@@ -68,9 +68,8 @@ def test_a_server_is_started_on_a_port_of_its_own_and_ended_with_the_block(tmp_p
         running(SERVER, os.environ, tmp_path / "b.log", 60) as other,
     ):
         assert one.url != other.url
-        assert one.model == "a/target"
-        assert one.started is not None
-    assert one.started.process.poll() is not None
+        assert found(one.url).model == "a/target"
+    assert one.process.poll() is not None
     with pytest.raises(ServerGoneError):
         found(one.url)
 
@@ -98,7 +97,7 @@ def test_a_server_that_dies_while_it_is_asked(tmp_path: Path) -> None:
         pytest.raises(ServerGoneError, match=r"(?s)ended with code 7.*EngineDeadError: out of memory"),
         running([*SERVER, "--dies-after", "1"], os.environ, tmp_path / "log", 60) as server,
     ):
-        complete(server, [[1], [2], [3]], max_tokens=2, temperature=0.0, seed=None, concurrency=1)
+        complete(found(server.url, server), [[1], [2], [3]], max_tokens=2, temperature=0.0, seed=None, concurrency=1)
 
 
 def test_the_command_names_the_length_of_drafts_and_what_comes_with_it() -> None:

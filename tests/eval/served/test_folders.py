@@ -11,9 +11,9 @@ from decode.common.errors import InputError
 from decode.common.typed_config import build
 from decode.config import ModelConfig
 from decode.models.load import describe_model
+from distill.engines.vllm_command import speculation
 from eval.config import EvalConfig
 from eval.modes.served.engine.jobs import Job, command, jobs, target_options
-from eval.modes.served.engine.vllm import speculation
 from eval.modes.served.folders import ServedDraft, check_drafts, prepare
 from tests.tiny import save_tiny_target
 from tests.train.export.saved_heads import save_head, save_padded_target

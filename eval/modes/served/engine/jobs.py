@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from decode.common.environment import resolve_device
+from decode.common.errors import ConfigError, InputError
 from decode.common.progress import get_logger
 from decode.config import ModelConfig
-from distill.runtimes.engine_process import environment_of
+from distill.engines.server import running
+from distill.engines.vllm_command import serve_command
+from distill.engines.worker_process import environment_of
 from eval.config import EvalConfig
 from eval.measure.energy import EnergyMeter, energy_meter
 from eval.modes.served.comparison import ask, first_places
 from eval.modes.served.counting import Texts
-from eval.modes.served.engine.client import complete
-from eval.modes.served.engine.server import Server, found, running
-from eval.modes.served.engine.vllm import serve_command
+from eval.modes.served.engine.server import Server, complete, found, models
 from eval.modes.served.folders import ServedDraft
 from eval.modes.served.schedule.in_vllm import SCHEDULED, held_at
 from eval.results.energy import energy_entry
@@ -156,8 +156,9 @@ def _server(cfg: EvalConfig, job: Job, log_file: Path) -> Iterator[Server]:
         yield found(cfg.served.url)
         return
     log.info("starting a server: %s; its log is %s", job.name, log_file)
-    with running(command(cfg, job), server_environment(cfg), log_file, cfg.served.start_minutes * 60) as server:
-        yield server
+    environment, seconds = environment_of(cfg.served.python), cfg.served.start_minutes * 60
+    with running(command(cfg, job), environment, log_file, seconds) as started:
+        yield found(started.url, started)
 
 
 def command(cfg: EvalConfig, job: Job) -> list[str]:
@@ -179,11 +180,39 @@ def target_options(target: ModelConfig) -> list[str]:
     return [*words, "--trust-remote-code"] if target.trust_remote_code else words
 
 
-def server_environment(cfg: EvalConfig) -> Mapping[str, str]:
-    """As many threads as ours, and on a CPU a cache of a gigabyte; what the user's own environment says goes first."""
-    usual = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"}
-    return {
-        **usual,
-        **environment_of(cfg.served.python),
-        **{key: os.environ[key] for key in usual if key in os.environ},
-    }
+def check_server(cfg: EvalConfig) -> None:
+    """InputError unless the server at served.url serves target.path, drafts, and drafts decode.num_draft_tokens."""
+    url, own = cfg.served.url, cfg.target.path
+    assert url is not None
+    assert own is not None
+    server = found(url)
+    listed = models(server)
+    names = {str(one.get(key)) for one in listed for key in ("id", "root")}
+    expected = cfg.served.model or own
+    if expected not in names and not any(_same_folder(expected, name) for name in names):
+        raise InputError(
+            f"served.url={url} serves {', '.join(sorted(names))}, and the target is {expected}: counters of another "
+            f"model say nothing of this draft. Start it with {own}; or, where that is the same model by another name, "
+            f"give served.model={listed[0]['id']}"
+        )
+    _check_length(cfg, server)
+
+
+def _same_folder(one: str, other: str) -> bool:
+    return Path(one).is_dir() and Path(other).is_dir() and Path(one).resolve() == Path(other).resolve()
+
+
+def _check_length(cfg: EvalConfig, server: Server) -> None:
+    """The engine counts by position, as many as it drafts."""
+    complete(server, [[1, 2, 3]], 2, 0.0, None, 1)
+    k, asked = len(server.counters().accepted), cfg.decode.num_draft_tokens
+    if k == 0:
+        raise InputError(
+            f"served.url={server.url} drafts nothing: its /metrics has no vllm:spec_decode counters. Start it with "
+            "--speculative-config, as python -m train.export prints it, and without --disable-log-stats"
+        )
+    if k != asked:
+        raise ConfigError(
+            f"served.url={server.url} drafts {k} tokens a round, and decode.num_draft_tokens={asked}; give "
+            f"decode.num_draft_tokens={k}, so that both draft alike"
+        )

@@ -1,65 +1,33 @@
-"""A server: started here in processes of its own that end with the block, or one that runs somewhere."""
+"""A server of the engine, started here or found: what it serves, prompts as token ids to it, texts back with the time
+that they took, and what it counts."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from http.client import HTTPException
-from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.request import ProxyHandler, Request, build_opener
 
 from decode.common.errors import InputError
+from distill.engines.http_client import HttpClient, NoAnswerError, RefusedError, SilentError
+from distill.engines.server import ServerGoneError, StartedServer
 from eval.modes.served.engine.metrics import Counters, read_counters, read_running
 
-HOST = "127.0.0.1"
-PORT = "{port}"
-"""Stands in a command for the port that the server gets."""
-_LAST_LINES = 25
 _PATIENCE_S = 600.0
 """Of one request: a long text on a slow machine, and not forever."""
 _LOOK_S = 60.0
 """Of what needs no model, models and metrics: one that hangs is told soon."""
-_LAST_BREATH_S = 10.0
-"""An engine that breaks answers with an error first, and its processes end after that."""
-_OPENER = build_opener(ProxyHandler({}))
-
-
-class ServerGoneError(InputError):
-    """The server died, or does not answer; with the end of its log, where it was started here."""
-
-
-@dataclass(frozen=True)
-class Started:
-    """The processes of a server that was started here."""
-
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    def end(self) -> None:
-        """All of them."""
-        for one, seconds in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)):
-            try:
-                os.killpg(self.process.pid, one)
-                self.process.wait(seconds)
-            except ProcessLookupError:
-                break
-            except subprocess.TimeoutExpired:
-                continue
-        self.process.wait()
-
-    def last_words(self) -> str:
-        """The end of its log."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return f"{self.log} ends with:\n" + "\n".join(lines[-_LAST_LINES:])
+_PLAIN = {
+    "ignore_eos": True,
+    "return_token_ids": True,
+    # left out, vLLM takes them from the generation_config.json of the model
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
 
 
 @dataclass(frozen=True)
@@ -69,16 +37,15 @@ class Server:
     url: str
     model: str = ""
     """What it calls the model that it serves."""
-    started: Started | None = None
+    started: StartedServer | None = None
 
     def get(self, path: str) -> str:
         """What lies at `path`; ServerGoneError where there is no answer."""
-        return self._ask(Request(f"{self.url}{path}"), _LOOK_S)
+        return self._ask(path, None, _LOOK_S)
 
     def post(self, path: str, content: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to `content`; InputError where that is no JSON."""
-        data = json.dumps(content).encode()
-        text = self._ask(Request(f"{self.url}{path}", data, {"Content-Type": "application/json"}), _PATIENCE_S)
+        text = self._ask(path, content, _PATIENCE_S)
         try:
             return json.loads(text)
         except ValueError as error:
@@ -122,54 +89,26 @@ class Server:
             raise self._gone(f"counted {before.drafts} drafts and now says {now.drafts}: it was started anew meanwhile")
         return now - before
 
-    def _ask(self, request: Request, seconds: float) -> str:
+    def _ask(self, path: str, content: Mapping[str, Any] | None, seconds: float) -> str:
         try:
-            with _OPENER.open(request, timeout=seconds) as answer:
-                return answer.read().decode(errors="replace")
-        except HTTPError as error:
-            said = error.read().decode(errors="replace")[:500]
-            if error.code < 500:
-                raise InputError(f"{request.full_url} answered {error.code}: {said}") from error
-            raise self._gone(f"answered {error.code} ({said})") from error
-        except (URLError, OSError, HTTPException) as error:
-            raise self._gone(f"does not answer ({getattr(error, 'reason', None) or error})") from error
+            return HttpClient(self.url).read(path, content, seconds).decode(errors="replace")
+        except RefusedError as error:
+            if error.status < 500:
+                raise InputError(str(error)) from error
+            raise self._gone(f"is broken: {error}") from error
+        except (NoAnswerError, SilentError) as error:
+            raise self._gone(f"does not answer ({error.__cause__})") from error
 
     def _gone(self, what: str) -> ServerGoneError:
-        if self.started is None:
-            return ServerGoneError(f"the server at {self.url} {what}; start it, or give the address of one that runs")
-        try:
-            code = self.started.process.wait(_LAST_BREATH_S)
-        except subprocess.TimeoutExpired:
-            return ServerGoneError(f"the server {what}; {self.started.last_words()}")
-        return ServerGoneError(f"the server ended with code {code}; {self.started.last_words()}")
+        if self.started is not None:
+            return self.started.gone(what)
+        return ServerGoneError(f"the server at {self.url} {what}; start it, or give the address of one that runs")
 
 
-@contextmanager
-def running(command: Sequence[str], environment: Mapping[str, str], log: Path, seconds: float) -> Iterator[Server]:
-    """A server that `command` starts, once it answers; PORT in it is replaced. ServerGoneError, with the end of its
-    log, where it dies or has not answered in `seconds`."""
-    with _reserved_port() as port, log.open("wb") as file:
-        process = subprocess.Popen(
-            [word.replace(PORT, str(port)) for word in command],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=dict(environment),
-            process_group=0,  # it starts processes of its own, which have to end with it
-        )
-        started = Started(process, log)
-        try:
-            _wait(Server(f"http://{HOST}:{port}", started=started), seconds)
-            yield found(f"http://{HOST}:{port}", started)
-        finally:
-            started.end()
-
-
-def found(url: str, started: Started | None = None) -> Server:
+def found(url: str, started: StartedServer | None = None) -> Server:
     """The server at `url`; ServerGoneError where none answers, InputError for one that lists no model."""
     server = Server(url.rstrip("/"), started=started)
-    listed = models(server)
-    return Server(server.url, listed[0]["id"], started)
+    return Server(server.url, models(server)[0]["id"], started)
 
 
 def models(server: Server) -> list[dict[str, Any]]:
@@ -184,31 +123,59 @@ def models(server: Server) -> list[dict[str, Any]]:
     return listed
 
 
-def _wait(server: Server, seconds: float) -> None:
-    """Until it answers."""
-    assert server.started is not None
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        code = server.started.process.poll()
-        if code is not None:
-            raise ServerGoneError(
-                f"the server ended with code {code} before it answered; {server.started.last_words()}"
-            )
-        try:
-            with _OPENER.open(f"{server.url}/health", timeout=10):
-                return
-        except OSError:  # HTTPError and URLError are such
-            time.sleep(0.25)
-    raise ServerGoneError(
-        f"the server has not answered in {seconds / 60:g} minutes (served.start_minutes); {server.started.last_words()}"
-    )
+@dataclass(frozen=True)
+class Completions:
+    """What a server wrote."""
+
+    texts: list[list[int]]
+    """New tokens of each prompt."""
+    seconds: float
+    """From the first question to the last answer."""
+
+    @property
+    def tokens(self) -> int:
+        """Written in all."""
+        return sum(map(len, self.texts))
 
 
-@contextmanager
-def _reserved_port() -> Iterator[int]:
-    """A free port that nobody else is given meanwhile: it stays bound here. The server binds it too, as both allow it
-    to be used again and only the server listens."""
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind((HOST, 0))
-        yield held.getsockname()[1]
+def complete(
+    server: Server,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    temperature: float,
+    seed: int | None,
+    concurrency: int,
+) -> Completions:
+    """`max_tokens` new tokens for each prompt, ends of texts ignored, `concurrency` of them asked for at once; with a
+    seed, each prompt's is `seed` plus its number."""
+
+    def ask(row: int) -> list[int]:
+        content = {
+            "model": server.model,
+            "prompt": list(prompts[row]),
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            **_PLAIN,
+            **({} if seed is None else {"seed": seed + row}),
+        }
+        return _ids(server, server.post("/v1/completions", content), max_tokens)
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(concurrency) as pool:
+        texts = list(pool.map(ask, range(len(prompts))))
+    return Completions(texts, time.perf_counter() - began)
+
+
+def _ids(server: Server, answer: dict, max_tokens: int) -> list[int]:
+    try:
+        ids = answer["choices"][0]["token_ids"]
+    except (LookupError, TypeError):
+        ids = None
+    if not isinstance(ids, list) or len(ids) != max_tokens:
+        got = "no token ids" if not isinstance(ids, list) else f"{len(ids)} tokens"
+        raise InputError(
+            f"the server at {server.url} answered with {got} where {max_tokens} tokens were asked for by "
+            "return_token_ids and ignore_eos, as vLLM knows them from 0.10.2 on. Update it; or its --max-model-len is "
+            "too small for the prompts"
+        )
+    return ids

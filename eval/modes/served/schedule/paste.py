@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from eval.modes.served.engine.vllm import with_speculation
+from distill.engines.vllm_command import with_speculation
 from eval.modes.served.schedule.in_vllm import SCHEDULED, Schedule, lengths
 from eval.modes.served.schedule.schedule import Choice, Ratio, Speed, choices, one_length, per_batch_size
 

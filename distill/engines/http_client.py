@@ -1,4 +1,4 @@
-"""JSON over HTTP with a server that may be away for a while: what is safe to ask twice is asked again, with back-off.
+"""HTTP with a server that may be away for a while: what is safe to ask twice is asked again, with back-off.
 
 The standard library's client: what is sent is small, and a server's answer takes seconds, not the connection.
 """
@@ -11,10 +11,11 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from decode.common.errors import ConfigError, RunError
 from decode.common.progress import get_logger
@@ -28,6 +29,10 @@ log = get_logger("distill")
 
 class NoAnswerError(RunError):
     """Nothing listens there, or it ended in the middle of an answer, for as long as was waited."""
+
+
+class SilentError(RunError):
+    """It listens, and gave no answer in time: it hangs, and is not asked again."""
 
 
 class RefusedError(RunError):
@@ -46,7 +51,10 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """Leads to the error of the status."""
 
 
-_OPENER = urllib.request.build_opener(_NoRedirect)
+_BY_ENVIRONMENT = urllib.request.build_opener(_NoRedirect)
+_DIRECT = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}))
+"""For this machine: a proxy would look for the server on its own."""
+_HERE = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 @dataclass
@@ -54,36 +62,44 @@ class HttpClient:
     """A server at `root`, http://HOST:PORT. Threads may share one."""
 
     root: str
-    key: str | None = field(repr=False)
+    key: str | None = field(default=None, repr=False)
     """Sent as a bearer token; never written anywhere."""
-    timeout: float
+    timeout: float = 600.0
     """Seconds that an answer may take, and that a lost server has to come back."""
     _is_lost: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def once(self, path: str, content: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
-        """The answer to one request, a POST where it has content. Raises NoAnswerError and RefusedError."""
+    def read(self, path: str, content: Mapping[str, Any] | None = None, timeout: float | None = None) -> bytes:
+        """The answer to one request, a POST where it has content. Raises NoAnswerError, SilentError, RefusedError."""
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
         data = None if content is None else json.dumps(content).encode()
-        request = urllib.request.Request(self.root + path, data, headers)
         try:
-            with _OPENER.open(request, timeout=timeout or self.timeout) as answer:
-                return json.loads(answer.read() or b"{}")
+            opener = _DIRECT if urlsplit(self.root).hostname in _HERE else _BY_ENVIRONMENT
+            request = urllib.request.Request(self.root + path, data, headers)
+            with opener.open(request, timeout=timeout or self.timeout) as answer:
+                return answer.read()
         except urllib.error.HTTPError as error:
             words = self._without_key(error.read().decode(errors="replace"))[:500]
             wait = _seconds(error.headers.get("Retry-After"))
             raise RefusedError(f"{self.root}{path} answered {error.code}: {words}", error.code, wait) from error
         except TimeoutError as error:
             waited = timeout or self.timeout
-            raise RunError(
+            raise SilentError(
                 f"{self.root}{path} gave no answer in {waited:g} s (target.timeout): it hangs, or has more to do than "
                 "that. Look at the server's log and start it again, or give more seconds; the run goes on with "
                 "resume=auto"
             ) from error
-        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: not JSON
+        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: no address
             raise NoAnswerError(f"{self.root}{path}: {error or type(error).__name__}") from error
 
-    def ask(self, path: str, content: dict[str, Any] | None = None) -> Any:
+    def once(self, path: str, content: Mapping[str, Any] | None = None, timeout: float | None = None) -> Any:
+        """The same, of JSON."""
+        try:
+            return json.loads(self.read(path, content, timeout) or b"{}")
+        except ValueError as error:
+            raise NoAnswerError(f"{self.root}{path}: {error}") from error
+
+    def ask(self, path: str, content: Mapping[str, Any] | None = None) -> Any:
         """The same, asked again while the server is away; NoAnswerError where it does not come back in time."""
         ends, wait = time.monotonic() + self.timeout, FIRST_WAIT_S
         while True:

@@ -5,107 +5,128 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+
+from transformers import PreTrainedTokenizerBase
 
 from decode.common.errors import ConfigError
-from distill.runtimes.http_client import RefusedError, refusing
-from distill.runtimes.openai_api.answers import Answer
-from distill.runtimes.openai_api.probe import likeliest, one_token, probe_prompts
-from distill.runtimes.openai_api.server import NOT_TAKEN, refused_key
-from distill.runtimes.openai_api.settings import LATER
-from distill.runtimes.vllm_probe import ROUNDING, TEXTS, check_tokens, distance
-
-if TYPE_CHECKING:
-    from distill.runtimes.openai_api.runtime import OpenAiRuntime
+from distill.config import ResponseSampling
+from distill.engines.config import LATER, TargetConfig
+from distill.engines.http_client import RefusedError, refusing
+from distill.runtimes.openai_answers import Answer, TokenIds
+from distill.runtimes.openai_server import NOT_TAKEN, OpenAiServer, probe_prompts, refused_key
+from distill.runtimes.probe import ROUNDING, TEXTS, check_tokens, distance
 
 MOST_TOLD = 20
 """Likeliest tokens that vLLM tells where --max-logprobs does not say otherwise."""
 
 
-def check_server(runtime: OpenAiRuntime) -> None:
-    """All of it; leaves what the server takes and tells in `runtime`."""
-    with refusing(), _naming_the_key(runtime):
-        check_room(runtime)
-        answer = check_ids(runtime)
-        check_tokenizer(runtime)
-        remember(runtime)
-        if runtime.store is not None:
-            check_likeliest(runtime)
-        runtime.note_server("of the text" if answer is None else answer.source)
+@dataclass(frozen=True)
+class Needs:
+    """Of a run."""
+
+    target: TargetConfig
+    tokenizer: PreTrainedTokenizerBase
+    sampling: ResponseSampling
+    longest: int
+    """Tokens of its longest text."""
+    probe: list[int]
+    """The fixed text."""
+    likeliest: int | None
+    """Tokens whose p is kept; None keeps the text alone."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """How a server tells what it writes."""
+
+    source: TokenIds
+    log_p: list[float] | None
+    """Of the fixed text; None where it tells no log-probabilities."""
+
+
+def check_server(server: OpenAiServer, needs: Needs) -> Told:
+    """All of it; leaves in `server` which fields it takes."""
+    with refusing(), _naming_the_key(needs.target):
+        check_room(server, needs)
+        answer = check_ids(server, needs)
+        check_tokenizer(server, needs)
+        log_p = told_log_p(server, needs.probe)
+        if needs.likeliest is not None:
+            check_likeliest(server, needs, needs.likeliest)
+        return Told("of the text" if answer is None else answer.source, log_p)
 
 
 @contextmanager
-def _naming_the_key(runtime: OpenAiRuntime) -> Iterator[None]:
+def _naming_the_key(target: TargetConfig) -> Iterator[None]:
     """llama.cpp lists its models to all, and asks for the key later."""
     try:
         yield
     except RefusedError as error:
         if error.status in (401, 403):
-            raise ConfigError(refused_key(runtime.config.target, error)) from error
+            raise ConfigError(refused_key(target, error)) from error
         raise
 
 
-def check_room(runtime: OpenAiRuntime) -> None:
+def check_room(server: OpenAiServer, needs: Needs) -> None:
     """Texts of the run fit, as far as the server says how long they may be."""
-    room = runtime.server.max_model_len
-    if room is not None and room < runtime.longest:
+    room = server.max_model_len
+    if room is not None and room < needs.longest:
         raise ConfigError(
-            f"the server at {runtime.server.url} takes texts of {room} tokens, and the run's longest one may have "
-            f"{runtime.longest}; start it with more, or use fewer sampling.max_new_tokens"
+            f"the server at {server.url} takes texts of {room} tokens, and the run's longest one may have "
+            f"{needs.longest}; start it with more, or use fewer sampling.max_new_tokens"
         )
 
 
-def check_ids(runtime: OpenAiRuntime) -> Answer | None:
+def check_ids(server: OpenAiServer, needs: Needs) -> Answer | None:
     """A prompt of ids is read as these ids. Returns an answer with everything that the server tells of tokens."""
-    prompt = runtime.probe
-    answer = _asked_as_it_takes(runtime)
+    prompt = needs.probe
+    answer = _asked_as_it_takes(server, needs)
     if answer.prompt_tokens not in (None, len(prompt)):
         raise ConfigError(
-            f"the server at {runtime.server.url} read {answer.prompt_tokens} tokens of a prompt of {len(prompt)} "
+            f"the server at {server.url} read {answer.prompt_tokens} tokens of a prompt of {len(prompt)} "
             "token ids: it adds some or cuts the prompt, and its responses would answer other prompts than are recorded"
         )
     if answer.source == "told":
         return answer
     try:
-        return one_token(runtime.server, prompt, 1)
+        return server.one_token(prompt, 1)
     except RefusedError as error:
         if error.status in NOT_TAKEN:
             return None
         raise
 
 
-def _asked_as_it_takes(runtime: OpenAiRuntime) -> Answer:
+def _asked_as_it_takes(server: OpenAiServer, needs: Needs) -> Answer:
     """With the fields beyond OpenAI's protocol; without them where the server refuses these."""
-    server = runtime.server
     try:
-        return server.complete(runtime.probe, 1)
+        return server.complete(needs.probe, 1)
     except RefusedError as error:
         if error.status not in NOT_TAKEN:
             raise
         refused = error
     server.beyond = {}
     try:
-        answer = server.complete(runtime.probe, 1)
+        answer = server.complete(needs.probe, 1)
     except RefusedError as error:
         raise ConfigError(
             f"the server at {server.url} does not take a prompt of token ids at /v1/completions ({error}), and text "
             "alone does not say which tokens it reads. vLLM, SGLang and llama.cpp take ids"
         ) from error
-    needed = [name for name in ("top_k", "min_p") if getattr(runtime.config.sampling, name)]
+    needed = [name for name in ("top_k", "min_p") if getattr(needs.sampling, name)]
     if needed:
         raise ConfigError(
-            f"sampling.{needed[0]}={getattr(runtime.config.sampling, needed[0])}, and the server at {server.url} does "
+            f"sampling.{needed[0]}={getattr(needs.sampling, needed[0])}, and the server at {server.url} does "
             f"not take it ({refused}); leave it out, or use sampling.top_p"
         )
     return answer
 
 
-def check_tokenizer(runtime: OpenAiRuntime) -> None:
+def check_tokenizer(server: OpenAiServer, needs: Needs) -> None:
     """The server cuts fixed texts into the target's tokens, or, where it does not show its cuts, into as many."""
-    server, tokenizer = runtime.server, runtime.tokenizer
     try:
-        check_tokens(server, tokenizer, runtime.target.path)
+        check_tokens(server, needs.tokenizer, str(needs.target.path))
     except RefusedError as error:
         if error.status not in NOT_TAKEN:
             raise
@@ -115,33 +136,31 @@ def check_tokenizer(runtime: OpenAiRuntime) -> None:
         return
     for text in TEXTS:
         counted = server.complete(text, 1).prompt_tokens
-        wanted = {len(tokenizer.encode(text, add_special_tokens=special)) for special in (False, True)}
+        wanted = {len(needs.tokenizer.encode(text, add_special_tokens=special)) for special in (False, True)}
         if counted not in wanted:
             raise ConfigError(
                 f"the server at {server.url} serves {server.model}, which counts {counted} tokens in {text[:20]!r}..., "
-                f"and target.path={runtime.target.path} has {sorted(wanted)}: it is another model. Start the server "
+                f"and target.path={needs.target.path} has {sorted(wanted)}: it is another model. Start the server "
                 "with this one, or name its folder"
             )
 
 
-def remember(runtime: OpenAiRuntime) -> None:
-    """What the server says of fixed texts, by which its weights are known from now on."""
+def told_log_p(server: OpenAiServer, probe: list[int]) -> list[float] | None:
+    """What it says of fixed texts, by which its weights are known from now on."""
     try:
-        runtime.log_p = list(chain(*likeliest(runtime.server, probe_prompts(runtime.probe)))) or None
+        return list(chain(*server.likeliest(probe_prompts(probe)))) or None
     except RefusedError as error:
         if error.status not in NOT_TAKEN:
             raise
-        runtime.log_p = None
+        return None
 
 
-def check_likeliest(runtime: OpenAiRuntime) -> None:
+def check_likeliest(server: OpenAiServer, needs: Needs, count: int) -> None:
     """It tells as many likeliest tokens as are to be kept, by their ids, and p of them at temperature 1, unwarped."""
-    assert runtime.store is not None
-    server, count = runtime.server, runtime.store.head
     wanted = f"records.store=[topk] with records.topk={count}"
     remedy = f"Use a server that does (vLLM, llama.cpp). Or: {LATER}"
     try:
-        answer = one_token(server, runtime.probe, count)
+        answer = server.one_token(needs.probe, count)
     except RefusedError as error:
         raise ConfigError(
             f"{wanted}, and the server at {server.url} does not tell so many: {error}. Use records.topk={MOST_TOLD}, "
@@ -159,14 +178,13 @@ def check_likeliest(runtime: OpenAiRuntime) -> None:
         raise ConfigError(
             f"{wanted}, and the server at {server.url} tells {len(told)} likeliest tokens; use records.topk={len(told)}"
         )
-    check_unwarped(runtime, count)
+    check_unwarped(server, needs, count)
 
 
-def check_unwarped(runtime: OpenAiRuntime, count: int) -> None:
+def check_unwarped(server: OpenAiServer, needs: Needs, count: int) -> None:
     """Some servers tell p behind temperature and top_p, by which it is no p of the target."""
-    server, warp = runtime.server, runtime.sampling()
-    prompts = probe_prompts(runtime.probe)
-    plain, warped = (likeliest(server, prompts, count, **settings) for settings in ({}, warp))
+    warp, prompts = server.drawing(needs.sampling), probe_prompts(needs.probe)
+    plain, warped = (server.likeliest(prompts, count, **settings) for settings in ({}, warp))
     both = [pair for pair in zip(plain, warped, strict=True) if all(pair)]
     far = max((distance(one, other) for one, other in both), default=0.0)
     if not far <= ROUNDING["unknown"]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -24,13 +24,11 @@ from distill.records.distribution_stores import SparseStore
 from distill.records.record_manifest import RecordedRuntime, RecordedServer
 from distill.responses import Heard, Response, Sampler, unheard
 from distill.runtimes.kept_responses import KeptResponses
-from distill.runtimes.openai_api.answers import Position, TokenIds
-from distill.runtimes.openai_api.checks import check_server
-from distill.runtimes.openai_api.endings import ended
-from distill.runtimes.openai_api.probe import check_same
-from distill.runtimes.openai_api.server import OpenAiServer
+from distill.runtimes.openai_answers import Position, ended
+from distill.runtimes.openai_checks import Needs, Told, check_server
+from distill.runtimes.openai_server import OpenAiServer
+from distill.runtimes.probe import probe_ids
 from distill.runtimes.runtime import Runtime
-from distill.runtimes.vllm_probe import probe_ids
 
 log = get_logger("distill")
 
@@ -57,43 +55,17 @@ class OpenAiRuntime(Runtime):
         self.eos = own_eos_ids(target.generation_config, target.vocab_size)
         self.probe: list[int] = []
         """The fixed text by which the server's weights are known."""
-        self.log_p: list[float] | None = None
-        """What it says of that; None where it tells no log-probabilities."""
 
     def prepare(self, longest: int) -> None:
-        self.longest = longest
+        self.longest, asked = longest, self.config
         assert self.target.tokenizer is not None
         self.tokenizer = self.target.tokenizer
-        self.server = OpenAiServer.connect(self.config.target)
+        self.server = OpenAiServer.connect(asked.target)
         self.probe = probe_ids(self.tokenizer, max(1, longest - 1))
-        check_server(self)
+        likeliest = None if self.store is None else self.store.head
+        needs = Needs(asked.target, self.tokenizer, asked.sampling, longest, self.probe, likeliest)
+        self._note(check_server(self.server, needs))
         log.info("%s at %s serves %s", self.server.software, self.server.url, self.server.model)
-
-    def note_server(self, source: TokenIds) -> None:
-        """What records are bound to, once it is known how the server tells tokens."""
-        if source == "of the text":
-            log.warning(
-                "the server at %s does not say which tokens it wrote: its text is cut into tokens again, which may be "
-                "others in rare places. vLLM and llama.cpp say them",
-                self.server.url,
-            )
-        if self.log_p is None:
-            log.warning(
-                "the server at %s tells no log-probabilities: weights that change while it runs, under the same name, "
-                "would not be noticed",
-                self.server.url,
-            )
-        self.source: TokenIds = source
-        told = RecordedServer(url=self.server.url, model=self.server.model, token_ids=source)
-        self.note = RecordedRuntime(
-            name="openai", version=self.server.software, dtype="unknown", log_p=self.log_p, server=told
-        )
-
-    def sampling(self) -> dict[str, Any]:
-        """How responses are drawn, in the protocol's words."""
-        asked = self.config.sampling
-        further = {"top_k": asked.top_k or -1, "min_p": asked.min_p} if self.server.beyond else {}
-        return {"temperature": asked.temperature, "top_p": asked.top_p, **further}
 
     def sampler(self) -> Sampler:
         kept = KeptResponses(self.folder / "responses", {} if self.store is None else self.store.shapes)
@@ -122,6 +94,25 @@ class OpenAiRuntime(Runtime):
     def weights(self) -> None:
         """They are in another process."""
 
+    def _note(self, told: Told) -> None:
+        """What records are bound to, once it is known how the server tells tokens."""
+        if told.source == "of the text":
+            log.warning(
+                "the server at %s does not say which tokens it wrote: its text is cut into tokens again, which may be "
+                "others in rare places. vLLM and llama.cpp say them",
+                self.server.url,
+            )
+        if told.log_p is None:
+            log.warning(
+                "the server at %s tells no log-probabilities: weights that change while it runs, under the same name, "
+                "would not be noticed",
+                self.server.url,
+            )
+        self.told, server = told, RecordedServer(url=self.server.url, model=self.server.model, token_ids=told.source)
+        self.note = RecordedRuntime(
+            name="openai", version=self.server.software, dtype="unknown", log_p=told.log_p, server=server
+        )
+
     def _written(self, asked: dict[int, tuple[list[int], int]]) -> Iterator[tuple[int, Response]]:
         """Each response once the server was seen to be the same behind it, `batch_size` requests at a time."""
         waiting: list[tuple[int, Response]] = []
@@ -131,24 +122,28 @@ class OpenAiRuntime(Runtime):
                 for one in as_completed(places):
                     waiting.append((places[one], one.result()))
                     if len(waiting) >= self.config.batch_size:
-                        check_same(self.server, self.probe, self.log_p)
+                        self.server.check_same(self.probe, self.told.log_p)
                         yield from waiting
                         waiting = []
                 if waiting:
-                    check_same(self.server, self.probe, self.log_p)
+                    self.server.check_same(self.probe, self.told.log_p)
                     yield from waiting
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def _response(self, prompt: list[int], seed: int) -> Response:
         most = self.config.sampling.max_new_tokens
-        settings = {"seed": seed, **self.sampling()}
+        settings = {"seed": seed, **self.server.drawing(self.config.sampling)}
         if self.server.beyond:
             settings["stop_token_ids"] = self.eos
-        if self.store is not None or self.source == "of logprobs":
+        if self.store is not None or self.told.source == "of logprobs":
             settings["logprobs"] = 1 if self.store is None else self.store.head
         answer = self.server.complete(prompt, most, **settings)
-        source = "of the text" if self.source == "of logprobs" and answer.lacks_positions(self.eos) else self.source
+        source = (
+            "of the text"
+            if self.told.source == "of logprobs" and answer.lacks_positions(self.eos)
+            else self.told.source
+        )
         ids = answer.ids(source, self.tokenizer)
         stray = next((token for token in ids if not 0 <= token < self.target.vocab_size), None)
         if stray is not None:

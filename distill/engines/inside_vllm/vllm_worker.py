@@ -28,9 +28,6 @@ sys.path.append(str(Path(__file__).parent))  # for the files beside this one, al
 
 # The engine in this very process: a second one, polled by this, would burn a core while others are timed.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 _WRITTEN_S = 600
 """A state that is not on the disk by then never will be."""
@@ -52,15 +49,19 @@ def load(settings: dict[str, Any]) -> Any:
     # A text may fill the context, and the engine wants room for a token behind it, which nothing will read.
     os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1" if settings.get("states") else "0"
     from vllm import LLM  # pyright: ignore[reportMissingImports]
+    from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
+    from vllm_options import leaving_states  # pyright: ignore[reportMissingImports]
     from vllm_temperatures import write_temperatures  # pyright: ignore[reportMissingImports]
 
     write_temperatures()
     options: dict[str, Any] = {"speculative_config": settings["speculation"]}
     if settings.get("states"):
-        options = leaving_states(**settings["states"])
+        options = leaving_states(**settings["states"], on_cpu=current_platform.is_cpu())
     options |= settings.get("options") or {}
-    if settings.get("seeded"):
-        options |= for_seeds()
+    if settings.get("seeded") and current_platform.is_cpu():
+        # vLLM 0.32 dies of a prompt that is cut between two steps ("CPU Generator does not use offset"): it takes back
+        # what the first step drew, as CUDA's generators alone can
+        options["enable_chunked_prefill"] = False
     engine = LLM(
         settings["target"],
         revision=settings.get("revision"),
@@ -73,33 +74,6 @@ def load(settings: dict[str, Any]) -> Any:
         **options,
     )
     return engine.llm_engine
-
-
-def for_seeds() -> dict[str, Any]:
-    """Options of an engine whose requests have seeds. On a CPU vLLM 0.32 dies of a prompt that is cut between two steps
-    ("CPU Generator does not use offset"): it takes back what the first step drew, as CUDA's generators alone can."""
-    from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
-
-    return {"enable_chunked_prefill": False} if current_platform.is_cpu() else {}
-
-
-def leaving_states(layers: list[int], folder: str) -> dict[str, Any]:
-    """Options of an engine that writes the states of every request to `folder`; layer i is the output of layer i - 1,
-    0 the embeddings, and the last one's is not normed."""
-    from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
-
-    connector = {"kv_connector": "ExampleHiddenStatesConnector"}
-    if current_platform.is_cpu():
-        connector = {"kv_connector": "StatesOnCpu", "kv_connector_module_path": "vllm_states"}
-    return {
-        "speculative_config": {
-            "method": "extract_hidden_states",
-            "num_speculative_tokens": 1,
-            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": layers}},
-        },
-        "kv_transfer_config": connector
-        | {"kv_role": "kv_producer", "kv_connector_extra_config": {"shared_storage_path": folder}},
-    }
 
 
 def write(engine: Any, step: Steps, call: dict[str, Any], number: int) -> dict[str, Any]:

@@ -20,8 +20,9 @@ from typing import IO, Any
 import torch
 
 from decode.common.errors import ConfigError, RunError
+from distill.engines.server import last_words
 
-WORKER = Path(__file__).with_name("vllm_worker.py")
+WORKER = Path(__file__).parent / "inside_vllm/vllm_worker.py"
 _LAST_LINES = 15
 _VERSION = """
 import importlib.util, pathlib, runpy, sys
@@ -49,10 +50,14 @@ def local(path: str) -> str:
 
 
 def environment_of(python: str) -> dict[str, str]:
-    """As many threads as our own arms have, and Intel's OpenMP where it is installed: without it vLLM warns of a
-    significant loss in speculative decoding."""
+    """Of a worker or a server: as many threads as our own arms have, and on a CPU a cache of a gigabyte, unless the
+    user's own says otherwise, and Intel's OpenMP where it is installed: without it vLLM warns of a significant loss in
+    speculative decoding."""
     openmp = Path(python).absolute().parent.parent / "lib/libiomp5.so"
     return {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
         **os.environ,
         **({"LD_PRELOAD": str(openmp)} if openmp.is_file() else {}),
         "OMP_NUM_THREADS": str(torch.get_num_threads()),
@@ -148,13 +153,9 @@ class Engine:
         assert process is not None
         code = process.wait()
         if not self._is_silent:
-            return f"the vLLM worker ended with code {code}; {self._last_words()}"
+            return f"the vLLM worker ended with code {code}; {last_words(self.log, _LAST_LINES)}"
         return (
             f"the vLLM worker gave no sign of life for {self.silence_s:g} s (target.timeout), and was ended: it hangs, "
             "or reads or compiles a model for longer than that. Start the run again with resume=auto, which keeps what "
-            f"was written, or give more seconds; {self._last_words()}"
+            f"was written, or give more seconds; {last_words(self.log, _LAST_LINES)}"
         )
-
-    def _last_words(self) -> str:
-        words = "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:])
-        return f"{self.log} ends with:\n{words}"

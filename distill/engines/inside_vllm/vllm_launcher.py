@@ -1,5 +1,5 @@
-"""vLLM's server with a fault of its CPU builds mended; run by the interpreter of another environment, so nothing of
-ours is imported here but one file. The processes that it starts on a CPU import this file anew, and are mended too.
+"""vLLM's server with a fault of its CPU builds mended. The processes that it starts on a CPU import this file anew, and
+are mended too.
 
 On machines with Triton nothing is changed, and this is `vllm serve`.
 """
@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[4] / "distill/runtimes"))  # a file alone: the rest wants more
+sys.path.append(str(Path(__file__).parent))  # for the file beside this one
 from vllm_temperatures import write_temperatures  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 

@@ -9,7 +9,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from decode.common.errors import ConfigError
-from distill.runtimes.vllm_server import VllmServer
 
 
 class Tokenizing(Protocol):
@@ -39,12 +38,6 @@ LENGTH = 32
 def probe_ids(tokenizer: PreTrainedTokenizerBase, room: int) -> list[int]:
     """The fixed text, as long as there is room."""
     return tokenizer.encode(" ".join(TEXTS), add_special_tokens=False)[: min(LENGTH, room)]
-
-
-def served_log_p(server: VllmServer, ids: list[int]) -> list[float]:
-    """log p of each token but the first, as the server says it. Raises RunError."""
-    rows = server.written(ids, 1, temperature=0.0, prompt_logprobs=0)["prompt_logprobs"][1:]
-    return [float(row[str(token)]["logprob"]) for row, token in zip(rows, ids[1:], strict=True)]
 
 
 def distance(one: Sequence[float], other: Sequence[float]) -> float:

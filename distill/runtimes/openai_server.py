@@ -1,15 +1,19 @@
-"""A running server that speaks OpenAI's protocol: what it serves, and texts continued by it, by their token ids."""
+"""A running server that speaks OpenAI's protocol: what it serves, texts continued by it, by their token ids, and what
+it says of fixed ones, by which its weights are known again."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from decode.common.errors import ConfigError, RunError
-from distill.config import TargetConfig
-from distill.runtimes.http_client import HttpClient, NoAnswerError, RefusedError
-from distill.runtimes.openai_api.answers import Answer
+from distill.config import ResponseSampling
+from distill.engines.config import TargetConfig
+from distill.engines.http_client import HttpClient, NoAnswerError, RefusedError
+from distill.runtimes.openai_answers import Answer
+from distill.runtimes.probe import ROUNDING, distance
 
 FIRST_ANSWER_S = 20.0
 """A server that is to be used answers what it is by then."""
@@ -25,6 +29,9 @@ BEYOND = {
 }
 """Fields that OpenAI's own protocol lacks: vLLM, SGLang and llama.cpp know some of them and pass over the others. These
 values change nothing; llama.cpp by itself keeps 40 tokens."""
+LIKELIEST = 5
+"""As many as OpenAI's protocol lets any server tell."""
+TRIALS = 8
 
 
 @dataclass
@@ -83,6 +90,41 @@ class OpenAiServer:
             return [one["id"] for one in answer]
         return answer["tokens"]
 
+    def drawing(self, asked: ResponseSampling) -> dict[str, Any]:
+        """How responses are drawn, in the protocol's words."""
+        further = {"top_k": asked.top_k or -1, "min_p": asked.min_p} if self.beyond else {}
+        return {"temperature": asked.temperature, "top_p": asked.top_p, **further}
+
+    def one_token(self, prompt: list[int], count: int, **settings: Any) -> Answer:
+        """The answer to a text with one token and `count` likeliest ones. Some servers tell nothing of an end of text,
+        or of a part of a character: an end is kept away, and others are drawn by further seeds."""
+        kept_away = {"ignore_eos": True} if self.beyond else {}
+        for seed in range(TRIALS):
+            answer = self.complete(prompt, 1, logprobs=count, seed=seed, **kept_away | settings)
+            if answer.positions:
+                break
+        return answer
+
+    def likeliest(self, prompts: list[list[int]], count: int = LIKELIEST, **settings: Any) -> list[list[float]]:
+        """log p of the likeliest tokens behind each text, by falling p; [] where it tells none. Raises RunError."""
+        found = [self.one_token(prompt, count, **settings).positions for prompt in prompts]
+        return [[log_p for _, log_p in told[0].likeliest[:count]] if told else [] for told in found]
+
+    def check_same(self, probe: list[int], before: list[float] | None) -> None:
+        """Raise RunError where it is another one than when `before` was told: nothing of other weights gets into the
+        records. One that tells no log-probabilities is known by its model's name alone."""
+        self.check_listed()
+        if before is None:
+            return
+        far = distance(list(chain(*self.likeliest(probe_prompts(probe)))), before)
+        if not far <= ROUNDING["unknown"]:
+            raise RunError(
+                f"the server at {self.url} runs other weights than when this run started: log p of the likeliest "
+                f"tokens behind a fixed text moved by {far:.3g}, and rounding is below {ROUNDING['unknown']:g}. "
+                "Nothing that it wrote since it was last looked at was kept. Serve the first weights again and give "
+                "resume=auto, or use another folder"
+            )
+
     def check_listed(self) -> None:
         """Raise RunError where it serves this model no longer."""
         names = [one.get("id") for one in self.client.ask("/v1/models").get("data") or []]
@@ -92,6 +134,11 @@ class OpenAiServer:
                 "that it wrote since it was last looked at was kept. Serve the first model again and give resume=auto, "
                 "or use another folder"
             )
+
+
+def probe_prompts(probe: list[int]) -> list[list[int]]:
+    """The fixed text and its beginnings, of a quarter, a half and three quarters of it."""
+    return [probe[: max(1, len(probe) * part // 4)] for part in (1, 2, 3, 4)]
 
 
 def _key(variable: str | None) -> str | None:

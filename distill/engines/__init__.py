@@ -1,0 +1,1 @@
+"""Engines in processes of their own: how one is started, asked and stopped, for recording and for `mode=served`."""
