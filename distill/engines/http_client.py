@@ -51,10 +51,8 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """Leads to the error of the status."""
 
 
-_BY_ENVIRONMENT = urllib.request.build_opener(_NoRedirect)
-_DIRECT = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}))
-"""For this machine: a proxy would look for the server on its own."""
 _HERE = frozenset({"127.0.0.1", "::1", "localhost"})
+"""Asked without a proxy, which would look for the server on its own machine."""
 
 
 @dataclass
@@ -74,7 +72,8 @@ class HttpClient:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
         data = None if content is None else json.dumps(content).encode()
         try:
-            opener = _DIRECT if urlsplit(self.root).hostname in _HERE else _BY_ENVIRONMENT
+            proxies = {} if urlsplit(self.root).hostname in _HERE else None  # None: those of the environment
+            opener = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler(proxies))
             request = urllib.request.Request(self.root + path, data, headers)
             with opener.open(request, timeout=timeout or self.timeout) as answer:
                 return answer.read()

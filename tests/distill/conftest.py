@@ -9,10 +9,8 @@ import pytest
 
 from distill.engines import http_client
 from distill.runtimes import vllm_server
-from tests.distill.openai_fake_server import FakeOpenAi, fake_openai
-from tests.distill.served_runs import ASKED
-from tests.distill.vllm_fake_server import FakeVllm, fake_vllm
-from tests.distill.vllm_runs import config_of
+from tests.distill.engine_runs import ASKED, config_of
+from tests.distill.fake_servers import FakeOpenAi, FakeVllm, fake_openai, fake_vllm
 from tests.tiny import save_tiny_target
 
 

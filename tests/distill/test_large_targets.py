@@ -11,7 +11,7 @@ import torch
 from decode.common.errors import ConfigError
 from distill.config import RecordsConfig
 from distill.stage import run
-from tests.distill.vllm_runs import asked, config_of, opened, proxy, quantised
+from tests.distill.engine_runs import asked, config_of, opened, proxy, quantised
 
 
 def test_quantised_layers_are_the_engine_s_own_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from decode.common.errors import ConfigError
 from decode.common.typed_config import build
 from distill.config import RecordsConfig, ResponseSampling, TargetConfig
 from distill.stage import run
-from tests.distill.openai_fake_server import FakeOpenAi
-from tests.distill.openai_runs import config_of
+from tests.distill.engine_runs import openai_config
+from tests.distill.fake_servers import FakeOpenAi
 
 SECRET = "sk-of-nobody"
 
@@ -42,7 +42,7 @@ def test_servers_that_do_not_fit_are_refused(tmp_path: Path, openai_server: Fake
     for field, value in changes.items():
         setattr(openai_server, field, value)
     with pytest.raises(ConfigError, match=f"(?s){said}"):
-        run(config_of(tmp_path, openai_server, **asked))
+        run(openai_config(tmp_path, openai_server, **asked))
     assert not (tmp_path / "records").exists()
     assert not openai_server.written
 
@@ -53,7 +53,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path, openai_server: FakeOpenAi,
     encode = openai_server.tokenizer.encode
     openai_server.tokenizer.encode = lambda text, **_: [*encode(text, add_special_tokens=False), 9]  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="It is another model|it is another model"):
-        run(config_of(tmp_path, openai_server, store=[]))
+        run(openai_config(tmp_path, openai_server, store=[]))
     assert not (tmp_path / "records").exists()
 
 
@@ -61,14 +61,14 @@ def test_a_server_that_takes_no_ids_or_adds_some_is_refused(tmp_path: Path, open
     good = openai_server.completion
     openai_server.completion = lambda content: good(content | {"prompt": [1, *content["prompt"]]})  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="read 14 tokens of a prompt of 13 token ids"):
-        run(config_of(tmp_path, openai_server))
+        run(openai_config(tmp_path, openai_server))
     openai_server.fault = lambda content: (422, {}, "prompt: a string") if isinstance(content["prompt"], list) else None
     with pytest.raises(ConfigError, match="does not take a prompt of token ids.*a string"):
-        run(config_of(tmp_path, openai_server))
+        run(openai_config(tmp_path, openai_server))
 
 
 def test_nothing_there_is_refused_at_once(tmp_path: Path, openai_server: FakeOpenAi) -> None:
-    config = config_of(tmp_path, openai_server, target={"url": "http://127.0.0.1:9/v1"})
+    config = openai_config(tmp_path, openai_server, target={"url": "http://127.0.0.1:9/v1"})
     with pytest.raises(ConfigError, match="nothing answers at target.url=http://127.0.0.1:9/v1"):
         run(config)
 
@@ -76,8 +76,8 @@ def test_nothing_there_is_refused_at_once(tmp_path: Path, openai_server: FakeOpe
 def test_one_of_several_models_is_named(tmp_path: Path, openai_server: FakeOpenAi) -> None:
     openai_server.models = ["one", "two"]
     with pytest.raises(ConfigError, match="target.served_name is three"):
-        run(config_of(tmp_path, openai_server, target={"served_name": "three"}))
-    run(config_of(tmp_path, openai_server, target={"served_name": "two"}))
+        run(openai_config(tmp_path, openai_server, target={"served_name": "three"}))
+    run(openai_config(tmp_path, openai_server, target={"served_name": "two"}))
     assert {one["model"] for one in openai_server.written} == {"two"}
 
 
@@ -92,14 +92,14 @@ def test_the_key_comes_from_the_environment_and_is_written_nowhere(
     named = {"key_variable": "THE_KEY"}
     monkeypatch.delenv("THE_KEY", raising=False)
     with pytest.raises(ConfigError, match="the environment has no variable THE_KEY"):
-        run(config_of(tmp_path, openai_server, target=named))
+        run(openai_config(tmp_path, openai_server, target=named))
     for wrong, said in (("sk-wrong", "refuses the key in the environment variable THE_KEY"), ("a b", "holds spaces")):
         monkeypatch.setenv("THE_KEY", wrong)
         with pytest.raises(ConfigError, match=said) as error:
-            run(config_of(tmp_path, openai_server, target=named))
+            run(openai_config(tmp_path, openai_server, target=named))
         assert wrong not in str(error.value)  # which the server repeats
     monkeypatch.setenv("THE_KEY", SECRET)
-    run(config_of(tmp_path, openai_server, target=named))
+    run(openai_config(tmp_path, openai_server, target=named))
     files = [one for one in tmp_path.rglob("*") if one.is_file()]
     assert files
     assert not [one for one in files if SECRET.encode() in one.read_bytes()]
@@ -134,7 +134,7 @@ def test_settings_that_do_not_belong_together(changes: dict[str, Any], said: str
 
 
 def test_records_that_a_server_cannot_give_are_refused(tmp_path: Path, openai_server: FakeOpenAi) -> None:
-    good = config_of(tmp_path, openai_server)
+    good = openai_config(tmp_path, openai_server)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"records": RecordsConfig(["head_tail", "topk"])}, "head_tail cannot be made of them"),
         ({"responses": "corpus"}, "has none written"),
@@ -143,7 +143,7 @@ def test_records_that_a_server_cannot_give_are_refused(tmp_path: Path, openai_se
     ]
     for changes, said in cases:
         with pytest.raises(ConfigError, match=said):
-            config_of(tmp_path, openai_server, **changes)
+            openai_config(tmp_path, openai_server, **changes)
 
 
 def test_several_processes_are_refused(
@@ -151,4 +151,4 @@ def test_several_processes_are_refused(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="and 2 processes"):
-        run(config_of(tmp_path, openai_server))
+        run(openai_config(tmp_path, openai_server))

@@ -24,8 +24,8 @@ from distill.objectives.target_distribution import SparseRows
 from distill.records.record_folder import RecordFolder
 from distill.sequences import record_sequences
 from distill.stage import run
-from tests.distill.openai_fake_server import FakeOpenAi, Manner, is_response
-from tests.distill.openai_runs import config_of
+from tests.distill.engine_runs import openai_config
+from tests.distill.fake_servers import FakeOpenAi, Manner, is_response
 from tests.distill.runs import shard_files
 from train.config import TrainConfig
 from train.training_inputs import open_inputs
@@ -56,7 +56,7 @@ def test_records_hold_the_ids_and_the_likeliest_tokens_that_the_server_tells(
     tmp_path: Path, openai_server: FakeOpenAi, manner: Manner, source: str, tells_end: bool
 ) -> None:
     openai_server.manner, openai_server.tells_end = manner, tells_end
-    run(config_of(tmp_path, openai_server))
+    run(openai_config(tmp_path, openai_server))
     records = opened(tmp_path)
     assert len(records) == len(openai_server.written) == 13
     assert texts_of(records) == sorted(one["prompt"] + openai_server.continued(one)[0] for one in openai_server.written)
@@ -88,7 +88,7 @@ def test_a_server_of_the_plain_protocol_gives_texts_alone(
     tmp_path: Path, openai_server: FakeOpenAi, caplog: pytest.LogCaptureFixture
 ) -> None:
     openai_server.manner, openai_server.tells_end = "plain", False
-    run(config_of(tmp_path, openai_server, store=[]))
+    run(openai_config(tmp_path, openai_server, store=[]))
     records, encode = opened(tmp_path), openai_server.tokenizer.encode
     wanted = []
     for one in openai_server.written:
@@ -109,7 +109,7 @@ def test_a_server_of_the_plain_protocol_gives_texts_alone(
 
 
 def test_training_on_texts_alone_takes_the_objective_that_reads_text(tmp_path: Path, openai_server: FakeOpenAi) -> None:
-    run(config_of(tmp_path, openai_server, store=[]))
+    run(openai_config(tmp_path, openai_server, store=[]))
     said = {"target": {"path": str(tmp_path / "target")}, "records": str(tmp_path / "records"), "sequence_length": 16}
     said |= {"output_dir": str(tmp_path / "draft")}
     with pytest.raises(ConfigError, match=r"objective=tv compares.*records\.store=\[\] in distill keeps none"):
@@ -121,10 +121,10 @@ def test_a_text_with_tokens_that_are_not_told_has_the_ids_of_its_text_and_no_p(
     tmp_path: Path, openai_server: FakeOpenAi
 ) -> None:
     openai_server.manner = "llamacpp"
-    run(config_of(tmp_path, openai_server, "whole"))
+    run(openai_config(tmp_path, openai_server, "whole"))
     hidden = openai_server.hides = openai_server.continued(openai_server.written[0])[0][0]
     openai_server.asked.clear()
-    run(config_of(tmp_path, openai_server))
+    run(openai_config(tmp_path, openai_server))
     records, encode = opened(tmp_path), openai_server.tokenizer.encode
     wanted, holes = [], 0
     for one in openai_server.written:
@@ -139,7 +139,7 @@ def test_a_text_with_tokens_that_are_not_told_has_the_ids_of_its_text_and_no_p(
 
 
 def test_each_response_has_its_seed_and_the_run_s_sampling_alone(tmp_path: Path, openai_server: FakeOpenAi) -> None:
-    run(config_of(tmp_path, openai_server, sampling=ResponseSampling(0.5, 7, 0.9, 0.1, max_new_tokens=3)))
+    run(openai_config(tmp_path, openai_server, sampling=ResponseSampling(0.5, 7, 0.9, 0.1, max_new_tokens=3)))
     written = openai_server.written
     assert len({one["seed"] for one in written}) == len(written) == 13
     wanted = {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1, "model": "base", "stop_token_ids": [EOS]}
@@ -150,19 +150,19 @@ def test_each_response_has_its_seed_and_the_run_s_sampling_alone(tmp_path: Path,
 
 def test_three_requests_are_on_their_way_at_once(tmp_path: Path, openai_server: FakeOpenAi) -> None:
     openai_server.slowness = 0.02
-    run(config_of(tmp_path, openai_server))  # batch_size=3
+    run(openai_config(tmp_path, openai_server))  # batch_size=3
     assert openai_server.most_at_once == 3
 
 
 def test_three_clients_at_once_get_what_one_gets(tmp_path: Path, openai_server: FakeOpenAi) -> None:
-    run(config_of(tmp_path, openai_server, "alone"))
+    run(openai_config(tmp_path, openai_server, "alone"))
     openai_server.slowness = 0.01
     names = ["one", "two", "three"]
     errors: list[BaseException] = []
 
     def client(name: str) -> None:
         try:
-            run(config_of(tmp_path, openai_server, name))
+            run(openai_config(tmp_path, openai_server, name))
         except BaseException as error:  # noqa: BLE001  # told by the test's own thread
             errors.append(error)
 
@@ -179,12 +179,12 @@ def test_three_clients_at_once_get_what_one_gets(tmp_path: Path, openai_server: 
 def test_overload_and_faults_are_asked_again_after_the_time_that_the_server_names(
     tmp_path: Path, openai_server: FakeOpenAi, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run(config_of(tmp_path, openai_server, "whole"))
+    run(openai_config(tmp_path, openai_server, "whole"))
     waits: list[float] = []
     monkeypatch.setattr(http_client.time, "sleep", waits.append)
     answers = iter([(429, {"Retry-After": "2"}, "full"), (500, {}, "oops"), (503, {}, ""), (200, {}, "half an answ")])
     openai_server.fault = lambda content: next(answers, None) if is_response(content) else None
-    run(config_of(tmp_path, openai_server))
+    run(openai_config(tmp_path, openai_server))
     assert shards(tmp_path, "records") == shards(tmp_path, "whole")
     assert 2.0 in waits
     assert len(waits) == 4
@@ -193,18 +193,18 @@ def test_overload_and_faults_are_asked_again_after_the_time_that_the_server_name
 
 def test_a_refusal_in_mid_run_ends_it_and_it_goes_on_later(tmp_path: Path, openai_server: FakeOpenAi) -> None:
     one_shard = RecordsConfig(["topk"], topk=5, shard_size=13)
-    run(config_of(tmp_path, openai_server, "whole", records=one_shard))
+    run(openai_config(tmp_path, openai_server, "whole", records=one_shard))
     openai_server.asked.clear()
     openai_server.slowness = 0.05
     is_full = lambda content: is_response(content) and len(openai_server.written) > 9  # noqa: E731
     openai_server.fault = lambda content: (400, {}, "no more") if is_full(content) else None
     with pytest.raises(RunError, match="answered 400: no more"):
-        run(config_of(tmp_path, openai_server, records=one_shard))
+        run(openai_config(tmp_path, openai_server, records=one_shard))
     kept = len([*(tmp_path / "records/responses").iterdir()])
     assert kept >= 3  # each three that were there before
     openai_server.fault = lambda _: None
     openai_server.asked.clear()
-    run(config_of(tmp_path, openai_server, records=one_shard, target={"timeout": 9.0}))
+    run(openai_config(tmp_path, openai_server, records=one_shard, target={"timeout": 9.0}))
     assert len(openai_server.written) == 13 - kept
     assert shards(tmp_path, "records") == shards(tmp_path, "whole")
 
@@ -214,14 +214,14 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from distill.stage import run
-from tests.distill.openai_runs import config_of
-run(config_of(Path(sys.argv[1]), SimpleNamespace(url=sys.argv[2])))
+from tests.distill.engine_runs import openai_config
+run(openai_config(Path(sys.argv[1]), SimpleNamespace(url=sys.argv[2])))
 """
 
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, openai_server: FakeOpenAi) -> None:
-    run(config_of(tmp_path, openai_server, "whole"))
+    run(openai_config(tmp_path, openai_server, "whole"))
     openai_server.asked.clear()
     openai_server.slowness = 0.05
     process = subprocess.Popen([sys.executable, "-c", _KILLED, str(tmp_path), openai_server.url])
@@ -234,7 +234,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, openai_server: FakeOp
     assert 3 <= kept < 13
     time.sleep(0.2)  # what was on its way reaches the server
     openai_server.asked.clear()
-    run(config_of(tmp_path, openai_server))
+    run(openai_config(tmp_path, openai_server))
     assert len(openai_server.written) == 13 - kept
     assert shards(tmp_path, "records") == shards(tmp_path, "whole")
 
@@ -244,17 +244,17 @@ def test_a_server_that_stalls_is_given_up(tmp_path: Path, openai_server: FakeOpe
     began = time.monotonic()
     try:
         with pytest.raises(RunError, match=r"gave no answer in 0.5 s \(target\.timeout\).*resume=auto"):
-            run(config_of(tmp_path, openai_server, target={"timeout": 0.5}))
+            run(openai_config(tmp_path, openai_server, target={"timeout": 0.5}))
     finally:
         openai_server.stalls.set()
     assert time.monotonic() - began < 15
 
 
 def test_weights_that_change_in_mid_run_end_it_and_are_not_mixed_in(tmp_path: Path, openai_server: FakeOpenAi) -> None:
-    run(config_of(tmp_path, openai_server, "whole"))
+    run(openai_config(tmp_path, openai_server, "whole"))
     openai_server.asked.clear()
     openai_server.shift, openai_server.shifts_after = 1, 7
-    config = config_of(tmp_path, openai_server)
+    config = openai_config(tmp_path, openai_server)
     with pytest.raises(RunError, match="runs other weights than when this run started"):
         run(config)
     openai_server.shifts_after = None
@@ -272,7 +272,7 @@ def test_another_model_in_mid_run_ends_it(tmp_path: Path, openai_server: FakeOpe
 
     openai_server.fault = swaps
     with pytest.raises(RunError, match=r"served base when this run started, and now serves \['other'\]"):
-        run(config_of(tmp_path, openai_server))
+        run(openai_config(tmp_path, openai_server))
     kept = tmp_path / "records/responses"
     assert not kept.exists() or len([*kept.iterdir()]) <= 3  # of those before
 
@@ -280,14 +280,14 @@ def test_another_model_in_mid_run_ends_it(tmp_path: Path, openai_server: FakeOpe
 def test_a_context_that_is_too_short_is_no_end_of_a_text(tmp_path: Path, openai_server: FakeOpenAi) -> None:
     openai_server.cuts_at = 4
     with pytest.raises(RunError, match="cut a text at 4 tokens, and sampling.max_new_tokens=8"):
-        run(config_of(tmp_path, openai_server))
+        run(openai_config(tmp_path, openai_server))
 
 
 def test_a_run_is_not_gone_on_with_by_a_server_of_another_kind(tmp_path: Path, openai_server: FakeOpenAi) -> None:
     openai_server.fault = lambda content: (400, {}, "no more") if is_response(content) else None
     with pytest.raises(RunError):
-        run(config_of(tmp_path, openai_server))
+        run(openai_config(tmp_path, openai_server))
     assert read_json(tmp_path / "records/target.json")["runtime"]["server"]["token_ids"] == "told"
     openai_server.manner, openai_server.fault = "llamacpp", lambda _: None
     with pytest.raises(InputError, match="was started with"):
-        run(config_of(tmp_path, openai_server))
+        run(openai_config(tmp_path, openai_server))

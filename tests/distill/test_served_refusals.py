@@ -12,8 +12,8 @@ from decode.common.errors import ConfigError, InputError
 from decode.common.typed_config import build
 from distill.config import TargetConfig
 from distill.stage import run
-from tests.distill.served_runs import ASKED, config_of
-from tests.distill.vllm_fake_server import FakeVllm, fake_vllm
+from tests.distill.engine_runs import ASKED, served_config
+from tests.distill.fake_servers import FakeVllm, fake_vllm
 from tests.tiny import save_tiny_target
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -39,7 +39,7 @@ def test_servers_that_do_not_fit_are_refused(tmp_path: Path, server: FakeVllm, n
         server.layers = [0, 2]
         server.log_p = lambda ids: [r and {k: {"logprob": v["logprob"] - 0.1} for k, v in r.items()} for r in good(ids)]  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match=f"(?s){said}"):
-        run(config_of(tmp_path, server))
+        run(served_config(tmp_path, server))
     assert not (tmp_path / "records").exists()
     assert not [one for one in server.asked if one.get("max_tokens") == 8]
 
@@ -48,11 +48,11 @@ def test_another_tokenizer_is_refused(tmp_path: Path, server: FakeVllm) -> None:
     encode = server.tokenizer.encode
     server.tokenizer.encode = lambda text, **_: [*encode(text, add_special_tokens=False)[:-1], 9]  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="other tokens than"):
-        run(config_of(tmp_path, server))
+        run(served_config(tmp_path, server))
 
 
 def test_nothing_there_is_refused_at_once(tmp_path: Path, server: FakeVllm) -> None:
-    config = config_of(tmp_path, server, target={"url": "http://127.0.0.1:9/v1"})
+    config = served_config(tmp_path, server, target={"url": "http://127.0.0.1:9/v1"})
     with pytest.raises(ConfigError, match="nothing answers at http://127.0.0.1:9/v1"):
         run(config)
 
@@ -93,7 +93,7 @@ def test_settings_that_do_not_belong_together(changes: dict[str, Any], said: str
 def test_a_writer_that_gives_states_too_is_refused(tmp_path: Path, server: FakeVllm) -> None:
     with fake_vllm(tmp_path / "target", tmp_path / "elsewhere", list(ASKED)) as writer:
         with pytest.raises(ConfigError, match="gives hidden states as well"):
-            run(config_of(tmp_path, server, target={"url": writer.url, "states_url": server.url}))
+            run(served_config(tmp_path, server, target={"url": writer.url, "states_url": server.url}))
 
 
 def test_a_target_is_needed_that_gives_states(tmp_path: Path, server: FakeVllm) -> None:
@@ -101,4 +101,4 @@ def test_a_target_is_needed_that_gives_states(tmp_path: Path, server: FakeVllm) 
     file = tmp_path / "latent/config.json"
     file.write_text(file.read_text().replace("{", '{"kv_lora_rank": 16,', 1))
     with pytest.raises(InputError, match="MLA"):
-        run(config_of(tmp_path, server, target={"path": str(tmp_path / "latent")}))
+        run(served_config(tmp_path, server, target={"path": str(tmp_path / "latent")}))

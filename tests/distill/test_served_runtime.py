@@ -13,14 +13,14 @@ from decode.common.checked_json import read_json
 from decode.common.errors import InputError, RunError
 from distill.config import RecordsConfig, ResponseSampling
 from distill.stage import run
-from tests.distill.served_runs import ASKED, config_of
-from tests.distill.vllm_fake_server import FakeVllm, fake_vllm
+from tests.distill.engine_runs import ASKED, opened, served_config
+from tests.distill.fake_servers import FakeVllm, fake_vllm
 from tests.distill.vllm_proxy import state_of
-from tests.distill.vllm_runs import opened
+from tests.fake_server import Answer
 
 
 def test_records_are_those_of_what_the_server_gives(tmp_path: Path, server: FakeVllm) -> None:
-    run(config_of(tmp_path, server))
+    run(served_config(tmp_path, server))
     records = opened(tmp_path)
     assert len(records) == 13
     assert {records.read(n).meta["finish_reason"] for n in range(13)} == {"eos", "length"}
@@ -39,7 +39,7 @@ def test_records_are_those_of_what_the_server_gives(tmp_path: Path, server: Fake
 
 
 def test_each_response_has_its_seed_and_the_run_s_sampling_alone(tmp_path: Path, server: FakeVllm) -> None:
-    run(config_of(tmp_path, server, sampling=ResponseSampling(0.5, 7, 0.9, 0.1, max_new_tokens=3)))
+    run(served_config(tmp_path, server, sampling=ResponseSampling(0.5, 7, 0.9, 0.1, max_new_tokens=3)))
     written = [one for one in server.asked if one.get("max_tokens") == 3]
     assert len({one["seed"] for one in written}) == len(written) == 13
     for one in written:
@@ -51,7 +51,7 @@ def test_each_response_has_its_seed_and_the_run_s_sampling_alone(tmp_path: Path,
 
 def test_one_server_may_write_and_another_read(tmp_path: Path, server: FakeVllm) -> None:
     with fake_vllm(tmp_path / "target", tmp_path / "shared", list(ASKED), gives_states=False) as writer:
-        run(config_of(tmp_path, server, target={"url": writer.url, "states_url": server.url}))
+        run(served_config(tmp_path, server, target={"url": writer.url, "states_url": server.url}))
     assert len([one for one in writer.asked if one.get("max_tokens") == 8]) == 13
     assert not [one for one in server.asked if one.get("max_tokens") == 8]
 
@@ -59,12 +59,12 @@ def test_one_server_may_write_and_another_read(tmp_path: Path, server: FakeVllm)
 def test_a_server_that_goes_away_and_comes_back_loses_nothing_and_doubles_nothing(
     tmp_path: Path, server: FakeVllm, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run(config_of(tmp_path, server, "whole"))
+    run(served_config(tmp_path, server, "whole"))
     asked = len(server.asked)
     for at in (3, 11, 30):  # as it is looked at, as it writes, as it reads
         server.asked.clear()
         _goes_away(server, at)
-        run(config_of(tmp_path, server, f"records{at}"))
+        run(served_config(tmp_path, server, f"records{at}"))
         assert len(server.asked) >= asked
         ours, theirs = (read_json(tmp_path / name / "manifest.json") for name in (f"records{at}", "whole"))
         assert ours["shards"] == theirs["shards"]
@@ -75,7 +75,7 @@ def _goes_away(server: FakeVllm, at: int) -> None:
     """For three requests, from request number `at` on."""
     answer = server.answer
 
-    def first(path: str, content: dict[str, Any]) -> dict[str, Any]:
+    def first(path: str, content: dict[str, Any]) -> Answer:
         if len(server.asked) == at:
             server.away = 3
             server.answer = answer  # type: ignore[method-assign]
@@ -85,38 +85,38 @@ def _goes_away(server: FakeVllm, at: int) -> None:
 
 
 def test_files_of_requests_that_were_in_flight_are_removed_in_the_end(tmp_path: Path, server: FakeVllm) -> None:
-    run(config_of(tmp_path, server))
+    run(served_config(tmp_path, server))
     (first,) = {one["request_id"].rsplit("-", 1)[0] for one in server.asked if "request_id" in one}
     own, other = (tmp_path / "shared" / f"cmpl-{name}-0-1.safetensors" for name in (f"{first}-0", "draftsmith-0-0"))
     own.touch()
     other.touch()
-    run(config_of(tmp_path, server, "another"))
+    run(served_config(tmp_path, server, "another"))
     assert own.exists()
     (tmp_path / "records/manifest.json").unlink()
-    run(config_of(tmp_path, server, resume="auto"))
+    run(served_config(tmp_path, server, resume="auto"))
     assert not own.exists()
     assert other.exists()
 
 
 def test_one_that_stays_away_ends_the_run_which_goes_on_later(tmp_path: Path, server: FakeVllm) -> None:
-    run(config_of(tmp_path, server, "whole"))
+    run(served_config(tmp_path, server, "whole"))
     server.asked.clear()
     answer = server.answer
 
-    def gone(path: str, content: dict[str, Any]) -> dict[str, Any]:
+    def gone(path: str, content: dict[str, Any]) -> Answer:
         if len(server.asked) > 30:
             server.away = 10**6
         return answer(path, content)
 
     server.answer = gone  # type: ignore[method-assign]
-    config = config_of(tmp_path, server, target={"timeout": 0.2}, resume="auto")
+    config = served_config(tmp_path, server, target={"timeout": 0.2}, resume="auto")
     with pytest.raises(RunError, match="did not come back in 0.2 s.*resume=auto"):
         run(config)
     server.away, server.answer = 0, answer  # type: ignore[method-assign]
     kept = len(list((tmp_path / "records/responses").iterdir()))
     assert kept
     server.asked.clear()
-    run(config_of(tmp_path, server, resume="auto"))  # with another timeout, which is no other run
+    run(served_config(tmp_path, server, resume="auto"))  # with another timeout, which is no other run
     written = [one for one in server.asked if one.get("max_tokens") == 8]
     assert len(written) == 13 - min(13, 5 * kept)
     ours, theirs = (read_json(tmp_path / name / "manifest.json") for name in ("records", "whole"))
@@ -124,10 +124,10 @@ def test_one_that_stays_away_ends_the_run_which_goes_on_later(tmp_path: Path, se
 
 
 def test_weights_that_change_in_mid_run_end_it_and_are_not_mixed_in(tmp_path: Path, server: FakeVllm) -> None:
-    run(config_of(tmp_path, server, "whole"))
+    run(served_config(tmp_path, server, "whole"))
     server.asked.clear()
     server.shift, server.shifts_after = 0.5, 40
-    config = config_of(tmp_path, server, resume="auto")
+    config = served_config(tmp_path, server, resume="auto")
     with pytest.raises(RunError, match="runs other weights than when this run started"):
         run(config)
     server.shifts_after = None
@@ -142,7 +142,7 @@ def test_weights_that_change_in_mid_run_end_it_and_are_not_mixed_in(tmp_path: Pa
 def test_a_key_is_sent_and_kept_nowhere(tmp_path: Path, server: FakeVllm, monkeypatch: pytest.MonkeyPatch) -> None:
     server.key = "s3cret-key"
     monkeypatch.setenv("VLLM_API_KEY", server.key)
-    run(config_of(tmp_path, server))
+    run(served_config(tmp_path, server))
     for file in (tmp_path / "records").rglob("*"):
         assert not file.is_file() or server.key.encode() not in file.read_bytes()
 
@@ -150,22 +150,22 @@ def test_a_key_is_sent_and_kept_nowhere(tmp_path: Path, server: FakeVllm, monkey
 def test_an_end_that_is_not_the_target_s_is_refused(tmp_path: Path, server: FakeVllm) -> None:
     server.stray_end = True
     with pytest.raises(RunError, match="ended a text at token 7.*--generation-config vllm"):
-        run(config_of(tmp_path, server))
+        run(served_config(tmp_path, server))
 
 
 def test_a_disk_that_is_full_ends_the_run_with_its_folder(tmp_path: Path, server: FakeVllm) -> None:
     answer = server.answer
 
-    def filled(path: str, content: dict[str, Any]) -> dict[str, Any]:
+    def filled(path: str, content: dict[str, Any]) -> Answer:
         server.is_full = len(server.asked) > 40
         return answer(path, content)
 
     server.answer = filled  # type: ignore[method-assign]
     with pytest.raises(RunError, match=r"(?s)did not write the hidden states.*shared.*MB free.*resume=auto"):
-        run(config_of(tmp_path, server))
+        run(served_config(tmp_path, server))
 
 
 def test_texts_of_the_corpus_need_no_server_that_writes(tmp_path: Path, server: FakeVllm) -> None:
     target = {"url": "http://127.0.0.1:9/v1", "states_url": server.url}
     server.layers = [2]
-    run(config_of(tmp_path, server, target=target, responses="corpus", records=RecordsConfig()))
+    run(served_config(tmp_path, server, target=target, responses="corpus", records=RecordsConfig()))

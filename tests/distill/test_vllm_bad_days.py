@@ -27,7 +27,7 @@ from distill.runtimes.vllm_runtime import VllmRuntime
 from distill.scorer import Scorer
 from distill.stage import run
 from tests.distill import vllm_proxy
-from tests.distill.vllm_runs import config_of, opened, proxy
+from tests.distill.engine_runs import config_of, opened, proxy
 
 
 def test_an_engine_that_dies_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,8 @@ from distill.responses import Heard, Response, unheard
 from distill.runtimes import vllm_runtime
 from distill.runtimes.kept_responses import kept_responses
 from distill.stage import open_runtime, run
+from tests.distill.engine_runs import LAYERS, asked, changed, config_of, opened, proxy, quantised
 from tests.distill.vllm_proxy import state_of
-from tests.distill.vllm_runs import LAYERS, asked, changed, config_of, opened, proxy, quantised
 from tests.tiny import save_tiny_target, tiny_tokenizer
 from tests.train.export.saved_heads import save_head
 

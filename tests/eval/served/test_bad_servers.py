@@ -14,8 +14,9 @@ import pytest
 from decode.common.errors import ConfigError, InputError
 from eval.modes.served.engine.metrics import Counters, read_counters
 from eval.modes.served.engine.server import Server, ServerGoneError, complete, found
-from tests.eval.served.fake_server import FakeEngine, serving
+from tests.eval.served.fake_engine import FakeEngine
 from tests.eval.served.test_mode import Toy
+from tests.fake_server import serving
 
 PAGE = b"<html><body>\nhello world\nvllm:spec_decode_num_drafts_total sign-in\n</body></html>"
 
@@ -51,6 +52,22 @@ def test_what_speaks_no_http_or_hangs_up_is_no_server(answer: bytes) -> None:
         found(url)
 
 
+def test_a_redirect_is_not_followed() -> None:
+    with serving(FakeEngine()) as there:
+        moved = b"HTTP/1.1 302 Found\r\nLocation: %s/v1/models\r\nContent-Length: 0\r\n\r\n" % there.root.encode()
+        with answering(moved) as url, pytest.raises(InputError, match="answered 302"):
+            found(url)
+    assert not there.asked
+
+
+def test_a_server_of_this_machine_is_asked_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(ok(PAGE)) as proxy, serving(FakeEngine()) as there:
+        monkeypatch.setenv("http_proxy", proxy)
+        assert found(there.root).model == "a/target"
+        with pytest.raises(InputError, match="lists no models"):
+            found("http://far.example")
+
+
 def test_one_that_hangs_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eval.modes.served.engine.server._LOOK_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listening, pytest.raises(ServerGoneError, match="does not answer"):
@@ -84,8 +101,8 @@ def test_what_is_no_number_is_not_counted() -> None:
 
 def test_a_server_that_is_started_anew_has_lost_its_counters() -> None:
     engine = FakeEngine()
-    with serving(engine) as url:
-        server = found(url)
+    with serving(engine) as there:
+        server = found(there.root)
         complete(server, [[1]], 9, 0.0, None, 1)
         before = server.counters()
         complete(server, [[1]], 9, 0.0, None, 1)

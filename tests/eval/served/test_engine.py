@@ -11,10 +11,10 @@ from distill.engines.server import PORT, ServerGoneError, running
 from distill.engines.vllm_command import serve_command
 from eval.modes.served.engine.metrics import Counters, read_counters
 from eval.modes.served.engine.server import Server, complete, found
-from tests.eval.served import fake_server
-from tests.eval.served.fake_server import FakeEngine, serving
+from tests.eval.served.fake_engine import FakeEngine
+from tests.fake_server import serving
 
-SERVER = [sys.executable, str(Path(fake_server.__file__)), "--port", PORT]
+SERVER = [sys.executable, "-m", FakeEngine.__module__, "--port", PORT]
 
 
 def test_counters_are_read_summed_over_engines_and_subtracted() -> None:
@@ -35,15 +35,15 @@ def test_acceptance_is_of_what_came_so_far() -> None:
 
 
 def test_prompts_go_as_ids_and_texts_come_back_in_order() -> None:
-    with serving(engine := FakeEngine()) as url:
-        server = found(url + "/")
+    with serving(engine := FakeEngine()) as there:
+        server = found(there.root + "/")
         before = server.counters()
         got = complete(server, [[7, 8], [20]], max_tokens=3, temperature=1.0, seed=5, concurrency=2)
         counted = server.counters() - before
     assert got.texts == [[9, 10, 11], [21, 22, 23]]
     assert got.tokens == 6
     assert counted == Counters(2, 4, (2, 0))
-    asked = sorted(engine.asked, key=lambda one: one["seed"])
+    asked = sorted(engine.written, key=lambda one: one["seed"])
     assert [(one["prompt"], one["seed"], one["temperature"]) for one in asked] == [([7, 8], 5, 1.0), ([20], 6, 1.0)]
     assert all(one["ignore_eos"] and one["return_token_ids"] for one in asked)
     # what the model's own generation_config.json says would hold else
@@ -51,15 +51,15 @@ def test_prompts_go_as_ids_and_texts_come_back_in_order() -> None:
 
 
 def test_nobody_listens() -> None:
-    with serving(FakeEngine()) as url:
+    with serving(FakeEngine()) as there:
         pass
-    with pytest.raises(ServerGoneError, match=rf"{url} does not answer.*start it"):
-        found(url)
+    with pytest.raises(ServerGoneError, match=rf"{there.root} does not answer.*start it"):
+        found(there.root)
 
 
 def test_something_else_listens() -> None:
-    with serving(FakeEngine()) as url, pytest.raises(InputError, match="answered 404"):
-        Server(url).get("/v2")
+    with serving(FakeEngine()) as there, pytest.raises(InputError, match="answered 404"):
+        Server(there.root).get("/v2")
 
 
 def test_a_server_is_started_on_a_port_of_its_own_and_ended_with_the_block(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from eval.modes.served.counting import Pair
 from eval.modes.served.engine.metrics import Counters
 from eval.modes.served.faults.explained import observed
 from tests.engines.faults import another_rope, edit_config
-from tests.eval.served.fake_server import serving
 from tests.eval.served.test_mode import Toy, results_of
 from tests.eval.served.test_mode import toy as toy  # a fixture
+from tests.fake_server import serving
 from tests.tiny import save_tiny_target
 
 pytestmark = pytest.mark.usefixtures("uncaptured")
@@ -30,8 +30,8 @@ OURS = Counters(100, 300, (80, 60, 40))
 def test_an_engine_that_turns_a_draft_otherwise_is_told_so(toy: Toy, tmp_path: Path) -> None:
     turned = Path(shutil.copytree(toy.draft, tmp_path / "turned"))
     edit_config(another_rope, turned)
-    with serving(toy.engine(drafted=str(turned))) as url:
-        stage.run(toy.config(tmp_path, url, temperatures=[0.0], served={"batch_sizes": []}))
+    with serving(toy.engine(drafted=str(turned))) as there:
+        stage.run(toy.config(tmp_path, there.root, temperatures=[0.0], served={"batch_sizes": []}))
     (greedy,) = results_of(tmp_path)["comparisons"]
     assert greedy["verdict"] == "parted"
     assert greedy["faults"][0].startswith("Likely fault: another rotary base (rope_theta=1e+06 for 10000")

@@ -25,8 +25,9 @@ from eval.modes.served.page import render_summary
 from eval.publish import publish
 from tests.commands import built
 from tests.eval.energy_checks import check_energy
-from tests.eval.served.fake_server import FakeEngine, serving
+from tests.eval.served.fake_engine import FakeEngine
 from tests.eval.served.true_engine import Answer, TrueEngine
+from tests.fake_server import serving
 from tests.tiny import save_tiny_target
 from tests.train.toy import write_corpus
 
@@ -89,8 +90,8 @@ def results_of(output: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_an_engine_that_drafts_as_we_do(toy: Toy, tmp_path: Path) -> None:
-    with serving(toy.engine()) as url:
-        stage.run(toy.config(tmp_path, url))
+    with serving(toy.engine()) as there:
+        stage.run(toy.config(tmp_path, there.root))
     results = results_of(tmp_path)
     greedy, drawn = results["comparisons"]
     assert (greedy["verdict"], drawn["verdict"]) == ("equal", "within intervals")
@@ -111,8 +112,8 @@ def test_an_engine_that_drafts_as_we_do(toy: Toy, tmp_path: Path) -> None:
 
 
 def test_an_engine_that_drafts_from_something_else(toy: Toy, tmp_path: Path) -> None:
-    with serving(toy.engine(drafted=toy.target)) as url:
-        stage.run(toy.config(tmp_path, url, temperatures=[0.0], served={"batch_sizes": []}))
+    with serving(toy.engine(drafted=toy.target)) as there:
+        stage.run(toy.config(tmp_path, there.root, temperatures=[0.0], served={"batch_sizes": []}))
     (greedy,) = results_of(tmp_path)["comparisons"]
     assert greedy["verdict"] == "parted"
     assert greedy["engine"]["acceptance_by_position"] == [1.0] * K
@@ -132,8 +133,8 @@ class Careless(TrueEngine):
 def test_an_engine_that_draws_otherwise(toy: Toy, tmp_path: Path) -> None:
     engine = toy.engine()
     engine.__class__ = Careless
-    with serving(engine) as url:
-        stage.run(toy.config(tmp_path, url, served={"batch_sizes": []}))
+    with serving(engine) as there:
+        stage.run(toy.config(tmp_path, there.root, served={"batch_sizes": []}))
     greedy, drawn = results_of(tmp_path)["comparisons"]
     assert (greedy["verdict"], greedy["faults"]) == ("equal", [])
     assert drawn["verdict"] == "parted"
@@ -143,15 +144,18 @@ def test_an_engine_that_draws_otherwise(toy: Toy, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_texts_of_another_model_are_refused(toy: Toy, tmp_path: Path) -> None:
     save_tiny_target(tmp_path / "other", seed=5)
-    with serving(toy.engine(written=str(tmp_path / "other"))) as url, pytest.raises(InputError, match="another model"):
-        stage.run(toy.config(tmp_path, url, served={"batch_sizes": []}))
+    with (
+        serving(toy.engine(written=str(tmp_path / "other"))) as there,
+        pytest.raises(InputError, match="another model"),
+    ):
+        stage.run(toy.config(tmp_path, there.root, served={"batch_sizes": []}))
     assert not (tmp_path / "report/results.json").exists()
 
 
 @contextmanager
 def refused(toy: Toy, output: Path, engine: FakeEngine, match: str, **changes: Any) -> Iterator[None]:
-    with serving(engine) as url, pytest.raises((InputError, ConfigError), match=match):
-        stage.run(toy.config(output, url, **changes))
+    with serving(engine) as there, pytest.raises((InputError, ConfigError), match=match):
+        stage.run(toy.config(output, there.root, **changes))
     assert not (output / "report").exists()
     yield
 
@@ -159,8 +163,8 @@ def refused(toy: Toy, output: Path, engine: FakeEngine, match: str, **changes: A
 def test_a_server_of_another_model_is_refused_by_its_name(toy: Toy, tmp_path: Path) -> None:
     with refused(toy, tmp_path, toy.engine(model="Qwen/Qwen3-8B"), r"serves Qwen/Qwen3-8B.*served\.model="):
         pass
-    with serving(toy.engine(model="target")) as url:
-        stage.run(toy.config(tmp_path, url, served={"model": "target", "batch_sizes": []}))
+    with serving(toy.engine(model="target")) as there:
+        stage.run(toy.config(tmp_path, there.root, served={"model": "target", "batch_sizes": []}))
 
 
 def test_a_server_that_drafts_another_number_of_tokens_or_none(toy: Toy, tmp_path: Path) -> None:
@@ -191,17 +195,17 @@ class Mortal(TrueEngine):
 def test_an_engine_that_dies_leaves_nothing_half_written_and_is_resumed(toy: Toy, tmp_path: Path) -> None:
     engine = toy.engine()
     engine.__class__, engine.dies_after = Mortal, 8
-    with serving(engine) as url:
+    with serving(engine) as there:
         with pytest.raises(ServerGoneError):
-            stage.run(toy.config(tmp_path, url, resume="auto"))
+            stage.run(toy.config(tmp_path, there.root, resume="auto"))
         assert not list((tmp_path / "report").glob("**/results.json"))
         assert not list((tmp_path / "report").glob("servers/*.json"))
         engine.dies_after = None
-        stage.run(toy.config(tmp_path, url, resume="auto"))
-        asked = len(engine.asked)
-        stage.run(toy.config(tmp_path, url, resume="auto"))
+        stage.run(toy.config(tmp_path, there.root, resume="auto"))
+        asked = len(engine.written)
+        stage.run(toy.config(tmp_path, there.root, resume="auto"))
     assert results_of(tmp_path)["comparisons"][0]["verdict"] == "equal"
-    assert len(engine.asked) == asked + 1  # the length of drafts is asked for; all else is there
+    assert len(engine.written) == asked + 1  # the length of drafts is asked for; all else is there
 
 
 def test_an_environment_without_vllm_is_refused(toy: Toy, tmp_path: Path, monkeypatch, capsys) -> None:

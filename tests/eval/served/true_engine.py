@@ -7,7 +7,7 @@ from typing import Any
 
 from eval.modes.served.counting import Pair
 from eval.modes.served.engine.metrics import Counters
-from tests.eval.served.fake_server import FakeEngine
+from tests.eval.served.fake_engine import FakeEngine
 
 Answer = tuple[list[int], Counters]
 

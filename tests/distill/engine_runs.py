@@ -1,11 +1,13 @@
-"""Runs of distill with a worker, or a server, in place of vLLM's."""
+"""Runs of distill with a worker or a server by proxy in place of an engine."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,15 +16,18 @@ from transformers import AutoModelForCausalLM
 
 from decode.common.checked_json import read_json
 from decode.models.load import describe_model
-from distill.config import DistillConfig, FeatureConfig, RecordsConfig, TargetConfig
+from distill.config import DistillConfig, FeatureConfig, RecordsConfig, StoreName, TargetConfig
 from distill.records.record_folder import RecordFolder
 from distill.runtimes import vllm_runtime
 from tests.distill import vllm_proxy
+from tests.distill.fake_servers import FakeOpenAi, FakeVllm
 from tests.distill.runs import tiny_config
 from tests.tiny import save_tiny_target, tiny_tokenizer
 
 LAYERS = [2, -1, 0]
 """Of two: the last one's raw state, the final one, and the embeddings, in another order than the engine's."""
+ASKED = [0, 2]
+"""Those that a server gives for them."""
 
 
 def proxy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -44,6 +49,25 @@ def config_of(folder: Path, output: str = "records", **changes: object) -> Disti
     own = {
         "target": TargetConfig(str(folder / "target"), runtime="vllm", vllm_python=sys.executable),
         "records": RecordsConfig(["head_tail", "full"], shard_size=5, features=FeatureConfig(list(LAYERS))),
+    }
+    return tiny_config(folder, output, **own | changes)
+
+
+def served_config(folder: Path, server: FakeVllm, output: str = "records", **changes: Any) -> DistillConfig:
+    settings: dict[str, Any] = {"path": str(folder / "target"), "url": server.url, "timeout": 3.0}
+    settings |= {"states_folder": str(folder / "shared")} | changes.pop("target", {})
+    own = {"target": TargetConfig(runtime="vllm", **settings)}
+    return config_of(folder, output, **own | changes)
+
+
+def openai_config(folder: Path, server: FakeOpenAi, output: str = "records", **changes: Any) -> DistillConfig:
+    settings: dict[str, Any] = {"url": server.url, "timeout": 5.0} | changes.pop("target", {})
+    store: list[StoreName] = changes.pop("store", ["topk"])
+    own = {
+        "target": TargetConfig(str(folder / "target"), runtime="openai", **settings),
+        "records": RecordsConfig(store, topk=5, shard_size=5),
+        "resume": "auto",
+        "data": replace(tiny_config(folder).data, learn_prompt=False),
     }
     return tiny_config(folder, output, **own | changes)
 

@@ -1,22 +1,116 @@
-"""A server of OpenAI's protocol by proxy, in threads of the test, in the manner of vLLM, of llama.cpp, or of one that
-knows no more than the protocol. Its p is a law of the last two tokens; what it writes follows from seed and prompt."""
+"""Servers by proxy that write for recording: vLLM's, and OpenAI's protocol's. What they write follows from seeds."""
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+import torch
+from safetensors.numpy import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from tests.distill.vllm_proxy import state_of
+from tests.fake_server import Answer, FakeServer, serving
 
 Manner = Literal["vllm", "llamacpp", "plain"]
+
+
+@dataclass
+class FakeVllm(FakeServer):
+    """States follow from tokens (`state_of`), and probabilities from these by the target's own norm and head."""
+
+    target: Path
+    folder: Path
+    """Where it writes states; None where it gives none."""
+    layers: list[int]
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    max_model_len: int = 64
+    gives_states: bool = True
+    dtype: type = np.float32
+    shift: float = 0.0
+    """Added to the last layer's states: other weights."""
+    shifts_after: int | None = None
+    """It is added from this request on."""
+    away: int = 0
+    """Requests that are answered by an end of the connection."""
+    is_full: bool = False
+    stray_end: bool = False
+    version: str | None = "0.fake"
+    most: int = 0
+    """Files in the folder at once."""
+
+    def needs_key(self, path: str) -> bool:
+        return self.key is not None and path != "/version"
+
+    def last(self, ids: list[int]) -> np.ndarray:
+        by = self.shift if self.shifts_after is None or len(self.asked) > self.shifts_after else 0.0
+        return state_of(ids, max(self.layers), self.model.config.hidden_size) + np.float32(by)
+
+    def answer(self, path: str, content: dict[str, Any]) -> Answer:
+        if content and self.away:
+            self.away -= 1
+            return None
+        if path == "/version":
+            return {} if self.version is None else {"version": self.version}
+        if path == "/v1/models":
+            adapter = {"id": "adapter", "parent": "base", "max_model_len": 1}
+            return {"data": [adapter, {"id": "base", "parent": None, "max_model_len": self.max_model_len}]}
+        if path == "/tokenize":
+            return {"tokens": self.tokenizer.encode(content["prompt"], add_special_tokens=False)}
+        return self.completion(content)
+
+    def completion(self, content: dict[str, Any]) -> dict[str, Any]:
+        prompt, asked = content["prompt"], content["max_tokens"]
+        new, reason = [prompt[0]], "length"
+        if "seed" in content:
+            new = [(content["seed"] + n) % 200 + 5 for n in range(asked)]
+            if content["seed"] % 3 == 0 and asked > 2:
+                new, reason = [*new[:2], 7 if self.stray_end else content["stop_token_ids"][0]], "stop"
+        choice = {"token_ids": new, "finish_reason": reason, "prompt_token_ids": prompt}
+        if "prompt_logprobs" in content:
+            choice["prompt_logprobs"] = self.log_p(prompt)
+        answer: dict[str, Any] = {"choices": [choice]}
+        if self.gives_states:
+            answer["kv_transfer_params"] = {"hidden_states_path": f"/on/the/server/{self.leave(content)}"}
+        return answer
+
+    @torch.no_grad()
+    def log_p(self, ids: list[int]) -> list[dict[str, Any] | None]:
+        norm = self.model.base_model.get_submodule("norm")
+        log_p = self.model.lm_head(norm(torch.from_numpy(self.last(ids)))).log_softmax(-1)
+        rows = [{str(token): {"logprob": log_p[n, token].item()}} for n, token in enumerate(ids[1:])]
+        return [None, *rows]
+
+    @torch.no_grad()
+    def leave(self, content: dict[str, Any]) -> str:
+        ids, name = content["prompt"], f"cmpl-{content['request_id']}.safetensors"
+        width = self.model.config.hidden_size
+        embedded = self.model.get_input_embeddings()(torch.tensor(ids)).numpy()
+        states = {0: embedded, max(self.layers): self.last(ids)}
+        stacked = np.stack([states[n] if n in states else state_of(ids, n, width) for n in self.layers], 1)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / name
+        Path(f"{file}.lock").touch()
+        save_file({"hidden_states": stacked.astype(self.dtype), "token_ids": np.array(ids)}, file)
+        self.most = max(self.most, len(list(self.folder.iterdir())))
+        if self.is_full:
+            file.write_bytes(file.read_bytes()[:100])
+        return name
+
+
+@contextmanager
+def fake_vllm(target: Path, folder: Path, layers: list[int], **changes: Any) -> Iterator[FakeVllm]:
+    """One that answers until the block ends."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(target).eval(), AutoTokenizer.from_pretrained(target)
+    with serving(FakeVllm(target, folder, layers, model, tokenizer, **changes)) as fake:
+        yield fake
 
 
 def is_response(content: dict[str, Any]) -> bool:
@@ -25,8 +119,9 @@ def is_response(content: dict[str, Any]) -> bool:
 
 
 @dataclass
-class FakeOpenAi:
-    """What the server is, to be changed while it runs."""
+class FakeOpenAi(FakeServer):
+    """In the manner of vLLM, of llama.cpp, or of one that knows no more than the protocol. Its p is a law of the last
+    two tokens."""
 
     tokenizer: PreTrainedTokenizerBase
     manner: Manner = "vllm"
@@ -34,7 +129,6 @@ class FakeOpenAi:
     models: list[str] = field(default_factory=lambda: ["base"])
     max_model_len: int | None = 64
     most_told: int = 20
-    key: str | None = None
     lists_to_all: bool = False
     shift: int = 0
     """Of the law: other weights."""
@@ -52,16 +146,9 @@ class FakeOpenAi:
     """Responses wait for it."""
     page: str | None = None
     """What it answers to everything."""
-    asked: list[dict[str, Any]] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    port: int = 0
     at_once: int = 0
     most_at_once: int = 0
     slowness: float = 0.0
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
 
     @property
     def end(self) -> int:
@@ -121,29 +208,28 @@ class FakeOpenAi:
         name = (lambda t: f"token_id:{t}") if self.manner == "vllm" else (lambda t: f" {t} ")
         return {"tokens": [name(t) for t in told], "top_logprobs": [{name(t): p for t, p in row} for row in rows]}
 
-    def answer(self, path: str, content: dict[str, Any]) -> tuple[int, dict[str, str], str]:
+    def answer(self, path: str, content: dict[str, Any]) -> Answer:
         if self.page is not None:
-            return 200, {}, self.page
+            return self.page
         if path == "/v1/models":
             about = {"owned_by": self.manner, "max_model_len": self.max_model_len}
-            return 200, {}, json.dumps({"data": [{"id": one, **about} for one in self.models]})
+            return {"data": [{"id": one, **about} for one in self.models]}
         if path == "/tokenize" and self.manner != "plain":
             text = content["prompt" if self.manner == "vllm" else "content"]
-            return 200, {}, json.dumps({"tokens": self.tokenizer.encode(text, add_special_tokens=False)})
+            return {"tokens": self.tokenizer.encode(text, add_special_tokens=False)}
         if path != "/v1/completions":
             return 404, {}, "<html>not found</html>"
         if self.manner == "plain" and "top_k" in content:
             return 400, {}, "top_k is not permitted"
         if (content.get("logprobs") or 0) > self.most_told:
             return 400, {}, f"at most {self.most_told} logprobs"
-        return self.fault(content) or (200, {}, json.dumps(self.completion(content)))
+        return self.fault(content) or self.completion(content)
 
-    def refuses(self, path: str, given: str | None) -> bool:
-        is_open = self.key is None or (self.lists_to_all and path == "/v1/models")
-        return not is_open and given != f"Bearer {self.key}"
+    def needs_key(self, path: str) -> bool:
+        return self.key is not None and not (self.lists_to_all and path == "/v1/models")
 
     @contextmanager
-    def counted(self, content: dict[str, Any]) -> Iterator[None]:
+    def busy(self, content: dict[str, Any]) -> Iterator[None]:
         """Among the responses that it writes at once."""
         if not is_response(content):
             yield
@@ -163,46 +249,5 @@ class FakeOpenAi:
 @contextmanager
 def fake_openai(target: Path, vocab_size: int, **changes: Any) -> Iterator[FakeOpenAi]:
     """One that answers until the block ends."""
-    fake = FakeOpenAi(AutoTokenizer.from_pretrained(target), vocab_size=vocab_size, **changes)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer({})
-
-        def do_POST(self) -> None:
-            self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-        def _answer(self, content: dict[str, Any]) -> None:
-            given = self.headers["Authorization"]
-            if fake.refuses(self.path, given):
-                return self._send(401, {}, f"wrong key: {given}")
-            with fake.counted(content):
-                with fake.lock:
-                    fake.asked.append(content | {"path": self.path})
-                    answer = fake.answer(self.path, content)
-            return self._send(*answer)
-
-        def _send(self, status: int, headers: dict[str, str], body: str) -> None:
-            self.send_response(status)
-            for name, value in ({"Content-Length": str(len(body.encode()))} | headers).items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, *_: Any) -> None:
-            """Nothing."""
-
-    class Server(ThreadingHTTPServer):
-        def handle_error(self, *_: Any) -> None:
-            """A client that went away is none of the test's."""
-
-    server = Server(("127.0.0.1", 0), Handler)
-    fake.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with serving(FakeOpenAi(AutoTokenizer.from_pretrained(target), vocab_size=vocab_size, **changes)) as fake:
         yield fake
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
