@@ -79,6 +79,12 @@ def test_the_decoder_needs_small_libraries_alone() -> None:
     assert foreign <= {"torch", "transformers", "huggingface_hub", "numpy", "pydantic", "safetensors", "tqdm"}
 
 
+def test_files_of_vllm_s_environment_need_nothing_of_ours() -> None:
+    files = list((ROOT / "distill/engines/inside_vllm").glob("vllm_*.py"))
+    assert len(files) == 5
+    assert not {name for path in files for name in imported_modules(path) if name.split(".")[0] in MAY_IMPORT}
+
+
 def test_eval_never_hides_the_builtin() -> None:
     hiding = re.compile(r"^\s*import eval\b", flags=re.MULTILINE)  # `from eval import x` binds x alone
     files = [path for folder in (*MAY_IMPORT, "tests", "scripts") for path in (ROOT / folder).rglob("*.py")]
