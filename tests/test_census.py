@@ -3,12 +3,12 @@
 from tests.census import census, circles
 
 MOST = {
-    "product files": 481,
-    "product lines": 53887,
-    "tests files": 381,
-    "tests lines": 49995,
+    "product files": 474,
+    "product lines": 53831,
+    "tests files": 379,
+    "tests lines": 49931,
     "settings": 360,
-    "file circles": 4,
+    "file circles": 0,
     "string subscripts in eval": 1033,
 }
 """Figures of 26 November 2026."""

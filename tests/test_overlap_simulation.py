@@ -103,7 +103,7 @@ def test_pairs_of_a_report_are_its_draft_lms_under_the_coupled_rule() -> None:
 
 
 def test_a_report_without_such_rows_is_refused(tmp_path: Path) -> None:
-    results = json.loads(TOY.read_text())
+    results = read_results(TOY)
     results["rows"] = [row for row in results["rows"] if row["drafter"] != "lm"]
     (tmp_path / "results.json").write_text(json.dumps(results))
     with pytest.raises(InputError, match="no row of a draft LM"):

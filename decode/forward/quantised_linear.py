@@ -41,7 +41,7 @@ class Int8Linear(nn.Module):
         self.bias = joined_bias(layers)
         widened = nn.Linear(1, 1, bias=False)
         widened.weight = nn.Parameter(_cat([one.qdata for one in weights]).to(dtype), requires_grad=False)
-        self.widened = PackedLinear(widened)
+        self.widened = PackedLinear(widened) if can_pack(widened) else widened  # no bfloat16 kernels without AVX-512
         self.weight = self.widened.weight
 
     def forward(self, x: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from train.check.replicas.base import Replica
-from train.check.replicas.dflash import dflash, dspark
+from train.check.replicas.dflash import dflash
+from train.check.replicas.dspark import dspark
 from train.check.replicas.eagle3 import eagle3
 from train.check.replicas.medusa import medusa
 from train.check.replicas.mtp import mtp

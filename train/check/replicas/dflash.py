@@ -6,21 +6,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from train.check.replicas.base import Served, attend
-
-
-def dspark(served: Served, ids: Tensor, features: Tensor, places: Tensor, steps: int) -> Tensor:
-    """See `train.check.replicas.base.Replica`."""
-    first = 0 if served.fields.get("sample_from_anchor", True) else 1
-    states = blocks(served, ids, features, places, first + steps)[:, first:]
-    padded = torch.cat([ids, ids.new_zeros(steps)])
-    before = torch.stack([padded[places + step] for step in range(steps)])
-    known = served.weights["markov_head.markov_w1.weight"][before]
-    bias = linear(known, served.weights["markov_head.markov_w2.weight"])
-    return served.widened(served.logits(states.transpose(0, 1)) + bias)
-
 
 _AT_ONCE = 16
 """Blocks of a pass: attention is over all their slots."""
