@@ -133,7 +133,7 @@ def _over_plain_tables(results: Mapping[str, Any], texts: Sequence[str]) -> list
     for cell in results["cells"]:
         *place, text = about(cell)
         for arm in _arms_of(results, cell):
-            name, ratio, interval = of_arm({"over_plain": None, "over_plain_ci95": None} | arm)
+            name, ratio, interval = of_arm({"over_plain": None, "over_plain_ci95": None, **arm})
             by_text = over.setdefault((place[0], place[1]), {}).setdefault(name, dict.fromkeys(texts, MISSING))
             by_text[text] = with_interval(ratio, interval)
     tables = []
