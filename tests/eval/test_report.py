@@ -20,6 +20,7 @@ from eval.publish import END, START, publish
 from eval.render.remarks import remarks
 from eval.render.report_page import render_page, render_summary
 from eval.results.headline import headline_row
+from eval.results.schema import read_results
 from tests.eval.test_uncached import off_by_one
 from tests.tiny import save_tiny_target, tiny_tokenizer
 
@@ -324,7 +325,7 @@ def test_runs_of_a_measured_report_are_pooled(folder, tmp_path, results):
         file.write_text(json.dumps({**results, "environment": environment}))
     (tmp_path / "README.md").write_text(f"{START}{END}")
     publish(files, tmp_path / "page", tmp_path / "README.md")
-    found = json.loads((tmp_path / "page.json").read_text())
+    found = read_results(tmp_path / "page.json")
     for pooled, alone in zip(found["rows"], results["rows"], strict=True):
         for name in ("alpha", "tau", "speedup", "whole_call_speedup", "realised"):
             assert pooled[name] == pytest.approx(alone[name]), name  # three times the same

@@ -193,7 +193,7 @@ def test_runs_are_pooled_and_published(results: dict[str, Any], tmp_path: Path) 
     for file, run in zip(files, runs, strict=True):
         file.write_text(json.dumps(run))
     publish(files, tmp_path / "docs/drafters", tmp_path / "README.md")
-    pooled = json.loads((tmp_path / "docs/drafters.json").read_text())
+    pooled = read_results(tmp_path / "docs/drafters.json")
     assert len(pooled["runs"]) == 3
     assert all(len(arm["over_plain_by_run"]) == 3 for cell in pooled["cells"] for arm in cell["arms"])
     assert [one["best"]["arm"] for one in pooled["which_when"]] == [one["best"]["arm"] for one in results["which_when"]]

@@ -108,7 +108,7 @@ def test_an_engine_that_drafts_as_we_do(toy: Toy, tmp_path: Path) -> None:
     assert "accepts of every draft what our decoder accepts" in page
     assert "counters are equal, prompt by prompt" in page
     publish([tmp_path / "report/results.json"], tmp_path / "docs/served")
-    assert (tmp_path / "docs/served.md").read_text() == render_summary(results)
+    assert (tmp_path / "docs/served.md").read_text() == render_summary(results, is_published=True)
 
 
 def test_an_engine_that_drafts_from_something_else(toy: Toy, tmp_path: Path) -> None:
