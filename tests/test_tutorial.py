@@ -20,6 +20,15 @@ TUTORIAL = ROOT / "docs" / "tutorial.md"
 NEXT = "\x1e"  # ASCII's record separator: between the outputs of two blocks
 IS_SLOW = is_emulated(torch.bfloat16, torch.device("cpu"))
 """A CPU without arithmetic for bfloat16, with AVX2 alone say: it records 25 tokens a second, a tenth of others."""
+FEWER = {
+    "prompts.count=256": "prompts.count=32",
+    "steps=90": "steps=12",
+    "steps=30": "steps=4",
+    "decode.max_new_tokens=64": "decode.max_new_tokens=24",
+    "timing.prompts=16": "timing.prompts=8",
+    "lossless.prompts=16 lossless.tokens=48": "lossless.prompts=8 lossless.tokens=24",
+}
+"""What such a CPU is asked for, so that the page takes it ten minutes too."""
 LONGEST_S = 2400  # 12 minutes on one core that nobody else uses
 
 
@@ -45,14 +54,17 @@ def blocks() -> list[Block]:
 
 
 def session() -> str:
-    """One shell session: the bash blocks as they stand; on a slow CPU with the words that step 1 adds, and a quarter of
+    """One shell session: the bash blocks as they stand; on a slow CPU with the words that step 1 adds, and an eighth of
     the prompts, of which the head learns too little for the page's figures."""
     typed = "\n".join(f"{block.text}printf '{NEXT}'" for block in blocks() if block.language == "bash")
     if not IS_SLOW:
         return typed
     typed = re.sub(r"python -m (distill|train|decode|eval) ", r"\g<0>target.dtype=float32 ", typed)
     typed = typed.replace("python -m train ", "python -m train engine.precision=fp32 ")
-    return typed.replace("prompts.count=256", "prompts.count=64").replace("steps=90", "steps=24")
+    for ours, fewer in FEWER.items():
+        assert ours in typed
+        typed = typed.replace(ours, fewer)
+    return typed
 
 
 def shown() -> list[tuple[int, str]]:
@@ -128,7 +140,7 @@ def test_the_report_holds_the_figures_that_the_page_reads(reader: Reader) -> Non
         assert row["tokens_checked"] > 100
         assert row["tau"] > 1
         assert min(row["speedup"], row["predicted_speedup"], row["tokens_per_s"]) > 0
-    assert rows[0]["alpha"] > (0.03 if IS_SLOW else 0.15)  # 0.22; without training 0, after 4 steps 0.10
+    assert rows[0]["alpha"] > (0.01 if IS_SLOW else 0.15)  # 0.22; without training 0, after 4 steps 0.10
     assert (reader.made / "report" / "index.html").is_file()
 
 

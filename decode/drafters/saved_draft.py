@@ -20,7 +20,6 @@ from decode.common.typed_config import require
 from decode.config import ModelConfig, Precision, Scheme, model_folder
 from decode.drafters.base import Drafter
 from decode.drafters.beside.refusals import check_device
-from decode.drafters.dspark import DSparkConfig
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.lm import LMDraft
 from decode.drafters.mtp import MTPDraft, own_mtp
@@ -109,7 +108,7 @@ def load_drafter(
     model = load_model(source, role="draft")
     if tokens is not None:
         with_rows(model, known.vocab_size, tokens)
-    return cast(Drafter, LMDraft(model, tokens).eval())
+    return LMDraft(model, tokens).eval()
 
 
 def _quantised(head: HeadDraft, scheme: Scheme, folder: str) -> HeadDraft:
@@ -139,7 +138,7 @@ def _loaded_draft(given: Any, target: PreTrainedModel, dtype: Precision, check: 
     check_same_size(known, draft)  # it gets no other rows behind your back
     if check and model.config.name_or_path and target.config.name_or_path:
         check_same_tokens(known, draft)
-    return cast(Drafter, LMDraft(model))
+    return LMDraft(model)
 
 
 def load_own(target: PreTrainedModel, check: bool = True) -> HeadDraft:
@@ -233,9 +232,8 @@ def describe_draft(
     if family in HEADS:
         config = config_in(folder, target)
         size = sum(map(prod, expected(config).values()))
-        foresees = isinstance(config, DSparkConfig) and config.confidence
         weights = files_fingerprint(Path(folder))
-        return DraftDescription(folder, family, weights, config.max_positions, size, foresees=foresees)
+        return DraftDescription(folder, family, weights, config.max_positions, size, foresees=config.foresees)
     dtype = "auto" if scheme is None else target.dtype_name
     found = describe_model(ModelConfig(path=folder, dtype=cast(Precision, dtype), quantization=scheme), role)
     check_same_tokens(target, found)

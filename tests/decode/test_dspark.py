@@ -17,7 +17,7 @@ from decode.autotune.budget import Budget
 from decode.drafters import drafting
 from decode.drafters.base import Batch, Context
 from decode.drafters.drafting import Above, Processed
-from decode.drafters.dspark import DSparkConfig, DSparkDraft, default_taps
+from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from decode.forward.cache import SlotCache
 from decode.forward.capture import Trace
 from decode.forward.kept.lease import Lease
@@ -242,11 +242,11 @@ def test_the_bias_begins_at_zero() -> None:
 
 def test_layers_are_spread_over_the_target() -> None:
     """As indices of hidden states: one higher than the published layer numbers 1, 9, 17, 25, 33 of 36 layers."""
-    assert default_taps(36) == (2, 10, 18, 26, 34)
-    assert default_taps(8) == (2, 3, 4, 5, 6)
-    assert [default_taps(layers) for layers in (1, 2, 3, 4, 5)] == [(-1,), (1,), (2,), (2,), (2, 3)]
+    assert DSparkConfig.default_taps(36) == (2, 10, 18, 26, 34)
+    assert DSparkConfig.default_taps(8) == (2, 3, 4, 5, 6)
+    assert [DSparkConfig.default_taps(layers) for layers in (1, 2, 3, 4, 5)] == [(-1,), (1,), (2,), (2,), (2, 3)]
     for layers in range(2, 80):
-        taps = default_taps(layers)
+        taps = DSparkConfig.default_taps(layers)
         assert list(taps) == sorted(set(taps))
         assert 0 < taps[0]
         assert taps[-1] < layers

@@ -98,13 +98,12 @@ class Guess:
         return all(context.of_running(same.tolist()))
 
 
-class AheadDrafter:
+class AheadDrafter(Drafter):
     """Chains of `inner`, a drafter whose `propose` depends on the context alone, drafted in turn or ahead.
 
     With several rows, all that run must have been guessed: else all are drafted anew.
     """
 
-    taps: tuple[int, ...] = ()
     on_host = True
 
     def __init__(self, inner: Drafter) -> None:

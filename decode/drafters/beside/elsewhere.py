@@ -15,11 +15,10 @@ from decode.sampling.noise import token_table
 from decode.trees.tree import Tree
 
 
-class ElsewhereDrafter:
+class ElsewhereDrafter(Drafter):
     """The drafts of `inner`. Noise is made on its device, of the same integers. Penalties and grammars are not
     foreseen: they look at the text where the target is, and any drafts are exact."""
 
-    taps: tuple[int, ...] = ()
     on_host = True
 
     def __init__(self, inner: LMDraft) -> None:
