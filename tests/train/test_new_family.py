@@ -19,7 +19,7 @@ from decode.drafters.medusa import MedusaConfig, MedusaDraft
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlyMedusaConfig(MedusaConfig):
+class EarlyConfig(MedusaConfig):
     family: str = "early_medusa"
 
     @classmethod
@@ -27,16 +27,16 @@ class EarlyMedusaConfig(MedusaConfig):
         return (num_layers - 1,)
 
 
-class EarlyMedusaDraft(MedusaDraft):
+class EarlyDraft(MedusaDraft):
     pass
 '''
 LINES = {
     "decode/drafters/saved_head.py": [
         (
             "from decode.drafters.dspark ",
-            "from decode.drafters.early_medusa import EarlyMedusaConfig, EarlyMedusaDraft\n",
+            "from decode.drafters.early_medusa import EarlyConfig, EarlyDraft\n",
         ),
-        ('    "dspark": (DSparkConfig', '    "early_medusa": (EarlyMedusaConfig, EarlyMedusaDraft),\n'),
+        ('    "dspark": (DSparkConfig', '    "early_medusa": (EarlyConfig, EarlyDraft),\n'),
     ],
     "train/drafts/draft_config.py": [('"mtp", ', '"early_medusa", ')],
 }
