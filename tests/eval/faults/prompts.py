@@ -67,22 +67,22 @@ FAULTS: list[Fault] = [
         partial(
             test_splits.test_the_suite_of_decoders_reports_held_out_text_and_chooses_on_validation_text, kind="code"
         ),
-        ("eval.modes.decoders.mode:load_texts", '"heldout", reported', '"validation", reported'),
+        ("eval.modes.compare.texts:load_texts", '"heldout", reported', '"validation", reported'),
     ),
     *noticed_by(
         partial(
             test_splits.test_the_suite_of_decoders_reports_held_out_text_and_chooses_on_validation_text, kind="prose"
         ),
-        ("eval.modes.decoders.mode:load_texts", '"validation", screening', '"heldout", screening'),
+        ("eval.modes.compare.texts:load_texts", '"validation", screening', '"heldout", screening'),
     ),
     *noticed_by(
         test_splits.test_a_cell_of_decoders_times_its_own_reported_text,
-        ("eval.modes.decoders.arms:measure", "texts[cell.text].reported", "texts[cell.text].screening"),
+        ("eval.modes.compare.mode:measure", "texts[cell.text].reported", "texts[cell.text].screening"),
     ),
     *noticed_by(
         test_splits.test_settings_of_decoders_are_chosen_on_the_screening_prompts_of_both_texts,
-        ("eval.modes.decoders.arms:_screening_prompts", "prompts.screening", "prompts.reported"),
-        ("eval.modes.decoders.arms:choose", "for name in chains", "for name in speeds"),
+        ("eval.modes.compare.arm_set:Loaded.screening", "].screening", "].reported"),
+        ("eval.modes.compare.decoders:LoadedDecoders.choose", "for name in chains", "for name in speeds"),
         ("eval.measure.held_choice:held_choice", "np.where(is_safe, whole, 0).argmax()", "0"),
     ),
     *noticed_by(

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from eval.arms.base import AUTOREGRESSIVE, OURS, VLLM, is_vllm, our_name
-from eval.modes.decoders.results import ISSUE
+from eval.modes.compare.peers import ISSUE
 from eval.render.formatting import MISSING, Column, Row, Table, columns, number, spread, with_interval
 from eval.render.page import Page, Plot, as_html, as_markdown
 from eval.render.plots import COLORS, GREY, draw

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from eval.arms.base import LOOKUP
-from eval.modes.drafters.page import render_page, render_summary
-from eval.modes.drafters.results import compared_arms, pool_drafters
-from eval.modes.drafters.which_when import mixtures, which_when
+from eval.modes.compare.page import render_page, render_summary
+from eval.modes.compare.results import pool_comparisons
+from eval.modes.compare.which_when import mixtures, over_plain, which_when
 from eval.results.comparisons import cell_with_ratios
-from tests.eval.drafters.tiny_comparison import PLAIN, Paces, arm, cell, ours
+from tests.eval.compare.tiny_comparison import PLAIN, Paces, arm, cell, ours
 
 ARMS = {
     "ngram": arm("ngram"),
@@ -60,7 +60,7 @@ def results() -> dict[str, Any]:
             {**{key: one[key] for key in ("text", "batch_size", "temperature")}, "best": {}, "tokens_per_s": {}}
             for one in cells
         ],
-        "cells": [cell_with_ratios(one, compared_arms, 0) for one in cells],
+        "cells": [cell_with_ratios(one, over_plain, 0) for one in cells],
         "which_when": which_when(runs, ARMS, 0),
         "mixtures": mixtures(runs, ARMS, 0),
     }
@@ -99,7 +99,7 @@ def test_pooled_runs_say_what_each_found() -> None:
         if one["arm"] == "ours, both":
             one["seconds_per_token"] = [0.2] * 3
             one["over_plain"] = 2.0
-    pooled = pool_drafters(runs)
+    pooled = pool_comparisons(runs)
     (both,) = [one for one in pooled["cells"][0]["arms"] if one["arm"] == "ours, both"]
     assert both["over_plain_by_run"] == pytest.approx([4.0, 2.0, 4.0])
     assert (both["over_plain"], both["over_plain_ci95"][0]) == pytest.approx((4.0, 2.0))

@@ -15,16 +15,17 @@ from decode.common.typed_config import build
 from eval import stage
 from eval.arms import vllm_engines
 from eval.config import EvalConfig
-from eval.modes.drafters import mode
-from eval.modes.drafters.given_choices import given_choices
-from eval.modes.drafters.page import render_page, render_summary
-from eval.modes.drafters.results import check_drafters, pool_drafters
-from eval.modes.drafters.targets import describe_targets
+from eval.modes.compare import mode
+from eval.modes.compare.drafters import Drafters, LoadedDrafters
+from eval.modes.compare.given_choices import given_choices
+from eval.modes.compare.page import render_page, render_summary
+from eval.modes.compare.results import pool_comparisons
 from eval.publish import publish
+from eval.results.comparisons import check_comparisons
 from eval.results.schema import read_results
-from tests.eval.drafters.tiny_comparison import PLAIN, make_models, values
+from tests.eval.compare.test_decoders import FAKE_WORKER
+from tests.eval.compare.tiny_comparison import PLAIN, make_models, values
 from tests.eval.energy_checks import check_estimated
-from tests.eval.test_decoders import FAKE_WORKER
 
 LOOKUP = "transformers prompt lookup"
 EARLY_EXIT = "transformers early exit"
@@ -154,7 +155,7 @@ def test_a_killed_run_goes_on_with_the_cells_that_are_missing(
     kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*T0*.json")}
     assert {path.name for path in kept} == {"batch1-T0-code.json", "batch1-T0-edit.json"}  # the second's choice alone
     monkeypatch.setattr(mode, "measure", lambda *given: done.append(given[1].name) or measure(*given))
-    monkeypatch.setattr(mode, "choose", lambda *_: pytest.fail("it was chosen already"))
+    monkeypatch.setattr(LoadedDrafters, "choose", lambda *_: pytest.fail("it was chosen already"))
     stage.run(cfg)
     assert done == ["batch1-T0-code", "batch1-T0-edit"]
     assert all(path.read_bytes() == content for path, content in kept.items())
@@ -170,7 +171,8 @@ def test_choices_of_an_earlier_run_are_taken_or_refused(folder: Path, results: d
         return build(EvalConfig, changed)
 
     def taken(cfg: EvalConfig) -> dict[Any, Any]:
-        return given_choices(cfg, describe_targets(cfg))
+        arm_set = Drafters(cfg)
+        return dict(given_choices(arm_set, arm_set.targets()))
 
     found = taken(config())
     assert [one["best"] for one in found.values()] == [one["best"] for one in results["choices"]]
@@ -200,8 +202,8 @@ def test_runs_are_pooled_and_published(results: dict[str, Any], tmp_path: Path) 
     assert "by run" in (tmp_path / "docs/drafters.md").read_text()
     runs[1]["choices"][0]["best"]["ngram"] = "k=9"
     with pytest.raises(InputError, match=r"drafters.choices=RUN1"):
-        check_drafters(files, runs)
-    assert pool_drafters([results, results])["mixtures"][0]["over_member_ci95"] is not None
+        check_comparisons(files, runs)
+    assert pool_comparisons([results, results])["mixtures"][0]["over_member_ci95"] is not None
 
 
 @pytest.mark.slow

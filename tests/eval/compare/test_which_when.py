@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from eval.modes.drafters.which_when import mixtures, which_when
-from tests.eval.drafters.tiny_comparison import PLAIN, Paces, arm, cell, ours
+from eval.modes.compare.which_when import mixtures, which_when
+from tests.eval.compare.tiny_comparison import PLAIN, Paces, arm, cell, ours
 
 OWN, HF = PLAIN
 ARMS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,13 @@ from decode.common.errors import InputError
 from decode.common.typed_config import build
 from eval.config import EvalConfig
 from eval.measure.cells import Point
-from eval.modes.decoders.given_choices import given_choices
-from eval.modes.decoders.page import render_summary
-from eval.modes.decoders.results import check_comparisons, pool_comparisons
+from eval.modes.compare.arm_set import Choices, Target
+from eval.modes.compare.decoders import Decoders
+from eval.modes.compare.given_choices import given_choices
+from eval.modes.compare.page import render_summary
+from eval.modes.compare.results import pool_comparisons
 from eval.publish import publish
-from eval.results.comparisons import _arm
+from eval.results.comparisons import _arm, check_comparisons
 from eval.results.schema import LATER, read_results
 from eval.results.statistics import arm_ratio
 from tests.commands import ROOT
@@ -164,6 +167,12 @@ def test_runs_of_other_things_are_refused(runs: list[dict[str, Any]], change: An
         check_comparisons(FILES, runs)
 
 
+def _given(cfg: EvalConfig) -> Choices:
+    """For a target of which its path alone is known."""
+    description: Any = SimpleNamespace(path=cfg.target.path)
+    return given_choices(Decoders(cfg), [Target("target", cfg.target, description, ("code",), {}, 64)])
+
+
 def _config(results: dict[str, Any], file: Path, **changes: Any) -> EvalConfig:
     decoders = {"arms": results["settings"], "batch_sizes": [1, 4], "batches_timed": [1, 1], "choices": str(file)}
     settings = {
@@ -179,11 +188,11 @@ def _config(results: dict[str, Any], file: Path, **changes: Any) -> EvalConfig:
 def test_settings_are_taken_from_an_earlier_run(one: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     file.write_text(json.dumps(one))
-    found = given_choices(_config(one, file))
+    found = _given(_config(one, file))
     assert sorted((point.batch_size, point.temperature) for point in found) == [(1, 0.0), (1, 1.0), (4, 0.0), (4, 1.0)]
     wanted = next(x for x in one["choices"] if (x["batch_size"], x["temperature"]) == (4, 1.0))
     assert found[Point(4, 1.0)]["best"] == wanted["best"]
-    assert given_choices(_config(one, file, decoders={"choices": None})) == {}
+    assert _given(_config(one, file, decoders={"choices": None})) == {}
 
 
 @pytest.mark.parametrize(
@@ -191,7 +200,7 @@ def test_settings_are_taken_from_an_earlier_run(one: dict[str, Any], tmp_path: P
     [
         ({"decoders": {"batch_sizes": [3], "batches_timed": [1]}}, "nothing for batch3-T1, batch3-T0"),
         ({"decoders": {"arms": {"chain4": {"num_draft_tokens": 4}}}}, "of settings .*choose anew"),
-        ({"target": {"path": "another"}}, "of target.path .*another"),
+        ({"target": {"path": "another"}}, "of targets .*another"),
         ({"drafts": {"distilled": "another"}}, "of drafts .*another"),
     ],
 )
@@ -201,4 +210,4 @@ def test_choices_of_another_comparison_are_refused(
     file = tmp_path / "results.json"
     file.write_text(json.dumps(one))
     with pytest.raises(InputError, match=message):
-        given_choices(_config(one, file, **changes))
+        _given(_config(one, file, **changes))

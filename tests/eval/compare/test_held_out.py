@@ -18,9 +18,9 @@ from distill.datastore.config import DatastoreConfig
 from eval import __main__ as cli
 from eval import stage
 from eval.config import EvalConfig
-from eval.modes.drafters import mode
-from eval.modes.drafters.config import DraftersConfig
-from tests.eval.drafters.tiny_comparison import make_models, values
+from eval.modes.compare import mode
+from eval.modes.compare.drafters_config import DraftersConfig
+from tests.eval.compare.tiny_comparison import make_models, values
 
 RETRIEVAL = {"datastore": "DATASTORE"}
 HELPED = {"draft": "DRAFT", "helper": "retrieval", "helper_settings": RETRIEVAL}

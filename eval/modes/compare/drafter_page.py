@@ -9,8 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from eval.arms.base import EARLY_EXIT, LOOKUP, PLAIN_ARMS, VLLM_LOOKUP, our_name
-from eval.modes.drafters.targets import by_reason
-from eval.render.formatting import MISSING, Column, Row, Table, columns, number, share, spread, with_interval
+from eval.render.formatting import MISSING, Column, Row, Table, by_reason, columns, number, share, spread, with_interval
 from eval.render.page import Page, Plot, as_html, as_markdown
 from eval.render.plots import COLORS, GREY, draw
 

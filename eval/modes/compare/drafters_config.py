@@ -10,8 +10,8 @@ from decode.common.typed_config import require, require_at_least, whole
 from decode.config import SamplingConfig, Scheme
 from decode.drafters.beside.refusals import check_overlap, presumed_family
 from decode.drafters.untrained.config import UNTRAINED, check_strict, check_tree, settings_of
-from eval.comparison_config import OWN, PLAIN, check_batches
-from eval.modes.drafters.way import Way
+from eval.comparison_config import OWN, PLAIN, ComparisonConfig
+from eval.modes.compare.way import Way
 
 Text = Literal["code", "free", "edit", "answer", "log", "own"]
 TASKS: tuple[Text, ...] = ("edit", "answer", "log")
@@ -21,7 +21,7 @@ _KEYS = ("draft", "settings", "texts")
 
 
 @dataclass
-class DraftersConfig:
+class DraftersConfig(ComparisonConfig):
     """`mode=drafters`: ways to draft, and the texts, batches and temperatures at which they are timed."""
 
     texts: list[Text] = field(default_factory=lambda: ["code", "free", "edit", "answer", "log"])
@@ -52,7 +52,7 @@ class DraftersConfig:
     settings."""
 
     def __post_init__(self) -> None:
-        check_batches("drafters", self.batch_sizes, self.batches_timed)
+        self.check_batches("drafters")
         require(bool(self.texts), f"drafters.texts is empty; name some of {', '.join(get_args(Text))}")
         require(len(set(self.texts)) == len(self.texts), f"drafters.texts={self.texts} repeats one; name each once")
         require(bool(self.draft_lengths), "drafters.draft_lengths is empty; name at least one, e.g. [4]")
@@ -60,15 +60,6 @@ class DraftersConfig:
         require(
             bool(self.arms), "drafters.arms is empty; name at least one, e.g. '+drafters.arms.ngram={draft: ngram}'"
         )
-
-    @property
-    def num_timed(self) -> dict[int, int]:
-        """Batch size -> batches timed."""
-        return dict(zip(self.batch_sizes, self.batches_timed, strict=True))
-
-    def batches_screened(self, rows: int) -> int:
-        """Batches on which a cell's settings are chosen."""
-        return -(-self.screening_prompts // rows)
 
     def texts_with(self, file_kinds: Sequence[str]) -> list[str]:
         """All kinds of text of a run, those of prompts.file last."""

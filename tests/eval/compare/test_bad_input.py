@@ -15,10 +15,10 @@ from eval import __main__ as cli
 from eval import stage
 from eval.config import EvalConfig
 from eval.inputs import check_models
-from eval.modes.drafters import mode
-from eval.modes.drafters.config import DraftersConfig
+from eval.modes.compare import mode
+from eval.modes.compare.drafters_config import DraftersConfig
 from tests.commands import built
-from tests.eval.drafters.tiny_comparison import make_models, values
+from tests.eval.compare.tiny_comparison import make_models, values
 
 
 @pytest.fixture(scope="module")

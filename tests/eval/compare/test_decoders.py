@@ -20,18 +20,18 @@ from eval.arms import vllm_engines as engines
 from eval.arms.vllm_engines import as_sample, drafting_with_lookup, worker_settings
 from eval.comparison_config import arm_settings
 from eval.config import EvalConfig
-from eval.modes.decoders import arms as measuring
-from eval.modes.decoders import mode
-from eval.modes.decoders.mode import load_texts
-from eval.modes.decoders.page import render_page, render_summary
-from eval.modes.decoders.results import _OWN, ISSUE
+from eval.modes.compare import decoders, mode
+from eval.modes.compare.decoders import Decoders, LoadedDecoders
+from eval.modes.compare.page import render_page, render_summary
+from eval.modes.compare.peers import DEFINITIONS, ISSUE
+from eval.modes.compare.texts import load_texts
 from eval.prompts.kinds import docstrings
 from eval.publish import publish
 from eval.results.schema import read_results
 from tests.commands import built
 from tests.engines.environment import vllm_python
 from tests.eval.test_report import ROW_KEYS
-from tests.tiny import save_tiny_target, tiny_llama, tiny_tokenizer
+from tests.tiny import save_tiny_target, tiny_llama
 
 ARMS = {
     "chain2": {"num_draft_tokens": 2},
@@ -175,7 +175,8 @@ def test_settings_are_chosen_among_all_that_were_tried(results):
 
 @pytest.mark.slow
 def test_settings_are_never_chosen_on_prompts_that_are_reported(folder):
-    texts = load_texts(build(EvalConfig, values(folder)), tiny_tokenizer(), 256)
+    arm_set = Decoders(build(EvalConfig, values(folder)))
+    texts = load_texts(arm_set, *arm_set.targets())
     assert set(texts) == {"code", "prose"}
     for prompts in texts.values():
         reported = {prompt.document for prompt in prompts.reported}
@@ -206,7 +207,7 @@ def test_what_was_measured_of_vllm_before_a_fault_was_known_says_so() -> None:
     published = read_results(Path("docs/results/decoders.json"))
     published["definitions"] |= {"vllm": "vLLM's CPU engine."}
     assert "no comparison here" in render_summary(published)
-    published["definitions"] |= _OWN
+    published["definitions"] |= DEFINITIONS
     assert "no comparison here" not in render_summary(published)
     assert f"issue {ISSUE}" in render_summary(published)
 
@@ -233,13 +234,13 @@ def test_a_killed_run_goes_on_with_the_cells_that_are_missing(folder, tmp_path, 
     changes = values(folder)
     changes["decoders"] |= {"batch_sizes": [1], "batches_timed": [2]}
     cfg = build(EvalConfig, {**changes, "output_dir": str(tmp_path / "run"), "resume": "auto"})
-    done = []
+    measure, done = mode.measure, []
 
-    def killed(stock, cell, *rest):
+    def killed(loaded, cell, choice):
         if len(done) == 3:
             raise KeyboardInterrupt
         done.append(cell.name)
-        return measuring.measure(stock, cell, *rest)
+        return measure(loaded, cell, choice)
 
     monkeypatch.setattr(mode, "measure", killed)
     with pytest.raises(KeyboardInterrupt):
@@ -247,7 +248,7 @@ def test_a_killed_run_goes_on_with_the_cells_that_are_missing(folder, tmp_path, 
     kept = {path.name: path.read_bytes() for path in (tmp_path / "run/cells").iterdir()}
     assert len(kept) == 3
     done.clear()
-    monkeypatch.setattr(mode, "measure", lambda *a: done.append(a[1].name) or measuring.measure(*a))
+    monkeypatch.setattr(mode, "measure", lambda *a: done.append(a[1].name) or measure(*a))
     stage.run(cfg)
     assert done == ["batch1-T0-prose"]
     assert all((tmp_path / "run/cells" / name).read_bytes() == content for name, content in kept.items())
@@ -391,7 +392,7 @@ def test_bad_values_are_refused(changes, message):
     ],
 )
 def test_bad_input_is_refused_before_weights_are_loaded(models, tmp_path, changes, error, message, monkeypatch):
-    monkeypatch.setattr(mode, "load", lambda *_: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(mode, "load_model", lambda *_: pytest.fail("weights were loaded"))
     with pytest.raises(error, match=message):
         stage.run(build(EvalConfig, {**values(models), **changes, "output_dir": str(tmp_path / "run")}))
 
@@ -422,8 +423,8 @@ def test_a_compiler_that_fails_leaves_the_arm_out_with_the_reason(folder, tmp_pa
 
     changes = {**values(folder), "output_dir": str(tmp_path / "run"), "temperatures": [0.0]}
     changes["decoders"] |= {"batch_sizes": [1], "batches_timed": [1], "static_batches": [1], "texts": ["code"]}
-    monkeypatch.setattr(mode.Stock, "static", lambda *_: Broken())
-    monkeypatch.setattr(measuring, "no_compiler", lambda: None)
+    monkeypatch.setattr(LoadedDecoders, "_static", lambda *_: Broken())
+    monkeypatch.setattr(decoders, "no_compiler", lambda: None)
     stage.run(build(EvalConfig, changes))
     (cell,) = json.loads((tmp_path / "run/results.json").read_text())["cells"]
     assert cell["left_out"]["transformers static, compiled"] == "compiling failed: no toolchain"

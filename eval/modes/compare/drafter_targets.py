@@ -1,57 +1,19 @@
-"""The targets of the comparison: what each writes, and which ways to draft fit it. Nothing of their weights is read."""
+"""The targets of `mode=drafters`: what each writes, and which ways to draft fit it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from decode.common.errors import InputError
 from decode.config import ModelConfig, model_folder
 from decode.drafters.beside.refusals import check_foresees
 from decode.drafters.saved_draft import DraftDescription, describe_draft
-from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model
 from eval.config import EvalConfig
 from eval.inputs import check_datastore, check_held_out, say_sampling
-from eval.modes.drafters.config import TASKS, as_known
-from eval.modes.drafters.texts import load_texts
-from eval.modes.drafters.way import Way
-from eval.prompts.chats import chat_tokenizer, check_chats_of_draft
-from eval.prompts.kinds import TextPrompts
-
-
-@dataclass(frozen=True)
-class Target:
-    """A target with the kinds of text that it writes."""
-
-    key: str
-    """The setting that names it."""
-    source: ModelConfig
-    description: ModelDescription
-    texts: tuple[str, ...]
-    families: dict[str, str]
-    """Arm that fits -> the family of its drafter."""
-    refused: dict[str, str]
-    """Arm that does not -> why."""
-    max_positions: int
-    """Longest context in tokens that target and drafts all know."""
-
-    def ways(self, cfg: EvalConfig, text: str) -> list[Way]:
-        """The ways to draft that are timed on one of its texts."""
-        return [
-            way for way in cfg.drafters.ways(cfg.drafts) if way.name in self.families and as_known(text) in way.texts
-        ]
-
-    def left_out(self, cfg: EvalConfig, text: str) -> dict[str, str]:
-        """Arm for that text -> why it is not timed there."""
-        wanted = {way.name: as_known(text) in way.texts for way in cfg.drafters.ways(cfg.drafts)}
-        reasons = {name: reason for name, reason in self.refused.items() if wanted[name]}
-        return reasons | dict.fromkeys(cfg.drafters.without_datastore(text), "drafters.datastore names no folder")
-
-    def prompts(self, cfg: EvalConfig) -> dict[str, TextPrompts]:
-        """Kind of text -> prompts in its tokens."""
-        tokenizer = chat_tokenizer(cfg) if self.key == "target" else load_tokenizer(self.source)  # tasks are no chats
-        return load_texts(cfg, self.texts, tokenizer, self.max_positions)
+from eval.modes.compare.arm_set import Target
+from eval.modes.compare.drafters_config import TASKS
+from eval.prompts.chats import check_chats_of_draft
 
 
 def describe_targets(cfg: EvalConfig) -> list[Target]:
@@ -96,7 +58,7 @@ def _describe(cfg: EvalConfig, key: str, source: ModelConfig, texts: tuple[str, 
             refused[way.name] = str(error)
     families = {name: draft.family for name, draft in fits.items()}
     positions = min([description.max_positions, *(draft.max_positions for draft in fits.values())])
-    return Target(key, source, description, texts, families, refused, positions)
+    return Target(key, source, description, texts, families, positions, refused)
 
 
 def _described(key: str, source: ModelConfig) -> ModelDescription:
@@ -110,11 +72,3 @@ def _described(key: str, source: ModelConfig) -> ModelDescription:
             "(data=tasks), name a model that was taught to follow instructions, give null where `target` is one, or "
             "leave these out of drafters.texts"
         ) from error
-
-
-def by_reason(left_out: Mapping[str, str]) -> str:
-    """Of arm -> reason: arms of one reason together, the reason once."""
-    arms: dict[str, list[str]] = {}
-    for arm, reason in left_out.items():
-        arms.setdefault(reason, []).append(arm)
-    return "; ".join(f"{', '.join(names)} ({reason.rstrip('.')})" for reason, names in arms.items())

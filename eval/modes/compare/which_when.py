@@ -7,12 +7,39 @@ from typing import Any
 
 from eval.arms.base import PLAIN_ARMS, our_name
 from eval.results.figures import described
-from eval.results.statistics import Estimate, arm_ratio, arm_ratio_of_runs, fastest_arm
+from eval.results.statistics import Estimate, fastest_arm, ratio_over
 
 FEWEST = 3
 """Batches of prompts from which anything of others is concluded."""
 Cells = Sequence[Mapping[str, Any]]
 """One cell in each run."""
+DEFINITIONS = {
+    "texts": "code: windows of held-out sources are continued. free: how docstrings of held-out sources begin. edit, "
+    "answer, log: tasks made of held-out files, with what they copy from in the prompt. own: the prompts of a file.",
+    "choices": "Draft lengths, and the peers' settings, are chosen for every arm and cell on prompts of the validation "
+    "split (of a file: on others than are timed), which are never reported; the fastest median counts.",
+    "over_plain": "Speed over that of the faster way without a draft in the same cell, paired by batch of prompts: our "
+    "autoregressive loop or transformers generate.",
+    "which_when": "The arm of the highest median tokens per second. `as_good` are those that the same batches do not "
+    "tell from it: the 95% interval of its speed over theirs includes 1. The best is picked on the prompts that it is "
+    "reported on, so its speed is slightly flattered. Null where there are fewer than 3 batches. "
+    "Without training: no part of it has weights.",
+    "mixtures": "A mixture over the fastest arm that drafts with one of its members alone, paired by batch of prompts. "
+    "What it learned in cells before stays with it, as it would in a service.",
+    "vllm": "vLLM's CPU engine in its own environment, times taken inside it; vllm ngram is its prompt lookup, which "
+    "looks for 2 to 4 tokens. It draws its own noise, so at temperature 1 its text differs from ours.",
+}
+
+
+def over_plain(cells: Cells) -> dict[str, str]:
+    """Ratio -> the arm that others are held against in runs of one cell: the faster one without a draft."""
+    plain = fastest_arm(cells, PLAIN_ARMS)
+    return {} if plain is None else {"over_plain": plain}
+
+
+def conclude(cells: Sequence[Cells], arms: Mapping[str, Mapping[str, Any]], seed: int) -> dict[str, Any]:
+    """Both answers, by cell; `cells` holds each cell in every run."""
+    return {"which_when": which_when(cells, arms, seed), "mixtures": mixtures(cells, arms, seed)}
 
 
 def which_when(cells: Sequence[Cells], arms: Mapping[str, Mapping[str, Any]], seed: int) -> list[dict[str, Any]]:
@@ -44,11 +71,6 @@ def mixtures(cells: Sequence[Cells], arms: Mapping[str, Mapping[str, Any]], seed
                 ratio = described("over_member", ratio_over(runs, our_name(name), best, seed))
                 found.append({**_about(runs), "arm": name, "member": _setting(best, members), **ratio})
     return found
-
-
-def ratio_over(runs: Cells, arm: str, other: str, seed: int) -> Estimate | None:
-    """How many times as fast an arm is; over runs and batches where there are several runs."""
-    return arm_ratio(runs, arm, other, seed) if len(runs) == 1 else arm_ratio_of_runs(runs, arm, other, seed)
 
 
 def _best(runs: Cells, names: Sequence[str], seed: int) -> dict[str, Any] | None:
