@@ -1,4 +1,7 @@
-"""A writer killed at any instant and resumed ends with the very files of an uninterrupted run."""
+"""A writer killed at any instant and resumed ends with the very files of an uninterrupted run.
+
+`python -m tests.distill.test_kill_resume FOLDER [WHERE N]` is that writer, killed as it comes to WHERE the N-th time.
+"""
 
 import os
 import random
@@ -6,20 +9,79 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from decode.common import checked_json
 from decode.common.checked_json import read_json
+from distill import responses, stage
+from distill.config import DataConfig
+from distill.corpora import Document, configured
+from distill.corpora.bad_rows import BadRow
+from distill.records import record_folder as records
 from distill.records.record_folder import RecordFolder
+from distill.records.record_manifest import ShardSummary
+from distill.records.record_shards import Record
 from distill.stage import run
 from tests.distill.runs import kept, shard_files, tiny_config
+
+PLACES = {
+    "shard": (os, "fsync"),  # the shard's bytes are written, its name is not there yet
+    "note": (checked_json, "write_json"),  # the shard is there, its checksum is not
+    "response": (responses, "generate"),
+    "code": (stage, "write_atomically"),  # the code of hidden states is fitted, its file is not there yet
+    "shard_begins": (records, "shard_bytes"),
+}
+
+
+def kill_at(place: str, times: int) -> None:
+    """Replace the function at `place` by one that kills this process on its `times`-th call."""
+    module, name = PLACES[place]
+    function: Callable[..., Any] = getattr(module, name)
+    calls = 0
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == times:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **named)
+
+    setattr(module, name, counted)
+
+
+def note_shards(folder: Path) -> None:
+    """Let every shard that this process writes leave a line `rank index` in `folder`/written.txt."""
+    write = records.RecordWriter.write
+
+    def noted(self: records.RecordWriter, index: int, records: Sequence[Record]) -> ShardSummary:
+        with (folder / "written.txt").open("a") as file:
+            file.write(f"{os.environ.get('RANK', '0')} {index}\n")
+        return write(self, index, records)
+
+    records.RecordWriter.write = noted
+
+
+def note_reads(folder: Path) -> None:
+    """Let every pass over the corpus leave a line `rank` in `folder`/read.txt."""
+    read = configured.FILE_READERS["jsonl"]
+
+    def noted(path: Path, config: DataConfig) -> Iterator[Document | BadRow]:
+        with (folder / "read.txt").open("a") as file:
+            file.write(f"{os.environ.get('RANK', '0')}\n")
+        yield from read(path, config)
+
+    configured.FILE_READERS["jsonl"] = noted
+
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def start(folder: Path, *where: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "tests.distill.killed_run", str(folder), *where]
+    command = [sys.executable, "-m", "tests.distill.test_kill_resume", str(folder), *where]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
 
@@ -60,7 +122,7 @@ def test_two_ranks_write_the_records_of_one(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, "whole", records=kept("pca"))
     run(config)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command += ["-m", "tests.distill.killed_run", str(tmp_path)]
+    command += ["-m", "tests.distill.test_kill_resume", str(tmp_path)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -69,3 +131,11 @@ def test_two_ranks_write_the_records_of_one(tmp_path: Path) -> None:
     assert (tmp_path / "read.txt").read_text() == "0\n0\n0\n"  # two splits, and what is held out, by rank 0 alone
     assert shard_files(tmp_path / "records") == shard_files(config.output_dir)
     RecordFolder.open(tmp_path / "records")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        kill_at(sys.argv[2], int(sys.argv[3]))
+    note_shards(Path(sys.argv[1]))
+    note_reads(Path(sys.argv[1]))
+    run(tiny_config(Path(sys.argv[1]), resume="auto", records=kept("pca")))
