@@ -8,15 +8,12 @@ import torch
 from tests.faults import Fault, check_caught, noticed_by
 from tests.train import test_batches as batches
 from tests.train import test_checkpoint as checkpoint
-from tests.train import test_confidence as confidence
+from tests.train import test_dspark as dspark
 from tests.train import test_inputs as inputs
-from tests.train import test_live as live
 from tests.train import test_loop as loop
 from tests.train import test_loss as loss
 from tests.train import test_optim as optim
-from tests.train import test_packing as packing
 from tests.train import test_result as result
-from tests.train import test_rope as rope
 from tests.train import test_shapes as shapes
 from tests.train.export import test_draft_folder as export
 
@@ -52,7 +49,7 @@ FAULTS = [
         batches.test_a_rank_reads_its_own_micro_steps, ("train.batches:StepReader._read", "self.split[0]", "0")
     ),
     *noticed_by(
-        packing.test_every_epoch_has_an_order_of_its_own,
+        batches.test_every_epoch_has_an_order_of_its_own,
         ("train.packing:_epoch_order", "(seed, 1, epoch)", "(seed, 1)"),
     ),
     *noticed_by(
@@ -60,7 +57,7 @@ FAULTS = [
         ("train.training_inputs:open_inputs", '("train", "validation")', '("train", "train")'),
     ),
     *noticed_by(
-        partial(live.test_hidden_states_come_in_the_order_of_the_layers, layers=(0, 1, -1)),
+        partial(inputs.test_hidden_states_come_in_the_order_of_the_layers, layers=(0, 1, -1)),
         (
             "train.live_target:LiveTarget.__call__",
             "(self.reader.model, self.layers)",
@@ -72,7 +69,7 @@ FAULTS = [
         ("train.loss:DraftLoss._weighted_loss", "one.learned.sum()", "one.valid.sum()"),
     ),
     *noticed_by(
-        confidence.test_chances_that_sparse_records_estimate_above_one_are_one,
+        dspark.test_chances_that_sparse_records_estimate_above_one_are_one,
         ("train.drafts.confidence:predictions", ".clamp(0.0, 1.0)", ".clamp(0.0)"),
     ),
     *noticed_by(
@@ -100,7 +97,7 @@ FAULTS = [
         ("train.drafts.head_blueprint:_sizes", "rope_of(target, same_head_dim=True)", "rope_of(None)"),
     ),
     *noticed_by(
-        partial(rope.test_it_is_the_targets_as_far_as_it_fits, theirs=rope.LONG, same_size=True, ours=rope.LONG),
+        partial(shapes.test_it_is_the_targets_as_far_as_it_fits, theirs=shapes.LONG, same_size=True, ours=shapes.LONG),
         ("train.drafts.rope:rope_of", "(same_head_dim and is_whole) or", "False or"),
     ),
     *noticed_by(
