@@ -1,4 +1,4 @@
-"""The sparse record: unbiased by enumeration, exact to 0.5 % of p, and as small as promised."""
+"""p as it is recorded: sparse estimates are unbiased by enumeration, and rows leave their stores as they came in."""
 
 from itertools import product
 from typing import Any
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distill.objectives.row_losses import acceptance, forward_kl, tv
-from distill.objectives.target_distribution import Dense, Sparse
+from distill.objectives.target_distribution import Dense, FullRows, HiddenRows, Sparse, SparseRows
 from distill.records import sparse_estimate as sparse
 from distill.records.distribution_stores import Layout
 
@@ -190,3 +190,137 @@ def test_the_codes_of_log_p_are_those_of_every_folder_written_so_far() -> None:
     packed = sparse.pack_codes(np.array([[0xABC, 0x123, 0x00F]]))
     assert packed.tolist() == [[0xAB, 0xC1, 0x23, 0x00, 0xF0, 0x00]]
     assert sparse.pack_ids(np.array([[0x0BCDEF]]), 1 << 20).tolist() == [[[0xEF, 0xCD, 0x0B]]]
+
+
+ROWS = torch.arange(3)
+UNIFORMS = torch.tensor([[0.1, 0.9], [0.5, 0.2], [0.3, 0.6]], dtype=torch.float64)
+
+
+def layout(dtype: str = "float32") -> Layout:
+    return Layout(["full"], 6, 4, dtype, head=2, tail=2, topk=3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_hidden_states_come_back_to_the_bit(dtype: str) -> None:
+    hidden = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).to(getattr(torch, dtype))
+    store = layout(dtype).store_named("last_hidden")
+    found = store.distribution(store.encode(hidden, None, UNIFORMS), ROWS, lambda states: states.double()).chunk(ROWS)
+    assert isinstance(found, Dense)
+    expected = hidden.float().log_softmax(-1)
+    assert torch.equal(found.log_p, expected)
+
+
+def test_probabilities_too_small_for_a_half_are_kept_finite() -> None:
+    log_p = torch.tensor([[0.0, -torch.inf, -1e6, -9.0, -torch.inf, -20.0]])
+    store = layout().store_named("full")
+    arrays = store.encode(torch.zeros(1, 4), log_p, UNIFORMS[:1])
+    assert np.isfinite(arrays["full.log_p"]).all()
+    found = store.distribution(arrays, torch.tensor([0]), None).chunk(torch.tensor([0]))
+    assert isinstance(found, Dense)
+    assert torch.isfinite(found.log_p).all()
+    assert found.log_p[0, 3].item() == pytest.approx(-9.0, abs=0.01)
+
+
+@pytest.mark.parametrize(("name", "shapes"), [("head_tail", [(4,), (9,)]), ("topk", [(3,), (6,)])])
+def test_sparse_rows_have_the_shapes_that_are_planned(name: str, shapes: list[tuple[int, ...]]) -> None:
+    """Four ids and the codes of five numbers (the tail's mass is one); three ids and the codes of three."""
+    log_p = torch.randn(3, 6, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    store = layout().store_named(name)
+    arrays = store.encode(torch.zeros(3, 4), log_p, UNIFORMS)
+    assert [array.shape[1:] for array in arrays.values()] == shapes == [shape for shape, _ in store.shapes.values()]
+    assert [array.dtype for array in arrays.values()] == [np.uint16, np.uint8]
+    distribution = store.distribution(arrays, ROWS, None).chunk(ROWS)
+    assert isinstance(distribution, Sparse)
+    head = log_p.topk(2).indices
+    assert torch.equal(distribution.ids[:, :2], head)
+    if name == "topk":
+        kept = log_p.topk(3).values.exp()
+        assert torch.allclose(distribution.weight, kept, rtol=0.006)  # not renormalised
+    else:
+        mass = 1 - log_p.gather(-1, head).exp().sum(-1, keepdim=True)
+        assert torch.allclose(distribution.weight[:, 2:], (mass / 2).expand(-1, 2), rtol=0.01)
+
+
+def test_each_row_is_drawn_from_with_its_own_uniforms() -> None:
+    """p is alike in all rows; a small uniform gives the tail's first token, a large one its last."""
+    log_p = torch.tensor([[0.4, 0.3, 0.1, 0.1, 0.05, 0.05]]).log().expand(3, -1)
+    uniforms = torch.tensor([[0.01, 0.99], [0.99, 0.5], [0.4, 0.01]], dtype=torch.float64)
+    arrays = layout().store_named("head_tail").encode(torch.zeros(3, 4), log_p, uniforms)
+    assert arrays["head_tail.ids"][:, 2:].tolist() == [[2, 5], [5, 3], [3, 2]]
+
+
+INDEX = torch.tensor([2, -1, 0, 1])
+
+
+def test_hidden_rows_give_p_through_the_head() -> None:
+    hidden, weight = torch.randn(3, 4), torch.randn(7, 4)
+    source = HiddenRows(hidden, lambda h: h @ weight.T, INDEX, temperature=0.5)
+    distribution = source.chunk(torch.tensor([0, 2]))
+    assert isinstance(distribution, Dense)
+    expected = ((hidden[[2, 0]] @ weight.T) / 0.5).log_softmax(-1)
+    assert torch.allclose(distribution.log_p, expected)
+    assert source.num_rows == 4
+    assert source.has(torch.arange(4)).tolist() == [True, False, True, True]
+    with pytest.raises(AssertionError, match="without a record"):
+        source.chunk(torch.tensor([1]))
+
+
+def test_p_is_taken_at_temperature_1_unless_another_is_asked_for() -> None:
+    logits = torch.tensor([[0.5, 0.25, 0.25]]).log()
+    distribution = HiddenRows(logits, lambda h: h, torch.tensor([0])).chunk(torch.tensor([0]))
+    assert isinstance(distribution, Dense)
+    assert distribution.log_p.exp().tolist() == [pytest.approx([0.5, 0.25, 0.25])]
+
+
+def test_a_distribution_of_all_tokens_serves_objectives_that_need_it() -> None:
+    """reverse_kl and jsd are refused by this alone."""
+    assert FullRows.is_dense
+    assert HiddenRows.is_dense
+    assert not SparseRows.is_dense
+
+
+def test_the_target_s_head_is_not_trained_through_its_distribution() -> None:
+    weight = torch.randn(7, 4, requires_grad=True)
+    distribution = HiddenRows(torch.randn(3, 4), lambda h: h @ weight.T, INDEX).chunk(torch.tensor([0, 3]))
+    assert isinstance(distribution, Dense)
+    assert not distribution.log_p.requires_grad
+
+
+def test_the_target_s_distribution_is_not_rounded_to_what_the_draft_is_trained_in() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(3, 64, generator=generator), torch.randn(7, 64, generator=generator)
+    with torch.autocast("cpu", torch.bfloat16):
+        distribution = HiddenRows(hidden, lambda h: h @ weight.T, INDEX).chunk(torch.tensor([2]))
+    assert isinstance(distribution, Dense)
+    expected = (hidden[:1].double() @ weight.double().T).log_softmax(-1)
+    assert torch.allclose(distribution.log_p.double(), expected, atol=1e-4)
+
+
+def test_logits_in_bfloat16_give_a_distribution_in_float32() -> None:
+    logits = torch.tensor([[8.0, 7.5, -3.0, 2.0]], dtype=torch.bfloat16)
+    distribution = HiddenRows(logits, lambda h: h, torch.tensor([0]), temperature=0.75).chunk(torch.tensor([0]))
+    assert isinstance(distribution, Dense)
+    assert distribution.log_p.dtype == torch.float32
+    assert torch.allclose(distribution.log_p.double(), (logits.double() / 0.75).log_softmax(-1), atol=1e-5)
+
+
+def test_full_rows_sum_to_1_again_after_half_precision() -> None:
+    log_p = torch.randn(3, 5000, generator=torch.Generator().manual_seed(0)).log_softmax(-1).half()
+    assert float((log_p.double().exp().sum(-1) - 1).abs().max()) > 1e-5
+    distribution = FullRows(log_p, INDEX).chunk(torch.tensor([0, 2, 3]))
+    assert isinstance(distribution, Dense)
+    assert distribution.log_p.dtype == torch.float32
+    assert torch.allclose(distribution.log_p.double().exp().sum(-1), torch.ones(3, dtype=torch.float64), atol=1e-6)
+    assert torch.allclose(distribution.log_p, log_p[[2, 0, 1]].float(), atol=1e-3)
+
+
+def test_sparse_rows_are_found_where_they_are_stored() -> None:
+    ids, p = torch.tensor([[1, 2], [3, 4], [5, 6]]), torch.tensor([[0.6, 0.1], [0.7, 0.2], [0.8, 0.1]])
+    distribution = SparseRows(ids, p.log(), 2 * p, INDEX).chunk(torch.tensor([3, 0]))
+    assert isinstance(distribution, Sparse)
+    assert distribution.ids.tolist() == [[3, 4], [5, 6]]
+    assert torch.equal(distribution.log_p, p[[1, 2]].log())
+    assert torch.equal(distribution.weight, 2 * p[[1, 2]])
+    nothing = SparseRows(ids, p.log(), p, INDEX).chunk(torch.tensor([], dtype=torch.long))
+    assert isinstance(nothing, Sparse)
+    assert nothing.ids.shape == (0, 2)
