@@ -13,7 +13,7 @@ from decode import generate, load_drafter
 from decode.common.errors import UserError
 from decode.common.typed_config import build
 from decode.drafters.head_draft import HeadDraft
-from tests.decode.published.folders import PUBLISHED, save_target
+from tests.decode.formats.folders import PUBLISHED, save_target
 from tests.train.toy import data_settings, head_settings, metrics
 from train.config import TrainConfig
 from train.export import stage as export

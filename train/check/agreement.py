@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from decode import generate
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
+from decode.formats.states import listed
 from decode.models.head_targets import check_taps
 from decode.models.hidden_states import FINAL, Taps
 from decode.models.load import load_model
-from decode.published.states import listed
 from train.check.config import CheckConfig
 from train.check.replicas import REPLICAS
 from train.check.served import served

@@ -11,7 +11,7 @@ from decode.common.checked_json import Content, JsonFile, PlainPath, Sha256, Tex
 from decode.common.errors import InputError
 from decode.common.run_folder import sha256_file
 from decode.drafters.provenance import FILE as OWN_FILE
-from decode.published.folder import REMEDY, PublishedFolder, read_folder
+from decode.formats.folder import REMEDY, PublishedFolder, read_folder
 from train.export.layouts.base import FILE
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from decode.published.folder import completed
-from decode.published.rope import written_rope
+from decode.formats.folder import completed
+from decode.formats.rope import written_rope
 from train.check.attention_keys import WRITE, dflash, dspark, eagle3
 from train.check.subject import Finding, Subject
 

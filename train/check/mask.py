@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from decode.published.blocks import MASK_FILE
+from decode.formats.blocks import MASK_FILE
 from train.check.subject import Finding, Subject
 
 

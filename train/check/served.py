@@ -10,9 +10,9 @@ from torch import Tensor
 from decode.common.checked_json import read_json
 from decode.drafters.base import Batch, Step
 from decode.drafters.head_draft import HeadDraft
-from decode.published.blocks import MASK_FILE
-from decode.published.states import listed
-from decode.published.vocabulary import drafted_ids
+from decode.formats.blocks import MASK_FILE
+from decode.formats.states import listed
+from decode.formats.vocabulary import drafted_ids
 from train.check.mask import mask_token
 from train.check.replicas import REPLICAS
 from train.check.replicas.base import Served

@@ -9,11 +9,11 @@ from transformers.utils import logging as hf_logging
 
 from decode.common.errors import InputError, UserError
 from decode.common.progress import get_logger
+from decode.formats.description import described
+from decode.formats.form import refuse_single_numbers
+from decode.formats.head import READERS, read_published
+from decode.formats.rope import plain_rope
 from decode.models.load import describe_model
-from decode.published.description import described
-from decode.published.form import refuse_single_numbers
-from decode.published.head import READERS, read_published
-from decode.published.rope import plain_rope
 from train.check.agreement import measure
 from train.check.checks import applicable, findings
 from train.check.config import CheckConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from decode.published.states import listed
+from decode.formats.states import listed
 from train.check.subject import Finding, Subject
 
 WANTED = {

@@ -10,9 +10,9 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
 from decode.common.errors import InputError
+from decode.formats.form import word_of
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends, load_ends
-from decode.published.form import word_of
 from train.check.folder import ServedFolder
 from train.export.engines.base import Engine, Loads
 from train.export.layouts.base import Spec

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 from transformers import GenerationConfig
 
-from decode.published.vocabulary import drafted_ids
+from decode.formats.vocabulary import drafted_ids
 from decode.sampling.stopping import own_eos_ids
 from train.check.mask import mask_token
 from train.check.subject import Finding, Subject

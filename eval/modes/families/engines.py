@@ -8,8 +8,8 @@ from pathlib import Path
 from decode.common.errors import InputError
 from decode.config import model_folder
 from decode.drafters.provenance import read_provenance
+from decode.formats.form import published_form
 from decode.models.load import ModelDescription
-from decode.published.form import published_form
 from eval.modes.families.arms import ArmFacts
 from train.export.config import ExportConfig, SavedDraftConfig
 from train.export.engines import ENGINES

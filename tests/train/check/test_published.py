@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaForCausalLM
 
-from tests.decode.published.folders import PUBLISHED, save_target
+from tests.decode.formats.folders import PUBLISHED, save_target
 from train.check.__main__ import main
 
 READ = {

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from decode.common.errors import InputError
+from decode.formats.blocks import MASK_FILE
 from decode.models.compatibility import load_tokenizer
-from decode.published.blocks import MASK_FILE
 from train.export.layouts import blocks
 from train.export.layouts.base import Layout
 from train.export.source import Source

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from decode.formats.states import listed
 from decode.models.hidden_states import FINAL
 from decode.models.load import ModelDescription
-from decode.published.states import listed
 from train.check.folder import open_folder
 from train.check.replicas import REPLICAS
 from train.check.replicas.base import Served

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from decode.common.errors import InputError
 from decode.drafters.head_draft import HeadConfig
+from decode.formats.folder import PublishedFolder
+from decode.formats.reader import Reader
+from decode.formats.vocabulary import vocabulary_of
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
-from decode.published.folder import PublishedFolder
-from decode.published.reader import Reader
-from decode.published.vocabulary import vocabulary_of
 
 SAMPLED = 64
 """Rows compared before a model is loaded, spread over the vocabulary."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from decode.published.form import published_form
+from decode.formats.form import published_form
 from tests.tiny import save_tiny_target
 
 

@@ -21,7 +21,7 @@ from decode.config import ModelConfig
 from decode.drafters.saved_draft import describe_draft
 from decode.models.load import describe_model
 from tests.commands import main_of
-from tests.decode.published.folders import PUBLISHED, VOCAB, random, save_target
+from tests.decode.formats.folders import PUBLISHED, VOCAB, random, save_target
 
 Damage = Callable[[Path], object]
 

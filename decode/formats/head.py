@@ -11,16 +11,16 @@ from torch import Tensor
 from decode.common.errors import ConfigError, InputError
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.saved_head import HEADS, check_fits, described, tell_ends
+from decode.formats.blocks import DFLASH, DSPARK
+from decode.formats.eagle3 import EAGLE3
+from decode.formats.folder import PublishedFolder, read_folder
+from decode.formats.form import published_form
+from decode.formats.medusa import MEDUSA
+from decode.formats.reader import Reader
+from decode.formats.target_rows import check_against_files, check_against_model
 from decode.models.head_targets import check_taps
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
-from decode.published.blocks import DFLASH, DSPARK
-from decode.published.eagle3 import EAGLE3
-from decode.published.folder import PublishedFolder, read_folder
-from decode.published.form import published_form
-from decode.published.medusa import MEDUSA
-from decode.published.reader import Reader
-from decode.published.target_rows import check_against_files, check_against_model
 
 READERS: dict[str, Reader] = {one.form: one for one in (EAGLE3, MEDUSA, DFLASH, DSPARK)}
 """By form."""

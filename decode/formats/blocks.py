@@ -21,12 +21,12 @@ from torch.nn.functional import pad
 from decode.common.errors import InputError
 from decode.drafters.dspark import DSparkConfig
 from decode.drafters.head_draft import HeadConfig
+from decode.formats.folder import PublishedFolder
+from decode.formats.reader import Get, Reader, check_sizes, layer_fields, needed, only
+from decode.formats.states import taps_of
+from decode.formats.vocabulary import vocabulary_of
+from decode.formats.weights import read_pickle
 from decode.models.load import ModelDescription
-from decode.published.folder import PublishedFolder
-from decode.published.reader import Get, Reader, check_sizes, layer_fields, needed, only
-from decode.published.states import taps_of
-from decode.published.vocabulary import vocabulary_of
-from decode.published.weights import read_pickle
 
 MASK_FILE = "mask_embedding.pt"
 EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"

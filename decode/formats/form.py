@@ -10,8 +10,8 @@ from typing import Any
 from decode.common.checked_json import read_json
 from decode.common.errors import InputError
 from decode.drafters.provenance import FILE
-from decode.published.folder import PublishedFolder, read_folder
-from decode.published.weights import names_in
+from decode.formats.folder import PublishedFolder, read_folder
+from decode.formats.weights import names_in
 
 WORDS = (("eagle3", "eagle3"), ("dspark", "dspark"), ("dflash", "dflash"), ("medusa", "medusa"))
 """A word of `architectures`, `model_type` or `speculators_model_type`, in lower case, and the form it stands for."""

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from decode.common.checked_json import Content, JsonFile, Size, Text, read_json
 from decode.common.errors import InputError
+from decode.formats.weights import Stored, stored_tensors, tensor_of
 from decode.models.checkpoint_files import Layers, ModelFile, Token, Width
-from decode.published.weights import Stored, stored_tensors, tensor_of
 
 Ids = Annotated[list[Token], Field(max_length=1 << 10)]
 Depth = Annotated[int, Field(ge=1, le=1 << 10)]

@@ -18,11 +18,11 @@ from torch import Tensor
 from decode.common.errors import InputError
 from decode.drafters.eagle3 import Eagle3Config
 from decode.drafters.head_draft import HeadConfig
+from decode.formats.folder import PublishedFolder
+from decode.formats.reader import DEPTH, Get, Reader, check_sizes, layer_fields, needed, only
+from decode.formats.states import taps_of
+from decode.formats.vocabulary import picked, vocabulary_of
 from decode.models.load import ModelDescription
-from decode.published.folder import PublishedFolder
-from decode.published.reader import DEPTH, Get, Reader, check_sizes, layer_fields, needed, only
-from decode.published.states import taps_of
-from decode.published.vocabulary import picked, vocabulary_of
 
 _LAYER = re.compile(r"^(midlayer|layers\.0)\.")
 _PASSED_OVER = re.compile(r"^(t2d|d2t)$|^embed_tokens\.weight$|rotary_emb\.inv_freq$|^verifier_(lm_head|norm)\.weight$")

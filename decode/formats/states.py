@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from decode.common.errors import InputError
-from decode.published.folder import PublishedFolder
+from decode.formats.folder import PublishedFolder
 
 LISTS = (
     ("eagle_aux_hidden_state_layer_ids", 0),

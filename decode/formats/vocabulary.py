@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from decode.common.errors import InputError
-from decode.published.folder import PublishedFolder
+from decode.formats.folder import PublishedFolder
 
 OFFSETS, IDS = "d2t", "token_map"
 

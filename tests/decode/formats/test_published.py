@@ -17,10 +17,10 @@ from decode.drafters.base import Batch
 from decode.drafters.dspark import DSparkConfig
 from decode.drafters.head_draft import HeadDraft
 from decode.drafters.saved_draft import describe_draft
+from decode.formats.form import published_form
 from decode.models.load import describe_loaded
-from decode.published.form import published_form
+from tests.decode.formats.folders import DRAFTED, PUBLISHED, VOCAB, save_target
 from tests.decode.heads import batch_of
-from tests.decode.published.folders import DRAFTED, PUBLISHED, VOCAB, save_target
 from train.check.replicas import REPLICAS
 from train.check.replicas.base import Served
 

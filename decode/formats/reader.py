@@ -10,9 +10,9 @@ from torch import Tensor
 
 from decode.common.errors import InputError
 from decode.drafters.head_draft import HeadConfig
+from decode.formats.folder import PublishedFolder
+from decode.formats.rope import DEFAULT_BASE, written_rope
 from decode.models.load import ModelDescription
-from decode.published.folder import PublishedFolder
-from decode.published.rope import DEFAULT_BASE, written_rope
 
 Get = Callable[[str], Tensor]
 """A tensor of the folder by its name there; on the meta device where only shapes are asked for."""

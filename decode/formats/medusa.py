@@ -19,11 +19,11 @@ from torch import Tensor
 from decode.common.errors import InputError
 from decode.drafters.head_draft import HeadConfig
 from decode.drafters.medusa import MedusaConfig
+from decode.formats.folder import PublishedFolder
+from decode.formats.reader import Get, Reader, check_sizes, only
+from decode.formats.vocabulary import IDS, picked, vocabulary_of
 from decode.models.hidden_states import FINAL
 from decode.models.load import ModelDescription
-from decode.published.folder import PublishedFolder
-from decode.published.reader import Get, Reader, check_sizes, only
-from decode.published.vocabulary import IDS, picked, vocabulary_of
 
 _RENAMES = (
     (re.compile(r"^(?:medusa_heads\.|heads\.)"), ""),

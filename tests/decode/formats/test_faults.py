@@ -1,10 +1,10 @@
-"""Every fault of `tests/decode/published/faults.py` is noticed by the test named beside it."""
+"""Every fault of `tests/decode/formats/faults.py` is noticed by the test named beside it."""
 
 import pytest
 
-from tests.decode.published.faults import FAULTS
-from tests.decode.published.test_bad_input import target_folder as target_folder  # fixtures
-from tests.decode.published.test_published import target as target
+from tests.decode.formats.faults import FAULTS
+from tests.decode.formats.test_bad_input import target_folder as target_folder  # fixtures
+from tests.decode.formats.test_published import target as target
 from tests.faults import Fault, check_caught
 
 
