@@ -16,7 +16,7 @@ def faults(noticed: dict[Any, str]) -> list[Fault]:
         for line in lines.strip().splitlines():
             where, _, change = line.strip().partition(": ")
             old, _, new = change.partition(" => ")
-            found.append(Fault(f"train.{where}", old, new, test))
+            found.append(Fault(where if where.startswith("decode.") else f"train.{where}", old, new, test))
     return found
 
 

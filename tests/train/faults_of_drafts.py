@@ -106,14 +106,14 @@ KEEPING: dict[Any, str] = {
     IN_HALF: """
         export.draft_folder:_save_weights: one.to(dtype) if => one if
         export.draft_folder:_save_weights: without_aliases(module.state_dict()) => module.state_dict()
-        export.draft_folder:engine_config: str(dtype) => str(model.dtype)
+        decode.formats.lm:engine_config: precision(dtype) => precision(model.dtype)
     """,
     export.test_whole_numbers_stay_whole_and_every_file_is_summed: """
         export.draft_folder:_save_weights: one.to(dtype) if one.is_floating_point() else one => one.to(dtype)
     """,
     export.test_transformers_is_told_how_many_tokens_to_draft_and_to_draft_them_all: """
-        export.draft_folder:generation_config: assistant_confidence_threshold=0.0 => assistant_confidence_threshold=0.4
-        export.draft_folder:generation_config: num_assistant_tokens=num_draft_tokens => num_assistant_tokens=5
+        decode.formats.lm:generation_config: assistant_confidence_threshold=0.0 => assistant_confidence_threshold=0.4
+        decode.formats.lm:generation_config: num_assistant_tokens=num_draft_tokens => num_assistant_tokens=5
     """,
 }
 

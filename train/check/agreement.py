@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from decode import generate
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
+from decode.formats.medusa import number_of
 from decode.formats.states import listed
 from decode.models.head_targets import check_taps
 from decode.models.hidden_states import FINAL, Taps
@@ -21,7 +22,6 @@ from train.check.config import CheckConfig
 from train.check.replicas import REPLICAS
 from train.check.served import served
 from train.check.subject import Finding, Subject
-from train.export.layouts.medusa import number_of
 
 PROMPT = 8
 """Random tokens; the target writes on from there."""

@@ -10,15 +10,17 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
 from decode.common.errors import InputError
+from decode.formats.base import Spec
 from decode.formats.form import word_of
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends, load_ends
 from train.check.folder import ServedFolder
 from train.export.engines.base import Engine, Loads
-from train.export.layouts.base import Spec
 
 UNCLEAR = (LookupError, TypeError, ValueError, ArithmeticError, StopIteration, AttributeError, StrictDataclassError)
 """Raised where config.json does not say enough for a manifest."""
+WRITE = "Write it as the draft was trained"
+"""A remedy."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from decode.common.errors import ConfigError, InputError
 from decode.common.progress import get_logger
 from decode.config import model_folder
 from decode.drafters.provenance import read_provenance
+from decode.formats.medusa import number_of
 from decode.models.load import ModelDescription
 from distill.engines.vllm_command import speculation
 from eval.config import EvalConfig
@@ -22,7 +23,6 @@ from train.export import stage as export
 from train.export.config import ExportConfig, SavedDraftConfig
 from train.export.engines import ENGINES
 from train.export.engines.base import Launch, Loads
-from train.export.layouts.medusa import number_of
 from train.export.source import open_source
 
 MOST = 1 << 10

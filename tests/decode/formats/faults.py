@@ -24,12 +24,12 @@ DRAFTED = partial(published.test_a_published_head_drafts_what_its_target_writes,
 FAULTS: list[Fault] = [
     *noticed_by(
         logits("RedHatAI"),
-        ("decode.formats.eagle3:config", 'fields.get("norm_before_residual")', "False"),
+        ("decode.formats.eagle3:read_config", 'fields.get("norm_before_residual")', "False"),
         ("decode.formats.vocabulary:drafted_ids", "offsets + torch.arange(len(offsets))", "offsets"),
     ),
     *noticed_by(
         logits("speculators-qwen3"),
-        ("decode.formats.eagle3:config", '"self_attn.q_norm.weight" in names', "False"),
+        ("decode.formats.eagle3:read_config", '"self_attn.q_norm.weight" in names', "False"),
     ),
     *noticed_by(
         logits("SpecForge"),
@@ -37,23 +37,23 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         logits("yuhuili"),
-        ("decode.formats.eagle3:config", 'own_head="lm_head.weight" in names', "own_head=False"),
+        ("decode.formats.eagle3:read_config", "own_head=OUTPUT in names", "own_head=False"),
     ),
     *noticed_by(DRAFTED, ("decode.formats.eagle3:_assumed", "num_layers - 3", "num_layers - 2")),
     *noticed_by(
         logits("FasterDecoding"),
-        ("decode.formats.medusa:config", "_shared(folder) is None and any(map(_OUTPUT.match, names))", "False"),
+        ("decode.formats.medusa:read_config", "_shared(folder) is None and any(map(_OUTPUT.match, names))", "False"),
     ),
     *noticed_by(
         logits("z-lab"),
-        ("decode.formats.blocks:dflash_config", "slots if is_anchor else slots - 1", "slots"),
+        ("decode.formats.blocks:read_dflash", "slots if is_anchor else slots - 1", "slots"),
     ),
     *noticed_by(
         logits("deepseek-ai"),
-        ("decode.formats.blocks:dspark_config", "not folder.is_speculators if anchor is None else", "False or"),
+        ("decode.formats.dspark:read_config", "not folder.is_speculators if anchor is None else", "False or"),
     ),
     *noticed_by(
-        refused("a head cut off"), ("decode.formats.medusa:config", "told is not None and told > depth", "False")
+        refused("a head cut off"), ("decode.formats.medusa:read_config", "told is not None and told > depth", "False")
     ),
     *noticed_by(
         refused("another target's embedding"),

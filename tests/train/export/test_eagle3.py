@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
 from decode.common.errors import InputError
 from decode.drafters.head_draft import HeadDraft
+from decode.formats.eagle3 import manifest
 from decode.models.hidden_states import FINAL
 from tests.tiny import tiny_tokenizer
 from tests.train.export.saved_heads import check_described, export, save_head, save_padded_target
 from train.export.config import ExportConfig, SavedDraftConfig
 from train.export.engines import ENGINES
 from train.export.engines.base import Launch, Loads
-from train.export.layouts.eagle3 import manifest
 from train.export.stage import run
 
 TAPS = (1, 3, 4)

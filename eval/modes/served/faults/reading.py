@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from decode.formats.medusa import number_of
 from decode.formats.states import listed
 from decode.models.hidden_states import FINAL
 from decode.models.load import ModelDescription
@@ -20,7 +21,6 @@ from train.check.replicas.base import Served
 from train.check.served import served
 from train.check.subject import Subject, form_of
 from train.export.engines import ENGINES
-from train.export.layouts.medusa import number_of
 
 Drafting = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """As a replica's, (ids (T,), features (T, n, d), places (N,), steps S), but to the tokens drafted (S, N)."""
