@@ -69,7 +69,7 @@ def read_blocks(
             f"{folder.path}/config.json lists no {AT_TOP}, so nobody knows which hidden states it reads; write "
             "those that it was trained on"
         )
-    (width,), told = folder.needed("hidden_size"), folder.needed("vocab_size")[0]
+    width, told = folder.needed("hidden_size", "vocab_size")
     is_mask_row = told == target.vocab_size + 1 and folder.setting(MASK_ID) == target.vocab_size
     base.check_sizes(folder, width, target.vocab_size if is_mask_row else told, target)
     ids = vocabulary_of(folder, target.vocab_size)
