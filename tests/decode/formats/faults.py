@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 from tests.decode.formats import test_bad_input as bad
-from tests.decode.formats import test_form as form
 from tests.decode.formats import test_published as published
 from tests.faults import Fault, noticed_by
 
@@ -68,7 +67,7 @@ FAULTS: list[Fault] = [
         ("decode.formats.target_rows:check_against_model", "differing += ", "differing = 0 * "),
     ),
     *noticed_by(
-        form.test_a_quantised_language_model_is_none_either,
+        published.test_a_quantised_language_model_is_none_either,
         ("decode.formats.form:published_form", '"fc.weight" not in names', "False"),
     ),
 ]

@@ -1,4 +1,5 @@
-"""Heads as others publish them: found by what the folder holds, drafted with, and computed as their authors do."""
+"""Heads as others publish them: found by what the folder holds, drafted with, and computed as their authors do; what is
+no head is left to who reads language models."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
@@ -21,6 +22,7 @@ from decode.formats.form import published_form
 from decode.models.load import describe_loaded
 from tests.decode.formats.folders import DRAFTED, PUBLISHED, VOCAB, save_target
 from tests.decode.heads import batch_of
+from tests.tiny import save_tiny_target
 from train.check.replicas import REPLICAS
 from train.check.replicas.base import Served
 
@@ -113,3 +115,22 @@ def as_published(folder: Path, target: LlamaForCausalLM, head: HeadDraft) -> Ser
     embedding, rows = target.model.embed_tokens.weight.detach(), target.lm_head.weight.detach()
     drafted = DRAFTED if head.vocab is not None else None
     return Served(fields, renamed, embedding, rows, drafted, embedding[7:8])
+
+
+def test_a_language_model_is_no_head(tmp_path: Path) -> None:
+    assert published_form(save_tiny_target(tmp_path / "lm")) is None
+
+
+def test_a_quantised_language_model_is_none_either(tmp_path: Path) -> None:
+    """Types of tensors are looked at in heads alone."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    name = "model.layers.0.self_attn.q_proj.weight"
+    save_file({name: torch.zeros(2, 2).to(torch.float8_e4m3fn)}, tmp_path / "model.safetensors")
+    assert published_form(tmp_path) is None
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"architectures": 3}', "{}"])
+def test_what_its_own_reader_refuses_is_left_to_it(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    (tmp_path / "model.safetensors").write_bytes(b"nothing")
+    assert published_form(tmp_path) is None

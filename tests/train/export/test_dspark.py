@@ -69,16 +69,6 @@ def test_a_mask_of_the_vocabulary_needs_no_embedding(target: Path, tmp_path: Pat
     assert torch.equal(tensors[W1], head.markov_in.weight)
 
 
-def test_states_are_listed_both_ways_and_read_from_the_earliest_layer_on(target: Path, tmp_path: Path) -> None:
-    head = save(tmp_path / "head", target, "learned mask")
-    fields, tensors = export(tmp_path / "head", tmp_path / "out")
-    assert fields["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
-    assert fields["target_layer_ids"] == fields["dflash_config"]["target_layer_ids"] == [0, 2, 3]
-    states = torch.randn(5, 3, head.config.hidden_size)  # of the taps 1, 3 and 4
-    ours = head.fc(states[:, [2, 0, 1]].flatten(1))
-    torch.testing.assert_close(states.flatten(1) @ tensors["fc.weight"].T, ours)
-
-
 def test_what_slot_0_drafts_is_said_in_every_engines_words(target: Path, tmp_path: Path) -> None:
     for name, is_anchor in (("learned mask", True), ("fill-in", False)):
         save(tmp_path / name, target, name, depth=5)
