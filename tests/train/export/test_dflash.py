@@ -56,14 +56,6 @@ def test_states_are_listed_both_ways_and_read_from_the_earliest_layer_on(target:
     assert all(torch.equal(tensors[name], one) for name, one in others.items())
 
 
-def test_a_block_has_a_slot_more_than_it_drafts(target: Path, tmp_path: Path) -> None:
-    save_head(tmp_path / "head", target, "dflash", taps=TAPS, depth=5)
-    fields, _ = export(tmp_path / "head", tmp_path / "out")
-    assert fields["block_size"] == 6
-    assert fields["sample_from_anchor"] is fields["dflash_config"]["sample_from_anchor"] is False
-    assert fields["is_causal"] is fields["dflash_config"]["causal"] is False
-
-
 def test_a_learned_mask_has_a_file_and_the_id_of_a_row_that_no_token_has(
     target: Path, full: Path, tmp_path: Path
 ) -> None:

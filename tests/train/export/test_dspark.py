@@ -106,15 +106,6 @@ def test_chances_are_the_fitted_ones_with_sglangs_temperatures_and_near_them_wit
     assert "(1, 2, 4, 2). Engines have none: confidence_head is divided by 2, their geometric mean" in card
 
 
-def test_without_temperatures_there_is_no_file_of_them(target: Path, tmp_path: Path) -> None:
-    save(tmp_path / "head", target, "mask of the vocabulary")
-    export(tmp_path / "head", tmp_path / "out", "sglang")
-    assert not (tmp_path / "out/confidence_temperatures.json").exists()
-    card = (tmp_path / "out/README.md").read_text()
-    assert "confidence-sts-path" not in card
-    assert "temperature for" not in card
-
-
 def test_engines_are_told_how_many_tokens_a_block_drafts(target: Path, tmp_path: Path) -> None:
     save(tmp_path / "head", target, "mask of the vocabulary", depth=3)
     said = {

@@ -37,10 +37,6 @@ GOLDEN = Path(__file__).with_name("forms.json")
 FORMS = ("eagle3-reduced", "medusa-reduced", "dflash-reduced", "dflash", "dspark", "lm", "mtp")
 
 
-OWN = ("lm_head.weight",)
-"""What a folder ships and the head that was exported takes from its target."""
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_an_export_holds_what_it_always_held(form: str, tmp_path: Path) -> None:
     assert facts(form, tmp_path) == json.loads(GOLDEN.read_text())[form]
@@ -62,7 +58,7 @@ def test_an_exported_head_is_read_back_as_it_was(draft: str, folders: Folders) -
     assert isinstance(saved, HeadDraft)
     assert isinstance(read, HeadDraft)
     ours, theirs = saved.state_dict(), read.state_dict()
-    assert {*theirs} - {*OWN} == {*ours}
+    assert {*theirs} - {"lm_head.weight"} == {*ours}, "shipped of the target's"
     assert all(torch.equal(one, theirs[name]) for name, one in ours.items())
     if "lm_head.weight" in theirs:
         rows = target.lm_head.weight
@@ -81,13 +77,10 @@ def facts(form: str, folder: Path) -> dict[str, Any]:
     save_draft(form, folder / "draft", target)
     run(config_of(folder / "draft", folder / "out"))
     written = json.loads(json.dumps(read_json(folder / "out/config.json")).replace(str(target), "TARGET"))
-    written.pop("transformers_version", None)
-    tensors: dict[str, Tensor] = {}
-    for file in (folder / "out").glob("*.safetensors"):
-        tensors |= load_file(file)
+    tensors = {name: one for file in (folder / "out").glob("*.safetensors") for name, one in load_file(file).items()}
     if form == "mtp":  # beside the target's own
-        tensors = {name: one for name, one in tensors.items() if name.startswith("mtp.")}
-        written = {}
+        written, tensors = {}, {name: one for name, one in tensors.items() if name.startswith("mtp.")}
+    written.pop("transformers_version", None)
     extras = sorted(file.name for file in (folder / "out").iterdir() if file.suffix != ".safetensors")
     return {"config": written, "files": extras, "tensors": {name: told(tensors[name]) for name in sorted(tensors)}}
 
@@ -109,14 +102,13 @@ def save_target(folder: Path, is_moe: bool) -> Path:
 
 def save_draft(form: str, folder: Path, target: Path) -> Path:
     if form == "lm":
-        return filled(save_draft_model(folder, target))
-    if form == "mtp":
+        save_draft_model(folder, target)
+    elif form == "mtp":
         config, _ = own_mtp(describe_model(ModelConfig(path=str(target))), 1)
-        fields = dataclasses.asdict(config)
-        save_head(folder, target, "mtp", **{name: value for name, value in fields.items() if name != "family"})
-        return filled(folder)
-    variant, fields, is_reduced = DRAFTS[form]
-    save_head(folder, target, variant, torch.arange(0, VOCAB, 3) if is_reduced else None, **fields)
+        save_head(folder, target, "mtp", **dataclasses.asdict(config))
+    else:
+        variant, fields, is_reduced = DRAFTS[form]
+        save_head(folder, target, variant, torch.arange(0, VOCAB, 3) if is_reduced else None, **fields)
     return filled(folder)
 
 
