@@ -74,6 +74,8 @@ class Layout:
     """Writes the other files that engines want."""
     note: Callable[[Source], str] = lambda source: ""
     """A sentence of the card, where what is written is not what was trained, number by number."""
+    most: Callable[[Mapping[str, Any]], int | None] = lambda fields: None
+    """Tokens that there are heads or places for in a round, by config.json; None where it drafts on from its own."""
 
     def write(self, source: Source, folder: Path) -> None:
         """Put config.json, the weights and the extras into `folder`."""

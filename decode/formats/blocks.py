@@ -207,4 +207,5 @@ DFLASH = Layout(
     manifest,
     Reader(read_dflash, read_tensors, read_ends),
     extras=write_mask,
+    most=lambda fields: fields["block_size"] - 1,
 )

@@ -169,4 +169,5 @@ DSPARK = Layout(
     Reader(read_config, read_tensors, blocks.read_ends),
     extras=write_temperatures,
     note=note,
+    most=lambda fields: fields["block_size"],
 )

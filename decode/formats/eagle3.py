@@ -96,9 +96,7 @@ def _our_names(folder: PublishedFolder) -> dict[str, str]:
 
 
 def _assumed(folder: PublishedFolder, num_layers: int) -> tuple[int, ...]:
-    """What native heads are trained on and do not write down: hidden states 2, L // 2 and L - 3 (SafeAILab/EAGLE,
-    modeling_llama_kv.py; vLLM 0.32, model_executor/models/llama.py)."""
-    taps = (2, num_layers // 2, num_layers - 3)
+    taps = default_taps(num_layers)
     if list(taps) != sorted(set(taps)):
         raise InputError(
             f"{folder.path}/config.json lists no hidden states, and those that are then meant, (2, L // 2, L - 3), are "
@@ -106,6 +104,12 @@ def _assumed(folder: PublishedFolder, num_layers: int) -> tuple[int, ...]:
             f"trained on as {AT_TOP}"
         )
     return taps
+
+
+def default_taps(num_layers: int) -> tuple[int, int, int]:
+    """Hidden states of heads that list none: what native ones are trained on and do not write down, and engines hand
+    them (SafeAILab/EAGLE, modeling_llama_kv.py; vLLM 0.32, SGLang 0.5.23, llama.cpp)."""
+    return 2, num_layers // 2, num_layers - 3
 
 
 def _trained_depth(folder: PublishedFolder) -> int:

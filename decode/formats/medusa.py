@@ -195,4 +195,5 @@ MEDUSA = Layout(
     manifest,
     Reader(read_config, read_tensors, lambda folder: {"output head": _shared(folder)}),
     weights="medusa_lm_head.safetensors",
+    most=lambda fields: number_of(fields, "heads"),
 )

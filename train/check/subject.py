@@ -58,6 +58,11 @@ class Subject:
         return how
 
     @property
+    def most(self) -> int | None:
+        """Tokens that it drafts in a round at most; None where there is no end to them."""
+        return self.loads(self.engines[0]).layout.most(self.folder.fields)
+
+    @property
     def names(self) -> str:
         """Of the engines."""
         return ", ".join(engine.title for engine in self.engines)

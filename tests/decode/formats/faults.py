@@ -38,7 +38,7 @@ FAULTS: list[Fault] = [
         logits("yuhuili"),
         ("decode.formats.eagle3:read_config", "own_head=OUTPUT in names", "own_head=False"),
     ),
-    *noticed_by(DRAFTED, ("decode.formats.eagle3:_assumed", "num_layers - 3", "num_layers - 2")),
+    *noticed_by(DRAFTED, ("decode.formats.eagle3:default_taps", "num_layers - 3", "num_layers - 2")),
     *noticed_by(
         logits("FasterDecoding"),
         ("decode.formats.medusa:read_config", "_shared(folder) is None and any(map(_OUTPUT.match, names))", "False"),

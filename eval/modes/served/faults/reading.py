@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from decode.formats.medusa import number_of
+from decode.formats.eagle3 import default_taps
 from decode.formats.states import listed
 from decode.models.hidden_states import FINAL
 from decode.models.load import ModelDescription
@@ -100,20 +100,7 @@ def open_reading(folder: str, target: ModelDescription, engine: str = "vllm") ->
     lists = listed(opened.fields)
     usual = default_taps(target.num_layers) if form == "eagle3" else (FINAL,)
     taps = tuple(sorted(next(iter(lists.values())))) if lists else usual
-    return Reading(form, served(subject), taps, target.num_layers, _depth(form, opened.written))
-
-
-def default_taps(num_layers: int) -> tuple[int, int, int]:
-    """What engines hand to an EAGLE-3 head that lists no hidden states (vLLM 0.32, SGLang 0.5.23, llama.cpp)."""
-    return 2, num_layers // 2, num_layers - 3
-
-
-def _depth(form: str, fields: Mapping[str, Any]) -> int | None:
-    if form == "medusa":
-        return number_of(fields, "heads")
-    if form == "dflash":
-        return fields["block_size"] - 1
-    return fields["block_size"] if form == "dspark" else None
+    return Reading(form, served(subject), taps, target.num_layers, subject.most)
 
 
 def _of_model(reading: Reading) -> Drafting:
