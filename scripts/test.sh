@@ -15,7 +15,7 @@ ASKED='
 ^(tests/)?eval/                                      slow     tests/eval
 ^(conf|scripts|tests/[^/]+\.py|pyproject|decode/common)  slow  tests/common tests/test_*.py
 ^train/[^/]+\.py|^tests/train/test_processes          engines  tests/train
-^decode/published|^train/(export|check)|^tests/engines  engines  tests/engines/test_[acl]*.py tests/engines/test_own_mtp.py tests/engines/test_s*.py
+^decode/formats|^train/(export|check)|^tests/engines  engines  tests/engines/test_[acl]*.py tests/engines/test_own_mtp.py tests/engines/test_s*.py
 ^distill/(engines|runtimes)|^tests/engines           engines  tests/engines/test_openai_servers.py tests/engines/test_records.py tests/engines/test_vllm_server.py
 ^eval/modes/(served|decoders)|^(distill|tests)/engines  engines  tests/engines/test_s*.py tests/eval
 '

@@ -105,6 +105,7 @@ PARTS = {
     "norm": ("shared_head.norm", "norm", "final_layernorm", "post_norm"),
 }
 """Our name of a part -> its names in checkpoints: DeepSeek and GLM, Qwen, MiMo."""
+QWEN = 1
 HIDDEN_FIRST = "input_proj"  # MiMo's projection reads [hidden; embedding]
 EXTRA_NORMS = "gemma"  # its layers have four norms, and weights that count from 1
 

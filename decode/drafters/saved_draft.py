@@ -27,6 +27,8 @@ from decode.drafters.provenance import FILE, read_provenance
 from decode.drafters.saved_head import HEADS, expected, load_head, read_head
 from decode.drafters.untrained.config import UNTRAINED, settings_of
 from decode.drafters.untrained.named import DRAFTERS, check_named
+from decode.formats.form import published_form
+from decode.formats.head import load_published, read_published
 from decode.forward.window import Window, own_window
 from decode.models.adapters import unwrapped
 from decode.models.compatibility import refuse_unsupported
@@ -36,8 +38,6 @@ from decode.models.output_head import Ends, ends_of
 from decode.models.padded_rows import with_rows
 from decode.models.same_tokens import check_same_size, check_same_tokens, tokens_padded_otherwise
 from decode.models.torchao_schemes import check_runs_here, check_sizes, quantise
-from decode.published.form import published_form
-from decode.published.head import load_published, read_published
 
 FAMILIES = ("lm", *HEADS)
 OWN = "mtp"
@@ -58,7 +58,7 @@ def load_drafter(
     target=model, memory=100_000).
 
     `path` is a draft's folder or that of the run that trained it, or the folder of a head as others publish them
-    (`decode.published`); a plain transformers folder is an `lm` draft, and so is a causal language model in memory,
+    (`decode.formats`); a plain transformers folder is an `lm` draft, and so is a causal language model in memory,
     which is taken as it is, where it was asked for. A PeftModel, as target or draft, is the model with the adapter that
     is on. `quantization` (int8, int4, int8_dynamic) rounds the linear layers of a draft in a folder
     (`decode.models.torchao_schemes`).

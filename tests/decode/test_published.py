@@ -24,8 +24,8 @@ from decode.drafters.base import Batch
 from decode.drafters.dspark import DSparkConfig
 from decode.drafters.head_draft import HeadDraft
 from decode.drafters.saved_draft import describe_draft
+from decode.formats.form import published_form
 from decode.models.load import describe_loaded, describe_model
-from decode.published.form import published_form
 from tests.commands import main_of
 from tests.decode.heads import batch_of
 from tests.decode.published_folders import DRAFTED, PUBLISHED, VOCAB, random, save_target
@@ -325,23 +325,23 @@ def test_the_command_ends_with_exit_code_2(
 FAULTS = [
     *noticed_by(
         partial(test_its_logits_are_those_of_its_authors_method, who="RedHatAI"),
-        ("decode.published.vocabulary:drafted_ids", "offsets + torch.arange(len(offsets))", "offsets"),
+        ("decode.formats.vocabulary:drafted_ids", "offsets + torch.arange(len(offsets))", "offsets"),
     ),
     *noticed_by(
         partial(test_a_published_head_drafts_what_its_target_writes, who="yuhuili"),
-        ("decode.published.eagle3:_assumed", "num_layers - 3", "num_layers - 2"),
+        ("decode.formats.eagle3:default_taps", "num_layers - 3", "num_layers - 2"),
     ),
     *noticed_by(
         partial(test_its_logits_are_those_of_its_authors_method, who="z-lab"),
-        ("decode.published.blocks:dflash_config", "slots if is_anchor else slots - 1", "slots"),
+        ("decode.formats.blocks:read_dflash", "slots if is_anchor else slots - 1", "slots"),
     ),
     *noticed_by(
         partial(test_a_bad_folder_is_refused_by_its_description, name="a program"),
-        ("decode.published.weights:read_pickle", "weights_only=True", "weights_only=0"),
+        ("decode.formats.weights:read_pickle", "weights_only=True", "weights_only=0"),
     ),
     *noticed_by(
         test_one_row_of_another_target_is_found_when_the_target_is_loaded,
-        ("decode.published.target_rows:check_against_model", "differing += ", "differing = 0 * "),
+        ("decode.formats.target_rows:check_against_model", "differing += ", "differing = 0 * "),
     ),
 ]
 

@@ -17,12 +17,12 @@ from decode.drafters.base import Batch
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.saved_draft import config_in, family_of, head_in
 from decode.drafters.saved_head import HEADS, expected
+from decode.formats.form import published_form
 from decode.forward.window import Window
 from decode.models.head_targets import check_taps
 from decode.models.hidden_states import FINAL
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
-from decode.published.form import published_form
 from train.config import TrainConfig
 from train.drafts.attention_window import asked_window
 from train.drafts.blueprint import Blueprint, TrainableDraft

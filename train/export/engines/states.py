@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train.export.source import Source
+from decode.formats.source import Source
 
 
 def not_captured(source: Source) -> str | None:

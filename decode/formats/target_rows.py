@@ -11,26 +11,30 @@ from torch import Tensor
 
 from decode.common.errors import InputError
 from decode.drafters.head_draft import HeadConfig
+from decode.formats.base import EMBEDDING, OUTPUT
+from decode.formats.folder import PublishedFolder
+from decode.formats.vocabulary import vocabulary_of
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
-from decode.published.folder import PublishedFolder
-from decode.published.reader import Reader
-from decode.published.vocabulary import vocabulary_of
 
 SAMPLED = 64
 """Rows compared before a model is loaded, spread over the vocabulary."""
 CHUNK = 4096
 TINY = 1e-7
 """What float16 rounds to zero."""
-NAMES = {"embedding": "embed_tokens.weight", "output head": "lm_head.weight"}
+NAMES = {"embedding": EMBEDDING, "output head": OUTPUT}
 """How the target's tensors are called, behind prefixes."""
+Shipped = dict[str, str]
+"""What should be the target's -> the tensor's name."""
 
 
-def check_against_files(folder: PublishedFolder, reader: Reader, config: HeadConfig, target: ModelDescription) -> None:
+def check_against_files(
+    folder: PublishedFolder, shipped: Shipped, config: HeadConfig, target: ModelDescription
+) -> None:
     """Raise InputError where sampled rows are not those of the target's files; what these do not hold under the usual
     names is compared when the target is loaded."""
     ids = torch.linspace(0, config.vocab_size - 1, SAMPLED).long().unique()
-    for what, name in _shipped(folder, reader, config).items():
+    for what, name in shipped.items():
         places, tokens = _places(folder, config, name, ids)
         theirs = _rows_in_files(Path(target.path), NAMES[what], tokens, target)
         if theirs is None and what == "output head" and target.config.get_text_config().tie_word_embeddings:
@@ -43,10 +47,10 @@ def check_against_files(folder: PublishedFolder, reader: Reader, config: HeadCon
             _refuse(folder, name, what, _differing(found, theirs), len(tokens), target.path)
 
 
-def check_against_model(folder: PublishedFolder, reader: Reader, config: HeadConfig, ends: Ends, path: str) -> None:
+def check_against_model(folder: PublishedFolder, shipped: Shipped, config: HeadConfig, ends: Ends, path: str) -> None:
     """The same for all rows of a target in memory."""
     device = ends.head.weight.device
-    for what, name in _shipped(folder, reader, config).items():
+    for what, name in shipped.items():
         found = folder.tensor(name)
         differing = total = 0
         for ids in torch.arange(config.vocab_size).split(CHUNK):
@@ -57,12 +61,6 @@ def check_against_model(folder: PublishedFolder, reader: Reader, config: HeadCon
             differing += _differing(found[places], theirs.cpu())
             total += len(tokens)
         _refuse(folder, name, what, differing, total, path)
-
-
-def _shipped(folder: PublishedFolder, reader: Reader, config: HeadConfig) -> dict[str, str]:
-    """What should be the target's -> the tensor's name."""
-    found = {"embedding": reader.embedding(folder, config), "output head": reader.output_head(folder, config)}
-    return {what: name for what, name in found.items() if name is not None}
 
 
 def _places(folder: PublishedFolder, config: HeadConfig, name: str, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,5 @@
-"""The target's tokens that a published head drafts: by `d2t` (what to add to a draft id) or `token_map` (the ids)."""
+"""The target's tokens that a published head drafts: by `d2t` (what to add to a draft id), beside which `t2d` marks
+them, or by `token_map` (the ids)."""
 
 from __future__ import annotations
 
@@ -6,9 +7,10 @@ import torch
 from torch import Tensor
 
 from decode.common.errors import InputError
-from decode.published.folder import PublishedFolder
+from decode.formats.base import Spec
+from decode.formats.folder import PublishedFolder
 
-OFFSETS, IDS = "d2t", "token_map"
+OFFSETS, MARKS, IDS = "d2t", "t2d", "token_map"
 
 
 def drafted_ids(folder: PublishedFolder) -> Tensor | None:
@@ -43,3 +45,17 @@ def vocabulary_of(folder: PublishedFolder, vocab_size: int) -> Tensor | None:
 def picked(rows: Tensor, index: Tensor) -> Tensor:
     """rows (R, ...) at index (N,); of a tensor without values, the shape alone."""
     return rows.new_empty((len(index), *rows.shape[1:])) if rows.is_meta else rows[index]
+
+
+def token_maps(ids: Tensor | None, vocab_size: int) -> dict[str, Tensor]:
+    """d2t (V_draft,) and t2d (V,) of a reduced vocabulary; nothing where all tokens are drafted."""
+    if ids is None or len(ids) == vocab_size:
+        return {}
+    drafted = torch.zeros(vocab_size, dtype=torch.bool)
+    drafted[ids] = True
+    return {OFFSETS: ids - torch.arange(len(ids)), MARKS: drafted}
+
+
+def map_specs(drafted: int, vocab_size: int) -> dict[str, Spec]:
+    """Room that engines make for them."""
+    return {OFFSETS: Spec((drafted,), "int64"), MARKS: Spec((vocab_size,), "bool", optional=True)}

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from decode.common.errors import ConfigError, InputError
+from decode.drafters.dspark import DSparkConfig
 from decode.drafters.head_draft import HeadConfig, HeadDraft
-from decode.drafters.saved_head import HEADS, check_fits, described, tell_ends
+from decode.drafters.saved_head import HEADS, check_fits, described, expected, tell_ends
+from decode.formats.base import Reader
+from decode.formats.blocks import DFLASH
+from decode.formats.dspark import DSPARK
+from decode.formats.eagle3 import EAGLE3
+from decode.formats.folder import PublishedFolder, read_folder
+from decode.formats.form import published_form
+from decode.formats.medusa import MEDUSA
+from decode.formats.target_rows import Shipped, check_against_files, check_against_model
 from decode.models.head_targets import check_taps
+from decode.models.hidden_states import FINAL
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
-from decode.published.blocks import DFLASH, DSPARK
-from decode.published.eagle3 import EAGLE3
-from decode.published.folder import PublishedFolder, read_folder
-from decode.published.form import published_form
-from decode.published.medusa import MEDUSA
-from decode.published.reader import Reader
-from decode.published.target_rows import check_against_files, check_against_model
 
-READERS: dict[str, Reader] = {one.form: one for one in (EAGLE3, MEDUSA, DFLASH, DSPARK)}
+READERS = {one.name: one.reader for one in (EAGLE3, MEDUSA, DFLASH, DSPARK) if one.reader is not None}
 """By form."""
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -33,23 +37,24 @@ def read_published(path: str | Path, target: ModelDescription, check: bool = Tru
     InputError for layouts that are unknown or mixed, for tensors that are missing, cut short, of another shape or too
     many, and for a head of another target; `check=False` compares no rows with the target's.
     """
-    folder, reader = _opened(path)
-    config = _config(folder, reader, target)
+    folder, form = _opened(path)
+    config, reader = _config(folder, form, target), READERS[form]
     check_taps(target.config, config.taps, target.path)
     found = {name: tuple(one.shape) for name, one in reader.tensors(folder, config, _shape_in(folder)).items()}
     check_fits(described(folder.path, config, "Fetch the folder again"), found, f"the published head {folder.path}")
     _precision(folder)
     if check:
-        check_against_files(folder, reader, config, target)
+        check_against_files(folder, _shipped(folder, reader), config, target)
     return config
 
 
 def load_published(path: str | Path, ends: Ends, target: ModelDescription, check: bool = True) -> HeadDraft:
     """The head in the precision it was published in, on the CPU; InputError as `read_published` raises."""
     config = read_published(path, target, check)
-    folder, reader = _opened(path)
+    folder, form = _opened(path)
+    reader = READERS[form]
     if check:
-        check_against_model(folder, reader, config, ends, target.path)
+        check_against_model(folder, _shipped(folder, reader), config, ends, target.path)
     held = reader.tensors(folder, config, folder.tensor)
     _check_finite(folder, held)
     vocab = None if config.draft_vocab_size is None else torch.zeros(config.draft_vocab_size, dtype=torch.long)
@@ -57,6 +62,23 @@ def load_published(path: str | Path, ends: Ends, target: ModelDescription, check
     head.load_state_dict(held)
     tell_ends(folder.path, head)
     return head
+
+
+def in_words(config: HeadConfig) -> str:
+    """Its family, size, and what it reads and drafts."""
+    size = sum(map(prod, expected(config).values()))
+    reads = "the final hidden state" if config.taps == (FINAL,) else f"the hidden states {list(config.taps)}"
+    drafted = config.draft_vocab_size or config.vocab_size
+    rows = "an output head of its own" if config.has_own_head else "the target's"
+    words = [
+        f"draftsmith reads it as a draft of family {config.family}: {size:,} parameters on {reads} of the target",
+        f"drafts {drafted} of {config.vocab_size} tokens by {rows}",
+    ]
+    if isinstance(config, DSparkConfig):
+        words.append(f"{config.depth} tokens a block, {config.layers} layers, Markov rank {config.markov_rank}")
+    if config.family == "medusa":
+        words.append(f"{config.depth} heads")
+    return "; ".join(words)
 
 
 def _check_finite(folder: PublishedFolder, held: Mapping[str, Tensor]) -> None:
@@ -69,20 +91,24 @@ def _check_finite(folder: PublishedFolder, held: Mapping[str, Tensor]) -> None:
         )
 
 
-def _opened(path: str | Path) -> tuple[PublishedFolder, Reader]:
+def _shipped(folder: PublishedFolder, reader: Reader) -> Shipped:
+    return {what: name for what, name in reader.ends(folder).items() if name is not None}
+
+
+def _opened(path: str | Path) -> tuple[PublishedFolder, str]:
     form = published_form(path)
     assert form is not None, path
-    return read_folder(Path(path)), READERS[form]
+    return read_folder(Path(path)), form
 
 
-def _config(folder: PublishedFolder, reader: Reader, target: ModelDescription) -> HeadConfig:
+def _config(folder: PublishedFolder, form: str, target: ModelDescription) -> HeadConfig:
     try:
-        return reader.config(folder, target)
+        return READERS[form].config(folder, target)
     except (ConfigError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(
-            f"{folder.path}/config.json describes no {reader.form} head that can be built ({type(error).__name__}: "
+            f"{folder.path}/config.json describes no {form} head that can be built ({type(error).__name__}: "
             f"{error}). Fetch the folder again"
         ) from error
 

@@ -3,11 +3,13 @@ transformers' `hidden_states` (0 the embeddings), and the layers that those come
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from decode.common.errors import InputError
-from decode.published.folder import PublishedFolder
+from decode.formats.folder import PublishedFolder
 
 LISTS = (
     ("eagle_aux_hidden_state_layer_ids", 0),
@@ -45,3 +47,16 @@ def taps_of(folder: PublishedFolder) -> tuple[int, ...] | None:
             "head would draft from states that it does not know; write the ones that it was trained on in every list"
         )
     return next(iter(taps.values()), None)
+
+
+def lists(taps: Sequence[int], *names: str) -> dict[str, list[int]]:
+    """The states as they are written in the lists of those names, by their last part."""
+    offsets = dict(LISTS)
+    return {name.rpartition(".")[2]: [tap - offsets[name] for tap in sorted(taps)] for name in names}
+
+
+def ascending(weight: Tensor, taps: Sequence[int]) -> Tensor:
+    """What reads the states of all taps side by side (..., n * d), in the order in which engines hand them over: that
+    of the target's layers."""
+    order = sorted(range(len(taps)), key=taps.__getitem__)
+    return weight.unflatten(-1, (len(taps), -1))[..., order, :].flatten(-2).contiguous()

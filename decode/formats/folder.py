@@ -13,8 +13,8 @@ from torch import Tensor
 
 from decode.common.checked_json import Content, JsonFile, Size, Text, read_json
 from decode.common.errors import InputError
+from decode.formats.weights import Stored, stored_tensors, tensor_of
 from decode.models.checkpoint_files import Layers, ModelFile, Token, Width
-from decode.published.weights import Stored, stored_tensors, tensor_of
 
 Ids = Annotated[list[Token], Field(max_length=1 << 10)]
 Depth = Annotated[int, Field(ge=1, le=1 << 10)]
@@ -108,6 +108,42 @@ class PublishedFolder:
     def tensor(self, name: str) -> Tensor:
         """Its values, read now."""
         return tensor_of(name, self.stored[name])
+
+    @cached_property
+    def plain_names(self) -> dict[str, str]:
+        """The names of its tensors without the prefix that some have, and as they are."""
+        return {name.removeprefix("model."): name for name in self.stored}
+
+    def named(self, name: str) -> str:
+        """A tensor of that plain name; InputError where there is none."""
+        if name not in self.plain_names:
+            raise InputError(f"{self.path} holds no {name}, which config.json calls for. Fetch the folder again")
+        return self.plain_names[name]
+
+    def setting(self, name: str) -> Any:
+        """At the top of config.json or in a part of it, wherever it is set."""
+        parts = (self.fields, *(self.fields.get(part) or {} for part in ("dflash_config", "dspark_config")))
+        return next((part[name] for part in parts if part.get(name) is not None), None)
+
+    def needed(self, *names: str) -> tuple[Any, ...]:
+        """Values of config.json; InputError where one is not there."""
+        missing = [name for name in names if self.fields.get(name) is None]
+        if missing:
+            raise InputError(
+                f"{self.path}/config.json does not say {', '.join(missing)}, so that no head can be built that its "
+                "weights fit. Fetch the folder again, or write the values that it was trained with"
+            )
+        return tuple(self.fields[name] for name in names)
+
+    def only(self, wanted: Mapping[str, Any], why: str) -> None:
+        """Raise InputError where config.json has another value than what is computed here; null and absent are fine."""
+        for name, value in wanted.items():
+            found = self.fields.get(name)
+            if found is not None and found != value:
+                raise InputError(
+                    f"{self.path}/config.json says {name}={found}, and heads are computed here with {value}: {why}. "
+                    "Serve this head with the engine that it was published for"
+                )
 
 
 def completed(written: Mapping[str, Any]) -> dict[str, Any]:

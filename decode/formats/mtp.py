@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import safe_open
@@ -27,18 +27,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from decode.common.checked_json import read_json
-from decode.drafters.mtp import MTPConfig
+from decode.drafters.mtp import PARTS, QWEN, MTPConfig
 from decode.drafters.saved_head import expected
-from train.export.layouts.base import Layout, Spec
-from train.export.source import Source
+from decode.formats.base import LAYER, Layout, Spec
+from decode.formats.folder import completed
 
-PARTS = {
-    "enorm.": "mtp.pre_fc_norm_embedding.",
-    "hnorm.": "mtp.pre_fc_norm_hidden.",
-    "eh_proj.": "mtp.fc.",
-    "norm.": "mtp.norm.",
-}
-"""Our name of a part -> its name beside the layer itself."""
+if TYPE_CHECKING:
+    from decode.formats.source import Source
+
 NEW = {"README.md"}
 """Files of the target's folder that the export has of its own."""
 OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
@@ -47,7 +43,7 @@ OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 
 @dataclass(frozen=True)
 class WholeTarget(Layout):
-    """A layout that is a target's folder."""
+    """A target's folder."""
 
     def write(self, source: Source, folder: Path) -> None:
         """Everything that lies in the target's folder, with the layer's tensors replaced."""
@@ -65,33 +61,28 @@ class WholeTarget(Layout):
 
 def their_name(name: str) -> str:
     """Our name of a tensor -> the target's."""
-    part = next((part for part in PARTS if name.startswith(part)), None)
-    return f"mtp.layers.0.{name}" if part is None else PARTS[part] + name.removeprefix(part)
+    part, _, kind = name.rpartition(".")
+    return f"mtp.{PARTS[part][QWEN]}.{kind}" if part in PARTS else f"mtp.layers.0.{name}"
 
 
-def config(source: Source) -> dict[str, Any]:
+def written_config(source: Source) -> dict[str, Any]:
     """The target's own config.json."""
     return read_json(Path(source.target.path) / "config.json")
 
 
-def tensors(source: Source) -> dict[str, Tensor]:
+def written_tensors(source: Source) -> dict[str, Tensor]:
     """Those of the layer, under the target's names."""
     return {their_name(name): one for name, one in source.weights.items()}
 
 
 def manifest(fields: Mapping[str, Any]) -> dict[str, Spec]:
     """Those of the layer; the target's own ones are transformers' business."""
-    width, heads = fields["hidden_size"], fields["num_attention_heads"]
+    told = completed(fields)
     layer = MTPConfig(
-        hidden_size=width,
+        **{ours: told[key] for ours, key in LAYER.items()},
         vocab_size=fields["vocab_size"],
         taps=(-1,),
         depth=1,
-        heads=heads,
-        kv_heads=fields.get("num_key_value_heads") or heads,
-        head_dim=fields.get("head_dim") or width // heads,
-        mlp_width=fields["intermediate_size"],
-        rms_norm_eps=fields["rms_norm_eps"],
         rope={"rope_type": "default", "rope_theta": 10000.0},  # of no tensor
         max_positions=1,
         qk_norm=True,
@@ -138,4 +129,4 @@ def _link(file: Path, new: Path) -> None:
         shutil.copyfile(file, new)
 
 
-OWN_MTP = WholeTarget("own_mtp", config, tensors, manifest)
+OWN_MTP = WholeTarget("own_mtp", written_config, written_tensors, manifest)

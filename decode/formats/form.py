@@ -10,11 +10,11 @@ from typing import Any
 from decode.common.checked_json import read_json
 from decode.common.errors import InputError
 from decode.drafters.provenance import FILE
-from decode.published.folder import PublishedFolder, read_folder
-from decode.published.weights import names_in
+from decode.formats.folder import PublishedFolder, read_folder
+from decode.formats.weights import names_in
 
-WORDS = (("eagle3", "eagle3"), ("dspark", "dspark"), ("dflash", "dflash"), ("medusa", "medusa"))
-"""A word of `architectures`, `model_type` or `speculators_model_type`, in lower case, and the form it stands for."""
+WORDS = ("eagle3", "dspark", "dflash", "medusa")
+"""Forms, as `architectures`, `model_type` or `speculators_model_type` name them within a word, in lower case."""
 _MARKS = {
     "eagle3": re.compile(r"^(model\.)?(midlayer|layers\.0)\.hidden_norm\.weight$"),
     "medusa": re.compile(r"^(medusa_heads\.|heads\.)?\d+\.\d+\.linear\.weight$|^blocks\.\d+\.layers\.\d+\.weight$"),
@@ -32,7 +32,7 @@ def word_of(written: Mapping[str, Any]) -> str | None:
     """The form that config.json names; None where it names none."""
     words = [*(written.get("architectures") or []), written.get("model_type"), written.get("speculators_model_type")]
     text = " ".join(str(word) for word in words).lower()
-    named = next((form for word, form in WORDS if word in text), None)
+    named = next((form for form in WORDS if form in text), None)
     return "medusa" if named is None and "medusa_num_heads" in written else named
 
 

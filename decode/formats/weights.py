@@ -1,4 +1,4 @@
-"""The tensors of a published folder by name; values are read when they are asked for.
+"""The tensors of a published folder by name; values are read when they are asked for, and written as safetensors.
 
 Read are safetensors, and of pickled files those that such folders are known to hold, as weights alone: no program in
 them is run."""
@@ -6,6 +6,7 @@ them is run."""
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from decode.common.errors import InputError
@@ -91,6 +93,14 @@ def tensor_of(name: str, stored: Stored) -> Tensor:
             return tensors.get_tensor(name)
     except (SafetensorError, OSError) as error:
         raise InputError(damaged(str(stored.file.parent), error, stored.file)) from error
+
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """As safetensors, readable for whoever reads the files beside it: the library's own are for their owner alone, and
+    a server under another account could not load them."""
+    save_file(dict(tensors), file, metadata={"format": "pt"})
+    beside = file.parent / "config.json"
+    file.chmod(beside.stat().st_mode)
 
 
 def pickled(file: Path) -> dict[str, Tensor]:
