@@ -15,7 +15,7 @@ from torch import Tensor
 
 from decode.common.progress import get_logger
 from decode.drafters.base import Batch
-from decode.drafters.head_draft import HeadConfig, HeadDraft
+from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from distill.config import ObjectiveConfig
 from distill.objectives.objective import build_objective
 from distill.objectives.scoring import score
@@ -29,8 +29,8 @@ NEAR_ONE = 1e-5  # of ECE that a temperature must gain for each octave away from
 
 
 def calibrated(
-    draft: HeadDraft, batches: Iterable[Batch], chunk_rows: int = 1024
-) -> tuple[HeadConfig, dict[str, float]]:
+    draft: DSparkDraft, batches: Iterable[Batch], chunk_rows: int = 1024
+) -> tuple[DSparkConfig, dict[str, float]]:
     """(the configuration with `temperatures`; the expected calibration errors before and after, and how many rounds
     temperatures were fitted on).
 
@@ -56,7 +56,7 @@ def calibrated(
 
 
 @torch.no_grad()
-def predictions(draft: HeadDraft, batches: Iterable[Batch], chunk_rows: int) -> tuple[Tensor, Tensor]:
+def predictions(draft: DSparkDraft, batches: Iterable[Batch], chunk_rows: int) -> tuple[Tensor, Tensor]:
     """(N, S) float64 logits of the predicted chances and (N, S) chances of acceptance alpha, of all rounds of S tokens
     that have p throughout."""
     objective = build_objective(ObjectiveConfig(name="cross_entropy"))

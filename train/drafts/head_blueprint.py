@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -14,6 +14,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from decode.common.errors import InputError
 from decode.common.typed_config import require
 from decode.drafters.base import Batch
+from decode.drafters.dspark import DSparkDraft
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.saved_draft import config_in, family_of, head_in
 from decode.drafters.saved_head import HEADS, expected
@@ -51,7 +52,7 @@ class TrainableHead(TrainableDraft):
         head = self.head
         if not head.foresees:
             return {}
-        head.config, measured = calibrated(head, validation, chunk_rows)
+        head.config, measured = calibrated(cast(DSparkDraft, head), validation, chunk_rows)
         return measured
 
     def export(self, folder: Path, export: Export) -> None:
