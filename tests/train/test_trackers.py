@@ -22,7 +22,7 @@ HEADER_BYTES, BLOCK_BYTES, CHUNK_HEADER_BYTES = 7, 1 << 15, 7
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
-def records(file: Path) -> Iterator[Any]:
+def wandb_records(file: Path) -> Iterator[Any]:
     """wandb_internal_pb2.Record messages, in order."""
     from wandb.proto import wandb_internal_pb2
 
@@ -62,7 +62,7 @@ def test_an_offline_run_holds_config_curves_and_report(tmp_path: Path, target: P
     (file,) = (tmp_path / "out").glob("wandb/offline-run-*/*.wandb")
     named = re.findall(r"to Weights & Biases: wandb sync (\S+)", done.stderr)
     assert named == [str(file.parent)]
-    found = list(records(file))
+    found = list(wandb_records(file))
     assert _config(found)["lr"] == 0.0125
     assert _config(found)["objective"]["name"] == "forward_kl"
     curves, lines = _curves(found), metrics(tmp_path / "out", "train")
@@ -101,7 +101,7 @@ def test_the_last_part_of_a_resumed_run_holds_all_of_it(tmp_path: Path, caplog: 
     (folder,) = shlex.split(said.partition("wandb sync ")[2])
     assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 2
     (file,) = Path(folder).glob("*.wandb")
-    assert _curves(list(records(file)))["train/loss"] == [(step, pytest.approx(1 / step)) for step in range(1, 6)]
+    assert _curves(list(wandb_records(file)))["train/loss"] == [(step, pytest.approx(1 / step)) for step in range(1, 6)]
 
 
 def _config(found: list) -> dict:

@@ -109,7 +109,7 @@ class AheadDrafter(Drafter):
     def __init__(self, inner: Drafter) -> None:
         assert not inner.taps, "hidden states of tokens that the target has not read yet"
         self.inner = inner
-        self.begins_ahead = False
+        self.begins_ahead: bool = False
         """Whether the round that was prepared last begins with tokens drafted ahead."""
         self._aside: WorkerThread | None = None
         self._guess: Guess | None = None
