@@ -12,13 +12,13 @@ from torch import Tensor
 
 from decode.common.checked_json import write_json
 from decode.common.errors import InputError
-from decode.drafters.head_draft import HeadConfig
 from decode.formats.folder import PublishedFolder
 from decode.formats.rope import DEFAULT_BASE, older_rope, written_rope
 from decode.formats.weights import save_tensors
 from decode.models.load import ModelDescription
 
 if TYPE_CHECKING:
+    from decode.drafters.head_draft import HeadConfig
     from decode.formats.source import Source
 
 EMBEDDING, OUTPUT, FUSED = "embed_tokens.weight", "lm_head.weight", "fc.weight"
