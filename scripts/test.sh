@@ -73,7 +73,7 @@ step "tests: default" 240 pytest -q
 slow=$(selected slow) engines=$(selected engines)
 # shellcheck disable=SC2086 # several paths
 if [ -n "$slow" ]; then
-    step "tests: slow" 900 pytest -q -m "slow and not engines and not exhaustive and not gpu and not network" $slow
+    step "tests: slow" 900 pytest -q --no-loadscope-reorder -m "slow and not engines and not exhaustive and not gpu and not network" $slow
 fi
 # shellcheck disable=SC2086
 if [ -n "$engines" ]; then
