@@ -4,12 +4,12 @@ from tests.census import census, circles
 
 MOST = {
     "product files": 474,
-    "product lines": 53831,
+    "product lines": 53808,
     "tests files": 379,
-    "tests lines": 49931,
+    "tests lines": 49907,
     "settings": 360,
     "file circles": 0,
-    "string subscripts in eval": 1033,
+    "string subscripts in eval": 887,
 }
 """Figures of 26 November 2026."""
 

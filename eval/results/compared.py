@@ -76,6 +76,12 @@ class TimedCell(Place, frozen=True):
         """None where it did not run."""
         return next((one for one in self.arms if one.arm == name), None)
 
+    def over(self, name: str, other: str) -> float:
+        """How many times as fast an arm is; not a number where that is not known."""
+        arm = self.arm(name)
+        value = None if arm is None else arm.over(other).value
+        return float("nan") if value is None else value
+
 
 class Held(BaseModel, frozen=True):
     """How sure a choice is."""

@@ -163,7 +163,7 @@ def _batch_plot(found: Comparison) -> str:
 
     def line(axis: Axes, text: str, temperature: float, arm: str | None, style: str, color: str, label: str) -> None:
         cells = [one for one in found.cells if (one.text, one.temperature) == (text, temperature)]
-        values = [_over(cell, arm or best[cell.point]) for cell in cells]
+        values = [cell.over(arm or best[cell.point], "over_transformers") for cell in cells]
         axis.plot([cell.batch_size for cell in cells], values, style, marker="o", color=color, label=label)
 
     def paint(axes: Sequence[Axes]) -> None:
@@ -175,9 +175,3 @@ def _batch_plot(found: Comparison) -> str:
             axis.set(xlabel=f"batch size ({text})", ylabel="over transformers generate", ylim=(0, None))
 
     return draw("speed against batch size", paint, panels=len(found.texts))
-
-
-def _over(cell: TimedCell, arm: str) -> float:
-    timed = cell.arm(arm)
-    value = None if timed is None else timed.over("over_transformers").value
-    return float("nan") if value is None else value

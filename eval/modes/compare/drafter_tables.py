@@ -193,7 +193,7 @@ def _bars(found: Comparison) -> str:
     def paint(axes: Sequence[Axes]) -> None:
         for axis, point in zip(axes, found.points, strict=True):
             for place, (arm, label) in enumerate(names.items()):
-                heights = [_over_plain(cells[point, text], arm) for text in texts]
+                heights = [cells[point, text].over(arm, "over_plain") for text in texts]
                 spots = [group - 0.4 + 0.8 * (place + 0.5) / len(names) for group in range(len(texts))]
                 look: dict[str, Any] = {
                     "color": COLORS[place % len(COLORS)],
@@ -205,9 +205,3 @@ def _bars(found: Comparison) -> str:
             axis.set(xlabel=f"batch {point[0]}, T={point[1]:g}", ylabel=_OVER, ylim=(0, None))
 
     return draw("speed over plain decoding by text", paint, panels=len(found.points))
-
-
-def _over_plain(cell: TimedCell, arm: str) -> float:
-    timed = cell.arm(arm)
-    value = None if timed is None else timed.over("over_plain").value
-    return float("nan") if value is None else value
