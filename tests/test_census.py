@@ -6,7 +6,7 @@ MOST = {
     "product files": 474,
     "product lines": 53808,
     "tests files": 379,
-    "tests lines": 49907,
+    "tests lines": 49914,
     "settings": 360,
     "file circles": 0,
     "string subscripts in eval": 887,
