@@ -85,6 +85,13 @@ def test_files_of_vllm_s_environment_need_nothing_of_ours() -> None:
     assert not {name for path in files for name in imported_modules(path) if name.split(".")[0] in MAY_IMPORT}
 
 
+def test_what_modes_stand_on_imports_no_mode() -> None:
+    folders = ("arms", "measure", "prompts", "render", "results")
+    files = [path for folder in folders for path in (ROOT / "eval" / folder).rglob("*.py")]
+    assert files
+    assert not [(path, name) for path in files for name in imported_modules(path) if name.startswith("eval.modes")]
+
+
 def test_eval_never_hides_the_builtin() -> None:
     hiding = re.compile(r"^\s*import eval\b", flags=re.MULTILINE)  # `from eval import x` binds x alone
     files = [path for folder in (*MAY_IMPORT, "tests", "scripts") for path in (ROOT / folder).rglob("*.py")]

@@ -192,7 +192,11 @@ class Table:
 
 def column(header: str, key: str | None = None, write: Callable[[Any], str] = str) -> Column:
     """The field `key`, named as the heading unless told otherwise."""
-    return Column(header, lambda row: write(row[key or header]))
+    return Column(header, lambda row: write(_field(row, key or header)))
+
+
+def _field(row: Any, name: str) -> Any:
+    return row[name] if isinstance(row, Mapping) else getattr(row, name)
 
 
 def estimate(header: str, key: str | None = None, digits: int = 2) -> Column:

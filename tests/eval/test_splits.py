@@ -20,10 +20,9 @@ from eval.arms.vllm_engines import Engines
 from eval.config import EvalConfig
 from eval.measure import cells as cell_run
 from eval.measure.cells import Cell, Point
-from eval.modes.compare import mode, texts
+from eval.modes.compare import mode
 from eval.modes.compare.arm_set import Target
 from eval.modes.compare.decoders import Decoders, LoadedDecoders
-from eval.modes.compare.texts import load_texts
 from eval.modes.families import mode as families_mode
 from eval.modes.families.measuring import Race
 from eval.prompts.held_out import as_many_as, load_prompts
@@ -149,19 +148,6 @@ def test_a_certificates_prompts_are_held_out(tmp_path: Path) -> None:
 def target(*kinds: str) -> Target:
     """Of nothing but texts."""
     return Target("target", ModelConfig(), cast(Any, None), kinds, {"d": "lm"}, 256)
-
-
-@pytest.mark.parametrize("kind", ["code", "prose"])
-def test_the_suite_of_decoders_reports_held_out_text_and_chooses_on_validation_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    sizes = {"batch_sizes": [1, 2], "batches_timed": [3, 1], "screening_batches": 1, "texts": [kind]}
-    monkeypatch.setattr(texts, "chat_tokenizer", lambda _: tiny_tokenizer())
-    cfg = corpus(tmp_path, mode="decoders", decoders=sizes)
-    found = load_texts(Decoders(cfg), target(kind))[kind]
-    assert (len(found.reported), len(found.screening)) == (3, 2)
-    assert origins(found.reported) <= documents(cfg, "heldout")
-    assert origins(found.screening) <= documents(cfg, "validation")
 
 
 def test_the_suite_of_families_reports_held_out_text_and_chooses_on_validation_text(

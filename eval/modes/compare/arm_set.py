@@ -82,10 +82,6 @@ class ArmSet(ABC):
         """Name -> what each drafter is loaded by."""
 
     @abstractmethod
-    def loaded(self, *given: Any) -> Loaded:
-        """What arms of a target are made of, from the fields of `Loaded`."""
-
-    @abstractmethod
     def speculation(self, draft_tokens: int) -> dict[str, Any]:
         """vLLM's own setting for it."""
 

@@ -101,9 +101,6 @@ class Decoders(ArmSet):
     def drafters(self, target: Target) -> dict[str, Named]:
         return dict([next(iter(named_drafts(self.cfg).items()))])
 
-    def loaded(self, *given: Any) -> LoadedDecoders:
-        return LoadedDecoders(*given)
-
     def speculation(self, draft_tokens: int) -> dict[str, Any]:
         return drafting_with_model(next(iter(self.cfg.drafts.values())), draft_tokens)
 

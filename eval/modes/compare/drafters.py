@@ -107,9 +107,6 @@ class Drafters(ArmSet):
     def drafters(self, target: Target) -> dict[str, Named]:
         return {way.name: (way.draft, way.settings) for text in target.texts for way in self.ways_of(target, text)}
 
-    def loaded(self, *given: Any) -> LoadedDrafters:
-        return LoadedDrafters(*given)
-
     def speculation(self, draft_tokens: int) -> dict[str, Any]:
         return drafting_with_lookup(draft_tokens)
 

@@ -6,13 +6,15 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from decode import load_drafter
+from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder
 from decode.models.load import load_model
@@ -22,9 +24,8 @@ from eval.config import EvalConfig
 from eval.inputs import rough_seconds_per_token
 from eval.measure.cells import Cell, CellRun, Results
 from eval.modes.compare.arm_set import ArmSet, Choices, Loaded, Target
-from eval.modes.compare.decoders import Decoders
-from eval.modes.compare.drafters import Drafters
-from eval.modes.compare.given_choices import given_choices
+from eval.modes.compare.decoders import Decoders, LoadedDecoders
+from eval.modes.compare.drafters import Drafters, LoadedDrafters
 from eval.modes.compare.page import render_page, render_summary
 from eval.modes.compare.results import make_results
 from eval.modes.compare.texts import load_texts
@@ -32,9 +33,14 @@ from eval.prompts.chats import open_report
 from eval.prompts.kinds import TextPrompts
 from eval.render.files import write_files
 from eval.render.formatting import duration, guess
+from eval.results.comparisons import about, check_same_comparison
+from eval.results.schema import read_results
 
-ARM_SETS: dict[str, type[ArmSet]] = {"decoders": Decoders, "drafters": Drafters}
-"""Mode -> what it compares."""
+ARM_SETS: dict[str, tuple[type[ArmSet], Callable[..., Loaded]]] = {
+    "decoders": (Decoders, LoadedDecoders),
+    "drafters": (Drafters, LoadedDrafters),
+}
+"""Mode -> what it compares, and what that is once its target is loaded."""
 log = get_logger("eval")
 Texts = Mapping[str, TextPrompts]
 
@@ -47,7 +53,7 @@ def run(cfg: EvalConfig) -> None:
     """
     if cfg.peers.vllm_python is not None:
         check_python(cfg.peers.vllm_python, "peers.vllm_python", "leave out peers=vllm")
-    arm_set = ARM_SETS[cfg.mode](cfg)
+    arm_set = ARM_SETS[cfg.mode][0](cfg)
     targets = arm_set.targets()
     given = given_choices(arm_set, targets)
     texts = {target.key: load_texts(arm_set, target) for target in targets}
@@ -91,6 +97,40 @@ def plan_lines(arm_set: ArmSet, targets: Sequence[Target]) -> list[str]:
     ]
 
 
+def given_choices(arm_set: ArmSet, targets: Sequence[Target]) -> Choices:
+    """What MODE.choices holds, {} where it is null; InputError where that run tried other settings, or is of other
+    targets or drafts, or lacks a cell, an arm or a setting of this one."""
+    if arm_set.sizes.choices is None:
+        return {}
+    mode, file = arm_set.cfg.mode, Path(arm_set.sizes.choices)
+    anew = f"or choose anew with {mode}.choices=null"
+    results = read_results(file)
+    paths = {text: target.description.path for target in targets for text in target.texts}
+    there = dict.fromkeys(paths, results["target"].get("path"))  # which writes all texts where no others are named
+    if "targets" in results:
+        there = {text: one["path"] for one in results["targets"] for text in one["texts"]}
+    known = {**results, "targets": {text: there.get(text) for text in paths}}
+    check_same_comparison(f"{mode}.choices", file, known, {"mode": mode, "targets": paths, **arm_set.in_words()})
+    found = {about(one): one for one in results["choices"]}
+    missing = [place.name for place in arm_set.places(targets) if about(place.as_dict()) not in found]
+    if missing:
+        raise InputError(
+            f"{mode}.choices={file} chose nothing for {', '.join(missing)}, which this run times. Leave these out of "
+            f"{mode}.batch_sizes, {mode}.texts and temperatures, {anew}"
+        )
+    for target in targets:
+        for place in arm_set.places([target]):
+            best = found[about(place.as_dict())]["best"]
+            for arm, settings in arm_set.tried(target, place, best).items():
+                if best.get(arm) not in settings:
+                    raise InputError(
+                        f"{mode}.choices={file} has {arm} at {best.get(arm)} for {place.name}, and this run tries "
+                        f"{', '.join(settings) or 'nothing'}. Give the arms and peers of that run, {anew}"
+                    )
+    own = {"seconds": 0.0, "chosen_in": str(file)}
+    return {place: {**found[about(place.as_dict())], **own} for place in arm_set.places(targets)}
+
+
 @contextmanager
 def _load(arm_set: ArmSet, target: Target, folder: RunFolder, texts: Texts, given: Choices) -> Iterator[Loaded]:
     """All of a target, held for all of its cells, after the models of the one before are gone."""
@@ -109,7 +149,7 @@ def _load(arm_set: ArmSet, target: Target, folder: RunFolder, texts: Texts, give
         for name, k in arm_set.engines(chosen).items()
     }
     with started(cfg.peers.vllm_python, first_lines, folder) as engines:
-        yield arm_set.loaded(arm_set, target, model, drafters, engines, texts)
+        yield ARM_SETS[cfg.mode][1](arm_set, target, model, drafters, engines, texts)
 
 
 def _measure(loaded: Loaded, kept: Results, given: Choices) -> None:

@@ -26,7 +26,6 @@ from eval.modes.compare.page import render_page, render_summary
 from eval.modes.compare.peers import DEFINITIONS, ISSUE
 from eval.modes.compare.texts import load_texts
 from eval.prompts.kinds import docstrings
-from eval.publish import publish
 from eval.results.schema import read_results
 from tests.commands import built
 from tests.engines.environment import vllm_python
@@ -217,46 +216,6 @@ def test_vllms_rows_give_each_drafted_token_their_own_value() -> None:
     temperatures, ends = torch.tensor([0.8, 0.0, 0.5]), torch.tensor([2, 2, 5])
     assert repeated(temperatures, ends, 5, 0, 1).tolist() == pytest.approx([0.8, 0.8, 0.5, 0.5, 0.5])
     assert repeated(torch.tensor([3, 0]), torch.tensor([1, 3]), 3, 0, 1).tolist() == [3, 1, 1]
-
-
-@pytest.mark.slow
-def test_publishing_leaves_the_readme_alone(folder, tmp_path):
-    readme = tmp_path / "README.md"
-    readme.write_text("no marks in here")
-    publish([folder / "report/results.json"], tmp_path / "docs/decoders", readme)
-    assert "# Decoders compared" in (tmp_path / "docs/decoders.md").read_text()
-    assert json.loads((tmp_path / "docs/decoders.json").read_text())["mode"] == "decoders"
-    assert readme.read_text() == "no marks in here"
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on_with_the_cells_that_are_missing(folder, tmp_path, monkeypatch, results):
-    changes = values(folder)
-    changes["decoders"] |= {"batch_sizes": [1], "batches_timed": [2]}
-    cfg = build(EvalConfig, {**changes, "output_dir": str(tmp_path / "run"), "resume": "auto"})
-    measure, done = mode.measure, []
-
-    def killed(loaded, cell, choice):
-        if len(done) == 3:
-            raise KeyboardInterrupt
-        done.append(cell.name)
-        return measure(loaded, cell, choice)
-
-    monkeypatch.setattr(mode, "measure", killed)
-    with pytest.raises(KeyboardInterrupt):
-        stage.run(cfg)
-    kept = {path.name: path.read_bytes() for path in (tmp_path / "run/cells").iterdir()}
-    assert len(kept) == 3
-    done.clear()
-    monkeypatch.setattr(mode, "measure", lambda *a: done.append(a[1].name) or measure(*a))
-    stage.run(cfg)
-    assert done == ["batch1-T0-prose"]
-    assert all((tmp_path / "run/cells" / name).read_bytes() == content for name, content in kept.items())
-    found = json.loads((tmp_path / "run/results.json").read_text())["cells"]
-    assert [arms_of(cell) for cell in found] == [arms_of(cell) for cell in results["cells"] if cell["batch_size"] == 1]
-    done.clear()
-    stage.run(cfg)
-    assert not done
 
 
 @pytest.fixture

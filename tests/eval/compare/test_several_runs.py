@@ -17,7 +17,7 @@ from eval.config import EvalConfig
 from eval.measure.cells import Point
 from eval.modes.compare.arm_set import Choices, Target
 from eval.modes.compare.decoders import Decoders
-from eval.modes.compare.given_choices import given_choices
+from eval.modes.compare.mode import given_choices
 from eval.modes.compare.page import render_summary
 from eval.modes.compare.results import pool_comparisons
 from eval.publish import publish

@@ -24,7 +24,7 @@ from eval.prompts.prompt import Prompt
 from tests.eval.compare.tiny_comparison import values, write_sources
 from tests.tiny import tiny_tokenizer
 
-TEXTS = ("code", "free", "edit", "answer", "log")
+TEXTS = ("code", "prose", "free", "edit", "answer", "log")
 
 
 def config(folder: Path) -> EvalConfig:

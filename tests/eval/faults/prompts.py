@@ -64,18 +64,6 @@ FAULTS: list[Fault] = [
         ("eval.prompts.held_out:_from_held_out", '"validation"', '"heldout"'),
     ),
     *noticed_by(
-        partial(
-            test_splits.test_the_suite_of_decoders_reports_held_out_text_and_chooses_on_validation_text, kind="code"
-        ),
-        ("eval.modes.compare.texts:load_texts", '"heldout", reported', '"validation", reported'),
-    ),
-    *noticed_by(
-        partial(
-            test_splits.test_the_suite_of_decoders_reports_held_out_text_and_chooses_on_validation_text, kind="prose"
-        ),
-        ("eval.modes.compare.texts:load_texts", '"validation", screening', '"heldout", screening'),
-    ),
-    *noticed_by(
         test_splits.test_a_cell_of_decoders_times_its_own_reported_text,
         ("eval.modes.compare.mode:measure", "texts[cell.text].reported", "texts[cell.text].screening"),
     ),

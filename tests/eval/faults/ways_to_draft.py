@@ -61,7 +61,7 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_page.test_every_arm_stands_with_its_setting_over_plain_the_fastest_first,
-        (f"{_IN}.drafter_page:_arms_of", '-(row["tokens_per_s"] or 0.0)', '(row["tokens_per_s"] or 0.0)'),
+        (f"{_IN}.drafter_tables:arms_of", "-(arm.tokens_per_s or 0.0)", "(arm.tokens_per_s or 0.0)"),
         (f"{_IN}.which_when:over_plain", "PLAIN_ARMS", "('transformers prompt lookup',)"),
     ),
     *noticed_by(
