@@ -20,7 +20,7 @@ from decode.autotune.budget import Budget
 from decode.common.environment import device_of
 from decode.drafters.base import Context, Drafter, OnDevice
 from decode.drafters.beside.ahead import AheadDrafter
-from decode.drafters.beside.elsewhere import at
+from decode.drafters.beside.other_device import at
 from decode.forward.kept.lease import Lease
 from decode.forward.runner import whole
 from decode.forward.target import runner_for
@@ -218,8 +218,8 @@ class Loop:
             sampling=self.sampling,
             temperature=self.state.temperature,
             history=self._history(),
-            heard=self.state.heard,
-            heard_at=self.state.heard_at,
+            passenger_logits=self.state.passenger_logits,
+            passenger_positions=self.state.passenger_positions,
             shape=shape,
             drawn=self.drawn,
             noise=Noise(self.state.keys, self.table, self.state.round_index),

@@ -121,9 +121,9 @@ class Context:
     target: CachedModel | None = None
     """What the target's passes run on, for a drafter that makes passes over a part of its layers: it may write from
     pending's slot on. None for a drafter within a draft."""
-    heard: Tensor | None = None
+    passenger_logits: Tensor | None = None
     """(B, P, V) in a call: the target's logits at the passengers of the last tree that had any (`most_passengers`)."""
-    heard_at: Tensor | None = None
+    passenger_positions: Tensor | None = None
     """(B, P) int64 positions of these passengers, -1 in a row that has had none. Their hidden states are in `features`
     until a pass writes over them: N slots after the first token of that round, behind its N nodes."""
     plain_rounds: int = 0

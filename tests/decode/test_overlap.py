@@ -23,7 +23,7 @@ from decode.common.errors import ConfigError, InputError
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
 from decode.drafters.base import Context
 from decode.drafters.beside.ahead import AheadDrafter
-from decode.drafters.beside.elsewhere import ElsewhereDrafter
+from decode.drafters.beside.other_device import OtherDeviceDrafter
 from decode.drafters.beside.refusals import REASONS, UNNAMED
 from decode.drafters.lm import LMDraft
 from decode.drafters.untrained.config import UNTRAINED
@@ -147,7 +147,7 @@ def test_a_draft_elsewhere_drafts_the_same() -> None:
         request = Request(ids.tolist(), 20, verifier=verifier, shape=chain(3), seed=1, audit=True)
         for wrap in (lambda one: one, AheadDrafter):
             here, there = (
-                Loop(target(), wrap(one), request).run() for one in (draft(0.02), ElsewhereDrafter(draft(0.02)))
+                Loop(target(), wrap(one), request).run() for one in (draft(0.02), OtherDeviceDrafter(draft(0.02)))
             )
             assert here[0] == there[0]
             assert here[1].rounds == there[1].rounds

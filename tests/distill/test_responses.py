@@ -19,7 +19,7 @@ from distill import __main__ as cli
 from distill.config import DataConfig, DistillConfig, PromptConfig, ResponseDraftConfig, ResponseSampling
 from distill.prompts.drawn_prompts import DrawnPrompt
 from distill.records.record_folder import RecordFolder, RecordWriter
-from distill.responses import Heard, Response, Writer, alike, target_sampler, unheard
+from distill.responses import OnResponse, Response, Writer, alike, ignored, target_sampler
 from distill.runtimes import transformers_runtime
 from distill.stage import run
 from tests.distill.runs import check_alike, tiny_config
@@ -46,11 +46,13 @@ class Scripted:
     def __init__(self, answer: list[int]) -> None:
         self.answer, self.asked = answer, []
 
-    def __call__(self, prompts: list[list[int]], rows: list[int], seed: int, heard: Heard = unheard) -> list[Response]:
+    def __call__(
+        self, prompts: list[list[int]], rows: list[int], seed: int, on_response: OnResponse = ignored
+    ) -> list[Response]:
         self.asked.append((prompts, rows, seed))
         answers = [Response(self.answer, "eos") for _ in prompts]
         for place, one in enumerate(answers):
-            heard(place, one, None)
+            on_response(place, one, None)
         return answers
 
 
@@ -84,12 +86,12 @@ def test_texts_that_would_hold_others_up_are_written_apart_and_say_the_same() ->
     prompts = [[7] * 60, *PROMPTS, [9] * 30]
     prompts.sort(key=lambda prompt: -len(prompt))
     sampling = ResponseSampling(max_new_tokens=5)
-    heard: list[int] = []
+    ended: list[int] = []
     apart = target_sampler(MODEL, sampling, 2, slots=40)(
-        prompts, [3, 4, 9, 1], 3, lambda place, one, states: heard.append(place)
+        prompts, [3, 4, 9, 1], 3, lambda place, one, states: ended.append(place)
     )
     assert apart == target_sampler(MODEL, sampling, 2)(prompts, [3, 4, 9, 1], 3)
-    assert sorted(heard) == [0, 1, 2, 3]
+    assert sorted(ended) == [0, 1, 2, 3]
     assert alike([65, 35, 10, 9], 2, 40) == [[0], [1], [2, 3]]
     assert alike([65, 35, 10, 9], 2, 110) == [[0, 1, 2, 3]]
     assert alike([65, 35, 10, 9], 2, None) == [[0, 1, 2, 3]]

@@ -27,7 +27,7 @@ from distill.config import (
     ResponseSampling,
     TargetConfig,
 )
-from distill.responses import Heard, Response, unheard
+from distill.responses import OnResponse, Response, ignored
 from distill.runtimes import vllm_runtime
 from distill.runtimes.kept_responses import kept_responses
 from distill.stage import open_runtime, run
@@ -229,7 +229,9 @@ def test_what_was_written_before_a_run_ended_is_not_asked_for_again(
 def test_kept_responses_are_those_of_their_call(tmp_path: Path) -> None:
     calls: list[int] = []
 
-    def sample(prompts: list[list[int]], rows: list[int], seed: int, heard: Heard = unheard) -> list[Response]:
+    def sample(
+        prompts: list[list[int]], rows: list[int], seed: int, on_response: OnResponse = ignored
+    ) -> list[Response]:
         calls.append(seed)
         return [
             Response([seed, *prompt], "length" if row else "eos", 7 * row or None)

@@ -24,7 +24,7 @@ from eval.modes.compare import mode
 from eval.modes.compare.arm_set import Target
 from eval.modes.compare.decoders import Decoders, LoadedDecoders
 from eval.modes.families import mode as families_mode
-from eval.modes.families.measuring import Race
+from eval.modes.families.measuring import Timing
 from eval.prompts.held_out import as_many_as, load_prompts
 from eval.prompts.kinds import TextPrompts
 from eval.prompts.prompt import Prompt
@@ -238,7 +238,7 @@ def test_settings_of_decoders_are_chosen_on_the_screening_prompts_of_both_texts(
         assert {call[2] for call in arm.calls} == {6}
 
 
-def race(monkeypatch: pytest.MonkeyPatch) -> tuple[Race, dict[str, FakeArm]]:
+def race(monkeypatch: pytest.MonkeyPatch) -> tuple[Timing, dict[str, FakeArm]]:
     """Two lengths of one draft, of which 2 is the faster."""
     arms: dict[str, FakeArm] = {}
 
@@ -253,7 +253,7 @@ def race(monkeypatch: pytest.MonkeyPatch) -> tuple[Race, dict[str, FakeArm]]:
     cfg = config(families=sizes, timing=timing, decode={"max_new_tokens": 8})
     model: Any = SimpleNamespace(dtype="torch.bfloat16", parameters=list)
     facts: Any = {"d": SimpleNamespace(family="lm")}
-    return Race(cfg, model, {"d": object()}, facts, REPORTED, SCREENING), arms
+    return Timing(cfg, model, {"d": object()}, facts, REPORTED, SCREENING), arms
 
 
 def test_draft_lengths_of_families_are_chosen_on_screening_prompts(monkeypatch: pytest.MonkeyPatch) -> None:

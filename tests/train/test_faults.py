@@ -36,7 +36,7 @@ FAULTS = [
     ),
     *noticed_by(
         loop.test_a_validation_is_over_all_of_its_rows_and_in_eval_mode,
-        ("train.training_loop:TrainingLoop.evaluate", "self.machine.module.train()", "pass"),
+        ("train.training_loop:TrainingLoop.evaluate", "self.compute.module.train()", "pass"),
     ),
     *noticed_by(
         loop.test_a_run_goes_on_at_its_own_step, ("train.training_loop:TrainingLoop.run", "start=first", "start=0")

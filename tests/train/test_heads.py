@@ -279,7 +279,7 @@ def refuse(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch):
     def no_weights(*_: object) -> None:
         raise AssertionError("weights were about to be loaded")
 
-    monkeypatch.setattr(stage, "build_machine", no_weights)
+    monkeypatch.setattr(stage, "build_compute", no_weights)
 
     def check(target: Path, message: str, family: str = "eagle3", **changes: Any) -> None:
         source = {} if "records" in changes else {"data": data_settings(corpus)}

@@ -42,7 +42,7 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def no_weights(*_: object) -> None:
         raise AssertionError("weights were about to be loaded")
 
-    monkeypatch.setattr(stage, "build_machine", no_weights)
+    monkeypatch.setattr(stage, "build_compute", no_weights)
     monkeypatch.setattr(stage, "build_accelerator", no_weights)
 
     def check(target: Path | None, message: str, **changes: Any) -> None:

@@ -154,7 +154,7 @@ def test_what_zero_did_with_a_gradient_that_is_not_finite_is_said(
 def test_a_loss_that_is_not_finite_on_one_rank_stops_them_all(tmp_path: Path) -> None:
     """And the documents are named that this rank has read."""
     loops = small_ranks(tmp_path)
-    for weight in loops[1].machine.module.parameters():
+    for weight in loops[1].compute.module.parameters():
         weight.data.fill_(float("nan"))
     before = weights_of(loops[0])
 
@@ -228,7 +228,7 @@ def test_ranks_share_a_validation_and_agree_on_it(tmp_path: Path) -> None:
     ours, theirs = together(loops, TrainingLoop.evaluate)
     assert ours == theirs
     torch.testing.assert_close(ours.tensor(), alone.tensor(), rtol=1e-6, atol=1e-6)
-    seen, others = (sum(count for _, count in cast(Watched, loop.machine.module).seen) for loop in loops)
+    seen, others = (sum(count for _, count in cast(Watched, loop.compute.module).seen) for loop in loops)
     assert seen + others == sum(LENGTHS)
     assert 0 < seen < sum(LENGTHS)
 
@@ -285,7 +285,7 @@ def test_the_first_of_equally_good_weights_is_kept(
     scripted(monkeypatch, [1.5, 2.5, 2.5, 2.0])
     cfg = small_config(tmp_path / "out", steps=4, validate_every=1, checkpoint_every=1, lr=1e-12)
     loop = small_loop(cfg)
-    loop.book.checkpoints.keep = 9
+    loop.recorder.checkpoints.keep = 9
     state = loop.run()
     assert (state.best_step, state.best_score) == (2, 2.5)
     assert state.best == Sums(loss=8.0, loss_count=1.0, tau=2.5, tau_count=1.0, tokens=1.0)

@@ -88,7 +88,7 @@ class MixtureDrafter(Drafter):
         self.taps = next((one.drafter.taps for one in self.models if one.drafter.taps), ())
         riding = [one.most_passengers for one in self.readers]
         self.most_passengers = sum(riding)
-        assert self.most_passengers in (0, *riding), "what is heard is of one member's"
+        assert self.most_passengers in (0, *riding), "passenger logits are of one member's"
         assert not any(one.drafter.most_passengers for one in self.models), "nor of a member's member"
         self._standing: dict[tuple[int, int], SurvivalRates] = defaultdict(SurvivalRates)
         self._asked: list[list[Candidate]] = []

@@ -113,7 +113,7 @@ def cells(cfg: EvalConfig) -> list[Cell]:
 
 
 @dataclass(frozen=True)
-class Race:
+class Timing:
     """What is timed: the target in its own precision, a draft for every arm, and prompts."""
 
     cfg: EvalConfig

@@ -75,11 +75,11 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_splits.test_draft_lengths_of_families_are_chosen_on_screening_prompts,
-        ("eval.modes.families.measuring:Race.choose", "self.screening", "self.reported"),
+        ("eval.modes.families.measuring:Timing.choose", "self.screening", "self.reported"),
     ),
     *noticed_by(
         test_splits.test_families_are_timed_on_reported_prompts_at_the_length_that_was_chosen,
-        ("eval.modes.families.measuring:Race.measure", "prompts = self.reported", "prompts = self.screening"),
+        ("eval.modes.families.measuring:Timing.measure", "prompts = self.reported", "prompts = self.screening"),
     ),
     *noticed_by(
         test_measure.test_the_drafts_own_settings_come_back,

@@ -15,7 +15,7 @@ from decode.sampling.noise import token_table
 from decode.trees.tree import Tree
 
 
-class ElsewhereDrafter(Drafter):
+class OtherDeviceDrafter(Drafter):
     """The drafts of `inner`. Noise is made on its device, of the same integers. Penalties and grammars are not
     foreseen: they look at the text where the target is, and any drafts are exact."""
 
@@ -70,4 +70,4 @@ class ElsewhereDrafter(Drafter):
 
 def at(drafter: Drafter | None, device: torch.device) -> Drafter | None:
     """The drafter for a target on `device`."""
-    return ElsewhereDrafter(drafter) if isinstance(drafter, LMDraft) and drafter.device != device else drafter
+    return OtherDeviceDrafter(drafter) if isinstance(drafter, LMDraft) and drafter.device != device else drafter
