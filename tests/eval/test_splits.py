@@ -253,7 +253,7 @@ def race(monkeypatch: pytest.MonkeyPatch) -> tuple[Timing, dict[str, FakeArm]]:
     cfg = config(families=sizes, timing=timing, decode={"max_new_tokens": 8})
     model: Any = SimpleNamespace(dtype="torch.bfloat16", parameters=list)
     facts: Any = {"d": SimpleNamespace(family="lm")}
-    return Timing(cfg, model, {"d": object()}, facts, REPORTED, SCREENING), arms
+    return Timing(cfg, model, {"d": SimpleNamespace(most_tokens=None)}, facts, REPORTED, SCREENING), arms
 
 
 def test_draft_lengths_of_families_are_chosen_on_screening_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
