@@ -4,9 +4,9 @@ from tests.census import census, circles
 
 MOST = {
     "product files": 464,
-    "product lines": 53749,
+    "product lines": 53769,
     "tests files": 283,
-    "tests lines": 48264,
+    "tests lines": 48273,
     "settings": 356,
     "file circles": 0,
     "string subscripts in eval": 884,
