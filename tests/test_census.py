@@ -6,7 +6,7 @@ MOST = {
     "product files": 464,
     "product lines": 53769,
     "tests files": 283,
-    "tests lines": 48273,
+    "tests lines": 48280,
     "settings": 356,
     "file circles": 0,
     "string subscripts in eval": 884,

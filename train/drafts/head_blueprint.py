@@ -50,7 +50,7 @@ class TrainableHead(TrainableDraft):
     def calibrate(self, validation: Iterable[Batch], chunk_rows: int) -> dict[str, float]:
         """The temperatures of a head that predicts its own acceptance."""
         head = self.head
-        if not head.foresees:
+        if not head.config.foresees:
             return {}
         head.config, measured = calibrated(cast(DSparkDraft, head), validation, chunk_rows)
         return measured
