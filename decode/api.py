@@ -32,7 +32,7 @@ from decode.common.errors import ConfigError
 from decode.common.typed_config import flag, require, whole
 from decode.config import SamplingConfig, sampling_config
 from decode.conversation import Conversation
-from decode.drafters.base import Drafter, drafts_trees, most_passengers
+from decode.drafters.base import Drafter
 from decode.drafters.untrained.config import CHAINS, UNEVEN
 from decode.loop import Loop
 from decode.models.adapters import unwrapped
@@ -121,8 +121,9 @@ def generate(
     check_models(model, drafter, vocab_size)
     asked = sampling_config(settings)
     check_ahead(model, drafter, asked)
-    require(not (asked.strict and most_passengers(drafter)), f"strict=True: {UNEVEN}")
-    require(asked.is_chain or drafts_trees(drafter), f"tree={asked.tree}: {CHAINS}")
+    if drafter is not None:
+        require(not (asked.strict and drafter.most_passengers), f"strict=True: {UNEVEN}")
+        require(asked.is_chain or drafter.drafts_trees, f"tree={asked.tree}: {CHAINS}")
     ends, own_ends = eos_ids(eos_token_id, config, vocab_size), own_eos_ids(config, vocab_size)
     pad = pad_id_of(model, pad_token_id)
     # where () says that no token ends a row, the model's own end tokens still tell padding from text

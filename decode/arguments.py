@@ -14,7 +14,7 @@ from decode.common.typed_config import require, texts, whole, wholes
 from decode.config import SamplingConfig
 from decode.conversation import Conversation
 from decode.drafters.base import Drafter
-from decode.drafters.beside.refusals import UNNAMED, check_foresees, check_overlap
+from decode.drafters.beside.refusals import check_foresees, check_overlap
 from decode.drafters.lm import LMDraft
 from decode.models.compatibility import refuse_unsupported
 from decode.models.quantised import refuse_dependent_layers, refuse_dependent_rows
@@ -32,7 +32,7 @@ def check_models(model: PreTrainedModel, drafter: Drafter | None, vocab_size: in
             for one in module.modules()
         )
         require(not drops, f"{name} is in train mode and has dropout, so no two passes agree; call its eval() first")
-    if drafter is not None and not hasattr(drafter, "propose"):
+    if drafter is not None and not isinstance(drafter, Drafter):
         kind = f"a {type(drafter).__name__}" if isinstance(drafter, nn.Module) else repr(drafter)
         raise ConfigError(f"drafter={kind} is no drafter; get one from decode.load_drafter(it, target=model)")
     known = drafter.model.config.get_text_config().vocab_size if isinstance(drafter, LMDraft) else vocab_size
@@ -47,10 +47,8 @@ def check_ahead(model: PreTrainedModel, drafter: Drafter | None, asked: Sampling
     """Raise ConfigError for a drafter that cannot draft ahead, or does not predict what becomes of its tokens, where
     that is asked for."""
     if drafter is not None:
-        check_foresees(getattr(drafter, "foresees", False), asked.confidence, "confidence")
-    if drafter is not None and not isinstance(drafter, LMDraft):
-        own = getattr(drafter, "family", UNNAMED)
-        check_overlap(getattr(getattr(drafter, "config", None), "family", own), asked.overlap, "overlap")
+        check_foresees(drafter.foresees, asked.confidence, "confidence")
+        check_overlap(drafter.family, asked.overlap, "overlap")
 
 
 def seed_of(seed: int | None) -> int:

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 
 from decode.autotune.budget import Budget
 from decode.common.environment import device_of
-from decode.drafters.base import Context, Drafter, OnDevice, drafted_ahead, most_passengers
+from decode.drafters.base import Context, Drafter, OnDevice
 from decode.drafters.beside.ahead import AheadDrafter
-from decode.drafters.beside.elsewhere import at
+from decode.drafters.beside.other_device import at
 from decode.forward.kept.lease import Lease
 from decode.forward.runner import whole
 from decode.forward.target import runner_for
@@ -54,7 +54,7 @@ class Loop:
         lengths = [len(prompt) for prompt in request.prompts]
         check_context(model, lengths, request.max_new_tokens)
         in_round = max(request.shape.num_nodes, 2 + request.shape.num_read)  # a draft may read more than it proposes
-        self.num_passengers = most_passengers(drafter)
+        self.num_passengers = 0 if drafter is None else drafter.most_passengers
         longest = max(request.room, max(lengths) + request.max_new_tokens)
         self.capacity = longest + in_round + self.num_passengers
         requests = [RequestState(len(x), list(x), len(x) + request.max_new_tokens) for x in request.prompts]
@@ -218,8 +218,8 @@ class Loop:
             sampling=self.sampling,
             temperature=self.state.temperature,
             history=self._history(),
-            heard=self.state.heard,
-            heard_at=self.state.heard_at,
+            passenger_logits=self.state.passenger_logits,
+            passenger_positions=self.state.passenger_positions,
             shape=shape,
             drawn=self.drawn,
             noise=Noise(self.state.keys, self.table, self.state.round_index),
@@ -255,7 +255,7 @@ class Loop:
         self.state = made.state
         depth = shape.depth if drafter is not None else 0
         distance = None if made.distance is None else Reading(made.distance)
-        ahead = drafted_ahead(self.drafter) if depth else None
+        ahead = self.drafter.begins_ahead if self.drafter is not None and depth else None
         return Flight(Reading(made.report), distance, list(self.rows.seated), depth, began, self.runner.replayed, ahead)
 
     def _run(self, drafter: Drafter | None, rule: Rule, wanted: Context, prepared: Hashable) -> Outcome:

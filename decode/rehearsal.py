@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from decode.api import generate
 from decode.autotune.budget import REHEARSED
 from decode.config import SamplingConfig, sampling_config
-from decode.drafters.base import Drafter, drafted_depth, most_passengers, num_ways
+from decode.drafters.base import Drafter
 from decode.forward.runner import CAPTURE_AFTER, look_at
 from decode.forward.slot_stack import bucket
 from decode.requests import Event
@@ -49,9 +49,9 @@ def warm_up(
     known = {one.name for one in fields(SamplingConfig)}  # the others are arguments of `generate` itself
     asked = sampling_config({name: one for name, one in settings.items() if name in known})
     shape = parse(asked.tree, asked.num_draft_tokens, asked.tree_nodes)
-    deepest = 0 if drafter is None else drafted_depth(drafter, shape)
+    deepest = 0 if drafter is None else drafter.drafted_depth(shape)
     depths = range(deepest + 1) if asked.adaptive else {deepest} if asked.overlap else {0, deepest}
-    drafted = 0 if drafter is None else max(shape.num_nodes + most_passengers(drafter), shape.num_read + 1)
+    drafted = 0 if drafter is None else max(shape.num_nodes + drafter.most_passengers, shape.num_read + 1)
     drafted += deepest + 1 if asked.overlap else 0
     settings = {**settings, "adaptive": drafter is not None and not asked.overlap}
     for slots in _sizes(input_ids.shape[1], input_ids.shape[1] + max_new_tokens + drafted):
@@ -83,7 +83,7 @@ def _rehearse(
     """Rounds of one depth, in as many calls as that takes: one adds up to depth + 1 tokens, behind `room` tokens passes
     look at more slots, and a text may end at its first token, or, with another seed, later."""
     each, rounds, token = max(1, room // (depth + 1)), 0, REHEARSED.set(depth)
-    ways = (2 if settings.get("overlap") else num_ways(drafter)) if depth else 1
+    ways = (2 if settings.get("overlap") else 1 if drafter is None else drafter.ways) if depth else 1
     try:
         for seed in range(SEED, SEED + MOST_CALLS * ways):
             watch = _Watch(each * len(prompt))

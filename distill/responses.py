@@ -40,20 +40,22 @@ class Response:
     """Arrays of the stores, a row for each token that has p."""
 
 
-Heard = Callable[[int, Response, Tensor | None], None]
+OnResponse = Callable[[int, Response, Tensor | None], None]
 """Place of a prompt among those that were asked, its response, and the hidden states of prompt and response (L, n, d)
 where the runtime gives them."""
 
 
-def unheard(place: int, response: Response, states: Tensor | None) -> None:
+def ignored(place: int, response: Response, states: Tensor | None) -> None:
     """For who waits for all responses."""
 
 
 class Sampler(Protocol):
     """Writes responses."""
 
-    def __call__(self, prompts: list[list[int]], rows: list[int], seed: int, heard: Heard = unheard) -> list[Response]:
-        """`heard` is told of each response as it ends. A text depends on its prompt, noise row and seed, not on its
+    def __call__(
+        self, prompts: list[list[int]], rows: list[int], seed: int, on_response: OnResponse = ignored
+    ) -> list[Response]:
+        """`on_response` gets each response as it ends. A text depends on its prompt, noise row and seed, not on its
         batch, and states depend on that by rounding."""
         ...
 
@@ -70,13 +72,15 @@ def target_sampler(
     end. With a drafter the rule is the coupled one, whose noise is that of plain decoding: by the other exact rules the
     text would depend on the draft. States are those of `layers`; `slots` parts prompts of other lengths (`alike`)."""
 
-    def sample(prompts: list[list[int]], rows: list[int], seed: int, heard: Heard = unheard) -> list[Response]:
+    def sample(
+        prompts: list[list[int]], rows: list[int], seed: int, on_response: OnResponse = ignored
+    ) -> list[Response]:
         found: dict[int, Response] = {}
 
         def take(place: int, one: RequestState, states: Tensor | None) -> None:
             assert one.reason is not None
             found[place] = Response(one.tokens[one.prompt_length :], one.reason, one.passes)
-            heard(place, found[place], states)
+            on_response(place, found[place], states)
 
         lengths = [len(prompt) + sampling.max_new_tokens for prompt in prompts]
         for part in alike(lengths, batch_size, slots):
@@ -176,13 +180,13 @@ class Writer:
         ready.sort(key=lambda pair: -len(pair[1]))  # long texts share passes, and are not left alone in the end
         records: list[Record] = []
 
-        def heard(place: int, response: Response, states: Tensor | None) -> None:
+        def on_response(place: int, response: Response, states: Tensor | None) -> None:
             prompt, ids = ready[place]
             histories[prompt.number].said(turn, self.tokenizer, response)
             records.append(self._record(prompt, turn, ids, response))
             ended(records[-1], states, turn + 1 == prompt.num_turns)
 
-        self._sample(ready, turn, heard)
+        self._sample(ready, turn, on_response)
         return records
 
     def _prompt_ids(self, conversation: _Conversation, turn: int) -> list[int] | None:
@@ -196,13 +200,13 @@ class Writer:
                 raise
             return None
 
-    def _sample(self, batch: list[tuple[DrawnPrompt, list[int]]], turn: int, heard: Heard) -> None:
+    def _sample(self, batch: list[tuple[DrawnPrompt, list[int]]], turn: int, on_response: OnResponse) -> None:
         assert self.sampler is not None
         if not batch:
             return
         # Templates drop thoughts, so a later turn may stand where an earlier one stood: it has noise of its own.
         seed = int(unit_hash("turn", self.config.seed, turn) * 2**31)
-        self.sampler([ids for _, ids in batch], [prompt.number for prompt, _ in batch], seed, heard)
+        self.sampler([ids for _, ids in batch], [prompt.number for prompt, _ in batch], seed, on_response)
 
     def _record(self, prompt: DrawnPrompt, turn: int, ids: list[int], response: Response) -> Record:
         whole = np.array(ids + response.ids, dtype=np.int64)

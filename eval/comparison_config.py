@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -40,22 +40,45 @@ def named_settings(
     return found
 
 
-def check_batches(where: str, sizes: Sequence[int], counts: Sequence[int]) -> None:
-    """ConfigError unless `where`.batch_sizes and .batches_timed go by pairs, each size once."""
-    require(bool(sizes), f"{where}.batch_sizes is empty; name at least one, e.g. {where}.batch_sizes=[1]")
-    require(len(set(sizes)) == len(sizes), f"{where}.batch_sizes={sizes} repeats one; each has cells of its own")
-    require(
-        len(sizes) == len(counts),
-        f"{where}.batch_sizes={sizes} and {where}.batches_timed={counts} go by pairs; give as many of each",
-    )
-    require(min([*sizes, *counts]) >= 1, f"{where}.batch_sizes={sizes}, batches_timed={counts}; use at least 1")
+class Batches:
+    """Batch sizes of timed cells, and the batches of prompts timed in each."""
+
+    batch_sizes: list[int]
+    batches_timed: list[int]
+
+    @property
+    def num_timed(self) -> dict[int, int]:
+        """Batch size -> batches timed."""
+        return dict(zip(self.batch_sizes, self.batches_timed, strict=True))
+
+    def check_batches(self, where: str) -> None:
+        """ConfigError unless they go by pairs, each size once."""
+        sizes, counts = self.batch_sizes, self.batches_timed
+        require(bool(sizes), f"{where}.batch_sizes is empty; name at least one, e.g. {where}.batch_sizes=[1]")
+        require(len(set(sizes)) == len(sizes), f"{where}.batch_sizes={sizes} repeats one; each has cells of its own")
+        require(
+            len(sizes) == len(counts),
+            f"{where}.batch_sizes={sizes} and {where}.batches_timed={counts} go by pairs; give as many of each",
+        )
+        require(min([*sizes, *counts]) >= 1, f"{where}.batch_sizes={sizes}, batches_timed={counts}; use at least 1")
+
+
+class ComparisonConfig(Batches):
+    """What a user sets about any comparison whose settings are chosen on other prompts than are timed."""
+
+    screening_prompts: int
+    choices: str | None
+
+    def batches_screened(self, rows: int) -> int:
+        """Batches per kind of text on which settings are chosen at a batch size."""
+        return -(-self.screening_prompts // rows)
 
 
 TextKind = Literal["code", "prose"]
 
 
 @dataclass
-class DecodersConfig:
+class DecodersConfig(ComparisonConfig):
     """`mode=decoders`: which settings of ours are tried, and which cells (batch, temperature, text) are timed."""
 
     batch_sizes: list[int] = field(default_factory=lambda: [1, 4, 8, 16])
@@ -79,8 +102,7 @@ class DecodersConfig:
     """Batch sizes at which transformers' compiled static cache runs; each compiles for tens of seconds on a CPU."""
 
     def __post_init__(self) -> None:
-        sizes, counts = self.batch_sizes, self.batches_timed
-        check_batches("decoders", sizes, counts)
+        self.check_batches("decoders")
         require(bool(self.texts), "decoders.texts is empty; name code, prose or both")
         require(bool(self.arms), "decoders.arms is empty; name at least one, e.g. '+decoders.arms.chain4={}'")
         unknown = sorted(set(self.fixed) - set(self.arms))
@@ -90,14 +112,9 @@ class DecodersConfig:
         names = sorted({PLAIN} & set(self.arms))
         require(not names, f"decoders.arms names {names}, which is plain decoding; call it otherwise")
 
-    @property
-    def num_timed(self) -> dict[int, int]:
-        """Batch size -> batches timed."""
-        return dict(zip(self.batch_sizes, self.batches_timed, strict=True))
-
     def batches_screened(self, rows: int) -> int:
-        """Batches per kind of text on which settings are chosen at a batch size."""
-        return max(self.screening_batches, -(-self.screening_prompts // rows))
+        """At least `screening_batches`."""
+        return max(self.screening_batches, super().batches_screened(rows))
 
 
 def arm_settings(cfg: DecodersConfig, base: SamplingConfig, temperature: float) -> dict[str, SamplingConfig]:
@@ -111,7 +128,7 @@ SET_BY_MODE = ("output_dir", "target", "records", "steps", "seed", "resume", "pl
 
 
 @dataclass
-class FamiliesConfig:
+class FamiliesConfig(Batches):
     """`mode=families`: which drafts are trained, on what budgets, and how they are measured."""
 
     arms: dict[str, list[str]] = field(default_factory=lambda: {"lm": ["draft=lm"]})
@@ -185,12 +202,7 @@ class FamiliesConfig:
             f"families.feature_seeds={self.feature_seeds} must be some of families.seeds={self.seeds}: codes are "
             "compared seed by seed with the first one",
         )
-        check_batches("families", self.batch_sizes, self.batches_timed)
-
-    @property
-    def num_timed(self) -> dict[int, int]:
-        """Batch size -> batches timed."""
-        return dict(zip(self.batch_sizes, self.batches_timed, strict=True))
+        self.check_batches("families")
 
 
 def shape_settings(cfg: FamiliesConfig, base: SamplingConfig, temperature: float) -> dict[str, SamplingConfig]:

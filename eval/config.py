@@ -10,7 +10,7 @@ from decode.common.typed_config import require
 from decode.config import OF_THE_PREFIX, ModelConfig, SamplingConfig, check_temperature
 from distill.config import DataConfig
 from eval.comparison_config import OWN, DecodersConfig, FamiliesConfig, named_settings
-from eval.modes.drafters.config import DraftersConfig
+from eval.modes.compare.drafters_config import DraftersConfig
 from eval.modes.exits.config import ExitsConfig
 from eval.modes.served.config import ServedConfig
 from train.config import TrackerConfig

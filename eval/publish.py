@@ -20,14 +20,13 @@ from jinja2 import UndefinedError
 
 from decode.common.checked_json import write_atomically
 from decode.common.errors import InputError, UserError
-from eval.modes.decoders import page as decoders
-from eval.modes.decoders.results import check_comparisons, pool_comparisons
-from eval.modes.drafters import page as drafters
-from eval.modes.drafters.results import check_drafters, pool_drafters
+from eval.modes.compare import page as compare
+from eval.modes.compare.results import pool_comparisons
 from eval.modes.exits import page as exits
 from eval.modes.families import page as families
 from eval.modes.served import page as served
 from eval.render import report_page as report
+from eval.results.comparisons import check_comparisons
 from eval.results.poolable import check_poolable
 from eval.results.pooling import pool
 from eval.results.published import small_form
@@ -37,8 +36,8 @@ Check = Callable[[Sequence[Path], Sequence[dict[str, Any]]], None]
 Pool = Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
 PAGES = {
     "report": report.render_summary,
-    "decoders": decoders.render_summary,
-    "drafters": drafters.render_summary,
+    "decoders": compare.render_summary,
+    "drafters": compare.render_summary,
     "families": families.render_summary,
     "served": served.render_summary,
     "exits": exits.render_summary,
@@ -47,7 +46,7 @@ PAGES = {
 POOLS: dict[str, tuple[Check, Pool]] = {
     "report": (check_poolable, pool),
     "decoders": (check_comparisons, pool_comparisons),
-    "drafters": (check_drafters, pool_drafters),
+    "drafters": (check_comparisons, pool_comparisons),
 }
 """Mode -> whether runs of it may be pooled (InputError), and how."""
 START, END = "<!-- results:start -->", "<!-- results:end -->"

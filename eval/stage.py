@@ -79,10 +79,10 @@ MODES = {
     "report": "eval.modes.report",
     "certificate": "eval.modes.certificate",
     "profile": "eval.modes.profile.mode",
-    "decoders": "eval.modes.decoders.mode",
+    "decoders": "eval.modes.compare.mode",
     "families": "eval.modes.families.mode",
     "served": "eval.modes.served.mode",
-    "drafters": "eval.modes.drafters.mode",
+    "drafters": "eval.modes.compare.mode",
     "exits": "eval.modes.exits.mode",
 }
 """EvalConfig.mode -> module; imported when it is wanted."""

@@ -14,8 +14,8 @@ ASKED='
 ^(tests/)?train/                                     slow     tests/train
 ^(tests/)?eval/                                      slow     tests/eval
 ^(conf|scripts|tests/[^/]+\.py|pyproject|decode/common)  slow  tests/common tests/test_*.py
-^train/[^/]+\.py|^tests/train/test_engines            engines  tests/train
-^decode/published|^train/(export|check)|^tests/engines  engines  tests/engines/test_[acl]*.py tests/engines/test_own_mtp.py tests/engines/test_s*.py
+^train/[^/]+\.py|^tests/train/test_processes          engines  tests/train
+^decode/formats|^train/(export|check)|^tests/engines  engines  tests/engines/test_[acl]*.py tests/engines/test_own_mtp.py tests/engines/test_s*.py
 ^distill/(engines|runtimes)|^tests/engines           engines  tests/engines/test_openai_servers.py tests/engines/test_records.py tests/engines/test_vllm_server.py
 ^eval/modes/(served|decoders)|^(distill|tests)/engines  engines  tests/engines/test_s*.py tests/eval
 '
@@ -73,7 +73,7 @@ step "tests: default" 240 pytest -q
 slow=$(selected slow) engines=$(selected engines)
 # shellcheck disable=SC2086 # several paths
 if [ -n "$slow" ]; then
-    step "tests: slow" 900 pytest -q -m "slow and not engines and not exhaustive and not gpu and not network" $slow
+    step "tests: slow" 900 pytest -q --no-loadscope-reorder -m "slow and not engines and not exhaustive and not gpu and not network" $slow
 fi
 # shellcheck disable=SC2086
 if [ -n "$engines" ]; then

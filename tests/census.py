@@ -60,7 +60,11 @@ def _fields(node: ast.AST) -> int:
     if not isinstance(node, ast.ClassDef) or not node.name.endswith("Config"):
         return 0
     pairs = zip(node.body, node.body[1:], strict=False)
-    return sum(isinstance(one, ast.AnnAssign) and _is_string(getattr(two, "value", None)) for one, two in pairs)
+    return sum(_is_field(one) and _is_string(getattr(two, "value", None)) for one, two in pairs)
+
+
+def _is_field(node: ast.AST) -> bool:
+    return isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.dump(node.annotation)
 
 
 def _by_string(node: ast.AST) -> bool:

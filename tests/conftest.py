@@ -16,3 +16,8 @@ def uncaptured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pass step by step, where captures are not what is tested: each costs as much as a hundred passes of a tiny
     model, and few texts here are long enough for that."""
     monkeypatch.setattr("decode.forward.runner.CAPTURE_AFTER", 10**9)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest file first, so that a worker has it while the other one runs the rest (test.sh keeps the order)."""
+    items.sort(key=lambda item: item.path.name != "test_tutorial.py")

@@ -1,6 +1,6 @@
 """One-line faults, put into the code one at a time: the test named beside each must notice it.
 
-`FAULTS` of `tests/FOLDER/faults.py` are those of one folder. That the tests pass without a fault is what they say
+`FAULTS` of `tests/FOLDER/test_faults.py` are those of one folder. That the tests pass without a fault is what they say
 themselves.
 """
 

@@ -3,15 +3,15 @@
 from tests.census import census, circles
 
 MOST = {
-    "product files": 474,
-    "product lines": 53831,
-    "tests files": 379,
-    "tests lines": 49931,
-    "settings": 360,
+    "product files": 464,
+    "product lines": 53769,
+    "tests files": 283,
+    "tests lines": 48280,
+    "settings": 356,
     "file circles": 0,
-    "string subscripts in eval": 1033,
+    "string subscripts in eval": 884,
 }
-"""Figures of 26 November 2026."""
+"""Figures of 27 November 2026."""
 
 
 def test_no_figure_rises() -> None:

@@ -1,14 +1,31 @@
-"""Scripts on machines that lack something, and a package that holds all of its files."""
+"""Scripts: machines that lack something, a package that holds all of its files, the overlap simulation against sums
+done by hand, and the picture of `python -m decode`."""
+
+from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+from html import unescape
+from importlib.util import module_from_spec, spec_from_file_location
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 import yaml
+
+from decode.common.errors import InputError
+from decode.stage import CYAN, DIM, GREEN, LEGEND, RED, RESET
+from eval.results.schema import read_results
+from tests.tiny import save_tiny_target
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("decode", "distill", "train", "eval")
@@ -252,3 +269,205 @@ def test_the_gpu_benchmark_runs_through_at_toy_size_and_repeats_nothing(tmp_path
     again = gpu_benchmark(tmp_path, "decoders")
     assert again.returncode == 0, again.stderr
     assert "already finished" in again.stderr
+
+
+TOY = ROOT / "docs/results/toy.json"
+N = 40_000
+
+
+def loaded() -> Any:
+    spec = spec_from_file_location("overlap_simulation", ROOT / "scripts/overlap_simulation.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = module_from_spec(spec)  # where a dataclass looks up its own annotations
+    spec.loader.exec_module(module)
+    return module
+
+
+script = loaded()
+Pair, simulate = script.Pair, script.simulate
+PAIR = Pair("p", target_ms=10.0, token_ms=0.5, draft_ms=2.0, acceptance=(0.9, 0.7, 0.8))
+
+
+def expected_tau(pair: Any, k: int) -> float:
+    return 1 + sum(accumulate(pair.chances(k), mul))
+
+
+def foreseen(pair: Any, k: int) -> float:
+    return float(np.prod(pair.chances(k + 1))) ** pair.batch_size
+
+
+@pytest.mark.parametrize("k", [1, 3, 7])
+@pytest.mark.parametrize("link_ms", [0.0, 3.0])
+@pytest.mark.parametrize("draft_ms", [0.5, 2.0, 12.0])
+def test_without_jitter_rounds_take_what_the_sums_say(k: int, link_ms: float, draft_ms: float) -> None:
+    pair = Pair("p", 10.0, 0.5, draft_ms, (0.9, 0.7, 0.8))
+    verify, chance = 10 + 0.5 * k, foreseen(pair, k)
+    turns, early = (simulate(way, pair, k, link_ms, 0.0, N, 1) for way in ("in turn", "ahead"))
+    assert turns.milliseconds == pytest.approx(verify + k * draft_ms + 2 * link_ms)
+    as_assumed = max(verify, 2 * link_ms + (k + 1) * draft_ms)
+    anew = max(verify + link_ms, link_ms + (k + 1) * draft_ms) + k * draft_ms + link_ms
+    assert np.unique(early.milliseconds.round(6)) == pytest.approx(sorted({as_assumed, anew}))
+    wanted = chance * as_assumed + (1 - chance) * anew
+    error = abs(as_assumed - anew) * (chance * (1 - chance) / N) ** 0.5
+    assert early.milliseconds.mean() == pytest.approx(wanted, abs=5 * error + 1e-9)
+    for rounds in (turns, early):
+        assert rounds.tokens.mean() == pytest.approx(expected_tau(pair, k), abs=5 * rounds.tokens.std() / N**0.5)
+
+
+def test_a_perfect_draft_costs_nothing_beside_the_target() -> None:
+    pair = Pair("p", 10.0, 0.0, 1.0, (1.0,))
+    rounds = simulate("ahead", pair, 4, 0.0, 0.0, 100)
+    assert rounds.foreseen.all()
+    assert (rounds.tokens == 5).all()
+    assert rounds.milliseconds == pytest.approx(10.0)
+
+
+def test_a_useless_draft_ahead_costs_what_is_in_the_way_of_the_next() -> None:
+    slow = Pair("p", 10.0, 0.0, 4.0, (0.0,))
+    turns, early = (simulate(way, slow, 4, 1.0, 0.0, 100) for way in ("in turn", "ahead"))
+    assert not early.foreseen.any()
+    assert early.milliseconds - turns.milliseconds == pytest.approx((4 + 1) * 4.0 - 10.0)
+
+
+def test_in_a_batch_all_rows_have_to_be_as_assumed() -> None:
+    pair = Pair("p", 10.0, 0.0, 1.0, (0.9,), batch_size=4)
+    rounds = simulate("ahead", pair, 2, 0.0, 0.0, N, 3)
+    assert rounds.foreseen.mean() == pytest.approx(0.9 ** (3 * 4), abs=1.2e-2)
+
+
+def test_jitter_leaves_the_mean_of_rounds_in_turn_alone() -> None:
+    still, moving = (simulate("in turn", PAIR, 3, 1.0, jitter, N).milliseconds for jitter in (0.0, 0.5))
+    assert moving.mean() == pytest.approx(still.mean(), rel=1e-2)
+    assert moving.std() > 1
+
+
+def test_both_ways_accept_the_same_tokens() -> None:
+    first, second = (simulate(way, PAIR, 3, 0.0, rounds=1000).tokens for way in ("in turn", "ahead"))
+    assert (first == second).all()
+
+
+def test_pairs_of_a_report_are_its_draft_lms_under_the_coupled_rule() -> None:
+    found = {pair.name: pair for pair in script.measured(TOY)}
+    assert set(found) == {f"{draft}, T={t}, batch 1" for draft in ("distilled", "undistilled") for t in (0, 1)}
+    rows = [row for row in read_results(TOY)["rows"] if row["draft"] == "distilled" and row["temperature"] == 1]
+    pair = found["distilled, T=1, batch 1"]
+    assert pair.draft_ms == pytest.approx(1e3 * rows[0]["component_times"]["t_draft_s"])
+    assert pair.chances(6) == [*rows[0]["acceptance_by_position"], *[rows[0]["acceptance_by_position"][-1]] * 2]
+
+
+def test_a_report_without_such_rows_is_refused(tmp_path: Path) -> None:
+    results = read_results(TOY)
+    results["rows"] = [row for row in results["rows"] if row["drafter"] != "lm"]
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    with pytest.raises(InputError, match="no row of a draft LM"):
+        script.measured(tmp_path / "results.json")
+
+
+def test_the_command_prints_the_published_figures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of docs/how-to/overlap.md."""
+    asked = ["--target-ms", "10", "--draft-ms", "3.3", "--alpha", "0.8", "--links-ms", "0", "10"]
+    monkeypatch.setattr(sys, "argv", ["overlap_simulation.py", *asked])
+    script.main()
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "| given | 0 | 3 | 1.48 | 2 | 1.77 | 51% | 1.20 |",
+        "| given | 10 | 6 | 0.80 | 3 | 0.75 | 41% | 0.95 |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ([], "give either"),
+        (["--target-ms", "1", "--draft-ms", "1"], "give either"),
+        (["--target-ms", "0", "--draft-ms", "1", "--alpha", "0.5"], "0 is not from"),
+        (["--target-ms", "1", "--draft-ms", "1", "--alpha", "1.5"], "1.5 is not from 0 to 1"),
+        (["--target-ms", "1", "--draft-ms", "1", "--alpha", "nan"], "nan is not from"),
+        (["--report", "nowhere.json"], "nowhere.json"),
+    ],
+)
+def test_bad_input_ends_with_2(
+    asked: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["overlap_simulation.py", *asked])
+    with pytest.raises(SystemExit) as error:
+        script.main()
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+LAST_LINE = "3 tokens in 1 target passes: 3.00 tokens per pass, 99 tokens/s"
+NAMES = "  ".join(f"{paint}{name}{RESET}" for name, paint in LEGEND)
+TOKENS = f"{GREEN} if a < b &{RESET}{GREEN} c:{RESET}{RED} pass{RESET}{CYAN}\n    x{RESET}"
+OUTPUT = f"{NAMES}\n\n{DIM}def f(a):{RESET}{TOKENS}\n\n{LAST_LINE}\n"
+
+
+@pytest.fixture
+def recorder() -> ModuleType:
+    spec = spec_from_file_location("record_decode", ROOT / "scripts" / "record_decode.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def painted(svg: str) -> list[tuple[str, str]]:
+    """(colour, text) of every piece of the picture, in order."""
+    colours = dict(re.findall(r"\.(decode-r\d+) \{ fill: (#\w+)", svg))
+    pieces = re.findall(r'<text class="(decode-r\d+)"[^>]*>([^<]*)</text>', svg)
+    return [(colours[name], unescape(text).replace("\xa0", " ")) for name, text in pieces if text.strip()]
+
+
+def shown(svg: str) -> str:
+    return "".join(text for _, text in painted(svg))
+
+
+def test_tokens_keep_the_colours_of_the_legend(recorder: ModuleType) -> None:
+    found = painted(recorder.picture(OUTPUT, "python -m decode"))
+    green, red, cyan = (next(colour for colour, text in found if text == name) for name, _ in LEGEND)
+    dim, plain = (next(colour for colour, text in found if part in text) for part in ("def f", LAST_LINE))
+    assert len({green, red, cyan, dim, plain}) == 5
+    assert "".join(text for colour, text in found if colour == green) == "accepted if a < b & c:"
+    assert [text for colour, text in found if colour == red] == ["correction", " pass"]
+    assert [text.strip() for colour, text in found if colour == cyan] == ["bonus", "x"]
+
+
+def test_the_command_comes_first_and_the_figures_last(recorder: ModuleType) -> None:
+    svg = recorder.picture(OUTPUT, "python -m decode prompt='a b'")
+    assert shown(svg).startswith("$ python -m decode prompt='a b'")
+    assert shown(svg).endswith(LAST_LINE)
+
+
+def test_the_picture_fetches_nothing_and_is_the_same_every_time(recorder: ModuleType) -> None:
+    svg = recorder.picture(OUTPUT, "python -m decode")
+    assert svg == recorder.picture(OUTPUT, "python -m decode")
+    assert "url(" not in svg.replace("url(#", "")
+    assert "@font-face" not in svg
+
+
+@pytest.mark.parametrize("name", ["decode", "edit"])
+def test_the_committed_pictures_are_of_their_commands(recorder: ModuleType, name: str) -> None:
+    svg = (recorder.DOCS / f"{name}.svg").read_text(encoding="utf-8")
+    text = shown(svg)
+    assert "".join(shlex.join(["python", "-m", "decode", *recorder.RECORDINGS[name]]).split()) in "".join(text.split())
+    assert re.search(r"\d+ tokens in \d+ target passes: [\d.]+ tokens per pass, \d+ tokens/s$", text)
+    assert {name for name, _ in LEGEND} <= {text for _, text in painted(svg)}
+
+
+@pytest.mark.slow
+def test_a_command_is_run_and_recorded_and_a_failing_one_leaves_the_picture(
+    recorder: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "ROOT", tmp_path)
+    monkeypatch.setattr(recorder, "DOCS", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    target = save_tiny_target(tmp_path / "target")
+    arguments = [f"target.path={target}", f"draft.path={target}", "prompt=def", "decode.max_new_tokens=8"]
+    assert recorder.main("decode", arguments) == 0
+    before = (tmp_path / "decode.svg").read_text(encoding="utf-8")
+    assert "8 tokens in" in shown(before)
+    assert recorder.main("decode", [*arguments, "decode.top_p=2"]) == 2
+    assert (tmp_path / "decode.svg").read_text(encoding="utf-8") == before

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForCausalLM,
     ExaoneMoeConfig,
@@ -149,3 +150,15 @@ def save_tiny_target(folder: Path | str, vocab_size: int = 300, seed: int = 0, *
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return Path(folder)
+
+
+BOS = "<bos>"
+
+
+def starting_tokenizer() -> PreTrainedTokenizerFast:
+    """`tiny_tokenizer` with a beginning-of-sequence token that it puts before every text, as Llama's does."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"bos_token": BOS})
+    start = (BOS, tokenizer.bos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{BOS} $A", special_tokens=[start])
+    return tokenizer

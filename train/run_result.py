@@ -26,7 +26,7 @@ from train.loss import DraftLoss
 from train.training_inputs import Inputs, tokenizer_folder
 
 if TYPE_CHECKING:
-    from train.training_loop import Book
+    from train.training_loop import Recorder
 
 logger = get_logger("train")
 
@@ -36,7 +36,7 @@ def keep_result(
     inputs: Inputs,
     folder: RunFolder,
     state: TrainState,
-    book: Book,
+    recorder: Recorder,
     ends: Ends | None,
     validation: Iterable[Batch],
 ) -> None:
@@ -44,24 +44,26 @@ def keep_result(
 
     `validation` are batches that a draft is calibrated on, where its family is.
     """
-    draft = kept_draft(cfg, inputs, book, state, ends)
+    draft = kept_draft(cfg, inputs, recorder, state, ends)
     measured = facts(inputs, state) | draft.calibrate(validation, cfg.objective.chunk_rows or MOST_ROWS)
     weights = _target_weights(cfg, inputs, ends)
     draft.export(folder.path / "model", _export(cfg, inputs, measured, weights))
     write_json(folder.file("result.json"), measured)
-    book.tracker.finish([folder.path / "model" / "README.md", folder.file("result.json")], measured)
-    if book.log is not None:
-        book.log.close()
+    recorder.tracker.finish([folder.path / "model" / "README.md", folder.file("result.json")], measured)
+    if recorder.log is not None:
+        recorder.log.close()
     folder.finish({"model": "model", **measured})
     logger.info("kept step %d; exported to %s", measured["step"], folder.path / "model")
 
 
-def kept_draft(cfg: TrainConfig, inputs: Inputs, book: Book, state: TrainState, ends: Ends | None) -> TrainableDraft:
+def kept_draft(
+    cfg: TrainConfig, inputs: Inputs, recorder: Recorder, state: TrainState, ends: Ends | None
+) -> TrainableDraft:
     """The draft with the weights of the best validation, on the CPU and outside of any engine."""
     assert state.best_step is not None, "the last step always validates"
     draft = inputs.blueprint.build(ends)
     module = DraftLoss(draft.module, cfg.objective, inputs.window_along_rows)
-    weights = load_file(book.checkpoints.best_weights(state.best_step))
+    weights = load_file(recorder.checkpoints.best_weights(state.best_step))
     _, unexpected = module.load_state_dict(weights, strict=False)  # tied weights are stored under one of their names
     assert not unexpected, unexpected
     return draft

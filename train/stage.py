@@ -44,7 +44,7 @@ from train.run_result import keep_result
 from train.settled import chosen_optimizer, settled
 from train.trackers import build_tracker, check_tracker
 from train.training_inputs import Inputs, check_enough, open_inputs, tokenizer_folder
-from train.training_loop import Book, Machine, TrainingLoop
+from train.training_loop import Compute, Recorder, TrainingLoop
 from train.training_plan import TrainingPlan
 
 logger = get_logger("train")
@@ -96,18 +96,18 @@ def _train(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator, folder: R
     start_from = _resume_point(cfg)  # now that no other process can add or remove a checkpoint
     if accelerator.is_main_process and cfg.tokenizer.train_entries is not None:
         keep_tokenizer(inputs, tokenizer_folder(cfg))
-    machine, head = build_machine(cfg, inputs, accelerator)
+    compute, head = build_compute(cfg, inputs, accelerator)
     split = (accelerator.process_index, accelerator.num_processes, cfg.gradient_accumulation, cfg.batch_size)
     reader = StepReader(inputs.train, Order(len(inputs.train.rows), rows_per_step, cfg.seed), split, head)
     checkpoints = Checkpoints(folder.path / "checkpoints", cfg.keep_checkpoints)
     state = _restore(accelerator, checkpoints, folder.path, start_from)
     log = MetricsLog(folder.file(METRICS), state.log_position) if accelerator.is_main_process else None
     tracker = build_tracker(cfg, folder.path, _run_id(folder.path), accelerator.is_main_process)
-    book = Book(checkpoints, log, tracker)
-    loop = TrainingLoop(cfg, machine, reader, inputs.validation, book, state)
+    recorder = Recorder(checkpoints, log, tracker)
+    loop = TrainingLoop(cfg, compute, reader, inputs.validation, recorder, state)
     state = loop.run()
     if accelerator.is_main_process:
-        keep_result(cfg, inputs, folder, state, book, machine.ends, loop.validation_batches())
+        keep_result(cfg, inputs, folder, state, recorder, compute.ends, loop.validation_batches())
     accelerator.wait_for_everyone()
     accelerator.end_training()
 
@@ -122,7 +122,7 @@ def keep_tokenizer(inputs: Inputs, folder: Path) -> None:
     draft.rename(folder)
 
 
-def build_machine(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator) -> tuple[Machine, OutputHead | None]:
+def build_compute(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator) -> tuple[Compute, OutputHead | None]:
     """The prepared draft with its optimizers, and the target's head where recorded hidden states need it."""
     target, ends = _load_target(cfg, inputs, accelerator.device)
     set_seed(cfg.seed)
@@ -136,7 +136,7 @@ def build_machine(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator) ->
     if target is not None and cfg.target_source == "live":
         live = LiveTarget(target, inputs.blueprint.layers_read)
     head = ends.head if ends is not None else head_of(target) if target is not None else None
-    return Machine(accelerator, prepared[0], list(prepared[1:]), schedule, live, ends), head
+    return Compute(accelerator, prepared[0], list(prepared[1:]), schedule, live, ends), head
 
 
 def _load_target(cfg: TrainConfig, inputs: Inputs, device: torch.device) -> tuple[PreTrainedModel | None, Ends | None]:

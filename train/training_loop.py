@@ -37,7 +37,7 @@ MOVED = "DeepSpeed, which steps in the backward pass, has changed the weights by
 
 
 @dataclass(frozen=True)
-class Machine:
+class Compute:
     """What computes: the prepared module (`train.loss.DraftLoss`) and its optimizers."""
 
     accelerator: Accelerator
@@ -60,7 +60,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Book:
+class Recorder:
     """What is written down."""
 
     checkpoints: Checkpoints
@@ -81,14 +81,14 @@ class TrainingLoop:
     def __init__(
         self,
         cfg: TrainConfig,
-        machine: Machine,
+        compute: Compute,
         reader: StepReader,
         validation: PackedSource,
-        book: Book,
+        recorder: Recorder,
         state: TrainState,
     ) -> None:
-        self.cfg, self.machine, self.reader, self.book, self.state = cfg, machine, reader, book, state
-        self.accelerator = machine.accelerator
+        self.cfg, self.compute, self.reader, self.recorder, self.state = cfg, compute, reader, recorder, state
+        self.accelerator = compute.accelerator
         self.validation = validation
         self._objective_takes_over(state.switched_at)
         self.meter = Meter(cfg.steps, state.step)
@@ -98,7 +98,7 @@ class TrainingLoop:
     def run(self) -> TrainState:
         """Train to the end; RunError at a loss or gradient that is not finite, the last checkpoint being kept."""
         first = self.state.step
-        self.machine.module.train()  # pretrained weights come in eval mode
+        self.compute.module.train()  # pretrained weights come in eval mode
         if first == 0 and self.cfg.draft.pruning.is_asked:
             self.state.start = self._validate()
         with progress(self.cfg.steps, "steps", "train", initial=first) as bar:
@@ -117,15 +117,15 @@ class TrainingLoop:
 
     def take_step(self, step: int, batches: list[Batch]) -> None:
         """One optimizer step; the loss is the mean over the learned tokens of all ranks and micro-steps together."""
-        machine, accelerator = self.machine, self.accelerator
-        self.lr = machine.schedule.apply(machine.optimizers, step)
+        compute, accelerator = self.compute, self.accelerator
+        self.lr = compute.schedule.apply(compute.optimizers, step)
         learned = torch.stack([batch.next_token_rows().sum() for batch in batches]).sum().to(accelerator.device)
         total_learned = int(accelerator.reduce(learned, "sum"))  # type: ignore[arg-type]
         scale = accelerator.num_processes * self.cfg.gradient_accumulation / max(1, total_learned)
         sums = Sums().tensor(accelerator.device)
         for micro, batch in enumerate(batches):
-            with accelerator.accumulate(machine.module):
-                loss, values = machine.forward(batch)
+            with accelerator.accumulate(compute.module):
+                loss, values = compute.forward(batch)
                 sums = sums + values
                 if micro == len(batches) - 1:  # before the weights move: under DeepSpeed the last backward steps too
                     self._account(step, sums)
@@ -134,14 +134,14 @@ class TrainingLoop:
                     self._move_weights(step)
 
     def _move_weights(self, step: int) -> None:
-        norm = self.accelerator.clip_grad_norm_(self.machine.module.parameters(), self.cfg.clip)
+        norm = self.accelerator.clip_grad_norm_(self.compute.module.parameters(), self.cfg.clip)
         self.grad_norm = None if norm is None else float(norm)
         # DeepSpeed has stepped in backward: it skips what is not finite or, by version, steps and tells a norm of -1
-        has_stepped = getattr(self.machine.module, "was_step_applied", lambda: None)()
+        has_stepped = getattr(self.compute.module, "was_step_applied", lambda: None)()
         if has_stepped is False or not 0 <= (self.grad_norm or 0.0) < math.inf:
             every = range(self.accelerator.num_processes)
             raise self._not_finite(step, "gradient", every, moved=has_stepped is True)
-        for optimizer in self.machine.optimizers:
+        for optimizer in self.compute.optimizers:
             optimizer.step()
             optimizer.zero_grad()
 
@@ -161,7 +161,7 @@ class TrainingLoop:
 
     def _not_finite(self, step: int, what: str, ranks: Any, moved: bool = False) -> RunError:
         names = sorted({name for rank in ranks for name in self.reader.documents_of(step, rank)})
-        newest = self.book.checkpoints.newest()
+        newest = self.recorder.checkpoints.newest()
         return RunError(
             f"the {what} is not finite at step {step + 1}, in the batch of these documents: {', '.join(names[:20])}"
             f"{f' and {len(names) - 20} more' if len(names) > 20 else ''}. "
@@ -183,16 +183,16 @@ class TrainingLoop:
         means = self.state.since_log.means()
         speed = self.meter.read(self.state.step, self.reader.wait_s)
         rates = {"tokens": self.state.tokens, "lr": self.lr, "grad_norm": self.grad_norm}
-        self.book.record({"kind": "train", "step": self.state.step, **means, **rates, **speed})
+        self.recorder.record({"kind": "train", "step": self.state.step, **means, **rates, **speed})
         shown = {name: f"{means[name]:.3f}" for name in ("loss", "alpha", "tau") if means[name] is not None}
         shown |= {"tok/s": f"{speed['tokens_per_s']:.0f}", "wait": f"{speed['data_wait_share']:.0%}"}
         bar.set_postfix(shown, refresh=False)
         self.state.since_log = Sums()
 
     def _checkpoint(self) -> None:
-        self.state.log_position = self.book.log.position if self.book.log is not None else 0
+        self.state.log_position = self.recorder.log.position if self.recorder.log is not None else 0
         with self.meter.pause():
-            self.book.checkpoints.save(self.accelerator, self.state)
+            self.recorder.checkpoints.save(self.accelerator, self.state)
 
     def _validate(self) -> Sums:
         with self.meter.pause():
@@ -202,7 +202,7 @@ class TrainingLoop:
         goes_on = self.state.step < self.cfg.steps
         if goes_on and self.state.switched_at is None and (means["alpha"] or 0.0) >= self.cfg.objective.switch_at:
             self._objective_takes_over(self.state.step)
-        self.book.record(
+        self.recorder.record(
             {
                 "kind": "validation",
                 "step": self.state.step,
@@ -219,24 +219,24 @@ class TrainingLoop:
         """From its warm-up, for good; all ranks see the same validation."""
         if step is not None and self.cfg.objective.warm_up is not None:
             logger.info("objective=%s from step %d on", self.cfg.objective.name, step)
-            loss = cast(DraftLoss, self.accelerator.unwrap_model(self.machine.module))
+            loss = cast(DraftLoss, self.accelerator.unwrap_model(self.compute.module))
             self.state.switched_at, loss.warm_up = step, None
 
     def _keep_if_best(self, sums: Sums) -> None:
         score = selection.score(sums)
         if self.state.best_score is None or score > self.state.best_score:
             self.state.best_step, self.state.best_score, self.state.best = self.state.step, score, sums
-            weights = cast(dict[str, Tensor], self.accelerator.get_state_dict(self.machine.module))
-            self.book.checkpoints.save_best(self.accelerator, self.state.step, weights)
+            weights = cast(dict[str, Tensor], self.accelerator.get_state_dict(self.compute.module))
+            self.recorder.checkpoints.save_best(self.accelerator, self.state.step, weights)
 
     @torch.no_grad()
     def evaluate(self) -> Sums:
         """The same rows of the validation split every time, whatever the number of ranks."""
-        self.machine.module.eval()
+        self.compute.module.eval()
         sums = Sums().tensor(self.accelerator.device)
         for rows in self._validation_rows():
-            sums = sums + self.machine.forward(self.validation.batch(rows, self.reader.head))[1]
-        self.machine.module.train()
+            sums = sums + self.compute.forward(self.validation.batch(rows, self.reader.head))[1]
+        self.compute.module.train()
         reduced = self.accelerator.reduce(sums, "sum")
         assert isinstance(reduced, Tensor)
         return Sums.from_tensor(reduced)
@@ -244,7 +244,7 @@ class TrainingLoop:
     def validation_batches(self) -> Iterator[Batch]:
         """This rank's part of what `evaluate` sees, with p and hidden states."""
         for rows in self._validation_rows():
-            yield self.machine.completed(self.validation.batch(rows, self.reader.head))
+            yield self.compute.completed(self.validation.batch(rows, self.reader.head))
 
     def _validation_rows(self) -> Iterator[list[int]]:
         """This rank's rows, in batches; every rank has as many batches, filled up with empty rows."""

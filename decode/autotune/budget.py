@@ -31,7 +31,7 @@ from torch import nn
 
 from decode.autotune.estimates import PRIOR_WEIGHT, Acceptance
 from decode.autotune.experience import Experience
-from decode.drafters.base import Drafter, drafted_depth
+from decode.drafters.base import Drafter
 from decode.forward.runner import rounded
 from decode.stats import Round
 from decode.trees.tree_plans import Shape
@@ -66,7 +66,7 @@ class Budget:
     @classmethod
     def of(cls, drafter: Drafter, model: nn.Module, request: Request, num_rows: int, capacity: int) -> Budget:
         """That of a call of `num_rows` rows at once, `capacity` slots each, with what calls like it have learned."""
-        depth, slots = drafted_depth(drafter, request.shape), rounded(capacity)
+        depth, slots = drafter.drafted_depth(request.shape), rounded(capacity)
         costs = (num_rows, slots, bool(request.processors), request.strict, request.confidence)
         rule = (request.verifier, request.replacement, request.sampling, request.shape)
         return cls(depth, request.confidence, Experience.of(drafter, model, (costs, rule), depth))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from decode.drafters.beside.refusals import UNNAMED
 
 if TYPE_CHECKING:
     from decode.forward.kept.lease import Lease
@@ -118,9 +121,9 @@ class Context:
     target: CachedModel | None = None
     """What the target's passes run on, for a drafter that makes passes over a part of its layers: it may write from
     pending's slot on. None for a drafter within a draft."""
-    heard: Tensor | None = None
+    passenger_logits: Tensor | None = None
     """(B, P, V) in a call: the target's logits at the passengers of the last tree that had any (`most_passengers`)."""
-    heard_at: Tensor | None = None
+    passenger_positions: Tensor | None = None
     """(B, P) int64 positions of these passengers, -1 in a row that has had none. Their hidden states are in `features`
     until a pass writes over them: N slots after the first token of that round, behind its N nodes."""
     plain_rounds: int = 0
@@ -157,37 +160,54 @@ class Context:
         return self.shape.depth
 
 
-class Drafter(Protocol):
-    """The decoding face. `taps` lists the target's hidden states (`decode.models.hidden_states`) that it drafts from.
+class Drafter(ABC):
+    """The decoding face; what drafts derives from it, and says by these attributes in what it differs from others.
 
     Nothing has to be told after a verdict: what was accepted stands in the next context's ids and features, also after
     rounds in which nothing was drafted.
     """
 
+    family: str = UNNAMED
+    """Its name in messages."""
     on_host: bool
     """Whether `propose` looks at values of tensors: rounds then run step by step, and the host waits for each."""
+    taps: tuple[int, ...] = ()
+    """The target's hidden states (`decode.models.hidden_states`) that it drafts from."""
+    most_tokens: int | None = None
+    """Longest path that can be drafted; None is any. A head has as many as it was trained with."""
+    drafts_trees: bool = True
+    """Whether it drafts anything but chains."""
+    foresees: bool = False
+    """Predicts what becomes of its tokens (`drafting.Foreseeing`)."""
+    most_passengers: int = 0
+    """P of every tree that it proposes."""
+    ways: int = 1
+    """Kinds of rounds of one depth, each with captures of its own; a warm-up's take them in turn."""
+    begins_ahead: bool | None = None
+    """Whether the round that it prepared was drafted before its time; None of one that never does that."""
 
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Layers, none for a drafter that needs no hidden states."""
-        ...
-
+    @abstractmethod
     def start(self, context: Context, capacity: int) -> None:
         """Make caches for `capacity` tokens a row."""
 
+    @abstractmethod
     def read(self, context: Context, lengths: Mapping[int, int]) -> None:
         """Begin these rows anew: prompts of so many tokens, row by row, are read up to, without, pending."""
 
+    @abstractmethod
     def prepare(self, context: Context) -> Hashable | None:
         """What the host does before a round: read what rounds without drafts have left unread. What the passes of
         `propose` depend on besides the context's shape, so that a captured round can be found by it; None where nothing
         can be drafted now."""
-        ...
 
+    @abstractmethod
     def propose(self, context: Context) -> Tree:
         """A tree whose node 0 is pending. A function of tensors alone, unless `on_host`: it is then called once, to be
         captured, for all rounds of which `prepare` says the same."""
-        ...
+
+    def drafted_depth(self, shape: Shape) -> int:
+        """Levels of `shape` that it drafts."""
+        return shape.depth if self.most_tokens is None else min(shape.depth, self.most_tokens)
 
 
 @runtime_checkable
@@ -200,39 +220,13 @@ class Trained(Protocol):
 
 
 @runtime_checkable
-class OnDevice(Drafter, Protocol):
+class OnDevice(Protocol):
     """A drafter whose rounds are captured as a whole: a module, which holds all weights that it drafts with."""
 
     @property
     def runner(self) -> Runner:
         """Its cache in this call, and how the weights are packed."""
         ...
-
-
-def drafted_depth(drafter: Drafter, shape: Shape) -> int:
-    """Levels of `shape` that the drafter drafts: a head has as many as it was trained with (`most_tokens`)."""
-    most: int | None = getattr(drafter, "most_tokens", None)
-    return shape.depth if most is None else min(shape.depth, most)
-
-
-def num_ways(drafter: Drafter | None) -> int:
-    """Kinds of rounds of one depth, each with captures of its own; a warm-up's take them in turn."""
-    return getattr(drafter, "ways", 1)
-
-
-def drafts_trees(drafter: Drafter | None) -> bool:
-    """Whether it drafts anything but chains."""
-    return getattr(drafter, "drafts_trees", True)
-
-
-def drafted_ahead(drafter: Drafter | None) -> bool | None:
-    """Whether the round that it prepared was drafted before its time; None of one that never does that."""
-    return getattr(drafter, "begins_ahead", None)
-
-
-def most_passengers(drafter: Drafter | None) -> int:
-    """P of every tree that it proposes."""
-    return getattr(drafter, "most_passengers", 0)
 
 
 def shifted(ids: Tensor, places: int) -> Tensor:

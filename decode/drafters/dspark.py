@@ -12,15 +12,16 @@ Slot k lies at position a + k either way, and sees the target's hidden states of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from decode.common.checked_json import Size
+from decode.common.errors import InputError
 from decode.common.typed_config import require
 from decode.drafters.base import Batch, Step
 from decode.drafters.drafting import Above, Steps
@@ -28,6 +29,9 @@ from decode.drafters.head_draft import Few, HeadConfig, HeadDraft
 from decode.drafters.layers import MLP, Attention, Extend, Slots
 from decode.models.hidden_states import FINAL
 from decode.models.output_head import Ends
+
+if TYPE_CHECKING:
+    from decode.models.load import ModelDescription
 
 
 class BlockLayer(nn.Module):
@@ -159,14 +163,34 @@ class DSparkConfig(HeadConfig):
         """Slots of a block."""
         return self.depth + (self.layout == "fill_in")
 
+    @property
+    def foresees(self) -> bool:
+        return self.confidence
 
-def default_taps(num_layers: int) -> tuple[int, ...]:
-    """Outputs of layers round(1 + i (L - 4) / (m - 1)), i = 0 ... m - 1, counted from 0: m = 5 of a target with L >= 8
-    layers, else as many as differ. As indices of hidden states they are one higher."""
-    count = min(MOST_TAPS, num_layers - 3)
-    if count < 2:
-        return (min(2, num_layers - 1) or FINAL,)
-    return tuple(2 + round(i * (num_layers - 4) / (count - 1)) for i in range(count))
+    @classmethod
+    def default_taps(cls, num_layers: int) -> tuple[int, ...]:
+        """Outputs of layers round(1 + i (L - 4) / (m - 1)), i = 0 ... m - 1, counted from 0: m = 5 of a target with
+        L >= 8 layers, else as many as differ. As indices of hidden states they are one higher."""
+        count = min(MOST_TAPS, num_layers - 3)
+        if count < 2:
+            return (min(2, num_layers - 1) or FINAL,)
+        return tuple(2 + round(i * (num_layers - 4) / (count - 1)) for i in range(count))
+
+    @classmethod
+    def settled(cls, asked: Mapping[str, Any], target: ModelDescription) -> dict[str, Any]:
+        """The layout that published heads of its kind have."""
+        return {"layout": asked["layout"] or ("anchor" if asked["markov_rank"] else "fill_in")}
+
+    def refuse_ends(self, ends: Ends, path: str) -> None:
+        """The row of a padding token is often zero, and queries made of it are the same at every position: a toy's
+        blocks came to alpha 0.25 with it, and to 0.41 with a learned mask."""
+        token = self.mask_token
+        if token is not None and not ends.embed(torch.tensor([token])).any():
+            raise InputError(
+                f"draft.head.mask_token={token}, and the embedding of that token in {path} is all zeros (padding's "
+                "often is), so that a block could not tell its masks apart. Name another token that no text holds, or "
+                "none: the mask is then learned"
+            )
 
 
 class DSparkDraft(HeadDraft):
@@ -178,7 +202,7 @@ class DSparkDraft(HeadDraft):
     def __init__(self, config: DSparkConfig, ends: Ends, vocab: Tensor | None = None) -> None:
         super().__init__(config, ends, vocab)
         width, eps, rank = config.hidden_size, config.rms_norm_eps, config.markov_rank
-        self.most_tokens, self.num_cached, self.foresees = config.depth, config.layers, config.confidence
+        self.most_tokens, self.num_cached = config.depth, config.layers
         self.fc = nn.Linear(len(config.taps) * width, width, bias=False)
         self.hidden_norm = nn.RMSNorm(width, eps)
         if config.mask_token is None:

@@ -9,9 +9,9 @@ steps."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -26,6 +26,9 @@ from decode.drafters.layers import MLP, Attention, Extend, Slots
 from decode.forward.attention import packed_visibility
 from decode.forward.window import Window, window_of
 from decode.models.output_head import Ends
+
+if TYPE_CHECKING:
+    from decode.models.load import ModelDescription
 
 
 class RecursiveDraft(HeadDraft):
@@ -128,12 +131,19 @@ class Unrolled:
         return torch.cat(self.keys, 2), torch.cat(self.values, 2), visible
 
 
+LEAST_LAYERS = 8
+
+
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config(HeadConfig):
     """Shape of an EAGLE-3 head; the norms of EAGLE-3.1, under the names that vLLM and SGLang read, are off in heads
     that were saved before there were any."""
 
     family: str = "eagle3"
+    is_recursive: ClassVar[bool] = True
+    muon_lr: ClassVar[float | None] = 2e-2
+    """Held-out tau estimates after 41k tokens at 1e-2, 2e-2 and 4e-2: 2.70, 2.93, 2.67 (three, three seeds and one;
+    docs/how-to/train_a_draft.md)."""
     fc_norm: bool = False
     """Each of the target's hidden states is normalised before they are put together."""
     norm_before_fc: bool = False
@@ -169,16 +179,19 @@ class Eagle3Config(HeadConfig):
             "Choose one of them",
         )
 
+    @classmethod
+    def default_taps(cls, num_layers: int) -> tuple[int, ...]:
+        """The hidden states that vLLM, SGLang and llama.cpp assume of a target with so many layers; of fewer than 8,
+        where those lie side by side or are the same, the ones after a quarter, a half and three quarters of them."""
+        if num_layers < LEAST_LAYERS:
+            return round(num_layers / 4), round(num_layers / 2), round(3 * num_layers / 4)
+        return 2, num_layers // 2, num_layers - 3
 
-LEAST_LAYERS = 8
-
-
-def default_taps(num_layers: int) -> tuple[int, int, int]:
-    """The hidden states that vLLM, SGLang and llama.cpp assume of a target with so many layers; of fewer than 8, where
-    those lie side by side or are the same, the ones after a quarter, a half and three quarters of them."""
-    if num_layers < LEAST_LAYERS:
-        return round(num_layers / 4), round(num_layers / 2), round(3 * num_layers / 4)
-    return 2, num_layers // 2, num_layers - 3
+    @classmethod
+    def settled(cls, asked: Mapping[str, Any], target: ModelDescription) -> dict[str, Any]:
+        """The norms of EAGLE-3.1."""
+        norms = {"fc_norm": not asked["norm_before_fc"], "norm_output": True}
+        return {name: own for name, own in norms.items() if asked[name] is None}
 
 
 class Eagle3Draft(RecursiveDraft):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
@@ -44,6 +44,15 @@ class ExitAdapterConfig(HeadConfig):
         )
 
     @property
+    def round_depth(self) -> int | None:
+        return None
+
+    @classmethod
+    def settled(cls, asked: Mapping[str, Any], target: ModelDescription) -> dict[str, Any]:
+        """Training unrolls one token, and its MLP has no gate."""
+        return {"depth": 1, "mlp_width": asked["mlp_width"] or target.hidden_size}
+
+    @property
     def exit_layer(self) -> int:
         """Layers of the target that draft."""
         return self.taps[0]
@@ -75,7 +84,6 @@ class ExitAdapter(HeadDraft):
     """Drafts chains by the target's own passes (`EarlyExitDrafter`), so it reads no recorded states while decoding."""
 
     config: ExitAdapterConfig
-    family = "exit_adapter"
     drafts_trees = False
 
     def __init__(self, config: ExitAdapterConfig, ends: Ends, vocab: Tensor | None = None) -> None:

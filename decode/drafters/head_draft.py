@@ -9,11 +9,11 @@ hidden states in the next round's first pass, so nothing has to be moved.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from decode.common.checked_json import Size
 from decode.common.progress import get_logger
 from decode.common.typed_config import require
-from decode.drafters.base import Batch, Context, Step
+from decode.drafters.base import Batch, Context, Drafter, Step
 from decode.drafters.drafting import DraftRound, Steps, Unit, places_behind, visible_slots
 from decode.drafters.layers import Extend, Rope, Rotary, Slots, into
 from decode.drafters.packed_rows import NAME, PackedRows
@@ -34,6 +34,7 @@ from decode.forward.packed_linear import Together
 from decode.forward.packing import Packing
 from decode.forward.runner import Runner, chunks, rounded
 from decode.forward.window import Window
+from decode.models.hidden_states import FINAL
 from decode.trees.tree import Tree
 
 if TYPE_CHECKING:
@@ -72,10 +73,10 @@ class HeadConfig:
     draft_vocab_size: Width | None = None
     """Tokens of a reduced draft vocabulary; None is all of them."""
 
-    @property
-    def attends(self) -> Window | None:
-        """The window of its attention; None sees the whole text."""
-        return None
+    is_recursive: ClassVar[bool] = False
+    """All of it drafts each token, one after another; else it runs once a round, for `depth` tokens."""
+    muon_lr: ClassVar[float | None] = None
+    """Peak rate of its matrices under Muon, where the family learns better at another than most."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "taps", tuple(self.taps))  # a list where it comes from JSON
@@ -86,30 +87,59 @@ class HeadConfig:
         )
 
     @property
+    def attends(self) -> Window | None:
+        """The window of its attention; None sees the whole text."""
+        return None
+
+    @property
     def has_own_head(self) -> bool:
         """Whether it drafts with output heads of its own; else with the target's."""
         return False
 
+    @property
+    def foresees(self) -> bool:
+        """Whether it predicts what becomes of its tokens."""
+        return False
+
+    @property
+    def round_depth(self) -> int | None:
+        """Draft tokens that a round is trained for; None where any number is drafted, one by one."""
+        return self.depth
+
+    @classmethod
+    def default_taps(cls, num_layers: int) -> tuple[int, ...]:
+        """The hidden states that it reads of a target with so many layers where none are named, ascending."""
+        return (FINAL,)
+
+    @classmethod
+    def settled(cls, asked: Mapping[str, Any], target: ModelDescription) -> dict[str, Any]:
+        """Fields of a new head that the family settles by itself, from the settings (None is unset) and the target."""
+        return {}
+
+    @classmethod
+    def of_checkpoint(cls, target: ModelDescription, depth: int) -> tuple[HeadConfig, dict[str, Tensor]]:
+        """Config and weights of the layer of this family that the target's own files hold; InputError without one."""
+        raise NotImplementedError(f"targets hold no {cls.__name__}, and draft.head.init_own is for draft=mtp")
+
     def refuse_target(self, target: ModelDescription) -> None:
         """InputError for a target whose layers a family cannot draft with, although it has its taps."""
+
+    def refuse_ends(self, ends: Ends, path: str) -> None:
+        """InputError for a target, in `path`, whose embedding a new head of this shape could not use."""
 
     def rotary(self) -> Rotary:
         """Its rotary positions."""
         return Rotary(self.head_dim, self.rope, self.max_positions)
 
 
-class HeadDraft(nn.Module, ABC):
+class HeadDraft(nn.Module, Drafter):
     """Both faces of a head, but for a family's own passes."""
 
     source: str = ""
     """Folder that it was loaded from."""
     on_host = False
-    most_tokens: int | None = None
-    """Longest path that can be drafted; None is any."""
     num_cached: int = 0
     """Layers that keep keys and values of the slots."""
-    foresees: bool = False
-    """Predicts what becomes of its tokens (`drafting.Foreseeing`)."""
     vocab: Tensor | None
 
     def __init__(self, config: HeadConfig, ends: Ends, vocab: Tensor | None = None) -> None:
@@ -117,7 +147,7 @@ class HeadDraft(nn.Module, ABC):
         super().__init__()
         assert (vocab is None) == (config.draft_vocab_size is None), (vocab, config.draft_vocab_size)
         self.config, self.ends = config, ends
-        self.taps = config.taps
+        self.family, self.taps, self.foresees = config.family, config.taps, config.foresees
         self.register_buffer("vocab", vocab)
         self._rows: tuple[tuple[object, ...], Tensor] | None = None  # of the output head, for a reduced vocabulary
         self._runner: Runner | None = None

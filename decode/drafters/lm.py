@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from decode.common.progress import get_logger
 from decode.config import ModelConfig, Precision
-from decode.drafters.base import Batch, Context, Step
+from decode.drafters.base import Batch, Context, Drafter, Step
 from decode.drafters.drafting import DraftRound, Unit, places_behind, visible_slots
 from decode.drafters.lm_steps import CapturedPasses, LMSteps, PassByPass
 from decode.drafters.tree_drafting import propose
@@ -28,10 +28,10 @@ from decode.trees.tree import Tree
 log = get_logger("decode")
 
 
-class LMDraft(nn.Module):
+class LMDraft(nn.Module, Drafter):
     """Both faces of the family `lm` on one transformers model of any architecture."""
 
-    taps: tuple[int, ...] = ()
+    family = "lm"
     on_host = False
 
     def __init__(self, model: PreTrainedModel, tokens: int | None = None) -> None:

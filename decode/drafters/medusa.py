@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,9 @@ class MedusaConfig(OneStateConfig):
     """Shape of Medusa's heads; attention's fields are of no use here."""
 
     family: str = "medusa"
+    muon_lr: ClassVar[float | None] = 2e-2
+    """Held-out tau estimates after 41k tokens at 1e-2, 2e-2 and 4e-2: 1.74, 1.96, 2.00 (two seeds each;
+    docs/how-to/train_a_draft.md)."""
     bias: bool = True
     """The residual layers have biases."""
     own_heads: bool = False

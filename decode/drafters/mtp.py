@@ -5,9 +5,10 @@ target's own MTP layer, which transformers leaves aside when it loads the target
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import torch
 from safetensors import safe_open
@@ -22,6 +23,7 @@ from decode.models.head_targets import check_taps
 from decode.models.hidden_states import FINAL
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
+from decode.models.small import random_like
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,7 @@ class MTPConfig(HeadConfig):
     """Shape of an MTP layer; its only tap is the target's final hidden state."""
 
     family: str = "mtp"
+    is_recursive: ClassVar[bool] = True
     qk_norm: bool = False
     """Queries and keys are normalised, as in Qwen3."""
     attention_bias: bool = False
@@ -41,6 +44,18 @@ class MTPConfig(HeadConfig):
             f"mtp starts from the final hidden state of its target, where taps={list(self.taps)} are asked for; leave "
             "draft.head.taps out",
         )
+
+    @classmethod
+    def settled(cls, asked: Mapping[str, Any], target: ModelDescription) -> dict[str, Any]:
+        """Norms and biases as the target's own layers have them."""
+        return {
+            "qk_norm": any(name.endswith("q_norm.weight") for name in random_like(target.config).state_dict()),
+            "attention_bias": bool(getattr(target.config.get_text_config(), "attention_bias", False)),
+        }
+
+    @classmethod
+    def of_checkpoint(cls, target: ModelDescription, depth: int) -> tuple[HeadConfig, dict[str, Tensor]]:
+        return own_mtp(target, depth)
 
 
 class MTPDraft(RecursiveDraft):
@@ -90,6 +105,7 @@ PARTS = {
     "norm": ("shared_head.norm", "norm", "final_layernorm", "post_norm"),
 }
 """Our name of a part -> its names in checkpoints: DeepSeek and GLM, Qwen, MiMo."""
+QWEN = 1
 HIDDEN_FIRST = "input_proj"  # MiMo's projection reads [hidden; embedding]
 EXTRA_NORMS = "gemma"  # its layers have four norms, and weights that count from 1
 

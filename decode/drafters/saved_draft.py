@@ -20,7 +20,6 @@ from decode.common.typed_config import require
 from decode.config import ModelConfig, Precision, Scheme, model_folder
 from decode.drafters.base import Drafter
 from decode.drafters.beside.refusals import check_device
-from decode.drafters.dspark import DSparkConfig
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.lm import LMDraft
 from decode.drafters.mtp import MTPDraft, own_mtp
@@ -28,6 +27,8 @@ from decode.drafters.provenance import FILE, read_provenance
 from decode.drafters.saved_head import HEADS, expected, load_head, read_head
 from decode.drafters.untrained.config import UNTRAINED, settings_of
 from decode.drafters.untrained.named import DRAFTERS, check_named
+from decode.formats.form import published_form
+from decode.formats.head import load_published, read_published
 from decode.forward.window import Window, own_window
 from decode.models.adapters import unwrapped
 from decode.models.compatibility import refuse_unsupported
@@ -37,8 +38,6 @@ from decode.models.output_head import Ends, ends_of
 from decode.models.padded_rows import with_rows
 from decode.models.same_tokens import check_same_size, check_same_tokens, tokens_padded_otherwise
 from decode.models.torchao_schemes import check_runs_here, check_sizes, quantise
-from decode.published.form import published_form
-from decode.published.head import load_published, read_published
 
 FAMILIES = ("lm", *HEADS)
 OWN = "mtp"
@@ -59,7 +58,7 @@ def load_drafter(
     target=model, memory=100_000).
 
     `path` is a draft's folder or that of the run that trained it, or the folder of a head as others publish them
-    (`decode.published`); a plain transformers folder is an `lm` draft, and so is a causal language model in memory,
+    (`decode.formats`); a plain transformers folder is an `lm` draft, and so is a causal language model in memory,
     which is taken as it is, where it was asked for. A PeftModel, as target or draft, is the model with the adapter that
     is on. `quantization` (int8, int4, int8_dynamic) rounds the linear layers of a draft in a folder
     (`decode.models.torchao_schemes`).
@@ -109,7 +108,7 @@ def load_drafter(
     model = load_model(source, role="draft")
     if tokens is not None:
         with_rows(model, known.vocab_size, tokens)
-    return cast(Drafter, LMDraft(model, tokens).eval())
+    return LMDraft(model, tokens).eval()
 
 
 def _quantised(head: HeadDraft, scheme: Scheme, folder: str) -> HeadDraft:
@@ -139,7 +138,7 @@ def _loaded_draft(given: Any, target: PreTrainedModel, dtype: Precision, check: 
     check_same_size(known, draft)  # it gets no other rows behind your back
     if check and model.config.name_or_path and target.config.name_or_path:
         check_same_tokens(known, draft)
-    return cast(Drafter, LMDraft(model))
+    return LMDraft(model)
 
 
 def load_own(target: PreTrainedModel, check: bool = True) -> HeadDraft:
@@ -233,9 +232,8 @@ def describe_draft(
     if family in HEADS:
         config = config_in(folder, target)
         size = sum(map(prod, expected(config).values()))
-        foresees = isinstance(config, DSparkConfig) and config.confidence
         weights = files_fingerprint(Path(folder))
-        return DraftDescription(folder, family, weights, config.max_positions, size, foresees=foresees)
+        return DraftDescription(folder, family, weights, config.max_positions, size, foresees=config.foresees)
     dtype = "auto" if scheme is None else target.dtype_name
     found = describe_model(ModelConfig(path=folder, dtype=cast(Precision, dtype), quantization=scheme), role)
     check_same_tokens(target, found)

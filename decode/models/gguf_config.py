@@ -1,7 +1,7 @@
 """The configuration of a model in a GGUF file, from its metadata.
 
 transformers reads some of it: scaled rope, soft caps and the width of a head get lost there without a word, and another
-model would be computed than the one that was saved. So every key of the architecture is either heard here or refused.
+model would be computed than the one that was saved. So every key of the architecture is either read here or refused.
 What no key says is as llama.cpp has it, which is what such files are made for.
 """
 
@@ -30,7 +30,7 @@ FIELDS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
 """Our architectures have all of these."""
-UNHEARD = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
+IGNORED = ("vocab_size", "rope.scaling.finetuned", "tensor_data_layout")
 """Said by the tensors, or of no effect."""
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
@@ -44,11 +44,11 @@ class Keys:
     """Metadata of one architecture, which knows what was asked for."""
 
     def __init__(self, file: GgufFile, role: str) -> None:
-        self.file, self.where, self.heard = file, f"{role}.path={file.path}", set[str](UNHEARD)
+        self.file, self.where, self.known = file, f"{role}.path={file.path}", set[str](IGNORED)
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value; of a list that repeats one, that one. InputError for a number that is none, or infinite."""
-        self.heard.add(name)
+        self.known.add(name)
         found = self.file.metadata.get(f"{self.file.architecture}.{name}", default)
         found = found[0] if isinstance(found, list) and len(set(found)) == 1 else found
         if isinstance(found, float) and not math.isfinite(found):
@@ -80,7 +80,7 @@ class Keys:
     def refuse_rest(self) -> None:
         """InputError for keys that nobody asked for."""
         prefix = f"{self.file.architecture}."
-        rest = [key for key in self.file.metadata if key.startswith(prefix) and key[len(prefix) :] not in self.heard]
+        rest = [key for key in self.file.metadata if key.startswith(prefix) and key[len(prefix) :] not in self.known]
         if rest:
             raise InputError(
                 f"{self.where} says {', '.join(f'{key}={self.file.metadata[key]!r:.40}' for key in rest[:4])}, which "

@@ -17,7 +17,7 @@ from decode.forward.target import CachedModel
 from decode.rounds.state import State
 from decode.sampling.noise import Ledger, Noise
 from decode.sampling.warp import Sampling, warp
-from decode.trees.tree import Drawn, Tree, boarded, parted
+from decode.trees.tree import Drawn, Tree, split_passengers, with_passengers
 from decode.verify.verdict import Question, Verdict, Verifier
 
 
@@ -82,7 +82,9 @@ class Round(nn.Module):
     def written_at(self, *state: Tensor) -> tuple[Tensor, ...]:
         """Copies of the slots from pending's on that a round of this state writes to."""
         known, shape = State(*state), self.wanted.shape
-        nodes = max(shape.num_nodes + known.heard_at.shape[1], shape.num_read + 2, self.rule.strict_nodes or 0)
+        nodes = max(
+            shape.num_nodes + known.passenger_positions.shape[1], shape.num_read + 2, self.rule.strict_nodes or 0
+        )
         return self.target.cache.copied(known.starts + torch.arange(nodes, device=known.lengths.device))
 
     def forward(self, *state: Tensor) -> tuple[Tensor, ...]:
@@ -95,12 +97,15 @@ class Round(nn.Module):
         """The round itself."""
         context = self._context(state)
         tree = self._proposed(context)
-        logits, heard = parted(self._logits(tree, state), tree)
+        logits, passenger_logits = split_passengers(self._logits(tree, state), tree)
         verdict = self._verdict(tree, logits, context, state)
         self.target.commit(state.starts, verdict.path, tree.is_chain)
         after, counts = state.after(verdict)
         if tree.passengers is not None:
-            after = after._replace(heard=heard.to(state.heard.dtype), heard_at=state.starts + tree.passengers.depths)
+            after = after._replace(
+                passenger_logits=passenger_logits.to(state.passenger_logits.dtype),
+                passenger_positions=state.starts + tree.passengers.depths,
+            )
         drafted = torch.full_like(verdict.num_accepted, tree.max_depth)
         report = torch.cat([verdict.num_accepted[:, None], drafted[:, None], verdict.tokens], 1)
         return Outcome(after, counts, report, verdict.distance)
@@ -114,8 +119,8 @@ class Round(nn.Module):
             ids=state.ids,
             lengths=state.lengths,
             temperature=state.temperature,
-            heard=state.heard,
-            heard_at=state.heard_at,
+            passenger_logits=state.passenger_logits,
+            passenger_positions=state.passenger_positions,
             noise=noise,
             gumbel=gumbel,
         )
@@ -130,7 +135,7 @@ class Round(nn.Module):
         round by shape."""
         last_start = self.wanted.longest - 1
         if tree.passengers is not None:
-            tokens, depths, above = boarded(tree)
+            tokens, depths, above = with_passengers(tree)
             return self.target.forward(tokens, state.starts, depths, above, last_start)
         if not tree.is_chain:
             return self.target.forward(tree.tokens, state.starts, tree.depths, tree.ancestors, last_start)

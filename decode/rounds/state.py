@@ -30,9 +30,9 @@ class State(NamedTuple):
     """(1,) fp64; 0 is greedy."""
     end_ids: Tensor
     """(E,) int64 tokens that end a text."""
-    heard: Tensor
+    passenger_logits: Tensor
     """(B, P, V) as in `Context`; P is 0 where trees have no passengers."""
-    heard_at: Tensor
+    passenger_positions: Tensor
     """(B, P) int64 as in `Context`."""
 
     @property
@@ -57,23 +57,23 @@ class State(NamedTuple):
             round_index=torch.zeros((), dtype=torch.long, device=device),
             temperature=torch.tensor([temperature], dtype=torch.float64, device=device),
             end_ids=torch.tensor(sorted(end_ids), dtype=torch.long, device=device),
-            heard=torch.zeros(size, 0, 0, device=device),
-            heard_at=none[:, None].expand(-1, 0),
+            passenger_logits=torch.zeros(size, 0, 0, device=device),
+            passenger_positions=none[:, None].expand(-1, 0),
         )
 
     def listening(self, passengers: int, vocab_size: int, dtype: torch.dtype) -> State:
         """With room for what so many passengers hear."""
         shape = (len(self.ids), passengers)
         return self._replace(
-            heard=torch.zeros(*shape, vocab_size, dtype=dtype, device=self.ids.device),
-            heard_at=torch.full(shape, -1, device=self.ids.device),
+            passenger_logits=torch.zeros(*shape, vocab_size, dtype=dtype, device=self.ids.device),
+            passenger_positions=torch.full(shape, -1, device=self.ids.device),
         )
 
     def seat(self, row: int, tokens: list[int], end: int, key: Tensor) -> None:
         """Begin a row anew with a request: its prompt, the tokens at which it ends, and what keys its noise."""
         self.ids[row, : len(tokens)] = torch.tensor(tokens, device=self.ids.device)
         self.lengths[row], self.ends[row], self.finished[row], self.keys[row] = len(tokens), end, False, key
-        self.heard_at[row] = -1
+        self.passenger_positions[row] = -1
 
     def stop(self, row: int, length: int) -> None:
         """End a row at so many tokens for a reason that the device does not know of: it would run on to its length, and
@@ -107,6 +107,6 @@ class State(NamedTuple):
             ends=self.ends + 2,
             keys=self.keys + 1,
             round_index=self.round_index + 1,
-            heard=self.heard.flip(-1),
-            heard_at=self.heard_at + 1,
+            passenger_logits=self.passenger_logits.flip(-1),
+            passenger_positions=self.passenger_positions + 1,
         )

@@ -151,7 +151,7 @@ def _ancestors_of_rows(parents: Tensor, depth: int) -> Tensor:  # (B, N) -> (B, 
     return above
 
 
-def boarded(tree: Tree) -> tuple[Tensor, Tensor, Tensor]:
+def with_passengers(tree: Tree) -> tuple[Tensor, Tensor, Tensor]:
     """tokens (B, N + P), depths (B, N + P) and visibility (B, N + P, N + P) bool of the pass over the tree's nodes and
     its passengers behind them. Raises ValueError where their shapes do not fit."""
     assert tree.passengers is not None
@@ -165,8 +165,8 @@ def boarded(tree: Tree) -> tuple[Tensor, Tensor, Tensor]:
     return tokens, depths, torch.cat([nodes.expand(batch, -1, -1), sees.expand(batch, -1, -1)], 1)
 
 
-def parted(logits: Tensor, tree: Tree) -> tuple[Tensor, Tensor]:  # (B, N + P, V) -> (B, N, V), (B, P, V)
-    """What is verified, and what is heard of the passengers."""
+def split_passengers(logits: Tensor, tree: Tree) -> tuple[Tensor, Tensor]:  # (B, N + P, V) -> (B, N, V), (B, P, V)
+    """Logits of the nodes, which are verified, and of the passengers."""
     return logits[:, : tree.num_nodes], logits[:, tree.num_nodes :]
 
 

@@ -25,7 +25,7 @@ from decode.sampling.stopping import own_eos_ids
 from distill.config import DistillConfig
 from distill.corpora.corpus import unit_hash
 from distill.records.record_shards import Record
-from distill.responses import Heard, Response, Sampler, unheard
+from distill.responses import OnResponse, Response, Sampler, ignored
 from distill.runtimes.kept_responses import kept_responses
 from distill.runtimes.probe import ROUNDING
 from distill.runtimes.runtime import Runtime
@@ -73,7 +73,9 @@ class EngineRuntime(Runtime):
     def sampler(self) -> Sampler:
         about = self.asked()
 
-        def sample(prompts: list[list[int]], rows: list[int], seed: int, heard: Heard = unheard) -> list[Response]:
+        def sample(
+            prompts: list[list[int]], rows: list[int], seed: int, on_response: OnResponse = ignored
+        ) -> list[Response]:
             seeds = [int(unit_hash("row", seed, row) * 2**31) for row in rows]
             answer = self.engine("write").call({"prompts": prompts, "seeds": seeds, **about})
             reasons = [_REASONS[reason] for reason in answer["finish_reasons"]]

@@ -15,7 +15,7 @@ from decode.common.checked_json import write_atomically
 from distill.records.feature_codes import Shapes
 from distill.records.record_shards import FINISH_REASONS
 from distill.records.safetensors_file import open_arrays
-from distill.responses import Heard, Response, Sampler, unheard
+from distill.responses import OnResponse, Response, Sampler, ignored
 
 REMEDY = "Delete it, and the run writes these responses again"
 
@@ -46,13 +46,15 @@ def kept_responses(sampler: Sampler, folder: Path) -> Sampler:
     """`sampler`, whose answer to each call is written to `folder` once, and read from there when it is asked again."""
     kept = KeptResponses(folder)
 
-    def sample(prompts: list[list[int]], rows: list[int], seed: int, heard: Heard = unheard) -> list[Response]:
+    def sample(
+        prompts: list[list[int]], rows: list[int], seed: int, on_response: OnResponse = ignored
+    ) -> list[Response]:
         answer = kept.get(prompts, rows, seed)
         if answer is None:
             answer = sampler(prompts, rows, seed)
             kept.put(prompts, rows, seed, answer)
         for place, response in enumerate(answer):
-            heard(place, response, None)
+            on_response(place, response, None)
         return answer
 
     return sample

@@ -22,7 +22,7 @@ from distill.config import DistillConfig
 from distill.corpora.corpus import unit_hash
 from distill.records.distribution_stores import SparseStore
 from distill.records.record_manifest import RecordedRuntime, RecordedServer
-from distill.responses import Heard, Response, Sampler, unheard
+from distill.responses import OnResponse, Response, Sampler, ignored
 from distill.runtimes.kept_responses import KeptResponses
 from distill.runtimes.openai_answers import Position, ended
 from distill.runtimes.openai_checks import Needs, Told, check_server
@@ -70,7 +70,9 @@ class OpenAiRuntime(Runtime):
     def sampler(self) -> Sampler:
         kept = KeptResponses(self.folder / "responses", {} if self.store is None else self.store.shapes)
 
-        def sample(prompts: list[list[int]], rows: list[int], seed: int, heard: Heard = unheard) -> list[Response]:
+        def sample(
+            prompts: list[list[int]], rows: list[int], seed: int, on_response: OnResponse = ignored
+        ) -> list[Response]:
             found = [kept.get([prompt], [row], seed) for prompt, row in zip(prompts, rows, strict=True)]
             left = {
                 place: (prompts[place], int(unit_hash("row", seed, rows[place]) * 2**31))
@@ -79,11 +81,11 @@ class OpenAiRuntime(Runtime):
             }
             for place, one in enumerate(found):
                 if one is not None:
-                    heard(place, one[0], None)
+                    on_response(place, one[0], None)
             for place, response in self._written(left):
                 kept.put([prompts[place]], [rows[place]], seed, [response])
                 found[place] = [response]
-                heard(place, response, None)
+                on_response(place, response, None)
             return [response for one in found if one is not None for response in one]
 
         return sample

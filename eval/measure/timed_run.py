@@ -17,7 +17,6 @@ from decode.acceptance import predicted_speedup
 from decode.autotune.timing import Costs, measure
 from decode.common.progress import progress
 from decode.config import SamplingConfig
-from decode.drafters.base import drafted_depth
 from decode.forward.runner import CAPTURE_AFTER
 from decode.trees.tree_plans import chain
 from eval.arms.base import Arm, Sample
@@ -161,4 +160,4 @@ class CostMeter:
 
     def _drafted(self, name: str, k: int) -> int:
         """Tokens of a round that is asked for k."""
-        return drafted_depth(self.drafters[name], chain(k))
+        return self.drafters[name].drafted_depth(chain(k))

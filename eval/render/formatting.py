@@ -107,6 +107,14 @@ def machines(environments: Sequence[dict[str, Any]]) -> str:
     return "; ".join(f"{name} ({count(runs, 'run')})" if len(each) > 1 else name for name, runs in each.items())
 
 
+def by_reason(left_out: Mapping[str, str]) -> str:
+    """Of arm -> reason: arms of one reason together, the reason once."""
+    arms: dict[str, list[str]] = {}
+    for arm, reason in left_out.items():
+        arms.setdefault(reason, []).append(arm)
+    return "; ".join(f"{', '.join(names)} ({reason.rstrip('.')})" for reason, names in arms.items())
+
+
 def interval(ci95: Sequence[float] | None, digits: int = 2) -> str:
     """A 95% interval alone."""
     return "no interval" if ci95 is None else f"[{ci95[0]:.{digits}f}, {ci95[1]:.{digits}f}]"
@@ -184,7 +192,11 @@ class Table:
 
 def column(header: str, key: str | None = None, write: Callable[[Any], str] = str) -> Column:
     """The field `key`, named as the heading unless told otherwise."""
-    return Column(header, lambda row: write(row[key or header]))
+    return Column(header, lambda row: write(_field(row, key or header)))
+
+
+def _field(row: Any, name: str) -> Any:
+    return row[name] if isinstance(row, Mapping) else getattr(row, name)
 
 
 def estimate(header: str, key: str | None = None, digits: int = 2) -> Column:

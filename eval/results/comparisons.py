@@ -9,9 +9,6 @@ from typing import Any
 
 from decode.common.checked_json import shown
 from decode.common.errors import InputError
-from eval.comparison_config import DecodersConfig
-from eval.config import EvalConfig
-from eval.modes.drafters.config import DraftersConfig
 from eval.results.energy import pooled_energy
 from eval.results.figures import described
 from eval.results.poolable import check_different_runs, check_same
@@ -19,19 +16,18 @@ from eval.results.pooling import DEFINITIONS, pooled_row, row_key
 from eval.results.statistics import arm_ratio, arm_ratio_of_runs, arm_speed, finite
 
 Run = Mapping[str, Any]
-CELL = "One batch size, temperature and kind of text: all arms answer each batch of prompts in one interleaved "
-CELL += "run, with the same prompt ids, the same limit and the same end tokens."
-SPEEDS = ("tau", "acceptance_by_position", "tau_by_context", "tokens_per_s")
-SPEEDS += ("baseline", "speedup", "whole_call_speedup", "ci95")
-BESIDE = ("ttft_s", "itl_s", "dtype_flips", "repeated_4gram_share", "peak_memory_bytes")
-"""Definitions that the pages of all comparisons give."""
 Others = Callable[[Sequence[Run]], Mapping[str, str]]
 """Ratio -> the arm that others are held against in runs of one cell."""
 
 
-def check_runs(files: Sequence[Path], runs: Sequence[Run], own: Sequence[str], choices: str) -> None:
+_EQUAL = ("drafts", "prompts", "settings", "targets", "arms")
+"""What is equal in runs of one comparison, of what its mode writes."""
+
+
+def check_comparisons(files: Sequence[Path], runs: Sequence[Run]) -> None:
     """Raise InputError naming two of `files` and both values where `runs` do not time the same arms on the same
-    prompts; `own` are the keys of the mode that have to be equal, `choices` the setting that fixes choices."""
+    prompts."""
+    choices = f"{runs[0]['mode']}.choices"
     for file, run in zip(files, runs, strict=True):
         if "runs" in run:
             raise InputError(
@@ -39,15 +35,15 @@ def check_runs(files: Sequence[Path], runs: Sequence[Run], own: Sequence[str], c
             )
     hints = {"choices": f"; settings that were chosen anew in every run are fixed by {choices}=RUN1/results.json"}
     for file, other in zip(files[1:], runs[1:], strict=True):
-        check_same(files[0], _compared(runs[0], own), file, _compared(other, own), hints)
+        check_same(files[0], _compared(runs[0]), file, _compared(other), hints)
     check_different_runs(files, [f"after {run['environment']['report_seconds']} s of timing" for run in runs])
 
 
-def _compared(run: Run, own: Sequence[str]) -> dict[str, Any]:
+def _compared(run: Run) -> dict[str, Any]:
     return {
         "mode": run["mode"],
         "target": {name: run["target"].get(name) for name in ("fingerprint", "dtype", "quantization")},
-        **{name: run[name] for name in ("drafts", "prompts", *own)},
+        **{name: run[name] for name in _EQUAL if name in run},
         "choices": [(*about(one), one["best"]) for one in run["choices"]],
         "cells": [(about(one), one["prompts"], sorted(arm["arm"] for arm in one["arms"])) for one in run["cells"]],
         "rows": sorted(str(_row_key(row)) for row in run["rows"]),
@@ -55,7 +51,7 @@ def _compared(run: Run, own: Sequence[str]) -> dict[str, Any]:
 
 
 def pooled_comparison(runs: Sequence[Run], others: Others) -> dict[str, Any]:
-    """What every comparison's results.json holds, for `runs` that `check_runs` let pass."""
+    """What every comparison's results.json holds, for `runs` that `check_comparisons` let pass."""
     first, seed = runs[0], runs[0]["environment"]["seed"]
     rows = [[matching(run["rows"], _row_key, _row_key(row)) for run in runs] for row in first["rows"]]
     seconds = sum(run["environment"]["report_seconds"] for run in runs)
@@ -67,19 +63,6 @@ def pooled_comparison(runs: Sequence[Run], others: Others) -> dict[str, Any]:
         **pooled_energy(runs, seed),
         "cells": [_cell(each, others(each), seed) for each in cells_of_runs(runs)],
         "runs": [{"environment": run["environment"]} for run in runs],
-    }
-
-
-def prompts_entry(cfg: EvalConfig, comparison: DecodersConfig | DraftersConfig) -> dict[str, Any]:
-    """What every comparison's results.json says of its prompts."""
-    return {
-        "source": f"held-out split of {cfg.data.name}",
-        "screening_source": f"validation split of {cfg.data.name}",
-        "max_new_tokens": cfg.decode.max_new_tokens,
-        "screening_tokens": cfg.timing.screening_tokens,
-        "screening_prompts": comparison.screening_prompts,
-        "rounds": cfg.timing.rounds,
-        "batches": {str(rows): count for rows, count in comparison.num_timed.items()},
     }
 
 

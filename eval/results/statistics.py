@@ -153,6 +153,11 @@ def arm_ratio_of_runs(cells: Sequence[Mapping[str, Any]], ours: str, other: str,
     return bootstrap_crossed(known, median_of_ratios, seed) if known.size else None
 
 
+def ratio_over(runs: Sequence[Mapping[str, Any]], arm: str, other: str, seed: int) -> Estimate | None:
+    """How many times as fast an arm is; over runs and batches where there are several runs."""
+    return arm_ratio(runs, arm, other, seed) if len(runs) == 1 else arm_ratio_of_runs(runs, arm, other, seed)
+
+
 def arm_pairs(cells: Iterable[Mapping[str, Any]], ours: str, other: str) -> np.ndarray:  # (n, 2)
     """Seconds per token of `other` and of our arm by batch of prompts of the cells where both ran; NaN where
     unknown."""

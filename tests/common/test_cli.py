@@ -1,9 +1,12 @@
-"""The command line of a toy stage: routes of keys, exit codes, sweeps."""
+"""The command line of a toy stage: routes of keys, exit codes, sweeps, and readers who leave early."""
+
+from __future__ import annotations
 
 import json
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,94 @@ import pytest
 from decode.common import compose
 from decode.common.command_line import stage_main
 from decode.common.sweep_table import Figures
-from tests.common.toy import write_toy_stage
+from tests.commands import MINIMUM, STAGES, main_of
+from tests.tiny import save_tiny_target
+
+_FILES = {
+    "conf/toystage.yaml": """
+        defaults:
+          - experiment: null
+          - optim: sgd
+          - _self_
+        output_dir: runs/toy
+        resume: never
+        plan: false
+        seed: 0
+        outcome: done
+    """,
+    "conf/optim/sgd.yaml": "name: sgd\n",
+    "conf/optim/adam.yaml": "name: adam\nlr: 0.01\n",
+    "conf/experiment/long.yaml": "# @package _global_\nsteps: 1000\n",
+    "toystage/__init__.py": "",
+    "toystage/config.py": """
+        from dataclasses import dataclass, field
+        from typing import Literal
+        from decode.common.typed_config import require
+
+        @dataclass
+        class Optim:
+            name: Literal["sgd", "adam"] = "sgd"
+            lr: float = 0.1
+
+            def __post_init__(self):
+                require(self.lr > 0, f"lr = {self.lr} must be positive.")
+
+        @dataclass
+        class Config:
+            output_dir: str
+            resume: str = "never"
+            plan: bool = False
+            seed: int = 0
+            steps: int = 10
+            outcome: Literal["done", "input_error", "run_error", "broken_pipe", "interrupted"] = "done"
+            optim: Optim = field(default_factory=Optim)
+            extra: Optim | None = None
+    """,
+    "toystage/stage.py": """
+        from pathlib import Path
+        from decode.common.errors import InputError, RunError
+        from decode.common.checked_json import write_json
+        from decode.common.run_folder import open_run
+
+        def run(config):
+            if config.outcome == "input_error":
+                raise InputError("no such file")
+            if config.outcome == "run_error":
+                raise RunError("loss is NaN")
+            if config.outcome == "broken_pipe":
+                raise BrokenPipeError("the worker is gone")
+            if config.outcome == "interrupted":
+                raise KeyboardInterrupt
+            with open_run(config.output_dir, "toystage", config, config.resume) as folder:
+                if Path("on_the_way").exists():
+                    raise {"crash": ZeroDivisionError, "disk": OSError, "ctrl-c": KeyboardInterrupt}[
+                        Path("on_the_way").read_text()
+                    ]("no more")
+                if not folder.is_finished:
+                    write_json(folder.file("seen.json"), {"steps": config.steps, "lr": config.optim.lr})
+                    folder.finish({"figures": {"score": config.optim.lr}})
+    """,
+    "toystage/__main__.py": """
+        import sys
+        from pathlib import Path
+        from decode.common import compose
+        from decode.common.command_line import stage_main
+        from decode.common.sweep_table import Figures
+
+        compose.CONF = Path(__file__).resolve().parents[1] / "conf"
+        if __name__ == "__main__":
+            stage_main("toystage", "toystage.config:Config", "toystage.stage:run", Figures({}))
+    """,
+}
+
+
+def write_toy_stage(folder: Path) -> None:
+    """Write the stage's package and conf folder under `folder`."""
+    for name, text in _FILES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text).lstrip("\n"))
+
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = Figures({"score": "figures.score", "loss": "loss"}, highest="score", lowest="loss")
@@ -276,3 +366,59 @@ def test_a_bad_configuration_costs_no_heavy_import(tmp_path: Path) -> None:
         [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2, done.stderr
+
+
+def pipe_without_reader() -> int:
+    """The end to write to of a pipe whose other end is closed."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+def end_of(monkeypatch: pytest.MonkeyPatch, stage: str, *arguments: str) -> object:
+    """Exit code of a stage in this process, whose standard output nobody reads."""
+    with os.fdopen(pipe_without_reader(), "w") as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        patch.setattr(sys, "argv", [f"draftsmith-{stage}", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main_of(stage)()
+    return ended.value.code
+
+
+@pytest.mark.parametrize("shown", ["--help", "--cfg job"])
+@pytest.mark.parametrize("stage", ["decode", *(pytest.param(name, marks=pytest.mark.slow) for name in STAGES)])
+def test_what_hydra_shows_may_be_cut_short(monkeypatch, capfd, stage: str, shown: str) -> None:
+    assert end_of(monkeypatch, stage, *MINIMUM[stage], *shown.split()) == 141
+    assert capfd.readouterr().err == ""
+
+
+def test_streamed_text_may_be_cut_short(tmp_path: Path, monkeypatch, capfd) -> None:
+    target = save_tiny_target(tmp_path / "target")
+    out = tmp_path / "out"
+    arguments = [f"target.path={target}", "prompt=def main", "decode.max_new_tokens=8", f"output_dir={out}"]
+    assert end_of(monkeypatch, "decode", *arguments) == 141
+    assert "roken" not in capfd.readouterr().err
+    assert [path.name for path in out.iterdir()] == ["run.json"]  # given back, and not finished
+
+
+def run_toy(folder: Path, argument: str, stdout: int, stderr: int) -> subprocess.CompletedProcess[bytes]:
+    write_toy_stage(folder)
+    environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "toystage", argument]
+    return subprocess.run(command, cwd=folder, env=environment, check=False, stdout=stdout, stderr=stderr)
+
+
+def test_the_interpreter_has_nothing_to_add_at_its_end(tmp_path: Path) -> None:
+    """What is left in a buffer is written when Python ends, after all code of ours."""
+    done = run_toy(tmp_path, "--help", stdout=pipe_without_reader(), stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_messages_that_nobody_reads_end_a_stage_too(tmp_path: Path) -> None:
+    assert run_toy(tmp_path, "stepz=1", stdout=subprocess.DEVNULL, stderr=pipe_without_reader()).returncode == 141
+
+
+def test_another_broken_pipe_is_a_failure(tmp_path: Path) -> None:
+    done = run_toy(tmp_path, "outcome=broken_pipe", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert b"failed: the worker is gone" in done.stderr

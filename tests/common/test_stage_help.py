@@ -1,14 +1,17 @@
-"""`--help` of the four stages: what it shows is what the stage accepts."""
+"""`--help` of the four stages and the reference of settings: what they show is what the stage accepts."""
 
 import re
 import sys
+from dataclasses import dataclass, field
+from typing import Literal
 
 import pytest
 
 from decode.common.compose import CONF, groups
 from decode.common.errors import ConfigError
-from decode.common.setting_docs import setting_docs
+from decode.common.setting_docs import Setting, setting_docs
 from decode.common.stage_help import WIDTH, choices, help_text
+from tests.bad_configurations import leaves
 from tests.commands import MINIMUM, MODULES, ROOT, STAGES, built, config_class, main_of
 
 
@@ -95,3 +98,56 @@ def test_examples_are_commands_that_are_tested() -> None:
         text = help_text(stage, config_class(stage), [])
         assert head
         assert all(line.removeprefix("#   ") in text for line in head)
+
+
+@dataclass
+class Inner:
+    """A docstring of the class, which is no setting's."""
+
+    rate: float = 0.5
+    """Share of
+    something."""
+    kinds: list[Literal["a", "b"]] = field(default_factory=lambda: ["a"])
+    """Some."""
+
+
+@dataclass
+class Outer:
+    output_dir: str
+    """Where."""
+    pair: tuple[float, ...] = (0.9, 1)
+    "Two."
+    name: str = ""
+    inner: Inner | None = None
+    """A section."""
+    mode: Literal["x", "y"] | None = None
+    """None is neither."""
+
+
+def test_kinds_defaults_and_texts_are_those_of_the_source() -> None:
+    assert setting_docs(Outer) == [
+        Setting("output_dir", "str", "required", "Where."),
+        Setting("pair", "tuple[float, ...]", "[0.9, 1]", "Two."),
+        Setting("name", "str", '""', ""),
+        Setting("inner", "", "", "A section."),
+        Setting("inner.rate", "float", "0.5", "Share of something."),
+        Setting("inner.kinds", "list[a | b]", '["a"]', "Some."),
+        Setting("mode", "x | y | null", "null", "null is neither."),
+    ]
+
+
+@dataclass
+class Narrower(Inner):
+    more: int = 1
+    """What the others lack."""
+
+
+def test_a_setting_that_is_inherited_says_what_it_is() -> None:
+    assert [one.text for one in setting_docs(Narrower)] == ["Share of something.", "Some.", "What the others lack."]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_setting_of_every_stage_says_what_it_is(stage: str) -> None:
+    found = setting_docs(config_class(stage))
+    assert [one.key for one in found if one.kind] == [key for key, _ in leaves(config_class(stage))]
+    assert not [one.key for one in found if not one.text.endswith(".")]

@@ -6,15 +6,14 @@ from collections.abc import Mapping
 
 import torch
 
-from decode.drafters.base import Context
+from decode.drafters.base import Context, Drafter
 from decode.trees.tree import Tree, chain_parents
 
 
-class Oracle:
+class Oracle(Drafter):
     """Knows the text that will come and drafts it, wrong from the token that a script says: 0, 1, ... k accepted in
     turn."""
 
-    taps: tuple[int, ...] = ()
     on_host = True
 
     def __init__(self, texts: list[list[int]], vocab_size: int) -> None:

@@ -26,8 +26,8 @@ from decode.drafters.untrained.retrieval import RetrievalDrafter
 from decode.trees.tree_plans import Shape, k_ary
 from tests.decode.drafters import Oracle, OracleTree
 from tests.decode.heads import random_head
-from tests.decode.untrained.foreign_models import letters, shared
-from tests.decode.untrained.test_datastore import datastore_of
+from tests.decode.untrained.models import letters, shared
+from tests.decode.untrained.test_lookup import datastore_of
 from tests.tiny import MODELS, tiny_llama
 
 VOCAB = 64

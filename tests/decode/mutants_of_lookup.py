@@ -23,7 +23,7 @@ from decode.drafters.untrained.text_drafter import TextDrafter
 from decode.drafters.untrained.trie import Trie
 from decode.rounds import round as rounds
 from decode.rounds.state import State
-from decode.trees.tree import Tree, boarded
+from decode.trees.tree import Tree, with_passengers
 
 real_split, real_repeated, real_read = SuffixAutomaton._split, NgramText._repeated, TextDrafter.read
 
@@ -126,9 +126,9 @@ def window_of_the_row_before(patch: pytest.MonkeyPatch) -> None:
     real = State.seat
 
     def mutant(self: State, row: int, tokens: list[int], end: int, key: Tensor) -> None:
-        before = self.heard_at.clone()
+        before = self.passenger_positions.clone()
         real(self, row, tokens, end, key)
-        self.heard_at.copy_(before)
+        self.passenger_positions.copy_(before)
 
     patch.setattr(State, "seat", mutant)
 
@@ -149,7 +149,9 @@ def window_without_noise(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         JacobiDrafter,
         "_said",
-        lambda self, context, heard, heard_at: real(self, replace(context, shares_noise=False), heard, heard_at),
+        lambda self, context, passenger_logits, passenger_positions: real(
+            self, replace(context, shares_noise=False), passenger_logits, passenger_positions
+        ),
     )
 
 
@@ -157,11 +159,11 @@ def nodes_see_passengers(patch: pytest.MonkeyPatch) -> None:
     """The window's guesses are attended to as if they were text."""
 
     def mutant(tree: Tree) -> tuple[Tensor, Tensor, Tensor]:
-        tokens, depths, above = boarded(tree)
+        tokens, depths, above = with_passengers(tree)
         above[:, : tree.num_nodes, tree.num_nodes :] = True
         return tokens, depths, above
 
-    patch.setattr(rounds, "boarded", mutant)
+    patch.setattr(rounds, "with_passengers", mutant)
 
 
 def passengers_stay(patch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,7 @@ from decode.loop import Loop
 from decode.models.hidden_states import Taps
 from decode.requests import Request
 from decode.trees.tree_plans import chain
-from tests.decode import checks
 from tests.decode.test_dspark import PROMPTS, TAPS, batch_of, draft_of, logits_after, proposals, target
-from tests.tiers import by_default
 
 pytestmark = pytest.mark.usefixtures("uncaptured")
 
@@ -133,15 +131,6 @@ def test_the_slot_of_a_fill_in_anchor_reaches_no_loss_of_its_own() -> None:
     (gradient,) = torch.autograd.grad(loss, made)
     reached = gradient.unflatten(1, (-1, 5)).abs().sum(-1)[0] > 0
     assert reached.tolist() == [[False, True, True, True, True]] * len(TEXT)
-
-
-@pytest.mark.parametrize("kind", by_default(1, KINDS))
-@pytest.mark.parametrize("tree", by_default(2, ["3x2x1", "chain", "dynamic"]))
-def test_output_is_that_of_autoregressive_decoding(tree: str, kind: str) -> None:
-    model = target()
-    settings = {"max_new_tokens": 20, "tree": tree, "num_draft_tokens": 4, "batch_size": 2}
-    out = checks.check_pathwise_equality(model, draft_of(model, **KINDS[kind]), 3, **settings)
-    assert any(one.accepted for one in out.stats.rounds)
 
 
 def test_a_mask_of_the_vocabulary_is_the_targets_row_and_no_weight_of_the_head() -> None:

@@ -17,9 +17,8 @@ from decode.autotune.budget import Budget
 from decode.drafters import drafting
 from decode.drafters.base import Batch, Context
 from decode.drafters.drafting import Above, Processed
-from decode.drafters.dspark import DSparkConfig, DSparkDraft, default_taps
+from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from decode.forward.cache import SlotCache
-from decode.forward.capture import Trace
 from decode.forward.kept.lease import Lease
 from decode.forward.packed_linear import Together
 from decode.forward.runner import Runner
@@ -31,7 +30,7 @@ from decode.sampling.noise import Noise
 from decode.sampling.warp import Sampling
 from decode.stats import Round
 from decode.trees.tree import Tree
-from decode.trees.tree_plans import Shape, chain, k_ary
+from decode.trees.tree_plans import chain
 from tests.decode import checks, distributions
 from tests.tiers import by_default
 from tests.tiny import tiny_llama
@@ -98,41 +97,6 @@ def proposals(draft: DSparkDraft, monkeypatch: pytest.MonkeyPatch) -> list[tuple
     return seen
 
 
-@pytest.mark.parametrize(
-    ("rank", "layout"), by_default(2, [(4, "anchor"), (0, "fill_in"), (0, "anchor"), (4, "fill_in")])
-)
-def test_training_and_serving_see_the_same_logits(rank: int, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In ragged rows, rows taken over, and after every number of accepted tokens; captured and not."""
-    model = target()
-    draft = draft_of(model, markov_rank=rank, layout=layout)
-    seen = proposals(draft, monkeypatch)
-    request = Request([*PROMPTS, [3, 1, 4]], 14, shape=chain(4), verifier="rejection", batch_size=3)
-    Loop(model, draft, request).run()
-    accepted = set()
-    for at, (known, tree) in enumerate(seen):
-        later = [seen[at + 1][0][row][: len(ids)] == ids for row, ids in enumerate(known)] if at + 1 < len(seen) else []
-        for row, ids in enumerate(known if tree.num_nodes > 1 else []):
-            if at + 1 < len(seen) and later[row]:
-                accepted.add(len(seen[at + 1][0][row]) - len(ids) - 1)
-            assert tree.log_q is not None
-            batch = batch_of(model, ids + tree.tokens[row, 1:].tolist())
-            want = logits_after(draft, batch, len(ids) - 1).log_softmax(-1)
-            torch.testing.assert_close(tree.log_q[row, : len(want)], want, rtol=0, atol=1e-9)
-    assert {0, 1} <= accepted
-    assert any(isinstance(one, Trace) for one in draft.runner._passes.values())
-
-
-def test_documents_of_a_packed_row_do_not_know_each_other() -> None:
-    model = target()
-    draft = draft_of(model)
-    first, second = [5, 9, 2, 7, 1, 3, 3, 8], [4, 4, 6, 3, 2, 9, 1]
-    packed = batch_of(model, first, second, padding=2)
-    for start, ids in ((0, first), (len(first), second)):
-        for place in range(len(ids) - 4):
-            alone = logits_after(draft, batch_of(model, ids), place)
-            torch.testing.assert_close(logits_after(draft, packed, start + place), alone, rtol=0, atol=1e-9)
-
-
 def test_a_block_sees_hidden_states_before_its_anchor_alone() -> None:
     """Those of the anchor and of later tokens are not there when it is drafted; other blocks never are."""
     model = target()
@@ -189,36 +153,6 @@ def test_anchors_are_drawn_from_the_generator_that_checkpoints_keep() -> None:
     assert [anchors(), anchors()] == [one, other]
 
 
-@pytest.mark.usefixtures("uncaptured")
-@pytest.mark.parametrize("rank", by_default(1, [4, 0]))
-@pytest.mark.parametrize("tree", by_default(2, ["chain", "dynamic", "3x2x1"]))
-def test_output_is_that_of_autoregressive_decoding(tree: str, rank: int) -> None:
-    """More is asked for than a block holds, and a draft vocabulary lacks half of the tokens."""
-    model = target()
-    settings = {"max_new_tokens": 20, "tree": tree, "num_draft_tokens": 6, "batch_size": 2}
-    vocab = torch.arange(0, 64, 2) if rank else None
-    draft = draft_of(model, markov_rank=rank, depth=3, vocab=vocab, draft_vocab_size=None if vocab is None else 32)
-    out = checks.check_pathwise_equality(model, draft, 3, **settings)
-    assert max(one.drafted for one in out.stats.rounds) == 3
-    assert any(one.accepted for one in out.stats.rounds)
-
-
-@pytest.mark.parametrize("shape", [chain(3), k_ary([2, 2])], ids=["chain", "tree"])
-def test_captured_rounds_are_those_that_run_step_by_step(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = target()
-    request = Request(PROMPTS[:2], 12, shape=shape)
-    runs = []
-    for uses in (1, 10**6):
-        monkeypatch.setattr("decode.forward.runner.CAPTURE_AFTER", uses)
-        draft = draft_of(model)
-        seen = proposals(draft, monkeypatch)
-        runs.append((Loop(model, draft, request).run()[0], [tree.tokens.tolist() for _, tree in seen]))
-        captured = [isinstance(one, Trace) for one in draft.runner._passes.values()]
-        assert all(captured)
-        assert bool(captured) == (uses == 1)
-    assert runs[0] == runs[1]
-
-
 def test_without_the_bias_of_the_token_before_it_is_dflash() -> None:
     """Equal weights and a bias of zero: equal logits; with a bias, what was drafted before changes them."""
     model = target()
@@ -242,11 +176,11 @@ def test_the_bias_begins_at_zero() -> None:
 
 def test_layers_are_spread_over_the_target() -> None:
     """As indices of hidden states: one higher than the published layer numbers 1, 9, 17, 25, 33 of 36 layers."""
-    assert default_taps(36) == (2, 10, 18, 26, 34)
-    assert default_taps(8) == (2, 3, 4, 5, 6)
-    assert [default_taps(layers) for layers in (1, 2, 3, 4, 5)] == [(-1,), (1,), (2,), (2,), (2, 3)]
+    assert DSparkConfig.default_taps(36) == (2, 10, 18, 26, 34)
+    assert DSparkConfig.default_taps(8) == (2, 3, 4, 5, 6)
+    assert [DSparkConfig.default_taps(layers) for layers in (1, 2, 3, 4, 5)] == [(-1,), (1,), (2,), (2,), (2, 3)]
     for layers in range(2, 80):
-        taps = default_taps(layers)
+        taps = DSparkConfig.default_taps(layers)
         assert list(taps) == sorted(set(taps))
         assert 0 < taps[0]
         assert taps[-1] < layers

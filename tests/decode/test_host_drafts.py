@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from decode.drafters.base import Context
+from decode.drafters.base import Context, Drafter
 from decode.loop import Loop
 from decode.requests import Request
 from decode.sampling.warp import Sampling
@@ -18,11 +18,10 @@ from tests.tiny import tiny_llama
 PROMPTS = [[5, 9, 2, 5, 9, 2, 5, 9], [1, 8], [4, 4, 6, 3, 2], [9], [7, 7, 1, 7], [2, 3, 2]]
 
 
-class Lookup:
+class Lookup(Drafter):
     """Each row drafts what stands in known texts behind its last two tokens, or its last one: the first such place as a
     chain, or several as branches, which make another tree in every row."""
 
-    taps: tuple[int, ...] = ()
     on_host = True
 
     def __init__(self, known: list[list[int]], branches: bool) -> None:

@@ -1,13 +1,10 @@
-"""Drafter x verifier x temperature x filter x batch x refill x architecture against the autoregressive loop, in fp64.
-
-Coupled and greedy verdicts, and every verdict at temperature 0, must give its tokens. The others keep the
-distribution, which `test_exactness` enumerates; here their tokens must lie in its support, their noise be read once,
-and their cache be that of a fresh prefill after every round, as everyone's. All pairs of levels as `slow`, of which
-drafts without training have a few by default; the whole product as `exhaustive`.
-"""
+"""Drafter x verifier x temperature x filter x batch x refill x architecture against the autoregressive loop: few cases
+that still hold every pair of levels together."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,10 +20,47 @@ from decode.stats import Stats
 from decode.trees.tree_plans import chain
 from tests.decode import matrix_drafters
 from tests.decode.checks import audited_run, ragged_prompts, unpadded
-from tests.decode.covering import Case, covering_cases, product
 from tests.decode.matrix_drafters import MAKERS, SHAPES, WITHOUT_TRAINING, target
 from tests.tiers import by_default
 from tests.tiny import IN_FLOAT64
+
+Case = dict[str, Any]
+
+
+def product(factors: Mapping[str, Sequence[Any]], valid: Callable[[Case], bool]) -> list[Case]:
+    """Every case that is valid."""
+    cases = (dict(zip(factors, levels, strict=True)) for levels in itertools.product(*factors.values()))
+    return [case for case in cases if valid(case)]
+
+
+def covering_cases(
+    factors: Mapping[str, Sequence[Any]], valid: Callable[[Case], bool], whole: Sequence[str]
+) -> list[Case]:
+    """Cases in which every pair of levels of two factors meets, as far as any valid case has it, and every combination
+    of the factors `whole`: for each of these the case with the most pairs that are still missing."""
+    groups: dict[tuple[Any, ...], list[Case]] = {}
+    for case in product(factors, valid):
+        groups.setdefault(tuple(case[name] for name in whole), []).append(case)
+    missing = {pair for cases in groups.values() for case in cases for pair in _pairs(case)}
+    chosen = []
+    for cases in groups.values():
+        chosen.append(_best(cases, missing, len(chosen)))
+        missing -= _pairs(chosen[-1])
+    while missing:
+        chosen.append(_best([case for cases in groups.values() for case in cases], missing, 0))
+        missing -= _pairs(chosen[-1])
+    return chosen
+
+
+def _best(cases: list[Case], missing: set[Any], turn: int) -> Case:
+    """Of equals another one each time, so that later levels get their share as well."""
+    turned = cases[turn % len(cases) :] + cases[: turn % len(cases)]
+    return max(turned, key=lambda case: len(_pairs(case) & missing))
+
+
+def _pairs(case: Case) -> set[tuple[tuple[str, Any], tuple[str, Any]]]:
+    return set(itertools.combinations(case.items(), 2))
+
 
 NEW_TOKENS = 12
 FACTORS: dict[str, list[Any]] = {
@@ -42,7 +76,7 @@ FILTERS: dict[str, dict[str, float]] = {"top_k": {"top_k": 5}, "top_p": {"top_p"
 
 
 def is_valid(case: Case) -> bool:
-    """Pairs that are exact; the others are refused, as `test_refusals` says. A request that is alone needs its row."""
+    """Pairs that are exact; the others are refused, as `test_verifiers` says. A request that is alone needs its row."""
     if case["batch"] == 1 and case["rows"] == "fewer":
         return False
     if case["verifier"] == "greedy":

@@ -18,7 +18,7 @@ from decode.drafters.base import Context
 from decode.forward.target import CachedModel
 from decode.loop import Loop
 from decode.requests import Request
-from decode.trees.tree import Passengers, Tree, boarded, chain_parents, parted
+from decode.trees.tree import Passengers, Tree, chain_parents, split_passengers, with_passengers
 from decode.trees.tree_plans import chain
 from tests.decode.checks import ragged_prompts, texts_of
 from tests.decode.drafters import Oracle, OracleTree
@@ -75,9 +75,9 @@ def logits_of(model: PreTrainedModel, tree: Tree) -> tuple[Tensor, Tensor]:
         runner.prefill(ids, [0] * BATCH, lengths)
         runner.cache.hold(SLOTS)
         inputs = (tree.tokens, tree.depths.expand(BATCH, -1), tree.ancestors.expand(BATCH, -1, -1))
-        tokens, depths, above = inputs if tree.passengers is None else boarded(tree)
+        tokens, depths, above = inputs if tree.passengers is None else with_passengers(tree)
         (logits,) = runner.node_pass(SLOTS)(tokens, torch.tensor(lengths)[:, None], depths, above)
-    return parted(logits, tree)
+    return split_passengers(logits, tree)
 
 
 @pytest.mark.parametrize("rows", [1, BATCH])
@@ -87,13 +87,13 @@ def test_nodes_say_the_same_and_passengers_what_their_own_text_says(name: str, s
     """With windows of three tokens too: what a passenger attends to is counted by its place, not by its slot."""
     model, tree = MODELS[name](), random_tree(SHAPES[shape])
     ridden = replace(tree, passengers=random_riders(tree, rows, torch.Generator().manual_seed(9)))
-    nodes, heard = logits_of(model, ridden)
+    nodes, passenger_logits = logits_of(model, ridden)
     torch.testing.assert_close(nodes, logits_of(model, tree)[0], rtol=0, atol=1e-10)
     for row, prompt in enumerate(PROMPTS):
         for place in range(4):
             with torch.no_grad():
                 want = model(torch.tensor([prompt[:-1] + seen_by(ridden, row, place)])).logits[0, -1]
-            torch.testing.assert_close(heard[row, place], want, rtol=0, atol=1e-10)
+            torch.testing.assert_close(passenger_logits[row, place], want, rtol=0, atol=1e-10)
 
 
 def test_shapes_that_do_not_fit_are_named() -> None:
@@ -102,7 +102,7 @@ def test_shapes_that_do_not_fit_are_named() -> None:
     with pytest.raises(
         ValueError, match=r"sees have shape \(1, 4, 6\).*3 nodes in 3 rows 4 passengers have \(3, 4, 7\)"
     ):
-        boarded(Tree(tree.tokens, tree.parents, passengers=riders))
+        with_passengers(Tree(tree.tokens, tree.parents, passengers=riders))
 
 
 class Ridden(Oracle):
@@ -136,10 +136,10 @@ class Ridden(Oracle):
         return self.before[0]
 
     def _check(self, context: Context) -> None:
-        assert context.heard is not None
-        assert context.heard_at is not None
+        assert context.passenger_logits is not None
+        assert context.passenger_positions is not None
         for row in context.running or []:
-            assert (context.heard_at[row] < 0).all() == (row in self.fresh)
+            assert (context.passenger_positions[row] < 0).all() == (row in self.fresh)
             if row in self.fresh:
                 continue
             assert self.before is not None
@@ -147,8 +147,8 @@ class Ridden(Oracle):
             for place in range(self.most_passengers):
                 text = ids[row, : lengths[row] - 1].tolist() + seen_by(tree, row, place)
                 want = self.model(torch.tensor([text])).logits[0, -1]
-                torch.testing.assert_close(context.heard[row, place], want, rtol=0, atol=1e-10)
-                assert context.heard_at[row, place] == len(text) - 1
+                torch.testing.assert_close(context.passenger_logits[row, place], want, rtol=0, atol=1e-10)
+                assert context.passenger_positions[row, place] == len(text) - 1
             self.heard_by_row[row] += 1
         self.fresh.clear()
 
@@ -186,11 +186,11 @@ class Echo(Oracle):
 
     def propose(self, context: Context) -> Tree:
         """A chain of three, and a window of three of which each sees those before."""
-        assert context.heard is not None
-        assert context.heard_at is not None
+        assert context.passenger_logits is not None
+        assert context.passenger_positions is not None
         pending = context.ids.gather(1, context.lengths[:, None] - 1)
-        said = context.heard.argmax(-1)
-        behind = (context.heard_at >= context.lengths[:, None] - 1) & (context.heard_at >= 0)
+        said = context.passenger_logits.argmax(-1)
+        behind = (context.passenger_positions >= context.lengths[:, None] - 1) & (context.passenger_positions >= 0)
         drafted = torch.where(behind, said, pending)
         sees = torch.cat([torch.ones(3, 1), torch.zeros(3, 3), torch.ones(3, 3).tril()], 1)[None].bool()
         riders = Passengers(drafted.roll(-1, 1), torch.arange(1, 4)[None], sees)

@@ -20,7 +20,7 @@ from decode.drafters.untrained.foreign.reader import WIDTHS, Reader
 from decode.drafters.untrained.mixture import MixtureDrafter
 from decode.drafters.untrained.ngram import NgramDrafter
 from decode.forward.runner import Runner, whole
-from tests.decode.untrained.foreign_models import byte_level, shared, spelled
+from tests.decode.untrained.models import byte_level, shared, spelled
 from tests.tiers import by_default
 from tests.tiny import tiny_llama
 

@@ -1,4 +1,4 @@
-"""What a call counted, by hand; and the corners of the quantities that every claim is made of."""
+"""What a call counted and what its passes cost, by hand; and the corners of the quantities that claims are made of."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import torch
 
 from decode import stats as stats_module
 from decode.acceptance import acceptance_by_position, expected_tau, greedy_agreement, overlap, tau, windows
+from decode.autotune import timing
+from decode.drafters.lm import LMDraft
+from decode.forward.runner import Runner
+from decode.forward.target import CachedModel
 from decode.stats import Round, Stats, peak_memory
+from tests.decode import checks
+from tests.decode.heads import random_head
+from tests.tiny import tiny_llama
 
 ROUNDS = [Round(0, 3, 3, 4), Round(1, 3, 0, 1), Round(0, 3, 1, 2), Round(1, 1, 1, 1)]  # the last one was cut at the end
 
@@ -78,3 +85,53 @@ def test_windows_are_whole_runs_of_valid_positions() -> None:
     assert windows(alpha, valid, 5).shape == (0, 5)
     assert expected_tau(torch.tensor([[0.5, 0.4], [1.0, 0.0]])) == pytest.approx(1 + (0.5 + 0.2 + 1.0) / 2)
     assert math.isnan(expected_tau(torch.zeros(0, 3)))
+
+
+VOCAB = checks.VOCAB
+
+
+def ticking(monkeypatch: pytest.MonkeyPatch, seconds: float = 1.0) -> None:
+    """A clock on which a pass of the target or the draft takes nothing, and a drafted token `seconds`."""
+    now = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    real = timing._proposal
+
+    def proposal(drafter, request, wanted, plan):  # noqa: ANN001, ANN202
+        propose = real(drafter, request, wanted, plan)
+
+        def timed():  # noqa: ANN202
+            tree = propose()
+            now[0] += seconds * tree.max_depth
+            return tree
+
+        return timed
+
+    monkeypatch.setattr(timing, "_proposal", proposal)
+
+
+def test_a_draft_token_costs_what_it_costs_whatever_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_llama(num_layers=6).requires_grad_(False)
+    ticking(monkeypatch)
+    for draft in (random_head("medusa", model), LMDraft(tiny_llama(num_layers=1))):
+        assert timing.measure(model, draft, 20, [1, 9], repeats=2).t_draft == pytest.approx(1.0)
+
+
+def test_bare_passes_are_timed_as_captures_from_the_first_repeat_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds are captured as a whole, so their parts run nowhere else: of ten repeats six were once uncaptured, a plain
+    step took twice its time, and what a draft was predicted to bring was wrong."""
+    model = tiny_llama(VOCAB)
+    captured = []
+    keep = Runner._keep
+    monkeypatch.setattr(Runner, "_keep", lambda self, *given: (captured.append(given[0][0]), keep(self, *given)))
+    costs = timing.measure(model, LMDraft(tiny_llama(VOCAB, num_layers=1, seed=3)), 20, [1, 4], repeats=1)
+    assert sorted(captured) == ["chain", "straight", "straight"]
+    assert set(costs.t_target) == {1, 4}
+
+
+def test_passes_are_timed_on_a_text_that_does_not_repeat_itself() -> None:
+    """On one that did, rounding decided, and passes of several tokens were timed uncaptured."""
+    runner = CachedModel(tiny_llama(), 2, 64)
+    text = torch.cat([timing._text(runner, 2, 0, 20), timing._text(runner, 2, 20, 9)], 1)
+    assert text.shape == (2, 29)
+    assert len(set(text[0].tolist())) == 29
+    assert torch.equal(text[0], text[1])

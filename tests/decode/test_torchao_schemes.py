@@ -25,7 +25,7 @@ from decode.forward.runner import captured_at_once
 from decode.models import torchao_schemes
 from decode.models.fingerprint import weights_fingerprint
 from decode.models.load import describe_loaded, describe_model, load_model
-from eval.modes.drafters.config import DraftersConfig
+from eval.modes.compare.drafters_config import DraftersConfig
 from tests.decode.checks import VOCAB, ragged_prompts
 from tests.tiers import by_default
 from tests.tiny import save_tiny_target, tiny_llama

@@ -20,7 +20,7 @@ from eval.config import EvalConfig
 from eval.inputs import check_datastore
 from eval.modes import report
 from eval.prompts.held_out import PromptSets
-from tests.decode.untrained.test_datastore import write_datastore
+from tests.decode.untrained.test_lookup import write_datastore
 from tests.distill.chats import DATED, chats_of, on_day, set_template
 from tests.eval.test_own_data import config
 from tests.tiny import save_tiny_target, tiny_tokenizer

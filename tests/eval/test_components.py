@@ -18,6 +18,13 @@ from tests.eval.samples import config
 from tests.eval.samples import prompts as some_prompts
 
 
+class Named(str):
+    """A drafter that only has a name."""
+
+    def drafted_depth(self, shape: Any) -> int:
+        return shape.depth
+
+
 def metered(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[tuple[str, int], ComponentTimes], list[tuple[Any, ...]]]:
     """Component times of three pieces in which everything takes other seconds, and what was asked for in them."""
     calls: list[tuple[Any, ...]] = []
@@ -34,7 +41,7 @@ def metered(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[tuple[str, int], Comp
     monkeypatch.setattr(components, "measure", measure)
     target: Any = "target"
     lengths = {"one": [2], "two": [1, 2]}
-    meter = CostMeter(target, {name: name for name in lengths}, lengths, context=77, batch_size=4, repeats=9)
+    meter = CostMeter(target, {name: Named(name) for name in lengths}, lengths, context=77, batch_size=4, repeats=9)
     for _ in range(3):
         meter.sample()
     return meter.result(), calls
@@ -63,7 +70,7 @@ def test_passes_are_captured_before_any_is_measured(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(components, "measure", measure)
     model: Any = None
-    meter = CostMeter(model, {"d": "d"}, {"d": [2]}, 8, 1, repeats=2)
+    meter = CostMeter(model, {"d": Named("d")}, {"d": [2]}, 8, 1, repeats=2)
     meter.warm_up()
     meter.sample()
     assert calls == [CAPTURE_AFTER, 2]

@@ -13,7 +13,8 @@ from eval.modes.report import with_chosen_length
 from eval.prompts.held_out import load_prompts
 from eval.render.report_page import render_summary
 from tests.commands import built
-from tests.eval import test_decoders, test_report
+from tests.eval import test_report
+from tests.eval.compare import test_decoders
 from tests.tiny import tiny_tokenizer
 
 

@@ -10,7 +10,7 @@ import torch
 
 from eval import stage
 from eval.modes.families.page import render_summary
-from tests.decode.published.folders import PUBLISHED
+from tests.decode.published_folders import PUBLISHED
 from tests.eval.test_families import LM, config
 from tests.eval.test_families import folder as folder  # fixtures
 from tests.eval.test_families import trainer as trainer

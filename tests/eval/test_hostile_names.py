@@ -11,14 +11,13 @@ import yaml
 from decode.common.compose import CONF
 from decode.common.typed_config import build
 from eval.modes import certificate as certificate_page
-from eval.modes.decoders import page as decoders
-from eval.modes.drafters import page as drafters
+from eval.modes.compare import page as compare
 from eval.modes.families import page as families
 from eval.modes.profile import page as profile_page
 from eval.publish import PAGES
 from eval.render.report_page import render_block, render_page, render_summary
 from eval.results.schema import read_results
-from tests.eval.drafters.test_page import results as ways_to_draft
+from tests.eval.compare.test_page import results as ways_to_draft
 from tests.eval.test_report import Page
 from tests.train.toy import tiny_settings
 from train.config import TrainConfig
@@ -88,8 +87,8 @@ def card() -> str:
 MARKDOWN = {
     "report": lambda: render_summary(report()),
     "readme": lambda: render_block(report()),
-    "decoders": lambda: decoders.render_summary(of_suite("decoders", *DECODERS_NAMES)),
-    "drafters": lambda: drafters.render_summary(drafters_found()),
+    "decoders": lambda: compare.render_summary(of_suite("decoders", *DECODERS_NAMES)),
+    "drafters": lambda: compare.render_summary(drafters_found()),
     "families": lambda: families.render_summary(of_suite("families", "lm", "bf16", "chain", "tree")),
     "certificate": lambda: certificate_page.render_certificate(certificate()),
     "profile": lambda: profile_page.render_markdown(profile()),
@@ -135,10 +134,10 @@ def test_a_card_stays_yaml_and_code():
     [
         (lambda found: render_page(found, {}), report),
         (
-            decoders.render_page,
+            compare.render_page,
             lambda: of_suite("decoders", *DECODERS_NAMES),
         ),
-        (drafters.render_page, drafters_found),
+        (compare.render_page, drafters_found),
         (families.render_page, lambda: of_suite("families", "lm", "bf16", "chain", "tree")),
         (profile_page.render_page, profile),
     ],

@@ -13,8 +13,7 @@ import pytest
 from decode.common.errors import InputError
 from eval.arms.base import AUTOREGRESSIVE, TRANSFORMERS
 from eval.measure.cells import arm_times
-from eval.modes.decoders.results import _peers as peers_of_decoders
-from eval.modes.decoders.results import compared_arms
+from eval.modes.compare.peers import over_others, peers
 from eval.modes.families.results import _cell as cell_of_families
 from eval.render.plots import series, training_curves
 from eval.results.comparisons import cell_with_ratios
@@ -73,7 +72,7 @@ def whole_cell() -> dict[str, Any]:
 
 
 def test_every_arm_of_a_cell_is_held_against_the_three_that_are_asked_about() -> None:
-    over = {one["arm"]: one for one in cell_with_ratios(whole_cell(), compared_arms, 0)["arms"]}
+    over = {one["arm"]: one for one in cell_with_ratios(whole_cell(), over_others, 0)["arms"]}
     figures = [over["ours, a"][f"over_{name}"] for name in ("transformers", "autoregressive", "assisted")]
     assert figures == pytest.approx([5.0, 4.0, 2.5])
     assert over[TRANSFORMERS]["over_autoregressive"] == pytest.approx(0.8)
@@ -82,9 +81,9 @@ def test_every_arm_of_a_cell_is_held_against_the_three_that_are_asked_about() ->
 
 def test_arms_are_held_against_the_faster_of_vllms_where_it_ran() -> None:
     arms = cell(**{"vllm": [0.2, 0.2], "vllm, k=4": [0.1, 0.1], "vllm, k=8": [0.4, 0.4], "ours, a": [0.05, 0.05]})
-    over = {one["arm"]: one["over_vllm"] for one in cell_with_ratios({**arms, "rows": []}, compared_arms, 0)["arms"]}
+    over = {one["arm"]: one["over_vllm"] for one in cell_with_ratios({**arms, "rows": []}, over_others, 0)["arms"]}
     assert (over["ours, a"], over["vllm, k=4"], over["vllm"]) == pytest.approx((2.0, 1.0, 0.5))
-    assert not any("over_vllm" in one for one in cell_with_ratios(whole_cell(), compared_arms, 0)["arms"])
+    assert not any("over_vllm" in one for one in cell_with_ratios(whole_cell(), over_others, 0)["arms"])
 
 
 def test_peers_are_held_against_our_best_setting() -> None:
@@ -92,11 +91,12 @@ def test_peers_are_held_against_our_best_setting() -> None:
         {"batch_size": 8, "temperature": 1.0, "best": {"ours": "b"}},
         {"batch_size": 1, "temperature": 1.0, "best": {"ours": "a", "transformers assisted": "k=3"}},
     ]
-    peers = {one["name"]: one for one in peers_of_decoders(whole_cell(), choices, 0)}
-    assert set(peers) == {TRANSFORMERS, "transformers assisted"}
-    assert peers["transformers assisted"]["ratio_ours_over_peer"] == pytest.approx(2.5)
-    assert peers["transformers assisted"]["setting"] == "k=3"
-    assert peers[TRANSFORMERS]["tokens_per_s"] == pytest.approx(2.0)
+    results = {"choices": choices, "environment": {"seed": 0, "packages": {"transformers": "5"}}}
+    found = {one["name"]: one for one in peers(results, [[whole_cell()]])}
+    assert set(found) == {TRANSFORMERS, "transformers assisted"}
+    assert found["transformers assisted"]["ratio_ours_over_peer"] == pytest.approx(2.5)
+    assert found["transformers assisted"]["setting"] == "k=3"
+    assert found[TRANSFORMERS]["tokens_per_s"] == pytest.approx(2.0)
 
 
 def test_families_are_held_against_the_faster_way_without_a_draft() -> None:

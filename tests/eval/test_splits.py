@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from decode.common.errors import ConfigError
-from decode.config import SamplingConfig
+from decode.config import ModelConfig, SamplingConfig
 from distill.corpora import load_corpus
 from distill.corpora.corpus import Split
 from distill.prompts.held_out_count import LEAST_PROMPTS
@@ -20,12 +20,11 @@ from eval.arms.vllm_engines import Engines
 from eval.config import EvalConfig
 from eval.measure import cells as cell_run
 from eval.measure.cells import Cell, Point
-from eval.modes.decoders import arms as choosing
-from eval.modes.decoders import arms as measuring
-from eval.modes.decoders.arms import Stock
-from eval.modes.decoders.mode import load_texts
+from eval.modes.compare import mode
+from eval.modes.compare.arm_set import Target
+from eval.modes.compare.decoders import Decoders, LoadedDecoders
 from eval.modes.families import mode as families_mode
-from eval.modes.families.measuring import Race
+from eval.modes.families.measuring import Timing
 from eval.prompts.held_out import as_many_as, load_prompts
 from eval.prompts.kinds import TextPrompts
 from eval.prompts.prompt import Prompt
@@ -146,14 +145,9 @@ def test_a_certificates_prompts_are_held_out(tmp_path: Path) -> None:
     assert origins(as_many_as(cfg, tiny_tokenizer(), 50)) == documents(cfg, "heldout")
 
 
-@pytest.mark.parametrize("kind", ["code", "prose"])
-def test_the_suite_of_decoders_reports_held_out_text_and_chooses_on_validation_text(tmp_path: Path, kind: str) -> None:
-    sizes = {"batch_sizes": [1, 2], "batches_timed": [3, 1], "screening_batches": 1, "texts": [kind]}
-    cfg = corpus(tmp_path, decoders=sizes)
-    found = load_texts(cfg, tiny_tokenizer(), 256)[kind]
-    assert (len(found.reported), len(found.screening)) == (3, 2)
-    assert origins(found.reported) <= documents(cfg, "heldout")
-    assert origins(found.screening) <= documents(cfg, "validation")
+def target(*kinds: str) -> Target:
+    """Of nothing but texts."""
+    return Target("target", ModelConfig(), cast(Any, None), kinds, {"d": "lm"}, 256)
 
 
 def test_the_suite_of_families_reports_held_out_text_and_chooses_on_validation_text(
@@ -207,20 +201,21 @@ def ids(some: Sequence[Prompt]) -> set[tuple[int, ...]]:
     return {prompt.ids for prompt in some}
 
 
-def stock() -> Stock:
+def loaded() -> LoadedDecoders:
     sizes = {"batch_sizes": [1, 2], "batches_timed": [5, 3], "screening_batches": 2}
     sizes |= {"arms": {"a": {"num_draft_tokens": 1}, "b": {"tree": "2x1"}, "c": {"num_draft_tokens": 2}}}
     cfg = config(decoders=sizes, timing={"rounds": 1, "screening_tokens": 6}, decode={"max_new_tokens": 8})
     model: Any = SimpleNamespace(dtype="torch.bfloat16", parameters=list)
-    return Stock(cfg, model, object(), "lm", Engines(), 64)
+    return LoadedDecoders(Decoders(cfg), target("code", "prose"), model, {"d": object()}, Engines(), TEXTS)
 
 
 def test_a_cell_of_decoders_times_its_own_reported_text(monkeypatch: pytest.MonkeyPatch) -> None:
     arm, seen = FakeArm("x"), []
-    monkeypatch.setattr(measuring, "arms_of", lambda *_: [arm])
+    monkeypatch.setattr(LoadedDecoders, "warm_arms", lambda *_: [arm])
+    monkeypatch.setattr(LoadedDecoders, "left_out", lambda *_: {})
     rows_made_up(monkeypatch, seen)
     cell = Cell(2, 1.0, "code")
-    found = measuring.measure(stock(), cell, {"best": {"ours": "b"}, "best_chain": "a"}, TEXTS, {})
+    found = mode.measure(loaded(), cell, {"best": {"ours": "b"}, "best_chain": "a"})
     assert arm.asked == ids(REPORTED[:6])  # three batches of two
     assert found["prompts"] == 6
     assert found["mean_tokens"] == 4
@@ -234,8 +229,8 @@ def test_settings_of_decoders_are_chosen_on_the_screening_prompts_of_both_texts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arms = {name: FakeArm(name, pace) for name, pace in {"a": 0.3, "b": 0.1, "c": 0.2}.items()}
-    monkeypatch.setattr(choosing, "candidates", lambda *_: {"ours": arms})
-    found = choosing.choose(stock(), Point(2, 1.0), TEXTS)
+    monkeypatch.setattr(LoadedDecoders, "candidates", lambda *_: {"ours": arms})
+    found = loaded().choose(Cell(2, 1.0, "code"))
     assert (found["best"], found["best_chain"]) == ({"ours": "b"}, "c")  # b is a tree
     assert found["tokens_per_s"]["ours"] == pytest.approx({"a": 2 / 0.6, "b": 10.0, "c": 5.0})
     for arm in arms.values():
@@ -243,7 +238,7 @@ def test_settings_of_decoders_are_chosen_on_the_screening_prompts_of_both_texts(
         assert {call[2] for call in arm.calls} == {6}
 
 
-def race(monkeypatch: pytest.MonkeyPatch) -> tuple[Race, dict[str, FakeArm]]:
+def race(monkeypatch: pytest.MonkeyPatch) -> tuple[Timing, dict[str, FakeArm]]:
     """Two lengths of one draft, of which 2 is the faster."""
     arms: dict[str, FakeArm] = {}
 
@@ -258,7 +253,7 @@ def race(monkeypatch: pytest.MonkeyPatch) -> tuple[Race, dict[str, FakeArm]]:
     cfg = config(families=sizes, timing=timing, decode={"max_new_tokens": 8})
     model: Any = SimpleNamespace(dtype="torch.bfloat16", parameters=list)
     facts: Any = {"d": SimpleNamespace(family="lm")}
-    return Race(cfg, model, {"d": object()}, facts, REPORTED, SCREENING), arms
+    return Timing(cfg, model, {"d": SimpleNamespace(most_tokens=None)}, facts, REPORTED, SCREENING), arms
 
 
 def test_draft_lengths_of_families_are_chosen_on_screening_prompts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from decode.common.typed_config import build
 from eval.config import EvalConfig
 from eval.render.tracking import FILES, track_report
-from tests.train.wandb_file import records as wandb_records
+from tests.train.test_trackers import wandb_records
 
 FOLDERS = ("WANDB_DIR", "WANDB_DATA_DIR", "WANDB_CACHE_DIR")
 RESULTS = {

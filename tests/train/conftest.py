@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.clock import Clock
+from tests.train.small_loop import Clock
 from tests.train.toy import save_target, write_corpus, write_records
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from train.export.layouts.own_mtp import OWN_MTP
+from decode.formats.mtp import OWN_MTP
 
 INDEX = "model.safetensors.index.json"
 

@@ -26,8 +26,8 @@ def probed_run(self: TrainingLoop):
     state = run(self)
     found = {
         "rows": rows_read,
-        "optimizer_elements": sum(map(_elements, self.machine.optimizers)),
-        "num_parameters": sum(_whole_size(weight) for weight in self.machine.module.parameters()),
+        "optimizer_elements": sum(map(_elements, self.compute.optimizers)),
+        "num_parameters": sum(_whole_size(weight) for weight in self.compute.module.parameters()),
     }
     Path(self.cfg.output_dir, f"probe_{os.environ['RANK']}.json").write_text(json.dumps(found))
     return state

@@ -1,7 +1,5 @@
-"""Training loops over texts of a few tokens, whose numbers a test can work out: fp64, plain SGD, no stage around them.
-
-With SGD at rate 1 weights move by the gradient itself. After AdamW's first step nobody can tell how large it was.
-"""
+"""Training loops over texts of a few tokens, whose numbers a test can work out (fp64, plain SGD, no stage around), and
+a clock."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ from train.metrics_log import MetricsLog
 from train.optimizers import Schedule
 from train.packing import Order
 from train.trackers import Tracker
-from train.training_loop import Book, Machine, TrainingLoop
+from train.training_loop import Compute, Recorder, TrainingLoop
 
 VOCAB = 16
 LENGTH = 12
@@ -97,19 +95,19 @@ def small_loop(
     accelerator = accelerator or build_accelerator(cfg)
     optimizers: list[Any] = [SGD(module.parameters(), lr=cfg.lr or 1e-2)]
     schedule = Schedule(optimizers, cfg)
-    machine = Machine(accelerator, module, optimizers, schedule, small_target())
+    compute = Compute(accelerator, module, optimizers, schedule, small_target())
     rows, ranks = one_text_a_row(), accelerator.num_processes
     per_step = ranks * cfg.gradient_accumulation * cfg.batch_size
     split = (accelerator.process_index, ranks, cfg.gradient_accumulation, cfg.batch_size)
     reader = StepReader(rows, Order(len(rows.rows), per_step, cfg.seed), split)
     log = MetricsLog(folder / "metrics.jsonl") if accelerator.is_main_process else None
-    book = Book(Checkpoints(folder / "checkpoints", 2), log, Tracker())
-    return TrainingLoop(cfg, machine, reader, rows, book, state or TrainState())
+    recorder = Recorder(Checkpoints(folder / "checkpoints", 2), log, Tracker())
+    return TrainingLoop(cfg, compute, reader, rows, recorder, state or TrainState())
 
 
 def weights_of(loop: TrainingLoop) -> Tensor:
     """All weights in a row."""
-    return torch.cat([weight.detach().flatten() for weight in loop.machine.module.parameters()])
+    return torch.cat([weight.detach().flatten() for weight in loop.compute.module.parameters()])
 
 
 class Rank:
@@ -171,3 +169,16 @@ def together(loops: list[TrainingLoop], run: Callable[[TrainingLoop], Any]) -> l
 
     with ThreadPoolExecutor(len(loops)) as pool:
         return list(pool.map(on_rank, loops))
+
+
+class Clock:
+    """Stands in for the module `time`."""
+
+    def __init__(self, tick: float = 0.0) -> None:
+        """`tick` passes whenever somebody looks."""
+        self.now, self.tick = 0.0, tick
+
+    def perf_counter(self) -> float:
+        """Seconds."""
+        self.now += self.tick
+        return self.now

@@ -1,16 +1,28 @@
-"""What a configuration or a launcher cannot ask for; none of this imports torch."""
+"""What a configuration, a launcher or a CPU cannot do; reading a configuration imports no torch."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.optim import Muon
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from decode.common.errors import ConfigError
+from decode.config import ModelConfig
+from decode.models import arithmetic
+from decode.models.load import load_model
+from tests.tiny import tiny_llama
 from tests.train.toy import tiny_config
-from train.config import EngineConfig
+from train import engine
+from train.config import EngineConfig, TrainConfig
 from train.engine import check_launcher
+from train.optimizers import build_optimizers
 
 TARGET, TEXT = Path("some/target"), {"name": "python_stdlib"}
 
@@ -74,3 +86,93 @@ def test_a_launcher_that_asks_for_another_engine_is_refused(engine: Any, environ
 )
 def test_a_launcher_that_fits_is_accepted(engine: Any, environment: dict) -> None:
     check_launcher(EngineConfig(name=engine), environment)
+
+
+@pytest.fixture
+def emulating(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A CPU without kernels for half precision."""
+    arithmetic.is_emulated.cache_clear()
+    for name in ("bf16", "fp16"):
+        monkeypatch.setattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", lambda: False, raising=False)
+    yield
+    arithmetic.is_emulated.cache_clear()
+
+
+@pytest.mark.usefixtures("emulating")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_model_in_emulated_precision_says_so(dtype: Any, tmp_path: object, caplog: pytest.LogCaptureFixture) -> None:
+    tiny_llama().save_pretrained(str(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        load_model(ModelConfig(path=str(tmp_path), dtype=dtype, device="cpu"), "draft")
+    said = [one.getMessage() for one in caplog.records if "no arithmetic" in one.getMessage()]
+    assert len(said) == (dtype != "float32")
+    assert not said or (dtype in said[0] and "draft.dtype=float32" in said[0])
+
+
+@pytest.mark.usefixtures("emulating")
+def test_a_gpu_is_not_suspected(caplog: pytest.LogCaptureFixture) -> None:
+    arithmetic.warn_if_emulated(torch.bfloat16, torch.device("cuda"), "")
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("emulating")
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_training_says_what_to_set(precision: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        engine.warn_of_emulated_products(EngineConfig(device="cpu", precision=precision))
+    said = [one.getMessage() for one in caplog.records]
+    assert len(said) == (precision == "bf16")
+    assert not said or said[0].endswith("Set engine.precision=fp32")
+
+
+class Halves(TorchDispatchMode):
+    """Operators whose result is in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.dtype == torch.bfloat16:
+            self.seen.append(str(func))
+        return made
+
+
+@pytest.mark.usefixtures("emulating")
+def test_muon_goes_without_it() -> None:
+    """Step by step as torch's, but for rounding; gradients stay as they are."""
+    torch.manual_seed(0)
+    cfg = TrainConfig(output_dir="x", records="r", target=ModelConfig(path="t"), optimizer="muon", lr=0.01, muon_lr=0.1)
+    own, other = nn.Linear(24, 16, bias=False), nn.Linear(24, 16, bias=False)
+    other.load_state_dict(own.state_dict())
+    (wide,) = build_optimizers(own, (), cfg)
+    narrow = Muon(other.parameters(), lr=0.1, weight_decay=cfg.weight_decay, adjust_lr_fn="match_rms_adamw")
+    for _ in range(3):
+        own.weight.grad = torch.randn(16, 24)
+        other.weight.grad = own.weight.grad.clone()
+        with Halves() as halves:
+            wide.step()
+        assert not halves.seen
+        assert own.weight.grad.equal(other.weight.grad)
+        with Halves() as halves:
+            narrow.step()
+        assert halves.seen
+    torch.testing.assert_close(own.weight, other.weight, rtol=0, atol=0.02)
+    assert (own.weight - other.weight).abs().max() > 0
+
+
+def test_muon_is_torch_s_own_where_the_machine_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.optimizers.is_emulated", lambda *_: False)
+    cfg = TrainConfig(output_dir="x", records="r", target=ModelConfig(path="t"), optimizer="muon", lr=0.01, muon_lr=0.1)
+    (one,) = build_optimizers(nn.Linear(4, 4, bias=False), (), cfg)
+    assert type(one) is Muon
+
+
+@pytest.mark.usefixtures("emulating")
+@pytest.mark.parametrize(("slower", "is_emulated"), [(20.0, True), (2.0, False)])
+def test_builds_without_onednn_are_timed(slower: float, is_emulated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 < arithmetic._seconds(torch.float32) < 1
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(arithmetic, "_seconds", lambda dtype: 1.0 if dtype == torch.float32 else slower)
+    assert arithmetic.is_emulated(torch.bfloat16, torch.device("cpu")) == is_emulated

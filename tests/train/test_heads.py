@@ -1,4 +1,5 @@
-"""Heads go through the same loop as draft models: live or from records, resumed, exported, continued."""
+"""Heads go through the same loop as draft models: live or from records, resumed, exported, continued; what they learn
+by heart they draft."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from decode.drafters.saved_head import HEADS
 from decode.models.load import describe_model
 from distill.config import ObjectiveConfig
 from tests.tiers import by_default
-from tests.tiny import tiny_tokenizer
-from tests.train.overfit import built_head, one_document
+from tests.tiny import save_tiny_target, tiny_tokenizer
+from tests.train.overfit import NEW_TOKENS, PROMPT, built_head, one_document, overfit
 from tests.train.toy import data_settings, head_config, metrics, save_target, tiny_config
 from train import stage
 from train.drafts.head_blueprint import TrainableHead, default_taps, head_blueprint
@@ -278,7 +279,7 @@ def refuse(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch):
     def no_weights(*_: object) -> None:
         raise AssertionError("weights were about to be loaded")
 
-    monkeypatch.setattr(stage, "build_machine", no_weights)
+    monkeypatch.setattr(stage, "build_compute", no_weights)
 
     def check(target: Path, message: str, family: str = "eagle3", **changes: Any) -> None:
         source = {} if "records" in changes else {"data": data_settings(corpus)}
@@ -293,12 +294,6 @@ def test_records_without_hidden_states(refuse, target: Path, records: Path) -> N
     refuse(target, r"records.features.layers=\[0,1,-1\].*target_source=live", records=str(records))
 
 
-def test_text_without_a_target_in_the_process(refuse, target: Path) -> None:
-    refuse(
-        target, "text holds none. Set target_source=live", objective={"name": "cross_entropy"}, target_source="records"
-    )
-
-
 def test_a_target_that_heads_do_not_know(refuse, tmp_path: Path) -> None:
     folder = tmp_path / "gpt2"
     GPT2LMHeadModel(GPT2Config(vocab_size=300, eos_token_id=None, n_embd=32, n_layer=2, n_head=2)).save_pretrained(
@@ -308,8 +303,27 @@ def test_a_target_that_heads_do_not_know(refuse, tmp_path: Path) -> None:
     refuse(folder, "gpt2 model, whose hidden states heads cannot be built on: its first layer does not get")
 
 
-def test_too_few_layers_for_three_features(refuse, target: Path) -> None:
-    refuse(target, r"reads 3 different hidden states, for 2 layers .*draft.head.taps=\[0,1,-1\]", head={"taps": None})
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        (
+            "eagle3",
+            {"objective": {"name": "cross_entropy"}, "target_source": "records"},
+            "text holds none. Set target_source=live",
+        ),
+        ("eagle3", {"head": {"taps": None}}, r"3 different hidden states, for 2 layers .*draft.head.taps=\[0,1,-1\]"),
+        ("eagle3", {"head": {"taps": [0, 1, 5]}}, "which has 2 layers: name different ones"),
+        ("eagle3", {"head": {"vocab": 1}}, "no room for the 2 special"),
+        ("eagle3", {"head": {"vocab": 301}}, "more than the 300 tokens"),
+        ("dspark", {"head": {"mask_token": 300, "layout": "anchor"}}, "mask_token=300, .*rows 0 to 299. Name a token"),
+        ("dspark", {"head": {"mask_token": 300, "layout": "fill_in"}}, "mask_token=300, .*rows 0 to 299. Name a token"),
+        ("eagle3", {"head": {"depth": 31}}, "has no room for a token"),
+        ("mtp", {"head": {"taps": [0, 1]}}, "starts from the final hidden state"),
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_fit_the_target(refuse, target: Path, family: str, changes: Any, message: str) -> None:
+    refuse(target, message, family=family, **changes)
 
 
 def test_a_shallow_target_is_read_at_shares_of_its_depth() -> None:
@@ -318,29 +332,6 @@ def test_a_shallow_target_is_read_at_shares_of_its_depth() -> None:
     assert found == {4: (1, 2, 3), 5: (1, 2, 4), 6: (2, 3, 4), 7: (2, 4, 5), 8: (2, 4, 5), 36: (2, 18, 33)}
     with pytest.raises(UserError, match="reads 3 different hidden states, for 3 layers"):
         default_taps("eagle3", 3, "there")
-
-
-def test_layers_that_are_not_there(refuse, target: Path) -> None:
-    refuse(target, "which has 2 layers: name different ones", head={"taps": [0, 1, 5]})
-
-
-@pytest.mark.parametrize(("size", "message"), [(1, "no room for the 2 special"), (301, "more than the 300 tokens")])
-def test_draft_vocabularies_of_impossible_size(refuse, target: Path, size: int, message: str) -> None:
-    refuse(target, message, head={"vocab": size})
-
-
-@pytest.mark.parametrize("layout", ["anchor", "fill_in"])
-def test_a_mask_that_is_no_token_of_the_target(refuse, target: Path, layout: str) -> None:
-    message = "mask_token=300, .*has the rows 0 to 299. Name a token of them"
-    refuse(target, message, family="dspark", head={"mask_token": 300, "layout": layout})
-
-
-def test_a_round_that_no_sequence_holds(refuse, target: Path) -> None:
-    refuse(target, "has no room for a token", head={"depth": 31})
-
-
-def test_one_state_families_read_one_state(refuse, target: Path) -> None:
-    refuse(target, "starts from the final hidden state", family="mtp", head={"taps": [0, 1]})
 
 
 def test_a_saved_head_that_is_another_one(refuse, tmp_path: Path, target: Path, corpus: Path) -> None:
@@ -388,3 +379,31 @@ def test_a_head_of_other_weights_is_not_continued(tmp_path: Path, target: Path, 
     other = save_target(tmp_path / "other", seed=1)
     with pytest.raises(UserError, match="fingerprint"):
         run(head_config(tmp_path / "second", other, **text, draft={"init_from": str(tmp_path / "first")}))
+
+
+@pytest.fixture(scope="module")
+def sharp_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Far from uniform: what is drafted by guessing is rejected."""
+    return save_tiny_target(tmp_path_factory.mktemp("sharp") / "model", hidden_size=64)
+
+
+@pytest.mark.parametrize("family", by_default(1, HEADS))
+def test_a_text_known_by_heart_is_drafted_whole(sharp_target: Path, family: str) -> None:
+    known = overfit(sharp_target, family)
+    written = known.text[0, PROMPT.shape[1] :].tolist()
+    assert len(set(written)) > NEW_TOKENS * 0.8, "in a text that repeats itself a shifted label would be right too"
+    assert known.loss < 0.1
+    depth = known.head.config.depth
+    out = generate(
+        known.target,
+        known.head,
+        PROMPT,
+        max_new_tokens=NEW_TOKENS,
+        eos_token_id=(),
+        temperature=0.0,
+        num_draft_tokens=depth,
+        seed=0,
+    )
+    assert torch.equal(out.sequences, known.text)
+    accepted = [one.accepted for one in out.stats.rounds]
+    assert sum(accepted) >= depth * len(accepted) - 2, accepted  # the last round may be cut

@@ -1,4 +1,4 @@
-"""What one step does to the weights, however it is split; what is logged, validated and kept."""
+"""What one step does to the weights, however it is split; what is logged, timed, validated and kept."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from decode.common.errors import RunError
 from decode.drafters.base import Batch
-from tests.train.clock import Clock
 from tests.train.small_loop import (
     LENGTHS,
+    Clock,
     one_text_a_row,
     small_config,
     small_draft,
@@ -28,6 +28,7 @@ from tests.train.small_loop import (
 from train.checkpoint import Checkpoints, TrainState, read_state
 from train.loss import DraftLoss
 from train.metric_sums import Sums
+from train.speed_meter import Meter
 from train.training_loop import TrainingLoop
 
 UNEVEN = [0, 1, 2, 3]
@@ -153,7 +154,7 @@ def test_what_zero_did_with_a_gradient_that_is_not_finite_is_said(
 def test_a_loss_that_is_not_finite_on_one_rank_stops_them_all(tmp_path: Path) -> None:
     """And the documents are named that this rank has read."""
     loops = small_ranks(tmp_path)
-    for weight in loops[1].machine.module.parameters():
+    for weight in loops[1].compute.module.parameters():
         weight.data.fill_(float("nan"))
     before = weights_of(loops[0])
 
@@ -227,7 +228,7 @@ def test_ranks_share_a_validation_and_agree_on_it(tmp_path: Path) -> None:
     ours, theirs = together(loops, TrainingLoop.evaluate)
     assert ours == theirs
     torch.testing.assert_close(ours.tensor(), alone.tensor(), rtol=1e-6, atol=1e-6)
-    seen, others = (sum(count for _, count in cast(Watched, loop.machine.module).seen) for loop in loops)
+    seen, others = (sum(count for _, count in cast(Watched, loop.compute.module).seen) for loop in loops)
     assert seen + others == sum(LENGTHS)
     assert 0 < seen < sum(LENGTHS)
 
@@ -284,7 +285,7 @@ def test_the_first_of_equally_good_weights_is_kept(
     scripted(monkeypatch, [1.5, 2.5, 2.5, 2.0])
     cfg = small_config(tmp_path / "out", steps=4, validate_every=1, checkpoint_every=1, lr=1e-12)
     loop = small_loop(cfg)
-    loop.book.checkpoints.keep = 9
+    loop.recorder.checkpoints.keep = 9
     state = loop.run()
     assert (state.best_step, state.best_score) == (2, 2.5)
     assert state.best == Sums(loss=8.0, loss_count=1.0, tau=2.5, tau_count=1.0, tokens=1.0)
@@ -329,3 +330,26 @@ def test_validations_and_checkpoints_do_not_slow_the_meter_down(
     loop.run()
     (line,) = lines(loop, "train")
     assert line["tokens_per_s"] == pytest.approx(sum(LENGTHS[row] for row in rows) / 2)
+
+
+def test_rates_are_of_the_time_since_the_last_reading_and_the_eta_of_all(clock: Clock) -> None:
+    """A run of 10 steps that goes on at step 2: 2 steps in 4 s, then 2 more in 2 s with a validation of 3 s between."""
+    meter = Meter(steps=10, first_step=2)
+    meter.add(60)
+    meter.add(40)
+    clock.now = 4.0
+    first = meter.read(4, wait_s=1.0)
+    assert first == {"tokens_per_s": 25.0, "eta_s": pytest.approx(12.0), "data_wait_share": 0.25}
+    meter.add(60)
+    for seconds in (1.0, 2.0):
+        with meter.pause():
+            clock.now += seconds
+    clock.now = 9.0
+    second = meter.read(6, wait_s=1.5)
+    assert second == {"tokens_per_s": 30.0, "eta_s": pytest.approx(9.0), "data_wait_share": 0.25}
+
+
+def test_a_reading_before_the_first_step_divides_by_nothing(clock: Clock) -> None:
+    clock.now = 2.0
+    meter = Meter(steps=5, first_step=3)
+    assert meter.read(3, wait_s=0.0) == {"tokens_per_s": 0.0, "eta_s": 0.0, "data_wait_share": 0.0}

@@ -22,13 +22,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from decode.common.errors import ConfigError, RunError
 from decode.drafters.base import Batch
 from decode.drafters.lm import LMDraft
+from decode.drafters.saved_head import HEADS
 from decode.models.load import describe_model
 from decode.models.output_head import ends_of, head_of
 from distill.config import ObjectiveConfig
 from distill.records.record_folder import RecordFolder
 from distill.sequences import RecordSequences, TrainSequence, record_sequences
 from tests.tiny import tiny_llama
-from tests.train.toy import HEADS, head_config, metrics, model_config, tiny_config, write_records
+from tests.train.toy import head_config, metrics, model_config, tiny_config, write_records
 from train import training_inputs
 from train.batches import PADDING, PackedSource
 from train.best_checkpoint import score

@@ -1,7 +1,8 @@
-"""Heads that others published, trained further by `draft.init_from`."""
+"""Heads that others published, trained further by `draft.init_from` and described by `python -m train.check`."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,24 @@ from decode import generate, load_drafter
 from decode.common.errors import UserError
 from decode.common.typed_config import build
 from decode.drafters.head_draft import HeadDraft
-from tests.decode.published.folders import PUBLISHED, save_target
+from tests.decode.published_folders import PUBLISHED, save_target
 from tests.train.toy import data_settings, head_settings, metrics
+from train.check.__main__ import main as check
 from train.config import TrainConfig
 from train.export import stage as export
 from train.export.config import ExportConfig, SavedDraftConfig
 from train.stage import run
+
+READ = {
+    "yuhuili": "parameters on the hidden states [2, 4, 5] of the target; drafts 151 of 300 tokens "
+    "by an output head of its own",
+    "FasterDecoding": "on the final hidden state of the target; drafts 300 of 300 tokens by an output head of its own; "
+    "4 heads",
+    "TGI": "drafts 300 of 300 tokens by the target's; 3 heads",
+    "z-lab": "4 tokens a block, 2 layers, Markov rank 0",
+    "deepseek-ai": "4 tokens a block, 2 layers, Markov rank 6",
+}
+"""What `train.check` says that draftsmith makes of them."""
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +124,18 @@ def test_an_engine_that_does_not_know_its_layer_is_not_given_it(
     with pytest.raises(UserError, match=f"SGLang does not know {part}"):
         export.run(ExportConfig("sglang", str(tmp_path / "served"), SavedDraftConfig(str(tmp_path / "out/model"))))
     assert not (tmp_path / "served").exists()
+
+
+@pytest.mark.parametrize("who", PUBLISHED)
+def test_a_published_head_is_described(
+    who: str, tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = publish(who, tmp_path, target)
+    settings = [f"draft.path={folder}", f"target.path={target}", "tokens=0", "format=all"]
+    monkeypatch.setattr(sys, "argv", ["draftsmith-check", *settings])
+    with pytest.raises(SystemExit):
+        check()
+    shown = capsys.readouterr().err
+    assert f"draftsmith reads it as a draft of family {PUBLISHED[who][2]}" in shown
+    assert READ.get(who, "") in shown
+    assert f"published ({PUBLISHED[who][1]}, for " in shown or "ok: values" in shown

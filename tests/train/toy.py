@@ -91,21 +91,19 @@ def tiny_config(output_dir: Path, target: Path | None, **changes: Any) -> TrainC
 
 OPTIONS = {"engine": ("name", "single"), "draft": ("family", "lm")}
 HEADS: dict[str, dict[str, Any]] = {
-    "medusa": {"head": {"depth": 3}},
-    "hydra": {"head": {"depth": 3}},
     "eagle3": {"head": {"depth": 3, "taps": [0, 1, -1]}},
-    "mtp": {"head": {"depth": 3}},
     "exit_adapter": {"head": {"taps": [1]}},
     "dspark": {"layers": 1, "head": {"depth": 3, "taps": [0, 1], "anchors": 32, "markov_rank": 8}},
 }
-"""A head of each family for a target of two layers."""
+"""Heads for a target of two layers, of families whose defaults do not fit it."""
 
 
 def head_settings(output_dir: Path, target: Path, family: str = "eagle3", **changes: Any) -> dict[str, Any]:
     """The fields of a run of 6 steps of a head, p and hidden states from the live target where nothing is said."""
     settings: dict[str, Any] = {"target_source": "records" if "records" in changes else "live"} | changes
-    head = HEADS[family]["head"] | settings.pop("head", {})
-    own = HEADS[family] | settings.pop("draft", {}) | {"family": family, "head": head}
+    of_family = HEADS.get(family, {"head": {"depth": 3}})
+    head = of_family["head"] | settings.pop("head", {})
+    own = of_family | settings.pop("draft", {}) | {"family": family, "head": head}
     return tiny_settings(output_dir, target, **settings) | {"draft": own}
 
 

@@ -13,15 +13,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from decode import generate
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
+from decode.formats.states import listed
 from decode.models.head_targets import check_taps
 from decode.models.hidden_states import FINAL, Taps
 from decode.models.load import load_model
-from decode.published.states import listed
 from train.check.config import CheckConfig
 from train.check.replicas import REPLICAS
 from train.check.served import served
 from train.check.subject import Finding, Subject
-from train.export.layouts.medusa import number_of
 
 PROMPT = 8
 """Random tokens; the target writes on from there."""
@@ -103,7 +102,8 @@ def _of_head(subject: Subject, model: PreTrainedModel, texts: Tensor, shift: int
     taps = tuple(sorted(tap + shift for tap in next(iter(lists.values())))) if lists else (FINAL,)
     if lists and not all(0 <= tap <= subject.target.num_layers for tap in taps):
         return None
-    read, steps = served(subject), _steps(subject)
+    read, most = served(subject), subject.most
+    steps = MOST_STEPS if most is None else min(MOST_STEPS, most)
     hooks = Taps(model, taps)
     with hooks:
         model(texts, use_cache=False)
@@ -122,15 +122,6 @@ def _of_model(subject: Subject, texts: Tensor) -> Rounds:
     likeliest = draft(texts.cpu()).logits.argmax(-1)
     places = torch.arange(PROMPT, texts.shape[1] - MOST_STEPS)
     return _rounds(torch.stack([likeliest[:, places + step] for step in range(MOST_STEPS)], 1), texts.cpu(), places)
-
-
-def _steps(subject: Subject) -> int:
-    fields = subject.folder.fields
-    if subject.form == "medusa":
-        return min(MOST_STEPS, number_of(subject.folder.written, "heads"))
-    if subject.form in ("dflash", "dspark"):
-        return min(MOST_STEPS, fields["block_size"] - (subject.form == "dflash"))
-    return MOST_STEPS
 
 
 def _rounds(drafted: Tensor, texts: Tensor, places: Tensor) -> Rounds:

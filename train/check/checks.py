@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from train.check import likeness, mask, names, states, values, vocabulary
+from train.check import blocks, likeness, names, states, values, vocabulary
 from train.check.keys import guessed
 from train.check.subject import Finding, Subject
 
@@ -38,7 +38,7 @@ CHECKS = (
     Check("vocabulary", "as many tokens as the target has", vocabulary.sizes, EVERY),
     Check("head", "a reduced vocabulary has an output head of its own", vocabulary.reduced_head),
     Check("tokens", "draft ids stand for ascending tokens, ends of text among them", vocabulary.tokens),
-    Check("mask", "the row of the mask is there", mask.mask, BLOCKS),
+    Check("mask", "the row of the mask is there", blocks.mask, BLOCKS),
     Check("keys", "no key is left to an engine's guess, and the layout is the method's", guessed, DRAFTS),
     Check("rope", "rotary positions are said once, or twice alike; a head's are the target's", likeness.rope,
           RECURSIVE_OR_BLOCKS | {"lm"}),

@@ -11,8 +11,10 @@ from decode.common.checked_json import Content, JsonFile, PlainPath, Sha256, Tex
 from decode.common.errors import InputError
 from decode.common.run_folder import sha256_file
 from decode.drafters.provenance import FILE as OWN_FILE
-from decode.published.folder import REMEDY, PublishedFolder, read_folder
-from train.export.layouts.base import FILE
+from decode.formats.folder import REMEDY, PublishedFolder, read_folder
+
+FILE = "draftsmith_export.json"
+"""What an exported folder says of itself; engines do not read it."""
 
 
 class ExportFile(Content):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from decode.published.rope import DEFAULT_BASE, FACTOR_BY_LENGTH, older_rope_of, plain_rope, written_rope
+from decode.formats.rope import DEFAULT_BASE, FACTOR_BY_LENGTH, older_rope_of, plain_rope, written_rope
 from train.check.subject import Finding, Subject
 from train.drafts.rope import rope_of
 from train.export.engines.base import PLAIN

@@ -10,17 +10,17 @@ from torch import Tensor
 from decode.common.checked_json import read_json
 from decode.drafters.base import Batch, Step
 from decode.drafters.head_draft import HeadDraft
-from decode.published.blocks import MASK_FILE
-from decode.published.states import listed
-from decode.published.vocabulary import drafted_ids
-from train.check.mask import mask_token
+from decode.formats.lm import as_sliding
+from decode.formats.mask import MASK_FILE, mask_vector
+from decode.formats.rope import older_rope
+from decode.formats.source import Source
+from decode.formats.states import listed
+from decode.formats.vocabulary import drafted_ids
+from train.check.blocks import mask_token
 from train.check.replicas import REPLICAS
 from train.check.replicas.base import Served
 from train.check.subject import Finding, Subject
-from train.export.draft_folder import older_rope
 from train.export.engines.base import NameRules
-from train.export.source import Source
-from train.export.window import as_sliding
 
 TOKENS = 24
 ENDS = ("embed_tokens.", "lm_head")
@@ -48,10 +48,9 @@ def served(subject: Subject) -> Served:
 
 
 def _mask(subject: Subject, rows: Tensor) -> Tensor:
-    file, token = subject.folder.path / MASK_FILE, mask_token(subject)
-    if file.is_file():
-        state = torch.load(file, weights_only=True)
-        return (state["embedding"] if isinstance(state, dict) else state).float().reshape(1, -1)
+    token = mask_token(subject)
+    if (subject.folder.path / MASK_FILE).is_file():
+        return mask_vector(subject.folder, subject.folder.tensor).float()
     return rows[:1] if token is None else rows[token : token + 1]
 
 

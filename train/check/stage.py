@@ -9,23 +9,21 @@ from transformers.utils import logging as hf_logging
 
 from decode.common.errors import InputError, UserError
 from decode.common.progress import get_logger
+from decode.formats.form import refuse_single_numbers
+from decode.formats.head import READERS, in_words, read_published
+from decode.formats.rope import plain_rope
+from decode.formats.source import Source
 from decode.models.load import describe_model
-from decode.published.description import described
-from decode.published.form import refuse_single_numbers
-from decode.published.head import READERS, read_published
-from decode.published.rope import plain_rope
 from train.check.agreement import measure
 from train.check.checks import applicable, findings
 from train.check.config import CheckConfig
-from train.check.folder import ServedFolder, open_folder
+from train.check.folder import FILE, ServedFolder, open_folder
 from train.check.replicas import REPLICAS
 from train.check.served import same_files, same_logits, same_states
 from train.check.subject import Finding, Subject, form_of
 from train.drafts.rope import rope_of
 from train.export.engines import ENGINES
 from train.export.engines.base import Engine, Loads
-from train.export.layouts.base import FILE
-from train.export.source import Source
 
 log = get_logger("check")
 
@@ -57,7 +55,7 @@ def _describe(subject: Subject) -> None:
     if subject.form not in READERS:
         return
     try:
-        log.info("%s", described(read_published(subject.folder.path, subject.target)))
+        log.info("%s", in_words(read_published(subject.folder.path, subject.target)))
     except UserError as error:
         log.info("draftsmith itself does not draft with it: %s", error)
 

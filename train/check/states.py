@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from decode.published.states import listed
+from decode.formats import blocks, eagle3
+from decode.formats.base import FUSED
+from decode.formats.states import listed
 from train.check.subject import Finding, Subject
 
 WANTED = {
-    "eagle3": ("eagle_aux_hidden_state_layer_ids", "eagle_config.eagle_aux_hidden_state_layer_ids"),
-    "dflash": ("dflash_config.target_layer_ids",),
-    "dspark": ("target_layer_ids",),
+    "eagle3": (eagle3.AT_TOP, eagle3.NESTED),
+    "dflash": (blocks.NESTED,),
+    "dspark": (blocks.AT_TOP,),
 }
 GUESS = {
     "eagle3": "each engine has a rule of its own for what is not listed: (2, L // 2, L - 3) of L layers, the other "
@@ -49,7 +51,7 @@ def states(subject: Subject) -> Iterator[Finding]:
 def _absent(subject: Subject, found: dict[str, tuple[int, ...]]) -> Iterator[Finding]:
     wanted = WANTED[subject.form]
     if subject.folder.is_speculators:
-        wanted = wanted[:1] if subject.form == "eagle3" else ("aux_hidden_state_layer_ids",)
+        wanted = wanted[:1] if subject.form == "eagle3" else (blocks.SPECULATORS,)
     if subject.form == "dspark" and not subject.folder.is_speculators and found:
         wanted = ()  # read wherever it stands
     for name in wanted:
@@ -79,9 +81,21 @@ def _counted(subject: Subject, count: int) -> Iterator[Finding]:
             "fc gets states of another width than it has columns for",
             "Write the target's width, or serve the target that the draft was trained on",
         )
-    if "fc.weight" in stored and stored["fc.weight"].shape[-1] != count * width:
+    if FUSED in stored and stored[FUSED].shape[-1] != count * width:
         yield Finding(
-            f"fc.weight has {stored['fc.weight'].shape[-1]} columns, and {count} states of {width} are listed",
+            f"fc.weight has {stored[FUSED].shape[-1]} columns, and {count} states of {width} are listed",
             "the engine fails at the first token, or reads other columns",
             "List as many states as fc was trained on",
         )
+
+
+def unread(subject: Subject) -> Iterator[Finding]:
+    """Hidden states that the folder is made for, and that it says are not used."""
+    fields = subject.folder.fields
+    for where in ("eagle_config", "dflash_config"):
+        if (fields.get(where) or {}).get("use_aux_hidden_state") is False and FUSED in subject.folder.stored:
+            yield Finding(
+                f"{where} has use_aux_hidden_state=false, and the folder holds fc.weight",
+                "vLLM leaves fc.weight aside, and gives the draft the target's last state in place of those it reads",
+                "Write true",
+            )

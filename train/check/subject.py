@@ -10,15 +10,17 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
 from decode.common.errors import InputError
+from decode.formats.base import Spec
+from decode.formats.form import word_of
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends, load_ends
-from decode.published.form import word_of
 from train.check.folder import ServedFolder
 from train.export.engines.base import Engine, Loads
-from train.export.layouts.base import Spec
 
 UNCLEAR = (LookupError, TypeError, ValueError, ArithmeticError, StopIteration, AttributeError, StrictDataclassError)
 """Raised where config.json does not say enough for a manifest."""
+WRITE = "Write it as the draft was trained"
+"""A remedy."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class Subject:
         how = engine.forms[self.form]
         assert isinstance(how, Loads), engine.name
         return how
+
+    @property
+    def most(self) -> int | None:
+        """Tokens that it drafts in a round at most; None where there is no end to them."""
+        return self.loads(self.engines[0]).layout.most(self.folder.fields)
 
     @property
     def names(self) -> str:

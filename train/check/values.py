@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from decode.published.vocabulary import drafted_ids
+from decode.formats.vocabulary import drafted_ids
 from train.check.subject import Finding, Subject
 
 ONLY = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}

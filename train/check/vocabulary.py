@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from torch import Tensor
 from transformers import GenerationConfig
 
-from decode.published.vocabulary import drafted_ids
+from decode.formats.vocabulary import IDS, MARKS, OFFSETS, drafted_ids
 from decode.sampling.stopping import own_eos_ids
-from train.check.mask import mask_token
+from train.check.blocks import mask_token
 from train.check.subject import Finding, Subject
 
 _REDUCED = {"medusa": "truncated_vocab_size"}
-OFFSETS = "Write d2t = ids - arange(len(ids)), of the ascending ids"
+AS_OFFSETS = "Write d2t = ids - arange(len(ids)), of the ascending ids"
 
 
 def sizes(subject: Subject) -> Iterator[Finding]:
@@ -33,7 +33,7 @@ def sizes(subject: Subject) -> Iterator[Finding]:
             "the engine makes room for tokens that the target does not have",
             "Write the number of tokens that are drafted",
         )
-    has_map = any(name in subject.folder.stored for name in ("d2t", "token_map"))
+    has_map = any(name in subject.folder.stored for name in (OFFSETS, IDS))
     if drafted is not None and drafted < vocab and not has_map and subject.form != "lm":
         yield Finding(
             f"{_key(subject)}={drafted} of {vocab} tokens, and the folder holds neither d2t nor token_map",
@@ -61,18 +61,20 @@ def tokens(subject: Subject) -> Iterator[Finding]:
     if ids is None:
         return
     ascending = bool((ids.diff() > 0).all() and (ids >= 0).all() and (ids < vocab).all())
-    if not ascending and "d2t" in subject.folder.stored and _is_absolute(subject.folder.tensor("d2t"), vocab):
+    if not ascending and OFFSETS in subject.folder.stored and _is_absolute(subject.folder.tensor(OFFSETS), vocab):
         yield Finding(
-            f"d2t holds the target's ids themselves ({subject.folder.tensor('d2t')[:3].tolist()}, ...), not what to "
+            f"d2t holds the target's ids themselves ({subject.folder.tensor(OFFSETS)[:3].tolist()}, ...), not what to "
             "add to a draft id",
             "vLLM stops with an IndexError, or drafts other tokens",
-            OFFSETS,
+            AS_OFFSETS,
         )
     elif not ascending:
         yield Finding(
             f"draft ids stand for {ids[:3].tolist()} ... {ids[-1:].tolist()}: not ascending tokens of 0 to {vocab - 1}",
             "drafted tokens stand for other ones, or lie outside the target's scores",
-            OFFSETS if "d2t" in subject.folder.stored else "Write the ascending ids of the drafted tokens as token_map",
+            AS_OFFSETS
+            if OFFSETS in subject.folder.stored
+            else "Write the ascending ids of the drafted tokens as token_map",
         )
     yield from _mask_of_tokens(subject, ids)
     yield from _ends_of_text(subject, ids)
@@ -83,9 +85,9 @@ def _is_absolute(values: Tensor, vocab: int) -> bool:
 
 
 def _mask_of_tokens(subject: Subject, ids: Tensor) -> Iterator[Finding]:
-    if "t2d" not in subject.folder.stored:
+    if MARKS not in subject.folder.stored:
         return
-    marked = subject.folder.tensor("t2d").nonzero().flatten()
+    marked = subject.folder.tensor(MARKS).nonzero().flatten()
     if marked.tolist() != sorted(ids.tolist()):
         yield Finding(
             f"t2d marks {len(marked)} tokens, and d2t stands for {len(ids)}, not all of them the same",

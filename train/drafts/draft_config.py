@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from decode.common.errors import ConfigError
 from decode.common.typed_config import require, require_at_least
@@ -36,9 +36,12 @@ class AdapterConfig:
         require(self.rank == 0 or bool(self.targets), "targets is empty, so adapters would be put nowhere; name layers")
 
 
+Family = Literal["lm", "medusa", "hydra", "eagle3", "mtp", "dspark", "exit_adapter"]
+OF_A_ROUND = tuple(name for name in get_args(Family) if name not in ("lm", "exit_adapter"))
+"""Heads with passes of their own."""
 OWNERS = {
-    "depth": ("medusa", "hydra", "eagle3", "mtp", "dspark"),
-    "vocab": ("medusa", "hydra", "eagle3", "mtp", "dspark"),
+    "depth": OF_A_ROUND,
+    "vocab": OF_A_ROUND,
     "mlp_layers": ("medusa", "hydra"),
     "prefix_attention": ("hydra",),
     "markov_rank": ("dspark",),
@@ -107,7 +110,7 @@ class HeadSettings:
 class DraftConfig:
     """The draft to train (group `draft`); the shape fields count only where `init_from` is not given."""
 
-    family: Literal["lm", "medusa", "hydra", "eagle3", "mtp", "dspark", "exit_adapter"] = "lm"
+    family: Family = "lm"
     """Draft family; the file of that name in decode/drafters/. All but lm are heads on the target's hidden states."""
     init_from: str | None = None
     """Model (folder or hub id) or saved head (folder) to start from, the folder of the run that trained it, or that of

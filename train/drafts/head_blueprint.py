@@ -6,31 +6,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from decode.common.errors import InputError
 from decode.common.typed_config import require
 from decode.drafters.base import Batch
-from decode.drafters.dspark import DSparkConfig, DSparkDraft
-from decode.drafters.dspark import default_taps as dspark_taps
-from decode.drafters.eagle3 import RecursiveDraft
-from decode.drafters.eagle3 import default_taps as eagle3_taps
-from decode.drafters.exit_adapter import ExitAdapterConfig
+from decode.drafters.dspark import DSparkDraft
 from decode.drafters.head_draft import HeadConfig, HeadDraft
-from decode.drafters.mtp import own_mtp
 from decode.drafters.saved_draft import config_in, family_of, head_in
 from decode.drafters.saved_head import HEADS, expected
+from decode.formats.form import published_form
 from decode.forward.window import Window
 from decode.models.head_targets import check_taps
 from decode.models.hidden_states import FINAL
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
-from decode.models.small import random_like
-from decode.published.form import published_form
 from train.config import TrainConfig
 from train.drafts.attention_window import asked_window
 from train.drafts.blueprint import Blueprint, TrainableDraft
@@ -38,11 +31,6 @@ from train.drafts.confidence import calibrated
 from train.drafts.draft_config import DraftConfig, HeadSettings
 from train.drafts.rope import rope_of
 from train.export.draft_folder import Export, export_head
-
-MUON_LR = {"eagle3": 2e-2, "medusa": 2e-2}
-"""Of families that learn better at another rate than the others. Held-out tau estimates after 41k tokens at 1e-2, 2e-2
-and 4e-2: EAGLE-3 2.70, 2.93, 2.67 (three, three seeds and one), Medusa 1.74, 1.96, 2.00 (two seeds each). The other
-families are alike at 1e-2 and 2e-2, and so is Medusa at 2e-2 and 4e-2 (docs/how-to/train_a_draft.md)."""
 
 
 class TrainableHead(TrainableDraft):
@@ -62,9 +50,9 @@ class TrainableHead(TrainableDraft):
     def calibrate(self, validation: Iterable[Batch], chunk_rows: int) -> dict[str, float]:
         """The temperatures of a head that predicts its own acceptance."""
         head = self.head
-        if not isinstance(head, DSparkDraft) or not head.config.confidence:
+        if not head.config.foresees:
             return {}
-        head.config, measured = calibrated(head, validation, chunk_rows)
+        head.config, measured = calibrated(cast(DSparkDraft, head), validation, chunk_rows)
         return measured
 
     def export(self, folder: Path, export: Export) -> None:
@@ -94,8 +82,7 @@ class HeadBlueprint(Blueprint):
         """With the rows of the target's output head that it drafts from. What runs once a round is shared by its
         tokens."""
         config = self.config
-        is_one_by_one = issubclass(HEADS[config.family][1], RecursiveDraft)
-        own = self.num_parameters if is_one_by_one else -(-self.num_parameters // config.depth)
+        own = self.num_parameters if config.is_recursive else -(-self.num_parameters // config.depth)
         drafted = config.draft_vocab_size or config.vocab_size
         return own + (0 if config.has_own_head else drafted * config.hidden_size)
 
@@ -105,7 +92,7 @@ class HeadBlueprint(Blueprint):
 
     @property
     def muon_lr(self) -> float:
-        return MUON_LR.get(self.config.family, super().muon_lr)
+        return self.config.muon_lr or super().muon_lr
 
     @property
     def max_positions(self) -> int:
@@ -121,7 +108,7 @@ class HeadBlueprint(Blueprint):
 
     @property
     def depth(self) -> int | None:
-        return None if isinstance(self.config, ExitAdapterConfig) else self.config.depth
+        return self.config.round_depth
 
     @property
     def wants_vocab(self) -> int | None:
@@ -137,22 +124,11 @@ class HeadBlueprint(Blueprint):
             saved = head_in(self.source, ends, self.target).float()
             saved.config = self.config  # where a setting of which no weight is made took the place of its own
             return TrainableHead(saved)
-        self._check_mask(ends)
+        self.config.refuse_ends(ends, self.target.path)
         head = HEADS[self.config.family][1](self.config, ends, self.vocab)
         if self.own is not None:
             head.load_state_dict(self.own | ({} if self.vocab is None else {"vocab": self.vocab}))
         return TrainableHead(head)
-
-    def _check_mask(self, ends: Ends) -> None:
-        """The row of a padding token is often zero, and queries made of it are the same at every position: a toy's
-        blocks came to alpha 0.25 with it, and to 0.41 with a learned mask."""
-        token = self.config.mask_token if isinstance(self.config, DSparkConfig) else None
-        if token is not None and not ends.embed(torch.tensor([token])).any():
-            raise InputError(
-                f"draft.head.mask_token={token}, and the embedding of that token in {self.target.path} is all zeros "
-                "(padding's often is), so that a block could not tell its masks apart. Name another token that no text "
-                "holds, or none: the mask is then learned"
-            )
 
 
 def head_blueprint(
@@ -177,35 +153,32 @@ def head_blueprint(
         return _saved(cfg, target)
     taps = tuple(draft.head.taps) if draft.head.taps else default_taps(draft.family, target.num_layers, target.path)
     check_taps(target.config, taps, target.path)
+    kind = HEADS[draft.family][0]
     if draft.head.init_own:
         sizes = {name: getattr(draft, name) for name in ("heads", "kv_heads", "mlp_width", "max_positions")}
         given = {name: value for name, value in sizes.items() if value is not None}
         require(not given, f"draft.head.init_own=true takes the target's own layer as it is; leave {given} out")
-        config, weights = own_mtp(target, draft.head.depth)
+        config, weights = kind.of_checkpoint(target, draft.head.depth)
         return HeadBlueprint(replace(config, draft_vocab_size=draft.head.vocab), target, own=weights)
-    kind = HEADS[draft.family][0]
-    given = (
-        vars(draft.head) | _sizes(draft, target, text) | {"family": draft.family, "layers": draft.layers, "taps": taps}
-    )
-    given |= _like_target(target.config) if draft.family == "mtp" else {}
-    given |= _window(cfg, given["max_positions"])
-    given["anchors"] = _anchors(cfg)
-    given["layout"] = draft.head.layout or ("anchor" if draft.head.markov_rank else "fill_in")
-    norms = {"fc_norm": not draft.head.norm_before_fc, "norm_output": True}
-    given |= {name: own for name, own in norms.items() if given[name] is None}
+    asked = _asked(draft)
+    given = asked | _sizes(draft, target, text) | {"family": draft.family, "taps": taps, "anchors": _anchors(cfg)}
+    given |= _window(cfg, given["max_positions"]) | kind.settled(asked, target)
     if cfg.objective.confidence_weight == 0:  # what was never trained must not cut drafts
         given["confidence"] = False
-    if draft.family == "exit_adapter":
-        given |= {"depth": 1, "mlp_width": draft.mlp_width or target.hidden_size}
-    config = kind(**{field.name: given[field.name] for field in fields(kind) if field.name in given})
+    config = kind(**_known(kind, given))
     config.refuse_target(target)
     return HeadBlueprint(config, target)
+
+
+def _known(kind: type[HeadConfig], given: dict[str, Any]) -> dict[str, Any]:
+    """Those that are fields of this family's configuration."""
+    return {field.name: given[field.name] for field in fields(kind) if field.name in given}
 
 
 def default_taps(family: str, num_layers: int, path: str) -> tuple[int, ...]:
     """The hidden states that a family reads of a target with so many layers, ascending; ConfigError where they are not
     different ones."""
-    taps = tuple(DEFAULT_TAPS[family](num_layers)) if family in DEFAULT_TAPS else (FINAL,)
+    taps = HEADS[family][0].default_taps(num_layers)
     require(
         taps == (FINAL,) or (taps[0] >= 0 and list(taps) == sorted(set(taps)) and taps[-1] < num_layers),
         f"draft={family} reads {len(taps)} different hidden states, for {num_layers} layers {list(taps)}, and "
@@ -217,7 +190,6 @@ def default_taps(family: str, num_layers: int, path: str) -> tuple[int, ...]:
 
 TOKENS_PER_ANCHOR = 8
 """Of a row (DSpark and DFlash: 512 anchors in 4,096 tokens)."""
-DEFAULT_TAPS = {"dspark": dspark_taps, "eagle3": eagle3_taps}
 
 
 def _sizes(draft: DraftConfig, target: ModelDescription, text: PretrainedConfig) -> dict[str, Any]:
@@ -246,14 +218,6 @@ def _sizes(draft: DraftConfig, target: ModelDescription, text: PretrainedConfig)
     }
 
 
-def _like_target(config: PretrainedConfig) -> dict[str, Any]:
-    """What an MTP layer has as its target's own layers have it."""
-    return {
-        "qk_norm": any(name.endswith("q_norm.weight") for name in random_like(config).state_dict()),
-        "attention_bias": bool(getattr(config.get_text_config(), "attention_bias", False)),
-    }
-
-
 def _saved(cfg: TrainConfig, target: ModelDescription) -> HeadBlueprint:
     draft = cfg.draft
     assert draft.init_from is not None
@@ -269,7 +233,7 @@ def _saved(cfg: TrainConfig, target: ModelDescription) -> HeadBlueprint:
         f"draft.init_from={draft.init_from} is of family {family}, and draft.family={draft.family}; use draft={family}",
     )
     config = config_in(folder, target)
-    if published_form(folder) and issubclass(HEADS[family][1], RecursiveDraft):
+    if published_form(folder) and config.is_recursive:
         config = replace(config, depth=draft.head.depth)  # of which nothing is made, and few folders tell it
     asked, default = _asked(draft), _asked(DraftConfig(family=draft.family))
     saved = vars(config) | {"taps": list(config.taps), "vocab": config.draft_vocab_size}
@@ -280,10 +244,8 @@ def _saved(cfg: TrainConfig, target: ModelDescription) -> HeadBlueprint:
             f"draft.{_where(name)}={asked[name]}, and the head {draft.init_from} has {own}, which stays as it is. Set "
             f"draft.{_where(name)}={own}, or train a new head without draft.init_from",
         )
-    if isinstance(config, DSparkConfig):
-        config = replace(config, anchors=_anchors(cfg))
-    config = replace(config, **_window(cfg, config.max_positions))
-    return HeadBlueprint(config, target, folder)
+    changed = {"anchors": _anchors(cfg)} | _window(cfg, config.max_positions)
+    return HeadBlueprint(replace(config, **_known(type(config), changed)), target, folder)
 
 
 def _window(cfg: TrainConfig, context: int) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from decode.formats.rope import FACTOR_BY_LENGTH
 from decode.models.load import ModelDescription
-from decode.published.rope import FACTOR_BY_LENGTH
 
 PLAIN_ROPES = ("default", "linear", "dynamic", "llama3", "yarn")  # the others hold factors that fit one head size only
 

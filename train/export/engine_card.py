@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from decode.common.markdown import code, fenced, plain, table
+from decode.formats.source import Source
 from train.export.engines.base import Engine, Loads
-from train.export.source import Source
 
 TRIED = {
     "run": "run: accepted tokens there equal draftsmith's own, on small models",

@@ -98,19 +98,18 @@ class Guess:
         return all(context.of_running(same.tolist()))
 
 
-class AheadDrafter:
+class AheadDrafter(Drafter):
     """Chains of `inner`, a drafter whose `propose` depends on the context alone, drafted in turn or ahead.
 
     With several rows, all that run must have been guessed: else all are drafted anew.
     """
 
-    taps: tuple[int, ...] = ()
     on_host = True
 
     def __init__(self, inner: Drafter) -> None:
         assert not inner.taps, "hidden states of tokens that the target has not read yet"
         self.inner = inner
-        self.begins_ahead = False
+        self.begins_ahead: bool = False
         """Whether the round that was prepared last begins with tokens drafted ahead."""
         self._aside: WorkerThread | None = None
         self._guess: Guess | None = None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from decode.autotune.budget import REHEARSED
-from decode.drafters.base import Context, Drafter, most_passengers, num_ways
+from decode.drafters.base import Context, Drafter
 from decode.drafters.drafting import Processed, draft_noise, draw, pending_tokens
 from decode.drafters.lm import LMDraft
 from decode.drafters.lm_steps import LMSteps, PassByPass
@@ -28,16 +28,15 @@ READ = 2
 """Committed tokens that the first pass reads: in a chain the last draft token may be unread (`drafters.lm`)."""
 
 
-class CascadeDrafter:
+class CascadeDrafter(Drafter):
     """Chains of `draft`, guessed by `helper`: any drafter that needs no hidden states, another cascade included."""
 
     family = "cascade"
-    taps: tuple[int, ...] = ()
     on_host = True
 
     def __init__(self, draft: LMDraft, helper: Drafter) -> None:
         assert not helper.taps, "hidden states are the target's, and the helper drafts for the draft"
-        assert not most_passengers(helper), "passengers ride in the target's passes"
+        assert not helper.most_passengers, "passengers ride in the target's passes"
         self.draft, self.helper = draft, helper
         self._member: Member | None = None
         self._guesses = self._guessed = False
@@ -45,7 +44,7 @@ class CascadeDrafter:
     @property
     def ways(self) -> int:
         """Rounds with a guess, of each of the helper's kinds, and rounds without: a warm-up takes them in turn."""
-        return 2 * num_ways(self.helper)
+        return 2 * self.helper.ways
 
     @property
     def runner(self) -> CachedModel:

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from decode.common.errors import InputError
-from decode.drafters.base import Context
+from decode.drafters.base import Context, Drafter
 from decode.drafters.drafting import visible_slots
 from decode.drafters.lm import lm_round
 from decode.drafters.tree_drafting import propose
@@ -26,7 +26,7 @@ LAST = 1
 
 
 @dataclass(frozen=True)
-class EarlyExitDrafter:
+class EarlyExitDrafter(Drafter):
     """Drafts chains with the first layers of `model`, the target itself. Equal ones share captures."""
 
     model: PreTrainedModel
@@ -40,7 +40,6 @@ class EarlyExitDrafter:
     """That the model's passes can be parted there is known."""
 
     family = "early_exit"
-    taps: tuple[int, ...] = ()
     on_host = False
     drafts_trees = False
 

@@ -70,7 +70,7 @@ class Window:
         self.levels = [*self.levels[1:], list(last)]
         self.begin += 1
         self.refined = list(first)
-        self._heard = [min(heard + 1, len(self.levels)) for heard in self._heard]
+        self._heard = [min(levels + 1, len(self.levels)) for levels in self._heard]
         return found
 
     @property
@@ -179,8 +179,11 @@ class JacobiDrafter(TextDrafter[JacobiText]):
 
     def guesses(self, context: Context) -> list[Sequence[Guess]]:
         """Hear what the last pass said of the windows, then as every reader of text."""
-        if context.heard is not None and context.heard_at is not None:
-            said, places = self._said(context, context.heard, context.heard_at).tolist(), context.heard_at.tolist()
+        if context.passenger_logits is not None and context.passenger_positions is not None:
+            said, places = (
+                self._said(context, context.passenger_logits, context.passenger_positions).tolist(),
+                context.passenger_positions.tolist(),
+            )
             for row in range(len(said)) if context.running is None else context.running:
                 text = self._text(row)
                 if places[row][0] == text.window.begin:  # else it was heard before, or said of another text
@@ -193,13 +196,13 @@ class JacobiDrafter(TextDrafter[JacobiText]):
         tokens = tree.tokens.new_tensor([self._text(row).window.tokens for row in range(len(tree.tokens))])
         return replace(tree, passengers=Passengers(tokens, depths, sees))
 
-    def _said(self, context: Context, heard: Tensor, heard_at: Tensor) -> Tensor:
+    def _said(self, context: Context, passenger_logits: Tensor, passenger_positions: Tensor) -> Tensor:
         """(B, 2, W) the target's tokens behind those of the first and the last level. Penalties and bans are not
         foreseen."""
-        ends = torch.tensor([0, self.config.levels - 1], device=heard.device)
+        ends = torch.tensor([0, self.config.levels - 1], device=passenger_logits.device)
         shape = (self.config.levels, self.config.window)
-        scores = warp(heard.unflatten(1, shape)[:, ends], context.sampling, context.temperature)
+        scores = warp(passenger_logits.unflatten(1, shape)[:, ends], context.sampling, context.temperature)
         if context.shares_noise and not context.sampling.is_greedy:
-            places = heard_at.unflatten(1, shape)[:, ends] + 1
+            places = passenger_positions.unflatten(1, shape)[:, ends] + 1
             scores += context.noise.coupled(places.flatten(1)).view_as(scores)
         return scores.argmax(-1)

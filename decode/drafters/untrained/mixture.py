@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from decode.autotune.budget import REHEARSED
-from decode.drafters.base import Context, Drafter, most_passengers, num_ways
+from decode.drafters.base import Context, Drafter
 from decode.drafters.drafting import pending_tokens
 from decode.drafters.untrained.member import Member
 from decode.drafters.untrained.text_drafter import Guess, TextDrafter
@@ -75,7 +75,7 @@ class Candidate:
         return sum(self.chances)
 
 
-class MixtureDrafter:
+class MixtureDrafter(Drafter):
     """`members` in one tree. Of several with weights the first that is worth its time is asked."""
 
     family = "mixture"
@@ -85,10 +85,11 @@ class MixtureDrafter:
         assert members
         self.readers = [one for one in members if isinstance(one, TextDrafter)]
         self.models = [Model(one) for one in members if not isinstance(one, TextDrafter)]
-        self.taps: tuple[int, ...] = next((one.drafter.taps for one in self.models if one.drafter.taps), ())
-        self.most_passengers = sum(map(most_passengers, self.readers))
-        assert self.most_passengers in map(most_passengers, [None, *self.readers]), "what is heard is of one member's"
-        assert not any(most_passengers(one.drafter) for one in self.models), "nor of a member's member"
+        self.taps = next((one.drafter.taps for one in self.models if one.drafter.taps), ())
+        riding = [one.most_passengers for one in self.readers]
+        self.most_passengers = sum(riding)
+        assert self.most_passengers in (0, *riding), "passenger logits are of one member's"
+        assert not any(one.drafter.most_passengers for one in self.models), "nor of a member's member"
         self._standing: dict[tuple[int, int], SurvivalRates] = defaultdict(SurvivalRates)
         self._asked: list[list[Candidate]] = []
         self._lengths: list[int] = []
@@ -99,7 +100,7 @@ class MixtureDrafter:
     @property
     def ways(self) -> int:
         """Kinds of rounds with a member with weights, of which each may have several: a warm-up takes them in turn."""
-        return len(self.models) * max((num_ways(one.drafter) for one in self.models), default=0) or 1
+        return len(self.models) * max((one.drafter.ways for one in self.models), default=0) or 1
 
     def start(self, context: Context, capacity: int) -> None:
         """All begin. Another call may run on a copy of this drafter, so what a call changes is made anew."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from decode.autotune.budget import REHEARSED
-from decode.drafters.base import Context, most_passengers
+from decode.drafters.base import Context, Drafter
 from decode.drafters.untrained.trie import merged
 from decode.trees.tree import Tree
 
@@ -40,11 +40,9 @@ class RowText(ABC):
         """At most `most` guesses of at most `depth` tokens, the best one first; none where nothing is to be drafted."""
 
 
-class TextDrafter(ABC, Generic[Text]):
+class TextDrafter(Drafter, Generic[Text]):
     """A drafter that looks at tokens alone. Nothing is drafted in rounds in which no row has a guess."""
 
-    family: ClassVar[str]
-    taps: tuple[int, ...] = ()
     on_host = True
 
     def __init__(self) -> None:
@@ -94,7 +92,7 @@ class TextDrafter(ABC, Generic[Text]):
     def prepare(self, context: Context) -> tuple[()] | None:
         """Guess, if there is anything to go by."""
         guesses, self._tree = self.guesses(context), None
-        if not (any(guesses) or most_passengers(self) or REHEARSED.get() is not None):
+        if not (any(guesses) or self.most_passengers or REHEARSED.get() is not None):
             return None  # but passengers have their round anyhow, and a warm-up needs the passes over any guesses
         pending = context.ids.gather(1, context.lengths[:, None] - 1)
         self._tree = merged(guesses, pending, context.shape)

@@ -8,13 +8,14 @@ from pathlib import Path
 from decode.common.errors import InputError
 from decode.config import model_folder
 from decode.drafters.provenance import read_provenance
+from decode.formats.form import published_form
+from decode.formats.source import Source
 from decode.models.load import ModelDescription
-from decode.published.form import published_form
 from eval.modes.families.arms import ArmFacts
 from train.export.config import ExportConfig, SavedDraftConfig
 from train.export.engines import ENGINES
 from train.export.engines.base import Engine
-from train.export.source import Source, open_source
+from train.export.source import open_source
 from train.export.stage import loads
 
 Refusals = Mapping[str, str | None]

@@ -113,7 +113,7 @@ def cells(cfg: EvalConfig) -> list[Cell]:
 
 
 @dataclass(frozen=True)
-class Race:
+class Timing:
     """What is timed: the target in its own precision, a draft for every arm, and prompts."""
 
     cfg: EvalConfig
@@ -163,5 +163,5 @@ class Race:
     def _lengths(self, name: str) -> list[int]:
         """Without those beyond the draft's longest, which would be cut to it."""
         wanted = self.cfg.timing.choose_k or [self.cfg.decode.num_draft_tokens]
-        most = getattr(self.drafters[name], "most_tokens", None)
+        most = self.drafters[name].most_tokens
         return wanted if most is None else [k for k in wanted if k <= most] or [most]

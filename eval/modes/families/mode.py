@@ -30,7 +30,7 @@ from eval.modes.families.arms import (
     record_folders,
 )
 from eval.modes.families.engines import refusals, refused_forms, title
-from eval.modes.families.measuring import Judge, Race, cells, points
+from eval.modes.families.measuring import Judge, Timing, cells, points
 from eval.modes.families.page import render_page, render_summary
 from eval.modes.families.results import Measured, make_results
 from eval.modes.families.trainings import (
@@ -166,7 +166,7 @@ def _race(
         return
     model, own = load(cfg, cfg.target)
     drafters = {arm: load_drafter(_timed(cfg, arm).folder(cfg), target=model) for arm in cfg.families.arms}
-    Race(cfg, model, drafters | own, facts, reported, screening).run(results)
+    Timing(cfg, model, drafters | own, facts, reported, screening).run(results)
 
 
 def _measured(

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from decode import generate
 from decode.autotune.timing import measure
-from decode.drafters.base import Drafter, drafted_depth
+from decode.drafters.base import Drafter
 from decode.stats import Stats
 from decode.trees.tree_plans import parse
 from eval.config import EvalConfig
@@ -107,7 +107,7 @@ def passes(cfg: EvalConfig, drafter: Drafter | None, group: Group) -> Passes:
     if drafter is None:
         return Passes(context, 0, 1)
     shape = parse(cfg.decode.tree, cfg.decode.num_draft_tokens, cfg.decode.tree_nodes)
-    shape = shape.cut(drafted_depth(drafter, shape))
+    shape = shape.cut(drafter.drafted_depth(shape))
     return Passes(context, shape.depth, shape.num_nodes)
 
 

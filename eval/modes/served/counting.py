@@ -77,7 +77,7 @@ class Pair:
         )
 
 
-class Unaware:
+class Unaware(Drafter):
     """A draft that is not told what the target may write."""
 
     def __init__(self, drafter: Drafter) -> None:

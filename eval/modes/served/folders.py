@@ -22,7 +22,6 @@ from train.export import stage as export
 from train.export.config import ExportConfig, SavedDraftConfig
 from train.export.engines import ENGINES
 from train.export.engines.base import Launch, Loads
-from train.export.layouts.medusa import number_of
 from train.export.source import open_source
 
 MOST = 1 << 10
@@ -87,12 +86,15 @@ def prepare(cfg: EvalConfig, name: str, target: ModelDescription, place: Path) -
         export.run(_export(cfg, path, str(place)))
     opened = open_folder(str(folder))
     form = form_of(opened)
-    most = _most(opened, form)
+    how = ENGINES[cfg.served.engine].forms[form]
+    assert isinstance(how, Loads), form
+    told = how.layout.most(opened.fields)
+    most = MOST if told is None else told
     compared = min(cfg.decode.num_draft_tokens, most)
     if compared < cfg.decode.num_draft_tokens:
         log.info("%s drafts %d tokens at most, so its counters are compared at that", name, most)
     lengths = sorted({compared, *(k for k in cfg.served.draft_lengths if k <= most)})
-    options = _options(cfg, opened, form, target)
+    options = _options(cfg, opened, how, target)
     return ServedDraft(name, path, str(folder), form, compared, tuple(lengths), options)
 
 
@@ -121,20 +123,9 @@ def _check(cfg: EvalConfig, path: str) -> CheckConfig:
     return CheckConfig(draft=ServedDraftConfig(path=path), target=cfg.target, format=cfg.served.engine, tokens=0)
 
 
-def _options(cfg: EvalConfig, folder: ServedFolder, form: str, target: ModelDescription) -> tuple[str, ...]:
+def _options(cfg: EvalConfig, folder: ServedFolder, how: Loads, target: ModelDescription) -> tuple[str, ...]:
     """As the table of engines has them; the first words are the program and the target."""
-    how = ENGINES[cfg.served.engine].forms[form]
-    assert isinstance(how, Loads), form
     reduced = folder.fields.get("truncated_vocab_size", target.vocab_size) < target.vocab_size
     launched = how.launch(Launch(target.path, folder.path, 1, model_impl(cfg), is_reduced=reduced))
     words = shlex.split(launched)[3:]
     return tuple(words[: words.index("--model-impl")] if "--model-impl" in words else words)
-
-
-def _most(folder: ServedFolder, form: str) -> int:
-    """The longest draft that there are heads or places for."""
-    if form == "medusa":
-        return number_of(folder.written, "heads")
-    if form in ("dflash", "dspark"):
-        return folder.fields["block_size"] - (form == "dflash")
-    return MOST

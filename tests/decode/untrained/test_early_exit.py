@@ -1,4 +1,4 @@
-"""early_exit: the first layers draft, no layer reads a token twice, and the text stays the same."""
+"""early_exit: the first layers draft, no layer reads a token twice, adapters draft what they learn, the text stays."""
 
 from __future__ import annotations
 
@@ -16,12 +16,19 @@ from decode import generate, load_drafter
 from decode.__main__ import main
 from decode.common.errors import ConfigError, InputError
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
+from decode.drafters.base import Context
+from decode.drafters.exit_adapter import ExitAdapter
 from decode.drafters.lm import LMDraft
 from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.early_exit import EarlyExitDrafter
 from decode.forward.capture import capture
 from decode.forward.resume import layers_of
+from decode.loop import Loop
+from decode.requests import Request
 from decode.stage import run
+from decode.trees.tree import Tree
+from decode.trees.tree_plans import chain
+from tests.decode.heads import batch_of, random_head
 from tests.tiny import save_tiny_target, tiny_llama
 
 LAYERS, EXIT, DRAFTED = 4, 2, 3
@@ -54,12 +61,8 @@ def check_text() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
-        {"temperature": 0},
-        {"batch_size": 2},
         {"batch": 1, "num_draft_tokens": 1},
-        {"top_k": 20},
-        {"repetition_penalty": 1.3},
+        {"tree": "1x1x1"},
         {"strict": True},
         {"adaptive": True},
     ],
@@ -67,6 +70,7 @@ def check_text() -> None:
 )
 @pytest.mark.usefixtures("uncaptured")
 def test_the_text_is_that_of_plain_decoding(settings: dict[str, Any]) -> None:
+    """Other settings are those of the matrix."""
     tau = tokens_per_pass(target(), **settings)
     assert tau > 1.1 or "adaptive" in settings
 
@@ -137,12 +141,9 @@ def test_trees_are_refused(tree: str) -> None:
     draft = DrafterConfig("early_exit", settings={"exit_layer": 1})
     with pytest.raises(ConfigError, match=rf"decode\.tree={tree}.*chains.*tree=chain"):
         DecodeConfig(ModelConfig("t"), draft, SamplingConfig(tree=tree), prompt="a")
-    with pytest.raises(ConfigError, match=rf"tree={tree}.*chains"):
-        generate(target(), EarlyExitDrafter(target(), EXIT), prompts(1), tree=tree)
-
-
-def test_a_chain_by_its_factors_is_one() -> None:
-    assert tokens_per_pass(target(), tree="1x1x1", max_new_tokens=12) > 1.1
+    for drafter in (EarlyExitDrafter(target(), EXIT), adapter(target())):
+        with pytest.raises(ConfigError, match=rf"tree={tree}.*chains"):
+            generate(target(), drafter, prompts(1), tree=tree)
 
 
 def test_the_command_drafts_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,3 +179,121 @@ def test_it_drafts_for_no_other_draft() -> None:
     helped = CascadeDrafter(LMDraft(draft), EarlyExitDrafter(draft, EXIT))
     with pytest.raises(AssertionError, match="never within another drafter"):
         generate(target(), helped, prompts(1), max_new_tokens=4)
+
+
+K = 3
+SETTINGS: dict[str, Any] = {"max_new_tokens": 40, "seed": 3, "eos_token_id": (), "num_draft_tokens": K}
+
+
+def adapter(model: PreTrainedModel) -> ExitAdapter:
+    """Behind the first layer, with wide random weights."""
+    head = random_head("exit_adapter", model)
+    assert isinstance(head, ExitAdapter)
+    return head
+
+
+def without_output(model: PreTrainedModel) -> ExitAdapter:
+    """As training begins it."""
+    head = adapter(model)
+    nn.init.zeros_(head.adapter.down.weight)
+    return head
+
+
+def accepted(out: Any) -> list[int]:
+    """Of each round."""
+    return [one.accepted for one in out.stats.rounds]
+
+
+def proposed(model: PreTrainedModel, drafter: Any, **settings: Any) -> list[tuple[list[int], list[int], torch.Tensor]]:
+    """(text, drafted, log q) of every row and round of a call whose drafts are sampled."""
+    found, propose = [], drafter.propose
+
+    def noted(context: Context) -> Tree:
+        tree = propose(context)
+        assert tree.log_q is not None
+        for row, length in enumerate(context.lengths.tolist()):
+            found.append((context.ids[row, :length].tolist(), tree.tokens[row, 1:].tolist(), tree.log_q[row].clone()))
+        return tree
+
+    object.__setattr__(drafter, "propose", noted)
+    Loop(model, drafter, Request([[5, 9, 2, 7], [1, 8]], 20, shape=chain(K), verifier="rejection")).run()
+    return found
+
+
+@pytest.mark.usefixtures("uncaptured")
+def test_without_output_it_drafts_what_the_plain_early_exit_drafts() -> None:
+    model = target()
+    plain = proposed(model, EarlyExitDrafter(model, 1))
+    ours = proposed(model, without_output(model))
+    assert [one[:2] for one in ours] == [one[:2] for one in plain]
+    assert len(plain) > 10
+    other = proposed(model, adapter(model))
+    assert [one[1] for one in other] != [one[1] for one in plain]
+
+
+def check_parity() -> None:
+    """At every position, in ragged batches and after partial acceptance: unroll's q is propose's."""
+    model = target()
+    head = adapter(model)
+    for text, drafted, log_q in proposed(model, head)[:40]:
+        batch = batch_of(model, head, [text + drafted])
+        (step,) = head.unroll(batch)
+        rows = step.head(step.hidden)[0].softmax(-1)
+        begin = len(text) - 1
+        torch.testing.assert_close(rows[begin : begin + K], log_q[:K].exp(), rtol=1e-6, atol=1e-12)
+        assert step.target_rows[0, begin] == begin  # judged by p(. | text)
+
+
+@pytest.mark.usefixtures("uncaptured")
+def test_it_drafts_what_it_is_trained_as() -> None:
+    check_parity()
+
+
+def check_text_of_adapter(**settings: Any) -> None:
+    """The text is that of plain decoding."""
+    model, asked = target(), SETTINGS | settings
+    plain = generate(model, None, prompts(3), **asked)
+    drafted = generate(model, adapter(model), prompts(3), **asked, audit=True)
+    assert torch.equal(drafted.sequences, plain.sequences)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"strict": True},
+        {"adaptive": True},
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("uncaptured")
+def test_the_text_of_an_adapter_is_that_of_plain_decoding(settings: dict[str, Any]) -> None:
+    check_text_of_adapter(**settings)
+
+
+@pytest.mark.slow
+def test_captured_rounds_follow_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture holds copies of weights: after training goes on, the same drafter drafts by the new ones."""
+    model, captured = tiny_llama(num_layers=4, dtype=torch.float64), []
+
+    def spy(module: nn.Module, *rest: Any) -> Any:
+        made = capture(module, *rest)
+        captured.append(getattr(module, "drafter", None))
+        return made
+
+    monkeypatch.setattr("decode.forward.runner.capture", spy)
+    asked: dict[str, Any] = SETTINGS | {"max_new_tokens": 120}
+    head = without_output(model)
+    plain = generate(model, None, prompts(1), **asked).sequences
+    before = generate(model, head, prompts(1), **asked)
+    assert head in captured
+    with torch.no_grad():
+        head.adapter.down.weight.add_(torch.randn(head.adapter.down.weight.shape, dtype=torch.float64))
+    after = generate(model, head, prompts(1), **asked)
+    assert torch.equal(before.sequences, plain)
+    assert torch.equal(after.sequences, plain)
+    assert accepted(before) != accepted(after)
+    monkeypatch.setattr("decode.forward.runner.CAPTURE_AFTER", 10**9)
+    anew = tiny_llama(num_layers=4, dtype=torch.float64)
+    fresh = adapter(anew)
+    fresh.load_state_dict(head.state_dict())
+    assert accepted(generate(anew, fresh, prompts(1), **asked)) == accepted(after)

@@ -152,11 +152,11 @@ CHAIN = chain(2)
 def check_windows() -> None:
     """Every row hears of every one of its passes, once, what the target says to its own window, with the noise of the
     very places: of two rows at a time, and of one, which is taken over by the next request at once."""
-    heard_in_a_call()
-    heard_in_a_call(batch_size=1)
+    windows_of_a_call()
+    windows_of_a_call(batch_size=1)
 
 
-def heard_in_a_call(
+def windows_of_a_call(
     temperature: float = 1.0, ngram: int = 3, shape: Shape = CHAIN, new_tokens: int = 6, batch_size: int = 2
 ) -> list[tuple[int, Pass, list[int]]]:
     """What was heard in a call that is watched, and the text that came."""
@@ -177,17 +177,17 @@ def heard_in_a_call(
 @pytest.mark.parametrize("ngram", [2, 4])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_rows_hear_what_the_target_says_to_their_windows(temperature: float, ngram: int) -> None:
-    heard_in_a_call(temperature, ngram, k_ary([2, 1]) if ngram == 4 else chain(2))
+    windows_of_a_call(temperature, ngram, k_ary([2, 1]) if ngram == 4 else chain(2))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_what_is_said_behind_right_guesses_is_right(temperature: float) -> None:
     """The fixed point of the Jacobi iteration is the text itself, at any temperature."""
     right = 0
-    for _, heard, text in heard_in_a_call(temperature, 2, new_tokens=30):
-        for column, said in enumerate(heard.first):
-            place = heard.begin + column + 1
-            if heard.first_level[: column + 1] == text[heard.begin : place] and place < len(text):
+    for _, window, text in windows_of_a_call(temperature, 2, new_tokens=30):
+        for column, said in enumerate(window.first):
+            place = window.begin + column + 1
+            if window.first_level[: column + 1] == text[window.begin : place] and place < len(text):
                 assert said == text[place]
                 right += 1
     assert right > 3

@@ -64,34 +64,22 @@ FAULTS: list[Fault] = [
         ("eval.prompts.held_out:_from_held_out", '"validation"', '"heldout"'),
     ),
     *noticed_by(
-        partial(
-            test_splits.test_the_suite_of_decoders_reports_held_out_text_and_chooses_on_validation_text, kind="code"
-        ),
-        ("eval.modes.decoders.mode:load_texts", '"heldout", reported', '"validation", reported'),
-    ),
-    *noticed_by(
-        partial(
-            test_splits.test_the_suite_of_decoders_reports_held_out_text_and_chooses_on_validation_text, kind="prose"
-        ),
-        ("eval.modes.decoders.mode:load_texts", '"validation", screening', '"heldout", screening'),
-    ),
-    *noticed_by(
         test_splits.test_a_cell_of_decoders_times_its_own_reported_text,
-        ("eval.modes.decoders.arms:measure", "texts[cell.text].reported", "texts[cell.text].screening"),
+        ("eval.modes.compare.mode:measure", "texts[cell.text].reported", "texts[cell.text].screening"),
     ),
     *noticed_by(
         test_splits.test_settings_of_decoders_are_chosen_on_the_screening_prompts_of_both_texts,
-        ("eval.modes.decoders.arms:_screening_prompts", "prompts.screening", "prompts.reported"),
-        ("eval.modes.decoders.arms:choose", "for name in chains", "for name in speeds"),
+        ("eval.modes.compare.arm_set:Loaded.screening", "].screening", "].reported"),
+        ("eval.modes.compare.decoders:LoadedDecoders.choose", "for name in chains", "for name in speeds"),
         ("eval.measure.held_choice:held_choice", "np.where(is_safe, whole, 0).argmax()", "0"),
     ),
     *noticed_by(
         test_splits.test_draft_lengths_of_families_are_chosen_on_screening_prompts,
-        ("eval.modes.families.measuring:Race.choose", "self.screening", "self.reported"),
+        ("eval.modes.families.measuring:Timing.choose", "self.screening", "self.reported"),
     ),
     *noticed_by(
         test_splits.test_families_are_timed_on_reported_prompts_at_the_length_that_was_chosen,
-        ("eval.modes.families.measuring:Race.measure", "prompts = self.reported", "prompts = self.screening"),
+        ("eval.modes.families.measuring:Timing.measure", "prompts = self.reported", "prompts = self.screening"),
     ),
     *noticed_by(
         test_measure.test_the_drafts_own_settings_come_back,

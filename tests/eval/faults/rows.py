@@ -131,9 +131,9 @@ FAULTS: list[Fault] = [
     *noticed_by(
         test_pairs.test_peers_are_held_against_our_best_setting,
         (
-            "eval.modes.decoders.results:_ours_over",
-            "arm_ratio([cell], ours, peer, seed)",
-            "arm_ratio([cell], peer, ours, seed)",
+            "eval.modes.compare.peers:_peer",
+            "ratio_over(runs, ours, peer, seed)",
+            "ratio_over(runs, peer, ours, seed)",
         ),
     ),
     *noticed_by(

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.eval.drafters import test_held_out, test_page, test_texts, test_warm_up, test_which_when
+from tests.eval.compare import test_held_out, test_page, test_texts, test_warm_up, test_which_when
 from tests.faults import Fault, noticed_by
 
-_IN = "eval.modes.drafters"
+_IN = "eval.modes.compare"
+_LOADED = f"{_IN}.drafters:LoadedDrafters"
 FAULTS: list[Fault] = [
     *noticed_by(
         partial(test_texts.test_held_out_text_is_reported_and_validation_text_settles_settings, text="edit"),
-        (f"{_IN}.texts:_of_corpus", '"heldout", reported', '"validation", reported'),
-        (f"{_IN}.texts:_of_corpus", '"validation", screening', '"heldout", screening'),
+        (f"{_IN}.texts:load_texts", '"heldout", reported', '"validation", reported'),
+        (f"{_IN}.texts:load_texts", '"validation", screening', '"heldout", screening'),
     ),
     *noticed_by(
         test_texts.test_a_cell_chooses_on_screening_prompts_and_times_reported_ones,
-        (f"{_IN}.arms:measure", "].reported", "].screening"),
-        (f"{_IN}.arms:_screening_prompts", "].screening", "].reported"),
+        (f"{_IN}.mode:measure", "].reported", "].screening"),
+        (f"{_IN}.arm_set:Loaded.screening", "].screening", "].reported"),
     ),
     *noticed_by(
         test_which_when.test_the_best_is_the_fastest_and_without_training_the_fastest_of_those,
@@ -27,12 +28,16 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_warm_up.test_every_cache_that_batches_use_is_rehearsed_over_all_its_lengths,
-        (f"{_IN}.arms:Stock._calls", "rounded(end + drafted), Calls(longest, end)", "0, Calls(longest, end)"),
-        (f"{_IN}.arms:Stock._calls", "min(known.shortest, longest, key=len)", "longest"),
+        (
+            f"{_LOADED}._calls",
+            "rounded(end + drafted), Calls(longest, end)",
+            "0, Calls(longest, end)",
+        ),
+        (f"{_LOADED}._calls", "min(known.shortest, longest, key=len)", "longest"),
     ),
     *noticed_by(
         test_warm_up.test_what_shares_captures_is_rehearsed_once,
-        (f"{_IN}.arms:Stock._shape", ' or settings["adaptive"]', ""),
+        (f"{_LOADED}._shape", ' or settings["adaptive"]', ""),
     ),
     *noticed_by(
         test_held_out.test_all_that_a_way_drafts_with_is_found_at_any_depth,
@@ -56,8 +61,8 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_page.test_every_arm_stands_with_its_setting_over_plain_the_fastest_first,
-        (f"{_IN}.page:_arms_of", '-(row["tokens_per_s"] or 0.0)', '(row["tokens_per_s"] or 0.0)'),
-        (f"{_IN}.results:compared_arms", "PLAIN_ARMS", "('transformers prompt lookup',)"),
+        (f"{_IN}.drafter_tables:arms_of", "-(arm.tokens_per_s or 0.0)", "(arm.tokens_per_s or 0.0)"),
+        (f"{_IN}.which_when:over_plain", "PLAIN_ARMS", "('transformers prompt lookup',)"),
     ),
     *noticed_by(
         test_page.test_pooled_runs_say_what_each_found,

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
 
 from decode.config import ModelConfig
+from decode.formats.source import Source
 from decode.models.load import describe_model
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.train.export.saved_heads import save_head
@@ -21,7 +22,7 @@ from train.export.config import ExportConfig, SavedDraftConfig
 from train.export.draft_folder import Export, export_lm
 from train.export.engines import ENGINES
 from train.export.engines.base import Loads
-from train.export.source import Source, open_source
+from train.export.source import open_source
 from train.export.stage import run
 
 VOCAB = 300

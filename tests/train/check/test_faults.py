@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from decode.formats.source import Source
 from tests.engines.faults import FAULTS, Fault
 from tests.tiers import by_default
 from tests.train.check.faults import BY, MORE
@@ -13,7 +14,6 @@ from tests.train.check.folders import DRAFTS, Folders, subject_of
 from train.check.stage import against
 from train.export.engines import ENGINES
 from train.export.engines.base import Engine
-from train.export.source import Source
 from train.export.stage import loads
 
 EVERY = [*FAULTS, *(one for one, _ in MORE)]

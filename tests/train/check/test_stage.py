@@ -25,11 +25,10 @@ from train.check.__main__ import main
 from train.check.agreement import Rounds, measure
 from train.check.checks import CHECKS, findings
 from train.check.config import FEWEST, CheckConfig, ServedDraftConfig
-from train.check.folder import open_folder
+from train.check.folder import FILE, open_folder
 from train.check.stage import engines_of, run
 from train.export import stage as export
 from train.export.engines import ENGINES
-from train.export.layouts.base import FILE
 
 Call = Callable[..., tuple[object, str]]
 

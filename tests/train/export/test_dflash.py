@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from decode.common.checked_json import read_json
 from decode.common.errors import InputError
 from tests.tiny import MODELS, save_tiny_target
 from tests.train.export.saved_heads import check_described, export, save_head, save_padded_target
@@ -57,14 +56,6 @@ def test_states_are_listed_both_ways_and_read_from_the_earliest_layer_on(target:
     assert all(torch.equal(tensors[name], one) for name, one in others.items())
 
 
-def test_a_block_has_a_slot_more_than_it_drafts(target: Path, tmp_path: Path) -> None:
-    save_head(tmp_path / "head", target, "dflash", taps=TAPS, depth=5)
-    fields, _ = export(tmp_path / "head", tmp_path / "out")
-    assert fields["block_size"] == 6
-    assert fields["sample_from_anchor"] is fields["dflash_config"]["sample_from_anchor"] is False
-    assert fields["is_causal"] is fields["dflash_config"]["causal"] is False
-
-
 def test_a_learned_mask_has_a_file_and_the_id_of_a_row_that_no_token_has(
     target: Path, full: Path, tmp_path: Path
 ) -> None:
@@ -102,21 +93,6 @@ def test_the_file_of_a_mask_is_in_the_precision_that_is_asked_for(target: Path, 
     export(tmp_path / "head", tmp_path / "out", dtype="bfloat16")
     mask = torch.load(tmp_path / "out/mask_embedding.pt", weights_only=True)["embedding"]
     assert torch.equal(mask, head.mask.weight[0].bfloat16())  # type: ignore[union-attr, index]
-
-
-def test_a_reduced_vocabulary_has_its_rows_and_what_to_add_to_its_ids(target: Path, tmp_path: Path) -> None:
-    head = save_head(tmp_path / "head", target, "dflash", VOCAB, taps=TAPS)
-    fields, tensors = export(tmp_path / "head", tmp_path / "out")
-    assert (fields["vocab_size"], fields["draft_vocab_size"]) == (320, len(VOCAB))
-    assert torch.equal(tensors["d2t"] + torch.arange(len(VOCAB)), VOCAB)
-    assert torch.equal(tensors["t2d"].nonzero().flatten(), VOCAB)
-    assert torch.equal(tensors["lm_head.weight"], head.ends.head.weight[VOCAB])
-
-
-def test_a_draft_vocabulary_of_all_tokens_is_none(target: Path, tmp_path: Path) -> None:
-    save_head(tmp_path / "head", target, "dflash", torch.arange(320), taps=TAPS)
-    _, tensors = export(tmp_path / "head", tmp_path / "out")
-    assert not {"d2t", "t2d", "lm_head.weight"} & tensors.keys()
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -182,21 +158,6 @@ def test_engines_are_told_how_many_tokens_a_block_drafts(target: Path, tmp_path:
         assert words in (tmp_path / engine / "README.md").read_text(), engine
 
 
-def test_the_speculators_library_is_told_the_same(target: Path, tmp_path: Path) -> None:
-    """Left out, `sliding_window_non_causal` means blocks that see what is before them alone, to the library; present
-    and false, to vLLM."""
-    save_head(tmp_path / "head", target, "dflash", taps=TAPS, depth=3, mask_token=17)
-    fields, tensors = export(tmp_path / "head", tmp_path / "out", "speculators")
-    check_described(fields, tensors, "speculators", "dflash")
-    assert fields["speculators_model_type"] == "dflash"
-    assert fields["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == fields["block_size"] - 1 == 3
-    assert fields["aux_hidden_state_layer_ids"] == [1, 3, 4]
-    assert fields["sliding_window_non_causal"] is True
-    layers = fields["transformer_layer_config"]
-    assert all(fields[name] == value for name, value in layers.items())
-    assert layers["layer_types"] == ["full_attention"] * layers["num_hidden_layers"]
-
-
 def test_folders_of_others_are_described_by_the_keys_that_they_have(target: Path, tmp_path: Path) -> None:
     """Of DFlash's authors, and of the speculators library as it is read: what it nests beside the rest."""
     save_head(tmp_path / "head", target, "dflash", taps=TAPS, mask_token=17)
@@ -209,9 +170,3 @@ def test_folders_of_others_are_described_by_the_keys_that_they_have(target: Path
     }
     for one in (authors, library):
         check_described(one, tensors, "vllm", "dflash")
-
-
-def test_a_folder_of_a_learned_mask_is_not_one_of_the_speculators_library(target: Path, tmp_path: Path) -> None:
-    save_head(tmp_path / "head", target, "dflash", taps=TAPS)
-    export(tmp_path / "head", tmp_path / "out")
-    assert "speculators_model_type" not in read_json(tmp_path / "out/config.json")

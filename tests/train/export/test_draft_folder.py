@@ -16,10 +16,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from decode import generate, load_drafter
 from decode.common.run_folder import sha256_file
 from decode.drafters.saved_head import HEADS
+from decode.formats.lm import TOKENIZER_FILES, copy_tokenizer, engine_config
 from tests.tiny import tiny_llama
 from tests.train.overfit import built_head
 from tests.train.toy import tiny_config
-from train.export.draft_folder import TOKENIZER_FILES, Export, copy_tokenizer, engine_config, export_head, export_lm
+from train.export.draft_folder import Export, export_head, export_lm
 from train.stage import run
 
 

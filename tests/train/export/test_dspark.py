@@ -69,16 +69,6 @@ def test_a_mask_of_the_vocabulary_needs_no_embedding(target: Path, tmp_path: Pat
     assert torch.equal(tensors[W1], head.markov_in.weight)
 
 
-def test_states_are_listed_both_ways_and_read_from_the_earliest_layer_on(target: Path, tmp_path: Path) -> None:
-    head = save(tmp_path / "head", target, "learned mask")
-    fields, tensors = export(tmp_path / "head", tmp_path / "out")
-    assert fields["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
-    assert fields["target_layer_ids"] == fields["dflash_config"]["target_layer_ids"] == [0, 2, 3]
-    states = torch.randn(5, 3, head.config.hidden_size)  # of the taps 1, 3 and 4
-    ours = head.fc(states[:, [2, 0, 1]].flatten(1))
-    torch.testing.assert_close(states.flatten(1) @ tensors["fc.weight"].T, ours)
-
-
 def test_what_slot_0_drafts_is_said_in_every_engines_words(target: Path, tmp_path: Path) -> None:
     for name, is_anchor in (("learned mask", True), ("fill-in", False)):
         save(tmp_path / name, target, name, depth=5)
@@ -114,15 +104,6 @@ def test_chances_are_the_fitted_ones_with_sglangs_temperatures_and_near_them_wit
     card = (tmp_path / "out/README.md").read_text()
     assert "--speculative-dspark-confidence-sts-path THIS_FOLDER/confidence_temperatures.json" in card
     assert "(1, 2, 4, 2). Engines have none: confidence_head is divided by 2, their geometric mean" in card
-
-
-def test_without_temperatures_there_is_no_file_of_them(target: Path, tmp_path: Path) -> None:
-    save(tmp_path / "head", target, "mask of the vocabulary")
-    export(tmp_path / "head", tmp_path / "out", "sglang")
-    assert not (tmp_path / "out/confidence_temperatures.json").exists()
-    card = (tmp_path / "out/README.md").read_text()
-    assert "confidence-sts-path" not in card
-    assert "temperature for" not in card
 
 
 def test_engines_are_told_how_many_tokens_a_block_drafts(target: Path, tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
 from decode.common.errors import InputError
 from decode.drafters.head_draft import HeadDraft
+from decode.formats.eagle3 import manifest
 from decode.models.hidden_states import FINAL
 from tests.tiny import tiny_tokenizer
 from tests.train.export.saved_heads import check_described, export, save_head, save_padded_target
 from train.export.config import ExportConfig, SavedDraftConfig
 from train.export.engines import ENGINES
 from train.export.engines.base import Launch, Loads
-from train.export.layouts.eagle3 import manifest
 from train.export.stage import run
 
 TAPS = (1, 3, 4)
@@ -54,26 +54,6 @@ def test_config_json_calls_for_what_the_folder_holds(
     ends = {"fc.weight", "norm.weight", "embed_tokens.weight", "lm_head.weight"}
     assert {key for key in tensors if not key.startswith("layers.0.")} == ends | norms | maps
     assert sum(key.startswith("layers.0.") for key in tensors) == 10
-
-
-def test_every_key_that_an_engine_would_guess_is_written(tmp_path: Path, target: Path) -> None:
-    save(tmp_path, target, "eagle3.1", VOCAB)
-    fields, _ = exported(tmp_path, num_draft_tokens=3)
-    nested = fields["transformer_layer_config"]
-    assert fields["architectures"] == ["LlamaForCausalLMEagle3"]
-    assert fields["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
-    assert fields["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 2, 3]
-    assert fields["eagle_config"]["norm_before_fc"] is fields["norm_before_fc"] is False
-    assert fields["norm_before_residual"] is fields["tie_word_embeddings"] is False
-    assert fields["fc_norm"] is fields["norm_output"] is True
-    assert (fields["num_aux_hidden_states"], fields["num_hidden_layers"], fields["target_hidden_size"]) == (3, 1, 32)
-    assert (fields["vocab_size"], fields["draft_vocab_size"]) == (320, len(VOCAB))
-    assert fields["rope_parameters"]["rope_theta"] == fields["rope_theta"] == 10000.0
-    assert {key: fields[key] for key in nested} == nested, "what is said twice is the same"
-    assert nested["model_type"] == "llama"
-    known = fields["speculators_config"]
-    assert known["proposal_methods"][0]["speculative_tokens"] == 3
-    assert known["verifier"]["name_or_path"] == str(target), "read from anywhere, so absolute"
 
 
 def test_a_reduced_vocabulary_maps_back_to_the_targets(tmp_path: Path, target: Path) -> None:

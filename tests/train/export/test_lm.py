@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 from decode.common.errors import InputError
 from decode.config import ModelConfig
+from decode.formats.lm import LM
 from tests.train.toy import tiny_config
 from train.export.config import ExportConfig, SavedDraftConfig
 from train.export.engines import ENGINES
-from train.export.layouts.lm import LM
 from train.export.stage import run
 from train.stage import run as train
 

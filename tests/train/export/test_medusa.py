@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from decode.common.errors import InputError
 from decode.drafters.head_draft import HeadDraft
+from decode.formats.medusa import MEDUSA
 from tests.train.toy import head_config
 from train.export.config import ExportConfig, SavedDraftConfig
-from train.export.layouts.medusa import MEDUSA
 from train.export.source import open_source
 from train.export.stage import run
 from train.stage import run as train

@@ -15,13 +15,13 @@ from transformers import AutoModelForCausalLM
 from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.drafters.mtp import own_mtp
+from decode.formats import mtp as layout
+from decode.formats.mtp import OWN_MTP
 from decode.models.load import describe_model
 from tests.tiny import exaone_moe_config, tiny_tokenizer
 from tests.train.own_layer import INDEX, add_own_layer
 from tests.train.toy import head_config
 from train.export.config import ExportConfig, SavedDraftConfig
-from train.export.layouts import own_mtp as layout
-from train.export.layouts.own_mtp import OWN_MTP
 from train.export.stage import run
 from train.stage import run as train
 

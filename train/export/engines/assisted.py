@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from decode.formats.lm import LM
 from train.export.engines.base import FORMS, Engine, Launch, Loads
-from train.export.layouts.lm import LM
 
 
 def launch(how: Launch) -> str:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from train.export.layouts.base import Layout
-from train.export.source import Source
+from decode.formats.base import Layout
+from decode.formats.source import Source
 
 FORMS = ("lm", "eagle3", "medusa", "dflash", "dspark", "mtp", "hydra", "exit_adapter")
 """Of drafts, as engines tell them apart."""

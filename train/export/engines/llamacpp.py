@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import cast
 
 from decode.drafters.eagle3 import Eagle3Config
+from decode.formats.blocks import DFLASH
+from decode.formats.dspark import DSPARK
+from decode.formats.eagle3 import EAGLE3
+from decode.formats.lm import LM
+from decode.formats.source import Source
+from train.export.engines import blocks
 from train.export.engines.base import NO_EXIT, NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
-from train.export.engines.forms import blocks
-from train.export.engines.forms.states import not_captured, other_target, unknown_layer
-from train.export.layouts.dflash import DFLASH
-from train.export.layouts.dspark import DSPARK
-from train.export.layouts.eagle3 import EAGLE3
-from train.export.layouts.lm import LM
-from train.export.source import Source
+from train.export.engines.states import not_captured, other_target, unknown_layer
 
 
 def launch(kind: str) -> Callable[[Launch], str]:
@@ -79,23 +79,25 @@ ENGINE = Engine(
             targets=PLAIN,
         ),
         "medusa": "llama.cpp has no Medusa heads; train draft=lm or draft=eagle3 instead",
-        "dflash": Loads(
+        "dflash": blocks.loads(
             DFLASH,
             "builds of October 2026",
             launch("draft-dflash"),
-            blocks.refuses_dflash_llamacpp,
+            blocks.LLAMACPP_DFLASH_NAMES,
+            "llama.cpp",
+            blocks.reduced,
+            blocks.no_id,
             tried="run",
-            names=blocks.LLAMACPP_DFLASH_NAMES,
-            targets=PLAIN,
         ),
-        "dspark": Loads(
+        "dspark": blocks.loads(
             DSPARK,
             "builds of October 2026",
             launch("draft-dspark"),
-            blocks.refuses_dspark_llamacpp,
+            blocks.LLAMACPP_DSPARK_NAMES,
+            "llama.cpp",
+            blocks.no_learned,
+            blocks.counts_slots,
             tried="run",
-            names=blocks.LLAMACPP_DSPARK_NAMES,
-            targets=PLAIN,
         ),
         "mtp": OWN_MTP_ALONE,
         "hydra": NO_HYDRA,

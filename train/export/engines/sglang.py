@@ -5,14 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 
+from decode.formats.blocks import DFLASH
+from decode.formats.dspark import DSPARK, TEMPERATURES
+from decode.formats.eagle3 import EAGLE3
+from decode.formats.lm import LM
+from decode.formats.source import Source
+from train.export.engines import blocks
 from train.export.engines.base import NO_EXIT, NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
-from train.export.engines.forms import blocks
-from train.export.engines.forms.states import not_captured, other_target, unknown_layer
-from train.export.layouts.dflash import DFLASH
-from train.export.layouts.dspark import DSPARK, TEMPERATURES
-from train.export.layouts.eagle3 import EAGLE3
-from train.export.layouts.lm import LM
-from train.export.source import Source
+from train.export.engines.states import not_captured, other_target, unknown_layer
 
 
 def launch(algorithm: str) -> Callable[[Launch], str]:
@@ -72,11 +72,11 @@ ENGINE = Engine(
         "lm": Loads(LM, "0.5.9", launch("STANDALONE")),
         "eagle3": Loads(EAGLE3, "0.5.18", launch("EAGLE3"), refuses_eagle3, names=EAGLE3_NAMES, targets=PLAIN),
         "medusa": "SGLang has no Medusa heads; train draft=eagle3 instead, or serve these with vLLM",
-        "dflash": Loads(
-            DFLASH, "0.5.23", launch_dflash, blocks.refuses_dflash_sglang, names=blocks.SGLANG_NAMES, targets=PLAIN
+        "dflash": blocks.loads(
+            DFLASH, "0.5.23", launch_dflash, blocks.SGLANG_NAMES, "SGLang", blocks.reduced, blocks.no_row_of_the_targets
         ),
-        "dspark": Loads(
-            DSPARK, "0.5.23", launch_dspark, blocks.refuses_dspark_sglang, names=blocks.SGLANG_NAMES, targets=PLAIN
+        "dspark": blocks.loads(
+            DSPARK, "0.5.23", launch_dspark, blocks.SGLANG_NAMES, "SGLang", blocks.reduced, blocks.no_learned
         ),
         "mtp": OWN_MTP_ALONE,
         "hydra": NO_HYDRA,

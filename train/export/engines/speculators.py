@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shlex
 
-from train.export.engines import vllm
-from train.export.engines.base import FORMS, PLAIN, Engine, Launch, Loads, NameRules
-from train.export.engines.forms import blocks
-from train.export.layouts.dflash import DFLASH
-from train.export.layouts.dspark import DSPARK
-from train.export.layouts.eagle3 import EAGLE3
+from decode.formats.blocks import DFLASH
+from decode.formats.dspark import DSPARK
+from decode.formats.eagle3 import EAGLE3
+from train.export.engines import blocks, vllm
+from train.export.engines.base import FORMS, Engine, Launch, Loads, NameRules
 
 _KNOWN = "the speculators library knows EAGLE-3, DFlash and DSpark heads alone; train draft=eagle3, or use format=vllm"
 
@@ -28,11 +27,7 @@ ENGINE = Engine(
     dict.fromkeys(FORMS, _KNOWN)
     | {
         "eagle3": Loads(EAGLE3, "0.9", launch, vllm.refuses_eagle3, names=EAGLE3_NAMES),
-        "dflash": Loads(
-            DFLASH, "0.9", launch, blocks.refuses_speculators, names=blocks.SPECULATORS_NAMES, targets=PLAIN
-        ),
-        "dspark": Loads(
-            DSPARK, "0.9", launch, blocks.refuses_speculators, names=blocks.SPECULATORS_NAMES, targets=PLAIN
-        ),
+        "dflash": blocks.loads(DFLASH, "0.9", launch, blocks.SPECULATORS_NAMES, "vLLM", blocks.not_of_speculators),
+        "dspark": blocks.loads(DSPARK, "0.9", launch, blocks.SPECULATORS_NAMES, "vLLM", blocks.not_of_speculators),
     },
 )

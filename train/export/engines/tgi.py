@@ -6,10 +6,10 @@ import shlex
 from typing import cast
 
 from decode.drafters.medusa import MedusaConfig
+from decode.formats.medusa import MEDUSA
+from decode.formats.source import Source
+from train.export.engines import vllm
 from train.export.engines.base import FORMS, Engine, Launch, Loads, NameRules
-from train.export.engines.forms import medusa
-from train.export.layouts.medusa import MEDUSA
-from train.export.source import Source
 
 TARGETS = ("llama", "mistral", "gemma3_text")
 """Of those that heads are trained on here; TGI runs others by transformers, where it does not draft."""
@@ -36,7 +36,7 @@ def refuses(source: Source, model_impl: str) -> str | None:
             f"TGI reads heads that share the target's output head with one residual layer each, and these have "
             f"{config.mlp_layers}; train them with draft.head.mlp_layers=1, or use format=vllm"
         )
-    return medusa.refuses(source, model_impl)
+    return vllm.refuses_medusa(source, model_impl)
 
 
 _NAMES = NameRules(skips=(r"^lm_heads\.", "^token_map$"), unknown="skipped")

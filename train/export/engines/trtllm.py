@@ -9,14 +9,14 @@ from typing import Any
 import yaml
 
 from decode.common.checked_json import read_json
+from decode.formats.blocks import DFLASH
+from decode.formats.dspark import DSPARK
+from decode.formats.eagle3 import EAGLE3
+from decode.formats.lm import LM
+from decode.formats.source import Source
+from train.export.engines import blocks
 from train.export.engines.base import NO_EXIT, NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
-from train.export.engines.forms import blocks
-from train.export.engines.forms.states import not_captured, other_target, unknown_layer
-from train.export.layouts.dflash import DFLASH
-from train.export.layouts.dspark import DSPARK
-from train.export.layouts.eagle3 import EAGLE3
-from train.export.layouts.lm import LM
-from train.export.source import Source
+from train.export.engines.states import not_captured, other_target, unknown_layer
 
 
 def launch(decoding_type: str) -> Callable[[Launch], str]:
@@ -79,11 +79,18 @@ ENGINE = Engine(
         "lm": Loads(LM, "1.0", launch("DraftTarget"), refuses_lm),
         "eagle3": Loads(EAGLE3, "1.3", launch("Eagle3"), refuses_eagle3, names=EAGLE3_NAMES, targets=PLAIN),
         "medusa": "its PyTorch backend has no Medusa heads; train draft=eagle3, or serve these with format=vllm",
-        "dflash": Loads(
-            DFLASH, "1.3", launch("DFlash"), blocks.refuses_dflash_trtllm, names=blocks.TRTLLM_NAMES, targets=PLAIN
+        "dflash": blocks.loads(
+            DFLASH, "1.3", launch("DFlash"), blocks.TRTLLM_NAMES, "TensorRT-LLM", blocks.reduced, blocks.no_learned
         ),
-        "dspark": Loads(
-            DSPARK, "1.3", launch("DSpark"), blocks.refuses_dspark_trtllm, names=blocks.TRTLLM_NAMES, targets=PLAIN
+        "dspark": blocks.loads(
+            DSPARK,
+            "1.3",
+            launch("DSpark"),
+            blocks.TRTLLM_NAMES,
+            "TensorRT-LLM",
+            blocks.reduced,
+            blocks.no_learned,
+            blocks.fill_in,
         ),
         "mtp": OWN_MTP_ALONE,
         "hydra": NO_HYDRA,

@@ -6,17 +6,28 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 
-from train.export.engines.base import NO_EXIT, NO_HYDRA, PLAIN, Engine, Launch, Loads, NameRules
-from train.export.engines.forms import blocks, medusa, mtp
-from train.export.engines.forms.states import not_captured
-from train.export.layouts.dflash import DFLASH
-from train.export.layouts.dspark import DSPARK
-from train.export.layouts.eagle3 import EAGLE3
-from train.export.layouts.lm import LM
-from train.export.layouts.medusa import MEDUSA
-from train.export.layouts.own_mtp import OWN_MTP
-from train.export.source import Source
+import torch
+
+from decode.common.errors import InputError
+from decode.drafters.mtp import check_sees_all
+from decode.formats.blocks import DFLASH
+from decode.formats.dspark import DSPARK
+from decode.formats.eagle3 import EAGLE3
+from decode.formats.lm import LM
+from decode.formats.medusa import MEDUSA
+from decode.formats.mtp import OWN_MTP, misfits, own_layer
+from decode.formats.source import Source
+from decode.models.hidden_states import FINAL
+from train.export.engines import blocks
+from train.export.engines.base import NO_EXIT, NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
+from train.export.engines.states import not_captured
+
+OWN_MTP_TARGETS = frozenset({"exaone_moe"})
+"""Types whose prediction layer (MTP) is a dense one without a class of its own in transformers. Not: ernie4_5_moe,
+whose layer has no last norm; deepseek_v3, glm4_moe, hy_v3 and their kin, whose layer is a mixture of experts;
+qwen3_next and qwen3_5, which are recurrent and not decoded here."""
 
 
 def launch(method: str) -> Callable[[Launch], str]:
@@ -49,6 +60,63 @@ def refuses_eagle3(source: Source, model_impl: str) -> str | None:
     return not_captured(source)
 
 
+def refuses_medusa(source: Source, _model_impl: str) -> str | None:
+    """Why no engine drafts with these Medusa heads."""
+    config, k = source.config, source.num_draft_tokens
+    if config.has_own_head and source.is_reduced:
+        return (
+            f"each head has an output head of its own, for {config.draft_vocab_size} of {config.vocab_size} tokens, "
+            "which exports do not write; serve the folder that training began from, or train one without "
+            "draft.init_from"
+        )
+    if config.taps != (FINAL,):
+        return (
+            f"engines give Medusa heads the target's final hidden state, and these were trained on state "
+            f"{config.taps[0]}; train them with draft.head.taps=null"
+        )
+    if k > config.depth:
+        return (
+            f"num_draft_tokens={k} is more than the {config.depth} heads, each of which drafts one token: engines "
+            f"would look for heads that do not exist; ask for {config.depth}, or train with draft.head.depth={k}"
+        )
+    return None
+
+
+def launch_mtp(how: Launch) -> str:
+    """The folder is the target."""
+    spec = {"method": "mtp", "num_speculative_tokens": how.num_draft_tokens}
+    return shlex.join(["vllm", "serve", str(how.draft), "--speculative-config", json.dumps(spec)])
+
+
+def refuses_mtp(source: Source, _model_impl: str) -> str | None:
+    """Why a prediction layer cannot take the place of the target's own."""
+    target, config = source.target, source.config
+    if target.config.model_type not in OWN_MTP_TARGETS:
+        return OWN_MTP_ALONE
+    if not Path(target.path).is_dir():
+        return f"a copy of the target is written, and {target.path} is no local folder; give target.path the folder"
+    if config.draft_vocab_size is not None:
+        return (
+            f"engines draft from the target's whole vocabulary, and this layer knows {config.draft_vocab_size} of "
+            f"{config.vocab_size} tokens; train it with draft.head.vocab=null"
+        )
+    shapes, dtype = own_layer(source)
+    wrong = misfits(source, shapes)
+    if wrong:
+        return (
+            f"the layer differs from the target's own in {', '.join(wrong[:4])}, {len(wrong)} tensors in all; train "
+            "with draft.head.init_own=true, which starts from that one"
+        )
+    if dtype not in (source.weight_dtype, torch.float32):
+        name = str(dtype).removeprefix("torch.")
+        return f"the layer would be written in {source.weight_dtype} beside a target in {dtype}; give dtype={name}"
+    try:
+        check_sees_all(target)
+    except InputError as error:
+        return str(error)
+    return None
+
+
 LM_NAMES = NameRules(skips=(r"rotary_emb\.",), missing="random")
 """The draft's own class of model_executor/models; what it left out was accepted without a word when it was run."""
 EAGLE3_NAMES = NameRules(
@@ -76,25 +144,12 @@ ENGINE = Engine(
         "eagle3": Loads(
             EAGLE3, "0.24", launch("eagle3"), refuses_eagle3, tried="run", names=EAGLE3_NAMES, targets=PLAIN
         ),
-        "medusa": Loads(MEDUSA, "0.27", launch_medusa, medusa.refuses, tried="run", names=MEDUSA_NAMES),
-        "dflash": Loads(
-            DFLASH,
-            "0.21",
-            launch("dflash"),
-            blocks.refuses_dflash_vllm,
-            tried="run",
-            names=blocks.VLLM_NAMES,
-            targets=PLAIN,
+        "medusa": Loads(MEDUSA, "0.27", launch_medusa, refuses_medusa, tried="run", names=MEDUSA_NAMES),
+        "dflash": blocks.loads(DFLASH, "0.21", launch("dflash"), blocks.VLLM_NAMES, "vLLM", blocks.no_id, tried="run"),
+        "dspark": blocks.loads(
+            DSPARK, "0.32, its second runner, which needs a GPU", launch("dspark"), blocks.VLLM_NAMES, "vLLM"
         ),
-        "dspark": Loads(
-            DSPARK,
-            "0.32, its second runner, which needs a GPU",
-            launch("dspark"),
-            blocks.refuses_dspark_vllm,
-            names=blocks.VLLM_NAMES,
-            targets=PLAIN,
-        ),
-        "mtp": Loads(OWN_MTP, "0.32", mtp.launch, mtp.refuses, tried="run", names=MTP_NAMES, targets=mtp.TARGETS),
+        "mtp": Loads(OWN_MTP, "0.32", launch_mtp, refuses_mtp, tried="run", names=MTP_NAMES, targets=OWN_MTP_TARGETS),
         "hydra": NO_HYDRA,
         "exit_adapter": NO_EXIT,
     },

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from decode.autotune.budget import REHEARSED
-from decode.drafters.base import Context
+from decode.drafters.base import Context, Drafter
 from decode.drafters.drafting import Above, Processed, propose_steps
 from decode.drafters.untrained.foreign.reader import WIDTHS, Reader
 from decode.drafters.untrained.foreign.rows import ForeignRow, MappedRow, SpelledRow
@@ -23,12 +23,11 @@ IMPOSSIBLE = -1e30
 """Score of a token that the draft does not have: finite, since a target may be allowed no others."""
 
 
-class ForeignDrafter:
+class ForeignDrafter(Drafter):
     """Draws chains from the draft's distribution over the tokens that both have (TLI there), under every rule as a
     draft with the target's own tokens would."""
 
     family = "foreign"
-    taps: tuple[int, ...] = ()
     on_host = True
     ways = len(WIDTHS)
     """Widths of a round's first pass: a warm-up takes them in turn."""

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from decode.formats.eagle3 import default_taps
+from decode.formats.states import listed
 from decode.models.hidden_states import FINAL
 from decode.models.load import ModelDescription
-from decode.published.states import listed
 from train.check.folder import open_folder
 from train.check.replicas import REPLICAS
 from train.check.replicas.base import Served
 from train.check.served import served
 from train.check.subject import Subject, form_of
 from train.export.engines import ENGINES
-from train.export.layouts.medusa import number_of
 
 Drafting = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """As a replica's, (ids (T,), features (T, n, d), places (N,), steps S), but to the tokens drafted (S, N)."""
@@ -100,20 +100,7 @@ def open_reading(folder: str, target: ModelDescription, engine: str = "vllm") ->
     lists = listed(opened.fields)
     usual = default_taps(target.num_layers) if form == "eagle3" else (FINAL,)
     taps = tuple(sorted(next(iter(lists.values())))) if lists else usual
-    return Reading(form, served(subject), taps, target.num_layers, _depth(form, opened.written))
-
-
-def default_taps(num_layers: int) -> tuple[int, int, int]:
-    """What engines hand to an EAGLE-3 head that lists no hidden states (vLLM 0.32, SGLang 0.5.23, llama.cpp)."""
-    return 2, num_layers // 2, num_layers - 3
-
-
-def _depth(form: str, fields: Mapping[str, Any]) -> int | None:
-    if form == "medusa":
-        return number_of(fields, "heads")
-    if form == "dflash":
-        return fields["block_size"] - 1
-    return fields["block_size"] if form == "dspark" else None
+    return Reading(form, served(subject), taps, target.num_layers, subject.most)
 
 
 def _of_model(reading: Reading) -> Drafting:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
+from decode.formats.eagle3 import default_taps
 from decode.models.hidden_states import FINAL
 from eval.modes.served.faults.hypotheses import BLOCKS, HEADS, Hypothesis, Reading, Variants
-from eval.modes.served.faults.reading import default_taps
 
 LISTED = BLOCKS | {"eagle3"}
 _LISTS = "Write indices of hidden_states (0 the embeddings) at the top, and layers, one less, in eagle_config and "

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from decode.config import ModelConfig
+from decode.formats.source import Source
 from eval.modes.served.schedule.paste import Measured, chosen_lengths, for_others, for_vllm, schedule_of
 from eval.modes.served.schedule.schedule import LEAST_ROUNDS, Speed
 from eval.results.schema import Count, Interval, Part
@@ -17,7 +18,7 @@ from train.export import stage as export
 from train.export.config import ExportConfig, SavedDraftConfig
 from train.export.engines import ENGINES
 from train.export.engines.base import Engine
-from train.export.source import Source, open_source
+from train.export.source import open_source
 
 Row = Mapping[str, Any]
 """A speed of results.json."""

@@ -1,0 +1,179 @@
+"""What results.json of a comparison holds, typed for its page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, Field, model_validator
+
+from eval.results.schema import Interval
+
+RATIOS = ("over_transformers", "over_autoregressive", "over_assisted", "over_vllm", "over_plain")
+
+
+class Place(BaseModel, frozen=True):
+    """Where something was measured or chosen."""
+
+    batch_size: int
+    temperature: float
+    text: str | None = None
+    """None where it is of all texts."""
+
+    @property
+    def point(self) -> tuple[int, float]:
+        """Without the text."""
+        return self.batch_size, self.temperature
+
+    @property
+    def place(self) -> Place:
+        """Alone."""
+        return Place(batch_size=self.batch_size, temperature=self.temperature, text=self.text)
+
+
+class Ratio(BaseModel, frozen=True):
+    """How many times as fast as another."""
+
+    value: float | None = None
+    ci95: Interval | None = None
+    by_run: list[float | None] = Field(default_factory=list)
+    """Of runs that were pooled."""
+
+
+class TimedArm(BaseModel, frozen=True):
+    """An arm of a cell."""
+
+    arm: str
+    tokens_per_s: float | None
+    ratios: dict[str, Ratio]
+    """By what it is held against, see `RATIOS`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_ratios(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        found = {
+            name: {"value": given[name], "ci95": given.get(f"{name}_ci95"), "by_run": given.get(f"{name}_by_run", [])}
+            for name in RATIOS
+            if name in given
+        }
+        return {**given, "ratios": found}
+
+    def over(self, other: str) -> Ratio:
+        """Nothing where the other did not run."""
+        return self.ratios.get(other, Ratio())
+
+
+class TimedCell(Place, frozen=True):
+    """An interleaved run of all arms on one text."""
+
+    text: str = ""
+    arms: list[TimedArm]
+    left_out: dict[str, str]
+    settings: dict[str, str] = Field(default_factory=dict)
+    """Arm -> its setting."""
+
+    def arm(self, name: str) -> TimedArm | None:
+        """None where it did not run."""
+        return next((one for one in self.arms if one.arm == name), None)
+
+    def over(self, name: str, other: str) -> float:
+        """How many times as fast an arm is; not a number where that is not known."""
+        arm = self.arm(name)
+        value = None if arm is None else arm.over(other).value
+        return float("nan") if value is None else value
+
+
+class Held(BaseModel, frozen=True):
+    """How sure a choice is."""
+
+    share: float
+    loss: float
+
+
+class Choice(Place, frozen=True):
+    """Settings that were tried and chosen; arm or family -> setting."""
+
+    best: dict[str, str]
+    tokens_per_s: dict[str, dict[str, float | None]]
+    held: Held | None = None
+
+
+class Peer(Place, frozen=True):
+    """An arm that is not ours, beside our best setting."""
+
+    name: str
+    version: str | None
+    tokens_per_s: float | None
+    ratio_ours_over_peer: float | None
+    ratio_ci95: Interval | None
+    ratio_by_run: list[float | None] = Field(default_factory=list)
+
+
+class Best(BaseModel, frozen=True):
+    """The fastest arm of a cell."""
+
+    arm: str
+    over_plain: float | None
+    over_plain_ci95: Interval | None
+    as_good: list[str] | None
+    """None where too few batches tell."""
+
+
+class Answer(Place, frozen=True):
+    """What is the fastest in a cell."""
+
+    best: Best | None
+    best_without_training: Best | None
+
+
+class Mixture(Place, frozen=True):
+    """A mixture beside its best member."""
+
+    arm: str
+    member: str
+    over_member: float | None
+    over_member_ci95: Interval | None
+
+
+class DraftingArm(BaseModel, frozen=True):
+    """What the name of an arm stands for."""
+
+    draft: str
+    settings: dict[str, Any]
+    changes: dict[str, Any]
+    texts: list[str]
+
+
+class Writer(BaseModel, frozen=True):
+    """A target and what it writes."""
+
+    path: str
+    texts: list[str]
+
+
+class Comparison(BaseModel, frozen=True):
+    """The file."""
+
+    name: str
+    definitions: dict[str, str]
+    rows: list[dict[str, Any]]
+    """As all modes have them."""
+    choices: list[Choice]
+    cells: list[TimedCell]
+    runs: list[dict[str, Any]] = Field(default_factory=list)
+    settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    peers: list[Peer] = Field(default_factory=list)
+    arms: dict[str, DraftingArm] = Field(default_factory=dict)
+    targets: list[Writer] = Field(default_factory=list)
+    which_when: list[Answer] = Field(default_factory=list)
+    mixtures: list[Mixture] = Field(default_factory=list)
+
+    @property
+    def texts(self) -> list[str]:
+        """In the order of the run."""
+        return list(dict.fromkeys(cell.text for cell in self.cells))
+
+    @property
+    def points(self) -> list[tuple[int, float]]:
+        """(batch size, temperature) in the order of the run."""
+        return list(dict.fromkeys(cell.point for cell in self.cells))

@@ -1,1 +1,0 @@
-"""What engines ask of each form of draft; one form a file, and the states that all of them read."""

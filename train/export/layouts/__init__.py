@@ -1,1 +1,0 @@
-"""How drafts lie in folders that engines load, one layout a file."""
