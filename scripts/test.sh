@@ -17,7 +17,7 @@ ASKED='
 ^train/[^/]+\.py|^tests/train/test_processes          engines  tests/train
 ^decode/formats|^train/(export|check)|^tests/engines  engines  tests/engines/test_[acl]*.py tests/engines/test_own_mtp.py tests/engines/test_s*.py
 ^distill/(engines|runtimes)|^tests/engines           engines  tests/engines/test_openai_servers.py tests/engines/test_records.py tests/engines/test_vllm_server.py
-^eval/modes/(served|decoders)|^(distill|tests)/engines  engines  tests/engines/test_s*.py tests/eval
+^eval/modes/(served|compare)|^(distill|tests)/engines  engines  tests/engines/test_s*.py tests/eval
 '
 LAST_ALL=.ci/all_passed # the revision at which --all passed last
 
