@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,7 +23,9 @@ from distill.prompts.chat import check_words, encode_chat
 from distill.prompts.cut_answers import CutAnswers, cut_at
 from distill.prompts.tokenizer import encode_texts, start_ids
 from distill.records.distribution_stores import Head
-from distill.records.record_folder import RecordFolder
+
+if TYPE_CHECKING:
+    from distill.records.record_folder import RecordFolder
 
 DOCUMENTS_AT_ONCE = 64
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,7 +16,9 @@ from decode.common.errors import RunError
 from decode.models.hidden_states import FINAL, Taps
 from decode.models.output_head import OutputHead, head_of
 from decode.models.structure import decoder_of
-from distill.records.record_shards import Record
+
+if TYPE_CHECKING:
+    from distill.records.record_shards import Record
 
 STATE_ENTRIES = 1 << 25  # tokens * layers * channels worked on at once: 128 MiB in float32, a few times over
 

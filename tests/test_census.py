@@ -4,7 +4,7 @@ from tests.census import census, circles
 
 MOST = {
     "product files": 464,
-    "product lines": 53769,
+    "product lines": 53787,
     "tests files": 283,
     "tests lines": 48280,
     "settings": 356,

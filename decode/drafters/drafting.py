@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from decode.drafters.base import Allowance, Context
 from decode.forward.runner import Runner
 from decode.sampling.noise import Stream
 from decode.sampling.warp import Sampling, warp
 from decode.trees.tree import Drawn, Tree, chain_parents
+
+if TYPE_CHECKING:
+    from decode.drafters.base import Allowance, Context
 
 
 @dataclass(frozen=True)

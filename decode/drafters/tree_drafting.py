@@ -9,16 +9,19 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from decode.drafters.base import Context
 from decode.drafters.drafting import Above, DraftRound, Processed, Steps, Unit, pending_tokens, propose_chain
 from decode.sampling.noise import Stream
 from decode.sampling.warp import Sampling, warp
 from decode.trees.tree import Drawn, Tree, ancestors, tree_depths
 from decode.trees.tree_plans import Dynamic, Shape, Static
+
+if TYPE_CHECKING:
+    from decode.drafters.base import Context
 
 DISAGREEMENT = 0.4
 """Scale in nats at which a draft's log-probabilities err. Chosen while building, on a few prompts of the toy's

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from decode.common.errors import ConfigError
 from distill.config import ObjectiveConfig, TermName
-from distill.objectives.lesson import Lesson
 from distill.objectives.row_losses import (
     acceptance,
     cross_entropy,
@@ -23,6 +22,9 @@ from distill.objectives.row_losses import (
     tv,
 )
 from distill.objectives.target_distribution import Distribution
+
+if TYPE_CHECKING:
+    from distill.objectives.lesson import Lesson
 
 Needs = Literal["text", "any", "dense"]
 """What is asked of the target: nothing, any record of p, or all of p."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,8 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from decode.drafters.base import Batch, Step
 from distill.objectives.lesson import Lesson
-from distill.objectives.objective import Objective
 from distill.objectives.target_distribution import TargetDistribution
+
+if TYPE_CHECKING:
+    from distill.objectives.objective import Objective
 
 Evaluator = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 """Hidden states (R, d) -> differentiable loss (R,) and detached chances of acceptance (R, 2), None without p."""

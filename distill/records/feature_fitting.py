@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,7 +17,9 @@ from distill.records.feature_codes import CODES, FeatureCode, FeatureLayout, Pca
 from distill.records.record_manifest import REMEDY
 from distill.records.record_shards import Record
 from distill.records.safetensors_file import open_arrays
-from distill.target_passes import Passes
+
+if TYPE_CHECKING:
+    from distill.target_passes import Passes
 
 CODE_FILE = "features.safetensors"
 MOST_TOKENS = 1 << 16  # states that are held at once: 2 GB in bfloat16 for 4 layers of 4,096 channels
