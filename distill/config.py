@@ -213,7 +213,7 @@ class RecordsConfig:
     topk: int = 64
     """Likeliest tokens kept by topk."""
     shard_size: int = 128
-    """Prompts in a shard: what a killed run loses at most, per process."""
+    """Prompts in a shard: what a killed run loses at most, per process. A plan of shards above 2 GiB is refused."""
     features: FeatureConfig = field(default_factory=FeatureConfig)
     """Hidden states kept beside p."""
 

@@ -137,3 +137,15 @@ def test_the_site_is_built_strictly() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len(read("README.md").splitlines()) < 150
+
+
+def test_what_contributing_names_is_there() -> None:
+    """The page once sent people to a table of objectives that was no longer called so."""
+    named = re.findall(r"`([^`\s]+)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    paths = [one for one in named if re.fullmatch(r"[a-z_/]+/[a-z_0-9]+\.(py|yaml)", one)]
+    tables = [one for one in named if re.fullmatch("[A-Z]{2,}(_[A-Z]+)*", one)]
+    code = "".join(path.read_text(encoding="utf-8") for top in PACKAGES for path in (ROOT / top).rglob("*.py"))
+    assert len(paths) > 10
+    assert not [one for one in paths if not (ROOT / one).is_file()]
+    assert "TERMS" in tables
+    assert not [one for one in tables if not re.search(rf"^{one}\b", code, re.MULTILINE)]

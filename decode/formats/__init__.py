@@ -1,1 +1,1 @@
-"""Heads as others publish them, read as drafters of ours: EAGLE-3, Medusa, DFlash and DSpark."""
+"""Drafts as others publish and load them: a file for each form says its names, shapes and keys, read and written."""
