@@ -4,7 +4,7 @@ from tests.census import census, circles
 
 MOST = {
     "product files": 464,
-    "product lines": 53787,
+    "product lines": 53790,
     "tests files": 283,
     "tests lines": 48292,
     "settings": 356,
