@@ -35,8 +35,8 @@ def check_models(model: PreTrainedModel, drafter: Drafter | None, vocab_size: in
     if drafter is not None and not isinstance(drafter, Drafter):
         kind = f"a {type(drafter).__name__}" if isinstance(drafter, nn.Module) else repr(drafter)
         raise ConfigError(
-            f"drafter={kind} is no drafter; get one from decode.load_drafter(it, target=model), or derive your own from "
-            "decode.drafters.base.Drafter"
+            f"drafter={kind} is no drafter; get one from decode.load_drafter(it, target=model), or derive your own "
+            "from decode.drafters.base.Drafter"
         )
     known = drafter.model.config.get_text_config().vocab_size if isinstance(drafter, LMDraft) else vocab_size
     require(
