@@ -6,7 +6,7 @@ MOST = {
     "product files": 464,
     "product lines": 53790,
     "tests files": 283,
-    "tests lines": 48292,
+    "tests lines": 48298,
     "settings": 356,
     "file circles": 0,
     "string subscripts in eval": 884,

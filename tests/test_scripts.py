@@ -130,6 +130,8 @@ def test_every_folder_with_code_is_a_package() -> None:
 def repository(clone_with_pip: Path) -> Path:
     """A repository with the test script, whose tools only tell what they are asked; .ci/all_passed names its commit."""
     shutil.copy(ROOT / "scripts" / "test.sh", clone_with_pip / "scripts")
+    with (clone_with_pip / "scripts" / "common.sh").open("a") as common:
+        common.write('\nemulates_bfloat16() { [ -n "${EMULATES:-}" ]; }\n')
     for name in ("vllm", "speculators", "llamacpp"):
         (clone_with_pip / "scripts" / f"{name}_env.sh").write_text("")
     for name in ("ruff", "pyright", "mkdocs", "pytest"):
@@ -166,7 +168,9 @@ def run_script(repository: Path, *arguments: str) -> list[str]:
     return [line.removeprefix("$ pytest ") for line in done.stdout.splitlines() if line.startswith("$ pytest")]
 
 
-def test_changed_paths_ask_for_their_tests_and_nothing_else_does(repository: Path) -> None:
+def test_changed_paths_ask_for_their_tests_and_nothing_else_does(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run_script(repository, "--changed") == run_script(repository) == ["-q"]
     commit(repository, "distill/runtimes/x.py")
     default, slow, engines = run_script(repository, "--changed")
@@ -177,6 +181,8 @@ def test_changed_paths_ask_for_their_tests_and_nothing_else_does(repository: Pat
         "tests/engines/test_vllm_server.py",
     }
     assert run_script(repository) == ["-q"]
+    monkeypatch.setenv("EMULATES", "1")
+    assert run_script(repository, "--changed") == [default, slow]
 
 
 def test_every_tier_runs_where_it_is_asked_for_or_nothing_is_known(repository: Path) -> None:
