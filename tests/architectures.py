@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from decode.models.compatibility import attention_of
 
-_BASE: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -19,10 +19,8 @@ _BASE: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
     "initializer_range": 0.3,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
 }
+_BASE: dict[str, Any] = SIZES | dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 _OLD: dict[str, Any] = {
     "vocab_size": 64,
     "n_embd": 32,

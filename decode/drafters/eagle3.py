@@ -134,6 +134,12 @@ class Unrolled:
 LEAST_LAYERS = 8
 
 
+def usual_taps(num_layers: int) -> tuple[int, int, int]:
+    """What heads that list no hidden states were trained on, and engines hand them (SafeAILab/EAGLE,
+    modeling_llama_kv.py; vLLM 0.32, SGLang 0.5.23, llama.cpp)."""
+    return 2, num_layers // 2, num_layers - 3
+
+
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config(HeadConfig):
     """Shape of an EAGLE-3 head; the norms of EAGLE-3.1, under the names that vLLM and SGLang read, are off in heads
@@ -181,11 +187,11 @@ class Eagle3Config(HeadConfig):
 
     @classmethod
     def default_taps(cls, num_layers: int) -> tuple[int, ...]:
-        """The hidden states that vLLM, SGLang and llama.cpp assume of a target with so many layers; of fewer than 8,
-        where those lie side by side or are the same, the ones after a quarter, a half and three quarters of them."""
+        """The usual ones; of fewer than 8 layers, where those lie side by side or are the same, the ones after a
+        quarter, a half and three quarters of them."""
         if num_layers < LEAST_LAYERS:
             return round(num_layers / 4), round(num_layers / 2), round(3 * num_layers / 4)
-        return 2, num_layers // 2, num_layers - 3
+        return usual_taps(num_layers)
 
     @classmethod
     def settled(cls, asked: Mapping[str, Any], target: ModelDescription) -> dict[str, Any]:

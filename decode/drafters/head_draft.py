@@ -116,11 +116,6 @@ class HeadConfig:
         """Fields of a new head that the family settles by itself, from the settings (None is unset) and the target."""
         return {}
 
-    @classmethod
-    def of_checkpoint(cls, target: ModelDescription, depth: int) -> tuple[HeadConfig, dict[str, Tensor]]:
-        """Config and weights of the layer of this family that the target's own files hold; InputError without one."""
-        raise NotImplementedError(f"targets hold no {cls.__name__}, and draft.head.init_own is for draft=mtp")
-
     def refuse_target(self, target: ModelDescription) -> None:
         """InputError for a target whose layers a family cannot draft with, although it has its taps."""
 
@@ -147,12 +142,22 @@ class HeadDraft(nn.Module, Drafter):
         super().__init__()
         assert (vocab is None) == (config.draft_vocab_size is None), (vocab, config.draft_vocab_size)
         self.config, self.ends = config, ends
-        self.family, self.taps, self.foresees = config.family, config.taps, config.foresees
+        self.taps = config.taps
         self.register_buffer("vocab", vocab)
         self._rows: tuple[tuple[object, ...], Tensor] | None = None  # of the output head, for a reduced vocabulary
         self._runner: Runner | None = None
         self._runners: Runners | None = None
         self._warned = False
+
+    @property
+    def family(self) -> str:
+        """That of its configuration."""
+        return self.config.family
+
+    @property
+    def foresees(self) -> bool:
+        """Asked of the configuration, which may be replaced while a head lives."""
+        return self.config.foresees
 
     # training face
 

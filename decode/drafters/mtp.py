@@ -53,10 +53,6 @@ class MTPConfig(HeadConfig):
             "attention_bias": bool(getattr(target.config.get_text_config(), "attention_bias", False)),
         }
 
-    @classmethod
-    def of_checkpoint(cls, target: ModelDescription, depth: int) -> tuple[HeadConfig, dict[str, Tensor]]:
-        return own_mtp(target, depth)
-
 
 class MTPDraft(RecursiveDraft):
     """The state of a slot is what the output head reads: the final hidden state's place in the next step."""

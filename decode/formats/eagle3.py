@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 
 from decode.common.errors import InputError
-from decode.drafters.eagle3 import Eagle3Config
+from decode.drafters.eagle3 import Eagle3Config, usual_taps
 from decode.drafters.head_draft import HeadConfig
 from decode.formats import base
 from decode.formats.base import EMBEDDING, FUSED, OUTPUT, Get, Layout, Reader, Spec
@@ -96,7 +96,7 @@ def _our_names(folder: PublishedFolder) -> dict[str, str]:
 
 
 def _assumed(folder: PublishedFolder, num_layers: int) -> tuple[int, ...]:
-    taps = default_taps(num_layers)
+    taps = usual_taps(num_layers)
     if list(taps) != sorted(set(taps)):
         raise InputError(
             f"{folder.path}/config.json lists no hidden states, and those that are then meant, (2, L // 2, L - 3), are "
@@ -104,12 +104,6 @@ def _assumed(folder: PublishedFolder, num_layers: int) -> tuple[int, ...]:
             f"trained on as {AT_TOP}"
         )
     return taps
-
-
-def default_taps(num_layers: int) -> tuple[int, int, int]:
-    """Hidden states of heads that list none: what native ones are trained on and do not write down, and engines hand
-    them (SafeAILab/EAGLE, modeling_llama_kv.py; vLLM 0.32, SGLang 0.5.23, llama.cpp)."""
-    return 2, num_layers // 2, num_layers - 3
 
 
 def _trained_depth(folder: PublishedFolder) -> int:

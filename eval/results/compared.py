@@ -154,6 +154,7 @@ class Writer(BaseModel, frozen=True):
 class Comparison(BaseModel, frozen=True):
     """The file."""
 
+    mode: str
     name: str
     definitions: dict[str, str]
     rows: list[dict[str, Any]]

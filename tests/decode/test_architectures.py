@@ -36,7 +36,7 @@ from decode.models.load import describe_model
 from decode.models.output_head import ends_of, head_of, load_ends
 from decode.models.structure import decoder_of
 from decode.trees.tree_plans import chain, k_ary
-from tests.architectures import CONFIGS, REFUSED, random_config, random_model
+from tests.architectures import CONFIGS, REFUSED, SIZES, random_config, random_model
 from tests.decode.checks import check_pathwise_equality, ragged_prompts
 from tests.tiny import MODELS, tiny_llama
 
@@ -117,16 +117,6 @@ def test_sdpa_is_refused_where_a_model_has_none_and_auto_takes_eager(tmp_path: P
     assert LMDraft.from_pretrained(tmp_path).model.config._attn_implementation == "eager"
 
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-}
 UNUSUAL = {
     "bloom": BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4),
     "gpt_neo": GPTNeoConfig(

@@ -258,7 +258,7 @@ def test_what_is_given_up_is_freed_at_once() -> None:
         gc.enable()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_memory_stays_where_it_is_over_calls_of_every_kind() -> None:
     """324 calls of 108 kinds: 2.0 GB once became 4.5 in 100."""
     command = [sys.executable, "-m", "tests.decode.test_kept_runners", "3"]

@@ -329,7 +329,7 @@ FAULTS = [
     ),
     *noticed_by(
         partial(test_a_published_head_drafts_what_its_target_writes, who="yuhuili"),
-        ("decode.formats.eagle3:default_taps", "num_layers - 3", "num_layers - 2"),
+        ("decode.drafters.eagle3:usual_taps", "num_layers - 3", "num_layers - 2"),
     ),
     *noticed_by(
         partial(test_its_logits_are_those_of_its_authors_method, who="z-lab"),

@@ -16,6 +16,7 @@ from decode.common.typed_config import require
 from decode.drafters.base import Batch
 from decode.drafters.dspark import DSparkDraft
 from decode.drafters.head_draft import HeadConfig, HeadDraft
+from decode.drafters.mtp import own_mtp
 from decode.drafters.saved_draft import config_in, family_of, head_in
 from decode.drafters.saved_head import HEADS, expected
 from decode.formats.form import published_form
@@ -50,7 +51,7 @@ class TrainableHead(TrainableDraft):
     def calibrate(self, validation: Iterable[Batch], chunk_rows: int) -> dict[str, float]:
         """The temperatures of a head that predicts its own acceptance."""
         head = self.head
-        if not head.config.foresees:
+        if not head.foresees:
             return {}
         head.config, measured = calibrated(cast(DSparkDraft, head), validation, chunk_rows)
         return measured
@@ -153,14 +154,13 @@ def head_blueprint(
         return _saved(cfg, target)
     taps = tuple(draft.head.taps) if draft.head.taps else default_taps(draft.family, target.num_layers, target.path)
     check_taps(target.config, taps, target.path)
-    kind = HEADS[draft.family][0]
     if draft.head.init_own:
         sizes = {name: getattr(draft, name) for name in ("heads", "kv_heads", "mlp_width", "max_positions")}
         given = {name: value for name, value in sizes.items() if value is not None}
         require(not given, f"draft.head.init_own=true takes the target's own layer as it is; leave {given} out")
-        config, weights = kind.of_checkpoint(target, draft.head.depth)
+        config, weights = own_mtp(target, draft.head.depth)
         return HeadBlueprint(replace(config, draft_vocab_size=draft.head.vocab), target, own=weights)
-    asked = _asked(draft)
+    kind, asked = HEADS[draft.family][0], _asked(draft)
     given = asked | _sizes(draft, target, text) | {"family": draft.family, "taps": taps, "anchors": _anchors(cfg)}
     given |= _window(cfg, given["max_positions"]) | kind.settled(asked, target)
     if cfg.objective.confidence_weight == 0:  # what was never trained must not cut drafts

@@ -21,7 +21,7 @@ def render_summary(results: dict[str, Any], is_published: bool = False) -> str:
 
 def _page(results: dict[str, Any]) -> Page:
     found = Comparison.model_validate(results)
-    if not found.which_when:
+    if found.mode == "decoders":
         return Page(
             title=f"Decoders compared: {found.name}",
             results=results,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from decode.formats.eagle3 import default_taps
+from decode.drafters.eagle3 import usual_taps
 from decode.formats.states import listed
 from decode.models.hidden_states import FINAL
 from decode.models.load import ModelDescription
@@ -98,7 +98,7 @@ def open_reading(folder: str, target: ModelDescription, engine: str = "vllm") ->
         none = torch.empty(0)
         return Reading(form, Served(opened.written, weights, none, none, None, none), (), target.num_layers, None)
     lists = listed(opened.fields)
-    usual = default_taps(target.num_layers) if form == "eagle3" else (FINAL,)
+    usual = usual_taps(target.num_layers) if form == "eagle3" else (FINAL,)
     taps = tuple(sorted(next(iter(lists.values())))) if lists else usual
     return Reading(form, served(subject), taps, target.num_layers, subject.most)
 

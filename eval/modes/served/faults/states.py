@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from decode.formats.eagle3 import default_taps
+from decode.drafters.eagle3 import usual_taps
 from decode.models.hidden_states import FINAL
 from eval.modes.served.faults.hypotheses import BLOCKS, HEADS, Hypothesis, Reading, Variants
 
@@ -23,7 +23,7 @@ def _neighbours(reading: Reading) -> Variants:
 
 
 def _default(reading: Reading) -> Variants:
-    taps = default_taps(reading.num_layers)
+    taps = usual_taps(reading.num_layers)
     if len(reading.taps) == 3 and taps != reading.taps and 0 < taps[0] < taps[1] < taps[2]:
         yield f"{list(taps)} for {list(reading.taps)}", replace(reading, taps=taps)
 
