@@ -4,9 +4,9 @@ from tests.census import census, circles
 
 MOST = {
     "product files": 464,
-    "product lines": 53790,
+    "product lines": 53781,
     "tests files": 283,
-    "tests lines": 48298,
+    "tests lines": 48286,
     "settings": 356,
     "file circles": 0,
     "string subscripts in eval": 884,

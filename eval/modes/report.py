@@ -3,7 +3,6 @@ what that would be, before anything is loaded."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from eval.measure.alpha import Alphas
 from eval.measure.cells import Cell, CellRun, Point, Results, choose
 from eval.measure.quality import Quality, measure_curve, measure_quality, rounding, with_answers
 from eval.measure.timed_run import warm_up
-from eval.prompts.chats import chat_tokenizer, open_report
+from eval.prompts.chats import chat_tokenizer, planned_report
 from eval.prompts.held_out import PromptSets, check_lengths, load_prompts
 from eval.render.files import write_files
 from eval.render.formatting import guess
@@ -50,14 +49,9 @@ def run(cfg: EvalConfig) -> None:
     target, families = check_models(cfg)
     limit = shared_context(cfg, target)
     prompts = load_prompts(cfg, chat_tokenizer(cfg), limit)
-    if cfg.plan:
-        sys.stdout.write("\n".join(make_plan(cfg, target, prompts).lines()) + "\n")
-        return
-    with open_report(cfg) as folder:
-        if folder.is_finished:
+    with planned_report(cfg, make_plan(cfg, target, prompts).lines()) as folder:
+        if folder is None:
             return
-        for line in make_plan(cfg, target, prompts).lines():
-            log.info(line)
         kept = Results(folder)
         choices = _choices(cfg, prompts, kept)
         cfg = with_chosen_length(cfg, choices)

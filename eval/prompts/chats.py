@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 from decode.common.errors import InputError
+from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder, open_run
 from decode.drafters.provenance import TextOrigin, read_provenance
 from decode.models.chat_template import settled
@@ -17,6 +20,8 @@ from eval.config import EvalConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+log = get_logger("eval")
 
 
 def check_chats_of_draft(cfg: EvalConfig, name: str, draft: str, target: ModelDescription) -> None:
@@ -63,3 +68,18 @@ def open_report(cfg: EvalConfig) -> AbstractContextManager[RunFolder]:
     """The folder of a run whose prompts are tokens of the target; raises as `open_run`."""
     bound = {} if cfg.target.path is None else bound_to(load_tokenizer(cfg.target))
     return open_run(cfg.output_dir, "eval", cfg, cfg.resume, bound_to=bound)
+
+
+@contextmanager
+def planned_report(cfg: EvalConfig, plan: Sequence[str]) -> Iterator[RunFolder | None]:
+    """The same once the lines of its plan are told; None where nothing is to be done: the plan alone is asked for, or
+    the run is finished."""
+    if cfg.plan:
+        sys.stdout.write("\n".join(plan) + "\n")
+        yield None
+        return
+    with open_report(cfg) as folder:
+        if not folder.is_finished:
+            for line in plan:
+                log.info(line)
+        yield None if folder.is_finished else folder

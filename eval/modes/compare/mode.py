@@ -4,7 +4,6 @@ page from what was kept."""
 from __future__ import annotations
 
 import gc
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from eval.modes.compare.drafters import Drafters, LoadedDrafters
 from eval.modes.compare.page import render_page, render_summary
 from eval.modes.compare.results import make_results
 from eval.modes.compare.texts import load_texts
-from eval.prompts.chats import open_report
+from eval.prompts.chats import planned_report
 from eval.prompts.kinds import TextPrompts
 from eval.render.files import write_files
 from eval.render.formatting import duration, guess
@@ -57,14 +56,9 @@ def run(cfg: EvalConfig) -> None:
     targets = arm_set.targets()
     given = given_choices(arm_set, targets)
     texts = {target.key: load_texts(arm_set, target) for target in targets}
-    if cfg.plan:
-        sys.stdout.write("\n".join(plan_lines(arm_set, targets)) + "\n")
-        return
-    with open_report(cfg) as folder:
-        if folder.is_finished:
+    with planned_report(cfg, plan_lines(arm_set, targets)) as folder:
+        if folder is None:
             return
-        for line in plan_lines(arm_set, targets):
-            log.info(line)
         kept = Results(folder)
         for target in targets:
             if any(True for _ in kept.missing(arm_set.cells([target]))):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
@@ -16,7 +15,7 @@ from eval.measure.alpha import measure_alpha
 from eval.measure.continuations import Text, generator, jobs_for
 from eval.modes.exits.measuring import Exit, ExitFace, entries, exits_of, make_results, times_of
 from eval.modes.exits.page import render_page, render_summary
-from eval.prompts.chats import chat_tokenizer, open_report
+from eval.prompts.chats import chat_tokenizer, planned_report
 from eval.prompts.held_out import as_many_as, split_prompts
 from eval.prompts.prompt import Prompt, check_room
 from eval.render.files import write_files
@@ -31,14 +30,9 @@ def run(cfg: EvalConfig) -> None:
     target, families = check_models(cfg)
     _check(cfg, target, families)
     prompts = _prompts(cfg, shared_context(cfg, target))
-    if cfg.plan:
-        sys.stdout.write("\n".join(plan_lines(cfg, target, prompts)) + "\n")
-        return
-    with open_report(cfg) as folder:
-        if folder.is_finished:
+    with planned_report(cfg, plan_lines(cfg, target, prompts)) as folder:
+        if folder is None:
             return
-        for line in plan_lines(cfg, target, prompts):
-            log.info(line)
         began = time.perf_counter()
         found, t_target_1 = _measured(cfg, target, prompts)
         content = make_results(cfg, target, found, t_target_1, len(prompts), time.perf_counter() - began)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -43,7 +42,7 @@ from eval.modes.families.trainings import (
     train_all,
     trainings,
 )
-from eval.prompts.chats import chat_tokenizer, open_report
+from eval.prompts.chats import chat_tokenizer, planned_report
 from eval.prompts.held_out import file_prompts, split_prompts
 from eval.prompts.prompt import DEEPEST_DRAFT, Prompt, check_room
 from eval.render.files import write_files
@@ -76,15 +75,9 @@ def run(cfg: EvalConfig) -> None:
     check_layers(cfg, wanted)
     facts = arms | describe_given(cfg, target)
     reported, screening = _prompts(cfg, target)
-    lines = plan_lines(cfg, target, facts, wanted, records)
-    if cfg.plan:
-        sys.stdout.write("\n".join(lines) + "\n")
-        return
-    with open_report(cfg) as folder:
-        if folder.is_finished:
+    with planned_report(cfg, plan_lines(cfg, target, facts, wanted, records)) as folder:
+        if folder is None:
             return
-        for line in lines:
-            log.info(line)
         in_child(prepare, cfg, wanted)
         results = Results(folder)
         _judge(cfg, results, reported[: cfg.lossless.prompts])

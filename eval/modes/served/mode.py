@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from eval.modes.served.here import measure_here
 from eval.modes.served.page import render_page, render_summary
 from eval.modes.served.results import make_results
 from eval.modes.served.schedule.of_drafts import conclusions
-from eval.prompts.chats import chat_tokenizer, open_report
+from eval.prompts.chats import chat_tokenizer, planned_report
 from eval.prompts.held_out import as_many_as
 from eval.prompts.prompt import Prompt, check_room
 from eval.render.files import write_files
@@ -49,14 +48,9 @@ def run(cfg: EvalConfig) -> None:
         check_server(cfg)
     check_drafts(cfg, target)
     prompts = _prompts(cfg, target)
-    if cfg.plan:
-        sys.stdout.write("\n".join(plan_lines(cfg, prompts)) + "\n")
-        return
-    with open_report(cfg) as folder:
-        if folder.is_finished:
+    with planned_report(cfg, plan_lines(cfg, prompts)) as folder:
+        if folder is None:
             return
-        for line in plan_lines(cfg, prompts):
-            log.info(line)
         drafts = [prepare(cfg, name, target, folder.file(f"exports/{name}")) for name in cfg.drafts]
         results, ids = Results(folder), [prompt.ids for prompt in prompts]
         asked = _ask_all(cfg, results, jobs(cfg, drafts), ids)
