@@ -32,10 +32,10 @@ RESULTS = CONF.parent / "docs/results"
 def of_suite(name: str, *names: str) -> dict:
     """A published suite; `names`, its suite and its target, with markup in them wherever they stand."""
     text = json.dumps(read_results(RESULTS / f"{name}.json"))
-    target = json.loads(text)["target"]["path"]
-    for one in (name, target, *names):
+    published = json.loads(text)
+    for one in (name, published["target"]["path"], *names):
         text = text.replace(json.dumps(one), json.dumps(f"{one}{HOSTILE}"))
-    return json.loads(text)
+    return json.loads(text) | {"mode": published["mode"]}
 
 
 def report() -> dict:
