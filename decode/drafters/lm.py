@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from decode.common.progress import get_logger
 from decode.config import ModelConfig, Precision
 from decode.drafters.base import Batch, Context, Drafter, Step
-from decode.drafters.drafting import DraftRound, Unit, places_behind, visible_slots
-from decode.drafters.lm_steps import CapturedPasses, LMSteps, PassByPass
+from decode.drafters.drafting import places_behind, visible_slots
+from decode.drafters.lm_steps import lm_round
 from decode.drafters.tree_drafting import propose
 from decode.forward.attention import layer_masks, packed_visibility
 from decode.forward.runner import whole
-from decode.forward.target import CachedModel, Part, runner_for
+from decode.forward.target import CachedModel, runner_for
 from decode.forward.window import Window, own_window
 from decode.models.compatibility import attention_of, longest_context
 from decode.models.load import load_model
@@ -146,37 +146,3 @@ def _width(context: Context) -> int:
     one capture serves.
     """
     return 2 if context.drafts_chain else context.shape.depth + 1
-
-
-def lm_round(
-    runner: CachedModel, context: Context, width: int, part: Part | None = None, tokens: int | None = None
-) -> DraftRound:
-    """One round of a draft LM, or of a part of its layers, whose cache holds all but the last `width` committed tokens;
-    it drafts the first `tokens` ids, None all.
-
-    The first pass reads those, and of a row that has fewer all of them and whatever stands behind: the keys and values
-    of that lie where nodes will be, and nobody sees them. So the pass is as wide whatever rows there are, ended ones
-    among them. Nodes lie behind the committed tokens, pending among them, until the verdict.
-    """
-    reach = context.shape.num_read + 1  # slots behind the committed tokens that passes look at
-    visible = visible_slots(runner, context, reach)
-    ends = context.lengths[:, None]
-    places = (ends - width).clamp(min=0) + torch.arange(width, device=ends.device)
-    read = context.ids.gather(1, places)
-
-    def unit() -> Unit:
-        node_pass = runner.node_pass(visible, part)
-        return Unit(
-            lambda read, ends: LMSteps(CapturedPasses(node_pass, ends), read, ends, tokens),
-            node_pass,
-            written=node_pass.written,
-        )
-
-    return DraftRound(
-        runner,
-        (width, visible, part),
-        (read, ends),
-        moved=lambda: (runner.other(read), (ends + 1).clamp(max=visible - reach)),
-        unit=unit,
-        steps=lambda: LMSteps(PassByPass(runner, ends, context.longest, part), read, ends, tokens),
-    )

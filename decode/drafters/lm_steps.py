@@ -1,4 +1,4 @@
-"""The steps of a round of a draft LM, over passes of two kinds: inside a captured unit, or each captured by itself."""
+"""A round of a draft LM, and its steps over passes of two kinds: inside a captured unit, or each captured by itself."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from decode.drafters.drafting import Above
+from decode.drafters.drafting import Above, DraftRound, Unit, visible_slots
 
 if TYPE_CHECKING:
+    from decode.drafters.base import Context
     from decode.forward.target import CachedModel, NodePass, Part
 
 
@@ -86,3 +87,37 @@ class PassByPass:
         """(B, W, V) of the last W of M nodes, tokens (B, W), visible (1 or B, W, M)."""
         depths = torch.full((1, tokens.shape[1]), place, device=tokens.device)
         return self.runner.forward(tokens, self.ends, depths, visible, self.longest, self.part)
+
+
+def lm_round(
+    runner: CachedModel, context: Context, width: int, part: Part | None = None, tokens: int | None = None
+) -> DraftRound:
+    """One round of a draft LM, or of a part of its layers, whose cache holds all but the last `width` committed tokens;
+    it drafts the first `tokens` ids, None all.
+
+    The first pass reads those, and of a row that has fewer all of them and whatever stands behind: the keys and values
+    of that lie where nodes will be, and nobody sees them. So the pass is as wide whatever rows there are, ended ones
+    among them. Nodes lie behind the committed tokens, pending among them, until the verdict.
+    """
+    reach = context.shape.num_read + 1  # slots behind the committed tokens that passes look at
+    visible = visible_slots(runner, context, reach)
+    ends = context.lengths[:, None]
+    places = (ends - width).clamp(min=0) + torch.arange(width, device=ends.device)
+    read = context.ids.gather(1, places)
+
+    def unit() -> Unit:
+        node_pass = runner.node_pass(visible, part)
+        return Unit(
+            lambda read, ends: LMSteps(CapturedPasses(node_pass, ends), read, ends, tokens),
+            node_pass,
+            written=node_pass.written,
+        )
+
+    return DraftRound(
+        runner,
+        (width, visible, part),
+        (read, ends),
+        moved=lambda: (runner.other(read), (ends + 1).clamp(max=visible - reach)),
+        unit=unit,
+        steps=lambda: LMSteps(PassByPass(runner, ends, context.longest, part), read, ends, tokens),
+    )

@@ -16,7 +16,7 @@ from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.saved_head import load_head
 from decode.forward.window import Window, window_in
 from decode.models.load import ModelDescription
-from decode.models.output_head import load_ends
+from decode.models.small import load_ends
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ cap that some models apply after it. Heads use both; the target alone owns them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -12,12 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from decode.common.environment import device_of, resolve_device
+from decode.common.environment import device_of
 from decode.common.errors import InputError
-from decode.config import ModelConfig
-from decode.models.checkpoint_check import check_report, quiet
-from decode.models.load import describe_model, read_weights
-from decode.models.small import with_layers
 from decode.models.structure import decoder_of
 
 
@@ -104,15 +100,3 @@ def ends_of(model: PreTrainedModel) -> Ends:
     """Those of a model in memory, looked up at every call."""
     scale = getattr(model.config.get_text_config(), "embedding_multiplier", None) or 1.0  # Granite
     return Ends(lambda ids: model.get_input_embeddings()(ids.to(device_of(model))) * scale, OutputHead(model))
-
-
-def load_ends(source: ModelConfig) -> Ends:
-    """Those of a checkpoint, of which no layer is read into memory: the model is loaded with none.
-
-    Raises InputError as `decode.models.load.describe_model` does.
-    """
-    config = with_layers(describe_model(source, loads=False).config, 0)  # a head that is packed too is reported missing
-    with quiet():  # else it lists every weight of the layers that are left out on purpose
-        model, report = read_weights(replace(source, device_map=None, quantization=None), config, role="target")
-    check_report(report | {"unexpected_keys": ()}, source, role="target")
-    return ends_of(model.to(resolve_device(source.device)).eval().requires_grad_(False))  # type: ignore[arg-type]

@@ -1,15 +1,21 @@
-"""Random models of another one's architecture, made small from its config alone: what a model does with its states is
-known of them before any weight of its own is loaded."""
+"""Models made small from another one's config: random ones, of which it is known what a model does with its states
+before any weight of its own is loaded, and one without layers, for its two ends."""
 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from decode.common.environment import resolve_device
+from decode.config import ModelConfig
+from decode.models.checkpoint_check import check_report, quiet
 from decode.models.compatibility import attention_of
+from decode.models.load import describe_model, read_weights
+from decode.models.output_head import Ends, ends_of
 
 LAYERS = 2
 _HEADS = 4
@@ -75,3 +81,15 @@ def _make_narrow(part: Any) -> None:
     if kv_heads:
         part.num_key_value_heads = _HEADS if kv_heads == heads else min(kv_heads, 2)
     part.hidden_size, part.num_attention_heads = _HEADS * (16 if head_dim else width // heads), _HEADS
+
+
+def load_ends(source: ModelConfig) -> Ends:
+    """Those of a checkpoint, of which no layer is read into memory: the model is loaded with none.
+
+    Raises InputError as `decode.models.load.describe_model` does.
+    """
+    config = with_layers(describe_model(source, loads=False).config, 0)  # a head that is packed too is reported missing
+    with quiet():  # else it lists every weight of the layers that are left out on purpose
+        model, report = read_weights(replace(source, device_map=None, quantization=None), config, role="target")
+    check_report(report | {"unexpected_keys": ()}, source, role="target")
+    return ends_of(model.to(resolve_device(source.device)).eval().requires_grad_(False))  # type: ignore[arg-type]

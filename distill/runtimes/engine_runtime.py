@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 from decode.common.errors import RunError
 from decode.models.hidden_states import FINAL
 from decode.models.load import ModelDescription
-from decode.models.output_head import head_of, load_ends
+from decode.models.output_head import head_of
+from decode.models.small import load_ends
 from decode.models.structure import last_norm_of
 from decode.sampling.stopping import own_eos_ids
 from distill.config import DistillConfig

@@ -33,7 +33,8 @@ from decode.models.compatibility import refuse_unsupported
 from decode.models.head_targets import check_taps, strangeness
 from decode.models.hidden_states import FINAL, Taps
 from decode.models.load import describe_model
-from decode.models.output_head import ends_of, head_of, load_ends
+from decode.models.output_head import ends_of, head_of
+from decode.models.small import load_ends
 from decode.models.structure import decoder_of
 from decode.trees.tree_plans import chain, k_ary
 from tests.architectures import CONFIGS, REFUSED, SIZES, random_config, random_model

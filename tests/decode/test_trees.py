@@ -17,7 +17,8 @@ from decode.common.errors import ConfigError
 from decode.drafters import tree_drafting
 from decode.drafters.base import Context
 from decode.drafters.drafting import DraftRound
-from decode.drafters.lm import LMDraft, lm_round
+from decode.drafters.lm import LMDraft
+from decode.drafters.lm_steps import lm_round
 from decode.forward.kept.lease import Lease
 from decode.forward.target import CachedModel
 from decode.loop import Loop

@@ -25,7 +25,7 @@ from decode.models import checkpoint_check
 from decode.models.checkpoint_files import CONFIG
 from decode.models.fingerprint import comparable, weights_fingerprint
 from decode.models.load import describe_model, load_model
-from decode.models.output_head import load_ends
+from decode.models.small import load_ends
 from tests.decode import test_own_mtp as own
 from tests.tiny import MODELS, save_tiny_target, tiny_llama
 

@@ -18,6 +18,7 @@ from eval.measure.continuations import continue_batch
 from eval.modes import certificate
 from eval.prompts.held_out import as_many_as
 from tests.commands import built
+from tests.eval.golden import check_keys
 from tests.eval.test_uncached import off_by_one
 from tests.tiny import save_tiny_target
 
@@ -68,6 +69,7 @@ def issued(models, tmp_path_factory) -> Path:
 
 
 def test_every_part_is_compared_in_full_and_the_decoder_passes(issued):
+    check_keys(read(issued), "certificate")
     parts = {(part["dtype"], part["temperature"]): part for part in read(issued)["parts"]}
     assert list(parts) == [("float32", 0.0), ("float32", 1.0), ("bfloat16", 0.0), ("bfloat16", 1.0)]
     assert parts["float32", 0.0]["tokens"] >= TOKENS

@@ -30,6 +30,7 @@ from eval.modes.exits.measuring import Exit, ExitFace, entries, exits_of
 from eval.modes.exits.page import render_page, render_summary
 from eval.publish import publish
 from eval.results.schema import read_results
+from tests.eval.golden import check_keys
 from tests.tiny import save_tiny_target, tiny_llama
 
 CORPUS = Path(__file__).parents[1] / "tiny_corpus.txt"
@@ -127,6 +128,7 @@ def test_a_profile_is_measured_published_and_drafted_by(tmp_path: Path) -> None:
     target = save_tiny_target(tmp_path / "target", num_layers=3)
     mode.run(config(tmp_path, target))
     results = read_results(tmp_path / "report" / "results.json")
+    check_keys(results, "exits")
     assert [(one["temperature"], one["exit_layer"]) for one in results["exits"]] == [(1, 1), (1, 2), (0, 1), (0, 2)]
     best = max(results["exits"][:2], key=lambda one: one["predicted_speedup"])
     assert results["exit_layer"] == best["exit_layer"]

@@ -26,6 +26,7 @@ from eval.modes.families.trainings import Training, in_child, pace_of, steps_for
 from eval.publish import publish
 from eval.results.statistics import bootstrap_crossed, ratio_of_ratios, ratio_of_sums
 from tests.commands import built
+from tests.eval.golden import check_keys
 from tests.tiny import save_tiny_target
 from tests.train.toy import save_target, write_corpus, write_records
 
@@ -228,6 +229,7 @@ def results(measured) -> dict:
 
 @pytest.mark.slow
 def test_results_hold_every_arm_budget_and_cell(results):
+    check_keys(results, "families")
     assert (results["schema"], results["mode"]) == (2, "families")
     assert [(one["arm"], one["budget"]) for one in results["trainings"]] == [
         ("lm", "tokens"),

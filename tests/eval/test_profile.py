@@ -18,6 +18,7 @@ from eval.modes.profile.calls import Call
 from eval.modes.profile.figures import OUT_OF_ROUND, Turn, _classes, outside
 from eval.modes.profile.page import parts
 from tests.eval.energy_checks import check_estimated
+from tests.eval.golden import check_keys
 from tests.eval.test_report import Page
 from tests.tiny import save_tiny_target
 
@@ -64,6 +65,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def arms(folder) -> dict[str, dict]:
     found = json.loads((folder / "profile/profile.json").read_text())
+    check_keys(found, "profile")
     return {arm["name"]: arm for arm in found["arms"]}
 
 

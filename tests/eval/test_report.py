@@ -21,6 +21,7 @@ from eval.render.remarks import remarks
 from eval.render.report_page import render_page, render_summary
 from eval.results.headline import headline_row
 from eval.results.schema import read_results
+from tests.eval.golden import check_keys
 from tests.eval.test_uncached import off_by_one
 from tests.tiny import save_tiny_target, tiny_tokenizer
 
@@ -100,6 +101,7 @@ def results(folder) -> dict:
 
 
 def test_schema(results, folder):
+    check_keys(results, "report")
     assert results["schema"] == 2
     assert set(results["environment"]["git"]) == {"revision", "dirty"}
     assert results["environment"]["started"] == RUN.read(folder / "report/run.json").started

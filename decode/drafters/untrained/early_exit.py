@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from decode.common.errors import InputError
 from decode.drafters.base import Context, Drafter
 from decode.drafters.drafting import visible_slots
-from decode.drafters.lm import lm_round
+from decode.drafters.lm_steps import lm_round
 from decode.drafters.tree_drafting import propose
 from decode.forward.resume import Lower, Rest, refuse_inseparable
 from decode.forward.target import CachedModel

@@ -29,6 +29,7 @@ from eval.prompts.kinds import docstrings
 from eval.results.schema import read_results
 from tests.commands import built
 from tests.engines.environment import vllm_python
+from tests.eval.golden import check_keys
 from tests.eval.test_report import ROW_KEYS
 from tests.tiny import save_tiny_target, tiny_llama
 
@@ -126,6 +127,7 @@ def test_every_cell_times_every_arm(results):
 
 @pytest.mark.slow
 def test_rows_have_the_reports_schema(results):
+    check_keys(results, "decoders")
     assert (results["schema"], results["mode"]) == (2, "decoders")
     published = read_results(Path("docs/results/decoders.json"))  # older than energy and tau by context
     assert set(results) == (set(published) | {"energy"}) - {"runs"}

@@ -26,6 +26,7 @@ from eval.results.schema import read_results
 from tests.eval.compare.test_decoders import FAKE_WORKER
 from tests.eval.compare.tiny_comparison import PLAIN, make_models, values
 from tests.eval.energy_checks import check_estimated
+from tests.eval.golden import check_keys
 
 LOOKUP = "transformers prompt lookup"
 EARLY_EXIT = "transformers early exit"
@@ -62,6 +63,7 @@ def test_a_small_comparison_leaves_timed_cells_a_summary_and_a_page(models: Path
     stage.run(build(EvalConfig, asked))
     found = json.loads((tmp_path / "results.json").read_text())
     published = read_results(Path("docs/results/drafters.json"))
+    check_keys(found, "drafters")
     assert set(found) == set(published) - {"runs"}
     assert set(found["prompts"]) == set(published["prompts"])
     assert list(found["definitions"]) == [name for name in published["definitions"] if name != "runs"]

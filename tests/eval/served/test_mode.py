@@ -25,6 +25,7 @@ from eval.modes.served.page import render_summary
 from eval.publish import publish
 from tests.commands import built
 from tests.eval.energy_checks import check_energy
+from tests.eval.golden import check_keys
 from tests.eval.served.fake_engine import FakeEngine
 from tests.eval.served.true_engine import Answer, TrueEngine
 from tests.fake_server import serving
@@ -93,6 +94,7 @@ def test_an_engine_that_drafts_as_we_do(toy: Toy, tmp_path: Path) -> None:
     with serving(toy.engine()) as there:
         stage.run(toy.config(tmp_path, there.root))
     results = results_of(tmp_path)
+    check_keys(results, "served")
     greedy, drawn = results["comparisons"]
     assert (greedy["verdict"], drawn["verdict"]) == ("equal", "within intervals")
     assert greedy["engine"] == greedy["ours"]
