@@ -298,9 +298,8 @@ class EvalConfig:
     def __post_init__(self) -> None:
         require(
             self.mode != "certificate" or self.decode.verifier in TOKEN_FOR_TOKEN,
-            f"mode=certificate compares tokens, and decode.verifier={self.decode.verifier} keeps the distribution, not "
-            "the tokens, so they may differ. Its proof is by enumeration: pytest tests/decode -k distribution. For a "
-            "certificate give decode.verifier=coupled",
+            f"mode=certificate compares tokens, and decode.verifier={self.decode.verifier} keeps the distribution "
+            "alone, as pytest tests/decode -k distribution proves. For a certificate give decode.verifier=coupled",
         )
         default = f"runs/{self.name}/{self.mode}" if self.name else f"runs/{self.mode}/report"
         self.name, self.output_dir = self.name or self.mode, self.output_dir or default
@@ -355,7 +354,6 @@ class EvalConfig:
         own = [name for name in OF_THE_PREFIX if getattr(self.decode, name) != getattr(SamplingConfig(), name)]
         require(
             not own or self.mode in ("certificate", "profile"),
-            f"decode.{' and decode.'.join(own)} would hold for our arms and not for the peers they are timed "
-            "with, which are transformers' and vLLM's own loops. Leave them out, or use mode=certificate or "
-            "mode=profile, which run our loop alone",
+            f"decode.{' and decode.'.join(own)} would hold for our arms and not for the peers, which are "
+            "transformers' and vLLM's own loops. Leave them out, or use mode=certificate or mode=profile",
         )

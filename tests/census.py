@@ -7,6 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("decode", "distill", "train", "eval", "scripts")
+LONGEST = 200
+"""Characters of an error, a placeholder counting as 8: what, both values, what to do."""
 
 
 def census() -> dict[str, int]:
@@ -24,6 +26,9 @@ def census() -> dict[str, int]:
         "file circles": len(circles({name: set(_imported(found, nodes)) for name, found in nodes.items()})),
         "string subscripts in eval": sum(
             _by_string(node) for name, found in nodes.items() if name.split(".")[0] == "eval" for node in found
+        ),
+        f"errors over {LONGEST} characters": sum(
+            max(map(_length, _told(node)), default=0) > LONGEST for found in nodes.values() for node in found
         ),
     }
 
@@ -69,6 +74,21 @@ def _is_field(node: ast.AST) -> bool:
 
 def _by_string(node: ast.AST) -> bool:
     return isinstance(node, ast.Subscript) and _is_string(node.slice)
+
+
+def _told(node: ast.AST) -> list[ast.expr]:
+    """What an error is raised with, by `raise` or by `require`."""
+    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+        return node.exc.args
+    return node.args[1:] if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "require" else []
+
+
+def _length(node: ast.AST) -> int:
+    if isinstance(node, ast.JoinedStr):
+        return sum(8 if isinstance(part, ast.FormattedValue) else _length(part) for part in node.values)
+    if isinstance(node, ast.BinOp):
+        return _length(node.left) + _length(node.right)
+    return len(node.value) if isinstance(node, ast.Constant) and isinstance(node.value, str) else 0
 
 
 def _is_string(node: ast.AST | None) -> bool:

@@ -157,11 +157,9 @@ def _check_as_in_files(target: PreTrainedModel, folder: str) -> None:
     changed = changed_since_read(target, Path(folder))
     if changed:
         raise InputError(
-            f"the MTP layer in {folder} was trained with the weights beside it, and {len(changed)} tensors of the "
-            f"target in memory are not those of its files ({', '.join(changed[:3])}): they were changed after they "
-            "were loaded (an adapter merged or switched on, more training), and the layer would draft from states that "
-            "mean something else. Load the target anew, train a head for this one, or insist with load_drafter(..., "
-            "check=False)"
+            f"the MTP layer in {folder} was trained with {len(changed)} other tensors of the target "
+            f"({', '.join(changed[:3])}), changed after they were loaded. Load it anew, train a head, or insist with "
+            "load_drafter(..., check=False)"
         )
 
 

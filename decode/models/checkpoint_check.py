@@ -88,9 +88,8 @@ def check_report(report: Mapping[str, Any], source: ModelConfig, role: str, size
         return
     insist = f", or insist with {role}.allow_missing=true" if role == "target" else ""
     raise InputError(
-        f"the weights of {role}.path={source.path} are not those that its config.json calls for: {sizes}{gaps}. What "
-        "is missing would be random numbers, others at every start, and what is left over belongs to another model. "
-        f"Copy the folder again or repair its config.json{insist}"
+        f"the weights of {role}.path={source.path} are not those that its config.json calls for: {sizes}{gaps}. Copy "
+        f"the folder again or repair its config.json{insist}"
     )
 
 

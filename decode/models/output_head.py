@@ -83,9 +83,7 @@ def head_of(model: PreTrainedModel) -> OutputHead:
         gap = (ours.float() - theirs.float()).abs().max().item()
         raise InputError(
             f"{type(model).__name__} makes other logits than its output embedding gives (largest difference "
-            f"{gap:.3g}): "
-            "it transforms them in a way that is not known here, so training would see another model than serving. "
-            "Supported are a plain head, final_logit_softcapping, logit_scale and logits_scaling"
+            f"{gap:.3g}). Supported are a plain head, final_logit_softcapping, logit_scale and logits_scaling"
         )
     return head
 

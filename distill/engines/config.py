@@ -15,10 +15,7 @@ STARTED = ("tensor_parallel_size", "pipeline_parallel_size", "quantization", "gp
 """What an engine is started with; a server has its own."""
 _SERVED = ("url", "states_url", "states_folder")
 _LOADING = ("dtype", "device", "device_map", "attn_implementation", "allow_missing")
-LATER = (
-    "Record the texts by records.store=[], and have them read by `python -m distill responses=records "
-    "from_records=FOLDER target.path=...` with target.runtime=transformers or vllm"
-)
+LATER = "record texts alone (records.store=[]), p later (docs/how-to/large_targets.md)"
 
 
 @dataclass
@@ -164,5 +161,5 @@ def _check_openai_settings(target: TargetConfig) -> None:
     require(
         name is None or re.fullmatch("[A-Z][A-Z0-9_]*", name) is not None,
         "target.key_variable is not the name of an environment variable, as OPENAI_API_KEY (capitals, digits and _). "
-        "A key itself does not belong here, since settings are written into the run's folder: put it into a variable",
+        "The key itself would be written into the run's folder: put it into a variable",
     )

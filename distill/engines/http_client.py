@@ -84,9 +84,8 @@ class HttpClient:
         except TimeoutError as error:
             waited = timeout or self.timeout
             raise SilentError(
-                f"{self.root}{path} gave no answer in {waited:g} s (target.timeout): it hangs, or has more to do than "
-                "that. Look at the server's log and start it again, or give more seconds; the run goes on with "
-                "resume=auto"
+                f"{self.root}{path} gave no answer in {waited:g} s (target.timeout): it hangs, or has more to do. "
+                "Look at the server's log and start it again, or give more seconds; the run goes on with resume=auto"
             ) from error
         except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: no address
             raise NoAnswerError(f"{self.root}{path}: {error or type(error).__name__}") from error

@@ -61,9 +61,8 @@ def check_plain_ends(target: ModelDescription) -> None:
     packed = [name for name in (head, "model.norm.weight") if name not in tensors or tensors[name].dtype not in PLAIN]
     if packed:
         raise InputError(
-            f"target.path={target.path} is quantised, {' and '.join(packed)} as well, and target.runtime=vllm makes p "
-            "of hidden states by the checkpoint's own norm and head, read as plain tensors. Quantise it with the head "
-            f"left as it is (most tools do), give the model in half precision, or {OTHERWISE}"
+            f"target.path={target.path} is quantised, {' and '.join(packed)} as well, of which target.runtime=vllm "
+            f"makes p. Quantise it with the head left as it is, give the model in half precision, or {OTHERWISE}"
         )
 
 
@@ -122,8 +121,7 @@ def _refuse_window(path: str) -> None:
     if window is not None:
         raise InputError(
             f"the draft {path} attends to its first {window.sinks} and last {window.size} positions, and vLLM would "
-            "draft with it as if it saw the whole text, and accept less. Draft by draftsmith itself (target.runtime="
-            "transformers), or train one without draft.window"
+            "show it the whole text. Use target.runtime=transformers, or train one without draft.window"
         )
 
 
@@ -132,9 +130,8 @@ def check_draft(found: DraftDescription, target: str, num_devices: int) -> None:
     several devices are started without `vllm_temperatures`, and so would accept by temperatures that nobody wrote."""
     if num_devices > 1 and not torch.accelerator.is_available():
         raise InputError(
-            f"sampling.draft.path={found.path} on {num_devices} devices that are CPUs: vLLM reads the temperature of "
-            "drafted tokens from memory that nothing has written there (vLLM issue 55005), and this is mended for one "
-            "device alone. Leave the draft out, or use one"
+            f"sampling.draft.path={found.path} on {num_devices} devices that are CPUs: vLLM reads unwritten "
+            "temperatures there (its issue 55005), mended here for one device alone. Leave the draft out, or use one"
         )
     if found.family not in METHODS:
         raise InputError(

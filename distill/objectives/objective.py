@@ -101,14 +101,13 @@ class Objective:
         if self.needs != "text" and is_dense is None:
             raise ConfigError(
                 f"objective={self.name} compares with the target's distribution, and none is at hand: give records= "
-                "that keep p (records.store=[] in distill keeps none), or a live target, or use "
-                "objective=cross_entropy, which learns from text alone"
+                "that keep p (not records.store=[]), or a live target, or use objective=cross_entropy"
             )
         if self.needs == "dense" and not is_dense:
             raise ConfigError(
                 f"objective={self.name} needs p on the draft's support, and these records are sparse (head_tail or "
-                "topk): an estimate of it from the target's samples has unbounded weights. Use records.store=[full] "
-                "or [last_hidden] in distill, a live target, or objective=forward_kl or tv"
+                "topk). Use records.store=[full] or [last_hidden] in distill, a live target, or objective=forward_kl "
+                "or tv"
             )
 
 

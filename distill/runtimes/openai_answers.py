@@ -97,8 +97,7 @@ def ended(answer: Answer, ids: list[int], source: TokenIds, eos: list[int], most
         if count < most:
             raise RunError(
                 f"the server at {url} cut a text at {count} tokens, and sampling.max_new_tokens={most}: its context "
-                "is too short for the prompt and the response. Start it with a longer one (of each slot, with "
-                "llama.cpp), and give resume=auto"
+                "is too short. Start it with a longer one (of each slot, with llama.cpp), and give resume=auto"
             )
         return Response(ids, "length")
     if answer.finish_reason not in ("stop", "eos_token"):

@@ -133,8 +133,8 @@ def _prompts_of_split(
         few = _as_few(len(windows)) if split == "heldout" else ""
         raise ConfigError(
             f"the {split} split of data={cfg.data.name} gives {len(windows)} prompts, of {len(documents)} documents, "
-            f"and {least} are wanted at least. Add documents, of which the split gets its share{shorter}, or give "
-            f"questions of your own in prompts.file (JSONL){few}"
+            f"and {least} are wanted at least. Add documents{shorter}, or give your own questions in prompts.file "
+            f"(JSONL){few}"
         )
     return windows
 

@@ -50,9 +50,9 @@ def file_prompts(
         prompts = [one for one in questions if kind == OWN or one.category == kind]
         if len(prompts) < reported + screening:
             raise ConfigError(
-                f"prompts.file={cfg.prompts.file} gives {len(prompts)} prompts of kind {kind}, and {reported} are "
-                f"timed and {screening} others settle which settings are ({asked_by}). Add some, raise prompts.limit, "
-                f"or lower these, e.g. {cfg.mode}.batch_sizes=[1] {cfg.mode}.batches_timed=[8]"
+                f"prompts.file={cfg.prompts.file} gives {len(prompts)} prompts of kind {kind}, not {reported} to time "
+                f"and {screening} to choose by ({asked_by}). Add some, raise prompts.limit, or lower "
+                f"{cfg.mode}.batch_sizes or batches_timed"
             )
         found[kind] = TextPrompts(prompts[screening : screening + reported], prompts[:screening])
     return found

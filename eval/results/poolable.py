@@ -78,8 +78,8 @@ def check_same(
         if here != there:
             raise InputError(
                 f"{file} and {other_file} are not runs of one report: {key} is {shown(here)} in the first and "
-                f"{shown(there)} in the second, so they have no common speedup. Pool runs of one target, the same "
-                f"drafts, prompts and settings{hints.get(key, '')}"
+                f"{shown(there)} in the second. Pool runs of one target, the same drafts, prompts and "
+                f"settings{hints.get(key, '')}"
             )
 
 

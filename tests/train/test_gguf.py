@@ -98,7 +98,7 @@ def test_a_head_learns_from_records_of_a_file_and_drafts_for_that_file_alone(
         texts.append(capsys.readouterr().out.splitlines()[0])
     assert texts[0] == texts[1]
     other = load_model(ModelConfig(path=str(gguf(tmp_path / "other" / "model.gguf", seed=8))))
-    with pytest.raises(InputError, match="that mean something else"):
+    with pytest.raises(InputError, match="was trained on the hidden states of"):
         load_drafter(draft, target=other)
 
 

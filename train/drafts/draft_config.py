@@ -219,9 +219,8 @@ class DraftConfig:
         )
         require(
             self.init_from is not None,
-            f"{self.pruning} leaves out parts of a saved model, and init_from is null: random weights have no parts "
-            "that matter more. Set draft.init_from, the target's own folder for example, or give the sizes themselves "
-            "(draft.layers and so on)",
+            f"{self.pruning} leaves out parts of a saved model, and init_from is null. Set draft.init_from, the "
+            "target's own folder for example, or give the sizes themselves (draft.layers and so on)",
         )
         require(
             self.lora.rank == 0,

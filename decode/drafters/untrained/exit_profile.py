@@ -56,6 +56,5 @@ def _refuse_another(measured: ProfiledTarget, target: ModelDescription, profile:
         raise InputError(
             f"profile={profile} is of {measured.path} (fingerprint {measured.fingerprint[:12]}, quantised: "
             f"{measured.quantization or 'no'}), and the target is {target.path} ({target.fingerprint[:12]}, "
-            f"{rounded or 'no'}): its layers say other things, and take other times. Measure this one with python -m "
-            "eval mode=exits, or give exit_layer=2, say"
+            f"{rounded or 'no'}). Measure it with python -m eval mode=exits, or give exit_layer=2, say"
         )
