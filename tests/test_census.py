@@ -4,7 +4,7 @@ from tests.census import census, circles
 
 MOST = {
     "product files": 464,
-    "product lines": 53697,
+    "product lines": 53705,
     "tests files": 283,
     "tests lines": 48307,
     "settings": 356,

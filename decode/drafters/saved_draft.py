@@ -9,7 +9,7 @@ from functools import partial
 from math import prod
 from os import PathLike
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from decode.common.environment import device_of, resolve_device
 from decode.common.errors import InputError
 from decode.common.typed_config import require
-from decode.config import ModelConfig, Precision, Scheme, model_folder
+from decode.config import ModelConfig, Precision, Scheme, check_scheme, model_folder
 from decode.drafters.base import Drafter
 from decode.drafters.beside.refusals import check_device
 from decode.drafters.head_draft import HeadConfig, HeadDraft
@@ -72,15 +72,13 @@ def load_drafter(
     asked = settings_of(path if isinstance(path, str) else None, settings, "load_drafter")
     place = device_of(target) if device is None else resolve_device(device)
     in_folder = asked is None and isinstance(path, str | PathLike)
-    require(
-        quantization is None or quantization in get_args(Scheme),
-        f"quantization={quantization!r} is no scheme; use one of {', '.join(get_args(Scheme))}, or None",
-    )
-    require(
-        quantization is None or in_folder,
-        f"quantization={quantization} rounds the weights of a draft as they are loaded from a folder, and {path!r:.80} "
-        "is none. Leave it out",
-    )
+    if quantization is not None:
+        check_scheme(quantization, "quantization", "None")
+        require(
+            in_folder,
+            f"quantization={quantization} rounds the weights of a draft as they are loaded from a folder, and "
+            f"{path!r:.80} is none. Leave it out",
+        )
     if asked is not None:
         check_device(cast(str, path), device, "device")
         load = partial(load_drafter, target=target, dtype=dtype, check=check)

@@ -79,7 +79,8 @@ def check_headers(source: ModelConfig, config: PretrainedConfig, role: str, tens
 
 
 def check_report(report: Mapping[str, Any], source: ModelConfig, role: str, sizes: str = "") -> None:
-    """InputError where the loading report of `source` names gaps, unless it says allow_missing; `sizes` says more."""
+    """InputError where the loading report of `source` names gaps, which would be random numbers, unless it says
+    allow_missing; `sizes` says more."""
     gaps = Gaps.of(report)
     if not gaps:
         return

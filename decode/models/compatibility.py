@@ -43,7 +43,7 @@ def refuse_unsupported(config: PretrainedConfig, path: str, role: str = "target"
         raise InputError(
             f"{role}.path={path} uses multimodal rotary positions (mrope), which this decoder does not handle"
         )
-    if getattr(config.get_text_config(), "attn_temperature_tuning", False):
+    if getattr(config.get_text_config(), "attn_temperature_tuning", False):  # off in trees and shorter rows
         raise InputError(
             f"{role}.path={path} is a {config.model_type} model with attn_temperature_tuning, which scales queries by "
             "their place in the cache. Use a model whose attention goes by position_ids"

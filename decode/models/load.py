@@ -308,6 +308,7 @@ def _quantised_by(source: ModelConfig) -> dict[str, Any]:
 
 
 def _refuse_window(window: Window | None, path: str) -> None:
+    """Its text would depend on what runs it."""
     if window is not None:
         raise InputError(
             f"target.path={path} was trained to attend to its first {window.sinks} and last {window.size} positions "

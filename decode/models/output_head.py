@@ -73,7 +73,8 @@ class OutputHead:
 
 
 def head_of(model: PreTrainedModel) -> OutputHead:
-    """The head of `model`, checked once against the logits the model itself makes; raises InputError if they differ."""
+    """The head of `model`, checked once against the logits the model itself makes; raises InputError if they differ,
+    since training would see another model than serving."""
     head = OutputHead(model)
     ids = torch.tensor([[0, 1]], device=device_of(model))  # type: ignore[union-attr]
     with torch.no_grad():

@@ -46,7 +46,8 @@ def refuse_unreadable(found: Any, path: str, role: str) -> None:
 
 
 def refuse_dependent_rows(config: PretrainedConfig, path: str) -> None:
-    """Raise InputError for a quantisation whose passes mix tokens, and for one that is not known here."""
+    """Raise InputError for a quantisation whose passes mix tokens, so that the text would depend on the draft, and for
+    one that is not known here."""
     refuse_unreadable(getattr(config, "quantization_config", None), path, "target")
     settings = settings_of(config)
     if settings is None:

@@ -31,6 +31,14 @@ class NoAnswerError(RunError):
     """Nothing listens there, or it ended in the middle of an answer, for as long as was waited."""
 
 
+def nothing_answers(where: str, error: NoAnswerError) -> ConfigError:
+    """What is raised before a run."""
+    return ConfigError(
+        f"nothing answers at {where}: {error}. Start the server and wait until it says that it is ready, or correct "
+        "the address"
+    )
+
+
 class SilentError(RunError):
     """It listens, and gave no answer in time: it hangs, and is not asked again."""
 

@@ -38,11 +38,7 @@ def check_target(target: ModelDescription) -> None:
             f"{path} is a {config.model_type} model with latent attention (MLA), and vLLM gives no hidden states of "
             f"such models, from which p is made; {OTHERWISE}"
         )
-    if Path(target.path).is_file():
-        raise InputError(
-            f"{path} is a GGUF file, and target.runtime=vllm is handed a folder: give that of the same model in "
-            f"transformers format, or {OTHERWISE}"
-        )
+    _refuse_file(target.path, "target.path")
     check_plain_ends(target)
     if config.model_type not in KNOWN:
         raise InputError(
@@ -115,7 +111,16 @@ def drafting_with_model(folder: str, num_draft_tokens: int, family: str = "lm") 
     return {"method": METHODS[family], "model": path, "num_speculative_tokens": num_draft_tokens}
 
 
+def _refuse_file(path: str, where: str) -> None:
+    if Path(path).is_file():
+        raise InputError(
+            f"{where}={path} is a GGUF file, and target.runtime=vllm is handed a folder: give that of the same model "
+            f"in transformers format, or {OTHERWISE}"
+        )
+
+
 def _refuse_window(path: str) -> None:
+    """A draft that sees more than it was trained with is accepted less."""
     config = Path(path) / "config.json"
     window = window_in(read_json(config), path) if config.is_file() else None
     if window is not None:
@@ -131,7 +136,7 @@ def check_draft(found: DraftDescription, target: str, num_devices: int) -> None:
     if num_devices > 1 and not torch.accelerator.is_available():
         raise InputError(
             f"sampling.draft.path={found.path} on {num_devices} devices that are CPUs: vLLM reads unwritten "
-            "temperatures there (its issue 55005), mended here for one device alone. Leave the draft out, or use one"
+            "temperatures there (its issue 55005), mended for one device alone. Leave the draft out, or use one"
         )
     if found.family not in METHODS:
         raise InputError(
@@ -139,11 +144,7 @@ def check_draft(found: DraftDescription, target: str, num_devices: int) -> None:
             f"{' and '.join(METHODS)} drafts only; use one of these, or target.runtime=transformers, which writes with "
             "any"
         )
-    if Path(found.path).is_file():
-        raise InputError(
-            f"sampling.draft.path={found.path} is a GGUF file, and target.runtime=vllm drafts with a folder: give that "
-            "of the same model in transformers format, or use target.runtime=transformers"
-        )
+    _refuse_file(found.path, "sampling.draft.path")
     if found.family != "lm" and read_provenance(found.path) is not None:
         paths = shlex.join([f"target.path={target}", f"draft.path={found.path}"])
         raise InputError(

@@ -97,7 +97,8 @@ class Objective:
         return torch.stack([weight * term.loss(log_q, lesson) for weight, term in weighted]).sum(0), accepted
 
     def check_source(self, is_dense: bool | None) -> None:
-        """Raise ConfigError where p is missing (None), or sparse and the objective needs all of it."""
+        """Raise ConfigError where p is missing (None), or sparse and the objective needs all of it: an estimate from
+        the target's samples has unbounded weights."""
         if self.needs != "text" and is_dense is None:
             raise ConfigError(
                 f"objective={self.name} compares with the target's distribution, and none is at hand: give records= "

@@ -16,7 +16,7 @@ from distill.engines.config import LATER, TargetConfig
 from distill.engines.http_client import RefusedError, refusing
 from distill.runtimes.openai_answers import Answer, TokenIds
 from distill.runtimes.openai_server import NOT_TAKEN, OpenAiServer, probe_prompts, refused_key
-from distill.runtimes.probe import ROUNDING, TEXTS, check_tokens, distance
+from distill.runtimes.probe import ROUNDING, TEXTS, check_length, check_tokens, distance
 
 MOST_TOLD = 20
 """Likeliest tokens that vLLM tells where --max-logprobs does not say otherwise."""
@@ -71,12 +71,8 @@ def _naming_the_key(target: TargetConfig) -> Iterator[None]:
 
 def check_room(server: OpenAiServer, needs: Needs) -> None:
     """Texts of the run fit, as far as the server says how long they may be."""
-    room = server.max_model_len
-    if room is not None and room < needs.longest:
-        raise ConfigError(
-            f"the server at {server.url} takes texts of {room} tokens, and the run's longest one may have "
-            f"{needs.longest}; start it with more, or use fewer sampling.max_new_tokens"
-        )
+    if server.max_model_len is not None:
+        check_length(server.url, server.max_model_len, needs.longest)
 
 
 def check_ids(server: OpenAiServer, needs: Needs) -> Answer | None:

@@ -11,7 +11,7 @@ from typing import Any
 from decode.common.errors import ConfigError, RunError
 from distill.config import ResponseSampling
 from distill.engines.config import TargetConfig
-from distill.engines.http_client import HttpClient, NoAnswerError, RefusedError
+from distill.engines.http_client import HttpClient, NoAnswerError, RefusedError, nothing_answers
 from distill.runtimes.openai_answers import Answer
 from distill.runtimes.probe import check_weights
 
@@ -61,10 +61,7 @@ class OpenAiServer:
         except NoAnswerError as error:
             if isinstance(error.__cause__, ValueError):
                 raise ConfigError(_other(url, "its answer is no JSON")) from error
-            raise ConfigError(
-                f"nothing answers at target.url={url}: {error}. Start the server and wait until it says that it is "
-                "ready, or correct the address"
-            ) from error
+            raise nothing_answers(f"target.url={url}", error) from error
         except RefusedError as error:
             if error.status in (401, 403):
                 raise ConfigError(refused_key(target, error)) from error

@@ -58,6 +58,24 @@ def check_weights(url: str, now: Sequence[float], before: Sequence[float], dtype
         )
 
 
+def check_end(url: str, token: int, eos: Sequence[int]) -> None:
+    """Raise RunError where a server ends a text by another token than the target does."""
+    if token not in eos:
+        raise RunError(
+            f"the server at {url} ended a text at token {token}, and the target's ends are {eos}: its generation "
+            "config is another one; start vLLM with --generation-config vllm"
+        )
+
+
+def check_length(url: str, most: int, longest: int) -> None:
+    """Raise ConfigError where the run's longest text does not fit."""
+    if most < longest:
+        raise ConfigError(
+            f"the server at {url} takes texts of {most} tokens, and the run's longest one may have {longest}; start it "
+            f"with more (vLLM: --max-model-len {longest}), or use fewer sampling.max_new_tokens"
+        )
+
+
 def check_tokens(server: Tokenizing, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
     """Raise ConfigError where the server's tokenizer is another one."""
     for text in TEXTS:

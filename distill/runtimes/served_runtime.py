@@ -18,7 +18,7 @@ from distill.engines.vllm_command import states_command
 from distill.engines.vllm_support import check_alone, check_target
 from distill.records.record_manifest import RecordedRuntime
 from distill.runtimes.engine_runtime import EnginePasses, EngineRuntime, bytes_of_states
-from distill.runtimes.probe import check_tokens, check_weights, probe_ids
+from distill.runtimes.probe import check_length, check_tokens, check_weights, probe_ids
 from distill.runtimes.states_check import fault_of_p, fault_of_probe
 from distill.runtimes.states_file import take_states
 from distill.runtimes.vllm_server import ServedEngine, VllmServer
@@ -104,21 +104,12 @@ def check_servers(runtime: ServedRuntime) -> None:
     with refusing():
         for server in runtime.servers:
             check_tokens(server, tokenizer, runtime.target.path)
-            check_room(runtime, server)
+            # a token is sampled behind each text of the reader, and thrown away
+            check_length(server.url, server.max_model_len, runtime.longest + (server is runtime.reader))
         check_states(runtime)
         runtime.remember()
         if runtime.config.responses == "target":
             check_writing(runtime)
-
-
-def check_room(runtime: ServedRuntime, server: VllmServer) -> None:
-    """Texts of the run fit."""
-    needed = runtime.longest + (server is runtime.reader)  # a token is sampled behind each text, and thrown away
-    if server.max_model_len < needed:
-        raise ConfigError(
-            f"the server at {server.url} takes texts of {server.max_model_len} tokens, and the run's longest one "
-            f"may have {needed}; start it with --max-model-len {needed}, or use fewer sampling.max_new_tokens"
-        )
 
 
 def check_states(runtime: ServedRuntime) -> None:

@@ -96,12 +96,20 @@ def split_prompts(
     """`wanted` prompts from a split of cfg.data; ConfigError where it gives fewer, `reason` naming the settings that
     ask for them."""
     windows = held_out_prompts(documents_of(cfg, tokenizer, split), tokenizer, cfg.prompts, wanted, cfg.seed)
-    if len(windows) < wanted:
+    return enough(windows, wanted, cfg, split, reason)
+
+
+def enough(
+    found: list[Prompt], wanted: int, cfg: EvalConfig, split: Split, reason: str, also: str = ""
+) -> list[Prompt]:
+    """`found`; ConfigError where they are fewer than `wanted`."""
+    if len(found) < wanted:
         raise ConfigError(
-            f"the {split} split of data={cfg.data.name} gives {len(windows)} prompts "
+            f"the {split} split of data={cfg.data.name} gives {len(found)} prompts "
             f"(prompts.tokens={cfg.prompts.tokens}), and {wanted} are needed ({reason}); lower these or prompts.tokens"
+            f"{also}"
         )
-    return windows
+    return found
 
 
 def file_prompts(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, wanted: int, reason: str) -> list[Prompt]:

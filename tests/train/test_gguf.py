@@ -211,7 +211,7 @@ def test_vllm_is_handed_folders(tmp_path: Path, target: Path, commands: dict[str
     code, _, shown = call("distill", *asked)
     assert code == 2
     assert "is a GGUF file, and target.runtime=vllm is handed a folder" in shown
-    with pytest.raises(InputError, match="is a GGUF file, and target.runtime=vllm drafts with a folder"):
+    with pytest.raises(InputError, match="is a GGUF file, and target.runtime=vllm is handed a folder"):
         check_draft(describe_draft(str(target), describe_model(ModelConfig(str(target)))), str(target), 1)
 
 

@@ -191,7 +191,8 @@ TOKENS_PER_ANCHOR = 8
 
 
 def _sizes(draft: DraftConfig, target: ModelDescription, text: PretrainedConfig) -> dict[str, Any]:
-    """Fields of a head's configuration that are the target's own unless set."""
+    """Fields of a head's configuration that are the target's own unless set. A head whose dynamic rotary positions
+    go by another length could not be exported."""
     heads = draft.heads or text.num_attention_heads
     kv_heads = draft.kv_heads or getattr(text, "num_key_value_heads", None) or heads
     require(heads % kv_heads == 0, f"draft.heads={heads} is not a multiple of draft.kv_heads={kv_heads}")

@@ -213,7 +213,7 @@ UNEVEN = (
     "it makes all passes alike, and jacobi's take along more tokens than plain ones. Use another drafter, or "
     "strict=false: the text is the same but for near-ties"
 )
-"""Why no drafter with passengers is strict."""
+"""Why no drafter with passengers is strict: longer passes round otherwise."""
 
 
 def check_strict(name: str | None, settings: Mapping[str, Any], strict: bool, where: str) -> None:

@@ -50,7 +50,8 @@ def exit_layer_of(config: EarlyExitConfig, target: ModelDescription) -> int:
 
 
 def _refuse_another(measured: ProfiledTarget, target: ModelDescription, profile: str) -> None:
-    """InputError unless the target that was measured is this one, rounded alike."""
+    """InputError unless the target that was measured is this one, rounded alike: layers of others say other things,
+    and take other times."""
     rounded = target.quantization or method_of(target.config)
     if (measured.fingerprint, measured.quantization) != (target.fingerprint, rounded):
         raise InputError(

@@ -94,6 +94,7 @@ def _cascade(config: CascadeConfig, load: Load) -> CascadeDrafter:
 
 
 def _check_cascade(config: CascadeConfig, draft: str, helper: str) -> None:
+    """Heads draft from the target's hidden states, which nobody has of the draft."""
     if draft != "lm" or helper in HEADS:
         raise InputError(
             f"a cascade is of a draft LM and a helper that reads tokens alone, no head; draft={config.draft} is of "
