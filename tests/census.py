@@ -27,9 +27,7 @@ def census() -> dict[str, int]:
         "string subscripts in eval": sum(
             _by_string(node) for name, found in nodes.items() if name.split(".")[0] == "eval" for node in found
         ),
-        f"errors over {LONGEST} characters": sum(
-            max(map(_length, _told(node)), default=0) > LONGEST for found in nodes.values() for node in found
-        ),
+        f"errors over {LONGEST} characters": sum(_is_long(node) for found in nodes.values() for node in found),
     }
 
 
@@ -76,19 +74,16 @@ def _by_string(node: ast.AST) -> bool:
     return isinstance(node, ast.Subscript) and _is_string(node.slice)
 
 
-def _told(node: ast.AST) -> list[ast.expr]:
-    """What an error is raised with, by `raise` or by `require`."""
-    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-        return node.exc.args
-    return node.args[1:] if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "require" else []
+def _is_long(node: ast.AST) -> bool:
+    """Of what is raised, by `raise` or by `require`."""
+    is_raised = isinstance(node, ast.Raise) or getattr(getattr(node, "func", None), "id", None) == "require"
+    call = getattr(node, "exc", node)
+    return is_raised and isinstance(call, ast.Call) and any(_length(one) > LONGEST for one in call.args)
 
 
-def _length(node: ast.AST) -> int:
-    if isinstance(node, ast.JoinedStr):
-        return sum(8 if isinstance(part, ast.FormattedValue) else _length(part) for part in node.values)
-    if isinstance(node, ast.BinOp):
-        return _length(node.left) + _length(node.right)
-    return len(node.value) if isinstance(node, ast.Constant) and isinstance(node.value, str) else 0
+def _length(text: ast.expr) -> int:
+    parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+    return sum(len(str(part.value)) if isinstance(part, ast.Constant) else 8 for part in parts)
 
 
 def _is_string(node: ast.AST | None) -> bool:

@@ -6,7 +6,7 @@ MOST = {
     "product files": 464,
     "product lines": 53705,
     "tests files": 283,
-    "tests lines": 48307,
+    "tests lines": 48300,
     "settings": 356,
     "file circles": 0,
     "string subscripts in eval": 884,
