@@ -32,6 +32,12 @@ Scheme = Literal["int8", "int4", "int8_dynamic"]
 """How torchao quantises a model's linear layers as it is loaded (`decode.models.torchao_schemes`)."""
 
 
+def check_scheme(scheme: object, where: str, instead: str) -> None:
+    """Raise ConfigError for a word that is no scheme."""
+    schemes = get_args(Scheme)
+    require(scheme in schemes, f"{where}={scheme!r} is no scheme; use one of {', '.join(schemes)}, or {instead}")
+
+
 def model_folder(path: str) -> str:
     """`path`; or what it holds in place of a config.json: `model/`, where it is the folder of a training run, or a GGUF
     file, if there is one alone."""
@@ -223,9 +229,9 @@ class SamplingConfig:
         )
         require(
             not self.replacement or (self.verifier == "rejection" and not self.is_chain and self.tree != "dynamic"),
-            "replacement=true draws the siblings of a static tree independently under verifier=rejection; with "
-            f"verifier={self.verifier} and tree={self.tree} there are none that are sampled. Use replacement=false, or "
-            "verifier=rejection with a tree such as 3x2x1",
+            f"replacement=true draws siblings of a static tree under verifier=rejection, and verifier={self.verifier} "
+            f"with tree={self.tree} samples none. Use replacement=false, or verifier=rejection with a tree such as "
+            "3x2x1",
         )
         require(
             not self.strict or self.is_chain,
@@ -249,9 +255,8 @@ class SamplingConfig:
         )
         require(
             self.verifier != "typical" or self.lossy,
-            "verifier=typical accepts every token that the target finds typical, so the text no longer follows the "
-            "target's distribution, and lossy=false. Use verifier=coupled, rejection or block, which keep it, or set "
-            "lossy=true to have the distance from the target measured and printed",
+            "verifier=typical changes the target's distribution, and lossy=false. Use verifier=coupled, rejection or "
+            "block, which keep it, or lossy=true, which measures the distance from the target and prints it",
         )
 
 

@@ -149,9 +149,9 @@ def _at_stop_strings(strings: Sequence[str] | None, tokenizer: Any) -> list[Stop
         return []
     require(
         tokenizer is not None,
-        f"stop_strings={strings!r} came without a tokenizer to read text with: transformers keeps tokenizer= back from "
-        "a custom method. Give stopping_criteria=[StopStringCriteria(tokenizer, stop_strings)], or "
-        "custom_generate=partial(speculative, tokenizer=tokenizer)",
+        f"stop_strings={strings!r} need a tokenizer: transformers keeps tokenizer= back. Give "
+        "custom_generate=partial(speculative, tokenizer=tokenizer), or stop by "
+        "stopping_criteria=[StopStringCriteria(...)]",
     )
     return [StopStringCriteria(tokenizer, list(texts(strings, "stop_strings")))]
 
@@ -167,7 +167,7 @@ def _refuse_late_processors(processors: LogitsProcessorList, config: GenerationC
         names = [type(one).__name__ for one in foreign or late] or [kind.__name__ for kind in kinds]
         raise ConfigError(
             f"logits processors {names} would act after, or twice beside, temperature, top_k, top_p and min_p, which "
-            "are applied once and last here; drop typical_p and its like, and set filters as arguments of generate"
+            "come last here; drop typical_p and its like, and set filters as arguments of generate"
         )
 
 
@@ -182,8 +182,7 @@ def _refuse_column_counters(processors: LogitsProcessorList, mask: Tensor) -> No
     require(
         not counting or bool((mask == 1).all()),
         f"logits processors {counting} count columns of the batch, and a row here is padded: {mask.shape[1]} columns "
-        f"for {int(mask.sum(1).min())} tokens, so lengths would be off by the padding. Give rows of one length, or "
-        "drop min_new_tokens and its like",
+        f"for {int(mask.sum(1).min())} tokens. Give rows of one length, or drop min_new_tokens and its like",
     )
 
 

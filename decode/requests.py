@@ -101,10 +101,16 @@ def check_context(model: PreTrainedModel, lengths: list[int], max_new_tokens: in
     if min(lengths) < 1:
         raise InputError("a prompt is empty; decoding starts from at least one token (a BOS or newline token, say)")
     limit = longest_context(model.config)
-    if limit is not None and max(lengths) + max_new_tokens > limit:
+    if limit is not None:
+        check_room(max(lengths), max_new_tokens, limit, "max_new_tokens")
+
+
+def check_room(prompt_tokens: int, new_tokens: int, context: int, where: str) -> None:
+    """Raise InputError where prompt and completion do not fit the model's context, past which positions are
+    undefined."""
+    together = prompt_tokens + new_tokens
+    if together > context:
         raise InputError(
-            f"the longest prompt has {max(lengths)} tokens and max_new_tokens={max_new_tokens}, together "
-            f"{max(lengths) + max_new_tokens}, but the model's context is {limit} tokens; past it positions are "
-            "undefined. "
-            "Shorten the prompt or ask for fewer tokens"
+            f"the longest prompt has {prompt_tokens} tokens and {where}={new_tokens}, together {together}, but the "
+            f"model's context is {context} tokens. Shorten the prompt or lower {where}"
         )

@@ -26,7 +26,7 @@ from decode.models.chat_template import REFUSALS, settled
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import describe_model, load_model
 from decode.rehearsal import warm_up
-from decode.requests import Event
+from decode.requests import Event, check_room
 from decode.sampling.asked import asked_processors
 from decode.sampling.own_settings import RESTING, say_others
 from decode.sampling.stopping import own_eos_ids
@@ -51,7 +51,7 @@ def run(config: DecodeConfig) -> None:
     used, written = vars(config.decode), {name: f"decode.{name}={{}}" for name in RESTING}
     say_others(target.generation_config, used, target.path, written, of_run=True)
     ids = encode_prompt(config, tokenizer)
-    check_prompt(len(ids), config.decode.max_new_tokens, target.max_positions)
+    check_room(len(ids), config.decode.max_new_tokens, target.max_positions, "decode.max_new_tokens")
     if config.plan:
         log.info(
             "plan: %d prompt tokens, up to %d new; target %s (%d parameters), draft %s",
@@ -89,17 +89,6 @@ def encode_prompt(config: DecodeConfig, tokenizer: PreTrainedTokenizerBase) -> l
     if not ids:
         raise InputError("the prompt is empty; give at least one token of text in prompt= or prompt_file=")
     return list(ids)  # type: ignore[arg-type]
-
-
-def check_prompt(prompt_tokens: int, new_tokens: int, max_positions: int) -> None:
-    """Raise InputError where prompt and completion do not fit the context."""
-    if prompt_tokens + new_tokens > max_positions:
-        raise InputError(
-            f"the prompt has {prompt_tokens} tokens and decode.max_new_tokens={new_tokens}, together "
-            f"{prompt_tokens + new_tokens}, but the target's context is {max_positions}; past it positions are "
-            "undefined. "
-            "Shorten the prompt or lower decode.max_new_tokens"
-        )
 
 
 def _read(name: str) -> str:

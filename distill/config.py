@@ -386,15 +386,15 @@ class DistillConfig:
         require(
             not wanted,
             f"records.store={kept.store}, and a server (target.runtime=openai) tells no more of p than its likeliest "
-            f"tokens: {', '.join(wanted)} cannot be made of them. Use records.store=[topk]. Or: {LATER}",
+            f"tokens: {', '.join(wanted)} cannot be made of them. Use records.store=[topk], or {LATER}",
         )
         require(
             not kept.features.layers,
             f"records.features.layers={kept.features.layers}, and a server (target.runtime=openai) gives no hidden "
-            f"states. {LATER}",
+            f"states. Leave them out, or {LATER}",
         )
         require(
             not kept.store or not self.data.learn_prompt,
-            "records.store=[topk] with target.runtime=openai, and data.learn_prompt=true: a server tells p of the "
-            "tokens that it writes, not of a prompt's. Set data.learn_prompt=false; a chat's prompts are never learned",
+            "records.store=[topk] with target.runtime=openai, and data.learn_prompt=true: a server tells no p of a "
+            "prompt's tokens. Set data.learn_prompt=false; a chat's prompts are never learned",
         )

@@ -66,9 +66,9 @@ def check_same_target(folder: RunFolder, target: ModelDescription, runtime: Reco
         far = distance(was.log_p, runtime.log_p)
         if not far <= ROUNDING[runtime.dtype]:
             raise InputError(
-                f"the server gave other probabilities of a fixed text when the run in {folder.path} started: log p "
-                f"moved by {far:.3g}, and rounding is below {ROUNDING[runtime.dtype]:g}. It runs other weights now, "
-                "and records of both would be mixed. Serve the first ones again, or use another output_dir"
+                f"the server runs other weights now than when the run in {folder.path} started: log p of a fixed text "
+                f"moved by {far:.3g} (rounding: {ROUNDING[runtime.dtype]:g}). Serve the first ones again, or use "
+                "another output_dir"
             )
 
 

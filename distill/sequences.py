@@ -178,8 +178,8 @@ def _check_layers(folder: RecordFolder, layers: Sequence[int]) -> None:
         command = _scored_again(folder, [*dict.fromkeys([*there, *layers])], again)
         raise InputError(
             f"{folder.path} holds the hidden states {there or 'of no layer'}, and the draft reads {list(layers)}. "
-            f"Score the same texts again with `{command}` and train with records={again}, or let the target make them "
-            "in training (target_source=live)"
+            f"Score the texts again with `{command}` and train with records={again}, or have them made in training "
+            "(target_source=live)"
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from decode.common.typed_config import require
+from decode.common.typed_config import require, require_at_least, require_some
 from decode.config import SamplingConfig
 from train.export.config import EngineName
 
@@ -104,11 +104,10 @@ class DecodersConfig(ComparisonConfig):
     def __post_init__(self) -> None:
         self.check_batches("decoders")
         require(bool(self.texts), "decoders.texts is empty; name code, prose or both")
-        require(bool(self.arms), "decoders.arms is empty; name at least one, e.g. '+decoders.arms.chain4={}'")
+        require_some(self, "decoders.", arms="'+decoders.arms.chain4={}'")
         unknown = sorted(set(self.fixed) - set(self.arms))
         require(not unknown, f"decoders.fixed names {unknown}, and decoders.arms has {sorted(self.arms)}")
-        require(self.screening_batches >= 1, f"decoders.screening_batches={self.screening_batches}; use at least 1")
-        require(self.screening_prompts >= 1, f"decoders.screening_prompts={self.screening_prompts}; use at least 1")
+        require_at_least(1, self, "decoders.", "screening_batches", "screening_prompts")
         names = sorted({PLAIN} & set(self.arms))
         require(not names, f"decoders.arms names {names}, which is plain decoding; call it otherwise")
 
@@ -167,12 +166,11 @@ class FamiliesConfig(Batches):
     def __post_init__(self) -> None:
         self._check_arms()
         self._check_lists()
-        require(self.tokens >= 1, f"families.tokens={self.tokens}; train on at least 1 token")
         require(self.seconds > 0, f"families.seconds={self.seconds}; train for some time")
-        require(self.screening_batches >= 1, f"families.screening_batches={self.screening_batches}; use at least 1")
+        require_at_least(1, self, "families.", "tokens", "screening_batches")
 
     def _check_arms(self) -> None:
-        require(bool(self.arms), "families.arms is empty; name at least one, e.g. '+families.arms.lm=[draft=lm]'")
+        require_some(self, "families.", arms="'+families.arms.lm=[draft=lm]'")
         for name, overrides in {**self.arms, "": self.training}.items():
             where = f"families.arms.{name}" if name else "families.training"
             keys = [one.lstrip("+~").split("=", 1)[0].split(".")[0] for one in overrides]

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from decode.common.typed_config import require
+from decode.common.typed_config import require, require_at_least, require_some
 from decode.config import OF_THE_PREFIX, ModelConfig, SamplingConfig, check_temperature
 from distill.config import DataConfig
 from eval.comparison_config import OWN, DecodersConfig, FamiliesConfig, named_settings
@@ -93,9 +93,8 @@ class TimingConfig:
     reads the counters of the hardware, where there are any."""
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "rounds", "batch_size", "screening_tokens", "cost_repeats"):
-            require(getattr(self, name) >= 1, f"timing.{name}={getattr(self, name)}; use at least 1")
-        require(self.screening_prompts >= 1, f"timing.screening_prompts={self.screening_prompts}; warm-up needs one")
+        least = ("prompts", "rounds", "batch_size", "screening_tokens", "cost_repeats", "screening_prompts")
+        require_at_least(1, self, "timing.", *least)
         require(
             self.watts is None or 0 < self.watts < float("inf"),
             f"timing.watts={self.watts}; state a power above 0 in watts, e.g. 65, or null to read the counters",
@@ -184,8 +183,7 @@ class LosslessConfig:
     """Precision of this part; auto is the target's own, where float32 does not fit."""
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "tokens", "other_prompts", "other_tokens", "batch_size"):
-            require(getattr(self, name) >= 1, f"lossless.{name}={getattr(self, name)}; use at least 1")
+        require_at_least(1, self, "lossless.", "prompts", "tokens", "other_prompts", "other_tokens", "batch_size")
         self.other_prompts = min(self.other_prompts, self.prompts)
         self.other_tokens = min(self.other_tokens, self.tokens)
 
@@ -221,8 +219,7 @@ class ProfileConfig:
     """New tokens for each."""
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "max_new_tokens"):
-            require(getattr(self, name) >= 1, f"profile.{name}={getattr(self, name)}; use at least 1")
+        require_at_least(1, self, "profile.", "prompts", "max_new_tokens")
 
 
 @dataclass
@@ -298,16 +295,15 @@ class EvalConfig:
     def __post_init__(self) -> None:
         require(
             self.mode != "certificate" or self.decode.verifier in TOKEN_FOR_TOKEN,
-            f"mode=certificate compares tokens, and decode.verifier={self.decode.verifier} keeps the distribution, not "
-            "the tokens, so they may differ. Its proof is by enumeration: pytest tests/decode -k distribution. For a "
-            "certificate give decode.verifier=coupled",
+            f"mode=certificate compares tokens, and decode.verifier={self.decode.verifier} keeps the distribution "
+            "alone, as pytest tests/decode -k distribution proves. For a certificate give decode.verifier=coupled",
         )
         default = f"runs/{self.name}/{self.mode}" if self.name else f"runs/{self.mode}/report"
         self.name, self.output_dir = self.name or self.mode, self.output_dir or default
         require(self.target.path is not None, "target.path is not set; name a transformers folder or hub id")
-        is_given = bool(self.drafts) or self.mode in ("families", "drafters", "exits")
-        require(is_given, "drafts is empty; name at least one, e.g. '+drafts.distilled=runs/x/draft/model'")
-        require(bool(self.temperatures), "temperatures is empty; a report needs at least one, e.g. temperatures=[1.0]")
+        if self.mode not in ("families", "drafters", "exits"):
+            require_some(self, "", drafts="'+drafts.distilled=runs/x/draft/model'")
+        require_some(self, "", temperatures="temperatures=[1.0]")
         for temperature in self.temperatures:
             check_temperature(temperature, f"temperatures={self.temperatures}: ")
         require(
@@ -355,7 +351,6 @@ class EvalConfig:
         own = [name for name in OF_THE_PREFIX if getattr(self.decode, name) != getattr(SamplingConfig(), name)]
         require(
             not own or self.mode in ("certificate", "profile"),
-            f"decode.{' and decode.'.join(own)} would hold for our arms and not for the peers they are timed "
-            "with, which are transformers' and vLLM's own loops. Leave them out, or use mode=certificate or "
-            "mode=profile, which run our loop alone",
+            f"decode.{' and decode.'.join(own)} would hold for our arms and not for the peers, which are "
+            "transformers' and vLLM's own loops. Leave them out, or use mode=certificate or mode=profile",
         )

@@ -7,6 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("decode", "distill", "train", "eval", "scripts")
+LONGEST = 200
+"""Characters of an error, a placeholder counting as 8: what, both values, what to do."""
 
 
 def census() -> dict[str, int]:
@@ -25,6 +27,7 @@ def census() -> dict[str, int]:
         "string subscripts in eval": sum(
             _by_string(node) for name, found in nodes.items() if name.split(".")[0] == "eval" for node in found
         ),
+        f"errors over {LONGEST} characters": sum(_is_long(node) for found in nodes.values() for node in found),
     }
 
 
@@ -69,6 +72,18 @@ def _is_field(node: ast.AST) -> bool:
 
 def _by_string(node: ast.AST) -> bool:
     return isinstance(node, ast.Subscript) and _is_string(node.slice)
+
+
+def _is_long(node: ast.AST) -> bool:
+    """Of what is raised, by `raise` or by `require`."""
+    is_raised = isinstance(node, ast.Raise) or getattr(getattr(node, "func", None), "id", None) == "require"
+    call = getattr(node, "exc", node)
+    return is_raised and isinstance(call, ast.Call) and any(_length(one) > LONGEST for one in call.args)
+
+
+def _length(text: ast.expr) -> int:
+    parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+    return sum(len(str(part.value)) if isinstance(part, ast.Constant) else 8 for part in parts)
 
 
 def _is_string(node: ast.AST | None) -> bool:

@@ -4,12 +4,13 @@ from tests.census import census, circles
 
 MOST = {
     "product files": 464,
-    "product lines": 53781,
+    "product lines": 53705,
     "tests files": 283,
-    "tests lines": 48286,
+    "tests lines": 48300,
     "settings": 356,
     "file circles": 0,
     "string subscripts in eval": 884,
+    "errors over 200 characters": 0,
 }
 """Figures of 27 November 2026."""
 

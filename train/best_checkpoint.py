@@ -20,9 +20,8 @@ def score(validation: Sums) -> float:
     if value is None:
         if means["loss"] is None:
             raise RunError(
-                "the validation counted no token: in none of its rows is one left that this draft learns to draft, so "
-                "nothing says which weights to keep. Use a longer sequence_length, more validation_rows, or a smaller "
-                "window or draft.head.depth"
+                "the validation counted no token: none of its rows has one that this draft learns to draft. Use a "
+                "longer sequence_length, more validation_rows, or a smaller window or draft.head.depth"
             )
         value = -means["loss"]
     return -math.inf if math.isnan(value) else value  # nothing is larger than NaN: kept once, it would stay

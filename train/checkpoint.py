@@ -161,9 +161,9 @@ class Checkpoints:
             if not other:
                 raise
             raise ConfigError(
-                f"{checkpoint} holds weights of other shapes than this draft, though both were configured alike: an "
-                "earlier version chose other sizes where draft.width or draft.heads was left out. Finish the run with "
-                f"that version, or train anew in another output_dir ({other[0]})"
+                f"{checkpoint} holds weights of other shapes than this draft ({other[0]}): an earlier version chose "
+                "other sizes without draft.width or draft.heads. Finish the run with it, or train anew in another "
+                "output_dir"
             ) from error
         return saved.state
 

@@ -208,10 +208,9 @@ class TrainConfig:
         )
         require(
             self.objective.warm_up is None or self.validate_every < self.steps,
-            f"objective.warm_up={self.objective.warm_up} ends at the first validation that finds alpha of "
+            f"objective.warm_up={self.objective.warm_up} ends at a validation with alpha of "
             f"{self.objective.switch_at:g} or more, and validate_every={self.validate_every} of steps={self.steps} is "
-            f"after the last step: objective={self.objective.name} would never be minimised. Validate more often, or "
-            "leave the warm-up out",
+            "after the last step. Validate more often, or leave the warm-up out",
         )
         knows_p = has_target and (self.records is not None or self.target_source == "live")
         require(

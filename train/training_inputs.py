@@ -123,10 +123,9 @@ def check_enough(cfg: TrainConfig, inputs: Inputs, world_size: int) -> int:
     found = len(inputs.train.rows)
     require(
         found >= rows,
-        f"the training split ({len(inputs.train.source)} sequences) fills {found} rows of {cfg.sequence_length} tokens "
-        f"each; one step takes {rows} (batch_size {cfg.batch_size} x gradient_accumulation {cfg.gradient_accumulation} "
-        f"x {world_size} processes): a step would read the same text twice. Lower batch_size or sequence_length, or "
-        "give more data",
+        f"the training split fills {found} rows of {cfg.sequence_length} tokens; one step takes {rows} (batch_size "
+        f"{cfg.batch_size} x gradient_accumulation {cfg.gradient_accumulation} x {world_size} processes). Lower "
+        "batch_size, or give more data",
     )
     return rows
 
@@ -142,9 +141,9 @@ def _check_length(cfg: TrainConfig, target: ModelDescription | None, blueprint: 
         )
     require(
         blueprint.depth is not None or cfg.objective.credit == "none" or cfg.window < cfg.sequence_length,
-        f"objective.credit={cfg.objective.credit} weighs the tokens of whole rounds, and no row of sequence_length="
-        f"{cfg.sequence_length} tokens holds a round of window={cfg.window} and the token before it: nothing would be "
-        "learned. Use a smaller window, a longer sequence_length, or objective.credit=none",
+        f"objective.credit={cfg.objective.credit} weighs whole rounds, and no row of "
+        f"sequence_length={cfg.sequence_length} tokens holds one of window={cfg.window}. Use a smaller window, a "
+        "longer sequence_length, or objective.credit=none",
     )
 
 
@@ -152,17 +151,16 @@ def _check_learned(cfg: TrainConfig, what: str, packed: PackedSource, rows: Iter
     require(
         packed.teaches(rows),
         f"no token of the {what} is to be learned: sequence_length={cfg.sequence_length} cuts every text before its "
-        "first learned token (chats teach what the assistant says, records what the target answered), so there is no "
-        "loss. Use a longer sequence_length, or more validation_rows",
+        "first learned token. Use a longer sequence_length, or more validation_rows",
     )
 
 
 def _check_covered(cfg: TrainConfig, covered: float | None) -> None:
     require(
         covered is None or covered >= LEAST_COVERED,
-        f"draft.head.vocab={cfg.draft.head.vocab} holds {covered or 0:.1%} of the tokens that are learned, and "
-        f"acceptance cannot exceed that. Use a larger one, which holds {LEAST_COVERED:.0%} at least (better 95%), "
-        "or null, which drafts every token",
+        f"draft.head.vocab={cfg.draft.head.vocab} holds {covered or 0:.1%} of the learned tokens, and acceptance "
+        f"cannot exceed that. Use one that holds {LEAST_COVERED:.0%} at least (better 95%), or null, which drafts "
+        "every token",
     )
 
 

@@ -163,10 +163,10 @@ class TrainingLoop:
         names = sorted({name for rank in ranks for name in self.reader.documents_of(step, rank)})
         newest = self.recorder.checkpoints.newest()
         return RunError(
-            f"the {what} is not finite at step {step + 1}, in the batch of these documents: {', '.join(names[:20])}"
-            f"{f' and {len(names) - 20} more' if len(names) > 20 else ''}. "
+            f"the {what} is not finite at step {step + 1}, in the batch of these documents: "
+            f"{', '.join(names[:20])}{f' and {len(names) - 20} more' if len(names) > 20 else ''}. "
             f"{MOVED if moved else 'It did not change the weights'}; the last good checkpoint is "
-            f"{newest or 'none yet'}. Lower lr or clip, or look at those documents, and start again"
+            f"{newest or 'none yet'}. Lower lr or clip, or look at those, and start again"
         )
 
     def _write_down(self, bar: Any) -> None:

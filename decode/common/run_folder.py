@@ -162,9 +162,8 @@ def check_same_run(path: Path, stage: str, config: Any, bound_to: Hashes = NOTHI
         there = run.bound_to.get(name, now)
         if there != now:
             raise ConfigError(
-                f"the run in {path} was begun with {name} {there}, and it is {now} now: the files changed under their "
-                "path meanwhile, and one folder would hold texts of both. Put the first ones back, use another "
-                "output_dir, or delete the folder."
+                f"the run in {path} was begun with {name} {there}, and it is {now} now: the files under their path "
+                "changed. Put the first ones back, use another output_dir, or delete the folder."
             )
 
 
@@ -291,9 +290,8 @@ def _refusal(path: Path, is_run: bool) -> str:
             "output_dir, or delete the folder."
         )
     return (
-        f"{path} already holds this run, begun {RUN.read(path / 'run.json').started} and not finished: it was "
-        "interrupted, or it crashed, and nothing is overwritten. Use resume=auto to go on with it; to begin anew, use "
-        "another output_dir, or delete the folder."
+        f"{path} already holds this run, begun {RUN.read(path / 'run.json').started} and not finished, and nothing is "
+        "overwritten. Use resume=auto to go on with it; to begin anew, use another output_dir, or delete the folder."
     )
 
 

@@ -32,6 +32,12 @@ def require_at_least(least: int, config: object, where: str, *names: str) -> Non
         require(value is None or value >= least, f"{where}{name}={value} must be at least {least}")
 
 
+def require_some(config: object, where: str, **examples: str) -> None:
+    """Raise ConfigError where a field of `config` is empty, with the example of one; `where` ends in a dot."""
+    for name, example in examples.items():
+        require(bool(getattr(config, name)), f"{where}{name} is empty; name at least one, e.g. {example}")
+
+
 def build(cls: type[T], container: Mapping, where: str = "") -> T:
     """An instance of the dataclass `cls` from a mapping of plain values; nested dataclasses are built the same way.
 

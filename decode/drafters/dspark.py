@@ -188,8 +188,7 @@ class DSparkConfig(HeadConfig):
         if token is not None and not ends.embed(torch.tensor([token])).any():
             raise InputError(
                 f"draft.head.mask_token={token}, and the embedding of that token in {path} is all zeros (padding's "
-                "often is), so that a block could not tell its masks apart. Name another token that no text holds, or "
-                "none: the mask is then learned"
+                "often is). Name another token that no text holds, or none: the mask is then learned"
             )
 
 

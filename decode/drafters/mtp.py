@@ -142,9 +142,8 @@ def check_sees_all(target: ModelDescription) -> None:
     kinds = getattr(text, "mtp_layer_types", None) or getattr(text, "layer_types", None) or ["full_attention"]
     if kinds[0] != "full_attention":
         raise InputError(
-            f"the MTP layer of {target.path} has {kinds[0]} (mtp_layer_types, or else the first of layer_types, in its "
-            "config.json), and the one here sees all tokens before: in texts longer than the window it would be "
-            "another layer. Train draft=eagle3, or serve the target's own layer as it is"
+            f"the MTP layer of {target.path} has {kinds[0]} (mtp_layer_types or layer_types in its config.json), and "
+            "the one here sees all tokens before. Train draft=eagle3, or serve the target's own layer as it is"
         )
 
 

@@ -106,6 +106,5 @@ def check_sum(file: Path, provenance: Provenance) -> None:
     if told is not None and file.is_file() and sha256_file(file) != told:
         raise InputError(
             f"{file} has SHA-256 {sha256_file(file)}, and {FILE} says {told}: it was edited or damaged after the "
-            f"training, and the draft would not be the one that was trained. {PROVENANCE.remedy} Where the edit is "
-            f"meant, take {file.name} out of sha256 in {FILE}"
+            f"training. {PROVENANCE.remedy} Where the edit is meant, take {file.name} out of sha256 in {FILE}"
         )

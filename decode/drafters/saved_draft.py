@@ -9,7 +9,7 @@ from functools import partial
 from math import prod
 from os import PathLike
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from decode.common.environment import device_of, resolve_device
 from decode.common.errors import InputError
 from decode.common.typed_config import require
-from decode.config import ModelConfig, Precision, Scheme, model_folder
+from decode.config import ModelConfig, Precision, Scheme, check_scheme, model_folder
 from decode.drafters.base import Drafter
 from decode.drafters.beside.refusals import check_device
 from decode.drafters.head_draft import HeadConfig, HeadDraft
@@ -72,15 +72,13 @@ def load_drafter(
     asked = settings_of(path if isinstance(path, str) else None, settings, "load_drafter")
     place = device_of(target) if device is None else resolve_device(device)
     in_folder = asked is None and isinstance(path, str | PathLike)
-    require(
-        quantization is None or quantization in get_args(Scheme),
-        f"quantization={quantization!r} is no scheme; use one of {', '.join(get_args(Scheme))}, or None",
-    )
-    require(
-        quantization is None or in_folder,
-        f"quantization={quantization} rounds the weights of a draft as they are loaded from a folder, and {path!r:.80} "
-        "is none. Leave it out",
-    )
+    if quantization is not None:
+        check_scheme(quantization, "quantization", "None")
+        require(
+            in_folder,
+            f"quantization={quantization} rounds the weights of a draft as they are loaded from a folder, and "
+            f"{path!r:.80} is none. Leave it out",
+        )
     if asked is not None:
         check_device(cast(str, path), device, "device")
         load = partial(load_drafter, target=target, dtype=dtype, check=check)
@@ -157,11 +155,9 @@ def _check_as_in_files(target: PreTrainedModel, folder: str) -> None:
     changed = changed_since_read(target, Path(folder))
     if changed:
         raise InputError(
-            f"the MTP layer in {folder} was trained with the weights beside it, and {len(changed)} tensors of the "
-            f"target in memory are not those of its files ({', '.join(changed[:3])}): they were changed after they "
-            "were loaded (an adapter merged or switched on, more training), and the layer would draft from states that "
-            "mean something else. Load the target anew, train a head for this one, or insist with load_drafter(..., "
-            "check=False)"
+            f"the MTP layer in {folder} was trained with {len(changed)} other tensors of the target "
+            f"({', '.join(changed[:3])}), changed after they were loaded. Load it anew, train a head, or insist with "
+            "load_drafter(..., check=False)"
         )
 
 

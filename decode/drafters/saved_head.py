@@ -195,16 +195,14 @@ def _check_target(folder: str | Path, trained: TrainedTarget, target: ModelDescr
     if trained.fingerprint != target.fingerprint:
         raise InputError(
             f"the head {folder} was trained on the hidden states of {trained.path} with fingerprint "
-            f"{trained.fingerprint}, and {target.path} has {target.fingerprint}: it would draft from states "
-            "that mean something else. Give the target that it knows, or train one for this target: python -m train"
+            f"{trained.fingerprint}, and {target.path} has {target.fingerprint}. Give that target, or train a head "
+            "for this one: python -m train"
         )
     ours, theirs = target.weights_fingerprint, trained.weights
     if comparable(ours, theirs) and ours != theirs:
         raise InputError(
-            f"the head {folder} was trained on weights with fingerprint {theirs}, and the target in memory has {ours}, "
-            f"although {target.path} is the one it knows: the weights were changed after they were loaded (an adapter "
-            "merged or switched on, more training), and the head would draft from states that mean something else. "
-            "Load the target anew, train a head for this one, or insist with load_drafter(..., check=False)"
+            f"the head {folder} was trained on weights {theirs}, and {target.path} has {ours}, changed after they "
+            "were loaded. Load it anew, train a head for it, or insist with load_drafter(..., check=False)"
         )
 
 
@@ -219,7 +217,7 @@ def _check_vocabulary(folder: str | Path, head: HeadDraft) -> None:
         raise InputError(
             f"the draft vocabulary of {folder} ({head.config.draft_vocab_size} of {head.config.vocab_size} tokens) "
             f"lacks the end of text {missing}, so it would draft past every end. Train it with draft.head.vocab=N, "
-            "which always keeps EOS and the special tokens"
+            "which always keeps EOS"
         )
 
 

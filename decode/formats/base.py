@@ -180,7 +180,6 @@ def check_sizes(folder: PublishedFolder, width: int, vocab: int, target: ModelDe
     for name, (ours, theirs) in asked.items():
         if ours != theirs:
             raise InputError(
-                f"{folder.path} is a head of a target with {name}={ours}, and {target.path} has {theirs}: it would "
-                "draft from other states or for other tokens than it was trained for. Give the target that it was "
-                "published for"
+                f"{folder.path} is a head of a target with {name}={ours}, and {target.path} has {theirs}. Give the "
+                "target that it was published for"
             )

@@ -99,9 +99,9 @@ def _assumed(folder: PublishedFolder, num_layers: int) -> tuple[int, ...]:
     taps = usual_taps(num_layers)
     if list(taps) != sorted(set(taps)):
         raise InputError(
-            f"{folder.path}/config.json lists no hidden states, and those that are then meant, (2, L // 2, L - 3), are "
-            f"{list(taps)} of a target with {num_layers} layers: not three ascending ones. Write those that it was "
-            f"trained on as {AT_TOP}"
+            f"{folder.path}/config.json lists no hidden states, and the usual ones, (2, L // 2, L - 3), are "
+            f"{list(taps)} of {num_layers} layers: not three ascending ones. Write those that it was trained on as "
+            f"{AT_TOP}"
         )
     return taps
 

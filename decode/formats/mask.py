@@ -40,8 +40,8 @@ def mask_row(folder: PublishedFolder, target: ModelDescription) -> int | None:
     if not 0 <= token < target.vocab_size:
         raise InputError(
             f"{folder.path}/config.json says {MASK_ID}={token}, and the target has tokens 0 to "
-            f"{target.vocab_size - 1}; neither its embedding nor the folder's has such a row, so blocks cannot be "
-            "filled. Write the id that it was trained with, or fetch the folder again"
+            f"{target.vocab_size - 1}; the folder has no row for it either. Write the id that it was trained with, or "
+            "fetch the folder again"
         )
     return token
 

@@ -43,8 +43,8 @@ def taps_of(folder: PublishedFolder) -> tuple[int, ...] | None:
     if len(set(taps.values())) > 1:
         told = "; ".join(f"{name} means {list(ids)}" for name, ids in taps.items())
         raise InputError(
-            f"{folder.path}/config.json lists different hidden states of the target (0 the embeddings): {told}. The "
-            "head would draft from states that it does not know; write the ones that it was trained on in every list"
+            f"{folder.path}/config.json lists different hidden states of the target (0 the embeddings): {told}. Write "
+            "the ones that it was trained on in every list"
         )
     return next(iter(taps.values()), None)
 

@@ -102,7 +102,6 @@ def _differing(ours: Tensor, theirs: Tensor) -> int:
 def _refuse(folder: PublishedFolder, name: str, what: str, differing: int, total: int, path: str) -> None:
     if differing:
         raise InputError(
-            f"{differing} of {total} rows of {name} in {folder.path} that were compared are not those of the {what} of "
-            f"{path}: it is a head of another target, and would draft from states and words that mean something else. "
-            "Give the target that it was published for, or insist with load_drafter(..., check=False)"
+            f"{differing} of {total} compared rows of {name} in {folder.path} are not those of the {what} of {path}. "
+            "Give the target that the head was published for, or insist with load_drafter(..., check=False)"
         )

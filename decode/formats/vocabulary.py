@@ -36,8 +36,7 @@ def vocabulary_of(folder: PublishedFolder, vocab_size: int) -> Tensor | None:
         wrong = f"{int(outside[0])} is none" if len(outside) else "some of them are there twice"
         raise InputError(
             f"{name} of {folder.path} should give {len(ids)} different tokens of the target's {vocab_size}, and "
-            f"{wrong}: drafted tokens would stand for other ones. Serve the target that the head was trained on, or "
-            f"fetch the folder again ({OFFSETS} holds what is to be added to a draft id, {IDS} the ids)"
+            f"{wrong}. Serve the target that the head was trained on, or fetch the folder again"
         )
     return ids
 

@@ -78,9 +78,9 @@ def files_of(folder: Path) -> list[Path]:
         return files
     there = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
     raise InputError(
-        f"{folder} holds no *.safetensors and none of {', '.join(PICKLED)}, which are the weights that are read here "
-        f"(there: {', '.join(there) or 'no weights'}). A pickled file of another name may hold a program; convert it "
-        "to safetensors where you trust it, or fetch the folder again"
+        f"{folder} holds no *.safetensors and none of {', '.join(PICKLED)} (there: "
+        f"{', '.join(there) or 'no weights'}). A pickled file of another name may hold a program; convert it where "
+        "you trust it, or fetch the folder again"
     )
 
 

@@ -59,9 +59,8 @@ def window_in(fields: Mapping[str, Any], path: str = "") -> Window | None:
         return None
     if not (_is_whole(size, 1) and _is_whole(sinks, 0)):
         raise InputError(
-            f"{path or 'a model'}: its config.json says draft_window={size!r} and draft_sinks={sinks!r}; "
-            "a window is a whole number of at least 1, its sinks one of at least 0. The draft would see other tokens "
-            "than it was trained with: copy its folder again, or train it anew"
+            f"{path or 'a model'}: its config.json says draft_window={size!r} and draft_sinks={sinks!r}; they are "
+            "whole numbers of at least 1 and 0. Copy its folder again, or train it anew"
         )
     return Window(size, sinks)
 

@@ -32,8 +32,8 @@ def unwrapped(model: Any) -> PreTrainedModel:
         if method not in IN_LAYERS or by_tokens:
             raise InputError(
                 f"the target's adapter {name!r} is {'an activated LoRA' if by_tokens else method}, which adds tokens, "
-                "mixes adapters or starts at a certain token: passes over drafted tokens alone would not be the "
-                f"model's own. Use an adapter of the kinds {', '.join(IN_LAYERS)}, or merge it first (merge_and_unload)"
+                f"mixes adapters or starts at a certain one. Use one of the kinds {', '.join(IN_LAYERS)}, or merge it "
+                "first (merge_and_unload)"
             )
     return model.get_base_model()
 

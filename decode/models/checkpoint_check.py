@@ -79,7 +79,8 @@ def check_headers(source: ModelConfig, config: PretrainedConfig, role: str, tens
 
 
 def check_report(report: Mapping[str, Any], source: ModelConfig, role: str, sizes: str = "") -> None:
-    """InputError where the loading report of `source` names gaps, unless it says allow_missing; `sizes` says more."""
+    """InputError where the loading report of `source` names gaps, which would be random numbers, unless it says
+    allow_missing; `sizes` says more."""
     gaps = Gaps.of(report)
     if not gaps:
         return
@@ -88,9 +89,8 @@ def check_report(report: Mapping[str, Any], source: ModelConfig, role: str, size
         return
     insist = f", or insist with {role}.allow_missing=true" if role == "target" else ""
     raise InputError(
-        f"the weights of {role}.path={source.path} are not those that its config.json calls for: {sizes}{gaps}. What "
-        "is missing would be random numbers, others at every start, and what is left over belongs to another model. "
-        f"Copy the folder again or repair its config.json{insist}"
+        f"the weights of {role}.path={source.path} are not those that its config.json calls for: {sizes}{gaps}. Copy "
+        f"the folder again or repair its config.json{insist}"
     )
 
 

@@ -185,9 +185,9 @@ def damaged(which: str, error: Exception, file: Path | None = None) -> str:
     reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
     if isinstance(error, pickle.UnpicklingError):
         return (
-            f"the weights of {which} cannot be read{f' from {file.name}' if file else ''} as tensors alone: a pickled "
-            "file may hold a program, or be damaged, and nothing of it was run. Fetch it again, or convert it to "
-            f"safetensors where you trust it ({reason})"
+            f"the weights of {which} cannot be read{f' from {file.name}' if file else ''} as tensors alone, and "
+            "nothing of it was run: a pickle may hold a program. Fetch it again, or convert it to safetensors where "
+            f"you trust it ({reason})"
         )
     where = f"{file.name} cannot be read" if file else "they cannot be read"
     return f"the weights of {which} are damaged or missing: {where} ({reason}). Fetch them again"

@@ -43,18 +43,16 @@ def refuse_unsupported(config: PretrainedConfig, path: str, role: str = "target"
         raise InputError(
             f"{role}.path={path} uses multimodal rotary positions (mrope), which this decoder does not handle"
         )
-    if getattr(config.get_text_config(), "attn_temperature_tuning", False):
+    if getattr(config.get_text_config(), "attn_temperature_tuning", False):  # off in trees and shorter rows
         raise InputError(
             f"{role}.path={path} is a {config.model_type} model with attn_temperature_tuning, which scales queries by "
-            "how far they are behind the end of the cache, where tokens of a tree or of a shorter row are not. Use a "
-            "model whose attention goes by position_ids"
+            "their place in the cache. Use a model whose attention goes by position_ids"
         )
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds or config.model_type in OWN_MASKS or getattr(config, "alibi", False):
         raise InputError(
             f"{role}.path={path} is a {config.model_type} model (unusual layers: {sorted(kinds) or 'none'}), which "
-            "makes its own masks or position biases: rejected tokens and other rows would be seen. Use a model with "
-            "full or sliding-window attention"
+            "makes its own masks or position biases. Use a model with full or sliding-window attention"
         )
 
 

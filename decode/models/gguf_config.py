@@ -158,8 +158,7 @@ def _rope(keys: Keys) -> dict[str, Any]:
         return plain | {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": before}
     raise InputError(
         f"{keys.where} scales its rotary positions by {kind} with factor={factor} and "
-        f"original_context_length={before}, which is not known here: later tokens would be read at other positions. "
-        f"{FOLDER}"
+        f"original_context_length={before}, which is not known here. {FOLDER}"
     )
 
 
@@ -185,8 +184,8 @@ def _llama3_rope(keys: Keys, factors: torch.Tensor) -> dict[str, Any]:
     plain = parameters["rope_theta"] ** -(torch.arange(0, head_dim, 2) / head_dim)
     if not torch.allclose(plain / scaled, factors, rtol=1e-3):
         raise InputError(
-            f"{keys.where} divides the frequencies of its rotary positions by factors of its own ({FREQUENCIES}), "
-            f"which are not those of Llama 3.1 ({LLAMA3}): no configuration says them. {FOLDER}"
+            f"{keys.where} divides the frequencies of its rotary positions by other factors ({FREQUENCIES}) than Llama "
+            f"3.1 does ({LLAMA3}). {FOLDER}"
         )
     return parameters
 

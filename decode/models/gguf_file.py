@@ -127,8 +127,7 @@ def _check_beginning(file: Path, role: str) -> None:
     if version not in VERSIONS:
         raise InputError(
             f"{role}.path={file} is of GGUF version {version}, and versions {' and '.join(map(str, VERSIONS))} are "
-            "read here: where its numbers lie is not known. Fetch or convert the model in one of them, or update "
-            "draftsmith and transformers"
+            "read here. Fetch or convert the model in one of them, or update draftsmith and transformers"
         )
 
 

@@ -63,9 +63,9 @@ def gguf_tokenizer(file: GgufFile) -> PreTrainedTokenizerFast:
     name = str(file.metadata.get(f"{PREFIX}pre"))
     if kind != "gpt2" or name not in CUTS:
         raise InputError(
-            f"{file.path} has a tokenizer of the kind {kind} that cuts text by {name} ({PREFIX}model and "
-            f"{PREFIX}pre), and known are llama, and gpt2 with {', '.join(CUTS)}: the model would read other tokens "
-            "than those that it was trained on. Give the folder of the model in transformers format"
+            f"{file.path} has a tokenizer of the kind {kind} that cuts text by {name} ({PREFIX}model, {PREFIX}pre), "
+            f"and known are llama, and gpt2 with {', '.join(CUTS)}. Give the folder of the model in transformers "
+            "format"
         )
     return _byte_level(file, CUTS[name])
 

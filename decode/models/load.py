@@ -230,9 +230,8 @@ def describe_loaded(model: PreTrainedModel, check: bool = True) -> ModelDescript
     path = model.config.name_or_path or model.name_or_path
     if check and not path:
         raise InputError(
-            "the target was built in memory, so nothing says which files it is, and whether a saved draft fits it "
-            "cannot be checked. Save it, and load it with from_pretrained, or insist with load_drafter(..., "
-            "check=False)"
+            "the target was built in memory, so whether a saved draft fits it cannot be checked. Save it, and load "
+            "it with from_pretrained, or insist with load_drafter(..., check=False)"
         )
     source = ModelConfig(path=path or "the target in memory", quantization=cast(Any, scheme_of(model.config)))
     return ModelDescription(source, model.config, model)
@@ -309,11 +308,11 @@ def _quantised_by(source: ModelConfig) -> dict[str, Any]:
 
 
 def _refuse_window(window: Window | None, path: str) -> None:
+    """Its text would depend on what runs it."""
     if window is not None:
         raise InputError(
             f"target.path={path} was trained to attend to its first {window.sinks} and last {window.size} positions "
-            "alone, which transformers and engines do not heed: its text would depend on what runs it. Such a model "
-            "drafts; name a target without draft_window in its config.json"
+            "alone, which engines do not heed. Only drafts may; name a target without draft_window in its config.json"
         )
 
 
@@ -328,14 +327,14 @@ def _check_folder(folder: Path, role: str) -> None:
     if not (folder / "config.json").is_file():
         if (folder / "run.json").is_file():
             raise InputError(
-                f"{role}.path={folder} is the folder of a run without a model in model/: one of another stage, or a "
-                "training that is not finished. Finish it by its own command with resume=auto, or give a model's folder"
+                f"{role}.path={folder} is the folder of a run without a model in model/: one of another stage, or an "
+                "unfinished training. Finish it by its own command with resume=auto, or give a model's folder"
             )
         if (folder / "adapter_config.json").is_file():
             raise InputError(
-                f"{role}.path={folder} holds an adapter alone (adapter_config.json), no model. Merge it into its base: "
-                "peft's AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained(MERGED), "
-                "and save the tokenizer beside it"
+                f"{role}.path={folder} holds an adapter alone (adapter_config.json). Merge: peft's "
+                "AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained(MERGED), and "
+                "save the tokenizer"
             )
         several = sorted(one.name for one in folder.glob("*.gguf"))
         if several:
@@ -359,7 +358,6 @@ def _check_folder(folder: Path, role: str) -> None:
 def with_adapter(path: object, role: str) -> str:
     """What to say of a checkpoint with an adapter in it."""
     return (
-        f"{role}.path={path} holds an adapter (adapter_config.json) beside the weights: whether it counts depends on "
-        "the packages installed, so the same folder is two models. Merge it (peft's merge_and_unload) and save the "
-        "result, or take adapter_config.json away"
+        f"{role}.path={path} holds an adapter (adapter_config.json) beside the weights: two models, with peft and "
+        "without. Merge it (merge_and_unload) and save that, or take adapter_config.json away"
     )

@@ -69,7 +69,8 @@ class OutputHead:
 
 
 def head_of(model: PreTrainedModel) -> OutputHead:
-    """The head of `model`, checked once against the logits the model itself makes; raises InputError if they differ."""
+    """The head of `model`, checked once against the logits the model itself makes; raises InputError if they differ,
+    since training would see another model than serving."""
     head = OutputHead(model)
     ids = torch.tensor([[0, 1]], device=device_of(model))  # type: ignore[union-attr]
     with torch.no_grad():
@@ -79,9 +80,7 @@ def head_of(model: PreTrainedModel) -> OutputHead:
         gap = (ours.float() - theirs.float()).abs().max().item()
         raise InputError(
             f"{type(model).__name__} makes other logits than its output embedding gives (largest difference "
-            f"{gap:.3g}): "
-            "it transforms them in a way that is not known here, so training would see another model than serving. "
-            "Supported are a plain head, final_logit_softcapping, logit_scale and logits_scaling"
+            f"{gap:.3g}). Supported are a plain head, final_logit_softcapping, logit_scale and logits_scaling"
         )
     return head
 

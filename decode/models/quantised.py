@@ -46,7 +46,8 @@ def refuse_unreadable(found: Any, path: str, role: str) -> None:
 
 
 def refuse_dependent_rows(config: PretrainedConfig, path: str) -> None:
-    """Raise InputError for a quantisation whose passes mix tokens, and for one that is not known here."""
+    """Raise InputError for a quantisation whose passes mix tokens, so that the text would depend on the draft, and for
+    one that is not known here."""
     refuse_unreadable(getattr(config, "quantization_config", None), path, "target")
     settings = settings_of(config)
     if settings is None:
@@ -64,8 +65,7 @@ def refuse_dependent_rows(config: PretrainedConfig, path: str) -> None:
     if reason is not None:
         raise InputError(
             f"target.path={path} is quantised by {method} with {reason}: a token's distribution depends on the others "
-            "in its pass, drafted ones among them, so the text would depend on the draft. Quantise weights alone, or "
-            "take a scale for each token"
+            "in its pass, drafted ones too. Quantise weights alone, or take a scale for each token"
         )
 
 
@@ -74,9 +74,9 @@ def refuse_dependent_layers(model: nn.Module) -> None:
     found = [name for name, module in model.named_modules() if type(module).__module__.startswith(TORCH_DYNAMIC)]
     if found:
         raise InputError(
-            f"{len(found)} layers of the target ({', '.join(found[:2])}) are torch's dynamically quantised ones, which "
-            "round the activations of a whole pass by one scale: a token's distribution depends on the drafts beside "
-            "it. Use the model without them, or one whose weights alone are quantised"
+            f"{len(found)} layers of the target ({', '.join(found[:2])}) are torch's dynamically quantised ones: "
+            "one scale for a whole pass, drafts too. Use the model without them, or one whose weights alone are "
+            "quantised"
         )
 
 

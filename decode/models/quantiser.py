@@ -85,9 +85,8 @@ def refuse_missing_scales(config: PretrainedConfig, tensors: Mapping[str, Tensor
         shown = ", ".join(without[:SHOWN]) + (f" and {len(without) - SHOWN} more" if len(without) > SHOWN else "")
         count = f"{len(without)} of {len(packed)} weights have none ({shown})" if without else "its files hold none"
         raise InputError(
-            f"{which} is quantised by {method}, as its config.json says, and a weight is read by the scale beside it "
-            f"(weight_scale, weight_scale_inv): {count}. It would be another model, or one of random numbers. Fetch "
-            "the checkpoint again, or take quantization_config out of its config.json where the weights are plain ones"
+            f"{which} is quantised by {method}, and a weight is read by the scale beside it (weight_scale, "
+            f"weight_scale_inv): {count}. Fetch it again, or take quantization_config out if the weights are plain"
         )
 
 

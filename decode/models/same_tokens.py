@@ -18,9 +18,8 @@ def check_same_tokens(target: ModelDescription, draft: ModelDescription) -> None
     if ours is not None and theirs is not None and ours != theirs:
         raise InputError(
             f"the tokenizers differ although both vocabularies have {target.vocab_size} entries: token map "
-            f"{ours[:12]} in "
-            f"{draft.path}, {theirs[:12]} in {target.path}; the same id would mean different text. "
-            f"Use a draft trained on the target's own tokenizer, or, as it is, {_as_it_is(target, draft)}"
+            f"{ours[:12]} in {draft.path}, {theirs[:12]} in {target.path}. Use a draft with the target's own, or, as "
+            f"it is, {_as_it_is(target, draft)}"
         )
 
 
@@ -39,10 +38,8 @@ def check_same_size(target: ModelDescription, draft: ModelDescription) -> None:
     if target.vocab_size != draft.vocab_size:
         raise InputError(
             f"draft {draft.path} has {draft.vocab_size} vocabulary entries, target {target.path} has "
-            f"{target.vocab_size}: "
-            "acceptance compares full distributions, so both must be over the same tokens. "
-            "Use a draft with the target's tokenizer, whatever its padding, train one with `python -m train`, or "
-            f"as it is, {_as_it_is(target, draft)}"
+            f"{target.vocab_size}. Use a draft with the target's tokenizer, train one with `python -m train`, or as "
+            f"it is, {_as_it_is(target, draft)}"
         )
 
 

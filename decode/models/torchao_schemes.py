@@ -38,8 +38,8 @@ def check_scheme(source: ModelConfig, config: PretrainedConfig, role: str) -> No
     own = "GGUF" if Path(source.path or "").is_file() else method_of(config)
     if own is not None:
         raise InputError(
-            f"{role}.quantization={scheme} and {role}.path={source.path}, whose checkpoint is quantised already by "
-            f"{own}: it would be rounded twice. Leave {role}.quantization out, or give the checkpoint as it was before"
+            f"{role}.quantization={scheme}, and {role}.path={source.path} is quantised already by {own}: it would be "
+            f"rounded twice. Leave {role}.quantization out, or give the checkpoint as it was before"
         )
     name = source.dtype if source.dtype != "auto" else str(getattr(config, "dtype", None) or "float32")
     dtype = getattr(torch, name.removeprefix("torch."))

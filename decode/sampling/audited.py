@@ -56,10 +56,8 @@ class Audited(LogitsProcessor):
     def _require_same(self, one: Tensor, other: Tensor) -> None:
         require(
             torch.allclose(one, other, rtol=RTOL, atol=ATOL, equal_nan=True),
-            f"logits processor {name_of(self.processor)} was asked about the same tokens and scores again and answered "
-            "otherwise: it counts its calls, draws at random, or knows rows by their place. It is asked about drafted "
-            "tokens too, so the text would depend on the draft. Make it a function of each row of input_ids and scores "
-            "(input_ids.shape[1] tells how far the text is), or decode with transformers",
+            f"logits processor {name_of(self.processor)} was asked about the same tokens and scores again and "
+            "answered otherwise. Make it a function of each row of input_ids and scores, or decode with transformers",
         )
 
     def _require_a_choice(self, done: Tensor) -> None:

@@ -99,9 +99,8 @@ def check_processors(processors: Sequence[Any]) -> list[Any]:
         require(callable(one), f"logits_processor holds {one!r}, which cannot be called; give transformers' processors")
         require(
             not isinstance(one, BOUND_TO_CALLS),
-            f"logits processor {name_of(one)} goes by the row of the batch, or by what it was asked before, and here "
-            "its rows are drafted tokens, some of them asked about twice. Use one that looks at the tokens of a row "
-            "alone, or transformers' own generate",
+            f"logits processor {name_of(one)} goes by the row of the batch, or by what it was asked before. Use one "
+            "that looks at the tokens of a row alone, or transformers' own generate",
         )
     return [
         AllowedTokens(one._prefix_allowed_tokens_fn) if isinstance(one, PrefixConstrainedLogitsProcessor) else one

@@ -94,9 +94,8 @@ def eos_ids(given: Any, config: GenerationConfig | None, vocab_size: int) -> lis
     whose = "the model's own generation_config.eos_token_id" if given is None else "eos_token_id"
     require(
         known == named or (given is None and bool(known)),
-        f"{whose}={named} names tokens outside the vocabulary, which is 0 to {vocab_size - 1}: no text would ever end "
-        "there. Give the tokens that end a text in eos_token_id=, or in the model's generation_config.json, or () for "
-        "none",
+        f"{whose}={named} names tokens outside the vocabulary, which is 0 to {vocab_size - 1}. Give the tokens that "
+        "end a text in eos_token_id=, or in the model's generation_config.json, or () for none",
     )
     return known
 

@@ -113,10 +113,9 @@ class BadRows:
             return
         enough = min(1.0, math.ceil(100 * bad / self.rows) / 100)
         raise InputError(
-            f"{self.where}: {bad:,} of the {self.rows:,} rows read cannot be used, and at most data.bad_rows="
-            f"{self.share:g} of them may be left out{self.count().examples()}. Mend or remove them, name the fields "
-            f"that hold the text (data.messages_field, data.text_field), or go on without them by data.bad_rows="
-            f"{enough:g}"
+            f"{self.where}: {bad:,} of {self.rows:,} rows read cannot be used, more than "
+            f"data.bad_rows={self.share:g}{self.count().examples()}. Mend them, name their fields "
+            f"(data.messages_field, data.text_field), or set data.bad_rows={enough:g}"
         )
 
     def report(self) -> BadRowCount:

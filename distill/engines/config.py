@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 from urllib.parse import urlsplit
 
 from decode.common.typed_config import require, require_at_least
-from decode.config import ModelConfig, Scheme
+from decode.config import ModelConfig, check_scheme
 
 RuntimeName = Literal["transformers", "vllm", "openai"]
 STARTED = ("tensor_parallel_size", "pipeline_parallel_size", "quantization", "gpu_memory_utilization")
 """What an engine is started with; a server has its own."""
 _SERVED = ("url", "states_url", "states_folder")
 _LOADING = ("dtype", "device", "device_map", "attn_implementation", "allow_missing")
-LATER = (
-    "Record the texts by records.store=[], and have them read by `python -m distill responses=records "
-    "from_records=FOLDER target.path=...` with target.runtime=transformers or vllm"
-)
+LATER = "record texts alone (records.store=[]), p later (docs/how-to/large_targets.md)"
 
 
 @dataclass
@@ -81,7 +78,8 @@ def _check_engine_settings(target: TargetConfig) -> None:
     """Raise ConfigError for settings of vLLM's that are out of range, or that this runtime would ignore."""
     _refuse(target, ("served_name", "key_variable"), "is for target.runtime=openai; set that, or leave it out")
     if target.runtime == "transformers":
-        _check_scheme(target)
+        if target.quantization is not None:
+            check_scheme(target.quantization, "target.quantization", "set target.runtime=vllm, whose words are others")
         _refuse(
             target,
             (*(name for name in STARTED if name != "quantization"), "states_url", "states_folder"),
@@ -106,15 +104,6 @@ def _check_engine_settings(target: TargetConfig) -> None:
         target.states_folder is not None,
         f"target.url={target.url} and no target.states_folder: p is made of hidden states, which the server writes to "
         "files. Name the folder in which they appear here (docs/how-to/record_a_target.md)",
-    )
-
-
-def _check_scheme(target: TargetConfig) -> None:
-    schemes = get_args(Scheme)
-    require(
-        target.quantization is None or target.quantization in schemes,
-        f"target.quantization={target.quantization} is no scheme of target.runtime=transformers, which has "
-        f"{', '.join(schemes)}; use one of them, or set target.runtime=vllm, whose own words are others",
     )
 
 
@@ -164,5 +153,5 @@ def _check_openai_settings(target: TargetConfig) -> None:
     require(
         name is None or re.fullmatch("[A-Z][A-Z0-9_]*", name) is not None,
         "target.key_variable is not the name of an environment variable, as OPENAI_API_KEY (capitals, digits and _). "
-        "A key itself does not belong here, since settings are written into the run's folder: put it into a variable",
+        "The key itself would be written into the run's folder: put it into a variable",
     )

@@ -31,6 +31,14 @@ class NoAnswerError(RunError):
     """Nothing listens there, or it ended in the middle of an answer, for as long as was waited."""
 
 
+def nothing_answers(where: str, error: NoAnswerError) -> ConfigError:
+    """What is raised before a run."""
+    return ConfigError(
+        f"nothing answers at {where}: {error}. Start the server and wait until it says that it is ready, or correct "
+        "the address"
+    )
+
+
 class SilentError(RunError):
     """It listens, and gave no answer in time: it hangs, and is not asked again."""
 
@@ -84,9 +92,8 @@ class HttpClient:
         except TimeoutError as error:
             waited = timeout or self.timeout
             raise SilentError(
-                f"{self.root}{path} gave no answer in {waited:g} s (target.timeout): it hangs, or has more to do than "
-                "that. Look at the server's log and start it again, or give more seconds; the run goes on with "
-                "resume=auto"
+                f"{self.root}{path} gave no answer in {waited:g} s (target.timeout): it hangs, or has more to do. "
+                "Look at the server's log and start it again, or give more seconds; the run goes on with resume=auto"
             ) from error
         except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: no address
             raise NoAnswerError(f"{self.root}{path}: {error or type(error).__name__}") from error

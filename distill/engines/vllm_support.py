@@ -38,11 +38,7 @@ def check_target(target: ModelDescription) -> None:
             f"{path} is a {config.model_type} model with latent attention (MLA), and vLLM gives no hidden states of "
             f"such models, from which p is made; {OTHERWISE}"
         )
-    if Path(target.path).is_file():
-        raise InputError(
-            f"{path} is a GGUF file, and target.runtime=vllm is handed a folder: give that of the same model in "
-            f"transformers format, or {OTHERWISE}"
-        )
+    _refuse_file(target.path, "target.path")
     check_plain_ends(target)
     if config.model_type not in KNOWN:
         raise InputError(
@@ -61,9 +57,8 @@ def check_plain_ends(target: ModelDescription) -> None:
     packed = [name for name in (head, "model.norm.weight") if name not in tensors or tensors[name].dtype not in PLAIN]
     if packed:
         raise InputError(
-            f"target.path={target.path} is quantised, {' and '.join(packed)} as well, and target.runtime=vllm makes p "
-            "of hidden states by the checkpoint's own norm and head, read as plain tensors. Quantise it with the head "
-            f"left as it is (most tools do), give the model in half precision, or {OTHERWISE}"
+            f"target.path={target.path} is quantised, {' and '.join(packed)} as well, of which target.runtime=vllm "
+            f"makes p. Quantise it with the head left as it is, give the model in half precision, or {OTHERWISE}"
         )
 
 
@@ -116,14 +111,22 @@ def drafting_with_model(folder: str, num_draft_tokens: int, family: str = "lm") 
     return {"method": METHODS[family], "model": path, "num_speculative_tokens": num_draft_tokens}
 
 
+def _refuse_file(path: str, where: str) -> None:
+    if Path(path).is_file():
+        raise InputError(
+            f"{where}={path} is a GGUF file, and target.runtime=vllm is handed a folder: give that of the same model "
+            f"in transformers format, or {OTHERWISE}"
+        )
+
+
 def _refuse_window(path: str) -> None:
+    """A draft that sees more than it was trained with is accepted less."""
     config = Path(path) / "config.json"
     window = window_in(read_json(config), path) if config.is_file() else None
     if window is not None:
         raise InputError(
             f"the draft {path} attends to its first {window.sinks} and last {window.size} positions, and vLLM would "
-            "draft with it as if it saw the whole text, and accept less. Draft by draftsmith itself (target.runtime="
-            "transformers), or train one without draft.window"
+            "show it the whole text. Use target.runtime=transformers, or train one without draft.window"
         )
 
 
@@ -132,9 +135,8 @@ def check_draft(found: DraftDescription, target: str, num_devices: int) -> None:
     several devices are started without `vllm_temperatures`, and so would accept by temperatures that nobody wrote."""
     if num_devices > 1 and not torch.accelerator.is_available():
         raise InputError(
-            f"sampling.draft.path={found.path} on {num_devices} devices that are CPUs: vLLM reads the temperature of "
-            "drafted tokens from memory that nothing has written there (vLLM issue 55005), and this is mended for one "
-            "device alone. Leave the draft out, or use one"
+            f"sampling.draft.path={found.path} on {num_devices} devices that are CPUs: vLLM reads unwritten "
+            "temperatures there (its issue 55005), mended for one device alone. Leave the draft out, or use one"
         )
     if found.family not in METHODS:
         raise InputError(
@@ -142,11 +144,7 @@ def check_draft(found: DraftDescription, target: str, num_devices: int) -> None:
             f"{' and '.join(METHODS)} drafts only; use one of these, or target.runtime=transformers, which writes with "
             "any"
         )
-    if Path(found.path).is_file():
-        raise InputError(
-            f"sampling.draft.path={found.path} is a GGUF file, and target.runtime=vllm drafts with a folder: give that "
-            "of the same model in transformers format, or use target.runtime=transformers"
-        )
+    _refuse_file(found.path, "sampling.draft.path")
     if found.family != "lm" and read_provenance(found.path) is not None:
         paths = shlex.join([f"target.path={target}", f"draft.path={found.path}"])
         raise InputError(

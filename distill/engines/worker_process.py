@@ -155,7 +155,7 @@ class Engine:
         if not self._is_silent:
             return f"the vLLM worker ended with code {code}; {last_words(self.log, _LAST_LINES)}"
         return (
-            f"the vLLM worker gave no sign of life for {self.silence_s:g} s (target.timeout), and was ended: it hangs, "
-            "or reads or compiles a model for longer than that. Start the run again with resume=auto, which keeps what "
-            f"was written, or give more seconds; {last_words(self.log, _LAST_LINES)}"
+            f"the vLLM worker gave no sign of life for {self.silence_s:g} s (target.timeout), and was ended. Start "
+            "again with resume=auto, or with more seconds where it reads or compiles a model for longer; "
+            f"{last_words(self.log, _LAST_LINES)}"
         )

@@ -97,18 +97,18 @@ class Objective:
         return torch.stack([weight * term.loss(log_q, lesson) for weight, term in weighted]).sum(0), accepted
 
     def check_source(self, is_dense: bool | None) -> None:
-        """Raise ConfigError where p is missing (None), or sparse and the objective needs all of it."""
+        """Raise ConfigError where p is missing (None), or sparse and the objective needs all of it: an estimate from
+        the target's samples has unbounded weights."""
         if self.needs != "text" and is_dense is None:
             raise ConfigError(
                 f"objective={self.name} compares with the target's distribution, and none is at hand: give records= "
-                "that keep p (records.store=[] in distill keeps none), or a live target, or use "
-                "objective=cross_entropy, which learns from text alone"
+                "that keep p (not records.store=[]), or a live target, or use objective=cross_entropy"
             )
         if self.needs == "dense" and not is_dense:
             raise ConfigError(
                 f"objective={self.name} needs p on the draft's support, and these records are sparse (head_tail or "
-                "topk): an estimate of it from the target's samples has unbounded weights. Use records.store=[full] "
-                "or [last_hidden] in distill, a live target, or objective=forward_kl or tv"
+                "topk). Use records.store=[full] or [last_hidden] in distill, a live target, or objective=forward_kl "
+                "or tv"
             )
 
 

@@ -68,9 +68,9 @@ def code_bytes(layout: FeatureLayout, states: Tensor, device: torch.device) -> b
     tokens, channels = len(states), states[0].numel()
     if tokens <= layout.components:
         raise InputError(
-            f"the first texts of the run have {tokens} tokens, and {layout.components} components were asked for, "
-            "which need more tokens than that to be told apart. Use a larger records.features.calibration_prompts, "
-            "fewer records.features.components, or records.features.code=int8"
+            f"the first texts of the run have {tokens} tokens, too few for {layout.components} components. Use a "
+            "larger records.features.calibration_prompts, fewer records.features.components, or "
+            "records.features.code=int8"
         )
     if layout.components and tokens < FEW * channels:
         log.warning(

@@ -174,7 +174,7 @@ class Shard:
             raise InputError(
                 f"{self.path} holds {found}, and its summary says {self.known.records} records, {self.known.tokens} "
                 f"tokens of {self.layout.vocab_size}, {self.known.learned_tokens} of them learned, ended by "
-                f"{self.known.finish_reasons}: other tokens would be learned than were recorded. {REMEDY}"
+                f"{self.known.finish_reasons}. {REMEDY}"
             )
 
     @property

@@ -142,9 +142,9 @@ class EnginePasses(Passes):
     def _check(self, fault: str | None, did: str = "") -> None:
         if fault is not None:
             raise RunError(
-                f"vLLM {self.runtime.note.version} {did}{fault}. It gave sound states of a fixed text before, and "
-                "nothing of this one was recorded. Use another version of vLLM (target.vllm_python), a wider "
-                "target.dtype, or target.runtime=transformers, and another output_dir"
+                f"vLLM {self.runtime.note.version} {did}{fault}, and this text was not recorded. Use another version "
+                "of vLLM (target.vllm_python), a wider target.dtype, or target.runtime=transformers, and another "
+                "output_dir"
             )
 
 

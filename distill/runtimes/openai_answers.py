@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from decode.common.errors import RunError
 from distill.responses import Response
+from distill.runtimes.probe import check_end
 
 TokenIds = Literal["told", "of logprobs", "of the text"]
 _AS_ID = "token_id:"
@@ -97,8 +98,7 @@ def ended(answer: Answer, ids: list[int], source: TokenIds, eos: list[int], most
         if count < most:
             raise RunError(
                 f"the server at {url} cut a text at {count} tokens, and sampling.max_new_tokens={most}: its context "
-                "is too short for the prompt and the response. Start it with a longer one (of each slot, with "
-                "llama.cpp), and give resume=auto"
+                "is too short. Start it with a longer one (of each slot, with llama.cpp), and give resume=auto"
             )
         return Response(ids, "length")
     if answer.finish_reason not in ("stop", "eos_token"):
@@ -106,10 +106,7 @@ def ended(answer: Answer, ids: list[int], source: TokenIds, eos: list[int], most
     if ids and ids[-1] in eos:
         return Response(ids, "eos")
     if source == "told" and ids:
-        raise RunError(
-            f"the server at {url} ended a text at token {ids[-1]}, and the target's ends are {eos}: its generation "
-            "config is another one; start vLLM with --generation-config vllm"
-        )
+        check_end(url, ids[-1], eos)
     return Response([*ids, eos[0]], "eos") if len(eos) == 1 else Response(ids, "stop")
 
 

@@ -16,7 +16,7 @@ from distill.engines.config import LATER, TargetConfig
 from distill.engines.http_client import RefusedError, refusing
 from distill.runtimes.openai_answers import Answer, TokenIds
 from distill.runtimes.openai_server import NOT_TAKEN, OpenAiServer, probe_prompts, refused_key
-from distill.runtimes.probe import ROUNDING, TEXTS, check_tokens, distance
+from distill.runtimes.probe import ROUNDING, TEXTS, check_length, check_tokens, distance
 
 MOST_TOLD = 20
 """Likeliest tokens that vLLM tells where --max-logprobs does not say otherwise."""
@@ -71,12 +71,8 @@ def _naming_the_key(target: TargetConfig) -> Iterator[None]:
 
 def check_room(server: OpenAiServer, needs: Needs) -> None:
     """Texts of the run fit, as far as the server says how long they may be."""
-    room = server.max_model_len
-    if room is not None and room < needs.longest:
-        raise ConfigError(
-            f"the server at {server.url} takes texts of {room} tokens, and the run's longest one may have "
-            f"{needs.longest}; start it with more, or use fewer sampling.max_new_tokens"
-        )
+    if server.max_model_len is not None:
+        check_length(server.url, server.max_model_len, needs.longest)
 
 
 def check_ids(server: OpenAiServer, needs: Needs) -> Answer | None:
@@ -158,13 +154,13 @@ def told_log_p(server: OpenAiServer, probe: list[int]) -> list[float] | None:
 def check_likeliest(server: OpenAiServer, needs: Needs, count: int) -> None:
     """It tells as many likeliest tokens as are to be kept, by their ids, and p of them at temperature 1, unwarped."""
     wanted = f"records.store=[topk] with records.topk={count}"
-    remedy = f"Use a server that does (vLLM, llama.cpp). Or: {LATER}"
+    remedy = f"Use a server that does (vLLM, llama.cpp), or {LATER}"
     try:
         answer = server.one_token(needs.probe, count)
     except RefusedError as error:
         raise ConfigError(
             f"{wanted}, and the server at {server.url} does not tell so many: {error}. Use records.topk={MOST_TOLD}, "
-            f"or start it so that it tells more (vLLM: --max-logprobs {count}). Or: {LATER}"
+            f"start it so that it tells more (vLLM: --max-logprobs {count}), or {LATER}"
         ) from error
     told = answer.positions[0].likeliest if answer.positions else []
     if not told:
@@ -189,8 +185,6 @@ def check_unwarped(server: OpenAiServer, needs: Needs, count: int) -> None:
     far = max((distance(one, other) for one, other in both), default=0.0)
     if not far <= ROUNDING["unknown"]:
         raise ConfigError(
-            f"log p of the likeliest tokens that the server at {server.url} tells changes by {far:.3g} with {warp}: "
-            "it tells p behind these, and p is recorded at temperature 1, unwarped. Use sampling.temperature=1 and "
-            f"no top_k, top_p and min_p, or start the server so that it tells raw ones (vLLM: --logprobs-mode "
-            f"raw_logprobs). Or: {LATER}"
+            f"the server at {server.url} tells p behind {warp} (log p moves by {far:.3g}). Use sampling.temperature=1 "
+            f"and no top_k, top_p and min_p, make it tell raw p (vLLM: --logprobs-mode raw_logprobs) or {LATER}"
         )

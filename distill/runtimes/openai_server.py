@@ -11,9 +11,9 @@ from typing import Any
 from decode.common.errors import ConfigError, RunError
 from distill.config import ResponseSampling
 from distill.engines.config import TargetConfig
-from distill.engines.http_client import HttpClient, NoAnswerError, RefusedError
+from distill.engines.http_client import HttpClient, NoAnswerError, RefusedError, nothing_answers
 from distill.runtimes.openai_answers import Answer
-from distill.runtimes.probe import ROUNDING, distance
+from distill.runtimes.probe import check_weights
 
 FIRST_ANSWER_S = 20.0
 """A server that is to be used answers what it is by then."""
@@ -61,10 +61,7 @@ class OpenAiServer:
         except NoAnswerError as error:
             if isinstance(error.__cause__, ValueError):
                 raise ConfigError(_other(url, "its answer is no JSON")) from error
-            raise ConfigError(
-                f"nothing answers at target.url={url}: {error}. Start the server and wait until it says that it is "
-                "ready, or correct the address"
-            ) from error
+            raise nothing_answers(f"target.url={url}", error) from error
         except RefusedError as error:
             if error.status in (401, 403):
                 raise ConfigError(refused_key(target, error)) from error
@@ -116,23 +113,15 @@ class OpenAiServer:
         self.check_listed()
         if before is None:
             return
-        far = distance(list(chain(*self.likeliest(probe_prompts(probe)))), before)
-        if not far <= ROUNDING["unknown"]:
-            raise RunError(
-                f"the server at {self.url} runs other weights than when this run started: log p of the likeliest "
-                f"tokens behind a fixed text moved by {far:.3g}, and rounding is below {ROUNDING['unknown']:g}. "
-                "Nothing that it wrote since it was last looked at was kept. Serve the first weights again and give "
-                "resume=auto, or use another folder"
-            )
+        check_weights(self.url, list(chain(*self.likeliest(probe_prompts(probe)))), before, "unknown")
 
     def check_listed(self) -> None:
         """Raise RunError where it serves this model no longer."""
         names = [one.get("id") for one in self.client.ask("/v1/models").get("data") or []]
         if self.model not in names:
             raise RunError(
-                f"the server at {self.url} served {self.model} when this run started, and now serves {names}. Nothing "
-                "that it wrote since it was last looked at was kept. Serve the first model again and give resume=auto, "
-                "or use another folder"
+                f"the server at {self.url} served {self.model} when this run started, and now serves {names}. Serve "
+                "the first model again and give resume=auto, or use another folder"
             )
 
 
@@ -191,6 +180,6 @@ def refused_key(target: TargetConfig, error: RefusedError) -> str:
 
 def _other(url: str, why: str) -> str:
     return (
-        f"what answers at target.url={url} does not list its models as OpenAI's protocol has it ({why}): it is "
-        "another kind of server, or the address lacks or has a part too many; give it as http://HOST:PORT/v1"
+        f"what answers at target.url={url} does not list its models as OpenAI's protocol has it ({why}): another kind "
+        "of server, or another address; give it as http://HOST:PORT/v1"
     )

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from decode.common.errors import ConfigError
+from decode.common.errors import ConfigError, RunError
 
 
 class Tokenizing(Protocol):
@@ -47,6 +47,35 @@ def distance(one: Sequence[float], other: Sequence[float]) -> float:
     return float((torch.tensor(one) - torch.tensor(other)).square().mean().sqrt())
 
 
+def check_weights(url: str, now: Sequence[float], before: Sequence[float], dtype: str) -> None:
+    """Raise RunError where log p of the fixed text moved by more than rounding: nothing of other weights gets into the
+    records."""
+    far = distance(now, before)
+    if not far <= ROUNDING[dtype]:
+        raise RunError(
+            f"the server at {url} runs other weights than when this run started: log p of a fixed text moved by "
+            f"{far:.3g} (rounding: {ROUNDING[dtype]:g}). Serve the first ones and resume, or use another folder"
+        )
+
+
+def check_end(url: str, token: int, eos: Sequence[int]) -> None:
+    """Raise RunError where a server ends a text by another token than the target does."""
+    if token not in eos:
+        raise RunError(
+            f"the server at {url} ended a text at token {token}, and the target's ends are {eos}: its generation "
+            "config is another one; start vLLM with --generation-config vllm"
+        )
+
+
+def check_length(url: str, most: int, longest: int) -> None:
+    """Raise ConfigError where the run's longest text does not fit."""
+    if most < longest:
+        raise ConfigError(
+            f"the server at {url} takes texts of {most} tokens, and the run's longest one may have {longest}; start it "
+            f"with more (vLLM: --max-model-len {longest}), or use fewer sampling.max_new_tokens"
+        )
+
+
 def check_tokens(server: Tokenizing, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
     """Raise ConfigError where the server's tokenizer is another one."""
     for text in TEXTS:
@@ -54,7 +83,7 @@ def check_tokens(server: Tokenizing, tokenizer: PreTrainedTokenizerBase, path: s
         if ours != theirs:
             place = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(ours))
             raise ConfigError(
-                f"the server at {server.url} serves {server.model}, which cuts {text[:20]!r}... into other tokens than "
-                f"target.path={path}: {ours[place : place + 3]} there and {theirs[place : place + 3]} in the server "
-                f"from token {place} on. It is another model; start the server with this one, or name its folder"
+                f"the server at {server.url} serves {server.model}, which cuts {text[:20]!r}... into other tokens "
+                f"than target.path={path}: {theirs[place : place + 3]}, not {ours[place : place + 3]}, from token "
+                f"{place} on. Start it with this model, or name its folder"
             )

@@ -91,6 +91,6 @@ def check_room(found: DraftDescription | None, longest: int) -> None:
     if found is not None and longest > found.max_positions:
         raise InputError(
             f"the longest text of the run may have {longest} tokens, and the draft {found.path} reads "
-            f"{found.max_positions}: it has no positions for the rest. Use fewer sampling.max_new_tokens, shorter "
-            "prompts, or another sampling.draft.path"
+            f"{found.max_positions}. Use fewer sampling.max_new_tokens, shorter prompts, or another "
+            "sampling.draft.path"
         )

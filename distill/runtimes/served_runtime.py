@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from decode.common.errors import ConfigError, RunError
+from decode.common.errors import ConfigError
 from decode.common.progress import get_logger
 from decode.common.run_folder import free_disk_check
 from decode.models.load import ModelDescription
@@ -18,7 +18,7 @@ from distill.engines.vllm_command import states_command
 from distill.engines.vllm_support import check_alone, check_target
 from distill.records.record_manifest import RecordedRuntime
 from distill.runtimes.engine_runtime import EnginePasses, EngineRuntime, bytes_of_states
-from distill.runtimes.probe import ROUNDING, check_tokens, distance, probe_ids
+from distill.runtimes.probe import check_length, check_tokens, check_weights, probe_ids
 from distill.runtimes.states_check import fault_of_p, fault_of_probe
 from distill.runtimes.states_file import take_states
 from distill.runtimes.vllm_server import ServedEngine, VllmServer
@@ -94,13 +94,7 @@ class ServedRuntime(EngineRuntime):
 
     def _check_same(self, server: VllmServer) -> None:
         """Behind each call and before its answer is used: nothing of other weights gets into the records."""
-        far = distance(server.log_p(self.probe), self.note.log_p or [])
-        if not far <= ROUNDING[self.dtype]:
-            raise RunError(
-                f"the server at {server.url} runs other weights than when this run started: log p of a fixed text "
-                f"moved by {far:.3g}, and rounding is below {ROUNDING[self.dtype]:g}. Nothing that it gave since its "
-                "last good answer was kept. Serve the first weights again and give resume=auto, or use another folder"
-            )
+        check_weights(server.url, server.log_p(self.probe), self.note.log_p or [], self.dtype)
 
 
 def check_servers(runtime: ServedRuntime) -> None:
@@ -110,21 +104,12 @@ def check_servers(runtime: ServedRuntime) -> None:
     with refusing():
         for server in runtime.servers:
             check_tokens(server, tokenizer, runtime.target.path)
-            check_room(runtime, server)
+            # a token is sampled behind each text of the reader, and thrown away
+            check_length(server.url, server.max_model_len, runtime.longest + (server is runtime.reader))
         check_states(runtime)
         runtime.remember()
         if runtime.config.responses == "target":
             check_writing(runtime)
-
-
-def check_room(runtime: ServedRuntime, server: VllmServer) -> None:
-    """Texts of the run fit."""
-    needed = runtime.longest + (server is runtime.reader)  # a token is sampled behind each text, and thrown away
-    if server.max_model_len < needed:
-        raise ConfigError(
-            f"the server at {server.url} takes texts of {server.max_model_len} tokens, and the run's longest one "
-            f"may have {needed}; start it with --max-model-len {needed}, or use fewer sampling.max_new_tokens"
-        )
 
 
 def check_states(runtime: ServedRuntime) -> None:
@@ -146,9 +131,9 @@ def check_states(runtime: ServedRuntime) -> None:
         )
     if not runtime.reader.appears(file):
         raise ConfigError(
-            f"the server at {runtime.reader.url} wrote hidden states to a file {file.name}, and in "
-            f"target.states_folder={runtime.states_folder} none appeared: it is not the folder of "
-            "its shared_storage_path, or not shared with this machine, or its disk is full (see the server's log)"
+            f"the server at {runtime.reader.url} wrote hidden states to {file.name}, and none appeared in "
+            f"target.states_folder={runtime.states_folder}: it is not its shared_storage_path, not shared with this "
+            "machine, or its disk is full"
         )
     states = take_states(file)["hidden_states"]
     fault = fault_of_probe(passes, states, runtime.probe)

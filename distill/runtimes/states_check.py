@@ -42,9 +42,9 @@ def fault_of_p(passes: EnginePasses, states: Tensor, ids: list[int], log_p: Sequ
     if far <= rounding:
         return None
     return (
-        f"log p of a token by {who} and by the norm and head of target.path={passes.runtime.target.path} differ by "
-        f"{far:.3g} (root mean square over {len(ids) - 1} tokens; rounding is below {rounding:g}): it serves other "
-        f"weights, or gives other layers than {passes.asked}"
+        f"log p of a token by {who} and by target.path={passes.runtime.target.path} differ by {far:.3g} (root mean "
+        f"square over {len(ids) - 1} tokens; rounding: {rounding:g}): it serves other weights, or gives other layers "
+        f"than {passes.asked}"
     )
 
 
@@ -63,9 +63,8 @@ def check_engine(passes: EnginePasses, ids: list[int]) -> None:
         fault = fault and f"{who} {fault}"
     if fault is not None:
         raise ConfigError(
-            f"{fault}. It was asked for a fixed text, before any of the run's: p and hidden states in the records "
-            "would be wrong. Use another version of vLLM (target.vllm_python), or target.runtime=transformers, and "
-            "another output_dir"
+            f"{fault} (a fixed text, before any of the run's). Use another version of vLLM (target.vllm_python), "
+            "or target.runtime=transformers, and another output_dir"
         )
 
 

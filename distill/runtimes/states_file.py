@@ -87,7 +87,6 @@ def _unwritten(file: Path) -> str:
     there = next(one for one in (folder, *folder.parents) if one.exists())
     free = shutil.disk_usage(there).free
     return (
-        f"vLLM did not write the hidden states of a text to {file}, whose disk has {free / 1e6:,.0f} MB free: it is "
-        "full, or vLLM may not write there; its log says which. Make room, or take an output_dir (of a server: a "
-        "shared_storage_path) on another disk, and give resume=auto; what was written is kept"
+        f"vLLM did not write the hidden states of a text to {file} ({free / 1e6:,.0f} MB free; see its log). Make "
+        "room, or take an output_dir (of a server: a shared_storage_path) on another disk, and give resume=auto"
     )

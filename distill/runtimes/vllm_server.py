@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from decode.common.errors import ConfigError, RunError
-from distill.engines.http_client import HttpClient, NoAnswerError, RefusedError
+from distill.engines.http_client import HttpClient, NoAnswerError, RefusedError, nothing_answers
+from distill.runtimes.probe import check_end
 from distill.runtimes.states_file import await_states, remove_states
 
 KEY = "VLLM_API_KEY"
@@ -48,10 +49,7 @@ class VllmServer:
             served = next(one for one in models["data"] if not one.get("parent"))  # a parent's is an adapter
             return cls(url, client, folder, run, str(version["version"]), served["id"], int(served["max_model_len"]))
         except NoAnswerError as error:
-            raise ConfigError(
-                f"nothing answers at {url}: {error}. Start the server and wait until it says that it is ready, or "
-                "correct the address"
-            ) from error
+            raise nothing_answers(url, error) from error
         except RefusedError as error:
             if error.status in (401, 403):
                 raise ConfigError(
@@ -131,11 +129,8 @@ class ServedEngine:
         def one(pair: tuple[list[int], int]) -> dict[str, Any]:
             prompt, seed = pair
             found = self.server.written(prompt, content["max_new_tokens"], seed=seed, **settings)
-            if found["finish_reason"] == "stop" and found["token_ids"][-1] not in content["eos"]:
-                raise RunError(
-                    f"the server at {self.server.url} ended a text at token {found['token_ids'][-1]}, and the target's "
-                    f"ends are {content['eos']}; start it with --generation-config vllm"
-                )
+            if found["finish_reason"] == "stop":
+                check_end(self.server.url, found["token_ids"][-1], content["eos"])
             return found
 
         found = self._each(one, zip(content["prompts"], content["seeds"], strict=True))

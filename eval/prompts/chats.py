@@ -41,9 +41,9 @@ def check_same_chats(
     here = target.chat_template_hash
     if template not in (None, here):
         raise InputError(
-            f"{who} was made of chats by the chat template with hash {template}, and that of target.path={target.path} "
-            f"has {here}: it would be judged on prompts of a kind that it never saw. Give the target with the first "
-            "template, or train anew on chats by the second"
+            f"{who} was made of chats by the chat template with hash {template}, and that of "
+            f"target.path={target.path} has {here}. Give the target with the first template, or train anew on chats "
+            "by the second"
         )
     for key in ("template", "system"):
         there, now = getattr(origin, key, getattr(DataConfig(), key)), getattr(cfg.data, key)

@@ -96,12 +96,20 @@ def split_prompts(
     """`wanted` prompts from a split of cfg.data; ConfigError where it gives fewer, `reason` naming the settings that
     ask for them."""
     windows = held_out_prompts(documents_of(cfg, tokenizer, split), tokenizer, cfg.prompts, wanted, cfg.seed)
-    if len(windows) < wanted:
+    return enough(windows, wanted, cfg, split, reason)
+
+
+def enough(
+    found: list[Prompt], wanted: int, cfg: EvalConfig, split: Split, reason: str, also: str = ""
+) -> list[Prompt]:
+    """`found`; ConfigError where they are fewer than `wanted`."""
+    if len(found) < wanted:
         raise ConfigError(
-            f"the {split} split of data={cfg.data.name} gives {len(windows)} prompts "
+            f"the {split} split of data={cfg.data.name} gives {len(found)} prompts "
             f"(prompts.tokens={cfg.prompts.tokens}), and {wanted} are needed ({reason}); lower these or prompts.tokens"
+            f"{also}"
         )
-    return windows
+    return found
 
 
 def file_prompts(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, wanted: int, reason: str) -> list[Prompt]:
@@ -133,8 +141,8 @@ def _prompts_of_split(
         few = _as_few(len(windows)) if split == "heldout" else ""
         raise ConfigError(
             f"the {split} split of data={cfg.data.name} gives {len(windows)} prompts, of {len(documents)} documents, "
-            f"and {least} are wanted at least. Add documents, of which the split gets its share{shorter}, or give "
-            f"questions of your own in prompts.file (JSONL){few}"
+            f"and {least} are wanted at least. Add documents{shorter}, or give your own questions in prompts.file "
+            f"(JSONL){few}"
         )
     return windows
 

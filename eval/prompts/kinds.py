@@ -13,7 +13,7 @@ from decode.common.errors import ConfigError
 from distill.prompts.tokenizer import start_ids
 from eval.comparison_config import OWN
 from eval.config import EvalConfig
-from eval.prompts.held_out import documents_of, held_out_prompts, in_turn
+from eval.prompts.held_out import documents_of, enough, held_out_prompts, in_turn
 from eval.prompts.prompt import Prompt
 from eval.prompts.questions import first_turn, questions_of
 
@@ -50,9 +50,9 @@ def file_prompts(
         prompts = [one for one in questions if kind == OWN or one.category == kind]
         if len(prompts) < reported + screening:
             raise ConfigError(
-                f"prompts.file={cfg.prompts.file} gives {len(prompts)} prompts of kind {kind}, and {reported} are "
-                f"timed and {screening} others settle which settings are ({asked_by}). Add some, raise prompts.limit, "
-                f"or lower these, e.g. {cfg.mode}.batch_sizes=[1] {cfg.mode}.batches_timed=[8]"
+                f"prompts.file={cfg.prompts.file} gives {len(prompts)} prompts of kind {kind}, not {reported} to time "
+                f"and {screening} to choose by ({asked_by}). Add some, raise prompts.limit, or lower "
+                f"{cfg.mode}.batch_sizes or batches_timed"
             )
         found[kind] = TextPrompts(prompts[screening : screening + reported], prompts[:screening])
     return found
@@ -74,13 +74,7 @@ def corpus_prompts(
         prompts = prose_prompts(documents, tokenizer, cfg.prompts.tokens, wanted, cfg.seed)
     else:
         prompts = held_out_prompts(documents, tokenizer, cfg.prompts, wanted, cfg.seed)
-    if len(prompts) < wanted:
-        raise ConfigError(
-            f"the {split} split of data={cfg.data.name} gives {len(prompts)} prompts of {cfg.prompts.tokens} tokens of "
-            f"{'prose' if is_prose else 'code'}, and {wanted} are needed ({asked_by}); lower these or prompts.tokens, "
-            f"or {remedy}"
-        )
-    return prompts
+    return enough(prompts, wanted, cfg, split, f"{'prose' if is_prose else 'code'}: {asked_by}", f", or {remedy}")
 
 
 def prose_prompts(

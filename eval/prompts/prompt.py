@@ -35,8 +35,7 @@ def check_room(prompts: Iterable[Prompt], new_tokens: int, max_positions: int) -
     for prompt in prompts:
         if len(prompt.ids) + new_tokens > max_positions:
             raise InputError(
-                f"prompt {prompt.id!r} has {len(prompt.ids)} tokens, and with {new_tokens} more (the "
-                f"longest continuation and a draft) exceeds the {max_positions} positions that target and drafts "
-                "share; the text would be cut. "
-                "Lower prompts.tokens, decode.max_new_tokens or lossless.tokens, or drop the prompt from the file"
+                f"prompt {prompt.id!r} has {len(prompt.ids)} tokens, and {new_tokens} more exceed the "
+                f"{max_positions} positions that target and drafts share. Lower prompts.tokens, decode.max_new_tokens "
+                "or lossless.tokens, or drop the prompt"
             )

@@ -131,9 +131,9 @@ def _of_kinds(questions: list[Question], cfg: PromptsConfig) -> list[Question]:
     if found != set(kind_of):
         unnamed, missing = sorted(map(repr, found - set(kind_of))), sorted(set(kind_of) - found)
         raise InputError(
-            f"{cfg.file} has not the categories that prompts.kinds names: it lacks {', '.join(missing) or 'none'}, and "
-            f"has {', '.join(unnamed) or 'none'} besides, so its kinds would not be what they are called. Give the "
-            "file that these are of, or take its own categories: prompts=held_out prompts.file=FILE"
+            f"{cfg.file} has not the categories that prompts.kinds names: it lacks {', '.join(missing) or 'none'}, "
+            f"and has {', '.join(unnamed) or 'none'} besides. Give the file that has, or take its own: "
+            "prompts=held_out prompts.file=FILE"
         )
     return [replace(question, category=kind_of[str(question.category)]) for question in questions]
 

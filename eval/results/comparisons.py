@@ -11,7 +11,7 @@ from decode.common.checked_json import shown
 from decode.common.errors import InputError
 from eval.results.energy import pooled_energy
 from eval.results.figures import described
-from eval.results.poolable import check_different_runs, check_same
+from eval.results.poolable import check_different_runs, check_same, check_single
 from eval.results.pooling import DEFINITIONS, pooled_row, row_key
 from eval.results.statistics import arm_ratio, arm_ratio_of_runs, arm_speed, finite
 
@@ -29,10 +29,7 @@ def check_comparisons(files: Sequence[Path], runs: Sequence[Run]) -> None:
     prompts."""
     choices = f"{runs[0]['mode']}.choices"
     for file, run in zip(files, runs, strict=True):
-        if "runs" in run:
-            raise InputError(
-                f"{file} is pooled already, from {len(run['runs'])} runs; name the results.json of the runs"
-            )
+        check_single(file, run)
     hints = {"choices": f"; settings that were chosen anew in every run are fixed by {choices}=RUN1/results.json"}
     for file, other in zip(files[1:], runs[1:], strict=True):
         check_same(files[0], _compared(runs[0]), file, _compared(other), hints)

@@ -53,13 +53,18 @@ def check_different_runs(files: Sequence[Path], known_by: Sequence[str]) -> None
         seen[when] = file
 
 
+def check_single(file: Path, run: Mapping[str, Any]) -> None:
+    """Raise InputError for a file that holds several runs."""
+    if "runs" in run:
+        raise InputError(f"{file} is pooled already, from {len(run['runs'])} runs; name the results.json of the runs")
+
+
 def _check_alone(file: Path, run: Mapping[str, Any]) -> None:
     if run["mode"] != "report":
         raise InputError(f"{file} is of mode={run['mode']}, and reports alone are pooled; publish it by itself")
     if not run["rows"]:
         raise InputError(f"{file} holds no row, so it measured nothing; name reports of the same drafts")
-    if "runs" in run:
-        raise InputError(f"{file} is pooled already, from {len(run['runs'])} runs; name the results.json of the runs")
+    check_single(file, run)
     missing = [name for name in _WANTED if name not in run]
     missing += [] if "started" in run["environment"] else ["environment.started"]
     if missing:
@@ -78,8 +83,8 @@ def check_same(
         if here != there:
             raise InputError(
                 f"{file} and {other_file} are not runs of one report: {key} is {shown(here)} in the first and "
-                f"{shown(there)} in the second, so they have no common speedup. Pool runs of one target, the same "
-                f"drafts, prompts and settings{hints.get(key, '')}"
+                f"{shown(there)} in the second. Pool runs of one target, the same drafts, prompts and "
+                f"settings{hints.get(key, '')}"
             )
 
 

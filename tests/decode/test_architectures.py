@@ -100,7 +100,7 @@ def test_others_are_refused_before_weights_are_read(name: str, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [({"layer_types": ["chunked_attention"] * 2}, "chunked_attention"), ({"attn_temperature_tuning": True}, "end of")],
+    [({"layer_types": ["chunked_attention"] * 2}, "chunked_attention"), ({"attn_temperature_tuning": True}, "scales")],
 )
 def test_llama_4_is_refused_where_its_attention_knows_nothing_of_positions(given: dict, said: str) -> None:
     config = random_config("llama4_text")

@@ -242,7 +242,7 @@ DAMAGES: dict[str, tuple[str, Damage, str]] = {
                         "embed_tokens.weight of .* is a single number"),
     "an embedding of whole numbers": (
         "RedHatAI", tensors(lambda held: held.update({"embed_tokens.weight": held["embed_tokens.weight"].long()})),
-        "64 of 64 rows of embed_tokens.weight",
+        "64 of 64 compared rows of embed_tokens.weight",
     ),
     "a billion heads": (
         "FasterDecoding", tensors(lambda held: held.update({"999999999.0.linear.weight": random(1, 1)})),
@@ -261,7 +261,7 @@ DAMAGES: dict[str, tuple[str, Damage, str]] = {
     "another width": ("z-lab", setting(hidden_size=64), "hidden_size=64, and .* has 32"),
     "another vocabulary": ("yuhuili", setting(vocab_size=VOCAB + 8), "vocab_size=308, and .* has 300"),
     "another vocabulary, by its heads": ("FasterDecoding", grow("0.1.weight"), "vocab_size=600, and .* has 300"),
-    "another target's embedding": ("RedHatAI", shift("embed_tokens.weight"), "64 of 64 rows of embed_tokens.weight"),
+    "another target's embedding": ("RedHatAI", shift("embed_tokens.weight"), "64 of 64 compared rows of embed_tokens"),
     "another target's output head": (
         "deepseek-ai", tensors(lambda held: held.update({"lm_head.weight": random(VOCAB, 32)})),
         "rows of lm_head.weight .* output head",
@@ -289,7 +289,7 @@ def test_one_row_of_another_target_is_found_when_the_target_is_loaded(tmp_path: 
     model.model.embed_tokens.weight.data[10] += 1
     copy = tmp_path / "copy"
     model.save_pretrained(copy)
-    with pytest.raises(InputError, match=r"1 of 300 rows of embed_tokens.weight"):
+    with pytest.raises(InputError, match=r"1 of 300 compared rows of embed_tokens.weight"):
         load_drafter(folder, target=LlamaForCausalLM.from_pretrained(copy))
     load_drafter(folder, target=LlamaForCausalLM.from_pretrained(copy), check=False)
 

@@ -150,7 +150,7 @@ def test_quantised_weights_give_the_plain_loops_text_or_are_refused(name: str, t
     call = partial(generate, model, input_ids=ids, attention_mask=mask, strict=name in ROUND_ACTIVATIONS, **settings)
     assert (differ(model) < 1e-5) == is_taken
     if not is_taken:
-        with pytest.raises(InputError, match="the text would depend on the draft"):
+        with pytest.raises(InputError, match="the text would depend on the draft|drafted ones too|drafts too"):
             call(None)
         return
     draft = load_drafter(tiny_llama(VOCAB, num_layers=1, seed=3), target=model)

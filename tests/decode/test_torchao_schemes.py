@@ -198,7 +198,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "twice": (
         lambda path: describe_model(ModelConfig(path=str(_gptq(path)), quantization="int8")),
-        "target.quantization=int8 and target.path=.*quantised already by gptq",
+        "target.quantization=int8, and target.path=.*quantised already by gptq",
     ),
     "no folder": (
         lambda path: load_drafter("ngram", target=tiny_llama(VOCAB), quantization="int8"),

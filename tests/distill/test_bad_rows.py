@@ -158,7 +158,7 @@ def test_every_stage_leaves_them_out_and_refuses_too_many(
     (told,) = (one.message for one in caplog.records if one.levelname == "WARNING" and "left out" in one.message)
     assert f"{data.path}, line 4: messages must be a list" in told
     assert ("line 6: the chat template refuses" in told) == (read is not read_by_a_report)  # which reads no such split
-    with pytest.raises(InputError, match=r"of the 63 rows read cannot be used, and at most data\.bad_rows=0"):
+    with pytest.raises(InputError, match=r"of 63 rows read cannot be used, more than data\.bad_rows=0"):
         read(tmp_path, replace(data, bad_rows=0.01))
 
 

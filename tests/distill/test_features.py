@@ -135,7 +135,7 @@ def test_bytes_a_token(code: FeatureCodeName, size: int) -> None:
 
 
 def test_too_few_tokens_for_the_components_are_refused() -> None:
-    with pytest.raises(InputError, match="have 12 tokens, and 12 components were asked for"):
+    with pytest.raises(InputError, match="have 12 tokens, too few for 12 components"):
         fitted("pca", states_of(1, tokens=12))
     assert fitted("pca", states_of(1, tokens=13)).fitted["basis"].shape == (12, 72)
 

@@ -325,5 +325,5 @@ def test_records_name_the_quantisation_and_fit_no_other(tmp_path: Path) -> None:
 def test_each_runtime_has_words_of_its_own() -> None:
     assert build(TargetConfig, {"path": "t", "quantization": "int4"}).quantization == "int4"
     assert build(TargetConfig, {"path": "t", "runtime": "vllm", "quantization": "fp8"}).quantization == "fp8"
-    with pytest.raises(ConfigError, match="int8, int4, int8_dynamic; use one of them, or set target.runtime=vllm"):
+    with pytest.raises(ConfigError, match="use one of int8, int4, int8_dynamic, or set target.runtime=vllm"):
         build(TargetConfig, {"path": "t", "quantization": "fp8"})

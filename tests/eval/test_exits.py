@@ -165,7 +165,7 @@ def test_a_profile_holds_for_one_rounding_of_the_weights(tmp_path: Path, measure
     if not refused:
         assert describe_draft("early_exit", target, settings=settings).family == "early_exit"
         return
-    with pytest.raises(InputError, match=r"quantised: int8.*, no\): its layers"):
+    with pytest.raises(InputError, match=r"quantised: int8.*, no\)\. Measure it"):
         describe_draft("early_exit", target, settings=settings)
 
 

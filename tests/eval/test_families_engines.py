@@ -50,7 +50,7 @@ def test_engines_are_asked_of_the_very_draft(target: ModelDescription, tmp_path:
     assert served(heads["mtp"], target) == set()
     assert served(heads["medusa"], target) == {"vllm", "tgi"}
     save_head(tmp_path / "outer", Path(target.path), "eagle3", taps=(0, 2, -1))
-    assert "would read others" in str(refusals(str(tmp_path / "outer"), target)["vllm"])
+    assert "engines hand over those between its layers" in str(refusals(str(tmp_path / "outer"), target)["vllm"])
 
 
 def test_a_language_model_of_any_origin_is_one_to_engines(target: ModelDescription, tmp_path: Path) -> None:

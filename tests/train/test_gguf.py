@@ -98,7 +98,7 @@ def test_a_head_learns_from_records_of_a_file_and_drafts_for_that_file_alone(
         texts.append(capsys.readouterr().out.splitlines()[0])
     assert texts[0] == texts[1]
     other = load_model(ModelConfig(path=str(gguf(tmp_path / "other" / "model.gguf", seed=8))))
-    with pytest.raises(InputError, match="that mean something else"):
+    with pytest.raises(InputError, match="was trained on the hidden states of"):
         load_drafter(draft, target=other)
 
 
@@ -211,7 +211,7 @@ def test_vllm_is_handed_folders(tmp_path: Path, target: Path, commands: dict[str
     code, _, shown = call("distill", *asked)
     assert code == 2
     assert "is a GGUF file, and target.runtime=vllm is handed a folder" in shown
-    with pytest.raises(InputError, match="is a GGUF file, and target.runtime=vllm drafts with a folder"):
+    with pytest.raises(InputError, match="is a GGUF file, and target.runtime=vllm is handed a folder"):
         check_draft(describe_draft(str(target), describe_model(ModelConfig(str(target)))), str(target), 1)
 
 

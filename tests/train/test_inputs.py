@@ -175,7 +175,7 @@ def test_a_draft_vocabulary_is_counted_on_the_training_texts(target: Path, corpu
     learned = [found.train.source[index].ids[1:length] for index, length in enumerate(found.train.source.lengths)]
     ids = np.concatenate(learned)
     assert found.covered == pytest.approx(np.isin(ids, often["train"]).mean())
-    with pytest.raises(ConfigError, match=r"vocab=4 holds .*% of the tokens .* null, which drafts every token"):
+    with pytest.raises(ConfigError, match=r"vocab=4 holds .*% of the learned tokens.* null, which drafts every token"):
         open_inputs(head_config(Path("out"), target, data=data_settings(corpus), head={"vocab": 4}))
 
 

@@ -213,7 +213,7 @@ def test_a_validation_that_counts_nothing_ends_the_run() -> None:
 
 def test_a_window_longer_than_a_row_is_refused(target: Path, records: Path) -> None:
     settings: dict[str, Any] = {"records": str(records), "window": 32, "objective": {"credit": "decay"}}
-    with pytest.raises(ConfigError, match=r"no row of sequence_length=32 tokens holds a round of window=32"):
+    with pytest.raises(ConfigError, match=r"no row of sequence_length=32 tokens holds one of window=32"):
         open_inputs(tiny_config(Path("out"), target, **settings))
     assert open_inputs(tiny_config(Path("out"), target, **settings | {"window": 31}))
 

@@ -152,7 +152,7 @@ def test_a_window_longer_than_the_context_is_refused(target: Path, tmp_path: Pat
         ({"window": 0}, "window=0"),
         ({"window": 8, "sinks": -1}, "sinks=-1"),
         ({"sinks": 2}, "draft.window is null"),
-        ({"window": 8, "max_positions": 4}, "longer than max_positions=4"),
+        ({"window": 8, "max_positions": 4}, "longer than draft.max_positions=4"),
         ({"window": 8, "family": "medusa"}, "has no attention"),
         ({"window": 8, "family": "dspark"}, "attends to the whole text"),
     ],

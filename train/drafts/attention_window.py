@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from decode.common.progress import get_logger
-from decode.common.typed_config import require
 from decode.forward.window import Window, window_of
 from train.config import TrainConfig
+from train.drafts.draft_config import check_window
 
 log = get_logger("train")
 
@@ -16,11 +16,7 @@ def asked_window(cfg: TrainConfig, context: int) -> Window | None:
     size = cfg.draft.window
     if size is None:
         return None
-    require(
-        size <= context,
-        f"draft.window={size} is longer than the draft's context of {context} positions, so that no token would ever "
-        "be out of it. Use a shorter window, or leave draft.window out",
-    )
+    check_window(size, context, "the draft's context")
     if size >= cfg.sequence_length:
         log.warning(
             "draft.window=%d and sequence_length=%d: no training sequence is longer than the window, so the draft is "

@@ -191,11 +191,7 @@ class DraftConfig:
             f"window={self.window} is for draft={' and '.join(WINDOWED)}, and draft.family={self.family} {why}. Leave "
             "draft.window out, or use one of those families",
         )
-        require(
-            self.window <= (self.max_positions or self.window),
-            f"window={self.window} is longer than max_positions={self.max_positions}, so that no token would ever be "
-            "out of it. Use a shorter draft.window, or leave it out",
-        )
+        check_window(self.window, self.max_positions or self.window, "draft.max_positions")
 
     def _check_lm(self) -> None:
         width, heads, kv = self.width, self.heads, self.kv_heads
@@ -219,9 +215,8 @@ class DraftConfig:
         )
         require(
             self.init_from is not None,
-            f"{self.pruning} leaves out parts of a saved model, and init_from is null: random weights have no parts "
-            "that matter more. Set draft.init_from, the target's own folder for example, or give the sizes themselves "
-            "(draft.layers and so on)",
+            f"{self.pruning} leaves out parts of a saved model, and init_from is null. Set draft.init_from, the "
+            "target's own folder for example, or give the sizes themselves (draft.layers and so on)",
         )
         require(
             self.lora.rank == 0,
@@ -261,3 +256,12 @@ class DraftConfig:
             f"head.init_own=true starts from the target's own layers, and init_from={self.init_from} from a saved "
             "head; set one of them",
         )
+
+
+def check_window(window: int, positions: int, where: str) -> None:
+    """Raise ConfigError where no token of a draft that knows so many positions would be out of its window."""
+    require(
+        window <= positions,
+        f"draft.window={window} is longer than {where}={positions}, so that no token would ever be out of it. Use a "
+        "shorter window, or leave draft.window out",
+    )

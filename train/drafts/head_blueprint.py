@@ -144,8 +144,7 @@ def head_blueprint(
     require(
         cfg.sequence_length >= cfg.draft.head.depth + 2,
         f"sequence_length={cfg.sequence_length} has no room for a token, the one after it and the "
-        f"draft.head.depth={cfg.draft.head.depth} drafted ones: the last ones would never be trained. Use a longer "
-        "sequence_length, or a smaller depth",
+        f"draft.head.depth={cfg.draft.head.depth} drafted ones. Use a longer sequence_length, or a smaller depth",
     )
     text = target.config.get_text_config()
     check_taps(target.config, (FINAL,), target.path)
@@ -181,9 +180,8 @@ def default_taps(family: str, num_layers: int, path: str) -> tuple[int, ...]:
     taps = HEADS[family][0].default_taps(num_layers)
     require(
         taps == (FINAL,) or (taps[0] >= 0 and list(taps) == sorted(set(taps)) and taps[-1] < num_layers),
-        f"draft={family} reads {len(taps)} different hidden states, for {num_layers} layers {list(taps)}, and "
-        f"target.path={path} has only {num_layers} layers. Name them yourself, as draft.head.taps=[0,1,-1], or use "
-        "draft=medusa, which reads the final one alone",
+        f"draft={family} reads {len(taps)} different hidden states, and target.path={path} has {num_layers} layers: "
+        f"{list(taps)}. Name them, as draft.head.taps=[0,1,-1], or use draft=medusa, which reads the final one",
     )
     return taps
 
@@ -193,16 +191,16 @@ TOKENS_PER_ANCHOR = 8
 
 
 def _sizes(draft: DraftConfig, target: ModelDescription, text: PretrainedConfig) -> dict[str, Any]:
-    """Fields of a head's configuration that are the target's own unless set."""
+    """Fields of a head's configuration that are the target's own unless set. A head whose dynamic rotary positions
+    go by another length could not be exported."""
     heads = draft.heads or text.num_attention_heads
     kv_heads = draft.kv_heads or getattr(text, "num_key_value_heads", None) or heads
     require(heads % kv_heads == 0, f"draft.heads={heads} is not a multiple of draft.kv_heads={kv_heads}")
     rope, longest = rope_of(target, same_head_dim=True), draft.max_positions or target.max_positions
     require(
         rope["rope_type"] != "dynamic" or longest == target.max_positions,
-        f"draft.max_positions={longest}, and the target's rotary positions are dynamic: they turn by its context of "
-        f"{target.max_positions} tokens, which is what engines read. A head trained by another length could not be "
-        "exported. Leave draft.max_positions out",
+        f"draft.max_positions={longest}, and the target's rotary positions are dynamic: engines turn them by its "
+        f"context of {target.max_positions} tokens. Leave draft.max_positions out",
     )
     return {
         "hidden_size": target.hidden_size,

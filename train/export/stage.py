@@ -106,15 +106,13 @@ def _refuses_window(source: Source, engine: Engine) -> str | None:
     who = f"{source.folder} attends to its first {window.sinks} and last {window.size} positions"
     if window.sinks:
         return (
-            f"{who}, and {engine.title} has no sinks before its windows: it would draft with other positions in sight "
-            "than were trained, and less would be accepted. Serve it with draftsmith itself, or train with "
-            "draft.sinks=0 for format=transformers"
+            f"{who}, and {engine.title} has no sinks before its windows: less would be accepted. Serve it with "
+            "draftsmith itself, or train with draft.sinks=0 for format=transformers"
         )
     if not (isinstance(how, Loads) and how.slides):
         return (
-            f"{who}, and {engine.title} was not tried with drafts that have a window; one that overlooks it drafts "
-            "with the whole text in sight, and less is accepted. Use format=transformers, serve it with draftsmith "
-            "itself, or train without draft.window"
+            f"{who}, and {engine.title} was not tried with drafts that have a window. Use format=transformers, serve "
+            "it with draftsmith itself, or train without draft.window"
         )
     return _no_mistral(read_json(source.folder / "config.json"), who)
 

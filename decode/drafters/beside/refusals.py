@@ -22,10 +22,7 @@ REASONS: Mapping[str, str] = {
 }
 """Of drafters without training, by name."""
 OF_HEADS = "drafts from the target's hidden states, and the target is only about to make those of this round"
-ELSEWHERE = (
-    "is no draft language model, which alone is put on a device of its own: a head takes the target's hidden states "
-    "and shares its output head, and what has no weights has no device"
-)
+ELSEWHERE = "is no draft language model, which alone is put on a device of its own"
 
 
 def presumed_family(path: str | None) -> str | None:

@@ -75,8 +75,7 @@ class JacobiConfig:
         require(
             self.window * self.levels <= MOST_NODES,
             f"window={self.window} and ngram={self.ngram} bring {self.window * self.levels} tokens into every pass, "
-            f"window * (ngram - 1), and a pass takes at most {MOST_NODES} of them; each costs as much as a draft "
-            "token. Use smaller ones, say 8 and 3",
+            f"window * (ngram - 1), and a pass takes at most {MOST_NODES} of them. Use smaller ones, say 8 and 3",
         )
 
     @property
@@ -211,10 +210,10 @@ def rides(name: str | None, settings: Mapping[str, Any]) -> bool:
 
 
 UNEVEN = (
-    "it makes all passes alike, with and without drafts, and jacobi's take along more tokens than plain ones, so that "
-    "they round otherwise. Use another drafter, or strict=false: the text is the same but for near-ties"
+    "it makes all passes alike, and jacobi's take along more tokens than plain ones. Use another drafter, or "
+    "strict=false: the text is the same but for near-ties"
 )
-"""Why no drafter with passengers is strict."""
+"""Why no drafter with passengers is strict: longer passes round otherwise."""
 
 
 def check_strict(name: str | None, settings: Mapping[str, Any], strict: bool, where: str) -> None:

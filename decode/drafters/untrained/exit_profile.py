@@ -50,12 +50,12 @@ def exit_layer_of(config: EarlyExitConfig, target: ModelDescription) -> int:
 
 
 def _refuse_another(measured: ProfiledTarget, target: ModelDescription, profile: str) -> None:
-    """InputError unless the target that was measured is this one, rounded alike."""
+    """InputError unless the target that was measured is this one, rounded alike: layers of others say other things,
+    and take other times."""
     rounded = target.quantization or method_of(target.config)
     if (measured.fingerprint, measured.quantization) != (target.fingerprint, rounded):
         raise InputError(
             f"profile={profile} is of {measured.path} (fingerprint {measured.fingerprint[:12]}, quantised: "
             f"{measured.quantization or 'no'}), and the target is {target.path} ({target.fingerprint[:12]}, "
-            f"{rounded or 'no'}): its layers say other things, and take other times. Measure this one with python -m "
-            "eval mode=exits, or give exit_layer=2, say"
+            f"{rounded or 'no'}). Measure it with python -m eval mode=exits, or give exit_layer=2, say"
         )

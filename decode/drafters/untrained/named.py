@@ -94,11 +94,11 @@ def _cascade(config: CascadeConfig, load: Load) -> CascadeDrafter:
 
 
 def _check_cascade(config: CascadeConfig, draft: str, helper: str) -> None:
+    """Heads draft from the target's hidden states, which nobody has of the draft."""
     if draft != "lm" or helper in HEADS:
         raise InputError(
-            f"a cascade is of a draft LM and a helper that reads tokens alone; draft={config.draft} is of family "
-            f"{draft}, helper={config.helper} of family {helper}. Heads draft from the target's hidden states, which "
-            "nobody has of the draft"
+            f"a cascade is of a draft LM and a helper that reads tokens alone, no head; draft={config.draft} is of "
+            f"family {draft}, helper={config.helper} of family {helper}. Give a draft LM and another helper"
         )
 
 

@@ -68,7 +68,6 @@ def _described(key: str, source: ModelConfig) -> ModelDescription:
         if key == "target":
             raise
         raise InputError(
-            f"{key}={source.path} is to write {', '.join(TASKS)}, and is no model: {error}. Train one on tasks "
-            "(data=tasks), name a model that was taught to follow instructions, give null where `target` is one, or "
-            "leave these out of drafters.texts"
+            f"{key}={source.path} is to write {', '.join(TASKS)}, and is no model: {error}. Train one (data=tasks), "
+            "name one that follows instructions, give null where `target` is one, or drop these from drafters.texts"
         ) from error

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
-from decode.common.typed_config import require, require_at_least, whole
-from decode.config import SamplingConfig, Scheme
+from decode.common.typed_config import require, require_at_least, require_some, whole
+from decode.config import SamplingConfig, check_scheme
 from decode.drafters.beside.refusals import check_overlap, presumed_family
 from decode.drafters.untrained.config import UNTRAINED, check_strict, check_tree, settings_of
 from eval.comparison_config import OWN, PLAIN, ComparisonConfig
@@ -55,11 +55,8 @@ class DraftersConfig(ComparisonConfig):
         self.check_batches("drafters")
         require(bool(self.texts), f"drafters.texts is empty; name some of {', '.join(get_args(Text))}")
         require(len(set(self.texts)) == len(self.texts), f"drafters.texts={self.texts} repeats one; name each once")
-        require(bool(self.draft_lengths), "drafters.draft_lengths is empty; name at least one, e.g. [4]")
+        require_some(self, "drafters.", draft_lengths="[4]", arms="'+drafters.arms.ngram={draft: ngram}'")
         require_at_least(1, self, "drafters.", "screening_prompts")
-        require(
-            bool(self.arms), "drafters.arms is empty; name at least one, e.g. '+drafters.arms.ngram={draft: ngram}'"
-        )
 
     def texts_with(self, file_kinds: Sequence[str]) -> list[str]:
         """All kinds of text of a run, those of prompts.file last."""
@@ -182,12 +179,9 @@ def as_known(text: str) -> str:
 
 def check_settings(draft: str, settings: Mapping[str, Any], where: str) -> None:
     """ConfigError for settings that the drafter does not have; a draft in a folder has `quantization`."""
-    scheme = settings.get("quantization")
     of_folder = draft not in UNTRAINED and set(settings) == {"quantization"}
-    require(
-        not of_folder or scheme in get_args(Scheme),
-        f"{where}.quantization={scheme!r} is no scheme; use one of {', '.join(get_args(Scheme))}, or leave it out",
-    )
+    if of_folder:
+        check_scheme(settings["quantization"], f"{where}.quantization", "leave it out")
     settings_of(draft, {} if of_folder else settings, where)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from decode.common.typed_config import require
+from decode.common.typed_config import require, require_some
 
 MOST_LAYERS = 8
 """Layers that are tried where none are named."""
@@ -25,7 +25,7 @@ class ExitsConfig:
             values = getattr(self, name)
             require(len(set(values)) == len(values), f"exits.{name}={values} repeats one; name each once")
             require(all(one >= 1 for one in values), f"exits.{name}={values}; each is at least 1")
-        require(bool(self.draft_lengths), "exits.draft_lengths is empty; name at least one, e.g. [4]")
+        require_some(self, "exits.", draft_lengths="[4]")
 
     def layers_of(self, num_layers: int) -> list[int]:
         """Those that are tried of a target with so many, its last one left to the verdict."""

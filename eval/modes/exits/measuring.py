@@ -112,8 +112,7 @@ def entries(
         if not lengths:
             raise RunError(
                 f"at temperature={temperature:g} the target ended every text before {min(promised)} tokens, the "
-                "shortest of exits.draft_lengths: nothing says how many of them are accepted. Give other prompts, or "
-                "more decode.max_new_tokens"
+                "shortest of exits.draft_lengths. Give other prompts, or more decode.max_new_tokens"
             )
         alpha = bootstrap(alphas[one.name].sums(rows), ratio_of_sums, seed)
         best = max(lengths, key=lambda each: each["predicted_speedup"])

@@ -52,8 +52,7 @@ def other_texts(
     if surprise <= entropy + SAMPLED:
         return (
             f"{told}; they are as likely as its samples are (surprise {surprise:.2f}, entropy {entropy:.2f} nats a "
-            "token): the engine samples. Give temperature 0, and start it with --generation-config vllm, since a "
-            "target's generation_config.json sets defaults"
+            "token): the engine samples. Give temperature 0, and start it with --generation-config vllm"
         )
     return (
         f"{told}, and it would not write them (surprise {surprise:.2f}, entropy {entropy:.2f} nats a token): the "
@@ -146,10 +145,9 @@ def check_texts(pair: Pair, prompts: Texts, texts: Texts, engine: str) -> int:
     early = sum(list(a[:_EARLY]) == list(b[:_EARLY]) for a, b in zip(texts, own, strict=True))
     if early * 2 < len(own):
         raise InputError(
-            f"of {len(own)} greedy texts that {engine} wrote, {early} begin as the target's own do: it serves another "
-            f"model, revision or precision than target.path names, so nothing can be compared. The first text begins "
-            f"{list(texts[0][:8])} there and {own[0][:8]} here; {other_texts(pair.target, prompts, texts)}. Serve the "
-            "same model, or give its target.path, target.revision and target.dtype"
+            f"of {len(own)} greedy texts of {engine}, {early} begin as the target's own do: {list(texts[0][:8])} "
+            f"there, {own[0][:8]} here; {other_texts(pair.target, prompts, texts)}. Serve the same model, or give its "
+            "target.path, target.revision and target.dtype"
         )
     return sum(list(a) == list(b) for a, b in zip(texts, own, strict=True))
 

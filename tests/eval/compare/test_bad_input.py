@@ -99,7 +99,7 @@ def test_too_few_prompts_are_said_with_what_asks_for_them(folder: Path, tmp_path
     file.write_text("\n".join(lines))
     given = values(folder) | {"prompts": {"tokens": 12, "file": str(file)}}
     given["drafters"] |= {"texts": ["own"], "batches_timed": [3]}
-    with pytest.raises(ConfigError, match=r"gives 3 prompts of kind own, and 3 are timed and 1"):
+    with pytest.raises(ConfigError, match=r"gives 3 prompts of kind own, not 3 to time and 1"):
         stage.run(build(EvalConfig, given))
     given = values(folder) | {"data": {"name": "jsonl", "path": str(file)}, "drafts": {}}
     given["drafters"] |= {"texts": ["edit"]}

@@ -157,7 +157,7 @@ def test_states_that_engines_do_not_hand_over(
     tmp_path: Path, target: Path, engine: str, taps: tuple[int, ...], lacking: int
 ) -> None:
     save(tmp_path, target, taps=taps, **PLAIN)
-    with pytest.raises(InputError, match=rf"1 to 5, so that in place of \[{lacking}\] .* draft.head.taps"):
+    with pytest.raises(InputError, match=rf"1 to 5, not \[{lacking}\].* draft.head.taps"):
         exported(tmp_path, engine)
     assert not (tmp_path / f"for {engine}").exists()
 

@@ -25,8 +25,7 @@ def pruned_config(config: PretrainedConfig, pruning: PruningConfig, path: str) -
     require(
         config.model_type in KINDS,
         f"draft.pruning is for models of the types {', '.join(KINDS)}, and draft.init_from={path} is of type "
-        f"{config.model_type}, whose layers may hold weights that would no longer fit together. Start from another "
-        "model, or leave draft.pruning out",
+        f"{config.model_type}. Start from another model, or leave draft.pruning out",
     )
     _check_sizes(config, pruning, path)
     pruned = copy.deepcopy(config)

@@ -21,8 +21,8 @@ NO_EXIT = (
     "no engine drafts with its target's first layers; train draft=eagle3 instead, or decode with draftsmith itself"
 )
 OWN_MTP_ALONE = (
-    "engines load a prediction layer (MTP) as a part of the target that was published with it, by that target's own "
-    "class, and of such targets format=vllm writes exaone_moe alone; train draft=eagle3 instead"
+    "engines load a prediction layer (MTP) as a part of its published target, by that target's own class, and of "
+    "such targets format=vllm writes exaone_moe alone; train draft=eagle3 instead"
 )
 
 

@@ -84,9 +84,8 @@ def counts_slots(source: Source, engine: str) -> str | None:
     if source.block.layout == "anchor":
         return None
     return (
-        f"{engine} counts in block_size the slots of a DSpark block of layout=fill_in, and the folder the tokens that "
-        "it drafts, so that it would draft one token less; train with draft.head.layout=anchor, or serve it with "
-        "format=vllm"
+        f"{engine} counts in block_size the slots of a DSpark block of layout=fill_in, and would draft one token "
+        "less; train with draft.head.layout=anchor, or serve it with format=vllm"
     )
 
 

@@ -14,8 +14,7 @@ def not_captured(source: Source) -> str | None:
         return None
     return (
         f"the head reads the hidden states {list(taps)} of a target of {num_layers} layers, and engines hand over "
-        f"those between its layers, 1 to {num_layers - 1}, so that in place of {outside} it would read others; train "
-        "it with draft.head.taps out of those"
+        f"those between its layers, 1 to {num_layers - 1}, not {outside}; train it with draft.head.taps out of those"
     )
 
 

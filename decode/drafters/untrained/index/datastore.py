@@ -73,8 +73,7 @@ class Datastore:
         if token_map_hash is not None and told.token_map_hash != token_map_hash:
             raise InputError(
                 f"datastore={folder} holds tokens of another tokenizer: token map {told.token_map_hash[:12]} there, "
-                f"{token_map_hash[:12]} of the target, so the same id means different text. Build one with "
-                "python -m distill.datastore target.path=TARGET"
+                f"{token_map_hash[:12]} of the target. Build one with python -m distill.datastore target.path=TARGET"
             )
         tokens = _mapped(path / TOKENS_FILE, np.dtype(np.int32), told.tokens)
         return cls(tokens, _mapped(path / ORDER_FILE, order_dtype(told.tokens), told.tokens))
@@ -108,7 +107,7 @@ def _mapped(file: Path, dtype: np.dtype, count: int) -> np.ndarray:
     if wanted != found:
         raise InputError(
             f"{file} has {found} bytes, and manifest.json tells of {count} tokens, {wanted} bytes: the datastore is "
-            "damaged or was copied in part. Copy it again, or build it again with python -m distill.datastore"
+            "damaged or was copied in part. Copy it again, or build it with python -m distill.datastore"
         )
     return np.memmap(file, dtype=dtype, mode="r")
 

@@ -191,9 +191,8 @@ def check_server(cfg: EvalConfig) -> None:
     expected = cfg.served.model or own
     if expected not in names and not any(_same_folder(expected, name) for name in names):
         raise InputError(
-            f"served.url={url} serves {', '.join(sorted(names))}, and the target is {expected}: counters of another "
-            f"model say nothing of this draft. Start it with {own}; or, where that is the same model by another name, "
-            f"give served.model={listed[0]['id']}"
+            f"served.url={url} serves {', '.join(sorted(names))}, and the target is {expected}. Start it with {own}; "
+            f"or, where that is the same model by another name, give served.model={listed[0]['id']}"
         )
     _check_length(cfg, server)
 

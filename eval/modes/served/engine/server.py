@@ -174,8 +174,7 @@ def _ids(server: Server, answer: dict, max_tokens: int) -> list[int]:
     if not isinstance(ids, list) or len(ids) != max_tokens:
         got = "no token ids" if not isinstance(ids, list) else f"{len(ids)} tokens"
         raise InputError(
-            f"the server at {server.url} answered with {got} where {max_tokens} tokens were asked for by "
-            "return_token_ids and ignore_eos, as vLLM knows them from 0.10.2 on. Update it; or its --max-model-len is "
-            "too small for the prompts"
+            f"the server at {server.url} answered with {got}, not {max_tokens} tokens as return_token_ids and "
+            "ignore_eos ask (vLLM from 0.10.2 on). Update it; or its --max-model-len is too small for the prompts"
         )
     return ids
