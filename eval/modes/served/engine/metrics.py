@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+-?\d+)?$")
@@ -50,13 +51,19 @@ class Counters:
         return sum(self.accepted) / self.drafts if self.drafts else None
 
 
+def total(each: Sequence[Counters]) -> Counters:
+    """Over all prompts."""
+    return sum(each[1:], each[0])
+
+
 def read_counters(metrics_text: str) -> Counters:
     """Counters since the server began, over all its engines; none at all where it drafts nothing."""
     sums: dict[str, float] = defaultdict(float)
     places: dict[int, float] = defaultdict(float)
     for name, labels, value in samples(metrics_text):
-        if name == _BY_POSITION and labels.get("position", "").isdigit():
-            places[int(labels["position"])] += value
+        position = labels.get("position", "")
+        if name == _BY_POSITION and position.isdigit():
+            places[int(position)] += value
         elif name.startswith(_PREFIX):
             sums[name] += value
     accepted = tuple(round(places[place]) for place in range(max(places, default=-1) + 1))
@@ -74,7 +81,7 @@ def samples(metrics_text: str) -> list[tuple[str, dict[str, str], float]]:
     found = []
     for line in metrics_text.splitlines():
         match = _SAMPLE.match(line)
-        if match and _NUMBER.fullmatch(match["value"]):
-            labels = dict(_LABEL.findall(match["labels"] or ""))
-            found.append((match["name"], labels, float(match["value"])))
+        name, labels, value = match.groups() if match else ("", None, "")
+        if _NUMBER.fullmatch(value):
+            found.append((name, dict(_LABEL.findall(labels or "")), float(value)))
     return found
