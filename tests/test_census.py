@@ -3,13 +3,13 @@
 from tests.census import census, circles
 
 MOST = {
-    "product files": 464,
-    "product lines": 53781,
-    "tests files": 283,
-    "tests lines": 48286,
+    "product files": 459,
+    "product lines": 53670,
+    "tests files": 280,
+    "tests lines": 48260,
     "settings": 356,
     "file circles": 0,
-    "string subscripts in eval": 884,
+    "string subscripts in eval": 753,
 }
 """Figures of 27 November 2026."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import eq
 from typing import Any
 
 from decode.models.load import ModelDescription
@@ -42,7 +43,14 @@ def make_results(
         target=target_entry(target, here[drafts[0].name].dtype),
         engine=Serving(name=cfg.served.engine, version=asked[0].version, options=cfg.served.options),
         drafts=dict(cfg.drafts),
-        prompts=_prompts(cfg, prompts),
+        prompts=ServedPrompts(
+            source=cfg.prompts.file or f"held-out split of {cfg.data.name}",
+            number=len(prompts),
+            mean_tokens=sum(len(prompt.ids) for prompt in prompts) / len(prompts),
+            max_new_tokens=cfg.decode.max_new_tokens,
+            timed_tokens=cfg.served.timed_tokens,
+            rounds=cfg.served.rounds,
+        ),
         definitions=DEFINITIONS,
         rows=[],
         energy=_energy(asked, here, cfg.seed),
@@ -63,40 +71,26 @@ def _energy(asked: Sequence[Asked], here: Mapping[str, Here], seed: int) -> list
     return merged([*there, *(one for draft in here.values() for one in draft.energy)], seed)
 
 
-def _prompts(cfg: EvalConfig, prompts: Sequence[Prompt]) -> ServedPrompts:
-    return ServedPrompts(
-        source=cfg.prompts.file or f"held-out split of {cfg.data.name}",
-        number=len(prompts),
-        mean_tokens=sum(len(prompt.ids) for prompt in prompts) / len(prompts),
-        max_new_tokens=cfg.decode.max_new_tokens,
-        timed_tokens=cfg.served.timed_tokens,
-        rounds=cfg.served.rounds,
-    )
-
-
 def _comparisons(cfg: EvalConfig, draft: ServedDraft, asked: Sequence[Asked], here: Here) -> list[Comparison]:
     answers = answers_of(asked, draft.name)
-    found = []
-    for one in here.comparisons:
-        answer = answers[f"{one.temperature:g}"]
-        equal = sum(a == b for a, b in zip(answer.counters, one.counters, strict=True))
-        found.append(
-            Comparison(
-                draft=draft.name,
-                form=draft.form,
-                temperature=one.temperature,
-                num_draft_tokens=draft.compared,
-                prompts=len(answer.counters),
-                tokens=sum(map(len, answer.texts)),
-                engine=_counters(answer.counters, cfg.seed),
-                ours=_counters(one.counters, cfg.seed),
-                equal_prompts=None if one.temperature else equal,
-                same_texts=one.same_texts,
-                verdict=one.verdict,
-                faults=one.faults,
-            )
+    pairs = [(one, answers[f"{one.temperature:g}"]) for one in here.comparisons]
+    return [
+        Comparison(
+            draft=draft.name,
+            form=draft.form,
+            temperature=one.temperature,
+            num_draft_tokens=draft.compared,
+            prompts=len(there.counters),
+            tokens=sum(map(len, there.texts)),
+            engine=_counters(there.counters, cfg.seed),
+            ours=_counters(one.counters, cfg.seed),
+            equal_prompts=None if one.temperature else sum(map(eq, there.counters, one.counters)),
+            same_texts=one.same_texts,
+            verdict=one.verdict,
+            faults=one.faults,
         )
-    return found
+        for one, there in pairs
+    ]
 
 
 def _counters(each: Sequence[Counters], seed: int) -> ServedCounters:
@@ -124,12 +118,7 @@ def _speeds(cfg: EvalConfig, asked: Sequence[Asked]) -> list[ServedSpeed]:
             requests=rounds[0].requests,
             temperature=cfg.temperatures[0],
             tokens_per_s=[one.tokens_per_s for one in rounds],
-            tokens_per_draft=_per_draft([one.counters for one in rounds]),
+            tokens_per_draft=total([one.counters for one in rounds]).tokens_per_draft,
         )
         for (draft, k, size), rounds in found.items()
     ]
-
-
-def _per_draft(counters: Sequence[Counters]) -> float | None:
-    accepted = total(counters).mean_accepted
-    return None if accepted is None else 1 + accepted

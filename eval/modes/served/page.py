@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from eval.modes.served.results import Comparison, ServedCounters, ServedResults
-from eval.render.formatting import MISSING, Column, Table, columns, number, short, spread, with_interval
+from eval.render.formatting import MISSING, Column, Table, column, columns, number, spread, with_interval
 from eval.render.page import Page, as_html, as_markdown
 
 _NO_SCHEDULE = (
@@ -64,37 +64,31 @@ def _said(one: Comparison) -> str:
 
 def _lengths(found: ServedResults) -> Table:
     rows = [(one.draft, length) for one in found.schedules for length in one.lengths]
-
-    def of_length(column: Column) -> Column:
-        return Column(column.header, lambda row: column.value(row[1]))
-
     over = Column("times the target alone", lambda length: with_interval(length.over_alone, length.ci95))
-    shown = [Column("draft", lambda row: row[0]), *map(of_length, columns("batch", "k", over))]
+    own = [Column(one.header, lambda row, one=one: one.value(row[1])) for one in columns("batch", "k", over)]
     note = "What is drafted at each batch size, and how much faster that is; brackets are the error bar over rounds."
-    return Table("Draft length by batch size", shown, rows, note, is_detail=True)
+    return Table("Draft length by batch size", [Column("draft", lambda row: row[0]), *own], rows, note, is_detail=True)
+
+
+class _Position(NamedTuple):
+    draft: str
+    temperature: float
+    position: int
+    engine: str
+    ours: str
+    verdict: str
 
 
 def _acceptance_table(found: ServedResults) -> Table:
-    rows = [(one, place) for one in found.comparisons for place in range(one.num_draft_tokens)]
+    def share(counters: ServedCounters, place: int) -> str:
+        return with_interval(counters.acceptance_by_position[place], counters.ci95_by_position[place])
 
-    def of_comparison(header: str, write: Callable[[Comparison], str]) -> Column:
-        return Column(header, lambda row: write(row[0]))
-
-    def share(header: str, where: Callable[[Comparison], ServedCounters]) -> Column:
-        def cell(row: tuple[Comparison, int]) -> str:
-            counters, place = where(row[0]), row[1]
-            return with_interval(counters.acceptance_by_position[place], counters.ci95_by_position[place])
-
-        return Column(header, cell)
-
-    shown = [
-        of_comparison("draft", lambda one: one.draft),
-        of_comparison("T", lambda one: short(one.temperature)),
-        Column("position", lambda row: str(row[1] + 1)),
-        share("engine's", lambda one: one.engine),
-        share("ours", lambda one: one.ours),
-        of_comparison("verdict", lambda one: one.verdict),
+    rows = [
+        _Position(one.draft, one.temperature, place + 1, share(one.engine, place), share(one.ours, place), one.verdict)
+        for one in found.comparisons
+        for place in range(one.num_draft_tokens)
     ]
+    shown = columns("draft", "T", "position", column("engine's", "engine"), "ours", "verdict")
     return Table("Acceptance by position", shown, rows, "Brackets are 95% intervals over prompts.")
 
 

@@ -152,7 +152,7 @@ def test_other_engines_are_told_to_leave_it_where_nothing_pays() -> None:
     assert all(one.why.startswith("serve the target without the draft") for one in found)
 
 
-def row(draft: str | None, k: int, batch_size: int, speed: float, rounds: int = 2) -> ServedSpeed:
+def row(draft: str | None, k: int, batch_size: int, speed: float) -> ServedSpeed:
     """A speed of results.json."""
     return ServedSpeed(
         draft=draft,
@@ -160,7 +160,7 @@ def row(draft: str | None, k: int, batch_size: int, speed: float, rounds: int = 
         batch_size=batch_size,
         requests=8,
         temperature=0.0,
-        tokens_per_s=[speed, speed * 1.001][:rounds],
+        tokens_per_s=[speed, speed * 1.001],
         tokens_per_draft=None,
     )
 
@@ -240,7 +240,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_padded_target(tmp_path_factory.mktemp("target") / "model")
 
 
-def of_a_head(target: Path, folder: Path, rounds: int = 2) -> list[Conclusion]:
+def of_a_head(target: Path, folder: Path) -> list[Conclusion]:
     """Of a random head; the target alone gives 100 and 400 tokens/s at the batch sizes 1 and 4."""
     save_head(folder / "head", target, "eagle3", taps=(2, 3, 4))
     content = {
@@ -256,7 +256,7 @@ def of_a_head(target: Path, folder: Path, rounds: int = 2) -> list[Conclusion]:
     timed: list[tuple[str | None, int, int, float]] = [(None, 0, 1, 100.0), (None, 0, 4, 400.0)]
     timed += [("x", 0, 1, 90.0), ("x", 0, 4, 380.0)]
     timed += [("x", 3, 1, 200.0), ("x", 3, 4, 300.0)]
-    return conclusions(cfg, [draft], [row(*one, rounds) for one in timed])
+    return conclusions(cfg, [draft], [row(*one) for one in timed])
 
 
 def test_a_command_serves_the_exported_folder_with_the_options_of_the_measurement(target: Path, tmp_path: Path) -> None:
@@ -278,7 +278,3 @@ def test_other_engines_are_given_exports_of_their_own(target: Path, tmp_path: Pa
         first = text.splitlines()[0]
         assert f"format={engine} num_draft_tokens=3 output_dir={tmp_path / 'report/exports/x'}-{engine}" in first
         assert f"exports/x-{engine}" in text.replace(first, "")
-
-
-def test_one_round_concludes_nothing(target: Path, tmp_path: Path) -> None:
-    assert of_a_head(target, tmp_path, rounds=1) == []

@@ -29,9 +29,8 @@ class Counters:
 
     def __sub__(self, before: Counters) -> Counters:
         """What came since `before`."""
-        assert len(self.accepted) == len(before.accepted), (self, before)
-        places = zip(self.accepted, before.accepted, strict=True)
-        return Counters(self.drafts - before.drafts, self.drafted - before.drafted, tuple(a - b for a, b in places))
+        negative = tuple(-count for count in before.accepted)
+        return self + Counters(-before.drafts, -before.drafted, negative)
 
     def __add__(self, other: Counters) -> Counters:
         """Of both."""
@@ -46,9 +45,9 @@ class Counters:
         return [now / before if before else None for before, now in zip(reached, self.accepted, strict=False)]
 
     @property
-    def mean_accepted(self) -> float | None:
-        """Accepted tokens per draft; with the target's own one they are what a target pass writes."""
-        return sum(self.accepted) / self.drafts if self.drafts else None
+    def tokens_per_draft(self) -> float | None:
+        """Accepted ones and the target's own: what a target pass writes."""
+        return 1 + sum(self.accepted) / self.drafts if self.drafts else None
 
 
 def total(each: Sequence[Counters]) -> Counters:

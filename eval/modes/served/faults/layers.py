@@ -69,20 +69,12 @@ def _without_biases(reading: Reading) -> Variants:
 
 
 def _other_order(reading: Reading) -> Variants:
-    count = reading.depth or 1
-    orders = {f"heads {one + 1} and {one + 2} swapped": _swapped(count, one) for one in range(count - 1)}
-    if count > 2:
-        orders["the last one first"] = list(range(count))[::-1]
-        orders["each a position late, so that the first drafts twice"] = [0, *range(count - 1)]
-        orders["each a position early"] = [*range(1, count), count - 1]
-    for what, order in orders.items():
-        yield what, _ordered(reading, order)
-
-
-def _swapped(count: int, first: int) -> list[int]:
-    order = list(range(count))
-    order[first], order[first + 1] = order[first + 1], order[first]
-    return order
+    own = list(range(reading.depth or 1))
+    for one in own[:-1]:
+        swapped = [*own[:one], one + 1, one, *own[one + 2 :]]
+        yield f"heads {one + 1} and {one + 2} swapped", _ordered(reading, swapped)
+    if len(own) > 2:
+        yield "the last one first", _ordered(reading, own[::-1])
 
 
 def _ordered(reading: Reading, order: list[int]) -> Reading:

@@ -17,15 +17,7 @@ from eval.modes.served.engine.jobs import target_options
 from eval.modes.served.folders import ServedDraft, is_ours
 from eval.modes.served.results import Conclusion, Length, Pasted, ServedSpeed
 from eval.modes.served.schedule.in_vllm import SCHEDULED, Schedule, lengths
-from eval.modes.served.schedule.schedule import (
-    LEAST_ROUNDS,
-    Choice,
-    Ratio,
-    Speed,
-    choices,
-    one_length,
-    per_batch_size,
-)
+from eval.modes.served.schedule.schedule import LEAST_ROUNDS, Choice, Ratio, Speed, choices, one_length, per_batch_size
 from train.export import stage as export
 from train.export.config import ExportConfig, SavedDraftConfig
 from train.export.engines import ENGINES
@@ -138,8 +130,8 @@ def for_vllm(measured: Measured) -> Pasted:
     loads = with_speculation(draft.options, lengths(draft.method, schedule)) if longest else []
     text = shlex.join(["vllm", "serve", measured.target, *loads, *measured.options])
     if measured.is_scheduled:
-        return _pasted("vllm", longest, text, _figures(measured.by_batch))
-    why = f"{_figures([measured.everywhere])}; vLLM drafts as many Medusa tokens at every batch size"
+        return _pasted("vllm", longest, text, "; ".join(map(_figures, measured.by_batch)))
+    why = f"{_figures(measured.everywhere)}; vLLM drafts as many Medusa tokens at every batch size"
     return _pasted("vllm", longest, text, why)
 
 
@@ -149,7 +141,7 @@ def for_others(measured: Measured, commands: Commands) -> list[Pasted]:
     found = []
     for engine, command in commands.items():
         choice = measured.of_one_length[0] if engine in ("llamacpp", "transformers") else measured.everywhere
-        why = f"{_figures([choice])}, by vLLM's speeds: acceptance is the same elsewhere, costs are not"
+        why = f"{_figures(choice)}, by vLLM's speeds: acceptance is the same elsewhere, costs are not"
         if choice.k:
             found.append(_pasted(engine, choice.k, command(choice.k), why))
         else:
@@ -161,12 +153,8 @@ def _pasted(engine: str, k: int, text: str, why: str) -> Pasted:
     return Pasted(engine=engine, title=ENGINES[engine].title, num_draft_tokens=k, text=text, why=why)
 
 
-def _figures(chosen: Sequence[Choice]) -> str:
+def _figures(one: Choice) -> str:
     """In words, e.g. "batch size 1: k=4, 1.80 times the target alone (1.71 to 1.90)"."""
-    return "; ".join(map(_of_choice, chosen))
-
-
-def _of_choice(one: Choice) -> str:
     where = f"batch size {one.batch_size}" if one.batch_size else "over all batch sizes"
     text = f"{where}: k={one.k}, {_times(one.over_plain)}"
     if one.fastest == one.k:
