@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run from anywhere, as a script
 
 from decode.common.markdown import table  # noqa: E402
-from eval.modes.served.faults.table import HYPOTHESES  # noqa: E402
+from eval.modes.served.faults.faults import HYPOTHESES  # noqa: E402
 from train.export.engines.base import FORMS  # noqa: E402
 
 PAGE = ROOT / "docs/reference/served_faults.md"

@@ -23,6 +23,8 @@ from decode.common.progress import get_logger
 AWAY = frozenset({429, 500, 502, 503, 504})
 """Statuses of a server that is starting, ending or overloaded."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
+FIRST_ANSWER_S = 20.0
+"""A server that is to be used answers what it is by then."""
 
 log = get_logger("distill")
 
@@ -126,6 +128,13 @@ class HttpClient:
             else:
                 self._note(None)
                 return answer
+
+    def version(self, timeout: float = FIRST_ANSWER_S) -> str | None:
+        """vLLM's; others have no such address."""
+        try:
+            return str(self.once("/version", timeout=timeout)["version"])
+        except (RunError, KeyError, TypeError):
+            return None
 
     def _without_key(self, words: str) -> str:
         """Some servers repeat the key that they refuse, and messages go to logs."""

@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from threading import Timer
 from typing import IO, Any
 
 import torch
+from pydantic import BaseModel
 
 from decode.common.errors import ConfigError, RunError
 from distill.engines.server import last_words
@@ -65,6 +66,37 @@ def environment_of(python: str) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
     }
+
+
+def first_line(
+    target: str,
+    dtype: str,
+    max_model_len: int,
+    max_num_seqs: int,
+    seed: int,
+    speculation: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """What a worker is told first; a text and the tokens drafted behind it have `max_model_len` tokens at most."""
+    return {
+        "target": local(target),
+        "speculation": speculation,
+        "dtype": dtype,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "seed": seed,
+        **more,
+    }
+
+
+class Written(BaseModel, frozen=True):
+    """A worker's answer where texts were asked for, by prompt."""
+
+    new_ids: list[list[int]]
+    finish_reasons: list[str] = []
+    arrivals: list[tuple[float, list[int]]]
+    """After how many seconds how many tokens came of each; [] where that is not known."""
+    seconds: float = 0.0
 
 
 @dataclass

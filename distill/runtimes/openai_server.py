@@ -11,12 +11,10 @@ from typing import Any
 from decode.common.errors import ConfigError, RunError
 from distill.config import ResponseSampling
 from distill.engines.config import TargetConfig
-from distill.engines.http_client import HttpClient, NoAnswerError, RefusedError, nothing_answers
+from distill.engines.http_client import FIRST_ANSWER_S, HttpClient, NoAnswerError, RefusedError, nothing_answers
 from distill.runtimes.openai_answers import Answer
 from distill.runtimes.probe import check_weights
 
-FIRST_ANSWER_S = 20.0
-"""A server that is to be used answers what it is by then."""
 NOT_TAKEN = frozenset({400, 404, 405, 422, 501})
 """Statuses of a request that a server does not know, or not with these fields."""
 PLAIN = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -56,7 +54,7 @@ class OpenAiServer:
             listed = client.once("/v1/models", timeout=FIRST_ANSWER_S)["data"]
             served = {str(one["id"]): one for one in listed}
             named = served[_chosen(url, list(served), target.served_name)]
-            software = " ".join(filter(None, [str(named.get("owned_by") or "unknown"), _version(client)]))
+            software = " ".join(filter(None, [str(named.get("owned_by") or "unknown"), client.version()]))
             length = named.get("max_model_len") or (named.get("meta") or {}).get("n_ctx")  # vLLM, llama.cpp
         except NoAnswerError as error:
             if isinstance(error.__cause__, ValueError):
@@ -157,14 +155,6 @@ def _chosen(url: str, names: list[str], wanted: str | None) -> str:
             f"{wanted or 'not set'}; name one of them with target.served_name, or correct the address"
         )
     return wanted
-
-
-def _version(client: HttpClient) -> str | None:
-    """vLLM's; others have no such address."""
-    try:
-        return str(client.once("/version", timeout=FIRST_ANSWER_S)["version"])
-    except (RunError, KeyError, TypeError):
-        return None
 
 
 def refused_key(target: TargetConfig, error: RefusedError) -> str:

@@ -25,7 +25,7 @@ from distill.engines.vllm_support import (
     devices,
     drafting_with_model,
 )
-from distill.engines.worker_process import WORKER, Engine, check_python, local
+from distill.engines.worker_process import WORKER, Engine, check_python, first_line
 from distill.records.record_manifest import RecordedRuntime
 from distill.runtimes.engine_runtime import Calls, EnginePasses, EngineRuntime, bytes_of_states
 from distill.runtimes.probe import probe_ids
@@ -84,30 +84,18 @@ class VllmRuntime(EngineRuntime):
 
     def _settings(self, layers: Sequence[int] = ()) -> dict[str, Any]:
         """The worker's first line; with layers, of an engine that leaves states."""
-        settings = {
-            "target": local(self.target.path),
-            "revision": self.config.target.revision,
-            "speculation": None,
-            "dtype": self.note.dtype,
-            "max_model_len": self.longest,
-            "max_num_seqs": self.config.batch_size,
-            "seed": self.config.seed,
-            "options": {name: value for name in STARTED if (value := getattr(self.config.target, name)) is not None},
-        }
-        if not layers:
-            return settings | {"seeded": True} | self._drafting()
-        # A token is sampled behind each text, and thrown away.
-        states = {"layers": list(layers), "folder": str((self.folder / "states").resolve())}
-        options = settings["options"] | {
-            "tensor_parallel_size": devices(self.config.target),
-            "pipeline_parallel_size": 1,
-        }
-        return settings | {"max_model_len": self.longest + 1, "states": states, "options": options}
-
-    def _drafting(self) -> dict[str, Any]:
-        """What an engine that writes with a draft is told besides: it needs room for draft tokens behind a text."""
-        if self.draft is None:
-            return {}
-        count = self.config.sampling.draft.num_draft_tokens
-        room = min(self.longest + count, self.target.max_positions)
-        return {"speculation": drafting_with_model(self.draft.path, count, self.draft.family), "max_model_len": room}
+        asked = self.config.target
+        options = {name: value for name in STARTED if (value := getattr(asked, name)) is not None}
+        room, speculation, more = self.longest, None, {}
+        if layers:
+            room += 1  # a token is sampled behind each text, and thrown away
+            more["states"] = {"layers": list(layers), "folder": str((self.folder / "states").resolve())}
+            options |= {"tensor_parallel_size": devices(asked), "pipeline_parallel_size": 1}
+        else:
+            more["seeded"] = True
+            if self.draft is not None:
+                count = self.config.sampling.draft.num_draft_tokens
+                speculation = drafting_with_model(self.draft.path, count, self.draft.family)
+                room = min(room + count, self.target.max_positions)
+        about = (self.target.path, self.note.dtype, room, self.config.batch_size, self.config.seed)
+        return first_line(*about, speculation, revision=asked.revision, options=options, **more)

@@ -12,13 +12,11 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from decode.common.errors import ConfigError, RunError
-from distill.engines.http_client import HttpClient, NoAnswerError, RefusedError, nothing_answers
+from distill.engines.http_client import FIRST_ANSWER_S, HttpClient, NoAnswerError, RefusedError, nothing_answers
 from distill.runtimes.probe import check_end
 from distill.runtimes.states_file import await_states, remove_states
 
 KEY = "VLLM_API_KEY"
-FIRST_ANSWER_S = 20.0
-"""A server that is to be used answers what it is by then."""
 PATIENCE_S = 20.0
 """States appear here by then once they are written, also over a network."""
 TRIALS = 3

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder
 from decode.sampling.warp import Sampling
-from distill.engines.worker_process import WORKER, Engine, local
+from distill.engines.worker_process import WORKER, Engine, Written, first_line
 from eval.arms.base import Arm, Sample, emitted
 
 log = get_logger("eval")
@@ -35,29 +35,25 @@ class VllmArm:
             {
                 "prompts": [list(prompt) for prompt in prompts],
                 "max_new_tokens": max_new_tokens,
-                "sampling": {
-                    "temperature": self.sampling.temperature,
-                    "top_k": self.sampling.top_k,
-                    "top_p": self.sampling.top_p,
-                    "min_p": self.sampling.min_p,
-                },
+                "sampling": asdict(self.sampling),
                 "eos": list(self.eos),
             }
         )
         return as_sample(answer, self.eos, max_new_tokens)
 
 
-def as_sample(answer: dict[str, Any], eos: Sequence[int], max_new_tokens: int) -> Sample:
+def as_sample(answer: Mapping[str, Any], eos: Sequence[int], max_new_tokens: int) -> Sample:
     """The worker's answer; the first arrival is the step after which every row has a token."""
-    new = [emitted(ids, eos, max_new_tokens) for ids in answer["new_ids"]]
+    found = Written.model_validate(answer)
+    new = [emitted(ids, eos, max_new_tokens) for ids in found.new_ids]
     so_far = [0] * len(new)
-    first_s, first_tokens = answer["seconds"], sum(map(len, new))
-    for at, counts in answer["arrivals"]:
+    first_s, first_tokens = found.seconds, sum(map(len, new))
+    for at, counts in found.arrivals:
         so_far = [before + count for before, count in zip(so_far, counts, strict=True)]
         if all(so_far):
             first_s, first_tokens = at, sum(min(count, len(ids)) for count, ids in zip(so_far, new, strict=True))
             break
-    return Sample(new, answer["seconds"], first_s, first_tokens, [at for at, _ in answer["arrivals"]], [])
+    return Sample(new, found.seconds, first_s, first_tokens, [at for at, _ in found.arrivals], [])
 
 
 @dataclass(frozen=True)
@@ -90,18 +86,11 @@ def started(python: str | None, settings: Mapping[str, dict[str, Any]], folder: 
 
 
 def worker_settings(
-    target: str, dtype: str, max_length: int, max_rows: int, seed: int, speculation: dict[str, Any] | None
+    target: str, dtype: str, max_length: int, max_rows: int, seed: int, speculation: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """The worker's first line; `max_length` is of the longest prompt and its continuation in tokens."""
     drafted = 0 if speculation is None else speculation["num_speculative_tokens"]
-    return {
-        "target": local(target),
-        "speculation": speculation,
-        "dtype": dtype,
-        "max_model_len": max_length + drafted,
-        "max_num_seqs": max_rows,
-        "seed": seed,
-    }
+    return first_line(target, dtype, max_length + drafted, max_rows, seed, speculation)
 
 
 def drafting_with_lookup(num_draft_tokens: int) -> dict[str, Any]:

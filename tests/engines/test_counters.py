@@ -84,7 +84,7 @@ def named_faults(toys: Toys, draft: str, found: Counters, ours: Counters) -> set
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(faults, "count", lambda reading, texts: [faults.total(count(reading, texts))])
         engine, own = ([metrics.Counters(one.rounds, one.rounds * K, tuple(one.accepted))] for one in (found, ours))
-        return {one.name for one in faults.explaining(reading, texts, engine, own)}
+        return {one.name for one in faults.likely_faults(reading, texts, engine, own)}
 
 
 @pytest.fixture

@@ -8,13 +8,15 @@ import pytest
 
 from decode import load_drafter
 from decode.config import ModelConfig
-from decode.models.load import load_model
+from decode.models.load import describe_loaded, load_model
 from distill.engines.server import running
 from distill.engines.vllm_command import serve_command
 from distill.engines.worker_process import environment_of
 from eval import stage
 from eval.modes.served.counting import Pair
+from eval.modes.served.faults.counting import along
 from eval.modes.served.faults.faults import likely_faults
+from eval.modes.served.faults.reading import open_reading
 from tests.engines.environment import vllm_python
 from tests.engines.faults import FAULTS
 from tests.engines.serving import options
@@ -64,4 +66,6 @@ def test_in_half_precision_the_nearest_is_named_first(toys: Toys, tmp_path: Path
         pair.counters_along(load_drafter(str(one), target), PROMPTS, texts, NEW_TOKENS, K) for one in (whole, folder)
     )
     assert ours != there
-    assert likely_faults(str(whole), target, PROMPTS, texts, there, ours)[0].name == NAMED["eagle3", fault]
+    reading = open_reading(str(whole), describe_loaded(target, check=False))
+    found = likely_faults(reading, along(target, PROMPTS, texts, NEW_TOKENS, K), there, ours)
+    assert found[0].name == NAMED["eagle3", fault]

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Literal
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from decode import generate
 from decode.common.errors import InputError
 from decode.common.progress import progress
 from decode.drafters.base import Drafter
 from eval.modes.served.counting import Pair, Texts
 from eval.modes.served.engine.metrics import Counters
 from eval.modes.served.engine.server import Server, complete
+from eval.modes.served.kept import Answer
+from eval.modes.served.results import Verdict
 from eval.results.statistics import bootstrap, ratio_of_sums
 
 SAMPLED = 0.3
@@ -76,28 +75,20 @@ def _prefix(target: PreTrainedModel, prompts: Sequence[Sequence[int]], texts: Se
     tried = {"without the first token of the prompts": [list(prompt[1:]) for prompt in prompts]}
     if isinstance(bos, int):
         tried[f"with the beginning of text ({bos}) before the prompts"] = [[bos, *prompt] for prompt in prompts]
+    alone = Pair(target, 1)
     for what, changed in tried.items():
-        if all(changed) and all(_written(target, *pair) for pair in zip(changed, texts, strict=True)):
+        pairs = zip(changed, texts, strict=True)
+        if all(changed) and all(alone.write([a], len(text), 0.0, 0) == [list(text)] for a, text in pairs):
             return what
     return None
 
 
-def _written(target: PreTrainedModel, prompt: Sequence[int], text: Sequence[int]) -> bool:
-    ids = torch.tensor([list(prompt)])
-    settings = {"max_new_tokens": len(text), "eos_token_id": (), "temperature": 0.0}
-    whole = torch.ones_like(ids)  # else pad tokens would be padding
-    return generate(target, None, ids, whole, **settings).sequences[0, len(prompt) :].tolist() == list(text)
-
-
-Verdict = Literal["equal", "within intervals", "parted"]
 _EARLY = 4
 """Tokens at the beginning of a text, where texts of one model part by rounding in few prompts at most."""
 
 
-def ask(
-    server: Server, prompts: Texts, new_tokens: int, temperature: float, seed: int, k: int, label: str
-) -> dict[str, Any]:
-    """{"texts", "counters"} by prompt. One is asked after another, and the counters are read in between: so it is known
+def ask(server: Server, prompts: Texts, new_tokens: int, temperature: float, seed: int, k: int, label: str) -> Answer:
+    """One is asked after another, and the counters are read in between: so it is known
     which prompt they are of. A seed is given where tokens are drawn."""
     texts, each = [], []
     with progress(len(prompts), "prompts", label) as bar:
@@ -109,7 +100,7 @@ def ask(
             each.append(first_places(new, k))
             before += new
             bar.update(1)
-    return {"texts": texts, "counters": [asdict(one) for one in each]}
+    return Answer(texts=texts, counters=each)
 
 
 def first_places(counters: Counters, k: int) -> Counters:
@@ -181,16 +172,6 @@ def _interval(columns: np.ndarray, seed: int) -> list[float] | None:  # (prompts
     with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings(action="ignore"):
         ci95 = bootstrap(columns, ratio_of_sums, seed).ci95
     return None if ci95 is None or not np.isfinite(ci95).all() else list(ci95)
-
-
-def total(counters: Sequence[Counters]) -> Counters:
-    """Over all prompts."""
-    return sum(counters[1:], counters[0])
-
-
-def counters_of(kept: Sequence[Mapping[str, Any]]) -> list[Counters]:
-    """As `ask` keeps them."""
-    return [Counters(one["drafts"], one["drafted"], tuple(one["accepted"])) for one in kept]
 
 
 def _overlap(a: Sequence[float] | None, b: Sequence[float] | None) -> bool:

@@ -6,6 +6,7 @@ import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from decode.common.errors import ConfigError, InputError
 from decode.common.progress import get_logger
@@ -103,20 +104,17 @@ def is_ours(path: str) -> bool:
     return read_provenance(model_folder(path)) is not None
 
 
-def model_impl(cfg: EvalConfig) -> str:
+def model_impl(cfg: EvalConfig) -> Literal["transformers", "auto"]:
     """By whose code the engine runs the target, as served.options say."""
     options = cfg.served.options
-    named = "--model-impl=transformers" in options or ("--model-impl", "transformers") in zip(
-        options, options[1:], strict=False
-    )
-    return "transformers" if named else "auto"
+    pairs = zip(options, options[1:], strict=False)
+    is_named = "--model-impl=transformers" in options or ("--model-impl", "transformers") in pairs
+    return "transformers" if is_named else "auto"
 
 
 def _export(cfg: EvalConfig, path: str, output: str) -> ExportConfig:
-    impl = "transformers" if model_impl(cfg) == "transformers" else "auto"
-    return ExportConfig(
-        cfg.served.engine, output, draft=SavedDraftConfig(path=path), target=cfg.target, model_impl=impl
-    )
+    draft = SavedDraftConfig(path=path)
+    return ExportConfig(cfg.served.engine, output, draft=draft, target=cfg.target, model_impl=model_impl(cfg))
 
 
 def _check(cfg: EvalConfig, path: str) -> CheckConfig:

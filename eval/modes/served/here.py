@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,11 @@ from eval.config import EvalConfig
 from eval.inputs import load, settings_at
 from eval.measure.cells import Results
 from eval.measure.energy import meter_of
-from eval.modes.served.comparison import check_texts, counters_of, extended, judge, ours
+from eval.modes.served.comparison import check_texts, extended, judge, ours
 from eval.modes.served.counting import Pair, Texts
-from eval.modes.served.faults.explained import explained
+from eval.modes.served.faults.faults import explained
 from eval.modes.served.folders import ServedDraft
+from eval.modes.served.kept import Answer, Asked, Compared, Here, OurTimes, answers_of
 from eval.results.energy import energy_entry, energy_pairs
 
 _DRAWS_OTHERWISE = (
@@ -29,30 +30,29 @@ log = get_logger("eval")
 
 
 def measure_here(
-    cfg: EvalConfig,
-    results: Results,
-    drafts: Sequence[ServedDraft],
-    asked: Sequence[Mapping[str, Any]],
-    prompts: Texts,
-) -> dict[str, Any]:
+    cfg: EvalConfig, results: Results, drafts: Sequence[ServedDraft], asked: Sequence[Asked], prompts: Texts
+) -> dict[str, Here]:
     """Our decoder's part by draft, once the engine's processes are gone: memory is then free, and so are the cores."""
-    kept = {one.name: results.read(f"ours/{one.name}.json") for one in drafts}
-    missing = [one for one in drafts if kept[one.name] is None]
+    read = {one.name: results.read(f"ours/{one.name}.json") for one in drafts}
+    kept = {name: Here.model_validate(content) for name, content in read.items() if content is not None}
+    missing = [one for one in drafts if one.name not in kept]
     if missing:
         model, drafters = load(cfg, cfg.target)
         pair = Pair(model, cfg.lossless.batch_size)
         for draft in missing:
-            answers = next(one["answers"] for one in asked if one["draft"] == draft.name and one["answers"])
-            found = [_compare(cfg, pair, drafters[draft.name], draft, float(t), answers[t], prompts) for t in answers]
+            answers = answers_of(asked, draft.name)
+            found = [
+                _compare(cfg, pair, drafters[draft.name], draft, float(temperature), answer, prompts)
+                for temperature, answer in answers.items()
+            ]
             found = [_with_greedy(one, found) for one in found]
             timed = [
                 _timed_here(cfg, pair, drafters[draft.name], draft, size, prompts) for size in cfg.served.batch_sizes
             ]
             speeds, energy = [one for one, _ in timed], [one for _, spent in timed for one in spent]
             dtype = str(model.dtype).removeprefix("torch.")
-            content = {"comparisons": found, "speeds": speeds, "energy": energy, "dtype": dtype}
-            results.keep(f"ours/{draft.name}.json", content)
-            kept[draft.name] = content
+            kept[draft.name] = Here(comparisons=found, speeds=speeds, energy=energy, dtype=dtype)
+            results.keep(f"ours/{draft.name}.json", kept[draft.name].model_dump())
     return kept
 
 
@@ -62,39 +62,33 @@ def _compare(
     drafter: Any,
     draft: ServedDraft,
     temperature: float,
-    answer: Mapping[str, Any],
+    answer: Answer,
     prompts: Texts,
-) -> dict[str, Any]:
+) -> Compared:
     """One draft at one temperature, here beside there."""
     log.info("counting here: %s, T=%g", draft.name, temperature)
-    texts, there = answer["texts"], counters_of(answer["counters"])
+    texts, there = answer.texts, answer.counters
     same = None if temperature else check_texts(pair, prompts, texts, cfg.served.engine)
     here = ours(pair, drafter, prompts, texts, temperature, cfg.seed, draft.compared)
     dtype = str(pair.target.dtype).removeprefix("torch.")
     verdict, faults = judge(there, here, temperature, dtype, cfg.seed), []
     if verdict == "parted" and not temperature:  # of drawn texts what was accepted behind the end is not known
         written = extended(pair, prompts, texts, draft.compared)
-        faults = explained(draft.folder, pair.target, prompts, written, there, here, cfg.served.engine)
-    return {
-        "temperature": temperature,
-        "counters": [asdict(one) for one in here],
-        "verdict": verdict,
-        "same_texts": same,
-        "faults": faults,
-    }
+        faults = explained(draft.folder, pair.target, prompts, written, there, here)
+    return Compared(temperature=temperature, counters=here, verdict=verdict, same_texts=same, faults=faults)
 
 
-def _with_greedy(one: dict[str, Any], every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _with_greedy(one: Compared, every: Sequence[Compared]) -> Compared:
     """A comparison of drawn texts, with what follows where it parted and the greedy one did not."""
-    greedy = [other["verdict"] for other in every if not other["temperature"]]
-    if not one["temperature"] or one["verdict"] != "parted" or "parted" in greedy or not greedy:
+    greedy = [other.verdict for other in every if not other.temperature]
+    if not one.temperature or one.verdict != "parted" or "parted" in greedy or not greedy:
         return one
-    return {**one, "faults": [_DRAWS_OTHERWISE]}
+    return one.model_copy(update={"faults": [_DRAWS_OTHERWISE]})
 
 
 def _timed_here(
     cfg: EvalConfig, pair: Pair, drafter: Any, draft: ServedDraft, size: int, prompts: Texts
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+) -> tuple[OurTimes, list[dict[str, Any]]]:
     """Tokens per second of our decoder by round, with the draft and alone, on one batch of prompts; and the energy of
     both."""
     settings = settings_at(cfg, cfg.temperatures[0]) | {"num_draft_tokens": draft.compared, "eos_token_id": ()}
@@ -114,4 +108,4 @@ def _timed_here(
                 spent[name].append([replace(done, joules=joules)])
     where, named = f"ours, batch {size}, T={cfg.temperatures[0]:g}", {"drafted": draft.name, "alone": "no draft"}
     energy = [energy_entry(where, named[name], energy_pairs(rounds), meter, cfg.seed) for name, rounds in spent.items()]
-    return {"batch_size": size, **speeds}, energy
+    return OurTimes(batch_size=size, **speeds), energy

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from decode.common.errors import ConfigError
 from decode.common.progress import get_logger
@@ -15,12 +14,12 @@ from eval.config import EvalConfig
 from eval.inputs import check_models, shared_context
 from eval.measure.cells import Results
 from eval.modes.served.counting import Texts
+from eval.modes.served.document import make_results
 from eval.modes.served.engine.jobs import Job, check_server, do, jobs
 from eval.modes.served.folders import check_drafts, prepare
 from eval.modes.served.here import measure_here
+from eval.modes.served.kept import Asked
 from eval.modes.served.page import render_page, render_summary
-from eval.modes.served.results import make_results
-from eval.modes.served.schedule.of_drafts import conclusions
 from eval.prompts.chats import chat_tokenizer, planned_report
 from eval.prompts.held_out import as_many_as
 from eval.prompts.prompt import Prompt, check_room
@@ -55,12 +54,11 @@ def run(cfg: EvalConfig) -> None:
         results, ids = Results(folder), [prompt.ids for prompt in prompts]
         asked = _ask_all(cfg, results, jobs(cfg, drafts), ids)
         here = measure_here(cfg, results, drafts, asked, ids)
-        content = make_results(cfg, target, drafts, prompts, asked, here)
-        schedules = conclusions(cfg, drafts, content["speeds"])
-        content["schedules"] = [one.model_dump() for one in schedules]
+        found = make_results(cfg, target, drafts, prompts, asked, here)
+        content = found.model_dump(by_alias=True)
         write_files(folder, content, render_summary(content), render_page(content))
         folder.finish({"drafts": len(drafts), "servers": len(asked)})
-        for one in schedules:
+        for one in found.schedules:
             log.info("%s: what to paste, %s:\n%s", one.draft, one.pastes[0].why, one.pastes[0].text)
         log.info("report: %s", folder.file("index.html"))
 
@@ -109,16 +107,17 @@ def plan_lines(cfg: EvalConfig, prompts: Sequence[Prompt]) -> list[str]:
     ]
 
 
-def _ask_all(cfg: EvalConfig, results: Results, every: Sequence[Job], prompts: Texts) -> list[dict[str, Any]]:
+def _ask_all(cfg: EvalConfig, results: Results, every: Sequence[Job], prompts: Texts) -> list[Asked]:
     """What each server answered, asked now where it is not kept."""
     found, began, done = [], time.perf_counter(), 0
     for number, job in enumerate(every):
         kept = results.read(job.file)
-        if kept is None:
-            kept = do(cfg, job, prompts, results.folder.file(f"logs/{Path(job.file).stem}.log"))
-            results.keep(job.file, kept)
+        if kept is not None:
+            found.append(Asked.model_validate(kept))
+        else:
+            found.append(do(cfg, job, prompts, results.folder.file(f"logs/{Path(job.file).stem}.log")))
+            results.keep(job.file, found[-1].model_dump())
             done += 1
             left = (time.perf_counter() - began) / done * (len(every) - number - 1)
             log.info("server %d of %d done (%s); about %s left", number + 1, len(every), job.name, duration(left))
-        found.append(kept)
     return found

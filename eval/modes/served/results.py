@@ -1,24 +1,16 @@
-"""From what servers answered and we counted to results.json, and the words that define its figures."""
+"""results.json of `mode=served`, typed: the mode writes it, the page reads it back; and the words that define its
+figures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import median
-from typing import Any
+from typing import Any, Literal
 
-from decode.models.load import ModelDescription
-from eval.config import EvalConfig
-from eval.modes.served.comparison import Verdict, counters_of, intervals, total
-from eval.modes.served.engine.metrics import Counters
-from eval.modes.served.folders import ServedDraft
-from eval.modes.served.schedule.conclusion import DEFINITION
-from eval.prompts.prompt import Prompt
-from eval.results.document import heading, target_entry
-from eval.results.energy import merged
+from pydantic import ConfigDict, Field
+
 from eval.results.schema import Count, Interval, Part, Share
 
-Asked = Sequence[Mapping[str, Any]]
-_DEFINITIONS = {
+Verdict = Literal["equal", "within intervals", "parted"]
+DEFINITIONS = {
     "acceptance by position": "Of the drafts whose tokens before a position were accepted, the share whose token there "
     "was accepted too. The engine's is from its own counters (/metrics), read after every prompt.",
     "counters": "Rounds in which something was drafted, and tokens accepted at each position, over all prompts. A text "
@@ -28,7 +20,10 @@ _DEFINITIONS = {
     "drew for itself.",
     "verdict": "equal: all counters are the same, prompt by prompt. within intervals: the 95% intervals over prompts "
     "(bootstrap) overlap at every position. parted: neither; at temperature 0 in float32 all that is not equal.",
-    "schedule": DEFINITION,
+    "schedule": "The draft length of a batch size: the shortest one, unless a longer one is faster beyond the error "
+    "bar, the 95% interval of the mean log ratio of their tokens/s by round (Student's t). k = 0 is measured with the "
+    "draft loaded where the engine follows a schedule. Between two batch sizes that were measured the shorter of both "
+    "lengths stands; behind the last one the engine goes on with its length.",
     "tokens/s": "Of all requests together, from the first question to the last answer, prompts read included; each "
     "round another start of the server. Ours: the same prompts and limits in one process. Median of the rounds.",
 }
@@ -93,118 +88,87 @@ class OurSpeed(Part):
     """Without."""
 
 
-def make_results(
-    cfg: EvalConfig,
-    target: ModelDescription,
-    drafts: Sequence[ServedDraft],
-    prompts: Sequence[Prompt],
-    asked: Asked,
-    here: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The content of results.json."""
-    comparisons = [one for draft in drafts for one in _comparisons(cfg, draft, asked, here[draft.name])]
-    ours = [
-        OurSpeed(draft=draft.name, num_draft_tokens=draft.compared, **one)
-        for draft in drafts
-        for one in here[draft.name]["speeds"]
-    ]
-    return {
-        **heading(cfg, sum(one["seconds"] for one in asked)),
-        "target": target_entry(target, here[drafts[0].name]["dtype"]),
-        "engine": {"name": cfg.served.engine, "version": asked[0]["version"], "options": cfg.served.options},
-        "drafts": dict(cfg.drafts),
-        "prompts": _prompts(cfg, prompts),
-        "definitions": _DEFINITIONS,
-        "rows": [],
-        "energy": _energy(asked, here, cfg.seed),
-        "comparisons": [one.model_dump() for one in comparisons],
-        "speeds": [one.model_dump() for one in _speeds(cfg, asked)],
-        "our_speeds": [one.model_dump() for one in ours],
-    }
+class Length(Part):
+    """What is drafted at a batch size."""
+
+    batch_size: Count
+    num_draft_tokens: Count
+    over_alone: float
+    """Its speed over that of the target alone."""
+    ci95: Interval
 
 
-def _energy(asked: Asked, here: Mapping[str, Any], seed: int) -> list[dict[str, Any]]:
-    """The server's and ours, all rounds together."""
-    there = [one["energy"] for job in asked for one in job["speeds"] if "energy" in one]
-    return merged([*there, *(one for draft in here.values() for one in draft.get("energy", []))], seed)
+class Pasted(Part):
+    """For an engine."""
+
+    model_config = ConfigDict(extra="ignore")  # SGLang's files of a schedule, in results of a time when there were some
+
+    engine: str
+    """As `format` of python -m train.export calls it."""
+    title: str
+    """As its makers do."""
+    num_draft_tokens: Count
+    """The longest draft."""
+    text: str
+    """What to paste; empty where the engine is best left without the draft."""
+    why: str
+    """The figures that it comes from."""
 
 
-def _prompts(cfg: EvalConfig, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    return {
-        "source": cfg.prompts.file or f"held-out split of {cfg.data.name}",
-        "number": len(prompts),
-        "mean_tokens": sum(len(prompt.ids) for prompt in prompts) / len(prompts),
-        "max_new_tokens": cfg.decode.max_new_tokens,
-        "timed_tokens": cfg.served.timed_tokens,
-        "rounds": cfg.served.rounds,
-    }
+class Conclusion(Part):
+    """Of a draft."""
+
+    draft: str
+    lengths: list[Length]
+    schedule: list[list[int]]
+    """[from, to, k], batch sizes inclusive."""
+    pastes: list[Pasted]
 
 
-def _comparisons(cfg: EvalConfig, draft: ServedDraft, asked: Asked, here: Mapping[str, Any]) -> list[Comparison]:
-    answers = next(one["answers"] for one in asked if one["draft"] == draft.name and one["answers"])
-    found = []
-    for one in here["comparisons"]:
-        answer, own = answers[f"{one['temperature']:g}"], counters_of(one["counters"])
-        there = counters_of(answer["counters"])
-        equal = sum(a == b for a, b in zip(there, own, strict=True))
-        found.append(
-            Comparison(
-                draft=draft.name,
-                form=draft.form,
-                temperature=one["temperature"],
-                num_draft_tokens=draft.compared,
-                prompts=len(there),
-                tokens=sum(map(len, answer["texts"])),
-                engine=_counters(there, cfg.seed),
-                ours=_counters(own, cfg.seed),
-                equal_prompts=None if one["temperature"] else equal,
-                same_texts=one["same_texts"],
-                verdict=one["verdict"],
-                faults=one["faults"],
-            )
-        )
-    return found
+class Serving(Part):
+    """The engine."""
+
+    name: str
+    version: str
+    options: list[str]
 
 
-def _counters(each: Sequence[Counters], seed: int) -> ServedCounters:
-    every = total(each)
-    return ServedCounters(
-        drafts=every.drafts,
-        drafted=every.drafted,
-        accepted=list(every.accepted),
-        acceptance_by_position=every.by_position,
-        ci95_by_position=intervals(each, seed),
-    )
+class ServedPrompts(Part):
+    """What was asked."""
+
+    source: str
+    number: Count
+    mean_tokens: float
+    max_new_tokens: Count
+    timed_tokens: Count
+    rounds: Count
 
 
-def _speeds(cfg: EvalConfig, asked: Asked) -> list[ServedSpeed]:
-    """By draft, length and batch size, all rounds together."""
-    found: dict[tuple[Any, int, int], list[Mapping[str, Any]]] = {}
-    for job in asked:
-        for one in job["speeds"]:
-            found.setdefault((job["draft"], job["k"], one["batch_size"]), []).append(one)
-    return [
-        ServedSpeed(
-            draft=draft,
-            num_draft_tokens=k,
-            batch_size=size,
-            requests=rounds[0]["requests"],
-            temperature=cfg.temperatures[0],
-            tokens_per_s=[one["tokens"] / one["seconds"] for one in rounds],
-            tokens_per_draft=_per_draft([one["counters"] for one in rounds]),
-        )
-        for (draft, k, size), rounds in found.items()
-    ]
+class ServedResults(Part):
+    """The file."""
 
+    model_config = ConfigDict(extra="ignore")
 
-def _per_draft(counters: Sequence[Mapping[str, Any]]) -> float | None:
-    accepted = total(counters_of(counters)).mean_accepted
-    return None if accepted is None else 1 + accepted
+    schema_version: Literal[2] = Field(alias="schema")
+    name: str
+    mode: Literal["served"]
+    environment: dict[str, Any]
+    target: dict[str, Any]
+    engine: Serving
+    drafts: dict[str, str]
+    prompts: ServedPrompts
+    definitions: dict[str, str]
+    rows: list[dict[str, Any]]
+    energy: list[dict[str, Any]] | None = None
+    """None in results of a time before energy was metered."""
+    comparisons: list[Comparison]
+    speeds: list[ServedSpeed]
+    our_speeds: list[OurSpeed]
+    schedules: list[Conclusion]
 
-
-def speed_of(results: Mapping[str, Any], draft: str | None, k: int, size: int) -> float | None:
-    """Median over rounds; None where it was not timed."""
-    for one in results["speeds"]:
-        if (one["draft"], one["num_draft_tokens"], one["batch_size"]) == (draft, k, size):
-            return median(one["tokens_per_s"])
-    return None
+    def speed(self, draft: str | None, k: int, size: int) -> list[float] | None:
+        """Tokens per second by round; None where it was not timed."""
+        for one in self.speeds:
+            if (one.draft, one.num_draft_tokens, one.batch_size) == (draft, k, size):
+                return one.tokens_per_s
+        return None

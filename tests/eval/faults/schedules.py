@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.eval.served import (
-    test_schedule,
-    test_schedule_in_vllm,
-    test_schedule_paste,
-)
+from tests.eval.served import test_conclusion, test_schedule
 from tests.faults import Fault, noticed_by
 
 _IN = "eval.modes.served.schedule"
@@ -46,11 +42,11 @@ FAULTS: list[Fault] = [
         (f"{_IN}.schedule:_pooled", "math.exp(fmean(map(math.log, of_round)))", "fmean(of_round)"),
     ),
     *noticed_by(
-        test_schedule_in_vllm.test_a_server_is_held_at_a_length_as_its_schedule_would_hold_it,
+        test_schedule.test_a_server_is_held_at_a_length_as_its_schedule_would_hold_it,
         (f"{_IN}.in_vllm:held_at", '"num_speculative_tokens": longest', '"num_speculative_tokens": k'),
     ),
     *noticed_by(
-        test_schedule_paste.test_a_draft_that_is_nowhere_faster_than_the_target_alone_is_left_out,
-        (f"{_IN}.paste:schedule_of", "one.k and one.over_plain.is_faster", "one.k"),
+        test_conclusion.test_a_draft_that_is_nowhere_faster_than_the_target_alone_is_left_out,
+        (f"{_IN}.conclusion:Measured.schedule", "one.k and one.over_plain.is_faster", "one.k"),
     ),
 ]

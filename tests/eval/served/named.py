@@ -37,4 +37,4 @@ NAMED: dict[tuple[str, str], str] = {
     ("lm", "a projection left out"): _LOST,
 }
 UNEXPLAINED = {("eagle3", "another epsilon")}
-"""0.3, which nobody would guess."""
+"""No epsilon is tried."""

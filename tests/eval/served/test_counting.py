@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eval.modes.served.engine.metrics import Counters
-from eval.modes.served.faults import faults
+from eval.modes.served.engine.metrics import Counters, total
 from eval.modes.served.faults.counting import Texts, _accepted, _rounds, count
 from eval.modes.served.faults.faults import alike, distance
 
@@ -51,7 +50,7 @@ def test_counters_are_compared_prompt_by_prompt() -> None:
     one, other = Counters(4, 12, (3, 2, 1)), Counters(5, 15, (3, 1, 1))
     assert distance([one, other], [one, other]) == 0
     assert distance([one, other], [other, one]) == 4
-    assert faults.total([one, other]) == Counters(9, 27, (6, 3, 2))
+    assert total([one, other]) == Counters(9, 27, (6, 3, 2))
 
 
 def test_shares_are_alike_as_far_as_chance_goes() -> None:

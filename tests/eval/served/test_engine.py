@@ -31,7 +31,7 @@ def test_counters_are_read_summed_over_engines_and_subtracted() -> None:
 def test_acceptance_is_of_what_came_so_far() -> None:
     assert Counters(10, 30, (8, 4, 0)).by_position == [0.8, 0.5, 0.0]
     assert Counters(10, 30, (0, 0, 0)).by_position == [0.0, None, None]
-    assert Counters(10, 30, (8, 4, 0)).mean_accepted == 1.2
+    assert Counters(10, 30, (8, 4, 0)).tokens_per_draft == 2.2
 
 
 def test_prompts_go_as_ids_and_texts_come_back_in_order() -> None:

@@ -14,7 +14,7 @@ from eval import stage
 from eval.modes.served.comparison import other_texts
 from eval.modes.served.counting import Pair
 from eval.modes.served.engine.metrics import Counters
-from eval.modes.served.faults.explained import observed
+from eval.modes.served.faults.faults import observed
 from tests.engines.faults import another_rope, edit_config
 from tests.eval.served.test_mode import Toy, results_of
 from tests.eval.served.test_mode import toy as toy  # a fixture

@@ -23,6 +23,7 @@ from eval.modes.served.engine.metrics import Counters
 from eval.modes.served.engine.server import ServerGoneError
 from eval.modes.served.page import render_summary
 from eval.publish import publish
+from eval.results.schema import read_results
 from tests.commands import built
 from tests.eval.energy_checks import check_energy
 from tests.eval.golden import check_keys
@@ -111,6 +112,12 @@ def test_an_engine_that_drafts_as_we_do(toy: Toy, tmp_path: Path) -> None:
     assert "counters are equal, prompt by prompt" in page
     publish([tmp_path / "report/results.json"], tmp_path / "docs/served")
     assert (tmp_path / "docs/served.md").read_text() == render_summary(results, is_published=True)
+
+
+def test_the_published_page_is_made_from_results_of_an_earlier_version() -> None:
+    published = Path("docs/results/served.json")
+    page = render_summary(read_results(published), is_published=True)
+    assert page == published.with_suffix(".md").read_text()
 
 
 def test_an_engine_that_drafts_from_something_else(toy: Toy, tmp_path: Path) -> None:

@@ -15,12 +15,10 @@ from decode import load_drafter
 from decode.config import ModelConfig
 from decode.models.load import ModelDescription, describe_model, load_model
 from eval.modes.served.counting import Pair
-from eval.modes.served.engine.metrics import Counters
+from eval.modes.served.engine.metrics import Counters, total
 from eval.modes.served.faults.counting import Texts, along, count
-from eval.modes.served.faults.explained import explained
-from eval.modes.served.faults.faults import distance, explaining, total
+from eval.modes.served.faults.faults import HYPOTHESES, distance, explained, likely_faults
 from eval.modes.served.faults.reading import Reading, open_reading
-from eval.modes.served.faults.table import HYPOTHESES
 from tests.engines.faults import FAULTS, Fault, setting
 from tests.eval.served.followed import follow
 from tests.eval.served.named import NAMED, UNEXPLAINED
@@ -71,32 +69,15 @@ def draft_of(family: str) -> str:
     return DAMAGED.get(family, f"{family}-reduced")
 
 
-QUICK = {
-    ("eagle3", "d2t out of order"),
-    ("eagle3", "a random embedding"),
-    ("eagle3", "hidden states one layer early"),
-    ("eagle3", "norm_before_residual"),
-    ("eagle3", "another epsilon"),
-    ("medusa", "token_map out of order"),
-    ("lm", "another rope"),
-}
-
-
-def marked(fault: Fault) -> object:
-    """By default faults of weights, of vocabularies, of layers and of positions; a dflash block takes longest, since it
-    is computed by itself for each place of a text."""
-    return pytest.param(fault, marks=[pytest.mark.slow] * ((fault.family, fault.name) not in QUICK))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", map(marked, SEEN), ids=[f"{one.family}: {one.name}" for one in SEEN])
+@pytest.mark.parametrize("fault", SEEN, ids=lambda one: f"{one.family}: {one.name}")
 def test_a_fault_is_named_from_its_counters(toys: Toys, tmp_path: Path, fault: Fault) -> None:
     draft = draft_of(fault.family)
     folder = toys.folders.copied("llama", draft, tmp_path / "damaged")
     fault.damage(folder)
     texts, whole = toys.texts(draft), toys.reading(draft)
     engine, ours = count(open_reading(str(folder), toys.known()), texts), count(whole, texts)
-    found = explaining(whole, texts, engine, ours)
+    found = likely_faults(whole, texts, engine, ours)
     if (fault.family, fault.name) in UNEXPLAINED:
         assert not [one for one in found if one.match == "equal"]
         return
@@ -130,7 +111,7 @@ def test_rounds_are_counted_as_our_decoder_counts_them(toys: Toys, draft: str) -
 
 def test_equal_counters_have_no_fault(toys: Toys) -> None:
     ours = count(toys.reading("eagle3-reduced"), toys.texts("eagle3-reduced"))
-    assert explaining(toys.reading("eagle3-reduced"), toys.texts("eagle3-reduced"), ours, ours) == []
+    assert likely_faults(toys.reading("eagle3-reduced"), toys.texts("eagle3-reduced"), ours, ours) == []
 
 
 def test_from_a_folder_and_prompts(toys: Toys) -> None:
@@ -189,4 +170,4 @@ def test_what_an_engine_leaves_out_is_named(toys: Toys, family: str, fault: str)
     texts, whole = toys.texts(draft), toys.reading(draft)
     engine, ours = count(LOST[family, fault](whole), texts), count(whole, texts)
     assert distance(engine, ours) > 0
-    assert NAMED[family, fault] in {one.name for one in explaining(whole, texts, engine, ours)}
+    assert NAMED[family, fault] in {one.name for one in likely_faults(whole, texts, engine, ours)}

@@ -1,9 +1,11 @@
-"""Draft lengths from speeds: exact schedules of speeds that are written down here."""
+"""Draft lengths from speeds: exact schedules of speeds that are written down here. And the keys of vLLM, which itself
+reads them in tests/engines/test_schedule.py."""
 
 import math
 
 import pytest
 
+from eval.modes.served.schedule.in_vllm import held_at, lengths
 from eval.modes.served.schedule.schedule import Choice, Ratio, Speed, choices, one_length, per_batch_size, ratio
 
 EVEN = Ratio(1.0, (1.0, 1.0))
@@ -102,3 +104,22 @@ def test_one_length_for_all_batch_sizes_weighs_them_alike() -> None:
     assert found.over_plain.value == pytest.approx(math.sqrt(4 / 3), rel=0.01)
     slower = [*plain, *measured({1: {2: (12.0, 12.0)}, 8: {2: (600.0, 600.1)}})]
     assert one_length(slower, plain).k == 0
+
+
+def test_the_longest_draft_is_named_beside_the_ranges() -> None:
+    assert lengths("eagle3", [(1, 4, 4), (5, 16, 1)]) == {
+        "num_speculative_tokens": 4,
+        "num_speculative_tokens_per_batch_size": [[1, 4, 4], [5, 16, 1]],
+    }
+
+
+def test_one_length_for_all_needs_no_schedule_and_medusa_takes_none() -> None:
+    assert lengths("medusa", [(1, 16, 3)]) == {"num_speculative_tokens": 3}
+    with pytest.raises(AssertionError):
+        lengths("medusa", [(1, 4, 3), (5, 16, 1)])
+
+
+def test_a_server_is_held_at_a_length_as_its_schedule_would_hold_it() -> None:
+    held = {"num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": [[1, 1, 0]]}
+    assert held_at("draft_model", 0, 4) == held
+    assert held_at("medusa", 2, 4) == {"num_speculative_tokens": 2}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from decode.common.environment import resolve_device
 from decode.common.errors import ConfigError, InputError
@@ -23,6 +22,7 @@ from eval.modes.served.comparison import ask, first_places
 from eval.modes.served.counting import Texts
 from eval.modes.served.engine.server import Server, complete, found, models
 from eval.modes.served.folders import ServedDraft
+from eval.modes.served.kept import Asked, Timed
 from eval.modes.served.schedule.in_vllm import SCHEDULED, held_at
 from eval.results.energy import energy_entry
 
@@ -84,8 +84,8 @@ def _lengths(cfg: EvalConfig, draft: ServedDraft) -> list[int]:
     return [*([0] if draft.method in SCHEDULED else []), *draft.lengths]
 
 
-def do(cfg: EvalConfig, job: Job, prompts: Texts, log_file: Path) -> dict[str, Any]:
-    """Start the server of `job`, compare and time there; what is kept of it."""
+def do(cfg: EvalConfig, job: Job, prompts: Texts, log_file: Path) -> Asked:
+    """Start the server of `job`, compare and time there."""
     began = time.perf_counter()
     with _server(cfg, job, log_file) as server:
         ready = time.perf_counter()
@@ -97,24 +97,20 @@ def do(cfg: EvalConfig, job: Job, prompts: Texts, log_file: Path) -> dict[str, A
                 answers[f"{temperature:g}"] = ask(server, prompts, tokens, temperature, cfg.seed, job.k, label)
         version = server.version()
         turns = [[_timed(cfg, server, job, size, prompts) for size in cfg.served.batch_sizes] for _ in range(TURNS)]
-        speeds = [sorted(each, key=_tokens_per_s)[TURNS // 2] for each in zip(*turns, strict=True)]
-    return {
-        "draft": None if job.draft is None else job.draft.name,
-        "k": job.k,
-        "round": job.round,
-        "version": version,
-        "answers": answers,
-        "speeds": speeds,
-        "start_s": ready - began,
-        "seconds": time.perf_counter() - began,
-    }
+        speeds = [sorted(each, key=lambda one: one.tokens_per_s)[TURNS // 2] for each in zip(*turns, strict=True)]
+    return Asked(
+        draft=None if job.draft is None else job.draft.name,
+        k=job.k,
+        round=job.round,
+        version=version,
+        answers=answers,
+        speeds=speeds,
+        start_s=ready - began,
+        seconds=time.perf_counter() - began,
+    )
 
 
-def _tokens_per_s(speed: Mapping[str, Any]) -> float:
-    return speed["tokens"] / speed["seconds"]
-
-
-def _timed(cfg: EvalConfig, server: Server, job: Job, size: int, prompts: Texts) -> dict[str, Any]:
+def _timed(cfg: EvalConfig, server: Server, job: Job, size: int, prompts: Texts) -> Timed:
     """Requests answered `size` at once, after some that are not timed."""
     number = -(-max(size, LEAST_REQUESTS) // size) * size
     asked = [prompts[row % len(prompts)] for row in range(number)]
@@ -124,20 +120,20 @@ def _timed(cfg: EvalConfig, server: Server, job: Job, size: int, prompts: Texts)
     meter = _meter(cfg)
     done, joules = meter.around(partial(complete, server, asked, tokens, temperature, None, size))
     counters = first_places(server.counters_since(before), job.k)
-    return {
-        "batch_size": size,
-        "requests": number,
-        "tokens": done.tokens,
-        "seconds": done.seconds,
-        "energy": energy_entry(
+    return Timed(
+        batch_size=size,
+        requests=number,
+        tokens=done.tokens,
+        seconds=done.seconds,
+        energy=energy_entry(
             f"{cfg.served.engine}, batch {size}, T={temperature:g}",
             "no draft" if job.draft is None else f"{job.draft.name}, k={job.k}",
             None if joules is None else [[joules, float(done.tokens)]],
             meter,
             cfg.seed,
         ),
-        "counters": asdict(counters),
-    }
+        counters=counters,
+    )
 
 
 def _meter(cfg: EvalConfig) -> EnergyMeter:
@@ -187,12 +183,12 @@ def check_server(cfg: EvalConfig) -> None:
     assert own is not None
     server = found(url)
     listed = models(server)
-    names = {str(one.get(key)) for one in listed for key in ("id", "root")}
+    names = {str(name) for one in listed for name in (one.id, one.root)}
     expected = cfg.served.model or own
     if expected not in names and not any(_same_folder(expected, name) for name in names):
         raise InputError(
             f"served.url={url} serves {', '.join(sorted(names))}, and the target is {expected}. Start it with {own}; "
-            f"or, where that is the same model by another name, give served.model={listed[0]['id']}"
+            f"or, where that is the same model by another name, give served.model={listed[0].id}"
         )
     _check_length(cfg, server)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+-?\d+)?$")
@@ -28,9 +29,8 @@ class Counters:
 
     def __sub__(self, before: Counters) -> Counters:
         """What came since `before`."""
-        assert len(self.accepted) == len(before.accepted), (self, before)
-        places = zip(self.accepted, before.accepted, strict=True)
-        return Counters(self.drafts - before.drafts, self.drafted - before.drafted, tuple(a - b for a, b in places))
+        negative = tuple(-count for count in before.accepted)
+        return self + Counters(-before.drafts, -before.drafted, negative)
 
     def __add__(self, other: Counters) -> Counters:
         """Of both."""
@@ -45,9 +45,14 @@ class Counters:
         return [now / before if before else None for before, now in zip(reached, self.accepted, strict=False)]
 
     @property
-    def mean_accepted(self) -> float | None:
-        """Accepted tokens per draft; with the target's own one they are what a target pass writes."""
-        return sum(self.accepted) / self.drafts if self.drafts else None
+    def tokens_per_draft(self) -> float | None:
+        """Accepted ones and the target's own: what a target pass writes."""
+        return 1 + sum(self.accepted) / self.drafts if self.drafts else None
+
+
+def total(each: Sequence[Counters]) -> Counters:
+    """Over all prompts."""
+    return sum(each[1:], each[0])
 
 
 def read_counters(metrics_text: str) -> Counters:
@@ -55,8 +60,9 @@ def read_counters(metrics_text: str) -> Counters:
     sums: dict[str, float] = defaultdict(float)
     places: dict[int, float] = defaultdict(float)
     for name, labels, value in samples(metrics_text):
-        if name == _BY_POSITION and labels.get("position", "").isdigit():
-            places[int(labels["position"])] += value
+        position = labels.get("position", "")
+        if name == _BY_POSITION and position.isdigit():
+            places[int(position)] += value
         elif name.startswith(_PREFIX):
             sums[name] += value
     accepted = tuple(round(places[place]) for place in range(max(places, default=-1) + 1))
@@ -74,7 +80,7 @@ def samples(metrics_text: str) -> list[tuple[str, dict[str, str], float]]:
     found = []
     for line in metrics_text.splitlines():
         match = _SAMPLE.match(line)
-        if match and _NUMBER.fullmatch(match["value"]):
-            labels = dict(_LABEL.findall(match["labels"] or ""))
-            found.append((match["name"], labels, float(match["value"])))
+        name, labels, value = match.groups() if match else ("", None, "")
+        if _NUMBER.fullmatch(value):
+            found.append((name, dict(_LABEL.findall(labels or "")), float(value)))
     return found

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel, Field, ValidationError
+
 from decode.common.errors import InputError
 from distill.engines.http_client import HttpClient, NoAnswerError, RefusedError, SilentError
 from distill.engines.server import ServerGoneError, StartedServer
@@ -28,6 +30,26 @@ _PLAIN = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
+
+
+class Model(BaseModel, frozen=True):
+    """That a server lists."""
+
+    id: str
+    root: Any = None
+    """Where the weights lie."""
+
+
+class _Models(BaseModel):
+    data: list[Model]
+
+
+class _Choice(BaseModel):
+    token_ids: list[int]
+
+
+class _Completion(BaseModel):
+    choices: list[_Choice] = Field(min_length=1)
 
 
 @dataclass(frozen=True)
@@ -56,20 +78,13 @@ class Server:
 
     def version(self) -> str:
         """Of the engine; empty where it does not say."""
-        try:
-            return str(json.loads(self.get("/version"))["version"])
-        except (ValueError, LookupError, TypeError, InputError):
-            return ""
-
-    def metrics(self) -> str:
-        """Prometheus text."""
-        return self.get("/metrics")
+        return HttpClient(self.url).version(_LOOK_S) or ""
 
     def counters(self) -> Counters:
         """Counters once all is counted that was answered: an answer may come before its last round is."""
         before, deadline = "", time.monotonic() + _PATIENCE_S
         while True:
-            text = self.metrics()
+            text = self.get("/metrics")
             now = read_counters(text)
             if not read_running(text) and repr(now) == before:
                 return now
@@ -108,15 +123,14 @@ class Server:
 def found(url: str, started: StartedServer | None = None) -> Server:
     """The server at `url`; ServerGoneError where none answers, InputError for one that lists no model."""
     server = Server(url.rstrip("/"), started=started)
-    return Server(server.url, models(server)[0]["id"], started)
+    return Server(server.url, models(server)[0].id, started)
 
 
-def models(server: Server) -> list[dict[str, Any]]:
-    """What it serves: `id`, `root` where the weights lie, `max_model_len`."""
+def models(server: Server) -> list[Model]:
+    """What it serves."""
     try:
-        listed = json.loads(server.get("/v1/models"))["data"]
-        assert all(isinstance(one["id"], str) for one in listed)
-    except (ValueError, LookupError, TypeError, AssertionError) as error:
+        listed = _Models.model_validate_json(server.get("/v1/models")).data
+    except ValidationError as error:
         raise InputError(f"{server.url}/v1/models lists no models, so that is no server of a model") from error
     if not listed:
         raise InputError(f"{server.url}/v1/models is empty: the server has no model")
@@ -168,11 +182,11 @@ def complete(
 
 def _ids(server: Server, answer: dict, max_tokens: int) -> list[int]:
     try:
-        ids = answer["choices"][0]["token_ids"]
-    except (LookupError, TypeError):
+        ids = _Completion.model_validate(answer).choices[0].token_ids
+    except ValidationError:
         ids = None
-    if not isinstance(ids, list) or len(ids) != max_tokens:
-        got = "no token ids" if not isinstance(ids, list) else f"{len(ids)} tokens"
+    if ids is None or len(ids) != max_tokens:
+        got = "no token ids" if ids is None else f"{len(ids)} tokens"
         raise InputError(
             f"the server at {server.url} answered with {got}, not {max_tokens} tokens as return_token_ids and "
             "ignore_eos ask (vLLM from 0.10.2 on). Update it; or its --max-model-len is too small for the prompts"

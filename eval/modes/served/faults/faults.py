@@ -1,4 +1,4 @@
-"""The likely faults of a draft in an engine, by what it counts."""
+"""What is said of counters that part: the likely faults of a draft in an engine, by what it counts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Literal
 
 from transformers import PreTrainedModel
 
+from decode.common.progress import get_logger
 from decode.models.load import describe_loaded
-from eval.modes.served.engine.metrics import Counters
+from eval.modes.served.engine.metrics import Counters, total
 from eval.modes.served.faults.counting import Texts, along, count
-from eval.modes.served.faults.hypotheses import Hypothesis
-from eval.modes.served.faults.reading import Reading, open_reading
-from eval.modes.served.faults.table import HYPOTHESES
+from eval.modes.served.faults.inputs import GIVEN, LOST
+from eval.modes.served.faults.layers import LAYERS, OF_FORMS
+from eval.modes.served.faults.reading import Hypothesis, Reading, is_tried, open_reading
 
+HYPOTHESES = (*GIVEN, *LAYERS, *LOST, *OF_FORMS)
 MOST = 3
 """Faults that are named where none has equal counters."""
 NEAR = 0.02
@@ -27,8 +29,19 @@ BETTER = 4
 """Times nearer than ours are to the engine's."""
 TELLING = 10
 """Accepted tokens from which on equal counters are no accident."""
-Each = Sequence[Counters]
-"""One for each prompt."""
+NOTHING = 0.02
+"""Share of first tokens below which next to nothing is accepted."""
+SAME = 0.03
+"""Shares that differ by no more are taken for equal."""
+Tokens = Sequence[Sequence[int]]
+Counted = Sequence[Counters]
+"""By prompt."""
+log = get_logger("eval")
+_DEEP = "Faults are tried on EAGLE-3 heads of one layer alone, and this one has more."
+_NONE = (
+    "None of the faults that were tried explains this. A prefix cache (--no-enable-prefix-caching), another revision "
+    "of the draft and two faults at once look so; see what python -m train.check says of the folder that is served."
+)
 
 
 @dataclass(frozen=True)
@@ -50,31 +63,28 @@ class Fault:
         return f"{self.name} ({self.detail}) gives {same}: {self.effect}. {self.remedy}"
 
 
-def likely_faults(
-    draft: str,
-    target: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    texts: Sequence[Sequence[int]],
-    engine: Each,
-    ours: Each,
-    engine_name: str = "vllm",
-) -> list[Fault]:
-    """Faults that explain `engine`, what an engine counted at temperature 0 with the folder `draft` as it is served,
-    where our decoder counted `ours` along the same `texts` behind `prompts`; the nearest first. Those with equal
-    counters alone, if there are any and the engine accepts more than next to nothing: counters cannot tell them apart.
-    Empty where none explains them.
-
-    Texts have k tokens more than were asked for, since rounds reach beyond. The target is run over them; drafts are
-    computed from the folder on the CPU in float32, alike for every fault. `draft` is a folder that passes
-    `python -m train.check`.
-    """
+def explained(
+    draft: str, target: PreTrainedModel, prompts: Tokens, texts: Tokens, engine: Counted, ours: Counted
+) -> list[str]:
+    """Sentences on `engine`, what an engine counted at temperature 0 with the folder `draft` as it is served, where our
+    decoder counted `ours` along the same `texts` behind `prompts`: the likely faults first, then what the counters say
+    by themselves. Texts have k tokens more than were asked for, since rounds reach beyond. `draft` is a folder that
+    passes `python -m train.check`."""
     k = len(ours[0].accepted)
-    reading = open_reading(draft, describe_loaded(target, check=False), engine_name)
-    return explaining(reading, along(target, prompts, texts, len(texts[0]) - k, k), engine, ours)
+    seen = [f"{one[0].upper()}{one[1:]}." for one in observed(total(engine), total(ours), k)]
+    if not is_tried(draft):
+        return [_DEEP, *seen]
+    log.info("counters part: trying faults on %s", draft)
+    reading = open_reading(draft, describe_loaded(target, check=False))
+    found = likely_faults(reading, along(target, prompts, texts, len(texts[0]) - k, k), engine, ours)
+    return [*([f"Likely fault: {fault}." for fault in found] or [_NONE]), *seen]
 
 
-def explaining(reading: Reading, texts: Texts, engine: Each, ours: Each) -> list[Fault]:
-    """As `likely_faults`, of a draft and texts that were read."""
+def likely_faults(reading: Reading, texts: Texts, engine: Counted, ours: Counted) -> list[Fault]:
+    """Faults that explain the engine's counters, the nearest first. Those with equal counters alone, if there are any
+    and the engine accepts more than next to nothing: counters cannot tell them apart. Empty where none explains them.
+    Drafts are computed from the folder on the CPU in float32, alike for every fault, and the target is run over the
+    texts."""
     if distance(engine, ours) == 0:
         return []
     slack = distance(count(reading, texts), ours)
@@ -92,7 +102,7 @@ def explaining(reading: Reading, texts: Texts, engine: Each, ours: Each) -> list
     return equal + [fault for _, fault in sorted(near, key=lambda one: one[0])][:MOST]
 
 
-def _tried(each: Hypothesis, reading: Reading, texts: Texts, engine: Each) -> Iterator[tuple[Fault, int, bool]]:
+def _tried(each: Hypothesis, reading: Reading, texts: Texts, engine: Counted) -> Iterator[tuple[Fault, int, bool]]:
     """The variants that come nearest, and how far they are."""
     tried = [(detail, count(altered, texts)) for detail, altered in each.variants(reading)]
     if tried:
@@ -102,12 +112,7 @@ def _tried(each: Hypothesis, reading: Reading, texts: Texts, engine: Each) -> It
         yield Fault(each.name, detail, match, total(best[0][1]), each.effect, each.remedy), far, each.is_random
 
 
-def total(each: Each) -> Counters:
-    """Over all prompts."""
-    return sum(each[1:], each[0])
-
-
-def distance(one: Each, other: Each) -> int:
+def distance(one: Counted, other: Counted) -> int:
     """Rounds and accepted tokens, prompt by prompt and position by position, that differ."""
     return sum(
         abs(a - b)
@@ -118,8 +123,7 @@ def distance(one: Each, other: Each) -> int:
 
 def alike(one: Counters, other: Counters) -> bool:
     """Whether shares accepted at each position differ by no more than chance: three standard deviations."""
-    reached = zip((one.drafts, *one.accepted), (other.drafts, *other.accepted), strict=False)
-    pairs = list(reached)
+    pairs = list(zip((one.drafts, *one.accepted), (other.drafts, *other.accepted), strict=False))
     return all(
         _same_share((now[0], before[0]), (now[1], before[1])) for before, now in zip(pairs, pairs[1:], strict=False)
     )
@@ -131,3 +135,49 @@ def _same_share(one: tuple[int, int], other: tuple[int, int]) -> bool:
     share = (one[0] + other[0]) / (one[1] + other[1])
     spread = sqrt(share * (1 - share) * (1 / one[1] + 1 / other[1]))
     return abs(one[0] / one[1] - other[0] / other[1]) <= 3 * spread + 1e-12
+
+
+def observed(engine: Counters, ours: Counters, k: int) -> list[str]:
+    """Sentences about the engine's counters beside ours, with k tokens a round asked for."""
+    if not engine.drafts:
+        return [
+            "the engine counted no draft at all: it does not draft, or the metrics are another server's. Look for "
+            "speculative_config in its log"
+        ]
+    return [*_lengths(engine, k), *_positions(engine, ours)]
+
+
+def _lengths(engine: Counters, k: int) -> list[str]:
+    each = engine.drafted / engine.drafts
+    if len(engine.accepted) == k and abs(each - k) < SAME:
+        return []
+    return [
+        f"the engine drafts {each:.2f} tokens a round at {len(engine.accepted)} positions, and {k} are asked for: its "
+        "num_speculative_tokens is another, or a schedule by batch size shortens it"
+    ]
+
+
+def _positions(engine: Counters, ours: Counters) -> list[str]:
+    theirs, own = engine.by_position, ours.by_position
+    if not theirs or not own or theirs[0] is None or own[0] is None:
+        return []
+    if theirs[0] < NOTHING <= own[0]:
+        return [
+            "next to nothing is accepted at position 1: drafted tokens stand for other ones (the map of the draft "
+            "vocabulary), weights were not loaded, or the draft is another target's"
+        ]
+    gaps = [abs(a - b) for a, b in zip(theirs, own, strict=False) if a is not None and b is not None]
+    lower = [place + 1 for place, gap in enumerate(gaps) if gap > SAME]
+    if gaps[0] <= SAME and lower:
+        return [
+            f"position 1 is accepted as with us, and position{'s' if len(lower) > 1 else ''} "
+            f"{', '.join(map(str, lower))} otherwise: the first pass is right, and what is fed back is not (rotary "
+            "positions, the state before or behind the last norm, heads out of order)"
+        ]
+    if gaps[0] > SAME:
+        word = "less" if theirs[0] < own[0] else "more"
+        return [
+            f"position 1 is accepted {word} often than with us ({theirs[0]:.1%} for "
+            f"{own[0]:.1%}): the first pass itself reads something else (hidden states, embedding, weights, precision)"
+        ]
+    return ["every position is accepted about as with us: ties between tokens, as another precision breaks them"]

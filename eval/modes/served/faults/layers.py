@@ -1,17 +1,17 @@
-"""Faults in how a draft's layers are computed: keys of config.json that an engine does not read, tensors that it does
-not find."""
+"""Faults in how a draft is computed: keys of config.json that an engine does not read, and heads and slots of a block
+that it takes otherwise."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from eval.modes.served.faults.hypotheses import (
+from eval.modes.served.faults.reading import (
     ALL,
-    HEADS,
+    BLOCKS,
     RECURSIVE,
     Hypothesis,
     Reading,
@@ -23,38 +23,20 @@ _EAGLE3 = frozenset({"eagle3"})
 _ATTENDING = ALL - {"medusa"}
 _THETAS = (1e4, 5e5, 1e6)
 """transformers' default, and those of Llama 3 and of Qwen."""
-_EPSILONS = (1e-6, 1e-5)
-_GROUPS = {
-    "fc": r"(^|\.)fc\.weight$",
-    "queries, keys and values": r"[qkv]_proj\.weight$",
-    "the projection behind attention": r"o_proj\.weight$",
-    "gate_proj and up_proj": r"(gate|up)_proj\.weight$",
-    "down_proj": r"down_proj\.weight$",
-    "all layers, as where names have a prefix that is not known": r"(layers|blocks)\.",
-}
+_MEDUSA, _LM = frozenset({"medusa"}), frozenset({"lm"})
+_HEAD = r"^(blocks|lm_heads)\.(\d+)\."
 
 
-def _flag(name: str, default: bool = False) -> Hypothesis:
+def _flag(name: str, effect: str) -> Hypothesis:
     def variants(reading: Reading) -> Variants:
-        now = bool(reading.fields.get(name, default))
-        yield (
-            f"{name}={str(not now).lower()}, and the folder says {str(now).lower()}",
-            reading.with_fields(**{name: not now}),
-        )
+        now = bool(reading.fields.get(name, False))
+        words = f"{name}={str(not now).lower()}, and the folder says {str(now).lower()}"
+        yield words, reading.with_fields(**{name: not now})
 
-    guess = "vLLM takes it for true in folders of the speculators library, and others for false"
     return Hypothesis(
-        f"{name} is taken otherwise", _EAGLE3, variants,
-        f"the engine does not read the key: {guess}" if name == "norm_before_residual"
-        else "the engine does not read the key, and leaves out a norm or feeds back the state before it",
+        f"{name} is taken otherwise", _EAGLE3, variants, f"the engine does not read the key{effect}",
         f"Write {name} at the top of config.json and where it is nested; older engines do not know it",
     )  # fmt: skip
-
-
-def _without_norms(reading: Reading) -> Variants:
-    for name in ("fc_norm", "norm_before_fc"):
-        if reading.fields.get(name):
-            yield f"{name} is left out", reading.with_fields(**{name: False})
 
 
 def _rope(reading: Reading) -> Variants:
@@ -74,89 +56,137 @@ def _rope_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**theta, **(fields.get("rope_scaling") or {}), **(fields.get("rope_parameters") or {})}
 
 
-def _epsilon(reading: Reading) -> Variants:
-    for eps in _EPSILONS:
-        if eps != reading.fields.get("rms_norm_eps"):
-            yield f"rms_norm_eps={eps:g} for {reading.fields['rms_norm_eps']:g}", reading.with_fields(rms_norm_eps=eps)
-
-
 def _halves(reading: Reading) -> Variants:
     names = reading.names(r"self_attn\.[qkv]_proj\.weight$" if reading.form == "eagle3" else r"(^|\.)fc\.weight$")
-    swapped = {name: torch.cat(reading.weights[name].chunk(2, -1)[::-1], -1) for name in names}
-    yield "the state first, then the embedding", reading.with_weights(swapped)
+    swapped = reading.changed(names, lambda weight: torch.cat(weight.chunk(2, -1)[::-1], -1))
+    yield "the state first, then the embedding", swapped
 
 
-def _random(reading: Reading) -> Variants:
-    for what, pattern in _GROUPS.items():
-        names = [name for name in reading.names(pattern) if reading.weights[name].dim() > 1]
-        if names:
-            yield f"{what}, zeros", reading.with_weights(_made(reading, names, torch.zeros_like))
-            yield f"{what}, random", reading.with_weights(_made(reading, names, random_like))
-    matrices = [name for name in reading.weights if reading.weights[name].dim() > 1]
-    yield "any of them, memory that holds no numbers", reading.with_weights(_made(reading, matrices[:1], _no_number))
+def _without_biases(reading: Reading) -> Variants:
+    names = reading.names(r"^blocks\..*\.bias$")
+    if any(reading.weights[name].any() for name in names):
+        yield "those of the residual layers", reading.changed(names, torch.zeros_like)
 
 
-def _no_number(weight: Tensor) -> Tensor:
-    return torch.full_like(weight, torch.nan)
+def _other_order(reading: Reading) -> Variants:
+    own = list(range(reading.depth or 1))
+    for one in own[:-1]:
+        swapped = [*own[:one], one + 1, one, *own[one + 2 :]]
+        yield f"heads {one + 1} and {one + 2} swapped", _ordered(reading, swapped)
+    if len(own) > 2:
+        yield "the last one first", _ordered(reading, own[::-1])
 
 
-def _made(reading: Reading, names: list[str], new: Any) -> dict[str, Tensor]:
-    return {name: new(reading.weights[name]) for name in names}
+def _ordered(reading: Reading, order: list[int]) -> Reading:
+    """Head i is that of order[i]; a shared output head stays."""
+    shared = reading.fields.get("original_lm_head")
+
+    def source(name: str) -> str:
+        if shared and name.startswith("lm_heads"):
+            return name
+        return re.sub(_HEAD, lambda match: f"{match[1]}.{order[int(match[2])]}.", name)
+
+    return reading.with_weights({name: reading.weights[source(name)] for name in reading.weights})
 
 
-def _plain_norms(reading: Reading) -> Variants:
-    for what, pattern in (
-        ("of queries", r"q_norm\.weight$"),
-        ("of keys", r"k_norm\.weight$"),
-        ("of queries and keys", r"[qk]_norm\.weight$"),
-        ("all", r"norm[\w.]*\.weight$"),
-    ):
-        names = reading.names(pattern)
-        if names:
-            yield f"{what}, ones", reading.with_weights(_made(reading, names, torch.ones_like))
+def _lost_head(reading: Reading) -> Variants:
+    for head in range(reading.depth or 0):
+        names = reading.names(rf"^blocks\.{head}\.")
+        yield f"head {head + 1}, zeros", reading.changed(names, torch.zeros_like)
+        yield f"head {head + 1}, random", reading.changed(names, random_like)
 
 
-def _precision(reading: Reading) -> Variants:
-    for dtype in (torch.bfloat16, torch.float16):
-        rounded = {name: weight.to(dtype).float() for name, weight in reading.weights.items()}
-        if any(not torch.equal(rounded[name], weight) for name, weight in reading.weights.items()):
-            yield str(dtype).removeprefix("torch."), reading.with_weights(rounded)
+def _more_layers(reading: Reading) -> Variants:
+    """As many as the target has: vLLM adds up nothing, it takes the last key that holds `num` and `layers`."""
+    own = len(reading.names(r"^blocks\.0\.layers\.\d+\.weight$"))
+    generator, width, added = torch.Generator().manual_seed(0), reading.fields["hidden_size"], {}
+    for head in range(reading.depth or 0):
+        for layer in range(own, reading.num_layers):
+            made = 2 * torch.rand(width, width, generator=generator) - 1  # as torch.nn.Linear begins
+            added[f"blocks.{head}.layers.{layer}.weight"] = made / width**0.5
+    yield f"{reading.num_layers} in place of {own}", reading.with_weights(added)
 
 
-_MISSING = "vLLM and SGLang leave tensors random that they do not find, and SGLang skips names that it does not know"
+def _mask(reading: Reading) -> Variants:
+    rows = reading.weights.get("embed_tokens.weight", reading.served.embedding)
+    yield "the row of token 0", reading.with_served(mask=rows[:1])
+    yield "zeros", reading.with_served(mask=torch.zeros_like(rows[:1]))
+    token = reading.fields.get("mask_token_id")
+    if isinstance(token, int) and 0 <= token < len(rows):
+        yield (
+            f"the row of token {token}, where the folder has one that was learned",
+            reading.with_served(mask=rows[token : token + 1]),
+        )
+
+
+def _causal(reading: Reading) -> Variants:
+    nested = reading.fields.get("dflash_config") or {}
+    yield "each sees those before it alone", reading.with_fields(dflash_config={**nested, "causal": True})
+
+
+def _anchored(reading: Reading) -> Variants:
+    now = bool(reading.fields.get("sample_from_anchor", True))
+    yield f"sample_from_anchor={str(not now).lower()}", reading.with_fields(sample_from_anchor=not now)
+
+
+def _untied(reading: Reading) -> Variants:
+    if "lm_head.weight" not in reading.weights and reading.fields.get("tie_word_embeddings"):
+        yield "an output head of its own, random", reading.with_fields(tie_word_embeddings=False)
+
+
 LAYERS = (
-    _flag("norm_before_residual"),
-    _flag("norm_output"),
-    Hypothesis(
-        "the norms of EAGLE-3.1 are left out", _EAGLE3, _without_norms,
-        "the engine is older than these norms, or reads their keys elsewhere",
-        "Serve with vLLM 0.24 or SGLang 0.5.18 on, or train with draft.head.fc_norm=false draft.head.norm_output=false",
+    _flag(
+        "norm_before_residual",
+        ": vLLM takes it for true in folders of the speculators library, and others for false",
     ),
+    _flag("norm_output", ", and leaves out a norm or feeds back the state before it"),
     Hypothesis(
         "another rotary base", _ATTENDING, _rope,
         "the engine reads rope_theta or rope_parameters where the folder says the other, or neither",
         "Write both, equal; python -m train.check compares them with the target's",
     ),
     Hypothesis(
-        "another epsilon of the norms", ALL - {"medusa"}, _epsilon,
-        "the engine takes its own default", "Write rms_norm_eps at the top of config.json and where it is nested",
-    ),
-    Hypothesis(
         "embedding and state in the other order", RECURSIVE, _halves,
         "the layer reads [state; embedding]", "Swap the halves of the columns that read both",
     ),
+)  # fmt: skip
+OF_FORMS = (
     Hypothesis(
-        "weights that the engine did not load", HEADS | {"lm"}, _random, _MISSING,
-        "Name the tensors as the engine does; python -m train.check format=ENGINE says which it would miss",
+        "Medusa's biases are dropped", _MEDUSA, _without_biases,
+        "without medusa_fc_bias=true vLLM builds residual layers without biases, and skips those of the folder",
+        "Write medusa_fc_bias=true in config.json",
+    ),
+    Hypothesis(
+        "Medusa heads out of order", _MEDUSA, _other_order,
+        "a head drafts the token of another position", "Number the heads by the position that each drafts, from 0",
+    ),
+    Hypothesis(
+        "a Medusa head that the engine did not load", _MEDUSA, _lost_head,
+        "its position, and all behind it, draft random tokens", "Write every head, or ask for fewer draft tokens",
         is_random=True,
     ),
     Hypothesis(
-        "weights of norms that the engine did not load", ALL - {"medusa"}, _plain_norms, _MISSING,
-        "Name the tensors as the engine does; python -m train.check format=ENGINE says which it would miss",
+        "Medusa heads of more layers than they have", _MEDUSA, _more_layers,
+        "vLLM takes every key of config.json that holds num and layers for their number, and leaves the others random",
+        "Leave keys such as num_target_layers out of config.json", is_random=True,
     ),
     Hypothesis(
-        "another precision", ALL, _precision,
-        "the engine rounds the draft's weights; ties between tokens fall otherwise",
-        "Serve in the precision that the draft was saved in (--dtype)", is_random=True,
+        "another mask", BLOCKS, _mask,
+        "slots that are not drafted yet begin from a row that the draft does not know",
+        "Ship mask_embedding.pt, or train with draft.head.mask_token=ID",
+    ),
+    Hypothesis(
+        "a causal block", BLOCKS, _causal,
+        "slots of a block do not see those behind them", "Write dflash_config.causal=false and is_causal=false",
+    ),
+    Hypothesis(
+        "slots of the block stand for other positions", frozenset({"dspark"}), _anchored,
+        "the first slot drafts, or does not, against what was trained (vLLM issue 56792)",
+        "Write sample_from_anchor as trained, true for draft.head.layout=anchor, at the top and where it is nested",
+    ),
+    Hypothesis(
+        "an untied output head", _LM, _untied,
+        "the folder ties it to the embedding, and the engine leaves it random",
+        "Write tie_word_embeddings=true, or ship lm_head.weight", is_random=True,
     ),
 )  # fmt: skip

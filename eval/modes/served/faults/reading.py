@@ -1,9 +1,9 @@
-"""A draft's folder as an engine may read it: rightly, or with one thing taken otherwise."""
+"""A draft's folder as an engine may read it: rightly, or with one thing taken otherwise, in a few ways."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,10 @@ from train.export.engines import ENGINES
 
 Drafting = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """As a replica's, (ids (T,), features (T, n, d), places (N,), steps S), but to the tokens drafted (S, N)."""
+HEADS = frozenset({"eagle3", "medusa", "dflash", "dspark", "mtp"})
+BLOCKS = frozenset({"dflash", "dspark"})
+RECURSIVE = frozenset({"eagle3", "mtp"})
+ALL = HEADS | {"lm"}
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,6 @@ class Reading:
     """Of the target."""
     depth: int | None
     """Most tokens that it drafts; None is any number."""
-    lag: int = 0
-    """Tokens by which the hidden states that it is handed are late."""
 
     @property
     def fields(self) -> Mapping[str, Any]:
@@ -59,6 +61,10 @@ class Reading:
         """It with other tensors."""
         return replace(self, served=replace(self.served, weights={**self.weights, **changes}))
 
+    def changed(self, names: Iterable[str], new: Callable[[Tensor], Tensor]) -> Reading:
+        """It with these tensors made anew."""
+        return self.with_weights({name: new(self.weights[name]) for name in names})
+
     def with_served(self, **changes: Any) -> Reading:
         """It with other ends, map of tokens or mask."""
         return replace(self, served=replace(self.served, **changes))
@@ -75,11 +81,35 @@ class Reading:
         replica = REPLICAS[self.form]
 
         def drafted(ids: Tensor, features: Tensor, places: Tensor, steps: int) -> Tensor:
-            late = features.roll(self.lag, 0) if self.lag else features
             whole = self.depth if self.form == "dspark" and self.depth else steps  # all slots of a block are there
-            return replica(self.served, ids, late, places, whole)[:steps].argmax(-1)
+            return replica(self.served, ids, features, places, whole)[:steps].argmax(-1)
 
         return drafted
+
+
+Variants = Iterator[tuple[str, Reading]]
+"""(what exactly, the draft read so); none where the fault cannot be there."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One of them."""
+
+    name: str
+    forms: frozenset[str]
+    variants: Callable[[Reading], Variants]
+    effect: str
+    """What the engine does then."""
+    remedy: str
+    """How to mend it."""
+    is_random: bool = False
+    """The engine's numbers are others than ours, so that its counters come near to ours and are not the same."""
+
+
+def random_like(weight: Tensor) -> Tensor:
+    """Of its shape and size, and nothing else of it."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(weight.shape, generator=generator) * weight.std(unbiased=False).clamp(min=1e-3)
 
 
 def is_tried(folder: str) -> bool:
@@ -88,11 +118,11 @@ def is_tried(folder: str) -> bool:
     return form_of(opened) != "eagle3" or opened.fields.get("num_hidden_layers", 1) == 1
 
 
-def open_reading(folder: str, target: ModelDescription, engine: str = "vllm") -> Reading:
-    """The folder as the engine reads it where nothing is wrong; InputError for what is no draft's folder."""
+def open_reading(folder: str, target: ModelDescription) -> Reading:
+    """The folder as vLLM reads it where nothing is wrong; InputError for what is no draft's folder."""
     opened = open_folder(folder)
     form = form_of(opened)
-    subject = Subject(opened, target, form, (ENGINES[engine],))
+    subject = Subject(opened, target, form, (ENGINES["vllm"],))
     if form == "lm":
         weights = {name: opened.tensor(name).float() for name in opened.stored}
         none = torch.empty(0)

@@ -44,9 +44,3 @@ def held_at(method: str, k: int, longest: int) -> dict[str, Any]:
         return lengths(method, [(1, 1, k)])
     # the only range goes on behind its end
     return {"num_speculative_tokens": longest, "num_speculative_tokens_per_batch_size": [[1, 1, k]]}
-
-
-def k_at(schedule: Schedule, longest: int, batch_size: int) -> int:
-    """What vLLM drafts at a batch size."""
-    assert schedule[0][0] == 1
-    return min(longest, [k for start, _, k in schedule if start <= batch_size][-1])
