@@ -4,12 +4,12 @@ from tests.census import census, circles
 
 MOST = {
     "product files": 464,
-    "product lines": 53781,
+    "product lines": 53940,
     "tests files": 283,
     "tests lines": 48286,
     "settings": 356,
     "file circles": 0,
-    "string subscripts in eval": 884,
+    "string subscripts in eval": 519,
 }
 """Figures of 27 November 2026."""
 
