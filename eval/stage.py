@@ -20,7 +20,7 @@ from distill.prompts.run_chats import with_day
 from distill.records.record_manifest import MANIFEST
 from eval.config import EvalConfig
 from eval.prompts.chats import has_chats
-from eval.render.tracking import check_tracking
+from eval.render.files import check_tracking
 
 log = get_logger("eval")
 

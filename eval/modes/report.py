@@ -25,15 +25,16 @@ from eval.measure.quality import Quality, measure_curve, measure_quality, roundi
 from eval.measure.timed_run import warm_up
 from eval.prompts.chats import chat_tokenizer, planned_report
 from eval.prompts.held_out import PromptSets, check_lengths, load_prompts
-from eval.render.files import write_files
+from eval.render.files import track_report, write_files
 from eval.render.formatting import guess
 from eval.render.plots import training_curves
 from eval.render.remarks import remarks
 from eval.render.report_page import render_page, render_summary
-from eval.render.tracking import track_report
+from eval.results.compared import Choice
 from eval.results.document import LENGTH, Measured, draft_lengths, make_results, scopes
 from eval.results.figures import Drafted
 from eval.results.headline import HEADLINE, arm_name, headline_row, rivals
+from eval.results.reported import Report
 
 log = get_logger("eval")
 _BATCH_GAIN = 6.0
@@ -54,7 +55,7 @@ def run(cfg: EvalConfig) -> None:
             return
         kept = Results(folder)
         choices = _choices(cfg, prompts, kept)
-        cfg = with_chosen_length(cfg, choices)
+        cfg = with_chosen_length(cfg, choices[0].best)
         began = time.perf_counter()
         prompts, quality, curve = _quality(cfg, prompts, limit)
         seconds = time.perf_counter() - began
@@ -68,7 +69,7 @@ def points(cfg: EvalConfig) -> list[Point]:
     return [Point(cfg.timing.batch_size, temperature) for temperature in cfg.temperatures]
 
 
-def _choices(cfg: EvalConfig, prompts: PromptSets, kept: Results) -> list[dict[str, Any]]:
+def _choices(cfg: EvalConfig, prompts: PromptSets, kept: Results) -> list[Choice]:
     """By temperature, the draft length (at the first one) and the peer's setting; all kept."""
     if any(kept.choice(point) is None for point in points(cfg)):
         model, drafters = load(cfg, cfg.target)
@@ -76,7 +77,7 @@ def _choices(cfg: EvalConfig, prompts: PromptSets, kept: Results) -> list[dict[s
             if kept.choice(point) is None:
                 candidates = _candidates(CellRun(cfg, model, drafters), point)
                 kept.keep_choice(point, choose(cfg, point, candidates, prompts.screening))
-    return [kept.choice(point) or {} for point in points(cfg)]
+    return [Choice.model_validate(kept.choice(point)) for point in points(cfg)]
 
 
 def _candidates(run: CellRun, point: Point) -> dict[str, dict[str, Arm]]:
@@ -100,13 +101,12 @@ def _candidates(run: CellRun, point: Point) -> dict[str, dict[str, Arm]]:
     return found
 
 
-def with_chosen_length(cfg: EvalConfig, choices: list[dict[str, Any]]) -> EvalConfig:
+def with_chosen_length(cfg: EvalConfig, best: Mapping[str, str]) -> EvalConfig:
     """The configuration with the fastest of timing.choose_k, where it names any."""
-    best = choices[0]["best"].get(LENGTH)
-    if best is None:
+    if LENGTH not in best:
         return cfg
-    log.info("draft length %s, chosen on prompts that are not reported", best)
-    return replace(cfg, decode=replace(cfg.decode, num_draft_tokens=int(best)))
+    log.info("draft length %s, chosen on prompts that are not reported", best[LENGTH])
+    return replace(cfg, decode=replace(cfg.decode, num_draft_tokens=int(best[LENGTH])))
 
 
 def _quality(
@@ -128,7 +128,7 @@ def _cells(
     cfg: EvalConfig,
     prompts: PromptSets,
     families: Mapping[str, str],
-    choices: list[dict[str, Any]],
+    choices: list[Choice],
     kept: Results,
 ) -> list[dict[str, Any]]:
     """The timed runs in the target's own precision, after the models of the first half are gone; all kept."""
@@ -138,19 +138,19 @@ def _cells(
         before = load_model(replace(cfg.target, quantization=None)) if cfg.peers.unquantised else None
         for cell, choice in zip(cells, choices, strict=True):
             if kept.cell(cell) is None:
-                kept.keep_cell(cell, time_cell(run, cell, choice, prompts, families, before))
+                kept.keep_cell(cell, time_cell(run, cell, choice.best, prompts, families, before))
     return [kept.cell(cell) or {} for cell in cells]
 
 
 def time_cell(
     run: CellRun,
     cell: Cell,
-    choice: Mapping[str, Any],
+    best: Mapping[str, str],
     prompts: PromptSets,
     families: Mapping[str, str],
     before: PreTrainedModel | None = None,
 ) -> dict[str, Any]:
-    """Both baselines, every draft at its lengths, what competes for the headline, the peer at its best setting, and
+    """Both baselines, every draft at its lengths, what competes for the headline, the peer at its `best` setting, and
     the target `before` it was quantised."""
     cfg, chosen = run.cfg, run.cfg.decode.num_draft_tokens
     drafted = [
@@ -167,9 +167,9 @@ def time_cell(
         *plain_arms(cfg, run.model, cell.temperature),
         *(our_arm(one.arm, run.model, run.drafters[one.draft], one.settings) for one in drafted),
     ]
-    if ASSISTED in choice["best"]:
+    if ASSISTED in best:
         tried = assisted_arms(cfg, run.model, next(iter(run.drafters.values())), cell.temperature)
-        arms.append(renamed(tried[choice["best"][ASSISTED]], ASSISTED))
+        arms.append(renamed(tried[best[ASSISTED]], ASSISTED))
     if before is not None:
         arms.append(OurArm(UNQUANTISED, before, None, settings_at(cfg, cell.temperature)))
     longest = max(one.settings.num_draft_tokens for one in drafted)
@@ -183,12 +183,12 @@ def time_cell(
 
 
 def _write(cfg: EvalConfig, folder: RunFolder, results: dict[str, Any]) -> None:
-    curves = training_curves(cfg.drafts)
-    write_files(folder, results, render_summary(results), render_page(results, curves))
+    found = Report.model_validate(results)
+    write_files(folder, results, render_summary(results), render_page(results, training_curves(cfg.drafts)))
     track_report(cfg, folder.path, results)
-    row = headline_row(results) or results["rows"][0]
-    folder.finish({"rows": len(results["rows"]), **{name: row[name] for name in ("speedup", "alpha", "tau")}})
-    for sentence in remarks(results):
+    row = headline_row(found) or found.rows[0]
+    folder.finish({"rows": len(found.rows), "speedup": row.speedup, "alpha": row.alpha, "tau": row.tau})
+    for sentence in remarks(found):
         log.info(sentence)
     log.info("report: %s", folder.file("index.html"))
 

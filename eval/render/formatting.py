@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from eval.results import schema
+from eval.results.reported import Peer, Unquantised
+
 MISSING = "–"
 
 
@@ -66,20 +69,22 @@ def megabytes(value: float | None) -> str:
     return f"{value / 1e9:.1f} GB" if value >= 1e9 else f"{value / 1e6:.0f} MB"
 
 
-def losslessness(row: dict[str, Any]) -> str:
+def losslessness(row: schema.Row) -> str:
     """Mismatches, near-ties and tokens compared, in words."""
-    if row["mismatches"] is None:
+    if row.mismatches is None:
         return "not counted"
-    mismatches, near_ties = count(row["mismatches"], "mismatch", "es"), count(row["near_ties"], "near-tie")
-    return f"{mismatches}, {near_ties} in {row['tokens_checked']:,} tokens"
+    return _compared(row.mismatches, row.near_ties, row.tokens_checked)
 
 
-def uncached(row: dict[str, Any]) -> str | None:
+def uncached(row: schema.Row) -> str | None:
     """The same against an uncached forward; None where it was not made."""
-    if row["uncached_mismatches"] is None:
+    if row.uncached_mismatches is None:
         return None
-    named = ("mismatches", "near_ties", "tokens_checked")
-    return losslessness({name: row[f"uncached_{name}"] for name in named})
+    return _compared(row.uncached_mismatches, row.uncached_near_ties, row.uncached_tokens_checked)
+
+
+def _compared(mismatches: int, near_ties: int | None, tokens: int) -> str:
+    return f"{count(mismatches, 'mismatch', 'es')}, {count(near_ties or 0, 'near-tie')} in {tokens:,} tokens"
 
 
 def count(number: int, word: str, ending: str = "s") -> str:
@@ -87,9 +92,9 @@ def count(number: int, word: str, ending: str = "s") -> str:
     return f"{number:,} {word}{'' if number == 1 else ending}"
 
 
-def setting(peer: dict[str, Any]) -> str:
+def setting(peer: Peer) -> str:
     """A peer's setting in short; of runs that chose others, all of them."""
-    each = peer.get("settings_by_run") or [peer["setting"]]
+    each = peer.settings_by_run or [peer.setting]
     named = [f"k={one['num_assistant_tokens']}, threshold {one['assistant_confidence_threshold']:g}" for one in each]
     return " or ".join(dict.fromkeys(named))
 
@@ -134,9 +139,9 @@ def software(environment: dict[str, Any]) -> str:
     return f"{versions}, Python {environment['python']}"
 
 
-def size(model: dict[str, Any]) -> str:
+def size(model: Any) -> str:
     """How large a model is."""
-    return f"{model['num_parameters'] / 1e6:,.1f}M parameters"
+    return f"{_field(model, 'num_parameters') / 1e6:,.1f}M parameters"
 
 
 def folders(named: Mapping[str, str]) -> str:
@@ -147,12 +152,6 @@ def folders(named: Mapping[str, str]) -> str:
 def batches(timed: Mapping[str, int]) -> str:
     """Batch size -> number of batches, in words."""
     return ", ".join(f"{number} of {rows}" for rows, number in timed.items())
-
-
-def overall_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows over all prompts, sampled ones before greedy ones."""
-    rows = [row for row in results["rows"] if row["category"] is None]
-    return sorted(rows, key=lambda row: row["temperature"] == 0)
 
 
 Row = Mapping[str, Any]
@@ -202,7 +201,7 @@ def _field(row: Any, name: str) -> Any:
 def estimate(header: str, key: str | None = None, digits: int = 2) -> Column:
     """A figure with its 95% interval, which lies in the field KEY_ci95."""
     name = key or header
-    return Column(header, lambda row: with_interval(row[name], row[f"{name}_ci95"], digits))
+    return Column(header, lambda row: with_interval(_field(row, name), _field(row, f"{name}_ci95"), digits))
 
 
 def columns(*wanted: str | Column) -> list[Column]:
@@ -210,27 +209,28 @@ def columns(*wanted: str | Column) -> list[Column]:
     return [one if isinstance(one, Column) else SHARED.get(one) or column(one) for one in wanted]
 
 
-def named(row: Row) -> str:
+def named(row: schema.Row | Unquantised) -> str:
     """The draft of a report's row, and its setting where that is one of headline.settings."""
-    return row["draft"] if row["setting"] is None else f"{row['draft']}, {row['setting']}"
+    return row.draft if row.setting is None else f"{row.draft}, {row.setting}"
 
 
 NAMED = Column("draft", named)
 
 
-def flips(row: Row) -> str:
+def flips(row: Any) -> str:
     """Sequences of the timed run that rounding made differ, out of tokens."""
-    if row["dtype_flips"] is None:
+    if _field(row, "dtype_flips") is None:
         return MISSING
-    return f"{row['dtype_flips']} in {row['dtype_tokens_compared']:,} ({row['dtype']})"
+    return f"{_field(row, 'dtype_flips')} in {_field(row, 'dtype_tokens_compared'):,} ({_field(row, 'dtype')})"
 
 
-def _over_peer(peer: Row) -> str:
-    return with_interval(peer["ratio_ours_over_peer"], peer["ratio_ci95"])
+def _realised(row: Any) -> str:
+    ci95 = row.get("realised_ci95") if isinstance(row, Mapping) else row.realised_ci95
+    return with_interval(_field(row, "realised"), ci95)
 
 
-def _component(header: str, key: str) -> Column:
-    return Column(header, lambda row: milliseconds(row["component_times"][key]))
+def _part(header: str, whole: str, part: str) -> Column:
+    return Column(header, lambda row: milliseconds(_field(_field(row, whole), part)))
 
 
 _FIGURES = (
@@ -244,20 +244,20 @@ _FIGURES = (
     estimate("speedup"),
     estimate("whole call", "whole_call_speedup"),
     column("predicted", "predicted_speedup", number),
-    Column("realised", lambda row: with_interval(row["realised"], row.get("realised_ci95"))),
+    Column("realised", _realised),
     column("mismatches", write=thousands),
     column("near-ties", "near_ties", thousands),
     column("in tokens", "tokens_checked", thousands),
     Column("flips when timed", flips),
     column("repeated 4-grams", "repeated_4gram_share", share),
     column("ttft", "ttft_s", milliseconds),
-    Column("itl p50", lambda row: milliseconds(row["itl_s"]["p50"])),
-    Column("itl p95", lambda row: milliseconds(row["itl_s"]["p95"])),
+    _part("itl p50", "itl_s", "p50"),
+    _part("itl p95", "itl_s", "p95"),
     column("memory", "peak_memory_bytes", megabytes),
-    _component("t_target(1)", "t_target_1_s"),
-    _component("t_target(k+1)", "t_target_k1_s"),
-    _component("t_draft", "t_draft_s"),
-    Column("ours / peer", _over_peer),
+    _part("t_target(1)", "component_times", "t_target_1_s"),
+    _part("t_target(k+1)", "component_times", "t_target_k1_s"),
+    _part("t_draft", "component_times", "t_draft_s"),
+    Column("ours / peer", lambda peer: with_interval(peer.ratio_ours_over_peer, peer.ratio_ci95)),
 )
 SHARED = {one.header: one for one in _FIGURES}
 """Heading -> column: how a figure is written wherever it stands."""

@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 from decode.common import markdown
 from eval.render import formatting
 from eval.render.formatting import Column, Table, columns, with_interval
+from eval.results.schema import Energy
 
 _FORMATS = "number with_interval interval whole thousands short share count losslessness uncached hardware software"
 _FORMATS += " named size folders batches spread machines"
@@ -113,9 +114,9 @@ def as_markdown(page: Page, template: str = "summary.md.j2", is_published: bool 
 
 def energy_table(results: Mapping[str, Any]) -> Table:
     """Every arm's; why there is none, in a line, where nothing was metered; nothing for results of earlier versions."""
-    entries = results.get("energy") or []
-    known = [one for one in entries if one["joules_per_token"] is not None]
-    reasons = "; ".join(dict.fromkeys(one["reason"] for one in entries if one["reason"]))
+    entries = [Energy.model_validate(one) for one in results.get("energy") or []]
+    known = [one for one in entries if one.joules_per_token is not None]
+    reasons = "; ".join(dict.fromkeys(one.reason for one in entries if one.reason))
     without = f"Not measured: {reasons}." if reasons else ""
     if not known:
         return Table("Energy", columns("arm"), [], without, reason=without)
@@ -123,17 +124,17 @@ def energy_table(results: Mapping[str, Any]) -> Table:
     return Table("Energy", shown, known, " ".join(filter(None, (_ENERGY_NOTE, _marked(known), without))))
 
 
-def _joules(one: Mapping[str, Any]) -> str:
-    figure = with_interval(one["joules_per_token"], one["joules_per_token_ci95"], digits=3)
-    return f"{figure} (estimate)" if one["kind"] == "estimate" else figure
+def _joules(one: Energy) -> str:
+    figure = with_interval(one.joules_per_token, one.joules_per_token_ci95, digits=3)
+    return f"{figure} (estimate)" if one.kind == "estimate" else figure
 
 
-def _source(one: Mapping[str, Any]) -> str:
-    return f"estimate: {one['source']}" if one["kind"] == "estimate" else one["source"]
+def _source(one: Energy) -> str:
+    return f"estimate: {one.source}" if one.kind == "estimate" else str(one.source)
 
 
-def _marked(known: Sequence[Mapping[str, Any]]) -> str:
-    is_estimated = any(one["kind"] == "estimate" for one in known)
+def _marked(known: Sequence[Energy]) -> str:
+    is_estimated = any(one.kind == "estimate" for one in known)
     return (
         "An estimate is the stated power times the seconds of a call: it says what times say." if is_estimated else ""
     )

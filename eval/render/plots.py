@@ -13,7 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from eval.render.formatting import named, overall_rows
+from eval.render.formatting import named
+from eval.results.reported import Report
 from train.metrics_log import METRICS, read_metrics
 
 Curves = dict[str, list[dict[str, Any]]]
@@ -70,23 +71,23 @@ def _inline(svg: str, name: str) -> str:
     return svg.replace("<svg", f'<svg class="plot" role="img" aria-label="{name}"', 1)
 
 
-def drafts_of(results: dict[str, Any]) -> dict[str, str]:
+def drafts_of(results: Report) -> dict[str, str]:
     """draft -> its colour in every plot."""
-    return {draft: COLORS[i % len(COLORS)] for i, draft in enumerate(results["drafts"])}
+    return {draft: COLORS[i % len(COLORS)] for i, draft in enumerate(results.drafts)}
 
 
-def acceptance_plot(results: dict[str, Any]) -> str:
+def acceptance_plot(results: Report) -> str:
     """P(i-th draft token accepted | those before it), a line per draft and temperature."""
-    colors, rows = drafts_of(results), overall_rows(results)
-    dashes = dict(zip(dict.fromkeys(row["temperature"] for row in rows), ("-", "--", ":", "-."), strict=False))
+    colors, rows = drafts_of(results), results.overall
+    dashes = dict(zip(dict.fromkeys(row.temperature for row in rows), ("-", "--", ":", "-."), strict=False))
 
     def paint(axes: Sequence[Axes]) -> None:
         for row in rows:
-            values = row["acceptance_by_position"]
-            label = f"{named(row)}, T={row['temperature']:g}"
-            style = dashes.get(row["temperature"], "-")
+            values = row.acceptance_by_position
+            label = f"{named(row)}, T={row.temperature:g}"
+            style = dashes.get(row.temperature, "-")
             axes[0].plot(
-                range(1, len(values) + 1), _gaps(values), style, marker="o", color=colors[row["draft"]], label=label
+                range(1, len(values) + 1), _gaps(values), style, marker="o", color=colors[row.draft], label=label
             )
         axes[0].set(xlabel="position in the draft", ylabel="accepted, if those before", ylim=(0, 1.02))
         axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -94,21 +95,20 @@ def acceptance_plot(results: dict[str, Any]) -> str:
     return draw("acceptance by position", paint)
 
 
-def draft_length_plot(results: dict[str, Any]) -> str:
+def draft_length_plot(results: Report) -> str:
     """Measured speedup with its interval against k, and what the component times predict."""
-    sweep = results["sweeps"]["num_draft_tokens"]
-    points = [point for point in sweep["points"] if point["speedup"] is not None]
-    color = drafts_of(results)[sweep["draft"]]
+    sweep = results.sweeps.num_draft_tokens
+    timed = [(point, point.speedup) for point in sweep.points if point.speedup is not None]
+    color = drafts_of(results)[sweep.draft]
 
     def paint(axes: Sequence[Axes]) -> None:
-        k, measured = [p["num_draft_tokens"] for p in points], [p["speedup"] for p in points]
-        ends = [p["speedup_ci95"] or [p["speedup"]] * 2 for p in points]
+        k, measured = [p.num_draft_tokens for p, _ in timed], [speedup for _, speedup in timed]
+        ends = [p.speedup_ci95 or [speedup] * 2 for p, speedup in timed]
         low = [value - end[0] for value, end in zip(measured, ends, strict=True)]
         high = [end[1] - value for value, end in zip(measured, ends, strict=True)]
         axes[0].errorbar(k, measured, [low, high], fmt="o-", color=color, capsize=3, label="measured, 95%")
-        axes[0].plot(
-            k, _gaps([p["predicted_speedup"] for p in points]), "--", color=GREY, label="predicted from component times"
-        )
+        predicted = _gaps([p.predicted_speedup for p, _ in timed])
+        axes[0].plot(k, predicted, "--", color=GREY, label="predicted from component times")
         axes[0].axhline(1, color=GREY, linewidth=1)
         axes[0].set(
             xlabel="draft tokens per target pass, k", ylabel="speedup over the baseline", ylim=(0, None), xticks=k
@@ -117,24 +117,24 @@ def draft_length_plot(results: dict[str, Any]) -> str:
     return draw("speedup against k", paint)
 
 
-def temperature_plot(results: dict[str, Any]) -> str:
+def temperature_plot(results: Report) -> str:
     """alpha, and the speedup it promises, against temperature."""
-    sweep = results["sweeps"]["temperature"]
+    sweep = results.sweeps.temperature
 
     def paint(axes: Sequence[Axes]) -> None:
         for draft, color in drafts_of(results).items():
-            points = [p for p in sweep["points"] if p["draft"] == draft]
-            t = [p["temperature"] for p in points]
-            axes[0].plot(t, _gaps([p["alpha"] for p in points]), "o-", color=color, label=draft)
-            axes[1].plot(t, _gaps([p["predicted_speedup"] for p in points]), "o-", color=color, label=draft)
+            points = [p for p in sweep.points if p.draft == draft]
+            t = [p.temperature for p in points]
+            axes[0].plot(t, _gaps([p.alpha for p in points]), "o-", color=color, label=draft)
+            axes[1].plot(t, _gaps([p.predicted_speedup for p in points]), "o-", color=color, label=draft)
         axes[0].set(xlabel="temperature", ylabel="alpha", ylim=(0, 1.02))
         axes[1].axhline(1, color=GREY, linewidth=1)
-        axes[1].set(xlabel="temperature", ylabel=f"predicted speedup, k={sweep['num_draft_tokens']}", ylim=(0, None))
+        axes[1].set(xlabel="temperature", ylabel=f"predicted speedup, k={sweep.num_draft_tokens}", ylim=(0, None))
 
     return draw("alpha and predicted speedup against temperature", paint, panels=2)
 
 
-def training_plot(results: dict[str, Any], curves: Curves) -> str:
+def training_plot(results: Report, curves: Curves) -> str:
     """Loss while training, and the held-out estimates of alpha and tau by which the checkpoint was chosen."""
 
     def paint(axes: Sequence[Axes]) -> None:

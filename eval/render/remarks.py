@@ -4,15 +4,15 @@ exceeded means; that one process is one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, takewhile
-from operator import mul
-from typing import Any
+from operator import itemgetter, mul
 
 from decode.acceptance import predicted_speedup
-from eval.render.formatting import count, named, number, overall_rows, share, with_interval
+from eval.render.formatting import count, named, number, share, with_interval
+from eval.results.reported import LengthSweep, Prompts, Report
+from eval.results.schema import ComponentTimes, Row
 
-Row = Mapping[str, Any]
 MOST_REALISED = 1.05
 """Of the predicted speedup; above it the page says what that means."""
 ONE_PROCESS = (
@@ -21,49 +21,46 @@ ONE_PROCESS = (
 )
 
 
-def remarks(results: Mapping[str, Any]) -> list[str]:
+def remarks(results: Report) -> list[str]:
     """All that is to be said of these results; of a comparison's nothing."""
-    rows = overall_rows(dict(results))
-    found = [text for row in rows if (text := why_it_does_not_pay(row, results["sweeps"]["num_draft_tokens"]))]
+    rows = results.overall
+    found = [text for row in rows if (text := why_it_does_not_pay(row, results.sweeps.num_draft_tokens))]
     return [
         *found,
         *_not_shown(rows),
-        *_by_category(results["rows"]),
+        *_by_category(results.rows),
         *_faster_than_predicted(rows),
-        *_few_prompts(results["prompts"]),
-        *([] if "runs" in results else [ONE_PROCESS]),
+        *_few_prompts(results.prompts),
+        *([] if results.runs else [ONE_PROCESS]),
     ]
 
 
-def why_it_does_not_pay(row: Row, sweep: Mapping[str, Any]) -> str | None:
+def why_it_does_not_pay(row: Row, sweep: LengthSweep) -> str | None:
     """Cost against acceptance, and the length that pays or would; None for a draft that pays."""
-    if row["speedup"] is None or row["speedup"] >= 1:
+    if row.speedup is None or row.speedup >= 1:
         return None
-    speed = with_interval(row["speedup"], row["speedup_ci95"])
-    verdict = "does not pay" if (row["speedup_ci95"] or [0, 0])[1] < 1 else "is not shown to pay"
-    lead = f"{_who(row)} {verdict} with k={row['num_draft_tokens']}: {speed} times the speed without a draft"
+    speed = with_interval(row.speedup, row.speedup_ci95)
+    verdict = "does not pay" if (row.speedup_ci95 or [0, 0])[1] < 1 else "is not shown to pay"
+    lead = f"{_who(row)} {verdict} with k={row.num_draft_tokens}: {speed} times the speed without a draft"
     return f"{lead}. {_other_length(row, sweep) or _reason(row)}"
 
 
-def _other_length(row: Row, sweep: Mapping[str, Any]) -> str | None:
+def _other_length(row: Row, sweep: LengthSweep) -> str | None:
     """A length that pays, as measured, or else as predicted and then realised to the row's own share."""
-    if (sweep["draft"], sweep["temperature"]) == (row["draft"], row["temperature"]):
-        timed = max(sweep["points"], key=lambda point: point["speedup"] or 0, default=None)
-        if timed is not None and (timed["speedup"] or 0) > 1:
-            verdict = "pays" if (timed["speedup_ci95"] or [0])[0] > 1 else "may pay"
-            return f"k={timed['num_draft_tokens']} {verdict}: {with_interval(timed['speedup'], timed['speedup_ci95'])}."
-    if row["component_times"] is None:
-        return None
-    others = {k: speed for k, speed in predicted_by_length(row).items() if k != row["num_draft_tokens"]}
+    if (sweep.draft, sweep.temperature) == (row.draft, row.temperature):
+        timed = max(sweep.points, key=lambda point: point.speedup or 0, default=None)
+        if timed is not None and (timed.speedup or 0) > 1:
+            verdict = "pays" if (timed.speedup_ci95 or [0])[0] > 1 else "may pay"
+            return f"k={timed.num_draft_tokens} {verdict}: {with_interval(timed.speedup, timed.speedup_ci95)}."
+    others = {k: speed for k, speed in predicted_by_length(row).items() if k != row.num_draft_tokens}
     best = max(others, key=lambda k: others[k], default=None)
-    if best is None or others[best] * min(1, row["realised"]) <= 1:
+    if best is None or row.realised is None or others[best] * min(1, row.realised) <= 1:
         return None
     return f"k={best} would pay: predicted {number(others[best])}."
 
 
 def _reason(row: Row) -> str:
-    times = row["component_times"]
-    predicted = {} if times is None else predicted_by_length(row)
+    predicted = predicted_by_length(row)
     if not predicted:
         return "Its passes were not timed alone, so what it costs is not known; a plain chain (decode.tree=chain) is."
     best, longest = max(predicted, key=lambda k: predicted[k]), max(predicted)
@@ -72,7 +69,7 @@ def _reason(row: Row) -> str:
             f"By its passes alone k={best} would give {number(predicted[best])}, and the decoder's own work takes more "
             "than that gains."
         )
-    limit, alpha = dearest_draft(row), f"at alpha {number(row['alpha'])}" if row["alpha"] else "at its acceptance"
+    limit, alpha = dearest_draft(row), f"at alpha {number(row.alpha)}" if row.alpha else "at its acceptance"
     if limit <= 0:
         return (
             f"No k up to {longest} pays: checking {best + 1} tokens takes {number(verification(row, best))} target "
@@ -85,24 +82,25 @@ def _reason(row: Row) -> str:
 
 
 def _not_shown(rows: Sequence[Row]) -> Iterator[str]:
-    found = [one for one in rows if one["speedup"] and one["speedup"] >= 1 and (one["speedup_ci95"] or [2.0])[0] <= 1]
+    found = [one for one in rows if one.speedup and one.speedup >= 1 and (one.speedup_ci95 or [2.0])[0] <= 1]
     if found:
-        who = ", ".join(f"{named(one)} at T={one['temperature']:g}" for one in found)
+        who = ", ".join(f"{named(one)} at T={one.temperature:g}" for one in found)
         yield f"Not shown to be faster than no draft, since the interval of the speedup holds 1: {who}."
 
 
 def _by_category(rows: Sequence[Row]) -> Iterator[str]:
     """At each temperature, which draft is the fastest for which category, and where none is faster than no draft."""
-    for temperature in dict.fromkeys(row["temperature"] for row in rows):
-        best: dict[str, Row] = {}
+    for temperature in dict.fromkeys(row.temperature for row in rows):
+        best: dict[str, tuple[float, str]] = {}
         for row in rows:
-            if row["temperature"] == temperature and row["category"] is not None and row["speedup"] is not None:
-                best[row["category"]] = max(best.get(row["category"], row), row, key=lambda one: one["speedup"])
+            if row.temperature == temperature and row.category is not None and row.speedup is not None:
+                one = row.speedup, named(row)
+                best[row.category] = max(best.get(row.category, one), one, key=itemgetter(0))
         pays: dict[str, list[str]] = {}
-        for category, row in best.items():
-            if row["speedup"] > 1:
-                pays.setdefault(named(row), []).append(f"{category} ({number(row['speedup'])})")
-        nothing = [category for category, row in best.items() if row["speedup"] <= 1]
+        for category, (speedup, who) in best.items():
+            if speedup > 1:
+                pays.setdefault(who, []).append(f"{category} ({number(speedup)})")
+        nothing = [category for category, (speedup, _) in best.items() if speedup <= 1]
         told = [f"{who} is the fastest for {', '.join(where)}" for who, where in pays.items()]
         told += [f"nothing pays for {', '.join(nothing)}"] if nothing else []
         if told:
@@ -113,7 +111,7 @@ def _faster_than_predicted(rows: Sequence[Row]) -> Iterator[str]:
     found = [row for row in rows if _exceeds(row)]
     if not found:
         return
-    who = [f"{named(one)} at T={one['temperature']:g} ({share(one['realised'])} of that speedup)" for one in found]
+    who = [f"{named(one)} at T={one.temperature:g} ({share(one.realised)} of that speedup)" for one in found]
     token = max(_token_in_passes(one) for one in found)
     told = (
         f"Without a draft a token takes up to {number(token)} times its pass, and a draft saves part of what the "
@@ -126,48 +124,57 @@ def _faster_than_predicted(rows: Sequence[Row]) -> Iterator[str]:
 
 def _token_in_passes(row: Row) -> float:
     """What a token takes without a draft, in bare passes."""
-    return row["batch_size"] / (row["baseline_tokens_per_s"] * row["component_times"]["t_target_1_s"])
+    assert row.baseline_tokens_per_s is not None
+    return row.batch_size / (row.baseline_tokens_per_s * _times(row).t_target_1_s)
 
 
 def _exceeds(row: Row) -> bool:
     """Results of earlier versions predicted from tau over all passes, which has reasons of its own to be exceeded."""
-    return row["realised"] is not None and row["realised"] > MOST_REALISED and "passes_by_prompt" in row
+    return row.realised is not None and row.realised > MOST_REALISED and "passes_by_prompt" in row.model_fields_set
 
 
-def _few_prompts(prompts: Mapping[str, Any]) -> Iterator[str]:
-    wanted = prompts.get("wanted", {})
-    if prompts["reported"] < wanted.get("reported", 0) or prompts["timed"] < wanted.get("timed", 0):
+def _few_prompts(prompts: Prompts) -> Iterator[str]:
+    wanted = prompts.wanted
+    if prompts.reported < wanted.reported or prompts.timed < wanted.timed:
         yield (
-            f"There were {prompts['reported']} of the {count(wanted['reported'], 'prompt')} that were wanted, "
-            f"{prompts['timed']} of {wanted['timed']} timed: intervals are wider for it."
+            f"There were {prompts.reported} of the {count(wanted.reported, 'prompt')} that were wanted, "
+            f"{prompts.timed} of {wanted.timed} timed: intervals are wider for it."
         )
 
 
 def _who(row: Row) -> str:
-    return f"At T={row['temperature']:g} {named(row)}"
+    return f"At T={row.temperature:g} {named(row)}"
 
 
 def taus(row: Row) -> dict[int, float]:
     """k -> tokens per target pass that the measured acceptance by position promises, up to the length that was run."""
-    known = takewhile(lambda share: share is not None, row["acceptance_by_position"])
+    known = (one or 0.0 for one in takewhile(lambda share: share is not None, row.acceptance_by_position))
     reached = accumulate(known, mul)  # that all of the first k are accepted
     return {k: 1 + total for k, total in enumerate(accumulate(reached), start=1)}
 
 
+def _times(row: Row) -> ComponentTimes:
+    """Of a row whose passes were timed alone."""
+    assert row.component_times is not None
+    return row.component_times
+
+
 def verification(row: Row, k: int) -> float:
     """t_target(k + 1) in target passes over one token, in a straight line between the two sizes that were timed."""
-    times = row["component_times"]
-    slope = (times["t_target_k1_s"] / times["t_target_1_s"] - 1) / times["num_draft_tokens"]
+    times = _times(row)
+    slope = (times.t_target_k1_s / times.t_target_1_s - 1) / times.num_draft_tokens
     return 1 + slope * k
 
 
 def draft_cost(row: Row) -> float:
     """A drafted token in target passes over one token."""
-    return row["component_times"]["t_draft_s"] / row["component_times"]["t_target_1_s"]
+    return _times(row).t_draft_s / _times(row).t_target_1_s
 
 
 def predicted_by_length(row: Row) -> dict[int, float]:
-    """k -> predicted speedup."""
+    """k -> predicted speedup; nothing where passes were not timed alone."""
+    if row.component_times is None:
+        return {}
     cost = draft_cost(row)
     return {k: predicted_speedup(tau, k, 1.0, cost, verification(row, k)) for k, tau in taus(row).items()}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, model_validator
 
-from eval.results.schema import Interval
+from eval.results.schema import Interval, Row
 
 RATIOS = ("over_transformers", "over_autoregressive", "over_assisted", "over_vllm", "over_plain")
 
@@ -67,6 +67,7 @@ class TimedCell(Place, frozen=True):
     """An interleaved run of all arms on one text."""
 
     text: str = ""
+    prompts: int
     arms: list[TimedArm]
     left_out: dict[str, str]
     settings: dict[str, str] = Field(default_factory=dict)
@@ -95,6 +96,8 @@ class Choice(Place, frozen=True):
 
     best: dict[str, str]
     tokens_per_s: dict[str, dict[str, float | None]]
+    prompts: int
+    seconds: float
     held: Held | None = None
 
 
@@ -156,9 +159,9 @@ class Comparison(BaseModel, frozen=True):
 
     mode: str
     name: str
+    environment: dict[str, Any]
     definitions: dict[str, str]
-    rows: list[dict[str, Any]]
-    """As all modes have them."""
+    rows: list[Row]
     choices: list[Choice]
     cells: list[TimedCell]
     runs: list[dict[str, Any]] = Field(default_factory=list)

@@ -9,10 +9,12 @@ from typing import Any
 
 from decode.common.checked_json import shown
 from decode.common.errors import InputError
+from eval.results.compared import Comparison
 from eval.results.energy import pooled_energy
 from eval.results.figures import described
 from eval.results.poolable import check_different_runs, check_same, check_single
-from eval.results.pooling import DEFINITIONS, pooled_row, row_key
+from eval.results.pooling import DEFINITIONS, matched, pooled_row, row_key
+from eval.results.schema import Row
 from eval.results.statistics import arm_ratio, arm_ratio_of_runs, arm_speed, finite
 
 Run = Mapping[str, Any]
@@ -27,39 +29,43 @@ _EQUAL = ("drafts", "prompts", "settings", "targets", "arms")
 def check_comparisons(files: Sequence[Path], runs: Sequence[Run]) -> None:
     """Raise InputError naming two of `files` and both values where `runs` do not time the same arms on the same
     prompts."""
-    choices = f"{runs[0]['mode']}.choices"
     for file, run in zip(files, runs, strict=True):
         check_single(file, run)
+    first, *others = (_compared(run) for run in runs)
+    choices = f"{first['mode']}.choices"
     hints = {"choices": f"; settings that were chosen anew in every run are fixed by {choices}=RUN1/results.json"}
-    for file, other in zip(files[1:], runs[1:], strict=True):
-        check_same(files[0], _compared(runs[0]), file, _compared(other), hints)
+    for file, other in zip(files[1:], others, strict=True):
+        check_same(files[0], first, file, other, hints)
     check_different_runs(files, [f"after {run['environment']['report_seconds']} s of timing" for run in runs])
 
 
 def _compared(run: Run) -> dict[str, Any]:
+    found = Comparison.model_validate(run)
     return {
-        "mode": run["mode"],
+        "mode": found.mode,
         "target": {name: run["target"].get(name) for name in ("fingerprint", "dtype", "quantization")},
         **{name: run[name] for name in _EQUAL if name in run},
-        "choices": [(*about(one), one["best"]) for one in run["choices"]],
-        "cells": [(about(one), one["prompts"], sorted(arm["arm"] for arm in one["arms"])) for one in run["cells"]],
-        "rows": sorted(str(_row_key(row)) for row in run["rows"]),
+        "choices": [(one.batch_size, one.temperature, one.text, one.best) for one in found.choices],
+        "cells": [
+            ((one.batch_size, one.temperature, one.text), one.prompts, sorted(arm.arm for arm in one.arms))
+            for one in found.cells
+        ],
+        "rows": sorted(str(_row_key(row)) for row in found.rows),
     }
 
 
 def pooled_comparison(runs: Sequence[Run], others: Others) -> dict[str, Any]:
     """What every comparison's results.json holds, for `runs` that `check_comparisons` let pass."""
-    first, seed = runs[0], runs[0]["environment"]["seed"]
-    rows = [[matching(run["rows"], _row_key, _row_key(row)) for run in runs] for row in first["rows"]]
-    seconds = sum(run["environment"]["report_seconds"] for run in runs)
+    each = [Comparison.model_validate(run) for run in runs]
+    environment, seed = each[0].environment, each[0].environment["seed"]
     return {
-        **first,
-        "environment": {**first["environment"], "report_seconds": seconds},
-        "definitions": {**first["definitions"], **DEFINITIONS},
-        "rows": [pooled_row(each, seed) for each in rows],
+        **runs[0],
+        "environment": {**environment, "report_seconds": sum(run.environment["report_seconds"] for run in each)},
+        "definitions": {**each[0].definitions, **DEFINITIONS},
+        "rows": matched([run.rows for run in each], _row_key, lambda rows: pooled_row(rows, seed)),
         **pooled_energy(runs, seed),
-        "cells": [_cell(each, others(each), seed) for each in cells_of_runs(runs)],
-        "runs": [{"environment": run["environment"]} for run in runs],
+        "cells": [_cell(cells, others(cells), seed) for cells in cells_of_runs(runs)],
+        "runs": [{"environment": run.environment} for run in each],
     }
 
 
@@ -128,8 +134,8 @@ def about(one: Run) -> tuple[Any, ...]:
     return one["batch_size"], one["temperature"], one.get("text")
 
 
-def _row_key(row: Run) -> tuple[Any, ...]:
-    return *row_key(row), row["setting"], row["text"]
+def _row_key(row: Row) -> tuple[Any, ...]:
+    return *row_key(row), row.setting, row.text
 
 
 def matching(entries: Sequence[Run], key: Any, wanted: Any) -> Run:

@@ -24,11 +24,12 @@ from eval.measure.quality import Quality
 from eval.measure.timed_run import promised_speedup
 from eval.prompts.held_out import PromptSets
 from eval.prompts.prompt import Prompt
+from eval.results.compared import Choice
 from eval.results.energy import energy_of
-from eval.results.figures import Scope, alpha_alone, described, listed, quality_figures
-from eval.results.headline import arm_name, contests
+from eval.results.figures import Scope, alpha_alone, listed, quality_figures
+from eval.results.headline import arm_name, contests, ours_over
 from eval.results.schema import SCHEMA, Row
-from eval.results.statistics import Estimate, arm_pairs, arm_ratio, arm_speed, finite
+from eval.results.statistics import arm_pairs, arm_ratio, arm_speed, finite
 
 LENGTH = "draft length"
 """Among the families of a choice, the first draft by its length."""
@@ -100,7 +101,7 @@ class Measured:
     curve: Mapping[tuple[float, str], Alphas]
     cells: Sequence[dict[str, Any]]
     """By temperature, the timed run."""
-    choices: Sequence[dict[str, Any]]
+    choices: Sequence[Choice]
     """By temperature, what was chosen before."""
     target: ModelDescription
     quality_seconds: float
@@ -110,8 +111,8 @@ class Measured:
 
 def make_results(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
     """The content of results.json."""
-    seconds = measured.quality_seconds + sum(one["seconds"] for one in [*measured.cells, *measured.choices])
-    head = heading(cfg, seconds)
+    seconds = sum(cell["seconds"] for cell in measured.cells) + sum(one.seconds for one in measured.choices)
+    head = heading(cfg, measured.quality_seconds + seconds)
     head["environment"]["started"] = measured.started
     drafts = described_drafts(cfg, measured.target)
     return {
@@ -177,13 +178,13 @@ def _unquantised(measured: Measured, seed: int) -> list[dict[str, Any]]:
     """By temperature and draft: our speed over that of the target before it was quantised, without a draft."""
     found = []
     for cell in measured.cells:
-        for row in cell["rows"] if "unquantised" in cell else ():
-            if row["category"] is None and row["setting"] is None:
-                ratio = arm_ratio([cell], arm_name(row["draft"], row["num_draft_tokens"]), UNQUANTISED, seed)
-                about = ("temperature", "draft", "setting", "num_draft_tokens", "tokens_per_s")
+        for row in _timed(cell) if "unquantised" in cell else ():
+            if row.category is None and row.setting is None:
+                ratio = arm_ratio([cell], arm_name(row.draft, row.num_draft_tokens), UNQUANTISED, seed)
+                about = row.model_dump(include={"temperature", "draft", "setting", "num_draft_tokens", "tokens_per_s"})
                 over = {"ratio": ratio and ratio.value, "ratio_ci95": ratio and ratio.interval}
                 plain = {"unquantised_tokens_per_s": arm_speed([cell], UNQUANTISED)}
-                found.append({**{name: row[name] for name in about}, **plain, **over, **cell["unquantised"]})
+                found.append({**about, **plain, **over, **cell["unquantised"]})
     return found
 
 
@@ -240,14 +241,14 @@ def _of(prompts: list[Prompt], category: str) -> list[int]:
 
 def _length_choice(cfg: EvalConfig, measured: Measured) -> dict[str, Any] | None:
     choice = measured.choices[0]
-    if LENGTH not in choice["best"]:
+    if LENGTH not in choice.best:
         return None
     return {
-        "num_draft_tokens": int(choice["best"][LENGTH]),
-        "tokens_per_s": choice["tokens_per_s"][LENGTH],
-        "temperature": choice["temperature"],
+        "num_draft_tokens": int(choice.best[LENGTH]),
+        "tokens_per_s": choice.tokens_per_s[LENGTH],
+        "temperature": choice.temperature,
         "source": _screening_source(cfg),
-        "prompts": choice["prompts"],
+        "prompts": choice.prompts,
     }
 
 
@@ -281,27 +282,21 @@ def _k(cfg: EvalConfig) -> int:
 
 def _peers(cfg: EvalConfig, measured: Measured) -> list[dict[str, Any]]:
     """transformers assisted generation at its best setting, and on other prompts at all that were tried."""
-    first, peers = next(iter(cfg.drafts)), []
+    arm, peers = arm_name(next(iter(cfg.drafts)), _k(cfg)), []
     tried = {one.label: one.as_dict() for one in assisted_settings(cfg.peers)}
     for cell, choice in zip(measured.cells, measured.choices, strict=True):
-        if ASSISTED not in choice["best"]:
+        if ASSISTED not in choice.best:
             continue
-        place = {"name": ASSISTED, "draft": first, "temperature": cell["temperature"], "batch_size": 1}
+        place = {"name": ASSISTED, "draft": next(iter(cfg.drafts)), "temperature": cell["temperature"], "batch_size": 1}
         place["version"] = version("transformers")
-        estimate = arm_ratio([cell], arm_name(first, _k(cfg)), ASSISTED, cfg.seed)
-        timed = {"prompts": "reported", "tokens_per_s": arm_speed([cell], ASSISTED)}
-        best = {"best": True, "setting": tried[choice["best"][ASSISTED]]}
-        pairs = {"seconds_by_prompt": listed(arm_pairs([cell], arm_name(first, _k(cfg)), ASSISTED))}
-        peers.append({**place, **best, **timed, **_ours_over(estimate), **pairs})
-        for label, speed in choice["tokens_per_s"][ASSISTED].items():
+        best = {"best": True, "setting": tried[choice.best[ASSISTED]], "prompts": "reported"}
+        figures = ours_over(arm_ratio([cell], arm, ASSISTED, cfg.seed))
+        pairs = {"seconds_by_prompt": listed(arm_pairs([cell], arm, ASSISTED))}
+        peers.append({**place, **best, "tokens_per_s": arm_speed([cell], ASSISTED), **figures, **pairs})
+        for label, speed in choice.tokens_per_s[ASSISTED].items():
             screened = {"best": False, "setting": tried[label], "prompts": "screening", "tokens_per_s": speed}
-            peers.append({**place, **screened, **_ours_over(None)})
+            peers.append({**place, **screened, **ours_over(None)})
     return peers
-
-
-def _ours_over(estimate: Estimate | None) -> dict[str, Any]:
-    figures = described("ratio", estimate)
-    return {"ratio_ours_over_peer": figures["ratio"], "ratio_ci95": figures["ratio_ci95"]}
 
 
 def _draft_length_sweep(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:

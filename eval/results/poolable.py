@@ -9,18 +9,18 @@ from typing import Any
 from decode.common.checked_json import shown
 from decode.common.errors import InputError
 from eval.results.pooling import arm_key, length_key, point_key, row_key
+from eval.results.reported import Report
 
 _WANTED = ("settings", "fingerprints")
-_PARTS: dict[str, Callable[[Mapping[str, Any]], list[Any]]] = {
-    "rows": lambda run: sorted(map(str, map(row_key, run["rows"]))),
-    "arms": lambda run: sorted(map(str, map(arm_key, run["arms"]))),
-    "draft lengths": lambda run: sorted(map(length_key, run["sweeps"]["num_draft_tokens"]["points"])),
-    "temperatures of the curve": lambda run: sorted(map(point_key, run["sweeps"]["temperature"]["points"])),
+_PARTS: dict[str, Callable[[Report], list[Any]]] = {
+    "rows": lambda run: sorted(map(str, map(row_key, run.rows))),
+    "arms": lambda run: sorted(map(str, map(arm_key, run.arms))),
+    "draft lengths": lambda run: sorted((length_key(one),) for one in run.sweeps.num_draft_tokens.points),
+    "temperatures of the curve": lambda run: sorted(map(point_key, run.sweeps.temperature.points)),
     "peers": lambda run: sorted(
-        (one["temperature"], one["best"], "" if one["best"] else str(one["setting"]), one["version"])
-        for one in run["peers"]
+        (one.temperature, one.best, "" if one.best else str(one.setting), one.version) for one in run.peers
     ),
-    "documents behind alpha": lambda run: [len(row["alpha_by_document"] or []) for row in run["rows"]],
+    "documents behind alpha": lambda run: [len(row.alpha_by_document or []) for row in run.rows],
 }
 """What has to be there in every run, since it is matched by what it is about."""
 _HINTS = {
@@ -35,10 +35,10 @@ def check_poolable(files: Sequence[Path], runs: Sequence[Mapping[str, Any]]) -> 
     times."""
     for file, run in zip(files, runs, strict=True):
         _check_alone(file, run)
-    (first, *others), (run, *rest) = files, runs
-    for file, other in zip(others, rest, strict=True):
-        check_same(first, _compared(run), file, _compared(other), _HINTS)
-    check_different_runs(files, [f"which began at {one['environment']['started']}" for one in runs])
+    (first, *others), each = files, [Report.model_validate(run) for run in runs]
+    for file, other in zip(others, each[1:], strict=True):
+        check_same(first, _compared(each[0]), file, _compared(other), _HINTS)
+    check_different_runs(files, [f"which began at {one.environment['started']}" for one in each])
 
 
 def check_different_runs(files: Sequence[Path], known_by: Sequence[str]) -> None:
@@ -88,13 +88,14 @@ def check_same(
             )
 
 
-def _compared(run: Mapping[str, Any]) -> dict[str, Any]:
-    target = {f"target.{name}": run["target"][name] for name in ("fingerprint", "dtype")}
-    target["target.quantization"] = run["target"].get("quantization")
-    drafts = {f"drafts.{name}": value for name, value in run["fingerprints"].items()}
-    prompts = {f"prompts.{name}": run["prompts"][name] for name in ("sha256", "timed", "max_new_tokens", "rounds")}
+def _compared(run: Report) -> dict[str, Any]:
+    target = {f"target.{name}": getattr(run.target, name) for name in ("fingerprint", "dtype", "quantization")}
+    drafts = {f"drafts.{name}": value for name, value in run.fingerprints.items()}
+    prompts = {
+        f"prompts.{name}": getattr(run.prompts, name) for name in ("sha256", "timed", "max_new_tokens", "rounds")
+    }
     parts = {name: part(run) for name, part in _PARTS.items()}
-    return {**target, **drafts, **prompts, **_flat(run["settings"], "settings"), **parts}
+    return {**target, **drafts, **prompts, **_flat(run.settings, "settings"), **parts}
 
 
 def _flat(content: Any, where: str) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def test_no_prompt_of_the_choice_is_reported(folder):
 
 def test_without_a_choice_the_configured_length_is_used(folder):
     cfg = build(EvalConfig, values(folder))
-    assert with_chosen_length(cfg, [{"best": {"transformers assisted": "k=3,c=0"}}]) is cfg
+    assert with_chosen_length(cfg, {"transformers assisted": "k=3,c=0"}) is cfg
 
 
 def test_a_validation_split_without_prompts_is_refused(folder):

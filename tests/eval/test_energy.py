@@ -22,7 +22,7 @@ from eval.render.report_page import render_summary
 from eval.results.energy import energy_entry, energy_pairs, joules_per_token, merged, pooled_energy, same_facts
 from eval.results.figures import Scope, make_row
 from eval.results.pooling import pooled_row
-from eval.results.schema import read_results
+from eval.results.schema import Row, read_results
 from tests.eval.samples import FakeArm, at_paces, prompts, timed_samples
 from tests.eval.test_rows import CHAIN, COSTS
 
@@ -251,12 +251,12 @@ def test_rounds_are_merged_and_runs_pooled_and_what_was_metered_otherwise_is_not
 
 def test_rows_of_several_runs_are_pooled_and_rows_of_earlier_versions_too() -> None:
     low, high = (row_with(stepping(1.0), joules) for joules in (11.0, 33.0))
-    pooled = pooled_row([low, high], 0)
-    assert (pooled["energy_j_per_token"], pooled["energy_kind"], pooled["joules_by_prompt"]) == (2.0, "measured", None)
+    pooled = pooled_row([Row(**low), Row(**high)], 0)
+    assert (pooled.energy_j_per_token, pooled.energy_kind, pooled.joules_by_prompt) == (2.0, "measured", None)
     before = {key: value for key, value in low.items() if key not in ("energy_kind", "joules_by_prompt")}
     before |= {"energy_j_per_token": None, "energy_reason": "not measured"}
-    pooled = pooled_row([low, before], 0)
-    assert (pooled["energy_j_per_token"], pooled["energy_reason"]) == (None, "not measured")
+    pooled = pooled_row([Row(**low), Row(**before)], 0)
+    assert (pooled.energy_j_per_token, pooled.energy_reason) == (None, "not measured")
 
 
 def test_published_pages_of_a_time_before_energy_was_metered_are_as_they_were() -> None:

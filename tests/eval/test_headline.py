@@ -14,6 +14,7 @@ from eval.publish import publish
 from eval.render.report_page import render_page, render_summary
 from eval.results.headline import headline_row, over_peer, rivals
 from eval.results.pooling import pool
+from eval.results.reported import Report
 from tests.eval.reports import machine, peer, report, row
 from tests.eval.test_report import GOOD, make_models, values
 
@@ -49,11 +50,11 @@ def test_every_rival_is_timed_and_the_fastest_on_other_prompts_has_the_headline(
     assert [one["arm"] for one in sampled["rivals"]] == arms
     assert sampled["prompts"] == results["prompts"]["screening"]
     fastest = max(sampled["rivals"], key=lambda one: one["tokens_per_s"])
-    found = headline_row(results)
+    found = headline_row(Report.model_validate(results))
     assert found is not None
     assert sampled["best"] == fastest["arm"]
     for name in ("draft", "setting", "verifier", "num_draft_tokens"):
-        assert found[name] == fastest[name]
+        assert getattr(found, name) == fastest[name]
 
 
 def test_rows_of_other_settings_have_alpha_and_speed_but_no_count_of_mismatches(results: dict[str, Any]) -> None:
@@ -108,20 +109,21 @@ def competed(best: str, coupled: float, block: float, **changes: Any) -> dict[st
 
 
 def test_the_winner_leads_even_where_another_row_is_faster() -> None:
-    found = headline_row(competed("mine k=2", 9.0, 8.0))
+    found = headline_row(Report.model_validate(competed("mine k=2", 9.0, 8.0)))
     assert found is not None
-    assert found["setting"] is None
-    found = headline_row(competed("mine block", 8.0, 9.0))
+    assert found.setting is None
+    found = headline_row(Report.model_validate(competed("mine block", 8.0, 9.0)))
     assert found is not None
-    assert found["setting"] == "block"
+    assert found.setting == "block"
 
 
 def test_the_peer_is_held_against_the_winner() -> None:
     results = competed("mine block", 8.0, 9.0)
-    usual, block = results["rows"]
-    (held,) = results["peers"]
-    assert over_peer(results, usual, held)["ratio_ours_over_peer"] == 4.5  # as measured
-    assert over_peer(results, block, held)["ratio_ours_over_peer"] == pytest.approx((12 + 6) / 2)
+    found = Report.model_validate(results)
+    usual, block = found.rows
+    (held,) = found.peers
+    assert over_peer(found, usual, held).ratio_ours_over_peer == 4.5  # as measured
+    assert over_peer(found, block, held).ratio_ours_over_peer == pytest.approx((12 + 6) / 2)
     text = render_summary(results)
     assert "9.00" in text
     assert "the target's own in distribution" in text
@@ -133,22 +135,23 @@ def test_of_several_runs_the_fastest_by_the_median_of_their_choices_leads() -> N
         competed("mine k=2", 9.0, 6.5, environment=machine(started="2")),
         competed("mine block", 5.5, 7.0, environment=machine(started="3")),
     ]
-    pooled = pool(runs)
-    assert pooled["headline"][0]["best"] == "mine block"  # 6.5 against 5.5
-    assert [one["tokens_per_s"] for one in pooled["headline"][0]["rivals"]] == [5.5, 6.5]
+    results = pool(runs)
+    pooled = Report.model_validate(results)
+    assert pooled.headline[0].best == "mine block"  # 6.5 against 5.5
+    assert [one.tokens_per_s for one in pooled.headline[0].rivals] == [5.5, 6.5]
     block = headline_row(pooled)
     assert block is not None
-    assert block["setting"] == "block"
-    held = over_peer(pooled, block, pooled["peers"][0])
-    assert held["ratio_ours_over_peer"] == pytest.approx(9.0)
-    assert held["ratio_by_run"] == pytest.approx([9.0] * 3)
-    assert "mine, block" in render_summary(pooled)
+    assert block.setting == "block"
+    held = over_peer(pooled, block, pooled.peers[0])
+    assert held.ratio_ours_over_peer == pytest.approx(9.0)
+    assert held.ratio_by_run == pytest.approx([9.0] * 3)
+    assert "mine, block" in render_summary(results)
 
 
 def test_results_without_a_contest_lead_with_the_first_draft(tmp_path: Path) -> None:
-    found = headline_row(report())
+    found = headline_row(Report.model_validate(report()))
     assert found is not None
-    assert found["draft"] == "mine"
+    assert found.draft == "mine"
     older = report()
     older.pop("headline", None)
     (tmp_path / "one.json").write_text(json.dumps(older))

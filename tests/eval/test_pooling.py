@@ -16,6 +16,7 @@ from eval.publish import END, START, fill_block, publish
 from eval.render.pooled import sides
 from eval.render.report_page import render_block, render_summary
 from eval.results.pooling import DEFINITIONS, pool
+from eval.results.reported import Report
 from eval.results.schema import read_results
 from tests.commands import ROOT
 from tests.eval.reports import machine, peer, report, row, three_runs, write
@@ -204,9 +205,11 @@ def test_the_page_has_every_run_with_machine_date_and_speeds() -> None:
 def test_the_best_head_is_the_one_of_most_tokens_per_pass() -> None:
     rows = [row(), row("a", drafter="mtp", tau=1.5), row("b", drafter="eagle3", tau=1.9), row("c", tau=9.0)]
     rows.append(row("cold", drafter="mtp", temperature=0.0, tau=9.0))
-    assert [one["draft"] for one in sides({"rows": rows}, rows[0])] == ["mine", "b"]
-    assert [one["draft"] for one in sides({"rows": rows}, rows[1])] == ["a", "c"]
-    assert [one["draft"] for one in sides({"rows": rows[:1]}, rows[0])] == ["mine"]
+    found = Report.model_validate(report(rows))
+    assert [one.draft for one in sides(found, found.rows[0])] == ["mine", "b"]
+    assert [one.draft for one in sides(found, found.rows[1])] == ["a", "c"]
+    found = Report.model_validate(report(rows[:1]))
+    assert [one.draft for one in sides(found, found.rows[0])] == ["mine"]
 
 
 def test_one_process_says_so_on_its_page() -> None:

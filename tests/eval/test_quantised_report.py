@@ -14,6 +14,7 @@ from eval import stage
 from eval.config import EvalConfig
 from eval.render.report_page import render_summary
 from eval.results.poolable import _compared
+from eval.results.reported import Report
 from tests.eval.reports import report
 from tests.eval.test_report import GOOD, make_models, values
 
@@ -53,7 +54,7 @@ def test_the_unquantised_target_is_timed_beside_it(results: dict[str, Any]) -> N
 def test_runs_of_another_quantisation_are_not_pooled() -> None:
     plain, rounded = report(), report()
     rounded["target"]["quantization"] = "int8"
-    assert _compared(plain) != _compared(rounded)
+    assert _compared(Report.model_validate(plain)) != _compared(Report.model_validate(rounded))
 
 
 def test_losslessness_is_checked_where_the_scheme_runs() -> None:

@@ -8,9 +8,11 @@ import pytest
 
 from eval.render.remarks import ONE_PROCESS, dearest_draft, predicted_by_length, remarks, taus, why_it_does_not_pay
 from eval.render.report_page import render_block, render_page, render_summary
+from eval.results.reported import LengthSweep, Report
+from eval.results.schema import Row
 from tests.eval.reports import report, row
 
-NO_SWEEP: dict[str, Any] = {"draft": "mine", "temperature": 1.0, "points": []}
+NO_SWEEP = LengthSweep(draft="mine", temperature=1.0, points=[])
 
 
 def times(k: int, checking: float, draft: float) -> dict[str, Any]:
@@ -18,10 +20,14 @@ def times(k: int, checking: float, draft: float) -> dict[str, Any]:
     return {"num_draft_tokens": k, "t_target_1_s": 1.0, "t_target_k1_s": checking, "t_draft_s": draft}
 
 
-def slow(accepted: list[float | None], costs: dict[str, Any] | None, **changes: Any) -> dict[str, Any]:
+def slow(accepted: list[float | None], costs: dict[str, Any] | None, **changes: Any) -> Row:
     k = len(accepted)
     found = {"speedup": 0.8, "speedup_ci95": [0.7, 0.9], "num_draft_tokens": k, "alpha": 0.41}
-    return row(acceptance_by_position=accepted, component_times=costs, **{**found, **changes})
+    return Row(**row(acceptance_by_position=accepted, component_times=costs, **{**found, **changes}))
+
+
+def told(results: dict[str, Any]) -> list[str]:
+    return remarks(Report.model_validate(results))
 
 
 DEAR = slow([0.41, 0.3], times(2, 1.24, 0.62))
@@ -36,8 +42,8 @@ def test_every_length_is_predicted_from_acceptance_and_component_times() -> None
 
 
 def test_a_draft_that_pays_needs_no_reason() -> None:
-    assert why_it_does_not_pay(row(speedup=1.0), NO_SWEEP) is None
-    assert why_it_does_not_pay(row(speedup=None), NO_SWEEP) is None
+    assert why_it_does_not_pay(Row(**row(speedup=1.0)), NO_SWEEP) is None
+    assert why_it_does_not_pay(Row(**row(speedup=None)), NO_SWEEP) is None
 
 
 @pytest.mark.parametrize(
@@ -50,7 +56,7 @@ def test_a_draft_that_pays_needs_no_reason() -> None:
         ),
         (LONG, "k=1 would pay: predicted 1.23."),  # 1.6 / (0.2 + 1.1), and two 1.96 / (0.4 + 1.2) = 1.225
         (
-            LONG | {"realised": 0.8},  # of 1.23
+            LONG.model_copy(update={"realised": 0.8}),  # of 1.23
             "By its passes alone k=1 would give 1.23, and the decoder's own work takes more than that gains.",
         ),
         (
@@ -64,59 +70,60 @@ def test_a_draft_that_pays_needs_no_reason() -> None:
         ),
     ],
 )
-def test_why_a_draft_does_not_pay_and_which_length_would(found: dict[str, Any], reason: str) -> None:
-    k = found["num_draft_tokens"]
+def test_why_a_draft_does_not_pay_and_which_length_would(found: Row, reason: str) -> None:
+    k = found.num_draft_tokens
     lead = f"At T=1 mine does not pay with k={k}: 0.80 [0.70, 0.90] times the speed without a draft. "
     assert why_it_does_not_pay(found, NO_SWEEP) == lead + reason
 
 
 def test_a_length_that_was_timed_and_pays_comes_before_any_prediction() -> None:
-    points = [
-        {"num_draft_tokens": k, "speedup": speed, "speedup_ci95": [0.9, 1.3]} for k, speed in ((1, 1.1), (2, 1.2))
-    ]
-    sweep = {**NO_SWEEP, "points": [*points, {"num_draft_tokens": 3, "speedup": None, "speedup_ci95": None}]}
-    assert str(why_it_does_not_pay(LONG, sweep)).endswith(" k=2 may pay: 1.20 [0.90, 1.30].")
-    points[1]["speedup_ci95"] = [1.1, 1.3]
-    assert str(why_it_does_not_pay(LONG, sweep)).endswith(" k=2 pays: 1.20 [1.10, 1.30].")
-    unsure = LONG | {"speedup_ci95": [0.6, 1.1]}
-    assert "At T=1 mine is not shown to pay with k=" in str(why_it_does_not_pay(unsure, sweep))
-    assert str(why_it_does_not_pay(LONG, sweep | {"draft": "other"})).endswith("predicted 1.23.")
-    assert str(why_it_does_not_pay(LONG, sweep | {"temperature": 0.0})).endswith("predicted 1.23.")
+    def sweep(ci95: list[float], **about: Any) -> LengthSweep:
+        speeds = [(1, 1.1, [0.9, 1.3]), (2, 1.2, ci95), (3, None, None)]
+        rows = [Row(**row(num_draft_tokens=k, speedup=speed, speedup_ci95=ends)) for k, speed, ends in speeds]
+        return NO_SWEEP.model_copy(update={"points": rows, **about})
+
+    assert str(why_it_does_not_pay(LONG, sweep([0.9, 1.3]))).endswith(" k=2 may pay: 1.20 [0.90, 1.30].")
+    sure = [1.1, 1.3]
+    assert str(why_it_does_not_pay(LONG, sweep(sure))).endswith(" k=2 pays: 1.20 [1.10, 1.30].")
+    unsure = LONG.model_copy(update={"speedup_ci95": [0.6, 1.1]})
+    assert "At T=1 mine is not shown to pay with k=" in str(why_it_does_not_pay(unsure, sweep(sure)))
+    assert str(why_it_does_not_pay(LONG, sweep(sure, draft="other"))).endswith("predicted 1.23.")
+    assert str(why_it_does_not_pay(LONG, sweep(sure, temperature=0.0))).endswith("predicted 1.23.")
 
 
 def test_a_prediction_that_was_exceeded_is_explained() -> None:
     loop = report([row(realised=1.06, baseline_tokens_per_s=2.0)])  # 0.5 s a token, and its pass takes 0.4
-    (first, *_) = remarks(loop)
+    (first, *_) = told(loop)
     assert first == (
         "Faster than the passes alone predict: mine at T=1 (106% of that speedup). Without a draft a token takes up to "
         "1.25 times its pass, and a draft saves part of what the decoder adds to each pass, too. The speedup itself is "
         "measured."
     )
     alone = report([row(realised=1.5, baseline_tokens_per_s=2.5)])
-    assert "Passes took longer when timed alone than within the run." in remarks(alone)[0]
-    assert remarks(report([row(realised=1.05)])) == [ONE_PROCESS]
+    assert "Passes took longer when timed alone than within the run." in told(alone)[0]
+    assert told(report([row(realised=1.05)])) == [ONE_PROCESS]
     older = row(realised=2.0)
     del older["passes_by_prompt"]  # predicted otherwise
-    assert remarks(report([row()]) | {"rows": [older]}) == [ONE_PROCESS]
+    assert told(report([row()]) | {"rows": [older]}) == [ONE_PROCESS]
 
 
 def test_an_interval_that_holds_one_is_told() -> None:
     known = row(speedup=1.2, speedup_ci95=[0.7, 1.4])
-    told = "Not shown to be faster than no draft, since the interval of the speedup holds 1: mine at T=1."
-    assert remarks(report([known])) == [told, ONE_PROCESS]
-    assert remarks(report([row(speedup=1.2, speedup_ci95=[1.01, 1.4])])) == [ONE_PROCESS]
+    said = "Not shown to be faster than no draft, since the interval of the speedup holds 1: mine at T=1."
+    assert told(report([known])) == [said, ONE_PROCESS]
+    assert told(report([row(speedup=1.2, speedup_ci95=[1.01, 1.4])])) == [ONE_PROCESS]
 
 
 def test_fewer_prompts_than_were_wanted_are_told() -> None:
     prompts = report()["prompts"] | {"reported": 11, "timed": 9}
     few = report(prompts=prompts | {"wanted": {"reported": 96, "timed": 12, "screening": 8}})
-    told = "There were 11 of the 96 prompts that were wanted, 9 of 12 timed: intervals are wider for it."
-    assert remarks(few) == [told, ONE_PROCESS]
-    assert remarks(report(prompts=prompts | {"wanted": {"reported": 11, "timed": 9, "screening": 8}})) == [ONE_PROCESS]
+    said = "There were 11 of the 96 prompts that were wanted, 9 of 12 timed: intervals are wider for it."
+    assert told(few) == [said, ONE_PROCESS]
+    assert told(report(prompts=prompts | {"wanted": {"reported": 11, "timed": 9, "screening": 8}})) == [ONE_PROCESS]
 
 
 def test_page_and_summary_say_all_of_it_and_readme_that_it_is_one_process() -> None:
-    found = report([DEAR])
+    found = report([DEAR.model_dump()])
     for text in (render_page(found, {}), render_summary(found)):
         assert "would have to be below 0.29." in text
         assert ONE_PROCESS in text

@@ -20,6 +20,7 @@ from eval.publish import END, START, publish
 from eval.render.remarks import remarks
 from eval.render.report_page import render_page, render_summary
 from eval.results.headline import headline_row
+from eval.results.reported import Report
 from eval.results.schema import read_results
 from tests.eval.golden import check_keys
 from tests.eval.test_uncached import off_by_one
@@ -131,7 +132,7 @@ def test_ways_without_training_and_mixtures_of_named_drafts_are_arms_without_alp
     ]
     assert all(rows[name]["mismatches"] == 0 < rows[name]["tokens_checked"] for name in ("lookup", "both"))
     assert rows["both"]["tau"] > rows["lookup"]["tau"]  # its other member is the target itself
-    assert any("fastest for" in text or "nothing pays" in text for text in remarks(results))
+    assert any("fastest for" in text or "nothing pays" in text for text in remarks(Report.model_validate(results)))
 
 
 def test_a_draft_that_is_the_target_is_accepted_whole(results):
@@ -282,11 +283,11 @@ def test_a_conversation_ends_where_the_template_refuses_the_answer(monkeypatch):
 
 
 def test_headline_is_never_greedy(results):
-    row = headline_row(results)
+    row = headline_row(Report.model_validate(results))
     assert row is not None
-    assert row["temperature"] == 1.0
+    assert row.temperature == 1.0
     greedy = {**results, "rows": [row for row in results["rows"] if row["temperature"] == 0]}
-    assert headline_row(greedy) is None
+    assert headline_row(Report.model_validate(greedy)) is None
     assert 'class="card"' not in render_page(greedy, {})
     assert "none is a headline" in render_summary(greedy)
 

@@ -82,7 +82,7 @@ def timed_run(monkeypatch: pytest.MonkeyPatch) -> tuple[Arms, dict[str, Any]]:
     """At one temperature."""
     arms, run = run_of(monkeypatch, timed_config(temperatures=[1.0]))
     monkeypatch.setattr(cell_run, "check_samples", lambda *_: [Check(1, 0, 8), Check(0, 1, 8)])
-    return arms, time_cell(run, CELL, {"best": {ASSISTED: "k=5,c=0"}}, SETS, {"d": "lm"})
+    return arms, time_cell(run, CELL, {ASSISTED: "k=5,c=0"}, SETS, {"d": "lm"})
 
 
 def test_settings_are_chosen_on_other_prompts_and_the_fastest_is_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_the_draft_length_is_chosen_at_the_first_temperature_alone(monkeypatch: 
     lengths = [rest[-1] for arm, rest in arms.made if arm.name.startswith("d k=")]
     assert [(one["num_draft_tokens"], one["temperature"]) for one in lengths] == [(3, 1.0), (4, 1.0)]
     assert set(report._candidates(run, Point(1, 0.0))) == {ASSISTED}
-    chosen = with_chosen_length(cfg, [{"best": {LENGTH: "4"}}, {"best": {}}])
+    chosen = with_chosen_length(cfg, {LENGTH: "4"})
     assert chosen.decode.num_draft_tokens == 4
 
 
@@ -149,7 +149,7 @@ def test_the_reports_own_length_is_held_against_an_uncached_forward(monkeypatch:
 def test_a_rule_with_noise_of_its_own_is_not_held_against_an_uncached_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     _, run = run_of(monkeypatch, timed_config(temperatures=[1.0], decode={"verifier": "rejection"}))
     monkeypatch.setattr(cell_run, "check_samples", lambda *_: pytest.fail("its tokens follow from no forward"))
-    rows = time_cell(run, CELL, {"best": {}}, SETS, {"d": "lm"})["rows"]
+    rows = time_cell(run, CELL, {}, SETS, {"d": "lm"})["rows"]
     assert {(row["verifier"], row["uncached_dtype_flips"], row["dtype_flips"]) for row in rows} == {
         ("rejection", None, None)
     }

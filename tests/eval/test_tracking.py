@@ -7,26 +7,12 @@ import pytest
 
 from decode.common.typed_config import build
 from eval.config import EvalConfig
-from eval.render.tracking import FILES, track_report
+from eval.render.files import FILES, track_report
+from tests.eval.reports import report
 from tests.train.test_trackers import wandb_records
 
 FOLDERS = ("WANDB_DIR", "WANDB_DATA_DIR", "WANDB_CACHE_DIR")
-RESULTS = {
-    "rows": [
-        {
-            "draft": "d",
-            "temperature": 1.0,
-            "category": None,
-            "alpha": 0.75,
-            "tau": 2.5,
-            "speedup": 1.8,
-            "predicted_speedup": 2.0,
-            "realised": 0.9,
-            "setting": None,
-            "mismatches": 0,
-        }
-    ]
-}
+RESULTS = report()
 
 
 def config(name: str) -> EvalConfig:
@@ -63,4 +49,4 @@ def test_the_offline_run_holds_the_report_and_its_figures(tmp_path, monkeypatch)
     assert artifact.type == "report"
     assert {entry.path for entry in artifact.manifest.contents} == set(FILES)
     summary = {item.key: item.value_json for record in found for item in record.summary.update}
-    assert summary["d/T=1/alpha"] == "0.75"
+    assert summary["mine/T=1/alpha"] == "0.75"

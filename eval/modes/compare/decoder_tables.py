@@ -55,11 +55,11 @@ def tables(found: Comparison) -> list[Table]:
             found.peers,
             brackets + _vllm_note(found),
         ),
-        Table("Our settings", [*_OURS, *by_run(found, lambda row: row.get("speedup_by_run") or [])], found.rows, over),
+        Table("Our settings", [*_OURS, *by_run(found, lambda row: row.speedup_by_run or [])], found.rows, over),
         Table(
             "Component times",
             _COMPONENTS,
-            [row for row in found.rows if row["component_times"] is not None],
+            [row for row in found.rows if row.component_times is not None],
             is_detail=True,
         ),
         _choice_table(found),

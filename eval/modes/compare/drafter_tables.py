@@ -109,12 +109,13 @@ class ShownArm(NamedTuple):
 
 def arms_of(found: Comparison, cell: TimedCell) -> list[ShownArm]:
     """All of a cell, the fastest first."""
-    rows = {our_name(row["setting"]): row for row in found.rows if Place.model_validate(row) == cell.place}
+    here = [row for row in found.rows if Place.model_validate(row, from_attributes=True) == cell.place]
+    rows = {our_name(row.setting or ""): row for row in here}
     names = {our_name(name): name for name in found.arms}
     each = []
     for one in cell.arms:
         name, row = names.get(one.arm, one.arm), rows.get(one.arm)
-        tau, acceptance = (None, []) if row is None else (row["tau"], row["acceptance_by_position"])
+        tau, acceptance = (None, []) if row is None else (row.tau, row.acceptance_by_position)
         setting, over = cell.settings.get(name, MISSING), one.over("over_plain")
         first = next(iter(acceptance), None)
         each.append(ShownArm(*cell.point, name, setting, one.tokens_per_s, over, tau, first))

@@ -33,6 +33,7 @@ def results() -> dict[str, Any]:
     cells[1]["left_out"] = {"edit": "it would not run", "both": "it would not run"}
     cells[0]["settings"] = {"ngram": "k=4", "edit": "k=12", "both": "k=8", LOOKUP: "n=10"}
     runs = [[one] for one in cells]
+    chosen: dict[str, Any] = {"best": {}, "tokens_per_s": {}, "prompts": 3, "seconds": 1.0}
     target = {"path": "runs/target", "fingerprint": "f", "num_parameters": 10, "dtype": "float32"}
     return {
         "schema": 2,
@@ -56,10 +57,7 @@ def results() -> dict[str, Any]:
         "arms": ARMS,
         "definitions": {},
         "rows": [],
-        "choices": [
-            {**{key: one[key] for key in ("text", "batch_size", "temperature")}, "best": {}, "tokens_per_s": {}}
-            for one in cells
-        ],
+        "choices": [{**{key: one[key] for key in ("text", "batch_size", "temperature")}, **chosen} for one in cells],
         "cells": [cell_with_ratios(one, over_plain, 0) for one in cells],
         "which_when": which_when(runs, ARMS, 0),
         "mixtures": mixtures(runs, ARMS, 0),

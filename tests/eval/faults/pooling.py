@@ -8,7 +8,7 @@ from tests.faults import Fault, noticed_by
 FAULTS: list[Fault] = [
     *noticed_by(
         test_pooling.test_a_speedup_is_the_median_over_runs_and_prompts_with_an_interval_over_both,
-        ("eval.results.pooling:pooled_row", '[row["speedup"] for row in each]', '[each[0]["speedup"]] * len(each)'),
+        ("eval.results.pooling:pooled_row", "[row.speedup for row in each]", "[each[0].speedup] * len(each)"),
     ),
     *noticed_by(
         test_pooling.test_runs_that_agree_are_no_more_prompts_than_one_run,
@@ -29,21 +29,21 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_pooling.test_the_best_head_is_the_one_of_most_tokens_per_pass,
-        ("eval.render.pooled:sides", '-one["tau"]', 'one["tau"]'),
-        ("eval.render.pooled:sides", 'one["temperature"] == row["temperature"]', "True"),
+        ("eval.render.pooled:sides", "-one.tau", "one.tau"),
+        ("eval.render.pooled:sides", "one.temperature == row.temperature", "True"),
     ),
     *noticed_by(
         test_remarks.test_every_length_is_predicted_from_acceptance_and_component_times,
         ("eval.render.remarks:verification", "1 + slope * k", "1 + slope * (k + 1)"),
         ("eval.render.remarks:dearest_draft", "max(", "min("),
-        ("eval.render.remarks:draft_cost", '"t_draft_s"] / row', '"t_draft_s"] * 2 / row'),
+        ("eval.render.remarks:draft_cost", "t_draft_s /", "t_draft_s * 2 /"),
     ),
     *noticed_by(
         test_remarks.test_a_length_that_was_timed_and_pays_comes_before_any_prediction,
         (
             "eval.render.remarks:_other_length",
-            '(sweep["draft"], sweep["temperature"])',
-            '(row["draft"], row["temperature"])',
+            "(sweep.draft, sweep.temperature)",
+            "(row.draft, row.temperature)",
         ),
     ),
     *noticed_by(

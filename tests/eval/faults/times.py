@@ -80,7 +80,7 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_speed.test_the_peer_is_timed_at_the_setting_that_was_chosen,
-        ("eval.modes.report:time_cell", 'tried[choice["best"][ASSISTED]]', "next(iter(tried.values()))"),
+        ("eval.modes.report:time_cell", "tried[best[ASSISTED]]", "next(iter(tried.values()))"),
     ),
     *noticed_by(
         test_speed.test_what_warms_up_is_not_timed_and_what_is_timed_does_not_warm_up,
