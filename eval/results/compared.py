@@ -1,4 +1,4 @@
-"""What results.json of a comparison holds, typed for its page."""
+"""What results.json of a comparison holds, typed for its page, and how those of all modes begin."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ from pydantic import BaseModel, Field, model_validator
 from eval.results.schema import Interval
 
 RATIOS = ("over_transformers", "over_autoregressive", "over_assisted", "over_vllm", "over_plain")
+
+
+class Heading(BaseModel, frozen=True):
+    """How every file begins."""
+
+    schema_version: int = Field(2, alias="schema")
+    name: str
+    mode: str
+    environment: dict[str, Any]
+    target: dict[str, Any]
 
 
 class Place(BaseModel, frozen=True):
