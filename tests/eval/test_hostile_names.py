@@ -67,16 +67,9 @@ def certificate() -> Certificate:
     part |= {"uncached_mismatches": 0, "uncached_near_ties": 0, "uncached_flips": 0, "uncached_tokens_checked": 9}
     part |= {"uncached_flips_per_token": 0.0, "seconds": 1.0}
     prompts = {"prompts": 1, "source": HOSTILE, "new_tokens": 9, "batch_size": 1}
-    found = {
-        "schema": 1,
-        "failures": [],
-        "parts": [part],
-        "prompts": prompts,
-        "padding": None,
-        "environment": ENVIRONMENT,
-    }
+    found = {"failures": [], "parts": [part], "prompts": prompts, "padding": None, "environment": ENVIRONMENT}
     found |= {"target": MODEL, "draft": MODEL | {"name": HOSTILE}, "decode": {"strict": False, "banned": HOSTILE}}
-    return Certificate.model_validate(found)
+    return Certificate.model_validate({"schema": 1, **found})
 
 
 def profile() -> dict:
@@ -99,7 +92,7 @@ MARKDOWN = {
     "readme": lambda: render_block(report()),
     "decoders": lambda: compare.render_summary(of_suite("decoders", *DECODERS_NAMES)),
     "drafters": lambda: compare.render_summary(drafters_found()),
-    "families": lambda: families.render_summary(of_suite("families", "lm", "bf16", "chain", "tree")),
+    "families": lambda: families.render_summary(of_suite("families", "lm", "bf16", "chain", "deep")),
     "certificate": lambda: certificate_page.render_certificate(certificate()),
     "profile": lambda: profile_page.render_markdown(profile()),
     "card": card,
@@ -148,7 +141,7 @@ def test_a_card_stays_yaml_and_code():
             lambda: of_suite("decoders", *DECODERS_NAMES),
         ),
         (compare.render_page, drafters_found),
-        (families.render_page, lambda: of_suite("families", "lm", "bf16", "chain", "tree")),
+        (families.render_page, lambda: of_suite("families", "lm", "bf16", "chain", "deep")),
         (profile_page.render_page, profile),
     ],
 )

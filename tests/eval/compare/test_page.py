@@ -53,7 +53,7 @@ def results() -> dict[str, Any]:
             "rounds": 1,
             "batches": {"1": 3},
         },
-        "arms": ARMS,
+        "arms": {name: one.model_dump() for name, one in ARMS.items()},
         "definitions": {},
         "rows": [],
         "choices": [

@@ -165,7 +165,7 @@ FAULTS: list[Fault] = [
         (
             "eval.modes.families.results:training_row",
             "tokens / seconds",
-            'float(np.mean([pace["tokens"] / pace["seconds"] for pace in paces]))',
+            "fmean(pace.tokens / pace.seconds for pace in paces)",
         ),
     ),
     *noticed_by(
@@ -178,10 +178,10 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_family_figures.test_a_rival_is_who_reaches_into_the_best_ones_interval,
-        ("eval.modes.families.recommend:rivals", "_ends(row, figure)[1] >= low", "row[figure] >= low"),
+        ("eval.modes.families.recommend:rivals", "one.ends[1] >= low", "one.value >= low"),
     ),
     *noticed_by(
         test_family_figures.test_a_draft_is_advised_only_where_its_whole_interval_is_above_one,
-        ("eval.modes.families.recommend:_speeds", '_ends(best, "speedup")[0] > 1', 'best["speedup"] > 1'),
+        ("eval.modes.families.recommend:_speeds", "reached[best].ends[0] > 1", "reached[best].value > 1"),
     ),
 ]
