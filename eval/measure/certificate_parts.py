@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pydantic import BaseModel, Field
 from transformers import PreTrainedModel
 
 from decode import generate
@@ -52,8 +53,25 @@ class Part:
         return f"{self.dtype}, T={self.temperature:g}"
 
 
-@dataclass
-class Counts:
+class Departure(BaseModel, frozen=True):
+    """A divergence: where, both tokens, and how near the target's choice was."""
+
+    prompt: str
+    row: int
+    position: int
+    target_token: int | None
+    speculative_token: int | None
+    top2_margin: float
+    gap: float | None
+    """How far the worse of the two tokens lies below the best; None where one text had ended."""
+
+    @property
+    def is_near_tie(self) -> bool:
+        """Rounding decided."""
+        return self.gap is not None and self.gap <= MARGIN
+
+
+class Counts(BaseModel):
     """What one part has compared so far."""
 
     chunks: int = 0
@@ -61,7 +79,7 @@ class Counts:
     tokens: int = 0
     mismatches: int = 0
     near_ties: int = 0
-    divergences: list[dict[str, Any]] = field(default_factory=list)
+    divergences: list[Departure] = Field(default_factory=list)
     uncached_mismatches: int = 0
     uncached_near_ties: int = 0
     uncached_flips: int = 0
@@ -81,11 +99,11 @@ class State:
     def open(cls, path: Path, parts: Sequence[Part]) -> State:
         """What an interrupted run left, or zeros."""
         saved = read_sealed(path) if path.exists() else {}
-        return cls(path, {part.name: Counts(**saved.get(part.name, {})) for part in parts})
+        return cls(path, {part.name: Counts.model_validate(saved.get(part.name, {})) for part in parts})
 
     def save(self) -> None:
         """Atomically."""
-        write_sealed(self.path, {name: asdict(counts) for name, counts in self.parts.items()})
+        write_sealed(self.path, {name: counts.model_dump() for name, counts in self.parts.items()})
 
     def allowed_s(self, part: Part, parts: Sequence[Part], minutes: float | None) -> float:
         """This part's share of the time that is left, by the tokens it wants; what a part leaves over goes to those
@@ -145,8 +163,8 @@ def _compare_chunk(
         counts.divergences.append(entry)
         counts.tokens -= 0 if resumes else found.left_out
         if part.is_judged:
-            counts.near_ties += entry["gap"] is not None and entry["gap"] <= MARGIN
-            counts.mismatches += entry["gap"] is None or entry["gap"] > MARGIN
+            counts.near_ties += entry.is_near_tie
+            counts.mismatches += not entry.is_near_tie
     counts.chunks += 1
     counts.sequences += len(reference)
     counts.tokens += sum(len(text.new) for text in reference)
@@ -183,25 +201,22 @@ def _jobs(cfg: EvalConfig, model: PreTrainedModel, prompts: Sequence[Prompt], ch
 
 def _entry(
     cfg: EvalConfig, model: PreTrainedModel, part: Part, found: Divergence, prompts: Sequence[Prompt]
-) -> dict[str, Any]:
-    """A divergence for the certificate: where, both tokens, and how near the target's choice was. `gap`: how far the
-    worse of the two tokens lies below the best; None where one text had ended."""
+) -> Departure:
+    """A divergence for the certificate."""
     text = found.text
     sampling, processors = sampling_at(cfg, part.temperature), processors_of(cfg, model)
     scores = scores_at(model, sampling, cfg.seed, text, found.at, processors)
     best = scores.topk(2).values
-    entry = {
-        "prompt": prompts[text.row % len(prompts)].id,
-        "row": text.row,
-        "position": len(text.prompt) + found.at,
-        "target_token": text.new[found.at] if found.at < len(text.new) else None,
-        "speculative_token": found.rest[0] if found.rest else None,
-        "top2_margin": (best[0] - best[1]).item(),
-        "gap": None,
-    }
-    if found.has_both:
-        entry["gap"] = max((scores.max() - scores[token]).item() for token in (text.new[found.at], found.rest[0]))
-    return entry
+    both = (text.new[found.at], found.rest[0]) if found.has_both else ()
+    return Departure(
+        prompt=prompts[text.row % len(prompts)].id,
+        row=text.row,
+        position=len(text.prompt) + found.at,
+        target_token=text.new[found.at] if found.at < len(text.new) else None,
+        speculative_token=found.rest[0] if found.rest else None,
+        top2_margin=(best[0] - best[1]).item(),
+        gap=max(((scores.max() - scores[token]).item() for token in both), default=None),
+    )
 
 
 def measure_padding(

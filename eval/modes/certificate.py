@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from itertools import groupby
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from decode.common.checked_json import Content, JsonFile, Text
 from decode.common.environment import environment, git_state
@@ -24,7 +24,7 @@ from decode.drafters.saved_draft import DraftDescription, describe_draft
 from decode.models.load import ModelDescription
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, shared_context
-from eval.measure.certificate_parts import Part, State, compare, is_done, measure_padding
+from eval.measure.certificate_parts import Departure, Part, State, compare, is_done, measure_padding
 from eval.prompts.chats import chat_tokenizer, open_report
 from eval.prompts.held_out import as_many_as, check_lengths
 from eval.prompts.prompt import Prompt
@@ -41,9 +41,8 @@ LOSSLESS = (
     "reported."
 )
 _DIVERGENCES = columns(
-    *(Column("part", lambda one: f"{one['dtype']}, T={one['temperature']:g}"), "prompt", "position"),
-    *(column("target's token", "target_token"), column("speculative token", "speculative_token")),
-    column("top-2 margin", "top2_margin", "{:.2g}".format),
+    *("part", "prompt", "position", column("target's token", "target_token")),
+    *(column("speculative token", "speculative_token"), column("top-2 margin", "top2_margin", "{:.2g}".format)),
 )
 
 
@@ -52,6 +51,39 @@ class Verdict(Content):
 
     version: Literal[1] = Field(alias="schema")
     failures: list[Text]
+
+
+class CertifiedPart(BaseModel, frozen=True):
+    """A part with what was counted."""
+
+    dtype: str
+    temperature: float
+    tokens: int
+    is_judged: bool
+    wanted_tokens: int
+    sequences: int
+    mismatches: int
+    near_ties: int
+    divergences: list[Departure]
+    uncached_mismatches: int
+    uncached_near_ties: int
+    uncached_flips: int
+    uncached_tokens_checked: int
+    seconds: float
+    divergences_per_token: float | None
+    uncached_flips_per_token: float | None
+
+
+class Certificate(Verdict):
+    """All of it, as it is written."""
+
+    environment: dict[str, Any]
+    target: dict[str, Any]
+    draft: dict[str, Any]
+    decode: dict[str, Any]
+    prompts: dict[str, Any]
+    parts: list[CertifiedPart]
+    padding: dict[str, Any] | None
 
 
 CERTIFICATE = JsonFile(Verdict, "a certificate could be taken for a good one", "Delete the folder and certify again.")
@@ -131,9 +163,9 @@ def _certify(
         if is_last and cfg.decode.strict:
             padding = measure_padding(cfg, model, drafter, prompts)
     found = _certificate(cfg, target, parts, state, len(prompts), padding)
-    CERTIFICATE.write(folder.file("certificate.json"), found)
+    CERTIFICATE.write(folder.file("certificate.json"), found.model_dump(by_alias=True))
     folder.file("certificate.md").write_text(render_certificate(found), encoding="utf-8")
-    folder.finish({"failures": found["failures"]})
+    folder.finish({"failures": found.failures})
 
 
 def _allowed(cfg: EvalConfig, state: State, part: Part, parts: Sequence[Part]) -> float:
@@ -147,79 +179,79 @@ def _certificate(
     state: State,
     num_prompts: int,
     padding: dict[str, Any] | None,
-) -> dict[str, Any]:
+) -> Certificate:
     rows = [_row(part, state) for part in parts]
     name = next(iter(cfg.drafts))
     draft = describe_draft(cfg.drafts[name], target)
-    return {
-        "schema": SCHEMA,
-        "failures": failures(rows, cfg.decode.strict),
-        "environment": {**environment(), "git": git_state(), "command": command(), "seed": cfg.seed},
-        "target": _identity(target),
-        "draft": {"name": name, **_identity(draft)},
-        "decode": asdict(cfg.decode),
-        "prompts": {
+    return Certificate(
+        schema=SCHEMA,
+        failures=failures(rows, cfg.decode.strict),
+        environment={**environment(), "git": git_state(), "command": command(), "seed": cfg.seed},
+        target=_identity(target),
+        draft={"name": name, **_identity(draft)},
+        decode=asdict(cfg.decode),
+        prompts={
             "source": cfg.prompts.file or f"held-out split of {cfg.data.name}",
             "prompts": num_prompts,
             "new_tokens": cfg.lossless.tokens,
             "batch_size": cfg.lossless.batch_size,
         },
-        "parts": rows,
-        "padding": padding,
-    }
+        parts=rows,
+        padding=padding,
+    )
 
 
 def _identity(model: ModelDescription | DraftDescription) -> dict[str, Any]:
     return {"path": model.path, "fingerprint": model.fingerprint, "num_parameters": model.num_parameters}
 
 
-def _row(part: Part, state: State) -> dict[str, Any]:
-    counts = asdict(state.parts[part.name])
-    counts.pop("chunks")
-    rates = {
-        "divergences_per_token": share(len(counts["divergences"]), counts["tokens"]),
-        "uncached_flips_per_token": share(counts["uncached_flips"], counts["uncached_tokens_checked"]),
-    }
-    return {**asdict(part), "wanted_tokens": part.tokens, **counts, **rates}
+def _row(part: Part, state: State) -> CertifiedPart:
+    counts = state.parts[part.name]
+    return CertifiedPart(
+        **{**asdict(part), **counts.model_dump(exclude={"chunks"})},
+        wanted_tokens=part.tokens,
+        divergences_per_token=share(len(counts.divergences), counts.tokens),
+        uncached_flips_per_token=share(counts.uncached_flips, counts.uncached_tokens_checked),
+    )
 
 
-def failures(rows: Sequence[dict[str, Any]], strict: bool) -> list[str]:
+def failures(rows: Sequence[CertifiedPart], strict: bool) -> list[str]:
     """What contradicts the promise: mismatches in fp32, with the other loop or with an uncached forward; with strict,
     any divergence of the loops in any precision."""
     found = []
     for row in rows:
-        where = f"{row['tokens']:,} tokens ({row['dtype']}, T={row['temperature']:g})"
-        if row["mismatches"]:
-            found.append(f"{count(row['mismatches'], 'mismatch', 'es')} in {where}")
-        elif strict and row["divergences"]:
-            found.append(f"{count(len(row['divergences']), 'divergence')} in {where}, although decode.strict=true")
-        if row["uncached_mismatches"]:
-            tokens = f"{row['uncached_tokens_checked']:,} tokens ({row['dtype']}, T={row['temperature']:g})"
-            wrong = count(row["uncached_mismatches"], "mismatch", "es")
+        where = f"{row.tokens:,} tokens ({row.dtype}, T={row.temperature:g})"
+        if row.mismatches:
+            found.append(f"{count(row.mismatches, 'mismatch', 'es')} in {where}")
+        elif strict and row.divergences:
+            found.append(f"{count(len(row.divergences), 'divergence')} in {where}, although decode.strict=true")
+        if row.uncached_mismatches:
+            tokens = f"{row.uncached_tokens_checked:,} tokens ({row.dtype}, T={row.temperature:g})"
+            wrong = count(row.uncached_mismatches, "mismatch", "es")
             found.append(f"{wrong} of the autoregressive text with an uncached forward in {tokens}")
     return found
 
 
-def render_certificate(found: dict[str, Any]) -> str:
+def render_certificate(found: Certificate) -> str:
     """Verdict, counts, what was compared, divergences, and on what."""
-    counts, divergences = Table("Counts", _COUNTS, found["parts"]), _divergences(found)
+    counts, divergences = Table("Counts", _COUNTS, found.parts), _divergences(found)
     more = {"counts": counts, "divergences": divergences, "lossless": LOSSLESS}
     return render_markdown("certificate.md.j2", found=found, **more)
 
 
 def _judged(header: str, key: str) -> Column:
-    return Column(header, lambda part: thousands(part[key] if part["is_judged"] else None))
+    return Column(header, lambda part: thousands(getattr(part, key) if part.is_judged else None))
 
 
 def _per_10_000(key: str) -> Column:
-    return Column("per 10,000 tokens", lambda part: number(None if part[key] is None else 1e4 * part[key]))
+    return column("per 10,000 tokens", key, lambda rate: number(None if rate is None else 1e4 * rate))
 
 
 _COUNTS = columns(
     *(column("precision", "dtype"), "T", column("tokens", write=thousands)),
     *(column("asked for", "wanted_tokens", thousands), column("texts", "sequences", thousands)),
     *(_judged("mismatches", "mismatches"), _judged("near-ties", "near_ties")),
-    Column("divergences", lambda part: thousands(len(part["divergences"]))),
+    Column("divergences", lambda part: thousands(len(part.divergences))),
     _per_10_000("divergences_per_token"),
     *(_judged("uncached: mismatches", "uncached_mismatches"), _judged("near-ties", "uncached_near_ties")),
     *(column("flips", "uncached_flips", thousands), column("in tokens", "uncached_tokens_checked", thousands)),
@@ -227,11 +259,16 @@ _COUNTS = columns(
 )
 
 
-def _divergences(found: dict[str, Any]) -> Table:
-    rows = [{**part, **one} for part in found["parts"] for one in part["divergences"]]
+def _divergences(found: Certificate) -> Table:
+    rows = [
+        {"part": f"{part.dtype}, T={part.temperature:g}", **one.model_dump()}
+        for part in found.parts
+        for one in part.divergences
+    ]
+    largest = max((one.top2_margin for part in found.parts for one in part.divergences), default=0.0)
     note = (
         f"{min(LISTED, len(rows))} of {len(rows):,}; all are in certificate.json. The margin is by how much the target "
         "prefers its best token to its second (in that precision, noise included); the largest is "
-        f"{max((row['top2_margin'] for row in rows), default=0.0):.2g}."
+        f"{largest:.2g}."
     )
     return Table("Divergences", _DIVERGENCES, rows[:LISTED], note)

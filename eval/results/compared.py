@@ -1,15 +1,30 @@
-"""What results.json of a comparison holds, typed for its page."""
+"""What results.json of comparisons holds, typed, and how those of all modes begin."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from eval.results.schema import Interval, Row
 
 RATIOS = ("over_transformers", "over_autoregressive", "over_assisted", "over_vllm", "over_plain")
+
+
+class Heading(BaseModel, frozen=True):
+    """How every file begins."""
+
+    schema_version: int = Field(2, alias="schema")
+    name: str
+    mode: str
+    environment: dict[str, Any]
+    target: dict[str, Any]
+
+    @property
+    def seed(self) -> int:
+        """Of the run."""
+        return self.environment["seed"]
 
 
 class Place(BaseModel, frozen=True):
@@ -38,6 +53,12 @@ class Ratio(BaseModel, frozen=True):
     ci95: Interval | None = None
     by_run: list[float | None] = Field(default_factory=list)
     """Of runs that were pooled."""
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Of its interval; twice itself without one."""
+        value = float("nan") if self.value is None else self.value
+        return (value, value) if self.ci95 is None else (self.ci95[0], self.ci95[1])
 
 
 class TimedArm(BaseModel, frozen=True):
@@ -69,7 +90,7 @@ class TimedCell(Place, frozen=True):
     text: str = ""
     prompts: int
     arms: list[TimedArm]
-    left_out: dict[str, str]
+    left_out: dict[str, str] = Field(default_factory=dict)
     settings: dict[str, str] = Field(default_factory=dict)
     """Arm -> its setting."""
 
@@ -99,6 +120,8 @@ class Choice(Place, frozen=True):
     prompts: int
     seconds: float
     held: Held | None = None
+    best_chain: str | None = None
+    """The fastest plain chain of ours, where these are told apart."""
 
 
 class Peer(Place, frozen=True):
@@ -145,6 +168,10 @@ class DraftingArm(BaseModel, frozen=True):
     settings: dict[str, Any]
     changes: dict[str, Any]
     texts: list[str]
+    members: list[str] = Field(default_factory=list)
+    """Of a mixture."""
+    has_weights: bool = False
+    """Whether any part of it was trained."""
 
 
 class Writer(BaseModel, frozen=True):
@@ -154,12 +181,9 @@ class Writer(BaseModel, frozen=True):
     texts: list[str]
 
 
-class Comparison(BaseModel, frozen=True):
+class Comparison(Heading, frozen=True):
     """The file."""
 
-    mode: str
-    name: str
-    environment: dict[str, Any]
     definitions: dict[str, str]
     rows: list[Row]
     choices: list[Choice]
@@ -181,3 +205,118 @@ class Comparison(BaseModel, frozen=True):
     def points(self) -> list[tuple[int, float]]:
         """(batch size, temperature) in the order of the run."""
         return list(dict.fromkeys(cell.point for cell in self.cells))
+
+
+class TrainedArm(BaseModel, frozen=True):
+    """A draft that is compared."""
+
+    overrides: list[str]
+    """Of `python -m train`."""
+    folder: str | None = None
+    """Of a draft that was given."""
+    family: str
+    num_parameters: int
+    taps: list[int]
+    optimizer: str | None = None
+    refusals: dict[str, str | None] = Field(default_factory=dict)
+    """Engine -> why it does not serve it; None where it does."""
+
+
+class Budgets(BaseModel, frozen=True):
+    """What trainings have equal."""
+
+    tokens: int
+    seconds: float
+    seeds: list[int]
+
+
+class TrainingRow(BaseModel, frozen=True):
+    """What training took: means over seeds."""
+
+    arm: str
+    budget: str
+    code: str
+    family: str
+    num_parameters: int
+    taps: list[int]
+    feature_bytes_per_token: float
+    seeds: int
+    steps: float
+    tokens: float
+    seconds: float
+    seconds_by_seed: list[float]
+    tokens_per_s: float
+
+
+class Quality(BaseModel, frozen=True):
+    """tau, acceptance by position and losslessness over all seeds."""
+
+    arm: str
+    budget: str
+    code: str
+    shape: str
+    temperature: float
+    num_draft_tokens: int
+    tau: float
+    tau_ci95: Interval | None
+    tau_by_seed: list[float]
+    acceptance_by_position: list[float | None]
+    mismatches: int
+    near_ties: int
+    tokens_checked: int
+
+
+class Code(BaseModel, frozen=True):
+    """What a code of hidden states costs in tau."""
+
+    arm: str
+    code: str
+    temperature: float
+    feature_bytes_per_token: float
+    tau_ratio: float
+    tau_ratio_ci95: Interval | None
+
+
+class Advice(BaseModel, frozen=True):
+    """What figures advise under a condition."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    condition: str = Field(alias="if")
+    use: str
+    because: str
+    also: list[str]
+    """Arms that the intervals cannot tell from the one named."""
+    arm: str | None = None
+    """None where no draft is advised."""
+
+
+class Families(Heading, frozen=True):
+    """The file of a comparison of families: built and written by its mode, read back by its page."""
+
+    arms: dict[str, TrainedArm]
+    engine: str | None = None
+    budgets: Budgets
+    records: dict[str, str]
+    """Code of features -> folder of records; the first one's are those of all arms."""
+    shapes: dict[str, dict[str, Any]]
+    prompts: dict[str, Any]
+    definitions: dict[str, str]
+    trainings: list[TrainingRow]
+    quality: list[Quality]
+    codes: list[Code]
+    rows: list[Row]
+    energy: list[dict[str, Any]] | None = None
+    choices: list[dict[str, Any]]
+    cells: list[dict[str, Any]]
+    recommendation: list[Advice] = Field(default_factory=list)
+
+    @property
+    def timed(self) -> list[TimedCell]:
+        """`cells`, as far as pages show them."""
+        return [TimedCell.model_validate(one) for one in self.cells]
+
+    @property
+    def code(self) -> str:
+        """That all arms were trained from."""
+        return next(iter(self.records))

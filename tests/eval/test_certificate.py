@@ -175,18 +175,20 @@ def test_a_fault_that_both_loops_share_fails_too(models, tmp_path, monkeypatch):
     assert "NOT lossless" in (tmp_path / "c" / "certificate.md").read_text()
 
 
+def failures(*rows: dict, strict: bool = False) -> list[str]:
+    return certificate.failures([certificate.CertifiedPart.model_construct(**row) for row in rows], strict)
+
+
 def test_divergences_in_the_targets_own_precision_are_listed_and_no_failure_unless_strict():
     judged = {"tokens": 10, "dtype": "float32", "temperature": 0.0, "mismatches": 0, "divergences": []}
     judged |= {"uncached_mismatches": 0, "uncached_tokens_checked": 10}
     listed = {**judged, "dtype": "bfloat16", "divergences": [{}]}
-    assert certificate.failures([judged, listed], strict=False) == []
-    assert certificate.failures([judged, listed], strict=True) == [
+    assert failures(judged, listed) == []
+    assert failures(judged, listed, strict=True) == [
         "1 divergence in 10 tokens (bfloat16, T=0), although decode.strict=true"
     ]
-    assert certificate.failures([{**judged, "mismatches": 2}], strict=False) == [
-        "2 mismatches in 10 tokens (float32, T=0)"
-    ]
-    assert certificate.failures([{**judged, "uncached_mismatches": 1}], strict=False) == [
+    assert failures({**judged, "mismatches": 2}) == ["2 mismatches in 10 tokens (float32, T=0)"]
+    assert failures({**judged, "uncached_mismatches": 1}) == [
         "1 mismatch of the autoregressive text with an uncached forward in 10 tokens (float32, T=0)"
     ]
 

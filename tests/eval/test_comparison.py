@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from eval.measure import certificate_parts as comparison
-from eval.measure.certificate_parts import Counts, Part, State, compare, is_done
+from eval.measure.certificate_parts import Counts, Departure, Part, State, compare, is_done
 from eval.measure.continuations import Job, Text
 from eval.measure.losslessness import MARGIN
-from eval.modes.certificate import _row, failures, parts_of
+from eval.modes.certificate import CertifiedPart, _row, failures, parts_of
 from tests.eval.samples import config, prompts
 
+DEPARTURE = Departure(prompt="p", row=0, position=1, target_token=1, speculative_token=2, top2_margin=0.1, gap=None)
 JUDGED = Part("float32", 0.0, tokens=10, is_judged=True)
 LISTED = Part("bfloat16", 0.0, tokens=10, is_judged=False)
 SCORES = {1: [0.0, -MARGIN / 2, -9.0], 2: [0.0, -0.25, -2.0], 4: [0.0, -9.0, -9.0]}
@@ -55,11 +56,11 @@ def test_every_divergence_is_a_near_tie_or_a_mismatch(monkeypatch: pytest.Monkey
     found = compared(monkeypatch, tmp_path, JUDGED)
     assert (found.near_ties, found.mismatches) == (1, 2)  # a text that is over too early is no matter of margins
     assert (found.chunks, found.sequences, found.tokens) == (1, 2, 10)
-    assert [one["gap"] for one in found.divergences] == [pytest.approx(MARGIN / 2), 2.0, None]
-    assert [one["top2_margin"] for one in found.divergences] == pytest.approx([MARGIN / 2, 0.25, 9.0])
-    assert [one["position"] for one in found.divergences] == [4 + 1, 4 + 2, 4 + 4]
-    assert [one["speculative_token"] for one in found.divergences] == [1, 2, None]
-    assert {(one["prompt"], one["row"], one["target_token"]) for one in found.divergences} == {("p1", 1, 0)}
+    assert [one.gap for one in found.divergences] == [pytest.approx(MARGIN / 2), 2.0, None]
+    assert [one.top2_margin for one in found.divergences] == pytest.approx([MARGIN / 2, 0.25, 9.0])
+    assert [one.position for one in found.divergences] == [4 + 1, 4 + 2, 4 + 4]
+    assert [one.speculative_token for one in found.divergences] == [1, 2, None]
+    assert {(one.prompt, one.row, one.target_token) for one in found.divergences} == {("p1", 1, 0)}
 
 
 def test_divergences_in_the_targets_own_precision_are_listed_and_not_judged(
@@ -87,9 +88,9 @@ def test_what_a_part_leaves_of_its_time_goes_to_those_after_it(tmp_path: Path) -
 
 def test_the_rate_is_divergences_per_token_compared(tmp_path: Path) -> None:
     state = State.open(tmp_path / "progress.json", [JUDGED])
-    assert _row(JUDGED, state)["divergences_per_token"] is None
-    state.parts[JUDGED.name] = Counts(3, sequences=4, tokens=40, divergences=[{}, {}])
-    assert _row(JUDGED, state)["divergences_per_token"] == 2 / 40
+    assert _row(JUDGED, state).divergences_per_token is None
+    state.parts[JUDGED.name] = Counts(chunks=3, sequences=4, tokens=40, divergences=[DEPARTURE, DEPARTURE])
+    assert _row(JUDGED, state).divergences_per_token == 2 / 40
 
 
 def test_most_tokens_are_greedy_ones_in_the_wide_precision_which_alone_is_judged() -> None:
@@ -103,8 +104,8 @@ def test_most_tokens_are_greedy_ones_in_the_wide_precision_which_alone_is_judged
 
 
 def test_a_mismatch_fails_and_a_listed_divergence_does_only_with_strict() -> None:
-    row: dict[str, Any] = {"tokens": 1000, "dtype": "float32", "temperature": 1.0, "mismatches": 2}
-    row |= {"divergences": [{}, {}, {}], "uncached_mismatches": 0}
-    assert failures([row], strict=False) == ["2 mismatches in 1,000 tokens (float32, T=1)"]
-    assert failures([{**row, "mismatches": 0}], strict=False) == []
-    assert len(failures([{**row, "mismatches": 0}], strict=True)) == 1
+    row: dict[str, Any] = {"tokens": 1000, "dtype": "float32", "temperature": 1.0, "divergences": [DEPARTURE] * 3}
+    wrong, listed = (CertifiedPart.model_construct(**row, mismatches=n, uncached_mismatches=0) for n in (2, 0))
+    assert failures([wrong], strict=False) == ["2 mismatches in 1,000 tokens (float32, T=1)"]
+    assert failures([listed], strict=False) == []
+    assert len(failures([listed], strict=True)) == 1

@@ -85,15 +85,15 @@ def test_the_best_length_is_that_of_most_predicted_speedup() -> None:
     alphas = {"layer 1": Alphas({0: np.ones(9)}), "layer 2": Alphas({0: np.zeros(9)})}
     times = ExitTimes(1.0, (0.25, 0.5), ({1: 0.8, 4: 1.0}, {1: 0.6, 4: 0.7}))
     first, second = entries([Exit("layer 1", 1), Exit("layer 2", 2)], alphas, times, 0.0, [0], 0)
-    assert (first["num_draft_tokens"], first["predicted_speedup"]) == (4, pytest.approx(5 / (4 * 0.25 + 1)))
-    assert first["alpha"] == 1
-    assert (second["num_draft_tokens"], second["predicted_speedup"]) == (1, pytest.approx(1 / (0.5 + 0.6)))
+    assert (first.num_draft_tokens, first.predicted_speedup) == (4, pytest.approx(5 / (4 * 0.25 + 1)))
+    assert first.alpha == 1
+    assert (second.num_draft_tokens, second.predicted_speedup) == (1, pytest.approx(1 / (0.5 + 0.6)))
 
 
 def test_lengths_that_no_text_has_are_left_out() -> None:
     times = ExitTimes(1.0, (0.25,), ({2: 0.8, 4: 1.0},))
     (entry,) = entries([Exit("layer 1", 1)], {"layer 1": Alphas({0: np.ones(3)})}, times, 0.0, [0], 0)
-    assert [one["num_draft_tokens"] for one in entry["lengths"]] == [2]
+    assert [one.num_draft_tokens for one in entry.lengths] == [2]
     for texts in ({0: np.ones(1)}, {}):
         with pytest.raises(RunError, match="ended every text before 2 tokens"):
             entries([Exit("layer 1", 1)], {"layer 1": Alphas(texts)}, times, 0.0, [0], 0)

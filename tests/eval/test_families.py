@@ -19,11 +19,14 @@ from eval import stage
 from eval.config import EvalConfig
 from eval.modes.families import mode, trainings
 from eval.modes.families.arms import describe_arms, record_folders, rescoring, train_config
+from eval.modes.families.measuring import Measurement
 from eval.modes.families.page import losslessness_of_all, render_summary
 from eval.modes.families.recommend import PLAIN, recommend, sentence
 from eval.modes.families.results import Group, quality_row
 from eval.modes.families.trainings import Training, in_child, pace_of, steps_for_tokens
 from eval.publish import publish
+from eval.results.compared import Budgets, Code, Families, Quality, TrainedArm
+from eval.results.schema import Row
 from eval.results.statistics import bootstrap_crossed, ratio_of_ratios, ratio_of_sums
 from tests.commands import built
 from tests.eval.golden import check_keys
@@ -299,27 +302,20 @@ def test_the_page_says_it_plainly_and_is_published(results, measured, tmp_path):
     assert readme.read_text() == "no marks in here"
 
 
-def entry(counts: list[list[int]], outcomes: list[list[int]], mismatches: int = 0) -> dict:
-    return {
-        "shape": "chain",
-        "temperature": 1.0,
-        "num_draft_tokens": 2,
-        "counts": counts,
-        "outcomes": outcomes,
-        "mismatches": mismatches,
-        "near_ties": 0,
-        "tokens_checked": 10,
-    }
+def entry(counts: list[list[int]], outcomes: list[list[int]], mismatches: int = 0) -> Measurement:
+    about: dict = {"shape": "chain", "temperature": 1.0, "num_draft_tokens": 2, "near_ties": 0, "tokens_checked": 10}
+    return Measurement(**about, counts=counts, outcomes=outcomes, mismatches=mismatches)
 
 
 def test_seeds_are_pooled_over_rounds():
     found = [entry([[3, 1], [3, 3]], [[2, 2, 1], [2, 0, 3]]), entry([[6, 2], [4, 2]], [[2, 1, 4]], 1)]
     row = quality_row(Group("lm", "tokens", "bf16"), found, seed=0)
-    assert row["tau"] == 16 / 8
-    assert row["tau_by_seed"] == [6 / 4, 10 / 4]
-    assert row["acceptance_by_position"] == [5 / 8, 1 / 5]
-    assert row["mismatches"] == 1
-    assert row["tau_ci95"][0] <= row["tau"] <= row["tau_ci95"][1]
+    assert row.tau == 16 / 8
+    assert row.tau_by_seed == [6 / 4, 10 / 4]
+    assert row.acceptance_by_position == [5 / 8, 1 / 5]
+    assert row.mismatches == 1
+    assert row.tau_ci95 is not None
+    assert row.tau_ci95[0] <= row.tau <= row.tau_ci95[1]
 
 
 def test_the_interval_sees_what_seeds_and_prompts_add():
@@ -341,24 +337,33 @@ def figure(name: str, value: float, width: float = 0.1, **fields) -> dict:
     return {name: value, f"{name}_ci95": [value - width, value + width], **fields}
 
 
-def tau_of(arm: str, tau: float, budget: str = "tokens", shape: str = "chain") -> dict:
-    return figure("tau", tau, arm=arm, budget=budget, code="bf16", shape=shape, temperature=1.0)
+def tau_of(arm: str, tau: float, budget: str = "tokens", shape: str = "chain") -> Quality:
+    about = {"arm": arm, "budget": budget, "code": "bf16", "shape": shape, "temperature": 1.0}
+    return Quality.model_construct(**figure("tau", tau, **about))
 
 
-def speed_of(draft: str, speedup: float, batch: int = 1) -> dict:
-    fields = {"draft": draft, "setting": "k=3", "batch_size": batch, "temperature": 1.0}
-    return figure("speedup", speedup, **fields)
+def speed_of(draft: str, speedup: float, batch: int = 1) -> Row:
+    about = {"draft": draft, "setting": "k=3", "batch_size": batch, "temperature": 1.0}
+    return Row.model_construct(**figure("speedup", speedup, **about))
 
 
-def synthetic() -> dict:
-    return {
-        "arms": {"lm": {"taps": []}, "eagle3": {"taps": [2, 4]}, "mtp": {"taps": [-1]}},
-        "budgets": {"tokens": 1000, "seconds": 20.0, "seeds": [0]},
-        "records": {"bf16": "a", "int8": "b", "pca": "c"},
-        "shapes": {"chain": {}, "tree": {"tree": "2x1"}},
-        "cells": [{"batch_size": 1, "temperature": 1.0}, {"batch_size": 8, "temperature": 1.0}],
-        "rows": [speed_of("lm", 1.5), speed_of("eagle3", 2.0), speed_of("mtp", 1.85), speed_of("lm", 1.05, 8)],
-        "quality": [
+def code_of(code: str, kept: float, width: float, size: float) -> Code:
+    about = {"arm": "eagle3", "code": code, "temperature": 1.0, "feature_bytes_per_token": size}
+    return Code(**figure("tau_ratio", kept, width, **about))
+
+
+def synthetic() -> Families:
+    """What advice follows from."""
+    return Families.model_construct(
+        arms={
+            arm: TrainedArm.model_construct(taps=taps) for arm, taps in (("lm", []), ("eagle3", [2, 4]), ("mtp", [-1]))
+        },
+        budgets=Budgets(tokens=1000, seconds=20.0, seeds=[0]),
+        records={"bf16": "a", "int8": "b", "pca": "c"},
+        shapes={"chain": {}, "tree": {"tree": "2x1"}},
+        cells=[{"batch_size": rows, "temperature": 1.0, "arms": []} for rows in (1, 8)],
+        rows=[speed_of("lm", 1.5), speed_of("eagle3", 2.0), speed_of("mtp", 1.85), speed_of("lm", 1.05, 8)],
+        quality=[
             tau_of("lm", 2.0),
             tau_of("eagle3", 2.6),
             tau_of("mtp", 2.2),
@@ -366,43 +371,35 @@ def synthetic() -> dict:
             tau_of("eagle3", 2.4, "time"),
             tau_of("mtp", 3.0, shape="tree"),
         ],
-        "codes": [
-            figure("tau_ratio", 1.0, 0.0, arm="eagle3", code="bf16", temperature=1.0, feature_bytes_per_token=24.0),
-            figure("tau_ratio", 0.99, 0.02, arm="eagle3", code="int8", temperature=1.0, feature_bytes_per_token=12.0),
-            figure("tau_ratio", 0.9, 0.02, arm="eagle3", code="pca", temperature=1.0, feature_bytes_per_token=2.0),
-        ],
-    }
+        codes=[code_of("bf16", 1.0, 0.0, 24.0), code_of("int8", 0.99, 0.02, 12.0), code_of("pca", 0.9, 0.02, 2.0)],
+    )
 
 
 def test_advice_follows_from_the_figures():
-    advice = recommend(synthetic())
-    by_condition = {one["if"]: one for one in advice}
+    by_condition = {one.condition: one for one in recommend(synthetic())}
     one = by_condition["you decode 1 prompt at once, T=1"]
-    assert (one["use"], one["also"]) == ("eagle3 with k=3", ["mtp"])  # lm's interval ends below eagle3's
+    assert (one.use, one.also) == ("eagle3 with k=3", ["mtp"])  # lm's interval ends below eagle3's
     eight = by_condition["you decode 8 prompts at once, T=1"]
-    assert eight["use"] == PLAIN  # 1.05 [0.95, 1.15] does not clear 1
-    assert by_condition["text to train on is what you are short of (1,000 tokens)"]["use"] == "eagle3"
-    assert by_condition["training time is (20 s)"]["use"] == "lm"
-    assert by_condition["training time is (20 s)"]["also"] == ["eagle3"]
-    assert by_condition["a wider target pass costs you nothing"]["use"] == "mtp"
-    assert by_condition["the target's hidden states are out of reach"]["use"] == "lm"
+    assert eight.use == PLAIN  # 1.05 [0.95, 1.15] does not clear 1
+    assert by_condition["text to train on is what you are short of (1,000 tokens)"].use == "eagle3"
+    assert by_condition["training time is (20 s)"].use == "lm"
+    assert by_condition["training time is (20 s)"].also == ["eagle3"]
+    assert by_condition["a wider target pass costs you nothing"].use == "mtp"
+    assert by_condition["the target's hidden states are out of reach"].use == "lm"
     codes = by_condition["you record hidden states (eagle3)"]
-    assert codes["use"] == "code int8"  # pca's interval ends below 1
-    assert "pca keeps 0.900 [0.880, 0.920] of tau at 0.08 of the bytes" in codes["because"]
+    assert codes.use == "code int8"  # pca's interval ends below 1
+    assert "pca keeps 0.900 [0.880, 0.920] of tau at 0.08 of the bytes" in codes.because
     assert sentence(one).endswith("times the speed without a draft. Within its interval: mtp.")
 
 
 def test_no_advice_without_figures():
-    empty = {**synthetic(), "arms": {"lm": {"taps": []}}, "rows": [], "quality": [], "codes": [], "records": {"x": "r"}}
-    assert recommend(empty) == []
+    assert recommend(synthetic().model_copy(update={"rows": [], "quality": [], "codes": []})) == []
 
 
 def test_mismatches_are_named_by_arm():
-    row = {"mismatches": 2, "near_ties": 1, "tokens_checked": 1000, "arm": "hydra"}
-    fine = {**row, "arm": "lm", "mismatches": 0}
-    assert losslessness_of_all({"quality": [row, fine]}).endswith(
-        "2 mismatches (hydra) and 2 near-ties in 2,000 tokens."
-    )
+    row = {"near_ties": 1, "tokens_checked": 1000}
+    rows = [Quality.model_construct(**row, arm=arm, mismatches=wrong) for arm, wrong in (("hydra", 2), ("lm", 0))]
+    assert losslessness_of_all(rows).endswith("2 mismatches (hydra) and 2 near-ties in 2,000 tokens.")
 
 
 def test_the_texts_are_scored_again_with_the_stores_that_they_had(folder, tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from eval.modes.families.arms import ArmFacts
 from eval.modes.families.engines import refusals, refused_forms, title
 from eval.modes.families.page import render_summary
 from eval.modes.families.recommend import PLAIN, recommend, serving
+from eval.results.compared import Families
 from eval.results.schema import read_results
 from tests.eval.test_families import LM, config, synthetic
 from tests.eval.test_families import folder as folder  # a fixture
@@ -78,37 +78,37 @@ def test_families_that_an_engine_does_not_know_are_named_before_training() -> No
     assert set(refused_forms(facts, "tgi")) == {"lm", "eagle3", "hydra"}
 
 
-def asked(engine: str | None, **refused: dict[str, str]) -> dict[str, Any]:
-    """The synthetic results, in which all engines load every arm except for the reasons given."""
-    results = {**synthetic(), "engine": engine}
-    for arm, one in results["arms"].items():
-        one["refusals"] = {**dict.fromkeys(ENGINES), **refused.get(arm, {})}
-    return results
+def asked(engine: str | None, **refused: dict[str, str]) -> Families:
+    """The synthetic results, in which all engines load every arm except for the reasons given, and what they advise."""
+    arms = {
+        arm: one.model_copy(update={"refusals": {**dict.fromkeys(ENGINES), **refused.get(arm, {})}})
+        for arm, one in synthetic().arms.items()
+    }
+    found = synthetic().model_copy(update={"engine": engine, "arms": arms})
+    return found.model_copy(update={"recommendation": recommend(found)})
 
 
 def test_advice_for_an_engine_is_of_what_it_serves() -> None:
     nowhere = dict.fromkeys(ENGINES, "no engine loads it")
-    free = {one["if"]: one for one in recommend(asked(None, eagle3=nowhere))}
-    assert free["you decode 1 prompt at once, T=1"]["use"] == "eagle3 with k=3"
-    bound = {one["if"]: one for one in recommend(asked("vllm", eagle3=nowhere))}
+    free = {one.condition: one for one in recommend(asked(None, eagle3=nowhere))}
+    assert free["you decode 1 prompt at once, T=1"].use == "eagle3 with k=3"
+    bound = {one.condition: one for one in recommend(asked("vllm", eagle3=nowhere))}
     one = bound["you decode 1 prompt at once, T=1"]
-    assert (one["use"], one["also"], one["arm"]) == ("mtp with k=3", [], "mtp")
-    assert not any("eagle3" in f"{one['use']}{one['also']}" for one in bound.values())
+    assert (one.use, one.also, one.arm) == ("mtp with k=3", [], "mtp")
+    assert not any("eagle3" in f"{one.use}{one.also}" for one in bound.values())
     assert "a wider target pass costs you nothing" not in bound  # engines are told to draft chains
     other = recommend(asked("vllm", eagle3={"sglang": "SGLang does not load it"}))
-    assert "eagle3 with k=3" in [one["use"] for one in other]
+    assert "eagle3 with k=3" in [one.use for one in other]
 
 
 def test_an_engine_that_serves_no_arm_gets_no_draft() -> None:
     refused = dict.fromkeys(("lm", "eagle3", "mtp"), {"tgi": "TGI drafts with Medusa heads alone"})
     (advice,) = recommend(asked("tgi", **refused))
-    assert (advice["if"], advice["use"]) == (f"you serve with {title('tgi')}", PLAIN)
+    assert (advice.condition, advice.use) == (f"you serve with {title('tgi')}", PLAIN)
 
 
 def test_without_an_engine_it_is_said_which_load_each_recommended_draft() -> None:
-    results = asked(None, eagle3=dict.fromkeys(ENGINES, "no engine loads it"), lm={"tgi": "no"})
-    results["recommendation"] = recommend(results)
-    said = serving(results)
+    said = serving(asked(None, eagle3=dict.fromkeys(ENGINES, "no engine loads it"), lm={"tgi": "no"}))
     assert len(said) == len({"eagle3", "lm", "mtp"})
     (lm,) = [one for one in said if one.startswith("lm ")]
     assert title("vllm") in lm
@@ -119,9 +119,7 @@ def test_without_an_engine_it_is_said_which_load_each_recommended_draft() -> Non
 
 
 def test_with_an_engine_it_is_said_what_is_left_out_and_why() -> None:
-    results = asked("vllm", mtp={"vllm": "its layer is another target's"})
-    results["recommendation"] = recommend(results)
-    (said,) = serving(results)
+    (said,) = serving(asked("vllm", mtp={"vllm": "its layer is another target's"}))
     assert said.startswith(f"mtp is left out, since {title('vllm')} does not load it: its layer is another target's")
 
 

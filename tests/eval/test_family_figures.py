@@ -14,11 +14,14 @@ from eval.arms.base import Sample
 from eval.measure.continuations import Job, Text
 from eval.modes.families import measuring as families_quality
 from eval.modes.families import trainings as budgets
-from eval.modes.families.measuring import Judge, Speculator
+from eval.modes.families.arms import ArmFacts
+from eval.modes.families.measuring import Judge, KeptDraft, Measurement, Speculator
 from eval.modes.families.recommend import recommend, rivals
 from eval.modes.families.results import Group, Measured, _codes, grouped, quality_row, tau_ratio, training_row
 from eval.modes.families.trainings import Pace, Training, tokens_per_step
+from eval.results.compared import Ratio
 from tests.eval.samples import config
+from tests.eval.test_families import speed_of, synthetic
 
 REFERENCE = [Text(4, (1, 2), (5, 6, 7)), Text(9, (3,), (8, 9)), Text(11, (4,), (6, 7, 8))]
 ROUNDS = {
@@ -69,7 +72,7 @@ def test_a_divergence_is_judged_and_its_resumed_text_counts_no_rounds_twice(monk
     cfg = config(temperatures=[1.0], lossless=sizes, timing={"prompts": 1}, families={"shapes": {"chain": {}, "x": {}}})
     model: Any = object()
     (found,) = Judge(cfg, model, {1.0: REFERENCE}).measure(model, ["chain"])
-    assert found == {
+    assert found.model_dump() == {
         "temperature": 1.0,
         "shape": "chain",
         "num_draft_tokens": 2,
@@ -94,38 +97,40 @@ def test_a_pace_is_tokens_over_seconds_and_steps_over_seconds() -> None:
     assert (pace.tokens_per_s, pace.steps_for_seconds(1.5)) == (200.0, 8)
 
 
-def entry(seed: int, counts: list[list[int]], **pace: float) -> dict[str, Any]:
-    measured = {"temperature": 1.0, "shape": "chain", "num_draft_tokens": 2, "counts": counts, "outcomes": [[2, 1, 4]]}
+def entry(seed: int, counts: list[list[int]], pace: Pace | None = None) -> KeptDraft:
+    measured: dict[str, Any] = {"temperature": 1.0, "num_draft_tokens": 2, "counts": counts, "outcomes": [[2, 1, 4]]}
     measured |= {"mismatches": 1, "near_ties": 2, "tokens_checked": 10}
-    return {"seed": seed, "pace": pace, "measured": [measured, {**measured, "shape": "tree"}]}
+    shapes = [Measurement(shape=shape, **measured) for shape in ("chain", "tree")]
+    return KeptDraft(seed=seed, pace=pace, measured=shapes, seconds=1.0)
 
 
 def test_what_training_took_is_a_mean_over_seeds() -> None:
-    slow, fast = {"steps": 10, "tokens": 300, "seconds": 3.0}, {"steps": 20, "tokens": 500, "seconds": 1.0}
-    row = training_row(Group("a", "time", "bf16"), [entry(0, [], **slow), entry(1, [], **fast)], {"family": "lm"})
-    assert (row["steps"], row["tokens"], row["seconds"], row["tokens_per_s"]) == (15.0, 400.0, 2.0, 200.0)
-    assert (row["seconds_by_seed"], row["seeds"], row["family"]) == ([3.0, 1.0], 2, "lm")
+    entries = [entry(0, [], Pace(10, 300, 3.0)), entry(1, [], Pace(20, 500, 1.0))]
+    row = training_row(Group("a", "time", "bf16"), entries, ArmFacts("lm", 1, (), "adamw"), 0.0)
+    assert (row.steps, row.tokens, row.seconds, row.tokens_per_s) == (15.0, 400.0, 2.0, 200.0)
+    assert (row.seconds_by_seed, row.seeds, row.family) == ([3.0, 1.0], 2, "lm")
 
 
 def test_entries_are_grouped_by_what_was_trained_and_ordered_by_seed() -> None:
     kept = {Training("a", "tokens", "bf16", seed): entry(seed, [[1, 1]]) for seed in (2, 0, 1)}
     kept |= {Training("a", "time", "bf16", 0): entry(0, []), Training("a", "tokens", "int8", 0, True): entry(0, [])}
     found = grouped(kept)
-    assert [one["seed"] for one in found[Group("a", "tokens", "bf16")]] == [0, 1, 2]
+    assert [one.seed for one in found[Group("a", "tokens", "bf16")]] == [0, 1, 2]
     assert len(found) == 3
 
 
 def test_tau_of_a_group_is_pooled_and_its_outcomes_are_counted_as_often_as_they_came() -> None:
-    one, two = entry(0, [[6, 2], [1, 4]])["measured"][0], entry(1, [[3, 3], [2, 1]])["measured"][0]
-    row = quality_row(Group("a", "tokens", "bf16"), [{**one, "outcomes": [[2, 2, 1], [2, 0, 3]]}, two], 0)
-    assert row["tau"] == 12 / 10
-    assert row["tau_by_seed"] == [7 / 6, 5 / 4]
-    assert row["acceptance_by_position"] == [5 / 8, 1 / 5]
-    assert (row["mismatches"], row["near_ties"], row["tokens_checked"]) == (2, 4, 20)
+    one, two = entry(0, [[6, 2], [1, 4]]).measured[0], entry(1, [[3, 3], [2, 1]]).measured[0]
+    one = one.model_copy(update={"outcomes": [[2, 2, 1], [2, 0, 3]]})
+    row = quality_row(Group("a", "tokens", "bf16"), [one, two], 0)
+    assert row.tau == 12 / 10
+    assert row.tau_by_seed == [7 / 6, 5 / 4]
+    assert row.acceptance_by_position == [5 / 8, 1 / 5]
+    assert (row.mismatches, row.near_ties, row.tokens_checked) == (2, 4, 20)
 
 
 def test_a_code_is_held_against_the_first_one_seed_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eval.modes.families.results._facts", lambda *_: {"feature_bytes_per_token": 8.0})
+    monkeypatch.setattr("eval.modes.families.results._bytes", lambda *_: 8.0)
     codes = {"arms": {"a": ["draft=eagle3"]}, "feature_arm": "a", "feature_codes": ["bf16", "int8"]}
     cfg = config(temperatures=[1.0], families={**codes, "seeds": [0, 1], "feature_seeds": [1], "shapes": {"chain": {}}})
     kept = {
@@ -135,29 +140,23 @@ def test_a_code_is_held_against_the_first_one_seed_by_seed(monkeypatch: pytest.M
     }
     run: Any = Measured(None, {}, {}, kept, [], [], 0.0, {})  # type: ignore[arg-type]
     first, coarse = _codes(cfg, grouped(kept), run)
-    assert (first["code"], first["tau_ratio"], first["tau_ratio_ci95"]) == ("bf16", 1.0, [1.0, 1.0])
-    assert (coarse["code"], coarse["tau_ratio"]) == ("int8", (6 / 6) / (6 / 4))
-    assert coarse["tau_ratio_ci95"] == pytest.approx([2 / 3, 0.75])  # either prompt alone gives 3/4
+    assert (first.code, first.tau_ratio, first.tau_ratio_ci95) == ("bf16", 1.0, [1.0, 1.0])
+    assert (coarse.code, coarse.tau_ratio) == ("int8", (6 / 6) / (6 / 4))
+    assert coarse.tau_ratio_ci95 == pytest.approx([2 / 3, 0.75])  # either prompt alone gives 3/4
 
 
 def test_a_ratio_of_taus_is_ours_over_the_others() -> None:
-    ours, other = entry(0, [[6, 2], [6, 2]])["measured"][:1], entry(0, [[4, 2], [4, 2]])["measured"][:1]
+    ours, other = entry(0, [[6, 2], [6, 2]]).measured[:1], entry(0, [[4, 2], [4, 2]]).measured[:1]
     assert tau_ratio(ours, other, 0).value == 1.5
 
 
-def row(name: str, value: float, low: float, high: float) -> dict[str, Any]:
-    return {"arm": name, "tau": value, "tau_ci95": [low, high]}
-
-
 def test_a_rival_is_who_reaches_into_the_best_ones_interval() -> None:
-    best, near, far = row("best", 2.0, 1.8, 2.2), row("near", 1.7, 1.6, 1.8), row("far", 1.7, 1.6, 1.79)
-    assert rivals(best, [best, near, far], "tau", "arm") == ["near"]
+    ends = {"best": [1.8, 2.2], "near": [1.6, 1.8], "far": [1.6, 1.79]}
+    assert rivals("best", {name: Ratio(value=1.7, ci95=ci95) for name, ci95 in ends.items()}) == ["near"]
 
 
 def test_a_draft_is_advised_only_where_its_whole_interval_is_above_one() -> None:
-    for low, use in ((1.01, "a with k=2"), (0.99, "plain decoding, no draft")):
-        timed = {"batch_size": 1, "temperature": 1.0, "draft": "a", "setting": "k=2"}
-        rows = [{**timed, "speedup": 1.5, "speedup_ci95": [low, 2.0]}]
-        results = {"cells": [timed], "rows": rows, "quality": [], "codes": [], "shapes": {}, "records": {"bf16": "r"}}
-        results |= {"budgets": {"tokens": 1, "seconds": 1.0}, "arms": {"a": {"taps": []}}}
-        assert [one["use"] for one in recommend(results)] == [use]
+    for low, use in ((1.01, "a with k=3"), (0.99, "plain decoding, no draft")):
+        rows = [speed_of("a", 1.5).model_copy(update={"speedup_ci95": [low, 2.0]})]
+        found = synthetic().model_copy(update={"rows": rows, "quality": [], "codes": []})
+        assert [one.use for one in recommend(found)] == [use]

@@ -11,6 +11,7 @@ import yaml
 from decode.common.compose import CONF
 from decode.common.typed_config import build
 from eval.modes import certificate as certificate_page
+from eval.modes.certificate import Certificate
 from eval.modes.compare import page as compare
 from eval.modes.families import page as families
 from eval.modes.profile import page as profile_page
@@ -58,24 +59,26 @@ ENVIRONMENT |= {"git": {"revision": "r"}, "cuda_device": None}
 MODEL = {"path": HOSTILE, "num_parameters": 10, "fingerprint": "f", "dtype": "float32"}
 
 
-def certificate() -> dict:
-    divergence = {"prompt": HOSTILE, "position": 3, "target_token": 1, "speculative_token": 2, "top2_margin": 0.5}
+def certificate() -> Certificate:
+    divergence = {"prompt": HOSTILE, "row": 0, "position": 3, "target_token": 1, "speculative_token": 2}
+    divergence |= {"top2_margin": 0.5, "gap": None}
     part = {"dtype": "float32", "temperature": 0.0, "is_judged": True, "tokens": 9, "wanted_tokens": 9, "sequences": 1}
     part |= {"mismatches": 0, "near_ties": 0, "divergences": [divergence], "divergences_per_token": 0.1}
     part |= {"uncached_mismatches": 0, "uncached_near_ties": 0, "uncached_flips": 0, "uncached_tokens_checked": 9}
-    part |= {"uncached_flips_per_token": 0.0}
+    part |= {"uncached_flips_per_token": 0.0, "seconds": 1.0}
     prompts = {"prompts": 1, "source": HOSTILE, "new_tokens": 9, "batch_size": 1}
     found = {"failures": [], "parts": [part], "prompts": prompts, "padding": None, "environment": ENVIRONMENT}
-    return found | {"target": MODEL, "draft": MODEL | {"name": HOSTILE}, "decode": {"strict": False, "banned": HOSTILE}}
+    found |= {"target": MODEL, "draft": MODEL | {"name": HOSTILE}, "decode": {"strict": False, "banned": HOSTILE}}
+    return Certificate.model_validate({"schema": 1, **found})
 
 
 def profile() -> dict:
     level = dict.fromkeys(profile_page.LEVELS, 1.0)
     arm = {"name": HOSTILE, "ms_per_round": level, "floor_ms_per_round": level, "operators_ms_per_round": {}}
-    arm |= {"tokens_per_round": 1.0, "tokens_per_s": 1.0, "prefill_ms_per_call": 1.0}
+    arm |= {"calls": 1, "tokens_per_round": 1.0, "tokens_per_s": 1.0, "prefill_ms_per_call": 1.0}
     arm |= {"outside_passes_ms": 1.0, "outside_passes_ms_ci95": [0.5, 1.5]}
     found = {"arms": [arm], "environment": ENVIRONMENT, "target": MODEL, "drafts": {HOSTILE: HOSTILE}, "prompts": 1}
-    return found | {"new_tokens": 1, "batch_size": 1, "temperature": 1.0}
+    return found | {"schema": 2, "decode": {}, "new_tokens": 1, "batch_size": 1, "temperature": 1.0}
 
 
 def card() -> str:
@@ -89,7 +92,7 @@ MARKDOWN = {
     "readme": lambda: render_block(report()),
     "decoders": lambda: compare.render_summary(of_suite("decoders", *DECODERS_NAMES)),
     "drafters": lambda: compare.render_summary(drafters_found()),
-    "families": lambda: families.render_summary(of_suite("families", "lm", "bf16", "chain", "tree")),
+    "families": lambda: families.render_summary(of_suite("families", "lm", "bf16", "chain", "deep")),
     "certificate": lambda: certificate_page.render_certificate(certificate()),
     "profile": lambda: profile_page.render_markdown(profile()),
     "card": card,
@@ -138,7 +141,7 @@ def test_a_card_stays_yaml_and_code():
             lambda: of_suite("decoders", *DECODERS_NAMES),
         ),
         (compare.render_page, drafters_found),
-        (families.render_page, lambda: of_suite("families", "lm", "bf16", "chain", "tree")),
+        (families.render_page, lambda: of_suite("families", "lm", "bf16", "chain", "deep")),
         (profile_page.render_page, profile),
     ],
 )

@@ -16,6 +16,7 @@ from eval.measure.cells import arm_times
 from eval.modes.compare.peers import over_others, peers
 from eval.modes.families.results import _cell as cell_of_families
 from eval.render.plots import series, training_curves
+from eval.results.compared import Choice, Comparison, TimedCell
 from eval.results.comparisons import cell_with_ratios
 from eval.results.statistics import arm_ratio, arm_seconds, arm_speed, fastest_arm
 from tests.eval.samples import at_paces, sample
@@ -87,11 +88,14 @@ def test_arms_are_held_against_the_faster_of_vllms_where_it_ran() -> None:
 
 
 def test_peers_are_held_against_our_best_setting() -> None:
-    choices = [
-        {"batch_size": 8, "temperature": 1.0, "best": {"ours": "b"}},
-        {"batch_size": 1, "temperature": 1.0, "best": {"ours": "a", "transformers assisted": "k=3"}},
-    ]
-    results = {"choices": choices, "environment": {"seed": 0, "packages": {"transformers": "5"}}}
+    results = Comparison.model_construct(
+        environment={"seed": 0, "packages": {"transformers": "5"}},
+        choices=[
+            Choice(batch_size=8, temperature=1.0, best={"ours": "b"}, tokens_per_s={}),
+            Choice(batch_size=1, temperature=1.0, best={"ours": "a", "transformers assisted": "k=3"}, tokens_per_s={}),
+        ],
+        cells=[TimedCell.model_validate(cell_with_ratios(whole_cell(), over_others, 0))],
+    )
     found = {one["name"]: one for one in peers(results, [[whole_cell()]])}
     assert set(found) == {TRANSFORMERS, "transformers assisted"}
     assert found["transformers assisted"]["ratio_ours_over_peer"] == pytest.approx(2.5)

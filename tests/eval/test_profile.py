@@ -15,7 +15,7 @@ from eval.config import EvalConfig
 from eval.measure import operators
 from eval.modes.profile import calls, mode
 from eval.modes.profile.calls import Call
-from eval.modes.profile.figures import OUT_OF_ROUND, Turn, _classes, outside
+from eval.modes.profile.figures import OUT_OF_ROUND, Arm, Profile, Turn, _classes, outside
 from eval.modes.profile.page import parts
 from tests.eval.energy_checks import check_estimated
 from tests.eval.golden import check_keys
@@ -63,21 +63,21 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def arms(folder) -> dict[str, dict]:
-    found = json.loads((folder / "profile/profile.json").read_text())
-    check_keys(found, "profile")
-    return {arm["name"]: arm for arm in found["arms"]}
+def arms(folder) -> dict[str, Arm]:
+    text = (folder / "profile/profile.json").read_text()
+    check_keys(json.loads(text), "profile")
+    return {arm.name: arm for arm in Profile.model_validate_json(text).arms}
 
 
 def test_both_arms_spend_their_rounds_in_phases(arms):
     assert list(arms) == ["own autoregressive loop", "one k=3"]
     for arm in arms.values():
-        spent = arm["ms_per_round"]
+        spent = arm.ms_per_round
         assert list(spent) == [*(phase for phase in PHASES if phase != "prefill"), "other"]
         assert all(ms >= 0 for ms in spent.values())
     plain, drafted = arms.values()
-    assert (plain["tokens_per_round"], drafted["tokens_per_round"]) == (2.0, 8.0)  # two rows; the draft is the target
-    assert sum(drafted["ms_per_round"].values()) > 2 * sum(plain["ms_per_round"].values())  # a pass, and four
+    assert (plain.tokens_per_round, drafted.tokens_per_round) == (2.0, 8.0)  # two rows; the draft is the target
+    assert sum(drafted.ms_per_round.values()) > 2 * sum(plain.ms_per_round.values())  # a pass, and four
 
 
 def test_both_arms_have_an_energy_by_the_stated_watts(folder):
@@ -89,22 +89,22 @@ def test_both_arms_have_an_energy_by_the_stated_watts(folder):
 def test_a_round_is_its_bare_passes_and_what_is_outside_of_them(arms):
     for arm in arms.values():
         levels = parts(arm)
-        low, high = arm["outside_passes_ms_ci95"] or [levels["outside passes"]] * 2
+        low, high = arm.outside_passes_ms_ci95 or [levels["outside passes"]] * 2
         assert low <= levels["outside passes"] <= high
-        assert levels["bare target"] == arm["floor_ms_per_round"]["target"] > 0
-        assert levels["other"] == arm["ms_per_round"]["other"]
+        assert levels["bare target"] == arm.floor_ms_per_round["target"] > 0
+        assert levels["other"] == arm.ms_per_round["other"]
     assert parts(arms["one k=3"])["bare draft"] > 0 == parts(arms["own autoregressive loop"])["bare draft"]
 
 
 def test_the_floor_is_the_bare_passes_of_a_round(arms):
     plain, drafted = arms.values()
-    assert set(plain["floor_ms_per_round"]) == {"target"}
-    assert set(drafted["floor_ms_per_round"]) == {"draft", "target"}
-    assert all(ms > 0 for arm in arms.values() for ms in arm["floor_ms_per_round"].values())
+    assert set(plain.floor_ms_per_round) == {"target"}
+    assert set(drafted.floor_ms_per_round) == {"draft", "target"}
+    assert all(ms > 0 for arm in arms.values() for ms in arm.floor_ms_per_round.values())
 
 
 def test_operators_are_found_in_the_phase_that_called_them(arms):
-    drafted = arms["one k=3"]["operators_ms_per_round"]
+    drafted = arms["one k=3"].operators_ms_per_round
     assert set(drafted) == set(PHASES) - {"prefill"}
     in_round = [classes for phase, classes in drafted.items() if phase not in OUT_OF_ROUND]
     for kind in ("matmul", "attention", "elementwise", "cache writes"):

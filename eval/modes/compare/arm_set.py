@@ -20,6 +20,7 @@ from eval.measure.cells import Cell, Point
 from eval.modes.compare.way import length_name
 from eval.prompts.kinds import TextPrompts
 from eval.prompts.prompt import Prompt
+from eval.results.compared import Choice
 from eval.results.figures import Drafted
 
 Choices = Mapping[Point | Cell, Mapping[str, Any]]
@@ -147,7 +148,7 @@ class Loaded(ABC):
         """{"best": arm -> setting, "tokens_per_s": arm -> setting -> speed, ...}, on prompts that are not reported."""
 
     @abstractmethod
-    def warm_arms(self, cell: Cell, choice: Mapping[str, Any]) -> list[Arm]:
+    def warm_arms(self, cell: Cell, choice: Choice) -> list[Arm]:
         """All arms of a cell, each at its chosen setting and warm."""
 
     @abstractmethod
@@ -155,10 +156,10 @@ class Loaded(ABC):
         """Arm -> why it does not run in this cell."""
 
     @abstractmethod
-    def drafted(self, cell: Cell, choice: Mapping[str, Any]) -> Iterator[Drafted]:
+    def drafted(self, cell: Cell, choice: Choice) -> Iterator[Drafted]:
         """The arms that rows are about."""
 
-    def facts(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+    def facts(self, choice: Choice) -> dict[str, Any]:
         """What results.json says of a cell besides."""
         return {}
 

@@ -148,7 +148,7 @@ def _choice_table(found: Comparison) -> Table:
 
     sure = [held("share"), held("loss")] if any(one.held for one in found.choices) else []
     note = "Tokens per second on validation prompts of both texts; not comparable with the tables above."
-    return choice_table(found, found.choices, ["batch", "T", column("family", "arm"), "chosen", *sure, "tried"], note)
+    return choice_table(found.choices, ["batch", "T", column("family", "arm"), "chosen", *sure, "tried"], note)
 
 
 def plot(found: Comparison) -> Plot:

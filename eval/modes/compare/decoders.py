@@ -23,6 +23,7 @@ from eval.measure.held_choice import held_choice
 from eval.measure.timed_run import fastest, is_plain_chain, warm_up
 from eval.modes.compare.arm_set import ArmSet, Loaded, Target
 from eval.prompts.kinds import TextPrompts
+from eval.results.compared import Choice
 from eval.results.figures import Drafted
 
 _EXTRA_CALLS = 8
@@ -173,17 +174,17 @@ class LoadedDecoders(Loaded):
             "best_chain": fastest({name: speeds[name] for name in chains}) if chains else None,
         }
 
-    def timed_settings(self, cell: Cell, choice: Mapping[str, Any]) -> list[str]:
+    def timed_settings(self, cell: Cell, choice: Choice) -> list[str]:
         """Our settings timed in a cell: the best one, the best plain chain, and the fixed ones."""
-        chosen = [choice["best"][OURS], choice["best_chain"], *self.cfg.decoders.fixed]
+        chosen = [choice.best[OURS], choice.best_chain, *self.cfg.decoders.fixed]
         return list(dict.fromkeys(name for name in chosen if name in self._settings(cell.temperature)))
 
-    def drafted(self, cell: Cell, choice: Mapping[str, Any]) -> Iterator[Drafted]:
+    def drafted(self, cell: Cell, choice: Choice) -> Iterator[Drafted]:
         known, family = self._settings(cell.temperature), self.target.families[self.draft]
         for name in self.timed_settings(cell, choice):
             yield Drafted(our_name(name), family, self.draft, known[name], name)
 
-    def arms(self, cell: Cell, choice: Mapping[str, Any]) -> list[Arm]:
+    def arms(self, cell: Cell, choice: Choice) -> list[Arm]:
         """All that run."""
         temperature, without = cell.temperature, self.left_out(cell)
         ours = self._ours(temperature, self.timed_settings(cell, choice)).values()
@@ -191,12 +192,12 @@ class LoadedDecoders(Loaded):
         if cell.batch_size in self.cfg.decoders.static_batches:
             arms.append(self._static(temperature))
         for peer, settings in self._drafting_peers(temperature).items():
-            if peer in choice["best"]:
-                arms.append(renamed(settings[choice["best"][peer]], peer))
+            if peer in choice.best:
+                arms.append(renamed(settings[choice.best[peer]], peer))
         vllm = self.engines.arms(sampling_at(self.cfg, temperature), eos_ids(self.model)).values()
         return [arm for arm in [*arms, *vllm] if arm.name not in without]
 
-    def warm_arms(self, cell: Cell, choice: Mapping[str, Any]) -> list[Arm]:
+    def warm_arms(self, cell: Cell, choice: Choice) -> list[Arm]:
         """Warmed once for all texts; what transformers cannot compile is left out."""
         if cell.point not in self._warm:
             for arm in self.arms(cell, choice):

@@ -57,7 +57,7 @@ def tables(found: Comparison) -> list[Table]:
         *(_over_plain_table(found, *point) for point in found.points),
         *(_text_table(found, text) for text in found.texts),
         _mixture_table(found),
-        choice_table(found, _by_text(found, found.choices), ["text", "batch", "T", "arm", "chosen", "tried"], note),
+        choice_table(_by_text(found, found.choices), ["text", "batch", "T", "arm", "chosen", "tried"], note),
         _arm_table(found),
     ]
 

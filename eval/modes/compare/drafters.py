@@ -24,6 +24,7 @@ from eval.modes.compare.drafters_config import DraftersConfig, as_known
 from eval.modes.compare.way import Way, length_name
 from eval.prompts.kinds import TextPrompts
 from eval.render.formatting import by_reason
+from eval.results.compared import Choice
 from eval.results.figures import Drafted
 
 _PER_ROW = 0.15
@@ -239,9 +240,9 @@ class LoadedDrafters(Loaded):
         found = tried_settings(self.cfg, cell, several, self.screening(cell, cell.text))
         return {**found, "best": {name: found["best"].get(name) or next(iter(arms)) for name, arms in families.items()}}
 
-    def warm_arms(self, cell: Cell, choice: Mapping[str, Any]) -> list[Arm]:
+    def warm_arms(self, cell: Cell, choice: Choice) -> list[Arm]:
         peers = (LOOKUP, EARLY_EXIT, VLLM_LOOKUP)
-        chosen = {name: arms[choice["best"][name]] for name, arms in self.families(cell).items()}
+        chosen = {name: arms[choice.best[name]] for name, arms in self.families(cell).items()}
         self.warm_up([*self.plain(cell), *chosen.values()], cell)
         ours_and_peers = [renamed(arm, name if name in peers else our_name(name)) for name, arm in chosen.items()]
         return [*self.plain(cell), *ours_and_peers]
@@ -254,10 +255,10 @@ class LoadedDrafters(Loaded):
                 reasons[EARLY_EXIT] = f"transformers leaves early for one prompt at a time, not {cell.batch_size}"
         return reasons
 
-    def drafted(self, cell: Cell, choice: Mapping[str, Any]) -> Iterator[Drafted]:
+    def drafted(self, cell: Cell, choice: Choice) -> Iterator[Drafted]:
         for way in self.arm_set.ways_of(self.target, cell.text):
-            settings = way.sampling(self.cfg.decode, cell.temperature)[choice["best"][way.name]]
+            settings = way.sampling(self.cfg.decode, cell.temperature)[choice.best[way.name]]
             yield Drafted(our_name(way.name), self.target.families[way.name], way.draft, settings, way.name)
 
-    def facts(self, choice: Mapping[str, Any]) -> dict[str, Any]:
-        return {"target": self.target.key, "settings": dict(choice["best"])}
+    def facts(self, choice: Choice) -> dict[str, Any]:
+        return {"target": self.target.key, "settings": dict(choice.best)}

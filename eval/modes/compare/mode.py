@@ -32,6 +32,7 @@ from eval.prompts.chats import planned_report
 from eval.prompts.kinds import TextPrompts
 from eval.render.files import write_files
 from eval.render.formatting import duration, guess
+from eval.results.compared import Choice
 from eval.results.comparisons import about, check_same_comparison
 from eval.results.schema import read_results
 
@@ -156,14 +157,14 @@ def _measure(loaded: Loaded, kept: Results, given: Choices) -> None:
         if choice is None:
             choice = dict(given.get(place) or loaded.choose(cell))
             kept.keep_choice(place, choice)
-        kept.keep_cell(cell, measure(loaded, cell, choice))
+        kept.keep_cell(cell, measure(loaded, cell, Choice.model_validate(choice)))
         parts = (missing[:number], missing[number:])
         spent, ahead = (sum(arm_set.tokens(target, one) for one in part) for part in parts)
         left = duration((time.perf_counter() - began) / spent * ahead)
         log.info("cell %d of %d done (%s); about %s left of %s", number, len(missing), cell.name, left, target.key)
 
 
-def measure(loaded: Loaded, cell: Cell, choice: Mapping[str, Any]) -> dict[str, Any]:
+def measure(loaded: Loaded, cell: Cell, choice: Choice) -> dict[str, Any]:
     """The cell's content for results.json."""
     count = loaded.arm_set.sizes.num_timed[cell.batch_size]
     prompts = loaded.texts[cell.text].reported[: cell.batch_size * count]

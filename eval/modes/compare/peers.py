@@ -7,7 +7,8 @@ from statistics import median
 from typing import Any
 
 from eval.arms.base import ASSISTED, AUTOREGRESSIVE, OURS, TRANSFORMERS, is_vllm, our_name
-from eval.results.comparisons import Run, about
+from eval.results.compared import Comparison
+from eval.results.comparisons import Run
 from eval.results.figures import described
 from eval.results.statistics import arm_ratio, arm_speed, fastest_arm, ratio_over
 
@@ -34,20 +35,19 @@ def over_others(cells: Sequence[Run]) -> dict[str, str]:
     return others if vllm is None else {**others, "over_vllm": vllm}
 
 
-def peers(results: Run, cells: Sequence[Sequence[Run]]) -> list[dict[str, Any]]:
+def peers(found: Comparison, cells: Sequence[Sequence[Run]]) -> list[dict[str, Any]]:
     """Every arm that is not ours, cell by cell; `cells` holds each cell in every run."""
-    bests = {about(one)[:2]: one["best"] for one in results["choices"]}
-    environment = results["environment"]
+    bests = {one.point: one.best for one in found.choices}
     return [
-        _peer(runs, bests[about(runs[0])[:2]], one["arm"], environment)
-        for runs in cells
-        for one in runs[0]["arms"]
-        if one["arm"] != AUTOREGRESSIVE and not one["arm"].startswith(f"{OURS}, ")
+        _peer(runs, bests[cell.point], one.arm, found)
+        for cell, runs in zip(found.cells, cells, strict=True)
+        for one in cell.arms
+        if one.arm != AUTOREGRESSIVE and not one.arm.startswith(f"{OURS}, ")
     ]
 
 
-def _peer(runs: Sequence[Run], best: Mapping[str, str], peer: str, environment: Run) -> dict[str, Any]:
-    cell, ours, seed = runs[0], our_name(best[OURS]), environment["seed"]
+def _peer(runs: Sequence[Run], best: Mapping[str, str], peer: str, found: Comparison) -> dict[str, Any]:
+    cell, ours, seed = runs[0], our_name(best[OURS]), found.seed
     speeds = [speed for run in runs if (speed := arm_speed([run], peer)) is not None]
     ratio = described("ratio", ratio_over(runs, ours, peer, seed))
     alone = [arm_ratio([run], ours, peer, seed) for run in runs]
@@ -58,7 +58,7 @@ def _peer(runs: Sequence[Run], best: Mapping[str, str], peer: str, environment: 
         "best": True,
         "setting": best.get(peer),
         **{name: cell[name] for name in ("text", "temperature", "batch_size")},
-        "version": environment["packages"].get("transformers") if is_transformers else cell["vllm_version"],
+        "version": found.environment["packages"].get("transformers") if is_transformers else cell["vllm_version"],
         "tokens_per_s": median(speeds) if speeds else None,
         "ratio_ours_over_peer": ratio["ratio"],
         "ratio_ci95": ratio["ratio_ci95"],

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from eval.modes.compare import peers, which_when
 from eval.modes.compare.arm_set import ArmSet, Target
 from eval.prompts.kinds import TextPrompts
+from eval.results.compared import Comparison
 from eval.results.comparisons import Others, Run, cell_with_ratios, cells_of_runs, pooled_comparison
 from eval.results.document import DEFINITIONS, heading, target_entry
 from eval.results.energy import energy_of
@@ -27,7 +28,7 @@ class Conclusions(NamedTuple):
 
     definitions: Mapping[str, str]
     others: Others
-    conclude: Callable[[Run, Sequence[Sequence[Run]]], dict[str, Any]]
+    conclude: Callable[[Comparison, Sequence[Sequence[Run]]], dict[str, Any]]
     """Of results without them, and each cell in every run."""
 
 
@@ -39,12 +40,12 @@ CONCLUSIONS = {
     "decoders": Conclusions(
         {"cell": CELL, **peers.DEFINITIONS, **_shared(*_SPEEDS, *_PREDICTED, *_BESIDE)},
         peers.over_others,
-        lambda results, cells: {"peers": peers.peers(results, cells)},
+        lambda found, cells: {"peers": peers.peers(found, cells)},
     ),
     "drafters": Conclusions(
         {"cell": CELL, **which_when.DEFINITIONS, **_shared(*_SPEEDS, *_BESIDE)},
         which_when.over_plain,
-        lambda results, cells: which_when.conclude(cells, results["arms"], results["environment"]["seed"]),
+        lambda found, cells: which_when.conclude(cells, found.arms, found.seed),
     ),
 }
 
@@ -82,10 +83,11 @@ def make_results(
         "choices": list(choices),
         "cells": [cell_with_ratios(cell, told.others, cfg.seed) for cell in cells],
     }
-    return {**results, **told.conclude(results, [[cell] for cell in cells])}
+    return {**results, **told.conclude(Comparison.model_validate(results), [[cell] for cell in cells])}
 
 
 def pool_comparisons(runs: Sequence[Run]) -> dict[str, Any]:
     """The content of results.json for `runs` that `check_comparisons` let pass."""
-    told = CONCLUSIONS[runs[0]["mode"]]
-    return {**pooled_comparison(runs, told.others), **told.conclude(runs[0], cells_of_runs(runs))}
+    found = Comparison.model_validate(runs[0])
+    told = CONCLUSIONS[found.mode]
+    return {**pooled_comparison(runs, told.others), **told.conclude(found, cells_of_runs(runs))}

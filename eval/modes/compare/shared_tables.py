@@ -21,14 +21,20 @@ class Tried(NamedTuple):
     held: Held | None
 
 
-def choice_table(found: Comparison, choices: Sequence[Choice], shown: Sequence[str | Column], note: str) -> Table:
+def choice_table(
+    choices: Sequence[Choice],
+    shown: Sequence[str | Column],
+    note: str,
+    title: str = "Settings tried",
+    write: Callable[[Mapping[str, float | None]], str] | None = None,
+) -> Table:
     """Every setting tried, on prompts that are not reported; the fastest of each arm first."""
     rows = [
-        Tried(one.batch_size, one.temperature, one.text, arm, one.best[arm], _ranked(speeds), one.held)
+        Tried(one.batch_size, one.temperature, one.text, arm, one.best[arm], (write or _ranked)(speeds), one.held)
         for one in choices
         for arm, speeds in one.tokens_per_s.items()
     ]
-    return Table("Settings tried", columns(*shown), rows, note, is_detail=True)
+    return Table(title, columns(*shown), rows, note, is_detail=True)
 
 
 def _ranked(speeds: Mapping[str, float | None]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eval.arms.base import PLAIN_ARMS, our_name
+from eval.results.compared import DraftingArm
 from eval.results.figures import described
 from eval.results.statistics import Estimate, fastest_arm, ratio_over
 
@@ -37,12 +38,12 @@ def over_plain(cells: Cells) -> dict[str, str]:
     return {} if plain is None else {"over_plain": plain}
 
 
-def conclude(cells: Sequence[Cells], arms: Mapping[str, Mapping[str, Any]], seed: int) -> dict[str, Any]:
+def conclude(cells: Sequence[Cells], arms: Mapping[str, DraftingArm], seed: int) -> dict[str, Any]:
     """Both answers, by cell; `cells` holds each cell in every run."""
     return {"which_when": which_when(cells, arms, seed), "mixtures": mixtures(cells, arms, seed)}
 
 
-def which_when(cells: Sequence[Cells], arms: Mapping[str, Mapping[str, Any]], seed: int) -> list[dict[str, Any]]:
+def which_when(cells: Sequence[Cells], arms: Mapping[str, DraftingArm], seed: int) -> list[dict[str, Any]]:
     """By cell the fastest of our ways, plain decoding among them, and the fastest that nothing was trained for; each
     {"arm", "over_plain", "over_plain_ci95", "as_good"}, where the arm of plain decoding is that which was faster, and
     `as_good` is None where too few batches tell."""
@@ -51,21 +52,21 @@ def which_when(cells: Sequence[Cells], arms: Mapping[str, Mapping[str, Any]], se
             **_about(runs),
             "best": _best(runs, _ran(runs, arms), seed),
             "best_without_training": _best(
-                runs, [name for name in _ran(runs, arms) if not arms[name]["has_weights"]], seed
+                runs, [name for name in _ran(runs, arms) if not arms[name].has_weights], seed
             ),
         }
         for runs in cells
     ]
 
 
-def mixtures(cells: Sequence[Cells], arms: Mapping[str, Mapping[str, Any]], seed: int) -> list[dict[str, Any]]:
+def mixtures(cells: Sequence[Cells], arms: Mapping[str, DraftingArm], seed: int) -> list[dict[str, Any]]:
     """By cell and mixture its speed over that of the fastest arm that drafts with one member alone; nothing where no
     such arm ran."""
     found = []
     for runs in cells:
         ran = _ran(runs, arms)
-        for name in [name for name in ran if arms[name]["members"]]:
-            members = [one for one in ran if arms[one]["draft"] in arms[name]["members"]]
+        for name in [name for name in ran if arms[name].members]:
+            members = [one for one in ran if arms[one].draft in arms[name].members]
             best = fastest_arm(runs, map(our_name, members))
             if best is not None:
                 ratio = described("over_member", ratio_over(runs, our_name(name), best, seed))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -23,7 +24,9 @@ from decode.models.output_head import head_of
 from decode.models.structure import decoder_of, layers_of
 from eval.config import EvalConfig
 from eval.measure.alpha import Alphas
+from eval.results.compared import Heading
 from eval.results.document import heading, target_entry
+from eval.results.schema import Interval
 from eval.results.statistics import bootstrap, ratio_of_sums
 
 DEFINITIONS = {
@@ -33,6 +36,55 @@ DEFINITIONS = {
     "predicted": "tau x t_target(1) / (k x t_lower + t_rest(k + 1)), with t_rest what is left of the verdict's pass "
     "and tau what the acceptance of consecutive positions promises; at the k where it is the most.",
 }
+
+
+class Length(BaseModel, frozen=True):
+    """A draft length, and what it promises."""
+
+    num_draft_tokens: int
+    tau: float
+    t_rest_s: float
+    predicted_speedup: float
+
+
+class Entry(BaseModel, frozen=True):
+    """An exit at one temperature, with the length that promises the most."""
+
+    exit: str
+    exit_layer: int
+    draft: str | None
+    """Folder of an adapter."""
+    temperature: float
+    alpha: float
+    alpha_ci95: Interval | None
+    t_lower_s: float
+    lengths: list[Length]
+    num_draft_tokens: int
+    predicted_speedup: float
+
+
+class Exits(Heading, frozen=True):
+    """The content of results.json."""
+
+    definitions: dict[str, str]
+    rows: list[Any]
+    """None: nothing is decoded."""
+    exit_layer: int
+    """The recommended one."""
+    t_target_1_s: float
+    batch_size: int
+    prompts: dict[str, Any]
+    exits: list[Entry]
+
+    @property
+    def plain(self) -> list[Entry]:
+        """Without an adapter."""
+        return [one for one in self.exits if one.draft is None]
+
+    @property
+    def temperatures(self) -> list[float]:
+        """In the order of the run."""
+        return list(dict.fromkeys(one.temperature for one in self.exits))
 
 
 @dataclass(frozen=True)
@@ -98,14 +150,19 @@ def entries(
     temperature: float,
     rows: list[int],
     seed: int,
-) -> list[dict[str, Any]]:
+) -> list[Entry]:
     """An entry for each exit at one temperature; `rows` are the prompts behind alpha. RunError where no text is as long
     as the shortest draft."""
     found = []
     for number, one in enumerate(exits):
         promised = {k: alphas[one.name].expected_tau(k) for k in times.t_rest[number]}
         lengths = [
-            _length(promised[k], k, times.t_target_1, times.t_lower[number], rest)
+            Length(
+                num_draft_tokens=k,
+                tau=promised[k],
+                t_rest_s=rest,
+                predicted_speedup=predicted_speedup(promised[k], k, times.t_target_1, times.t_lower[number], rest),
+            )
             for k, rest in times.t_rest[number].items()
             if math.isfinite(promised[k])
         ]
@@ -115,50 +172,45 @@ def entries(
                 "shortest of exits.draft_lengths. Give other prompts, or more decode.max_new_tokens"
             )
         alpha = bootstrap(alphas[one.name].sums(rows), ratio_of_sums, seed)
-        best = max(lengths, key=lambda each: each["predicted_speedup"])
+        best = max(lengths, key=lambda each: each.predicted_speedup)
         found.append(
-            {
-                "exit": one.name,
-                "exit_layer": one.layer,
-                "draft": one.draft,
-                "temperature": temperature,
-                "alpha": alpha.value,
-                "alpha_ci95": alpha.interval,
-                "t_lower_s": times.t_lower[number],
-                "lengths": lengths,
-                **{name: best[name] for name in ("num_draft_tokens", "predicted_speedup")},
-            }
+            Entry(
+                exit=one.name,
+                exit_layer=one.layer,
+                draft=one.draft,
+                temperature=temperature,
+                alpha=alpha.value,
+                alpha_ci95=alpha.interval,
+                t_lower_s=times.t_lower[number],
+                lengths=lengths,
+                num_draft_tokens=best.num_draft_tokens,
+                predicted_speedup=best.predicted_speedup,
+            )
         )
     return found
 
 
-def _length(tau: float, k: int, t_target_1: float, t_lower: float, t_rest: float) -> dict[str, Any]:
-    speedup = predicted_speedup(tau, k, t_target_1, t_lower, t_rest)
-    return {"num_draft_tokens": k, "tau": tau, "t_rest_s": t_rest, "predicted_speedup": speedup}
-
-
 def make_results(
-    cfg: EvalConfig, target: ModelDescription, found: Sequence[dict[str, Any]], t_target_1: float, prompts: int,
-    seconds: float,
-) -> dict[str, Any]:  # fmt: skip
-    """The content of results.json."""
-    plain = [one for one in found if one["draft"] is None]
-    return {
+    cfg: EvalConfig, target: ModelDescription, found: Sequence[Entry], t_target_1: float, prompts: int, seconds: float
+) -> Exits:
+    """Of everything that a run measured."""
+    plain = [one for one in found if one.draft is None]
+    return Exits(
         **heading(cfg, seconds),
-        "target": target_entry(target, target.dtype_name),
-        "definitions": DEFINITIONS,
-        "rows": [],
-        "exit_layer": best_of(plain, cfg.temperatures[0])["exit_layer"],
-        "t_target_1_s": t_target_1,
-        "batch_size": cfg.timing.batch_size,
-        "prompts": {"count": prompts, "max_new_tokens": cfg.decode.max_new_tokens, "source": _source(cfg)},
-        "exits": list(found),
-    }
+        target=target_entry(target, target.dtype_name),
+        definitions=DEFINITIONS,
+        rows=[],
+        exit_layer=best_of(plain, cfg.temperatures[0]).exit_layer,
+        t_target_1_s=t_target_1,
+        batch_size=cfg.timing.batch_size,
+        prompts={"count": prompts, "max_new_tokens": cfg.decode.max_new_tokens, "source": _source(cfg)},
+        exits=list(found),
+    )
 
 
-def best_of(found: Sequence[dict[str, Any]], temperature: float) -> dict[str, Any]:
+def best_of(found: Sequence[Entry], temperature: float) -> Entry:
     """The exit of most predicted speedup at a temperature."""
-    return max((one for one in found if one["temperature"] == temperature), key=lambda one: one["predicted_speedup"])
+    return max((one for one in found if one.temperature == temperature), key=lambda one: one.predicted_speedup)
 
 
 def _source(cfg: EvalConfig) -> str:

@@ -13,7 +13,7 @@ from eval.config import EvalConfig
 from eval.inputs import check_models, load, sampling_at, settings_at, shared_context
 from eval.measure.alpha import measure_alpha
 from eval.measure.continuations import Text, generator, jobs_for
-from eval.modes.exits.measuring import Exit, ExitFace, entries, exits_of, make_results, times_of
+from eval.modes.exits.measuring import Entry, Exit, ExitFace, entries, exits_of, make_results, times_of
 from eval.modes.exits.page import render_page, render_summary
 from eval.prompts.chats import chat_tokenizer, planned_report
 from eval.prompts.held_out import as_many_as, split_prompts
@@ -35,9 +35,10 @@ def run(cfg: EvalConfig) -> None:
             return
         began = time.perf_counter()
         found, t_target_1 = _measured(cfg, target, prompts)
-        content = make_results(cfg, target, found, t_target_1, len(prompts), time.perf_counter() - began)
+        results = make_results(cfg, target, found, t_target_1, len(prompts), time.perf_counter() - began)
+        content = results.model_dump(by_alias=True)
         write_files(folder, content, render_summary(content), render_page(content))
-        folder.finish({"exits": len(found), "exit_layer": content["exit_layer"]})
+        folder.finish({"exits": len(found), "exit_layer": results.exit_layer})
         log.info("report: %s", folder.file("index.html"))
 
 
@@ -73,7 +74,7 @@ def _prompts(cfg: EvalConfig, max_positions: int) -> list[Prompt]:
     return prompts
 
 
-def _measured(cfg: EvalConfig, target: ModelDescription, prompts: list[Prompt]) -> tuple[list[dict[str, Any]], float]:
+def _measured(cfg: EvalConfig, target: ModelDescription, prompts: list[Prompt]) -> tuple[list[Entry], float]:
     """Entries of all exits at all temperatures, and the seconds of a plain pass."""
     model, drafters = load(cfg, cfg.target)
     adapters = {name: (cfg.drafts[name], drafter) for name, drafter in drafters.items()}
@@ -88,7 +89,7 @@ def _measured(cfg: EvalConfig, target: ModelDescription, prompts: list[Prompt]) 
 
 def _at(
     cfg: EvalConfig, model: Any, exits: list[Exit], times: Any, temperature: float, prompts: list[Prompt]
-) -> list[dict[str, Any]]:
+) -> list[Entry]:
     settings = {**settings_at(cfg, temperature), "verifier": "coupled"}
     label = f"target alone at T={temperature:g}"
     write = generator(model, None, settings, cfg.seed, cfg.lossless.batch_size, label)

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import BaseModel
 from transformers import PreTrainedModel
 
+from decode.config import SamplingConfig
 from decode.drafters.base import Drafter
 from decode.stats import Round
 from eval.arms.base import Arm
@@ -23,11 +25,39 @@ from eval.measure.losslessness import Check, check, margin_from
 from eval.measure.quality import write_alone
 from eval.measure.timed_run import warm_up
 from eval.modes.families.arms import ArmFacts
+from eval.modes.families.trainings import Pace
 from eval.prompts.prompt import Prompt
+from eval.results.compared import Choice
 from eval.results.figures import Drafted
 
 _WARM_UPS = 2
 """Runs of every arm before it is timed; a pass is captured after some uses of its shape."""
+
+
+class Measurement(BaseModel, frozen=True):
+    """A draft at one temperature and shape."""
+
+    temperature: float
+    shape: str
+    num_draft_tokens: int
+    counts: list[list[int]]
+    """By prompt [tokens emitted, target passes]."""
+    outcomes: list[list[int]]
+    """[drafted, accepted, rounds of both]."""
+    mismatches: int
+    near_ties: int
+    tokens_checked: int
+
+
+class KeptDraft(BaseModel, frozen=True):
+    """What is kept of a training or a given draft."""
+
+    seed: int
+    pace: Pace | None
+    """None of a draft that was not trained here."""
+    measured: list[Measurement]
+    seconds: float
+    """Of measuring."""
 
 
 @dataclass
@@ -70,16 +100,16 @@ class Judge:
         texts = {one: write_alone(cfg, model, one, prompts, is_first=True) for one in cfg.temperatures}
         return cls(cfg, model, texts)
 
-    def measure(self, drafter: Drafter, shapes: Sequence[str]) -> list[dict[str, Any]]:
-        """An entry per temperature and shape."""
+    def measure(self, drafter: Drafter, shapes: Sequence[str]) -> list[Measurement]:
+        """One per temperature and shape."""
         return [
-            {"temperature": temperature, "shape": shape, **self._measure(drafter, temperature, settings)}
+            self._measure(drafter, temperature, shape, settings)
             for temperature in self.cfg.temperatures
             for shape, settings in shape_settings(self.cfg.families, self.cfg.decode, temperature).items()
             if shape in shapes
         ]
 
-    def _measure(self, drafter: Drafter, temperature: float, settings: Any) -> dict[str, Any]:
+    def _measure(self, drafter: Drafter, temperature: float, shape: str, settings: SamplingConfig) -> Measurement:
         cfg, reference = self.cfg, self.references[temperature]
         arm = OurArm("draft", self.model, drafter, vars(settings))
         speculate = Speculator(arm, cfg.lossless.batch_size, cfg.seed)
@@ -87,14 +117,16 @@ class Judge:
         total = sum(check(reference, speculate, margin), Check())
         every = [one for rounds in speculate.rounds.values() for one in rounds]
         outcomes = Counter((one.drafted, one.accepted) for one in every)
-        return {
-            "num_draft_tokens": settings.num_draft_tokens,
-            "counts": [_counts(speculate.rounds.get(text.row, [])) for text in reference],
-            "outcomes": [[*outcome, count] for outcome, count in sorted(outcomes.items())],
-            "mismatches": total.mismatches,
-            "near_ties": total.near_ties,
-            "tokens_checked": total.tokens,
-        }
+        return Measurement(
+            temperature=temperature,
+            shape=shape,
+            num_draft_tokens=settings.num_draft_tokens,
+            counts=[_counts(speculate.rounds.get(text.row, [])) for text in reference],
+            outcomes=[[*outcome, count] for outcome, count in sorted(outcomes.items())],
+            mismatches=total.mismatches,
+            near_ties=total.near_ties,
+            tokens_checked=total.tokens,
+        )
 
 
 def _counts(rounds: Sequence[Round]) -> list[int]:
@@ -130,7 +162,7 @@ class Timing:
             if choice is None:
                 choice = self.choose(cell.point)
                 results.keep_choice(cell.point, choice)
-            results.keep_cell(cell, self.measure(cell, choice))
+            results.keep_cell(cell, self.measure(cell, Choice.model_validate(choice)))
 
     def choose(self, point: Point) -> dict[str, Any]:
         """The fastest of timing.choose_k for every arm, on validation prompts."""
@@ -142,9 +174,9 @@ class Timing:
         wanted = point.batch_size * self.cfg.families.screening_batches
         return choose(self.cfg, point, arms, self.screening[:wanted])
 
-    def measure(self, cell: Cell, choice: Mapping[str, Any]) -> dict[str, Any]:
+    def measure(self, cell: Cell, choice: Choice) -> dict[str, Any]:
         """The cell's content: every arm's times, and a row for every draft."""
-        cfg, best = self.cfg, choice["best"]
+        cfg, best = self.cfg, choice.best
         prompts = self.reported[: cell.batch_size * cfg.families.num_timed[cell.batch_size]]
         drafted = [self._drafted(name, int(best[name]), cell.temperature, name) for name in self.drafters]
         arms = [*plain_arms(cfg, self.model, cell.temperature), *map(self._arm, drafted)]

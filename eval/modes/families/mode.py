@@ -29,7 +29,7 @@ from eval.modes.families.arms import (
     record_folders,
 )
 from eval.modes.families.engines import refusals, refused_forms, title
-from eval.modes.families.measuring import Judge, Timing, cells, points
+from eval.modes.families.measuring import Judge, KeptDraft, Timing, cells, points
 from eval.modes.families.page import render_page, render_summary
 from eval.modes.families.results import Measured, make_results
 from eval.modes.families.trainings import (
@@ -47,6 +47,7 @@ from eval.prompts.held_out import file_prompts, split_prompts
 from eval.prompts.prompt import DEEPEST_DRAFT, Prompt, check_room
 from eval.render.files import write_files
 from eval.render.formatting import count, guess
+from eval.results.compared import Families
 
 log = get_logger("eval")
 _TOKENS_PER_S = 2000.0
@@ -138,8 +139,9 @@ def _judge(cfg: EvalConfig, results: Results, prompts: Sequence[Prompt]) -> None
             drafter = own[one.arm] if one.budget == "given" else load_drafter(one.folder(cfg), target=model)
             measured = judge.measure(drafter, one.shapes(cfg))
             seconds = time.perf_counter() - began
-            pace = None if one.budget == "given" else asdict(pace_of(one.folder(cfg)))
-            results.keep(_file(one), {**asdict(one), "pace": pace, "measured": measured, "seconds": seconds})
+            pace = None if one.budget == "given" else pace_of(one.folder(cfg))
+            kept = KeptDraft(seed=one.seed, pace=pace, measured=measured, seconds=seconds)
+            results.keep(_file(one), {**asdict(one), **kept.model_dump()})
             bar.update(1, done=one.name)
 
 
@@ -169,11 +171,11 @@ def _measured(
     wanted: Mapping[str, list[int]],
     results: Results,
 ) -> Measured:
-    kept = {one: results.read(_file(one)) or {} for one in (*trainings(cfg), *given(cfg))}
+    kept = {one: KeptDraft.model_validate(results.read(_file(one))) for one in (*trainings(cfg), *given(cfg))}
     timed: list[dict[str, Any]] = [results.cell(cell) or {} for cell in cells(cfg)]
     choices: list[dict[str, Any]] = [results.choice(point) or {} for point in points(cfg)]
-    seconds = sum(one["seconds"] for one in [*kept.values(), *timed, *choices])
-    seconds += sum(one["pace"]["seconds"] for one in kept.values() if one["pace"] is not None)
+    seconds = sum(one["seconds"] for one in [*timed, *choices])
+    seconds += sum(one.seconds + (one.pace.seconds if one.pace else 0.0) for one in kept.values())
     drafts = {arm: str(_timed(cfg, arm).folder(cfg)) for arm in cfg.families.arms} | cfg.drafts
     refused = {arm: refusals(folder, target) for arm, folder in drafts.items()}
     return Measured(target, facts, record_folders(cfg, wanted), kept, timed, choices, seconds, refused)
@@ -184,9 +186,10 @@ def _timed(cfg: EvalConfig, arm: str) -> Training:
     return Training(arm, "tokens", cfg.families.feature_codes[0], cfg.families.seeds[0])
 
 
-def _write(folder: RunFolder, results: dict[str, Any]) -> None:
-    write_files(folder, results, render_summary(results), render_page(results))
-    folder.finish({"drafts": len(results["trainings"]), "cells": len(results["cells"])})
+def _write(folder: RunFolder, found: Families) -> None:
+    content = found.model_dump(by_alias=True)
+    write_files(folder, content, render_summary(content), render_page(content))
+    folder.finish({"drafts": len(found.trainings), "cells": len(found.cells)})
     log.info("report: %s", folder.file("index.html"))
 
 

@@ -4,34 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from decode.acceptance import acceptance_by_position
 from decode.models.load import ModelDescription
-from eval.arms.base import AUTOREGRESSIVE, TRANSFORMERS
+from eval.arms.base import PLAIN_ARMS
 from eval.config import EvalConfig
 from eval.modes.families.arms import ArmFacts, feature_bytes
 from eval.modes.families.engines import Refusals
+from eval.modes.families.measuring import KeptDraft, Measurement
 from eval.modes.families.recommend import recommend
 from eval.modes.families.trainings import Training
+from eval.results.compared import Budgets, Code, Families, Quality, TrainedArm, TrainingRow
+from eval.results.comparisons import cell_with_ratios
 from eval.results.document import DEFINITIONS, heading, target_entry
 from eval.results.energy import energy_of
 from eval.results.figures import described
-from eval.results.statistics import (
-    Estimate,
-    arm_ratio,
-    arm_speed,
-    bootstrap_crossed,
-    fastest_arm,
-    finite,
-    ratio_of_ratios,
-    ratio_of_sums,
-)
+from eval.results.statistics import Estimate, bootstrap_crossed, fastest_arm, finite, ratio_of_ratios, ratio_of_sums
 
-Kept = Mapping[Training, dict[str, Any]]
-"""Training -> what is kept of it: its own fields, `pace` and `measured` (see Judge.measure)."""
+Kept = Mapping[Training, KeptDraft]
 _SHARED = (
     *(
         "acceptance_by_position",
@@ -85,69 +79,69 @@ class Outcome:
     accepted: int
 
 
-def grouped(kept: Kept) -> dict[Group, list[dict[str, Any]]]:
+def grouped(kept: Kept) -> dict[Group, list[KeptDraft]]:
     """Group -> what is kept of its trainings, by seed."""
-    found: dict[Group, list[dict[str, Any]]] = {}
+    found: dict[Group, list[KeptDraft]] = {}
     for one in sorted(kept, key=lambda one: one.seed):
         found.setdefault(Group.of(one), []).append(kept[one])
     return found
 
 
-def measured(entries: Sequence[dict[str, Any]], temperature: float, shape: str) -> list[dict[str, Any]]:
+def measured(entries: Sequence[KeptDraft], temperature: float, shape: str) -> list[Measurement]:
     """Of every seed, what was measured at that temperature and shape; [] where the shape is another one's there."""
-    return [
-        one
-        for entry in entries
-        for one in entry["measured"]
-        if (one["temperature"], one["shape"]) == (temperature, shape)
-    ]
+    return [one for entry in entries for one in entry.measured if (one.temperature, one.shape) == (temperature, shape)]
 
 
-def counts(found: Sequence[dict[str, Any]]) -> np.ndarray:  # (seeds, prompts, 2)
+def counts(found: Sequence[Measurement]) -> np.ndarray:  # (seeds, prompts, 2)
     """Tokens emitted and target passes."""
-    return np.array([one["counts"] for one in found], dtype=float)
+    return np.array([one.counts for one in found], dtype=float)
 
 
-def quality_row(group: Group, found: Sequence[dict[str, Any]], seed: int) -> dict[str, Any]:
+def quality_row(group: Group, found: Sequence[Measurement], seed: int) -> Quality:
     """tau, acceptance by position and losslessness over all seeds of a group."""
     each = counts(found)
-    rounds = [Outcome(drafted, accepted) for one in found for drafted, accepted, n in one["outcomes"] for _ in range(n)]
+    rounds = [Outcome(drafted, accepted) for one in found for drafted, accepted, n in one.outcomes for _ in range(n)]
     by_position = acceptance_by_position(rounds, max((one.drafted for one in rounds), default=0))
-    return {
-        "arm": group.arm,
-        "budget": group.budget,
-        "code": group.code,
-        "shape": found[0]["shape"],
-        "temperature": found[0]["temperature"],
-        "num_draft_tokens": found[0]["num_draft_tokens"],
+    return Quality(
+        arm=group.arm,
+        budget=group.budget,
+        code=group.code,
+        shape=found[0].shape,
+        temperature=found[0].temperature,
+        num_draft_tokens=found[0].num_draft_tokens,
         **described("tau", bootstrap_crossed(each, ratio_of_sums, seed)),
-        "tau_by_seed": [float(ratio_of_sums(one[None])[0]) for one in each],
-        "acceptance_by_position": [finite(value) for value in by_position],
-        **{name: sum(one[name] for one in found) for name in ("mismatches", "near_ties", "tokens_checked")},
-    }
+        tau_by_seed=[float(ratio_of_sums(one[None])[0]) for one in each],
+        acceptance_by_position=[finite(value) for value in by_position],
+        mismatches=sum(one.mismatches for one in found),
+        near_ties=sum(one.near_ties for one in found),
+        tokens_checked=sum(one.tokens_checked for one in found),
+    )
 
 
-def tau_ratio(ours: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], seed: int) -> Estimate:
+def tau_ratio(ours: Sequence[Measurement], other: Sequence[Measurement], seed: int) -> Estimate:
     """tau of one group over that of another, paired by seed and prompt."""
     return bootstrap_crossed(np.concatenate([counts(ours), counts(other)], axis=-1), ratio_of_ratios, seed)
 
 
-def training_row(group: Group, entries: Sequence[dict[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What training the group took: means over seeds. `facts` are the arm's own, as results.json has them."""
-    paces = [entry["pace"] for entry in entries]
-    seconds, tokens = (float(np.mean([pace[name] for pace in paces])) for name in ("seconds", "tokens"))
-    return {
-        "arm": group.arm,
-        "budget": group.budget,
-        "code": group.code,
-        **facts,
-        "seeds": len(paces),
-        "steps": float(np.mean([pace["steps"] for pace in paces])),
-        "tokens": tokens,
-        "seconds": seconds,
-        "seconds_by_seed": [pace["seconds"] for pace in paces],
-        "tokens_per_s": tokens / seconds,
-    }
+def training_row(group: Group, entries: Sequence[KeptDraft], facts: ArmFacts, size: float) -> TrainingRow:
+    """What training the group took: means over seeds; `size` is that of its hidden states in bytes per token."""
+    paces = [entry.pace for entry in entries if entry.pace is not None]
+    tokens, seconds = fmean(pace.tokens for pace in paces), fmean(pace.seconds for pace in paces)
+    return TrainingRow(
+        arm=group.arm,
+        budget=group.budget,
+        code=group.code,
+        family=facts.family,
+        num_parameters=facts.num_parameters,
+        taps=list(facts.taps),
+        feature_bytes_per_token=size,
+        seeds=len(paces),
+        steps=fmean(pace.steps for pace in paces),
+        tokens=tokens,
+        seconds=seconds,
+        seconds_by_seed=[pace.seconds for pace in paces],
+        tokens_per_s=tokens / seconds,
+    )
 
 
 @dataclass(frozen=True)
@@ -166,53 +160,43 @@ class Measured:
     """Arm -> what engines say of it."""
 
 
-def make_results(cfg: EvalConfig, run: Measured) -> dict[str, Any]:
+def make_results(cfg: EvalConfig, run: Measured) -> Families:
     """The content of results.json."""
-    groups = grouped(run.kept)
-    results = {
+    groups, families = grouped(run.kept), cfg.families
+    trained = {group: entries for group, entries in groups.items() if group.budget != "given"}
+    found = Families(
         **heading(cfg, run.seconds),
-        "target": target_entry(run.target, run.cells[0]["dtype"]),
-        "arms": {arm: _arm(cfg, run, arm) for arm in run.facts},
-        "engine": cfg.families.engine,
-        "budgets": {"tokens": cfg.families.tokens, "seconds": cfg.families.seconds, "seeds": cfg.families.seeds},
-        "records": dict(run.records),
-        "shapes": {name: dict(changes) for name, changes in cfg.families.shapes.items()},
-        "prompts": _prompts(cfg, run),
-        "definitions": {**_OWN, **{name: DEFINITIONS[name] for name in _SHARED}},
-        "trainings": [
-            training_row(one, entries, _facts(run, one)) for one, entries in groups.items() if one.budget != "given"
-        ],
-        "quality": _quality(cfg, groups),
-        "codes": _codes(cfg, groups, run),
-        "rows": [row for cell in run.cells for row in cell["rows"]],
-        "energy": energy_of(run.cells),
-        "choices": list(run.choices),
-        "cells": [_cell(cell, cfg.seed) for cell in run.cells],
-    }
-    return {**results, "recommendation": recommend(results)}
+        target=target_entry(run.target, run.cells[0]["dtype"]),
+        arms={arm: _arm(cfg, run, arm) for arm in run.facts},
+        engine=families.engine,
+        budgets=Budgets(tokens=families.tokens, seconds=families.seconds, seeds=families.seeds),
+        records=dict(run.records),
+        shapes={name: dict(changes) for name, changes in families.shapes.items()},
+        prompts=_prompts(cfg, run),
+        definitions={**_OWN, **{name: DEFINITIONS[name] for name in _SHARED}},
+        trainings=[training_row(one, each, run.facts[one.arm], _bytes(run, one)) for one, each in trained.items()],
+        quality=_quality(cfg, groups),
+        codes=_codes(cfg, groups, run),
+        rows=[row for cell in run.cells for row in cell["rows"]],
+        energy=energy_of(run.cells),
+        choices=list(run.choices),
+        cells=[_cell(cell, cfg.seed) for cell in run.cells],
+    )
+    return found.model_copy(update={"recommendation": recommend(found)})
 
 
-def _arm(cfg: EvalConfig, run: Measured, arm: str) -> dict[str, Any]:
-    return {
-        "overrides": cfg.families.arms.get(arm, []),
-        "folder": cfg.drafts.get(arm),
-        **asdict(run.facts[arm]),
-        "refusals": dict(run.refusals[arm]),
-    }
+def _arm(cfg: EvalConfig, run: Measured, arm: str) -> TrainedArm:
+    given = {"overrides": cfg.families.arms.get(arm, []), "folder": cfg.drafts.get(arm)}
+    return TrainedArm(**given, **asdict(run.facts[arm]), refusals=dict(run.refusals[arm]))
 
 
-def _facts(run: Measured, group: Group) -> dict[str, Any]:
-    facts = run.facts[group.arm]
-    size = feature_bytes(run.records[group.code], len(facts.taps)) if facts.taps else 0.0
-    return {
-        "family": facts.family,
-        "num_parameters": facts.num_parameters,
-        "taps": list(facts.taps),
-        "feature_bytes_per_token": size,
-    }
+def _bytes(run: Measured, group: Group) -> float:
+    """Of hidden states on disk, per token."""
+    taps = run.facts[group.arm].taps
+    return feature_bytes(run.records[group.code], len(taps)) if taps else 0.0
 
 
-def _quality(cfg: EvalConfig, groups: Mapping[Group, Any]) -> list[dict[str, Any]]:
+def _quality(cfg: EvalConfig, groups: Mapping[Group, Any]) -> list[Quality]:
     return [
         quality_row(group, found, cfg.seed)
         for group, entries in groups.items()
@@ -222,7 +206,7 @@ def _quality(cfg: EvalConfig, groups: Mapping[Group, Any]) -> list[dict[str, Any
     ]
 
 
-def _codes(cfg: EvalConfig, groups: Mapping[Group, Any], run: Measured) -> list[dict[str, Any]]:
+def _codes(cfg: EvalConfig, groups: Mapping[Group, Any], run: Measured) -> list[Code]:
     """Every code of the arm that was trained from several, with tau over that from the first."""
     first, arm = cfg.families.feature_codes[0], cfg.families.feature_arm
     coded = [group for group in groups if group.is_coded]
@@ -231,21 +215,21 @@ def _codes(cfg: EvalConfig, groups: Mapping[Group, Any], run: Measured) -> list[
     plain, shape = Group(arm, "tokens", first), next(iter(cfg.families.shapes))
     same = {group: _seeded(groups[group], cfg.families.feature_seeds) for group in (plain, *coded)}
     return [
-        {
-            "arm": arm,
-            "code": group.code,
-            "temperature": temperature,
-            "feature_bytes_per_token": _facts(run, group)["feature_bytes_per_token"],
+        Code(
+            arm=arm,
+            code=group.code,
+            temperature=temperature,
+            feature_bytes_per_token=_bytes(run, group),
             **described("tau_ratio", tau_ratio(ours, measured(same[plain], temperature, shape), cfg.seed)),
-        }
+        )
         for group in same
         for temperature in cfg.temperatures
         if (ours := measured(same[group], temperature, shape))
     ]
 
 
-def _seeded(entries: Sequence[dict[str, Any]], seeds: Sequence[int]) -> list[dict[str, Any]]:
-    return [one for one in entries if one["seed"] in seeds]
+def _seeded(entries: Sequence[KeptDraft], seeds: Sequence[int]) -> list[KeptDraft]:
+    return [one for one in entries if one.seed in seeds]
 
 
 def _prompts(cfg: EvalConfig, run: Measured) -> dict[str, Any]:
@@ -267,17 +251,5 @@ def _prompts(cfg: EvalConfig, run: Measured) -> dict[str, Any]:
 
 def _cell(cell: dict[str, Any], seed: int) -> dict[str, Any]:
     """The cell with every arm's speed, and its ratio over the faster way without a draft."""
-    base = fastest_arm([cell], (AUTOREGRESSIVE, TRANSFORMERS))
-    arms = [
-        {
-            **one,
-            "tokens_per_s": arm_speed([cell], one["arm"]),
-            **described("over_baseline", arm_ratio([cell], one["arm"], str(base), seed)),
-        }
-        for one in cell["arms"]
-    ]
-    return {
-        **{key: value for key, value in cell.items() if key not in ("rows", "energy")},
-        "baseline": base,
-        "arms": arms,
-    }
+    base = fastest_arm([cell], PLAIN_ARMS)
+    return {**cell_with_ratios(cell, lambda _: {"over_baseline": str(base)}, seed), "baseline": base}

@@ -8,13 +8,46 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, Field
 
 from eval.modes.profile.calls import Call, Classes
 from eval.results.figures import described
+from eval.results.schema import Interval
 from eval.results.statistics import bootstrap
 
 OUT_OF_ROUND = ("host", "other")
 """Of the parts of a call; all other phases make up the round itself."""
+
+
+class Arm(BaseModel, frozen=True):
+    """One way to decode: medians over calls, which another program on the machine moves less than means."""
+
+    name: str
+    calls: int
+    tokens_per_round: float
+    tokens_per_s: float
+    prefill_ms_per_call: float
+    ms_per_round: dict[str, float]
+    floor_ms_per_round: dict[str, float]
+    outside_passes_ms: float
+    outside_passes_ms_ci95: Interval | None
+    operators_ms_per_round: dict[str, Classes]
+
+
+class Profile(BaseModel, frozen=True):
+    """The content of profile.json."""
+
+    schema_version: int = Field(alias="schema")
+    environment: dict[str, Any]
+    target: dict[str, Any]
+    drafts: dict[str, str]
+    decode: dict[str, Any]
+    temperature: float
+    batch_size: int
+    prompts: int
+    new_tokens: int
+    arms: list[Arm]
+    energy: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -33,24 +66,24 @@ class Turn:
         return sum(ms for phase, ms in parts.items() if phase not in OUT_OF_ROUND)
 
 
-def entry(name: str, turns: Sequence[Turn], operators: tuple[dict[str, Classes], int]) -> dict[str, Any]:
-    """Medians over calls, which another program on the machine moves less than means."""
+def entry(name: str, turns: Sequence[Turn], operators: tuple[dict[str, Classes], int]) -> Arm:
+    """From its calls, and from one under the profiler."""
     calls, (seconds, rounds) = [one.call for one in turns], operators
     each = [call.ms_per_round() for call in calls]
     phases = {phase: median(one[phase] for one in each) for phase in each[0]}
-    return {
-        "name": name,
-        "calls": len(calls),
-        "tokens_per_round": sum(call.tokens for call in calls) / sum(call.rounds for call in calls),
-        "tokens_per_s": median(call.tokens / call.seconds for call in calls),
-        "prefill_ms_per_call": 1e3 * median(call.phases["prefill"] for call in calls),
-        "ms_per_round": phases,
-        "floor_ms_per_round": {kind: median(one.floor[kind] for one in turns) for kind in turns[0].floor},
+    return Arm(
+        name=name,
+        calls=len(calls),
+        tokens_per_round=sum(call.tokens for call in calls) / sum(call.rounds for call in calls),
+        tokens_per_s=median(call.tokens / call.seconds for call in calls),
+        prefill_ms_per_call=1e3 * median(call.phases["prefill"] for call in calls),
+        ms_per_round=phases,
+        floor_ms_per_round={kind: median(one.floor[kind] for one in turns) for kind in turns[0].floor},
         **outside(turns),
-        "operators_ms_per_round": {
+        operators_ms_per_round={
             phase: _classes(seconds[phase], rounds, ms) for phase, ms in phases.items() if phase in seconds
         },
-    }
+    )
 
 
 def joules_of(turns: Sequence[Turn]) -> list[list[float]] | None:

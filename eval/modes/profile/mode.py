@@ -20,7 +20,7 @@ from eval.inputs import check_models, load, shared_context
 from eval.measure.energy import EnergyMeter, meter_of
 from eval.measure.timed_run import order
 from eval.modes.profile.calls import Contestant, Group
-from eval.modes.profile.figures import Turn, entry, joules_of
+from eval.modes.profile.figures import Profile, Turn, entry, joules_of
 from eval.modes.profile.page import render_markdown, render_page
 from eval.prompts.chats import chat_tokenizer, open_report
 from eval.prompts.held_out import as_many_as, check_lengths
@@ -46,22 +46,23 @@ def run(cfg: EvalConfig) -> None:
         if folder.is_finished:
             return
         model, drafters = load(cfg, cfg.target)
-        found = {
-            "schema": SCHEMA,
-            "environment": {**environment(), "git": git_state(), "command": command(), "seed": cfg.seed},
-            "target": {"path": target.path, "num_parameters": target.num_parameters, "dtype": str(model.dtype)[6:]},
-            "drafts": dict(cfg.drafts),
-            "decode": asdict(cfg.decode),
-            "temperature": cfg.temperatures[0],
-            "batch_size": cfg.timing.batch_size,
-            "prompts": len(prompts),
-            "new_tokens": cfg.profile.max_new_tokens,
+        profile = Profile(
+            schema=SCHEMA,
+            environment={**environment(), "git": git_state(), "command": command(), "seed": cfg.seed},
+            target={"path": target.path, "num_parameters": target.num_parameters, "dtype": str(model.dtype)[6:]},
+            drafts=dict(cfg.drafts),
+            decode=asdict(cfg.decode),
+            temperature=cfg.temperatures[0],
+            batch_size=cfg.timing.batch_size,
+            prompts=len(prompts),
+            new_tokens=cfg.profile.max_new_tokens,
             **_measured(cfg, model, next(iter(drafters.values())), prompts),
-        }
+        )
+        found = profile.model_dump(by_alias=True)
         write_json(folder.file("profile.json"), found)
         folder.file("profile.md").write_text(render_markdown(found), encoding="utf-8")
         folder.file("profile.html").write_text(render_page(found), encoding="utf-8")
-        folder.finish({"arms": len(found["arms"])})
+        folder.finish({"arms": len(profile.arms)})
         log.info("profile: %s", folder.file("profile.html"))
 
 

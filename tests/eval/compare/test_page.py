@@ -54,7 +54,7 @@ def results() -> dict[str, Any]:
             "rounds": 1,
             "batches": {"1": 3},
         },
-        "arms": ARMS,
+        "arms": {name: one.model_dump() for name, one in ARMS.items()},
         "definitions": {},
         "rows": [],
         "choices": [{**{key: one[key] for key in ("text", "batch_size", "temperature")}, **chosen} for one in cells],

@@ -21,6 +21,7 @@ from eval.modes.compare.drafters import Drafters, LoadedDrafters
 from eval.modes.compare.texts import load_texts
 from eval.prompts.kinds import TextPrompts
 from eval.prompts.prompt import Prompt
+from eval.results.compared import Choice
 from tests.eval.compare.tiny_comparison import values, write_sources
 from tests.tiny import tiny_tokenizer
 
@@ -82,5 +83,5 @@ def test_a_cell_chooses_on_screening_prompts_and_times_reported_ones(monkeypatch
         monkeypatch.setattr(LoadedDrafters, name, lambda *_, value=value: value)
     monkeypatch.setattr(mode.CellRun, "time", timed)
     cell = Cell(1, 0.0, "edit")
-    mode.measure(loaded, cell, loaded.choose(cell))
+    mode.measure(loaded, cell, Choice.model_construct(**loaded.choose(cell)))
     assert seen == {"chosen on": ["screening"], "timed": ["reported"] * 2}

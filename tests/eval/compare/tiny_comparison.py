@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.arms.base import our_name
+from eval.results.compared import DraftingArm
 from tests.tiny import save_tiny_target
 
 ARMS = {
@@ -106,15 +107,8 @@ def ours(**paces: Sequence[float | None]) -> Paces:
     return {our_name(name): pace for name, pace in paces.items()}
 
 
-def arm(draft: str, members: list[str] | None = None, has_weights: bool = False) -> dict[str, Any]:
+def arm(draft: str, members: Sequence[str] = (), has_weights: bool = False) -> DraftingArm:
     """What results.json says of an arm."""
-    settings = {"members": members} if members else {}
-    return {
-        "draft": draft,
-        "settings": settings,
-        "changes": {},
-        "lengths": [4],
-        "texts": ["edit"],
-        "members": members or [],
-        "has_weights": has_weights,
-    }
+    settings = {"members": list(members)} if members else {}
+    told = {"draft": draft, "settings": settings, "changes": {}, "texts": ["edit"], "members": list(members)}
+    return DraftingArm.model_validate(told | {"has_weights": has_weights})

@@ -106,13 +106,13 @@ FAULTS: list[Fault] = [
         test_comparison.test_every_divergence_is_a_near_tie_or_a_mismatch,
         (
             "eval.measure.certificate_parts:_entry",
-            "max((scores.max() - scores[token])",
-            "min((scores.max() - scores[token])",
+            "max(((scores.max() - scores[token])",
+            "min(((scores.max() - scores[token])",
         ),
         (
-            "eval.measure.certificate_parts:_compare_chunk",
-            'entry["gap"] is None or entry["gap"] > MARGIN',
-            'entry["gap"] is not None and entry["gap"] > MARGIN',
+            "eval.measure.certificate_parts:Departure.is_near_tie",
+            "self.gap is not None and",
+            "self.gap is None or",
         ),
     ),
     *noticed_by(
@@ -121,7 +121,7 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_comparison.test_the_rate_is_divergences_per_token_compared,
-        ("eval.modes.certificate:_row", 'len(counts["divergences"])', 'counts["mismatches"]'),
+        ("eval.modes.certificate:_row", "len(counts.divergences)", "counts.mismatches"),
     ),
     *noticed_by(
         test_comparison.test_most_tokens_are_greedy_ones_in_the_wide_precision_which_alone_is_judged,
@@ -165,7 +165,7 @@ FAULTS: list[Fault] = [
         (
             "eval.modes.families.results:training_row",
             "tokens / seconds",
-            'float(np.mean([pace["tokens"] / pace["seconds"] for pace in paces]))',
+            "fmean(pace.tokens / pace.seconds for pace in paces)",
         ),
     ),
     *noticed_by(
@@ -178,10 +178,10 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_family_figures.test_a_rival_is_who_reaches_into_the_best_ones_interval,
-        ("eval.modes.families.recommend:rivals", "_ends(row, figure)[1] >= low", "row[figure] >= low"),
+        ("eval.modes.families.recommend:rivals", "one.ends[1] >= low", "one.value >= low"),
     ),
     *noticed_by(
         test_family_figures.test_a_draft_is_advised_only_where_its_whole_interval_is_above_one,
-        ("eval.modes.families.recommend:_speeds", '_ends(best, "speedup")[0] > 1', 'best["speedup"] > 1'),
+        ("eval.modes.families.recommend:_speeds", "reached[best].ends[0] > 1", "reached[best].value > 1"),
     ),
 ]

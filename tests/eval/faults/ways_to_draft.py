@@ -22,7 +22,7 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_which_when.test_the_best_is_the_fastest_and_without_training_the_fastest_of_those,
-        (f"{_IN}.which_when:which_when", 'if not arms[name]["has_weights"]', 'if arms[name]["has_weights"]'),
+        (f"{_IN}.which_when:which_when", "if not arms[name].has_weights", "if arms[name].has_weights"),
         (f"{_IN}.which_when:_best", "ratio_over(runs, best, plain, seed)", "ratio_over(runs, plain, best, seed)"),
         (f"{_IN}.which_when:_is_no_slower", "<= 1", ">= 1"),
     ),
@@ -56,7 +56,7 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_which_when.test_a_mixture_is_held_against_the_fastest_of_what_its_members_do_alone,
-        (f"{_IN}.which_when:mixtures", 'in arms[name]["members"]]', 'not in arms[name]["members"]]'),
+        (f"{_IN}.which_when:mixtures", "in arms[name].members]", "not in arms[name].members]"),
         (f"{_IN}.which_when:mixtures", "our_name(name), best, seed", "best, our_name(name), seed"),
     ),
     *noticed_by(
