@@ -14,7 +14,6 @@ from decode.common.errors import ConfigError, InputError
 from decode.common.run_folder import is_finished
 from decode.common.typed_config import build
 from decode.models.load import ModelDescription
-from distill import stage
 from distill.config import DistillConfig
 from distill.records.record_folder import RecordFolder
 from eval.config import EvalConfig
@@ -145,15 +144,6 @@ def check_layers(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> None:
                     f"{missing} are missing. Delete the folder, which is then written again, or use another "
                     "families.folder"
                 )
-
-
-def record_features(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> dict[str, str]:
-    """Write the folders that are not there yet, and name them by code."""
-    folders = record_folders(cfg, wanted)
-    for code, layers in wanted.items():
-        if not is_finished(Path(folders[code])):
-            stage.run(rescoring(cfg, code, layers, folders[code]))
-    return folders
 
 
 def rescoring(cfg: EvalConfig, code: str, layers: list[int], output_dir: str) -> DistillConfig:

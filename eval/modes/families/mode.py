@@ -25,7 +25,6 @@ from eval.modes.families.arms import (
     check_records,
     describe_arms,
     layers_wanted,
-    record_features,
     record_folders,
 )
 from eval.modes.families.engines import refusals, refused_forms, title
@@ -39,6 +38,7 @@ from eval.modes.families.trainings import (
     given,
     in_child,
     pace_of,
+    record_features,
     train_all,
     trainings,
 )

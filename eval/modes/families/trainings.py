@@ -24,11 +24,12 @@ from decode.drafters.saved_draft import OWN, config_in, describe_draft
 from decode.drafters.saved_head import HEADS
 from decode.models.hidden_states import FINAL
 from decode.models.load import ModelDescription
+from distill import stage as recording
 from distill.records.record_folder import RecordFolder
 from distill.sequences import record_sequences
 from eval.config import EvalConfig
 from eval.inputs import check_held_out
-from eval.modes.families.arms import ArmFacts, train_config
+from eval.modes.families.arms import ArmFacts, record_folders, rescoring, train_config
 from eval.prompts.chats import check_chats_of_draft
 from train import stage
 from train.batches import PackedSource
@@ -177,6 +178,15 @@ def steps_of(cfg: EvalConfig, one: Training, per_step: float) -> int:
     if one.budget == "tokens":
         return steps_for_tokens(cfg.families.tokens, per_step)
     return pace_of(Training(one.arm, "tokens", one.code, one.seed).folder(cfg)).steps_for_seconds(cfg.families.seconds)
+
+
+def record_features(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> dict[str, str]:
+    """Write the folders that are not there yet, and name them by code."""
+    folders = record_folders(cfg, wanted)
+    for code, layers in wanted.items():
+        if not is_finished(Path(folders[code])):
+            recording.run(rescoring(cfg, code, layers, folders[code]))
+    return folders
 
 
 def train_all(cfg: EvalConfig, records: Mapping[str, str]) -> None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from decode.common.environment import resolve_device
 from decode.common.errors import ConfigError, InputError
@@ -21,10 +22,12 @@ from eval.measure.energy import EnergyMeter, energy_meter
 from eval.modes.served.comparison import ask, first_places
 from eval.modes.served.counting import Texts
 from eval.modes.served.engine.server import Server, complete, found, models
-from eval.modes.served.folders import ServedDraft
 from eval.modes.served.kept import Asked, Timed
 from eval.modes.served.schedule.in_vllm import SCHEDULED, held_at
 from eval.results.energy import energy_entry
+
+if TYPE_CHECKING:
+    from eval.modes.served.folders import ServedDraft
 
 LEAST_REQUESTS = 8
 """Timed at every batch size: one alone says little."""
