@@ -4,7 +4,7 @@ from tests.census import census, circles
 
 MOST = {
     "product files": 464,
-    "product lines": 54056,
+    "product lines": 54055,
     "tests files": 283,
     "tests lines": 48286,
     "settings": 356,
