@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from eval.results.schema import Interval, Row
 
@@ -279,8 +279,6 @@ class Code(BaseModel, frozen=True):
 
 class Advice(BaseModel, frozen=True):
     """What figures advise under a condition."""
-
-    model_config = ConfigDict(populate_by_name=True)
 
     condition: str = Field(alias="if")
     use: str

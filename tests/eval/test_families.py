@@ -397,7 +397,7 @@ def test_no_advice_without_figures():
 
 
 def test_mismatches_are_named_by_arm():
-    row = {"near_ties": 1, "tokens_checked": 1000}
+    row: dict = {"near_ties": 1, "tokens_checked": 1000}
     rows = [Quality.model_construct(**row, arm=arm, mismatches=wrong) for arm, wrong in (("hydra", 2), ("lm", 0))]
     assert losslessness_of_all(rows).endswith("2 mismatches (hydra) and 2 near-ties in 2,000 tokens.")
 

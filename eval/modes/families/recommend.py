@@ -67,7 +67,8 @@ def rivals(best: str, reached: Mapping[str, Ratio]) -> list[str]:
 
 
 def _advice(condition: str, use: str, because: str, also: Sequence[str] = (), arm: str | None = None) -> Advice:
-    return Advice(condition=condition, use=use, because=because, also=list(also), arm=arm)
+    told = {"if": condition, "use": use, "because": because, "also": list(also), "arm": arm}
+    return Advice.model_validate(told)
 
 
 def _speeds(found: Families) -> Iterator[Advice]:
