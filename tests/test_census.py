@@ -3,13 +3,13 @@
 from tests.census import census, circles
 
 MOST = {
-    "product files": 464,
-    "product lines": 53705,
-    "tests files": 283,
-    "tests lines": 48300,
+    "product files": 459,
+    "product lines": 54034,
+    "tests files": 281,
+    "tests lines": 48328,
     "settings": 356,
     "file circles": 0,
-    "string subscripts in eval": 884,
+    "string subscripts in eval": 147,
     "errors over 200 characters": 0,
 }
 """Figures of 27 November 2026."""

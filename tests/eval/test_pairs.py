@@ -88,11 +88,12 @@ def test_arms_are_held_against_the_faster_of_vllms_where_it_ran() -> None:
 
 
 def test_peers_are_held_against_our_best_setting() -> None:
+    untried: dict[str, Any] = {"tokens_per_s": {}, "prompts": 0, "seconds": 0.0}
     results = Comparison.model_construct(
         environment={"seed": 0, "packages": {"transformers": "5"}},
         choices=[
-            Choice(batch_size=8, temperature=1.0, best={"ours": "b"}, tokens_per_s={}),
-            Choice(batch_size=1, temperature=1.0, best={"ours": "a", "transformers assisted": "k=3"}, tokens_per_s={}),
+            Choice(batch_size=8, temperature=1.0, best={"ours": "b"}, **untried),
+            Choice(batch_size=1, temperature=1.0, best={"ours": "a", "transformers assisted": "k=3"}, **untried),
         ],
         cells=[TimedCell.model_validate(cell_with_ratios(whole_cell(), over_others, 0))],
     )

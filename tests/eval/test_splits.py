@@ -28,6 +28,7 @@ from eval.modes.families.measuring import Timing
 from eval.prompts.held_out import as_many_as, load_prompts
 from eval.prompts.kinds import TextPrompts
 from eval.prompts.prompt import Prompt
+from eval.results.compared import Choice
 from eval.results.figures import Drafted
 from tests.eval.samples import FakeArm, config, prompts
 from tests.tiny import tiny_tokenizer
@@ -215,7 +216,7 @@ def test_a_cell_of_decoders_times_its_own_reported_text(monkeypatch: pytest.Monk
     monkeypatch.setattr(LoadedDecoders, "left_out", lambda *_: {})
     rows_made_up(monkeypatch, seen)
     cell = Cell(2, 1.0, "code")
-    found = mode.measure(loaded(), cell, {"best": {"ours": "b"}, "best_chain": "a"})
+    found = mode.measure(loaded(), cell, Choice.model_construct(best={"ours": "b"}, best_chain="a"))
     assert arm.asked == ids(REPORTED[:6])  # three batches of two
     assert found["prompts"] == 6
     assert found["mean_tokens"] == 4
@@ -265,7 +266,7 @@ def test_draft_lengths_of_families_are_chosen_on_screening_prompts(monkeypatch: 
 
 def test_families_are_timed_on_reported_prompts_at_the_length_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     subject, arms = race(monkeypatch)
-    found = subject.measure(Cell(2, 1.0, "text"), {"best": {"d": "2"}})
+    found = subject.measure(Cell(2, 1.0, "text"), Choice.model_construct(best={"d": "2"}))
     assert found["prompts"] == 6
     assert found["rows"] == [{"made_of": "k=2"}]
     assert set(arms) == {"own autoregressive loop", "transformers generate", "d"}
