@@ -6,7 +6,7 @@ MOST = {
     "product files": 464,
     "product lines": 53940,
     "tests files": 283,
-    "tests lines": 48286,
+    "tests lines": 48285,
     "settings": 356,
     "file circles": 0,
     "string subscripts in eval": 519,
