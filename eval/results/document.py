@@ -181,10 +181,10 @@ def _unquantised(measured: Measured, seed: int) -> list[dict[str, Any]]:
         for row in _timed(cell) if "unquantised" in cell else ():
             if row.category is None and row.setting is None:
                 ratio = arm_ratio([cell], arm_name(row.draft, row.num_draft_tokens), UNQUANTISED, seed)
-                about = row.model_dump(include={"temperature", "draft", "setting", "num_draft_tokens", "tokens_per_s"})
+                about = ("temperature", "draft", "setting", "num_draft_tokens", "tokens_per_s")
                 over = {"ratio": ratio and ratio.value, "ratio_ci95": ratio and ratio.interval}
                 plain = {"unquantised_tokens_per_s": arm_speed([cell], UNQUANTISED)}
-                found.append({**about, **plain, **over, **cell["unquantised"]})
+                found.append({**{name: getattr(row, name) for name in about}, **plain, **over, **cell["unquantised"]})
     return found
 
 
