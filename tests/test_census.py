@@ -4,12 +4,12 @@ from tests.census import census, circles
 
 MOST = {
     "product files": 459,
-    "product lines": 54034,
+    "product lines": 54027,
     "tests files": 281,
     "tests lines": 48328,
     "settings": 356,
     "file circles": 0,
-    "string subscripts in eval": 147,
+    "string subscripts in eval": 144,
     "errors over 200 characters": 0,
 }
 """Figures of 27 November 2026."""

@@ -139,9 +139,9 @@ def software(environment: dict[str, Any]) -> str:
     return f"{versions}, Python {environment['python']}"
 
 
-def size(model: Any) -> str:
+def size(num_parameters: int) -> str:
     """How large a model is."""
-    return f"{_field(model, 'num_parameters') / 1e6:,.1f}M parameters"
+    return f"{num_parameters / 1e6:,.1f}M parameters"
 
 
 def folders(named: Mapping[str, str]) -> str:
@@ -152,9 +152,6 @@ def folders(named: Mapping[str, str]) -> str:
 def batches(timed: Mapping[str, int]) -> str:
     """Batch size -> number of batches, in words."""
     return ", ".join(f"{number} of {rows}" for rows, number in timed.items())
-
-
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -191,17 +188,13 @@ class Table:
 
 def column(header: str, key: str | None = None, write: Callable[[Any], str] = str) -> Column:
     """The field `key`, named as the heading unless told otherwise."""
-    return Column(header, lambda row: write(_field(row, key or header)))
-
-
-def _field(row: Any, name: str) -> Any:
-    return row[name] if isinstance(row, Mapping) else getattr(row, name)
+    return Column(header, lambda row: write(getattr(row, key or header)))
 
 
 def estimate(header: str, key: str | None = None, digits: int = 2) -> Column:
     """A figure with its 95% interval, which lies in the field KEY_ci95."""
     name = key or header
-    return Column(header, lambda row: with_interval(_field(row, name), _field(row, f"{name}_ci95"), digits))
+    return Column(header, lambda row: with_interval(getattr(row, name), getattr(row, f"{name}_ci95"), digits))
 
 
 def columns(*wanted: str | Column) -> list[Column]:
@@ -219,18 +212,17 @@ NAMED = Column("draft", named)
 
 def flips(row: Any) -> str:
     """Sequences of the timed run that rounding made differ, out of tokens."""
-    if _field(row, "dtype_flips") is None:
+    if row.dtype_flips is None:
         return MISSING
-    return f"{_field(row, 'dtype_flips')} in {_field(row, 'dtype_tokens_compared'):,} ({_field(row, 'dtype')})"
+    return f"{row.dtype_flips} in {row.dtype_tokens_compared:,} ({row.dtype})"
 
 
 def _realised(row: Any) -> str:
-    ci95 = row.get("realised_ci95") if isinstance(row, Mapping) else row.realised_ci95
-    return with_interval(_field(row, "realised"), ci95)
+    return with_interval(row.realised, row.realised_ci95)
 
 
 def _part(header: str, whole: str, part: str) -> Column:
-    return Column(header, lambda row: milliseconds(_field(_field(row, whole), part)))
+    return Column(header, lambda row: milliseconds(getattr(getattr(row, whole), part)))
 
 
 _FIGURES = (

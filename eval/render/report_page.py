@@ -192,7 +192,7 @@ def _page(results: dict[str, Any], found: Report, curves: Curves) -> Page:
         title=f"Report: {found.name}",
         results=results,
         method="report_method.j2",
-        lead=f"A target of {size(target)}, {precision} ({target.path}), served with the drafts "
+        lead=f"A target of {size(target.num_parameters)}, {precision} ({target.path}), served with the drafts "
         f"{', '.join(found.drafts)}; its output does not change. Sampled decoding first.",
         headline=[*own, *remarks(found)],
         plots=_plots(found, curves),

@@ -12,7 +12,6 @@ from eval.modes.families.recommend import sentence, serving
 from eval.render.formatting import (
     MISSING,
     Column,
-    Row,
     Table,
     column,
     columns,
@@ -24,10 +23,12 @@ from eval.render.formatting import (
 )
 from eval.render.page import Page, as_html, as_markdown
 from eval.results.compared import Choice, Families, Quality, TimedCell
+from eval.results.schema import Row
 
 
 def _draft_cost(row: Row) -> str:
-    return milliseconds(row["component_times"]["t_draft_s"] * row["num_draft_tokens"])
+    times = row.component_times
+    return MISSING if times is None else milliseconds(times.t_draft_s * row.num_draft_tokens)
 
 
 _SPEED = columns(
@@ -109,7 +110,7 @@ def _speed_table(found: Families) -> Table:
     """Speedup, draft length and draft cost by batch size and temperature."""
     plain = "; ".join(map(_plain, found.timed))
     note = f"Speedup is over the faster way without a draft, in tokens/s of the whole batch: {plain}."
-    return Table("Speed", _SPEED, [row.model_dump() for row in found.rows], note)
+    return Table("Speed", _SPEED, found.rows, note)
 
 
 def _plain(cell: TimedCell) -> str:
