@@ -6,7 +6,7 @@ MOST = {
     "product files": 459,
     "product lines": 54027,
     "tests files": 281,
-    "tests lines": 48328,
+    "tests lines": 48332,
     "settings": 356,
     "file circles": 0,
     "string subscripts in eval": 144,

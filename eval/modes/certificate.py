@@ -40,10 +40,14 @@ LOSSLESS = (
     "Exact in distribution; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties, and the rate is "
     "reported."
 )
-_DIVERGENCES = columns(
-    *("part", "prompt", "position", column("target's token", "target_token")),
-    *(column("speculative token", "speculative_token"), column("top-2 margin", "top2_margin", "{:.2g}".format)),
-)
+_DIVERGENCES = [
+    Column("part", lambda row: row[0]),
+    Column("prompt", lambda row: row[1].prompt),
+    Column("position", lambda row: str(row[1].position)),
+    Column("target's token", lambda row: str(row[1].target_token)),
+    Column("speculative token", lambda row: str(row[1].speculative_token)),
+    Column("top-2 margin", lambda row: f"{row[1].top2_margin:.2g}"),
+]
 
 
 class Verdict(Content):
@@ -260,12 +264,8 @@ _COUNTS = columns(
 
 
 def _divergences(found: Certificate) -> Table:
-    rows = [
-        {"part": f"{part.dtype}, T={part.temperature:g}", **one.model_dump()}
-        for part in found.parts
-        for one in part.divergences
-    ]
-    largest = max((one.top2_margin for part in found.parts for one in part.divergences), default=0.0)
+    rows = [(f"{part.dtype}, T={part.temperature:g}", one) for part in found.parts for one in part.divergences]
+    largest = max((one.top2_margin for _, one in rows), default=0.0)
     note = (
         f"{min(LISTED, len(rows))} of {len(rows):,}; all are in certificate.json. The margin is by how much the target "
         "prefers its best token to its second (in that precision, noise included); the largest is "

@@ -361,7 +361,7 @@ def synthetic() -> Families:
         budgets=Budgets(tokens=1000, seconds=20.0, seeds=[0]),
         records={"bf16": "a", "int8": "b", "pca": "c"},
         shapes={"chain": {}, "tree": {"tree": "2x1"}},
-        cells=[{"batch_size": rows, "temperature": 1.0, "arms": []} for rows in (1, 8)],
+        cells=[{"batch_size": rows, "temperature": 1.0, "prompts": 1, "arms": []} for rows in (1, 8)],
         rows=[speed_of("lm", 1.5), speed_of("eagle3", 2.0), speed_of("mtp", 1.85), speed_of("lm", 1.05, 8)],
         quality=[
             tau_of("lm", 2.0),

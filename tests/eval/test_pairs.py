@@ -68,7 +68,7 @@ def test_kept_times_are_seconds_per_token_with_and_without_the_prompt() -> None:
 
 def whole_cell() -> dict[str, Any]:
     arms = {AUTOREGRESSIVE: 0.4, TRANSFORMERS: 0.5, "transformers assisted": 0.25, "ours, a": 0.1, "ours, b": 0.05}
-    place = {"batch_size": 1, "temperature": 1.0, "text": "code", "rows": [], "vllm_version": None}
+    place = {"batch_size": 1, "temperature": 1.0, "text": "code", "prompts": 1, "rows": [], "vllm_version": None}
     return {**cell(**{name: [pace] for name, pace in arms.items()}), **place}
 
 

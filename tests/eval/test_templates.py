@@ -6,6 +6,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from jinja2 import UndefinedError
@@ -17,6 +18,7 @@ from eval.results.document import command
 
 ROOT = CONF.parent
 ENVIRONMENT = {"cpu": "*y*`", "cores": 2, "threads": 1, "python": "3", "seed": 0, "command": "x *y*"}
+ROW = SimpleNamespace(x="1\n2", y=1.0, y_ci95=[0.5, 1.5])
 RESULTS = {
     "environment": ENVIRONMENT,
     "target": {"path": "p", "num_parameters": 10, "dtype": "float32"},
@@ -29,7 +31,9 @@ PAGE = Page(
     RESULTS,
     "profile_method.j2",
     every_table=[
-        Table("With rows", [column("x"), estimate("y", digits=1)], [{"x": "1\n2", "y": 1.0, "y_ci95": [0.5, 1.5]}]),
+        Table(
+            "With rows", [column("x"), estimate("y", digits=1)], [SimpleNamespace(x="1\n2", y=1.0, y_ci95=[0.5, 1.5])]
+        ),
         Table("Nothing to show", [column("x")], [], "a note about rows"),
         Table("Left out", [column("x")], [], "a note about rows", reason="because <i>"),
     ],
@@ -72,11 +76,11 @@ def test_what_a_template_shows_and_nobody_gave_is_an_error():
 
 
 def test_a_column_writes_the_field_of_its_name_unless_told_otherwise():
-    row = {"x": 1, "y": 0.25}
+    row = SimpleNamespace(x=1, y=0.25)
     columns = [
         column("x"),
         column("y again", "y", "{:.1%}".format),
-        Column("sum", lambda one: str(one["x"] + one["y"])),
+        Column("sum", lambda one: str(one.x + one.y)),
     ]
     assert Table("t", columns, [row]).cells == [["1", "25.0%", "1.25"]]
 
