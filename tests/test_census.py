@@ -4,9 +4,9 @@ from tests.census import census, circles
 
 MOST = {
     "product files": 459,
-    "product lines": 54027,
+    "product lines": 54029,
     "tests files": 281,
-    "tests lines": 48332,
+    "tests lines": 48342,
     "settings": 356,
     "file circles": 0,
     "string subscripts in eval": 144,

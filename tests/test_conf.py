@@ -1,12 +1,15 @@
 """Every shipped YAML composes and builds its stage's dataclass, and every command shown to a reader is accepted."""
 
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from decode.common.compose import CONF, wants_sweep
 from decode.common.errors import ConfigError
 from decode.common.sweep import plan_sweep
+from decode.drafters.untrained.config import UNTRAINED
 from tests.commands import MINIMUM, STAGES, built, config_class, groups, shown_commands
 from tests.tiers import by_default
 
@@ -38,6 +41,13 @@ NEEDED = {
     "draft/retrieval": ["draft.settings.datastore=some/datastore"],
 }
 """Option -> what it must be told besides."""
+
+
+@pytest.mark.parametrize("name", UNTRAINED)
+def test_a_named_drafter_s_values_are_those_of_its_class(name: str) -> None:
+    shown = OmegaConf.load(CONF / f"draft/{name}.yaml").settings
+    defaults = {field.name: field.default for field in fields(UNTRAINED[name]) if field.default is not MISSING}
+    assert {one: shown.get(one, value) for one, value in defaults.items()} == defaults
 
 
 @pytest.mark.parametrize("option", by_default(16, OPTIONS))

@@ -16,7 +16,7 @@ from decode.drafters.base import Batch
 from decode.models.fingerprint import weights_fingerprint
 from decode.models.output_head import Ends
 from distill.objectives.scoring import MOST_ROWS
-from train.best_checkpoint import rule
+from train.best_score import rule
 from train.checkpoint import TrainState
 from train.config import TrainConfig
 from train.drafts.blueprint import TrainableDraft

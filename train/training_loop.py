@@ -15,7 +15,7 @@ from decode.common.errors import RunError
 from decode.common.progress import get_logger, progress
 from decode.drafters.base import Batch
 from decode.models.output_head import Ends
-from train import best_checkpoint as selection
+from train import best_score as selection
 from train.batches import PADDING, PackedSource, StepReader
 from train.checkpoint import Checkpoints, TrainState
 from train.config import TrainConfig

@@ -38,7 +38,8 @@ SYSTEM = {
         "{%- set messages = messages if _merged.told else _merged.messages %}\n"
     ),
 }
-"""What becomes of system messages; where there is no user message to merge one into, it stays."""
+"""What becomes of system messages; where there is no user message to merge one into, it stays. `data.system` and
+`SYSTEM_HINT` (distill/) name these ways too."""
 REFUSALS = (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 """What a template raises that does not take a chat: by raise_exception, or in what it computes."""
 DIRECTIVES = (*(f"-{one}" for one in "dmyHIMSj"), *"aAbBcCdDeFfgGhHIjmMpPrRsSTuUVwWxXyYzZ")

@@ -1,9 +1,10 @@
 """Rejection sampling on chains and trees (Leviathan et al. 2023, Chen et al. 2023; trees: Miao et al. 2024 with
 replacement, Jeon et al. 2024 and Chen et al. 2024 without).
 
-At a node the children are tried in order. A child x, drawn from q, is accepted with probability min(1, p(x)/q(x));
-after a refusal p becomes the normalised (p - q)+, and, where children are drawn without replacement, q loses x and is
-normalised again. What is left of p after the last child is the distribution of the token that ends the round.
+At a node the children are tried by their numbers, the order in which they were drawn. A child x, drawn from q, is
+accepted with probability min(1, p(x)/q(x)); after a refusal p becomes the normalised (p - q)+, and, where children are
+drawn without replacement, q loses x and is normalised again. What is left of p after the last child is the distribution
+of the token that ends the round.
 
 Children that were not sampled ("arbitrary") follow the delta rule: accept x with probability p(x), else take x out of
 p. Drawing one token from p and accepting the child that equals it gives the same distribution, and merges duplicates.

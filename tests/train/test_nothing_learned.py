@@ -32,7 +32,7 @@ from tests.tiny import tiny_llama
 from tests.train.toy import head_config, metrics, model_config, tiny_config, write_records
 from train import training_inputs
 from train.batches import PADDING, PackedSource
-from train.best_checkpoint import score
+from train.best_score import score
 from train.drafts.head_blueprint import head_blueprint
 from train.engine import _free_port
 from train.live_target import LiveTarget

@@ -17,7 +17,7 @@ from tests.train.overfit import built_head
 from tests.train.test_checkpoint import OneProcess
 from tests.train.test_shapes import lm
 from tests.train.toy import tiny_config
-from train.best_checkpoint import rule, score
+from train.best_score import rule, score
 from train.checkpoint import Checkpoints, TrainState
 from train.config import TrainConfig
 from train.drafts import head_blueprint
