@@ -51,6 +51,8 @@ POOLS: dict[str, tuple[Check, Pool]] = {
 """Mode -> whether runs of it may be pooled (InputError), and how."""
 START, END = "<!-- results:start -->", "<!-- results:end -->"
 README = Path("README.md")
+_OTHERWISE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, UndefinedError)
+_OTHERWISE += (StopIteration, RuntimeError)  # of a row that is looked for and not there
 ENOUGH = 3
 """Runs behind the README's block."""
 
@@ -62,7 +64,7 @@ def publish(sources: Sequence[Path], destination: Path, readme: Path | None = No
     try:
         results, page, block = _rendered(sources, each)
         ResultsFile.model_validate(results)  # before anything is written; its errors are ValueErrors
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, UndefinedError) as error:
+    except _OTHERWISE as error:
         raise InputError(
             f"{' or '.join(map(str, sources))} lacks what its page shows, or holds it as something else "
             f"({type(error).__name__}: {error}): it was edited or cut, and what it says was not measured. Write the "

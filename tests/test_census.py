@@ -4,9 +4,9 @@ from tests.census import census, circles
 
 MOST = {
     "product files": 459,
-    "product lines": 54029,
+    "product lines": 54031,
     "tests files": 281,
-    "tests lines": 48342,
+    "tests lines": 48347,
     "settings": 356,
     "file circles": 0,
     "string subscripts in eval": 144,

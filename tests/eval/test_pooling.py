@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -172,6 +173,10 @@ def test_what_was_pooled_is_read_back_and_rendered_alike(tmp_path: Path) -> None
     assert (tmp_path / "copy.md").read_text() == (tmp_path / "page.md").read_text()
     assert [run["environment"]["cpu"] for run in again["runs"]] == ["A", "B", "A"]
     assert "seconds_by_prompt" not in again["runs"][0]["rows"][0]  # pairs stay with the runs
+    again["runs"][0]["rows"][0]["draft"] = "another"
+    (tmp_path / "page.json").write_text(json.dumps(again))
+    with pytest.raises(InputError, match="edited or cut"):
+        publish([tmp_path / "page.json"], tmp_path / "copy", tmp_path / "README.md")
 
 
 def test_the_block_leads_with_what_travels_and_gives_the_speedup_as_a_range() -> None:
