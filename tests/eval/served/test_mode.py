@@ -155,7 +155,7 @@ def test_texts_of_another_model_are_refused(toy: Toy, tmp_path: Path) -> None:
     save_tiny_target(tmp_path / "other", seed=5)
     with (
         serving(toy.engine(written=str(tmp_path / "other"))) as there,
-        pytest.raises(InputError, match="another model"),
+        pytest.raises(InputError, match="not the target.s own, and it would not write them"),
     ):
         stage.run(toy.config(tmp_path, there.root, served={"batch_sizes": []}))
     assert not (tmp_path / "report/results.json").exists()
