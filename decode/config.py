@@ -32,7 +32,7 @@ Scheme = Literal["int8", "int4", "int8_dynamic"]
 """How torchao quantises a model's linear layers as it is loaded (`decode.models.torchao_schemes`)."""
 
 
-def check_scheme(scheme: object, where: str, instead: str) -> None:
+def require_scheme(scheme: object, where: str, instead: str) -> None:
     """Raise ConfigError for a word that is no scheme."""
     schemes = get_args(Scheme)
     require(scheme in schemes, f"{where}={scheme!r} is no scheme; use one of {', '.join(schemes)}, or {instead}")

@@ -102,10 +102,10 @@ def check_context(model: PreTrainedModel, lengths: list[int], max_new_tokens: in
         raise InputError("a prompt is empty; decoding starts from at least one token (a BOS or newline token, say)")
     limit = longest_context(model.config)
     if limit is not None:
-        check_room(max(lengths), max_new_tokens, limit, "max_new_tokens")
+        check_fits(max(lengths), max_new_tokens, limit, "max_new_tokens")
 
 
-def check_room(prompt_tokens: int, new_tokens: int, context: int, where: str) -> None:
+def check_fits(prompt_tokens: int, new_tokens: int, context: int, where: str) -> None:
     """Raise InputError where prompt and completion do not fit the model's context, past which positions are
     undefined."""
     together = prompt_tokens + new_tokens

@@ -26,7 +26,7 @@ from decode.models.chat_template import REFUSALS, settled
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import describe_model, load_model
 from decode.rehearsal import warm_up
-from decode.requests import Event, check_room
+from decode.requests import Event, check_fits
 from decode.sampling.asked import asked_processors
 from decode.sampling.own_settings import RESTING, say_others
 from decode.sampling.stopping import own_eos_ids
@@ -51,7 +51,7 @@ def run(config: DecodeConfig) -> None:
     used, written = vars(config.decode), {name: f"decode.{name}={{}}" for name in RESTING}
     say_others(target.generation_config, used, target.path, written, of_run=True)
     ids = encode_prompt(config, tokenizer)
-    check_room(len(ids), config.decode.max_new_tokens, target.max_positions, "decode.max_new_tokens")
+    check_fits(len(ids), config.decode.max_new_tokens, target.max_positions, "decode.max_new_tokens")
     if config.plan:
         log.info(
             "plan: %d prompt tokens, up to %d new; target %s (%d parameters), draft %s",

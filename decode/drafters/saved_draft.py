@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from decode.common.environment import device_of, resolve_device
 from decode.common.errors import InputError
 from decode.common.typed_config import require
-from decode.config import ModelConfig, Precision, Scheme, check_scheme, model_folder
+from decode.config import ModelConfig, Precision, Scheme, model_folder, require_scheme
 from decode.drafters.base import Drafter
 from decode.drafters.beside.refusals import check_device
 from decode.drafters.head_draft import HeadConfig, HeadDraft
@@ -73,7 +73,7 @@ def load_drafter(
     place = device_of(target) if device is None else resolve_device(device)
     in_folder = asked is None and isinstance(path, str | PathLike)
     if quantization is not None:
-        check_scheme(quantization, "quantization", "None")
+        require_scheme(quantization, "quantization", "None")
         require(
             in_folder,
             f"quantization={quantization} rounds the weights of a draft as they are loaded from a folder, and "

@@ -8,7 +8,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from decode.common.typed_config import require, require_at_least
-from decode.config import ModelConfig, check_scheme
+from decode.config import ModelConfig, require_scheme
 
 RuntimeName = Literal["transformers", "vllm", "openai"]
 STARTED = ("tensor_parallel_size", "pipeline_parallel_size", "quantization", "gpu_memory_utilization")
@@ -79,7 +79,7 @@ def _check_engine_settings(target: TargetConfig) -> None:
     _refuse(target, ("served_name", "key_variable"), "is for target.runtime=openai; set that, or leave it out")
     if target.runtime == "transformers":
         if target.quantization is not None:
-            check_scheme(target.quantization, "target.quantization", "set target.runtime=vllm, whose words are others")
+            require_scheme(target.quantization, "target.quantization", "target.runtime=vllm, whose words are others")
         _refuse(
             target,
             (*(name for name in STARTED if name != "quantization"), "states_url", "states_folder"),

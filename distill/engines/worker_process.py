@@ -89,7 +89,7 @@ def first_line(
     }
 
 
-class Written(BaseModel, frozen=True):
+class WorkerTexts(BaseModel, frozen=True):
     """A worker's answer where texts were asked for, by prompt."""
 
     new_ids: list[list[int]]

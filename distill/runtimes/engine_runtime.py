@@ -25,7 +25,7 @@ from decode.models.structure import last_norm_of
 from decode.sampling.stopping import own_eos_ids
 from distill.config import DistillConfig
 from distill.corpora.corpus import unit_hash
-from distill.engines.worker_process import Written
+from distill.engines.worker_process import WorkerTexts
 from distill.records.record_shards import Record
 from distill.responses import OnResponse, Response, Sampler, ignored
 from distill.runtimes.kept_responses import kept_responses
@@ -79,7 +79,7 @@ class EngineRuntime(Runtime):
             prompts: list[list[int]], rows: list[int], seed: int, on_response: OnResponse = ignored
         ) -> list[Response]:
             seeds = [int(unit_hash("row", seed, row) * 2**31) for row in rows]
-            found = Written.model_validate(self.engine("write").call({"prompts": prompts, "seeds": seeds, **about}))
+            found = WorkerTexts.model_validate(self.engine("write").call({"prompts": prompts, "seeds": seeds, **about}))
             reasons = [_REASONS[reason] for reason in found.finish_reasons]
             steps = [counts for _, counts in found.arrivals]
             passes = [

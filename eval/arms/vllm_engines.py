@@ -12,7 +12,7 @@ from typing import Any
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder
 from decode.sampling.warp import Sampling
-from distill.engines.worker_process import WORKER, Engine, Written, first_line
+from distill.engines.worker_process import WORKER, Engine, WorkerTexts, first_line
 from eval.arms.base import Arm, Sample, emitted
 
 log = get_logger("eval")
@@ -44,7 +44,7 @@ class VllmArm:
 
 def as_sample(answer: Mapping[str, Any], eos: Sequence[int], max_new_tokens: int) -> Sample:
     """The worker's answer; the first arrival is the step after which every row has a token."""
-    found = Written.model_validate(answer)
+    found = WorkerTexts.model_validate(answer)
     new = [emitted(ids, eos, max_new_tokens) for ids in found.new_ids]
     so_far = [0] * len(new)
     first_s, first_tokens = found.seconds, sum(map(len, new))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eval.results import schema
-from eval.results.reported import Peer, Unquantised
+from eval.results.reported import AssistedPeer, Unquantised
 
 MISSING = "–"
 
@@ -92,7 +92,7 @@ def count(number: int, word: str, ending: str = "s") -> str:
     return f"{number:,} {word}{'' if number == 1 else ending}"
 
 
-def setting(peer: Peer) -> str:
+def setting(peer: AssistedPeer) -> str:
     """A peer's setting in short; of runs that chose others, all of them."""
     each = peer.settings_by_run or [peer.setting]
     named = [f"k={one['num_assistant_tokens']}, threshold {one['assistant_confidence_threshold']:g}" for one in each]

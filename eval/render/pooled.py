@@ -23,7 +23,7 @@ from eval.render.formatting import (
     with_interval,
 )
 from eval.results.pooling import row_key
-from eval.results.reported import Peer, Report, Run
+from eval.results.reported import AssistedPeer, Report, Run
 from eval.results.schema import Row
 
 SHORT = columns(
@@ -45,7 +45,7 @@ def sides(results: Report, row: Row) -> list[Row]:
     return [row, *sorted(others, key=lambda one: -one.tau)[:1]]
 
 
-def side_by_side(both: Sequence[Row], peer: Peer | None) -> Table:
+def side_by_side(both: Sequence[Row], peer: AssistedPeer | None) -> Table:
     """What a machine does not change, a column for each draft. transformers takes the first one alone."""
     rows = [
         ("alpha", *(with_interval(row.alpha, row.alpha_ci95, 3) for row in both)),
@@ -62,7 +62,7 @@ def side_by_side(both: Sequence[Row], peer: Peer | None) -> Table:
     return Table("What travels", [Column(one, itemgetter(i)) for i, one in enumerate(headers)], rows)
 
 
-def _over(peer: Peer | None) -> str:
+def _over(peer: AssistedPeer | None) -> str:
     if peer is None:
         return MISSING
     ratio = with_interval(peer.ratio_ours_over_peer, peer.ratio_ci95)

@@ -248,7 +248,7 @@ class TrainingRow(BaseModel, frozen=True):
     tokens_per_s: float
 
 
-class Quality(BaseModel, frozen=True):
+class ArmQuality(BaseModel, frozen=True):
     """tau, acceptance by position and losslessness over all seeds."""
 
     arm: str
@@ -266,7 +266,7 @@ class Quality(BaseModel, frozen=True):
     tokens_checked: int
 
 
-class Code(BaseModel, frozen=True):
+class CodeCost(BaseModel, frozen=True):
     """What a code of hidden states costs in tau."""
 
     arm: str
@@ -301,8 +301,8 @@ class Families(Heading, frozen=True):
     prompts: dict[str, Any]
     definitions: dict[str, str]
     trainings: list[TrainingRow]
-    quality: list[Quality]
-    codes: list[Code]
+    quality: list[ArmQuality]
+    codes: list[CodeCost]
     rows: list[Row]
     energy: list[dict[str, Any]] | None = None
     choices: list[dict[str, Any]]

@@ -15,7 +15,7 @@ from eval.arms.ours import drafting
 from eval.comparison_config import named_settings
 from eval.config import EvalConfig
 from eval.results.compared import Choice
-from eval.results.reported import Contest, Peer, Report, Run
+from eval.results.reported import AssistedPeer, Contest, Report, Run
 from eval.results.schema import Row
 from eval.results.statistics import Estimate, bootstrap_crossed, median_of_ratios
 
@@ -103,7 +103,7 @@ def headline_row(results: Report) -> Row | None:
     return next(iter(rows), None)
 
 
-def over_peer(results: Report, row: Row, peer: Peer) -> Peer:
+def over_peer(results: Report, row: Row, peer: AssistedPeer) -> AssistedPeer:
     """`peer` with its ratio to that row's arm, as it stands where that is the arm that it was held against."""
     if (row.draft, row.setting) == (peer.draft, None):
         return peer
@@ -120,7 +120,7 @@ def ours_over(estimate: Estimate | None) -> dict[str, Any]:
     return {"ratio_ours_over_peer": estimate and estimate.value, "ratio_ci95": estimate and estimate.interval}
 
 
-def _pairs(run: Report | Run, row: Row, peer: Peer) -> list[tuple[float, float]]:
+def _pairs(run: Report | Run, row: Row, peer: AssistedPeer) -> list[tuple[float, float]]:
     """Seconds per token of the peer and of the row's arm, by prompt; NaN where one of them is unknown."""
     wanted = (row.draft, row.setting, row.temperature, row.category)
     (ours,) = (one for one in run.rows if (one.draft, one.setting, one.temperature, one.category) == wanted)

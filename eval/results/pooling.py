@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from eval.results.energy import pooled_energy, same_facts
 from eval.results.figures import described
 from eval.results.headline import ours_over, pooled_contests
-from eval.results.reported import Peer, Report
+from eval.results.reported import AssistedPeer, Report
 from eval.results.schema import ComponentTimes, Row
 from eval.results.statistics import Estimate, Statistic, bootstrap_crossed, median_of_ratios, ratio_of_sums
 
@@ -80,7 +80,7 @@ def pool(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def peer_key(peer: Peer) -> tuple[Any, ...]:
+def peer_key(peer: AssistedPeer) -> tuple[Any, ...]:
     """The best setting is each run's own; those that were tried are told apart."""
     return peer.temperature, peer.best, None if peer.best else str(peer.setting)
 
@@ -124,7 +124,7 @@ def _energy(each: Sequence[Row], seed: int) -> dict[str, Any]:
     return {**described("energy_j_per_token", found), **said}
 
 
-def _peer(each: Sequence[Peer], seed: int) -> Peer:
+def _peer(each: Sequence[AssistedPeer], seed: int) -> AssistedPeer:
     found = medians(each, "tokens_per_s")
     if not found.best:
         return found

@@ -19,7 +19,7 @@ PartOfRow = Annotated[Row, BeforeValidator(_some_fields)]
 """A row of which some fields are known; others may not be asked for."""
 
 
-class Peer(BaseModel, frozen=True):
+class AssistedPeer(BaseModel, frozen=True):
     """transformers assisted generation at a setting."""
 
     name: str
@@ -127,7 +127,7 @@ class Prompts(BaseModel, frozen=True):
     wanted: Wanted = Wanted()
 
 
-class Target(BaseModel, frozen=True):
+class ReportedTarget(BaseModel, frozen=True):
     """What was decoded."""
 
     path: str
@@ -142,7 +142,7 @@ class Run(BaseModel, frozen=True):
 
     environment: dict[str, Any]
     rows: list[PartOfRow] = Field(default_factory=list)
-    peers: list[Peer] = Field(default_factory=list)
+    peers: list[AssistedPeer] = Field(default_factory=list)
 
 
 class Report(BaseModel, frozen=True):
@@ -150,7 +150,7 @@ class Report(BaseModel, frozen=True):
 
     name: str
     environment: dict[str, Any]
-    target: Target
+    target: ReportedTarget
     drafts: dict[str, str]
     fingerprints: dict[str, str] = Field(default_factory=dict)
     settings: dict[str, Any] = Field(default_factory=dict)
@@ -159,7 +159,7 @@ class Report(BaseModel, frozen=True):
     definitions: dict[str, str]
     rows: list[Row]
     energy: list[Energy] | None = None
-    peers: list[Peer]
+    peers: list[AssistedPeer]
     unquantised: list[Unquantised] = Field(default_factory=list)
     peers_left_out: str | None
     arms: list[ArmSpeed]

@@ -25,7 +25,7 @@ from eval.modes.families.recommend import PLAIN, recommend, sentence
 from eval.modes.families.results import Group, quality_row
 from eval.modes.families.trainings import Training, in_child, pace_of, steps_for_tokens
 from eval.publish import publish
-from eval.results.compared import Budgets, Code, Families, Quality, TrainedArm
+from eval.results.compared import ArmQuality, Budgets, CodeCost, Families, TrainedArm
 from eval.results.schema import Row
 from eval.results.statistics import bootstrap_crossed, ratio_of_ratios, ratio_of_sums
 from tests.commands import built
@@ -337,9 +337,9 @@ def figure(name: str, value: float, width: float = 0.1, **fields) -> dict:
     return {name: value, f"{name}_ci95": [value - width, value + width], **fields}
 
 
-def tau_of(arm: str, tau: float, budget: str = "tokens", shape: str = "chain") -> Quality:
+def tau_of(arm: str, tau: float, budget: str = "tokens", shape: str = "chain") -> ArmQuality:
     about = {"arm": arm, "budget": budget, "code": "bf16", "shape": shape, "temperature": 1.0}
-    return Quality.model_construct(**figure("tau", tau, **about))
+    return ArmQuality.model_construct(**figure("tau", tau, **about))
 
 
 def speed_of(draft: str, speedup: float, batch: int = 1) -> Row:
@@ -347,9 +347,9 @@ def speed_of(draft: str, speedup: float, batch: int = 1) -> Row:
     return Row.model_construct(**figure("speedup", speedup, **about))
 
 
-def code_of(code: str, kept: float, width: float, size: float) -> Code:
+def code_of(code: str, kept: float, width: float, size: float) -> CodeCost:
     about = {"arm": "eagle3", "code": code, "temperature": 1.0, "feature_bytes_per_token": size}
-    return Code(**figure("tau_ratio", kept, width, **about))
+    return CodeCost(**figure("tau_ratio", kept, width, **about))
 
 
 def synthetic() -> Families:
@@ -398,7 +398,7 @@ def test_no_advice_without_figures():
 
 def test_mismatches_are_named_by_arm():
     row: dict = {"near_ties": 1, "tokens_checked": 1000}
-    rows = [Quality.model_construct(**row, arm=arm, mismatches=wrong) for arm, wrong in (("hydra", 2), ("lm", 0))]
+    rows = [ArmQuality.model_construct(**row, arm=arm, mismatches=wrong) for arm, wrong in (("hydra", 2), ("lm", 0))]
     assert losslessness_of_all(rows).endswith("2 mismatches (hydra) and 2 near-ties in 2,000 tokens.")
 
 

@@ -15,7 +15,7 @@ from eval.config import EvalConfig
 from eval.measure import operators
 from eval.modes.profile import calls, mode
 from eval.modes.profile.calls import Call
-from eval.modes.profile.figures import OUT_OF_ROUND, Arm, Profile, Turn, _classes, outside
+from eval.modes.profile.figures import OUT_OF_ROUND, Profile, ProfiledArm, Turn, _classes, outside
 from eval.modes.profile.page import parts
 from tests.eval.energy_checks import check_estimated
 from tests.eval.golden import check_keys
@@ -63,7 +63,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def arms(folder) -> dict[str, Arm]:
+def arms(folder) -> dict[str, ProfiledArm]:
     text = (folder / "profile/profile.json").read_text()
     check_keys(json.loads(text), "profile")
     return {arm.name: arm for arm in Profile.model_validate_json(text).arms}

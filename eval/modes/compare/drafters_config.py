@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from decode.common.typed_config import require, require_at_least, require_some, whole
-from decode.config import SamplingConfig, check_scheme
+from decode.config import SamplingConfig, require_scheme
 from decode.drafters.beside.refusals import check_overlap, presumed_family
 from decode.drafters.untrained.config import UNTRAINED, check_strict, check_tree, settings_of
 from eval.comparison_config import OWN, PLAIN, ComparisonConfig
@@ -181,7 +181,7 @@ def check_settings(draft: str, settings: Mapping[str, Any], where: str) -> None:
     """ConfigError for settings that the drafter does not have; a draft in a folder has `quantization`."""
     of_folder = draft not in UNTRAINED and set(settings) == {"quantization"}
     if of_folder:
-        check_scheme(settings["quantization"], f"{where}.quantization", "leave it out")
+        require_scheme(settings["quantization"], f"{where}.quantization", "leave it out")
     settings_of(draft, {} if of_folder else settings, where)
 
 

@@ -22,7 +22,7 @@ from eval.render.formatting import (
     with_interval,
 )
 from eval.render.page import Page, as_html, as_markdown
-from eval.results.compared import Choice, Families, Quality, TimedCell
+from eval.results.compared import ArmQuality, Choice, Families, TimedCell
 from eval.results.schema import Row
 
 
@@ -98,7 +98,7 @@ def _budget_table(found: Families, budget: str, title: str) -> Table:
     return Table(title, [*_TRAINING, *map(tau, places), *map(acceptance, places[:1])], trained, note)
 
 
-def _by_position(row: Quality) -> str:
+def _by_position(row: ArmQuality) -> str:
     return " ".join(map(number, row.acceptance_by_position))
 
 
@@ -163,7 +163,7 @@ def _page(results: dict[str, Any]) -> Page:
     )
 
 
-def losslessness_of_all(rows: Sequence[Quality]) -> str:
+def losslessness_of_all(rows: Sequence[ArmQuality]) -> str:
     """All comparisons with plain decoding in one sentence."""
     wrong = sorted({row.arm for row in rows if row.mismatches})
     by = f" ({', '.join(wrong)})" if wrong else ""

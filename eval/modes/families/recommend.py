@@ -7,7 +7,7 @@ from typing import Any
 
 from eval.modes.families.engines import title
 from eval.render.formatting import with_interval
-from eval.results.compared import Advice, Families, Quality, Ratio
+from eval.results.compared import Advice, ArmQuality, Families, Ratio
 
 PLAIN = "plain decoding, no draft"
 
@@ -88,7 +88,7 @@ def _speeds(found: Families) -> Iterator[Advice]:
             yield _advice(at, PLAIN, f"the best draft, {best}, reaches {told}")
 
 
-def _first(found: Families, budget: str, is_tree: bool = False) -> list[Quality]:
+def _first(found: Families, budget: str, is_tree: bool = False) -> list[ArmQuality]:
     """tau of all arms at a budget and the first temperature; of chains, or of the first shape that is none."""
     shapes = [name for name, changes in found.shapes.items() if _is_tree(changes) == is_tree][:1]
     rows = [one for one in found.quality if (one.budget, one.code) == (budget, found.code) and one.shape in shapes]
@@ -99,7 +99,7 @@ def _is_tree(changes: Mapping[str, Any]) -> bool:
     return changes.get("tree", "chain") != "chain"
 
 
-def _best_tau(rows: Sequence[Quality], condition: str) -> Iterator[Advice]:
+def _best_tau(rows: Sequence[ArmQuality], condition: str) -> Iterator[Advice]:
     if rows:
         best = max(rows, key=lambda row: row.tau)
         told = f"tau {with_interval(best.tau, best.tau_ci95)} in {best.shape}s at T={best.temperature:g}"

@@ -18,7 +18,7 @@ from eval.modes.families.engines import Refusals
 from eval.modes.families.measuring import KeptDraft, Measurement
 from eval.modes.families.recommend import recommend
 from eval.modes.families.trainings import Training
-from eval.results.compared import Budgets, Code, Families, Quality, TrainedArm, TrainingRow
+from eval.results.compared import ArmQuality, Budgets, CodeCost, Families, TrainedArm, TrainingRow
 from eval.results.comparisons import cell_with_ratios
 from eval.results.document import DEFINITIONS, heading, target_entry
 from eval.results.energy import energy_of
@@ -97,12 +97,12 @@ def counts(found: Sequence[Measurement]) -> np.ndarray:  # (seeds, prompts, 2)
     return np.array([one.counts for one in found], dtype=float)
 
 
-def quality_row(group: Group, found: Sequence[Measurement], seed: int) -> Quality:
+def quality_row(group: Group, found: Sequence[Measurement], seed: int) -> ArmQuality:
     """tau, acceptance by position and losslessness over all seeds of a group."""
     each = counts(found)
     rounds = [Outcome(drafted, accepted) for one in found for drafted, accepted, n in one.outcomes for _ in range(n)]
     by_position = acceptance_by_position(rounds, max((one.drafted for one in rounds), default=0))
-    return Quality(
+    return ArmQuality(
         arm=group.arm,
         budget=group.budget,
         code=group.code,
@@ -196,7 +196,7 @@ def _bytes(run: Measured, group: Group) -> float:
     return feature_bytes(run.records[group.code], len(taps)) if taps else 0.0
 
 
-def _quality(cfg: EvalConfig, groups: Mapping[Group, Any]) -> list[Quality]:
+def _quality(cfg: EvalConfig, groups: Mapping[Group, Any]) -> list[ArmQuality]:
     return [
         quality_row(group, found, cfg.seed)
         for group, entries in groups.items()
@@ -206,7 +206,7 @@ def _quality(cfg: EvalConfig, groups: Mapping[Group, Any]) -> list[Quality]:
     ]
 
 
-def _codes(cfg: EvalConfig, groups: Mapping[Group, Any], run: Measured) -> list[Code]:
+def _codes(cfg: EvalConfig, groups: Mapping[Group, Any], run: Measured) -> list[CodeCost]:
     """Every code of the arm that was trained from several, with tau over that from the first."""
     first, arm = cfg.families.feature_codes[0], cfg.families.feature_arm
     coded = [group for group in groups if group.is_coded]
@@ -215,7 +215,7 @@ def _codes(cfg: EvalConfig, groups: Mapping[Group, Any], run: Measured) -> list[
     plain, shape = Group(arm, "tokens", first), next(iter(cfg.families.shapes))
     same = {group: _seeded(groups[group], cfg.families.feature_seeds) for group in (plain, *coded)}
     return [
-        Code(
+        CodeCost(
             arm=arm,
             code=group.code,
             temperature=temperature,

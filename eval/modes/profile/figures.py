@@ -19,7 +19,7 @@ OUT_OF_ROUND = ("host", "other")
 """Of the parts of a call; all other phases make up the round itself."""
 
 
-class Arm(BaseModel, frozen=True):
+class ProfiledArm(BaseModel, frozen=True):
     """One way to decode: medians over calls, which another program on the machine moves less than means."""
 
     name: str
@@ -46,7 +46,7 @@ class Profile(BaseModel, frozen=True):
     batch_size: int
     prompts: int
     new_tokens: int
-    arms: list[Arm]
+    arms: list[ProfiledArm]
     energy: list[dict[str, Any]] | None = None
 
 
@@ -66,12 +66,12 @@ class Turn:
         return sum(ms for phase, ms in parts.items() if phase not in OUT_OF_ROUND)
 
 
-def entry(name: str, turns: Sequence[Turn], operators: tuple[dict[str, Classes], int]) -> Arm:
+def entry(name: str, turns: Sequence[Turn], operators: tuple[dict[str, Classes], int]) -> ProfiledArm:
     """From its calls, and from one under the profiler."""
     calls, (seconds, rounds) = [one.call for one in turns], operators
     each = [call.ms_per_round() for call in calls]
     phases = {phase: median(one[phase] for one in each) for phase in each[0]}
-    return Arm(
+    return ProfiledArm(
         name=name,
         calls=len(calls),
         tokens_per_round=sum(call.tokens for call in calls) / sum(call.rounds for call in calls),

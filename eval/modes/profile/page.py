@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from eval.measure.operators import CLASSES
 from eval.modes.profile.calls import Classes
-from eval.modes.profile.figures import OUT_OF_ROUND, Arm, Profile
+from eval.modes.profile.figures import OUT_OF_ROUND, Profile, ProfiledArm
 from eval.render.formatting import Column, Table, column, columns, number, with_interval
 from eval.render.page import Page, Plot, as_html, as_markdown
 from eval.render.plots import COLORS, GREY, draw
@@ -18,7 +18,7 @@ LEVELS = ("bare draft", "bare target", "outside passes", *OUT_OF_ROUND)
 _SHADES = (*COLORS[:4], GREY)
 
 
-def parts(arm: Arm) -> dict[str, float]:
+def parts(arm: ProfiledArm) -> dict[str, float]:
     """A round's milliseconds by level."""
     phases, bare = arm.ms_per_round, arm.floor_ms_per_round
     return {
@@ -71,7 +71,7 @@ def _page(results: dict[str, Any]) -> Page:
     return Page(title, results, "profile_method.j2", _tables(found), plots=plots)
 
 
-def _operators(found: Profile) -> list[tuple[Arm, str, Classes]]:
+def _operators(found: Profile) -> list[tuple[ProfiledArm, str, Classes]]:
     """By arm and phase."""
     return [(arm, phase, classes) for arm in found.arms for phase, classes in arm.operators_ms_per_round.items()]
 

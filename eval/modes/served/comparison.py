@@ -16,7 +16,7 @@ from decode.drafters.base import Drafter
 from eval.modes.served.counting import Pair, Texts
 from eval.modes.served.engine.metrics import Counters
 from eval.modes.served.engine.server import Server, complete
-from eval.modes.served.kept import Answer
+from eval.modes.served.kept import Reply
 from eval.modes.served.results import Verdict
 from eval.results.statistics import bootstrap, ratio_of_sums
 
@@ -87,7 +87,7 @@ _EARLY = 4
 """Tokens at the beginning of a text, where texts of one model part by rounding in few prompts at most."""
 
 
-def ask(server: Server, prompts: Texts, new_tokens: int, temperature: float, seed: int, k: int, label: str) -> Answer:
+def ask(server: Server, prompts: Texts, new_tokens: int, temperature: float, seed: int, k: int, label: str) -> Reply:
     """One is asked after another, and the counters are read in between: so it is known
     which prompt they are of. A seed is given where tokens are drawn."""
     texts, each = [], []
@@ -100,7 +100,7 @@ def ask(server: Server, prompts: Texts, new_tokens: int, temperature: float, see
             each.append(first_places(new, k))
             before += new
             bar.update(1)
-    return Answer(texts=texts, counters=each)
+    return Reply(texts=texts, counters=each)
 
 
 def first_places(counters: Counters, k: int) -> Counters:

@@ -18,7 +18,7 @@ from eval.modes.served.comparison import check_texts, extended, judge, ours
 from eval.modes.served.counting import Pair, Texts
 from eval.modes.served.faults.faults import explained
 from eval.modes.served.folders import ServedDraft
-from eval.modes.served.kept import Answer, Asked, Compared, Here, OurTimes, answers_of
+from eval.modes.served.kept import Asked, Compared, Here, OurTimes, Reply, answers_of
 from eval.results.energy import energy_entry, energy_pairs
 
 _DRAWS_OTHERWISE = (
@@ -62,7 +62,7 @@ def _compare(
     drafter: Any,
     draft: ServedDraft,
     temperature: float,
-    answer: Answer,
+    answer: Reply,
     prompts: Texts,
 ) -> Compared:
     """One draft at one temperature, here beside there."""

@@ -11,7 +11,7 @@ from eval.modes.served.engine.metrics import Counters
 from eval.modes.served.results import Verdict
 
 
-class Answer(BaseModel, frozen=True):
+class Reply(BaseModel, frozen=True):
     """What a server wrote and counted, by prompt."""
 
     texts: list[list[int]]
@@ -43,7 +43,7 @@ class Asked(BaseModel, frozen=True):
     round: int
     version: str
     """Of the engine."""
-    answers: dict[str, Answer]
+    answers: dict[str, Reply]
     """By temperature, where accepted tokens are compared."""
     speeds: list[Timed]
     start_s: float
@@ -79,6 +79,6 @@ class Here(BaseModel, frozen=True):
     dtype: str
 
 
-def answers_of(asked: Sequence[Asked], draft: str) -> dict[str, Answer]:
+def answers_of(asked: Sequence[Asked], draft: str) -> dict[str, Reply]:
     """By temperature, of the one server of a draft that was compared."""
     return next(one.answers for one in asked if one.draft == draft and one.answers)

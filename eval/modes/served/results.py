@@ -88,7 +88,7 @@ class OurSpeed(Part):
     """Without."""
 
 
-class Length(Part):
+class ServedLength(Part):
     """What is drafted at a batch size."""
 
     batch_size: Count
@@ -119,7 +119,7 @@ class Conclusion(Part):
     """Of a draft."""
 
     draft: str
-    lengths: list[Length]
+    lengths: list[ServedLength]
     schedule: list[list[int]]
     """[from, to, k], batch sizes inclusive."""
     pastes: list[Pasted]

@@ -32,7 +32,7 @@ _PLAIN = {
 }
 
 
-class Model(BaseModel, frozen=True):
+class ListedModel(BaseModel, frozen=True):
     """That a server lists."""
 
     id: str
@@ -41,7 +41,7 @@ class Model(BaseModel, frozen=True):
 
 
 class _Models(BaseModel):
-    data: list[Model]
+    data: list[ListedModel]
 
 
 class _Choice(BaseModel):
@@ -126,7 +126,7 @@ def found(url: str, started: StartedServer | None = None) -> Server:
     return Server(server.url, models(server)[0].id, started)
 
 
-def models(server: Server) -> list[Model]:
+def models(server: Server) -> list[ListedModel]:
     """What it serves."""
     try:
         listed = _Models.model_validate_json(server.get("/v1/models")).data

@@ -15,7 +15,7 @@ from distill.engines.vllm_command import with_speculation
 from eval.config import EvalConfig
 from eval.modes.served.engine.jobs import target_options
 from eval.modes.served.folders import ServedDraft, is_ours
-from eval.modes.served.results import Conclusion, Length, Pasted, ServedSpeed
+from eval.modes.served.results import Conclusion, Pasted, ServedLength, ServedSpeed
 from eval.modes.served.schedule.in_vllm import SCHEDULED, Schedule, lengths
 from eval.modes.served.schedule.schedule import LEAST_ROUNDS, Choice, Ratio, Speed, choices, one_length, per_batch_size
 from train.export import stage as export
@@ -110,7 +110,7 @@ def concluded(measured: Measured, commands: Commands) -> Conclusion:
     return Conclusion(
         draft=measured.draft.name,
         lengths=[
-            Length(
+            ServedLength(
                 batch_size=one.batch_size,
                 num_draft_tokens=one.k,
                 over_alone=one.over_plain.value,
