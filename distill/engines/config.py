@@ -79,7 +79,7 @@ def _check_engine_settings(target: TargetConfig) -> None:
     _refuse(target, ("served_name", "key_variable"), "is for target.runtime=openai; set that, or leave it out")
     if target.runtime == "transformers":
         if target.quantization is not None:
-            require_scheme(target.quantization, "target.quantization", "target.runtime=vllm, whose words are others")
+            require_scheme(target.quantization, "target.quantization", "set target.runtime=vllm, which has others")
         _refuse(
             target,
             (*(name for name in STARTED if name != "quantization"), "states_url", "states_folder"),
