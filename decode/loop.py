@@ -95,7 +95,7 @@ class Loop:
         finally:
             self.lease.end()
             if self.request.conversation is not None:
-                self.request.conversation.end(None if self.rows.running else self.rows.current[0].tokens)
+                self.request.conversation.end(None if self.rows.running else self.rows.at(0).tokens)
         self.stats.finish([one.reason or "" for one in self.rows.requests], self.runner.device)
         return [one.tokens for one in self.rows.requests], self.stats
 
@@ -161,7 +161,7 @@ class Loop:
             self._read_pending()
         features, at = self.runner.features, [self._taps.index(layer) for layer in endings.layers]
         for row in rows:
-            one = self.rows.current[row]
+            one = self.rows.at(row)
             states = features[row, : len(one.tokens)][:, at] if at and features is not None else None
             endings.take(self.rows.seated[row], one, states)
 
@@ -175,7 +175,7 @@ class Loop:
         """Write and read the prompts of new requests."""
         lengths = {row: self.rows.lengths[row] for row in rows}
         for row in rows:
-            one = self.rows.current[row]
+            one = self.rows.at(row)
             (key,) = row_keys(self.request.seed, [self._key(self.rows.seated[row])], self.runner.device)
             self.state.seat(row, one.tokens, one.end, key)
         self._prefill(lengths)
@@ -294,7 +294,7 @@ class Loop:
 
     def _extend(self, row: int, report: list[int], ahead: bool | None) -> Event:
         accepted, drafted, *tokens = report
-        one, index = self.rows.current[row], self.rows.seated[row]
+        one, index = self.rows.at(row), self.rows.seated[row]
         context = len(one.tokens)
         one.passes += 1
         taken = one.extend(tokens[: accepted + 1], partial(self._reason, row))

@@ -69,6 +69,6 @@ def bounds_of(rows: Rows, flights: Iterable[Flight]) -> Bounds:
         for row in running:
             if flight.seated[row] == rows.seated[row]:
                 least[row] += 1
-                most[row] = min(most[row] + flight.depth + 1, rows.current[row].end)
-    left = max((rows.current[row].end - least[row] for row in running), default=0)
+                most[row] = min(most[row] + flight.depth + 1, rows.at(row).end)
+    left = max((rows.at(row).end - least[row] for row in running), default=0)
     return Bounds(min((least[row] for row in running), default=1), max(most) + 1, left)

@@ -48,6 +48,10 @@ class Rows:
         """The seated requests, by row."""
         return [self.requests[index] for index in self.seated]
 
+    def at(self, row: int) -> RequestState:
+        """The request in one row; of a large batch `current` would be made anew for each row that asks."""
+        return self.requests[self.seated[row]]
+
     @property
     def lengths(self) -> list[int]:
         """Tokens of each row that have reached the host, pending included."""

@@ -19,6 +19,7 @@ from decode.drafters.lm import LMDraft
 from decode.forward import runner, target
 from decode.loop import Loop
 from decode.requests import Request
+from decode.rounds.flights import bounds_of
 from decode.rounds.rows import RequestState, Rows
 from decode.sampling.warp import Sampling
 from decode.stats import Round as Counted
@@ -40,6 +41,20 @@ def test_waiting_requests_take_the_rows_of_finished_ones_in_order() -> None:
     requests[0].reason = requests[2].reason = "length"
     assert rows.refill() == [0, 1]
     assert rows.seated == [3, 4]
+
+
+def test_the_host_looks_at_all_rows_a_few_times_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each row: of 512 rows that was two thirds of a recording's time."""
+    looks, all_rows = [0], Rows.current.fget
+    assert all_rows is not None
+    monkeypatch.setattr(Rows, "current", property(lambda self: (looks.__setitem__(0, looks[0] + 1), all_rows(self))[1]))
+    rows = Rows([RequestState(1, [index], 4) for index in range(512)], 512)
+    assert bounds_of(rows, []) == (1, 2, 3)
+    assert looks[0] < 5
+    model, prompts = tiny_llama(VOCAB), [[index % VOCAB] for index in range(64)]
+    looks[0] = 0
+    Loop(model, None, Request(prompts, 8)).run()
+    assert 0 < looks[0] < 8 * len(prompts)  # each row once a round would be as many
 
 
 @pytest.mark.parametrize("batch_size", by_default(1, [2, 1, 3]))
