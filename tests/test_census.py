@@ -5,8 +5,8 @@ from tests.census import census, circles
 MOST = {
     "product files": 459,
     "product lines": 54031,
-    "tests files": 281,
-    "tests lines": 48347,
+    "tests files": 285,  # four of tests/gpu, where nothing had been tested
+    "tests lines": 49120,
     "settings": 356,
     "file circles": 0,
     "string subscripts in eval": 144,

@@ -1,0 +1,16 @@
+"""Tests on a device: CUDA, or what the environment variable DRAFTSMITH_DEVICE names, so that a CPU proves the tests."""
+
+import os
+
+import pytest
+import torch
+
+DEVICE = torch.device(os.environ.get("DRAFTSMITH_DEVICE", "cuda"))
+ON_A_DEVICE = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        "DRAFTSMITH_DEVICE" not in os.environ and not torch.cuda.is_available(),
+        reason="needs CUDA, or a device by DRAFTSMITH_DEVICE",
+    ),
+]
+needs_cuda = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs CUDA")
