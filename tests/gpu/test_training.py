@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -100,6 +101,13 @@ def test_records_of_a_device_are_those_of_the_cpu(tmp_path: Path, code: Any) -> 
 FAMILIES = ["lm", *HEADS]
 
 
+def train(config: TrainConfig) -> None:
+    """As in a process of its own: accelerate keeps device and precision of a process's first run."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    training.run(config)
+    torch.use_deterministic_algorithms(False)
+
+
 def config_of(folder: Path, output: Path, family: str, source: str, device: str, **more: Any) -> TrainConfig:
     engine = {"device": device, "precision": "fp32"} | more.pop("engine", {})
     given: dict[str, Any] = {"steps": 3, "log_every": 1, "validate_every": 3, "engine": engine} | more
@@ -114,11 +122,11 @@ def config_of(folder: Path, output: Path, family: str, source: str, device: str,
 def test_losses_are_those_of_the_cpu_and_the_draft_is_served(
     folder: Path, tmp_path: Path, family: str, source: str
 ) -> None:
-    found = {}
+    found: dict[str, list[float]] = {}
     for device in ("cpu", ENGINE):
         output = tmp_path / device
         if not output.exists():
-            training.run(config_of(folder, output, family, source, device))
+            train(config_of(folder, output, family, source, device))
         found[device] = [line["loss"] for line in metrics(output, "train")]
         found[device] += [line["loss"] for line in metrics(output, "validation")]
     assert len(found["cpu"]) >= 4
@@ -136,9 +144,9 @@ def test_losses_are_those_of_the_cpu_and_the_draft_is_served(
 def test_bfloat16_trains_and_goes_on_from_a_checkpoint(folder: Path, tmp_path: Path, family: str) -> None:
     engine = {"precision": "bf16"}
     given: dict[str, Any] = {"optimizer": "auto", "checkpoint_every": 3, "engine": engine}
-    training.run(config_of(folder, tmp_path / "out", family, "live", ENGINE, **given))
+    train(config_of(folder, tmp_path / "out", family, "live", ENGINE, **given))
     config = config_of(folder, tmp_path / "more", family, "live", ENGINE, **given | {"steps": 5})
-    training.run(replace(config, resume=str(tmp_path / "out")))
+    train(replace(config, resume=str(tmp_path / "out")))
     losses = [line["loss"] for name in ("out", "more") for line in metrics(tmp_path / name, "train")]
     assert np.isfinite(losses).all()
     weights = next(file for file in (tmp_path / "more").rglob("model.safetensors") if "checkpoints" not in str(file))
@@ -198,7 +206,7 @@ def test_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "file": str(tmp_path / "questions.jsonl")}, "profile": {"prompts": 3, "max_new_tokens": 12}}  # fmt: skip
     config["timing"] = {"batch_size": 2, "sweep": []}
     config["peers"] = {"num_assistant_tokens": []}
-    config["lossless"] = {"prompts": 6, "tokens": 8, "other_prompts": 1, "other_tokens": 1}
+    config["lossless"] = {"prompts": 12, "tokens": 16, "other_prompts": 1, "other_tokens": 1}
     del config["curve_temperatures"]
     found = json.loads((measured(config) / "profile.json").read_text())
     assert len(found["arms"]) == 2
