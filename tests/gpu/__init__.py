@@ -1,9 +1,13 @@
 """Tests on a device: CUDA, or what the environment variable DRAFTSMITH_DEVICE names, so that a CPU proves the tests."""
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+
+from tests import tiny
 
 DEVICE = torch.device(os.environ.get("DRAFTSMITH_DEVICE", "cuda"))
 ON_A_DEVICE = [
@@ -14,3 +18,7 @@ ON_A_DEVICE = [
     ),
 ]
 needs_cuda = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs CUDA")
+
+# their stubs know no `to(device)`
+tiny_llama: Callable[..., Any] = tiny.tiny_llama
+MODELS: dict[str, Callable[[], Any]] = {**tiny.MODELS}

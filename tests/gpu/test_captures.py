@@ -28,8 +28,7 @@ from decode.sampling.warp import Sampling
 from decode.trees.tree_plans import chain
 from tests.decode.checks import ragged_prompts, unpadded
 from tests.decode.heads import VARIANTS, random_head
-from tests.gpu import DEVICE, ON_A_DEVICE, needs_cuda
-from tests.tiny import MODELS, tiny_llama
+from tests.gpu import DEVICE, MODELS, ON_A_DEVICE, needs_cuda, tiny_llama
 
 pytestmark = ON_A_DEVICE
 
@@ -64,7 +63,7 @@ def check_all_captured(captures: Captures) -> None:
 
 
 def model_of(dtype: torch.dtype = torch.float64) -> PreTrainedModel:
-    return tiny_llama(num_layers=6, dtype=dtype).requires_grad_(False).to(DEVICE)  # type: ignore[arg-type]
+    return tiny_llama(num_layers=6, dtype=dtype).requires_grad_(False).to(DEVICE)
 
 
 def drafter_of(name: str, model: PreTrainedModel) -> Any:
@@ -73,7 +72,7 @@ def drafter_of(name: str, model: PreTrainedModel) -> Any:
     if name == "early_exit":
         return EarlyExitDrafter(model, 2)
     if name == "lm":
-        return LMDraft(tiny_llama(num_layers=1, seed=3, dtype=model.dtype).to(DEVICE))  # type: ignore[arg-type]
+        return LMDraft(tiny_llama(num_layers=1, seed=3, dtype=model.dtype).to(DEVICE))
     return random_head(name, model).to(DEVICE)
 
 

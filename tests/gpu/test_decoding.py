@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -27,8 +27,8 @@ from tests.decode.checks import ragged_prompts, unpadded
 from tests.decode.heads import DEPTH, VARIANTS, random_head
 from tests.decode.matrix_drafters import MAKERS
 from tests.decode.matrix_drafters import SHAPES as TREES
-from tests.gpu import DEVICE, ON_A_DEVICE
-from tests.tiny import IN_FLOAT64, MODELS, tiny_llama, tiny_tokenizer
+from tests.gpu import DEVICE, MODELS, ON_A_DEVICE, tiny_llama
+from tests.tiny import IN_FLOAT64, tiny_tokenizer
 
 pytestmark = [*ON_A_DEVICE, pytest.mark.usefixtures("uncaptured")]  # test_captures.py is about those
 
@@ -43,7 +43,7 @@ RULES = {"coupled": 1.0, "greedy": 0.0, "rejection": 0.8, "block": 0.8, "typical
 def _moved(name: str, place: torch.device, dtype: torch.dtype, *given: Any) -> Any:
     made = copy.deepcopy(ORIGINALS[name](*given))
     if isinstance(made, LMDraft):
-        return LMDraft(made.model.to(place, dtype))  # type: ignore[arg-type]
+        return LMDraft(cast(Any, made.model).to(place, dtype))
     return made.to(place, dtype)
 
 
@@ -244,8 +244,8 @@ def test_a_conversation_goes_on() -> None:
     found = []
     for place in (CPU, DEVICE):
         model, told, text = deep_target(place), Conversation(), ids.to(place)
+        head = head_on("mtp", model)
         for _ in range(3):
-            head = head_on("mtp", model)
             text = generate(model, head, text, max_new_tokens=8, eos_token_id=(), seed=1, conversation=told).sequences
         found.append(text.cpu())
     assert torch.equal(*found)
@@ -269,7 +269,7 @@ def test_a_grammar_is_kept(tmp_path: Path) -> None:
 def test_half_precision_runs_and_near_ties_alone_differ(name: str, dtype: torch.dtype) -> None:
     """Most tokens are those of plain decoding; a text goes its own way from the first flip on."""
     model, request = deep_target(DEVICE, dtype), request_of("coupled", 3, chain(DEPTH))
-    lm = LMDraft(tiny_llama(num_layers=1, seed=3, dtype=dtype).to(DEVICE))  # type: ignore[arg-type]
+    lm = LMDraft(tiny_llama(num_layers=1, seed=3, dtype=dtype).to(DEVICE))
     head = lm if name == "lm" else head_on(name, model)
     pairs = zip(written(model, head, request), written(model, None, request), strict=True)
     same = [sum(a == b for a, b in zip(ours, plain, strict=True)) / len(plain) for ours, plain in pairs]

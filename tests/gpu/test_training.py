@@ -131,7 +131,8 @@ def test_losses_are_those_of_the_cpu_and_the_draft_is_served(
         found[device] += [line["loss"] for line in metrics(output, "validation")]
     assert len(found["cpu"]) >= 4
     assert found[ENGINE] == pytest.approx(found["cpu"], rel=1e-3)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder / "target").to(DEVICE)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder / "target")
+    model.to(DEVICE)
     drafter = load_drafter(tmp_path / ENGINE, target=model)
     assert drafter.device.type == DEVICE.type  # type: ignore[attr-defined]
     settings: dict[str, Any] = {"max_new_tokens": 16, "eos_token_id": (), "seed": 0}
