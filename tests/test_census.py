@@ -6,7 +6,7 @@ MOST = {
     "product files": 459,
     "product lines": 54031,
     "tests files": 285,  # four of tests/gpu, where nothing had been tested
-    "tests lines": 49120,
+    "tests lines": 49129,
     "settings": 356,
     "file circles": 0,
     "string subscripts in eval": 144,
