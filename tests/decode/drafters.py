@@ -41,7 +41,7 @@ class Oracle(Drafter):
         k = context.num_draft_tokens
         right = int(context.noise.round_index) % (k + 1)
         rows = [self._row(context, row, right) for row in range(len(context.lengths))]
-        return Tree(torch.tensor(rows), chain_parents(k + 1))
+        return Tree(torch.tensor(rows, device=context.ids.device), chain_parents(k + 1))
 
     def _row(self, context: Context, row: int, right: int) -> list[int]:
         start = int(context.lengths[row])

@@ -76,6 +76,12 @@ def written(model: PreTrainedModel, drafter: Drafter | None, request: Request) -
     return tokens
 
 
+def known(texts: list[list[int]], rule: str) -> list[list[int]]:
+    """What is the same on every device. A GPU's host is a round behind, and so a draft is made for the last token too,
+    where a CPU draws it alone: by rules that keep the distribution and not the text, another draw."""
+    return texts if rule in ("coupled", "greedy") else [text[:-1] for text in texts]
+
+
 CASES = [
     (name, rule, batch)
     for name in MAKERS
@@ -98,7 +104,7 @@ def test_drafters_write_what_they_write_on_the_cpu(name: str, rule: str, batch: 
         if rule in ("coupled", "greedy"):
             assert found[place.type, "drafted"] == plain, f"on {place}"
     for kind in ("plain", "drafted"):
-        assert found[DEVICE.type, kind] == found["cpu", kind], kind
+        assert known(found[DEVICE.type, kind], rule) == known(found["cpu", kind], rule), kind
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -158,7 +164,7 @@ def test_heads_write_what_they_write_on_the_cpu(name: str, rule: str, shape: str
             found.append(written(model, head_on(name, model), request))
             if rule in ("coupled", "greedy"):
                 assert found[-1] == written(model, None, request), f"on {place}, batch {batch}"
-        assert found[0] == found[1], f"batch {batch}"
+        assert known(found[0], rule) == known(found[1], rule), f"batch {batch}"
 
 
 @pytest.mark.parametrize("reduced", [False, True])
@@ -214,8 +220,9 @@ def test_settings_of_generate_mean_the_same(told: str, drafter: str) -> None:
         given: dict[str, Any] = {"max_new_tokens": 16, "eos_token_id": (), "num_draft_tokens": 3, "seed": 1}
         out = generate(model, draft, ids.to(place), mask.to(place), **given | settings)
         assert out.sequences.device.type == place.type
-        found.append(out.sequences.cpu())
-    assert torch.equal(*found)
+        found.append(out.sequences.tolist())
+    rule = settings.get("verifier", "coupled")
+    assert known(found[0], rule) == known(found[1], rule)
 
 
 def test_prompts_may_lie_on_the_cpu() -> None:
