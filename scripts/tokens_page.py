@@ -1,0 +1,106 @@
+"""Write docs/results/smollm2_tokens.md, its figures and its chart, from runs of `python -m train` that read more and more
+tokens of the same records, or train other families on them:
+
+    python scripts/tokens_page.py "First sentences." RUN1 RUN2 ...
+
+A run's figures are those of its last validation; the chart has the family of the first run as a line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+FILE = Path("docs/results/smollm2_tokens")
+STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "tokens", "font.family": "sans-serif"}
+KEYS = ("alpha", "alpha_greedy", "tau", "tau_greedy")
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """What one run says of itself: what was trained on how many tokens, how fast, and what came of it."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    config = json.loads((folder / "model/draftsmith.json").read_text())["config"]
+    trained = [row for row in rows if row["kind"] == "train"]
+    last = next(row for row in reversed(rows) if row["kind"] == "validation")
+    head, family = config["draft"]["head"], config["draft"]["family"]
+    return {
+        "family": "dflash" if family == "dspark" and not head["markov_rank"] else family,
+        "steps": config["steps"],
+        "depth": head["depth"],
+        "vocab": head["vocab"],
+        "rows": config["batch_size"],
+        "row_tokens": config["sequence_length"],
+        "objective": config["objective"]["name"],
+        "seed": config["seed"],
+        "tokens": trained[-1]["tokens"],
+        "tokens_per_s": round(max(row["tokens_per_s"] for row in trained)),
+        "validation_tokens": last["tokens"],
+        **{key: round(last[key], 4) for key in KEYS},
+    }
+
+
+def slope(runs: list[dict[str, Any]]) -> float:
+    """Alpha that ten times the tokens add: least squares over the runs."""
+    pairs = [(math.log10(one["tokens"]), one["alpha"]) for one in runs]
+    x, y = (sum(values) / len(pairs) for values in zip(*pairs, strict=True))
+    return sum((a - x) * (b - y) for a, b in pairs) / sum((a - x) ** 2 for a, _ in pairs)
+
+
+def page_of(found: dict[str, Any]) -> str:
+    """The page, from the content of the JSON alone."""
+    runs: list[dict[str, Any]] = found["runs"]
+    line = [one for one in runs if one["family"] == runs[0]["family"]]
+    most = max(line, key=lambda one: one["tokens"])
+    lines = ["# Alpha over tokens", "", "<!-- Written by `python scripts/tokens_page.py`. -->", "", found["note"], ""]
+    lines += [f"![alpha over tokens]({FILE.name}.svg)", ""]
+    lines += ["| draft | k | tokens read | rows a step | alpha | at T=0 | tau estimate | at T=0 |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
+    lines += [
+        f"| {one['family']} | {one['depth']} | {one['tokens']:,} | {one['rows']} | {one['alpha']:.3f} | "
+        f"{one['alpha_greedy']:.3f} | {one['tau']:.2f} | {one['tau_greedy']:.2f} |"
+        for one in runs
+    ]
+    gain = slope(line)
+    wanted = {alpha: most["tokens"] * 10 ** ((alpha - most["alpha"]) / gain) for alpha in (0.6, 0.7)}
+    lines += [
+        "",
+        f"Ten times the tokens add {gain:.2f} to the alpha of `{most['family']}`. Were that to go on, it would reach "
+        + " and ".join(f"{alpha} at {tokens / 1e6:.0f} million tokens" for alpha, tokens in wanted.items())
+        + ". Nobody has looked.",
+        "",
+        f"Judged on {most['validation_tokens']:,} tokens of prompts that no run has read; one seed ({most['seed']}), so "
+        "differences of 0.01 mean nothing. A row is of "
+        f"{most['row_tokens']} tokens. `python -m train experiment=smollm2_head target_source=live "
+        "objective=lk_hybrid batch_size=ROWS steps=STEPS draft=FAMILY`.",
+    ]
+    return "\n".join([*lines, ""])
+
+
+def draw(runs: list[dict[str, Any]], destination: Path) -> None:
+    """Alpha over the tokens read, on a logarithmic axis."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(6, 3), layout="constrained")
+        axes = figure.subplots()
+        for family in dict.fromkeys(one["family"] for one in runs):
+            own = sorted((one for one in runs if one["family"] == family), key=lambda one: one["tokens"])
+            axes.plot([one["tokens"] for one in own], [one["alpha"] for one in own], marker="o", label=family)
+        axes.set_xscale("log")
+        axes.set_xlabel("tokens read")
+        axes.set_ylabel("alpha, held-out prompts")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=9)
+        figure.savefig(destination, format="svg", facecolor="white", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    note, *folders = sys.argv[1:]
+    found = {"note": note, "runs": [read_run(Path(folder)) for folder in folders]}
+    FILE.with_suffix(".json").write_text(json.dumps(found, indent=2) + "\n")
+    FILE.with_suffix(".md").write_text(page_of(found))
+    draw(found["runs"], FILE.with_suffix(".svg"))
