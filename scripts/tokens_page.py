@@ -1,5 +1,5 @@
-"""Write docs/results/smollm2_tokens.md, its figures and its chart, from runs of `python -m train` that read more and more
-tokens of the same records, or train other families on them:
+"""Write docs/results/smollm2_tokens.md, its figures and its chart, from runs of `python -m train` that read more and
+more tokens of the same records, or train other families on them:
 
     python scripts/tokens_page.py "First sentences." RUN1 RUN2 ...
 
@@ -27,7 +27,8 @@ def read_run(folder: Path) -> dict[str, Any]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     config = json.loads((folder / "model/draftsmith.json").read_text())["config"]
     trained = [row for row in rows if row["kind"] == "train"]
-    last = next(row for row in reversed(rows) if row["kind"] == "validation")
+    judged = [row for row in rows if row["kind"] == "validation"]
+    read = {row["step"]: row["tokens"] for row in trained}
     head, family = config["draft"]["head"], config["draft"]["family"]
     return {
         "family": "dflash" if family == "dspark" and not head["markov_rank"] else family,
@@ -40,8 +41,9 @@ def read_run(folder: Path) -> dict[str, Any]:
         "seed": config["seed"],
         "tokens": trained[-1]["tokens"],
         "tokens_per_s": round(max(row["tokens_per_s"] for row in trained)),
-        "validation_tokens": last["tokens"],
-        **{key: round(last[key], 4) for key in KEYS},
+        "validation_tokens": judged[-1]["tokens"],
+        **{key: round(judged[-1][key], 4) for key in KEYS},
+        "course": [[read[row["step"]], round(row["alpha"], 4)] for row in judged if row["step"] in read],
     }
 
 
@@ -52,6 +54,11 @@ def slope(runs: list[dict[str, Any]]) -> float:
     return sum((a - x) * (b - y) for a, b in pairs) / sum((a - x) ** 2 for a, _ in pairs)
 
 
+def by_then(run: dict[str, Any], tokens: int) -> str:
+    """The alpha that a run had on its way, when it had read as many tokens or a little less."""
+    return next((f"{alpha:.3f}" for read, alpha in reversed(run["course"]) if read <= tokens), "")
+
+
 def page_of(found: dict[str, Any]) -> str:
     """The page, from the content of the JSON alone."""
     runs: list[dict[str, Any]] = found["runs"]
@@ -59,25 +66,29 @@ def page_of(found: dict[str, Any]) -> str:
     most = max(line, key=lambda one: one["tokens"])
     lines = ["# Alpha over tokens", "", "<!-- Written by `python scripts/tokens_page.py`. -->", "", found["note"], ""]
     lines += [f"![alpha over tokens]({FILE.name}.svg)", ""]
-    lines += ["| draft | k | tokens read | rows a step | alpha | at T=0 | tau estimate | at T=0 |"]
-    lines += ["|---|---|---|---|---|---|---|---|"]
+    first = most["family"]
+    lines += [
+        f"| draft | k | tokens read | rows a step | alpha | at T=0 | tau estimate | at T=0 | the last {first} by then |"
+    ]
+    lines += ["|---|---|---|---|---|---|---|---|---|"]
     lines += [
         f"| {one['family']} | {one['depth']} | {one['tokens']:,} | {one['rows']} | {one['alpha']:.3f} | "
-        f"{one['alpha_greedy']:.3f} | {one['tau']:.2f} | {one['tau_greedy']:.2f} |"
+        f"{one['alpha_greedy']:.3f} | {one['tau']:.2f} | {one['tau_greedy']:.2f} | "
+        f"{'' if one['family'] == first else by_then(most, one['tokens'])} |"
         for one in runs
     ]
     gain = slope(line)
     wanted = {alpha: most["tokens"] * 10 ** ((alpha - most["alpha"]) / gain) for alpha in (0.6, 0.7)}
     lines += [
         "",
-        f"Ten times the tokens add {gain:.2f} to the alpha of `{most['family']}`. Were that to go on, it would reach "
+        f"Ten times the tokens add {gain:.2f} to the alpha of `{first}`. Were that to go on, it would reach "
         + " and ".join(f"{alpha} at {tokens / 1e6:.0f} million tokens" for alpha, tokens in wanted.items())
         + ". Nobody has looked.",
         "",
-        f"Judged on {most['validation_tokens']:,} tokens of prompts that no run has read; one seed ({most['seed']}), so "
-        "differences of 0.01 mean nothing. A row is of "
-        f"{most['row_tokens']} tokens. `python -m train experiment=smollm2_head target_source=live "
-        "objective=lk_hybrid batch_size=ROWS steps=STEPS draft=FAMILY`.",
+        f"Judged on {most['validation_tokens']:,} tokens of prompts that no run has read; one seed ({most['seed']}): "
+        f"differences of 0.01 mean nothing. A row has {most['row_tokens']} tokens. `python -m train "
+        f"experiment=smollm2_head target_source=live objective={most['objective']} objective.chunk_rows=4096 "
+        "engine.deterministic=false batch_size=ROWS steps=STEPS draft=FAMILY draft.head.depth=K`.",
     ]
     return "\n".join([*lines, ""])
 

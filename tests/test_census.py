@@ -3,10 +3,10 @@
 from tests.census import census, circles
 
 MOST = {
-    "product files": 459,
-    "product lines": 54031,
+    "product files": 460,  # the page and chart of alpha over tokens
+    "product lines": 54147,
     "tests files": 285,  # four of tests/gpu, where nothing had been tested
-    "tests lines": 49129,
+    "tests lines": 49151,
     "settings": 356,
     "file circles": 0,
     "string subscripts in eval": 144,
