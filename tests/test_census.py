@@ -4,9 +4,9 @@ from tests.census import census, circles
 
 MOST = {
     "product files": 460,  # the page and chart of alpha over tokens
-    "product lines": 54147,
+    "product lines": 54158,
     "tests files": 285,  # four of tests/gpu, where nothing had been tested
-    "tests lines": 49151,
+    "tests lines": 49180,
     "settings": 356,
     "file circles": 0,
     "string subscripts in eval": 144,

@@ -85,9 +85,16 @@ def test_the_chart_is_drawn_from_the_published_figures(tmp_path: Path) -> None:
     assert "](docs/results/smollm2.svg)" in read("README.md")
 
 
-def test_the_page_on_recording_is_rendered_from_its_figures() -> None:
-    script = runpy.run_path(str(ROOT / "scripts/recording_page.py"))
-    assert script["page_of"](json.loads(read("docs/results/recording/runs.json"))) == read("docs/results/recording.md")
+@pytest.mark.parametrize(
+    ("script", "figures", "page"),
+    [
+        ("recording_page", "recording/runs.json", "recording.md"),
+        ("tokens_page", "smollm2_tokens.json", "smollm2_tokens.md"),
+    ],
+)
+def test_a_page_of_runs_is_rendered_from_its_figures(script: str, figures: str, page: str) -> None:
+    written = runpy.run_path(str(ROOT / f"scripts/{script}.py"))["page_of"]
+    assert written(json.loads(read(f"docs/results/{figures}"))) == read(f"docs/results/{page}")
 
 
 def test_every_field_of_results_json_is_explained() -> None:
