@@ -174,10 +174,9 @@ class Loop:
     def _seat(self, rows: list[int]) -> None:
         """Write and read the prompts of new requests."""
         lengths = {row: self.rows.lengths[row] for row in rows}
-        for row in rows:
-            one = self.rows.at(row)
-            (key,) = row_keys(self.request.seed, [self._key(self.rows.seated[row])], self.runner.device)
-            self.state.seat(row, one.tokens, one.end, key)
+        seated = [self.rows.at(row) for row in rows]
+        keys = row_keys(self.request.seed, [self._key(self.rows.seated[row]) for row in rows], self.runner.device)
+        self.state.seat(rows, [one.tokens for one in seated], [one.end for one in seated], keys)
         self._prefill(lengths)
         if self.drafter is not None:
             self.drafter.read(self._context(self.request.shape, self._bounds()), lengths)

@@ -69,11 +69,15 @@ class State(NamedTuple):
             passenger_positions=torch.full(shape, -1, device=self.ids.device),
         )
 
-    def seat(self, row: int, tokens: list[int], end: int, key: Tensor) -> None:
-        """Begin a row anew with a request: its prompt, the tokens at which it ends, and what keys its noise."""
-        self.ids[row, : len(tokens)] = torch.tensor(tokens, device=self.ids.device)
-        self.lengths[row], self.ends[row], self.finished[row], self.keys[row] = len(tokens), end, False, key
-        self.passenger_positions[row] = -1
+    def seat(self, rows: list[int], prompts: list[list[int]], ends: list[int], keys: Tensor) -> None:
+        """Begin rows anew with requests: their prompts, the tokens at which they end, and (n,) what keys their noise.
+        Together, since each row alone is six uploads."""
+        lengths, device = [len(prompt) for prompt in prompts], self.ids.device
+        padded = [prompt + [0] * (max(lengths) - len(prompt)) for prompt in prompts]
+        at, first, last = (torch.tensor(values, device=device) for values in (rows, lengths, ends))
+        self.ids[at, : max(lengths)] = torch.tensor(padded, device=device)
+        self.lengths[at], self.ends[at], self.finished[at], self.keys[at] = first, last, False, keys
+        self.passenger_positions[at] = -1
 
     def stop(self, row: int, length: int) -> None:
         """End a row at so many tokens for a reason that the device does not know of: it would run on to its length, and

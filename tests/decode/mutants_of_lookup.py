@@ -125,9 +125,9 @@ def window_of_the_row_before(patch: pytest.MonkeyPatch) -> None:
     """A request hears what was said to the one whose row it takes over."""
     real = State.seat
 
-    def mutant(self: State, row: int, tokens: list[int], end: int, key: Tensor) -> None:
+    def mutant(self: State, *given: object) -> None:
         before = self.passenger_positions.clone()
-        real(self, row, tokens, end, key)
+        real(self, *given)  # type: ignore[arg-type]
         self.passenger_positions.copy_(before)
 
     patch.setattr(State, "seat", mutant)

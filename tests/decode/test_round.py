@@ -347,8 +347,10 @@ def test_rows_grow_to_the_end_of_the_text_or_of_the_room() -> None:
     state = State.of(rows, capacity, 0.7, END_IDS, torch.device("cpu"))
     prompts = [random(6, 60, int(random(1, 20, 1))).tolist() for _ in range(rows)]
     ends = [len(prompt) + int(random(1, 8, 1)) for prompt in prompts]
-    for row, (prompt, end) in enumerate(zip(prompts, ends, strict=True)):
-        state.seat(row, prompt, end, torch.tensor(row))
+    for some in torch.arange(rows).split(70):  # some begin beside others that run
+        chosen_rows = some.tolist()
+        state.seat(chosen_rows, [prompts[row] for row in chosen_rows], [ends[row] for row in chosen_rows], some)
+    assert state.keys.tolist() == [*range(rows)]
     state.finished[::7] = True
     accepted, tokens = random(0, depth + 1, rows), random(0, 12, rows, depth + 1)
     after, counts = state.after(Verdict(torch.zeros_like(tokens), accepted, tokens))
@@ -366,15 +368,14 @@ def test_rows_grow_to_the_end_of_the_text_or_of_the_room() -> None:
 
 def test_a_text_without_end_tokens_ends_by_length_alone() -> None:
     state = State.of(1, 8, 1.0, (), torch.device("cpu"))
-    state.seat(0, [1, 2], 5, torch.tensor(0))
+    state.seat([0], [[1, 2]], [5], torch.tensor([0]))
     after, counts = state.after(Verdict(torch.zeros(1, 5).long(), torch.tensor([4]), torch.tensor([[3, 5, 3, 5, 3]])))
     assert (after.ids[0, :5].tolist(), counts.tolist(), after.finished.tolist()) == ([1, 2, 3, 5, 3], [3], [True])
 
 
 def test_a_row_that_the_host_has_ended_stays_as_long_as_it_says() -> None:
     state = State.of(2, 12, 1.0, (), torch.device("cpu"))
-    for row in range(2):
-        state.seat(row, [1, 2, 4], 12, torch.tensor(row))
+    state.seat([0, 1], [[1, 2, 4]] * 2, [12, 12], torch.tensor([0, 1]))
     state.stop(0, 2)
     tokens = torch.tensor([[7, 8, 9]] * 2)
     after, counts = state.after(Verdict(torch.zeros(2, 3).long(), torch.tensor([2, 2]), tokens))
