@@ -1,9 +1,9 @@
 """Write docs/results/smollm2_tokens.md, its figures and its chart, from runs of `python -m train` that read more and
 more tokens of the same records, or train other families on them:
 
-    python scripts/tokens_page.py "First sentences." RUN1 RUN2 ...
+    python scripts/tokens_page.py "First sentences." REPORT/results.json RUN1 RUN2 ...
 
-A run's figures are those of its last validation; the chart has the family of the first run as a line.
+A run's figures are those of its last validation; the report judges heads of few and of many tokens on other questions.
 """
 
 from __future__ import annotations
@@ -47,6 +47,15 @@ def read_run(folder: Path) -> dict[str, Any]:
     }
 
 
+def read_report(file: Path) -> dict[str, Any]:
+    """Each draft's greedy acceptance in a report, and the command that measured it."""
+    found = json.loads(file.read_text())
+    rows = [row for row in found["rows"] if row["category"] is None and row["temperature"] == 0]
+    kept = ("draft", "num_draft_tokens", "alpha", "alpha_ci95", "tau", "tau_ci95")
+    heads = [{key: row[key] for key in kept} | {"texts": len(row["alpha_by_document"])} for row in rows]
+    return {"command": found["environment"]["command"], "heads": heads}
+
+
 def slope(runs: list[dict[str, Any]]) -> float:
     """Alpha that ten times the tokens add: least squares over the runs."""
     pairs = [(math.log10(one["tokens"]), one["alpha"]) for one in runs]
@@ -77,6 +86,11 @@ def page_of(found: dict[str, Any]) -> str:
         f"{'' if one['family'] == first else by_then(most, one['tokens'])} |"
         for one in runs
     ]
+    judged = found["report"]["heads"]
+    told = [
+        f"`{one['draft']}` {one['alpha']:.2f} [{', '.join(f'{end:.2f}' for end in one['alpha_ci95'])}]"
+        for one in judged
+    ]
     gain = slope(line)
     wanted = {alpha: most["tokens"] * 10 ** ((alpha - most["alpha"]) / gain) for alpha in (0.6, 0.7)}
     lines += [
@@ -89,6 +103,9 @@ def page_of(found: dict[str, Any]) -> str:
         f"differences of 0.01 mean nothing. A row has {most['row_tokens']} tokens. `python -m train "
         f"experiment=smollm2_head target_source=live objective={most['objective']} objective.chunk_rows=4096 "
         "engine.deterministic=false batch_size=ROWS steps=STEPS draft=FAMILY draft.head.depth=K`.",
+        "",
+        f"On {judged[0]['texts']} questions of Spec-Bench, of which two kinds in six are new to both, at T=0: alpha "
+        f"{' and '.join(told)}. `{found['report']['command']}`",
     ]
     return "\n".join([*lines, ""])
 
@@ -110,8 +127,9 @@ def draw(runs: list[dict[str, Any]], destination: Path) -> None:
 
 
 if __name__ == "__main__":
-    note, *folders = sys.argv[1:]
-    found = {"note": note, "runs": [read_run(Path(folder)) for folder in folders]}
+    note, report, *folders = sys.argv[1:]
+    runs = [read_run(Path(folder)) for folder in folders]
+    found = {"note": note, "report": read_report(Path(report)), "runs": runs}
     FILE.with_suffix(".json").write_text(json.dumps(found, indent=2) + "\n")
     FILE.with_suffix(".md").write_text(page_of(found))
     draw(found["runs"], FILE.with_suffix(".svg"))

@@ -4,7 +4,7 @@ from tests.census import census, circles
 
 MOST = {
     "product files": 460,  # the page and chart of alpha over tokens
-    "product lines": 54158,
+    "product lines": 54179,
     "tests files": 285,  # four of tests/gpu, where nothing had been tested
     "tests lines": 49180,
     "settings": 356,
