@@ -173,8 +173,8 @@ class Loop:
 
     def _seat(self, rows: list[int]) -> None:
         """Write and read the prompts of new requests."""
-        lengths = {row: self.rows.lengths[row] for row in rows}
         seated = [self.rows.at(row) for row in rows]
+        lengths = {row: len(one.tokens) for row, one in zip(rows, seated, strict=True)}
         keys = row_keys(self.request.seed, [self._key(self.rows.seated[row]) for row in rows], self.runner.device)
         self.state.seat(rows, [one.tokens for one in seated], [one.end for one in seated], keys)
         self._prefill(lengths)

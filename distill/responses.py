@@ -117,7 +117,7 @@ def target_sampler(
 def alike(lengths: Sequence[int], batch_size: int, slots: int | None) -> list[list[int]]:
     """Places of texts, the longest first, that are written together. A pass reads every row as far as the longest one,
     so those are parted that would cost the shorter ones beside them more than passes of their own: `slots` are the
-    slots of keys and values that take as long to read as the model's weights; None parts nothing."""
+    slots of keys and values that take as long to read as a pass takes anyway; None parts nothing."""
     parts: list[list[int]] = []
     for place, length in enumerate(lengths):
         beside = min(batch_size, len(lengths) - place)

@@ -77,7 +77,8 @@ def page_of(found: dict[str, Any]) -> str:
     lines += [f"![alpha over tokens]({FILE.name}.svg)", ""]
     first = most["family"]
     lines += [
-        f"| draft | k | tokens read | rows a step | alpha | at T=0 | tau estimate | at T=0 | the last {first} by then |"
+        "| draft | k | tokens read | rows a step | alpha | at T=0 | tau estimate | at T=0 "
+        f"| {first} of the longest run by then |"
     ]
     lines += ["|---|---|---|---|---|---|---|---|---|"]
     lines += [
@@ -95,7 +96,9 @@ def page_of(found: dict[str, Any]) -> str:
     wanted = {alpha: most["tokens"] * 10 ** ((alpha - most["alpha"]) / gain) for alpha in (0.6, 0.7)}
     lines += [
         "",
-        f"Ten times the tokens add {gain:.2f} to the alpha of `{first}`. Were that to go on, it would reach "
+        f"Ten times the tokens add {gain:.2f} to the alpha of `{first}` (one line through all of its runs, though rows "
+        "a step differ and the longest reads its text twice; on its way its learning rate was still high). Were that "
+        "to go on, it would reach "
         + " and ".join(f"{alpha} at {tokens / 1e6:.0f} million tokens" for alpha, tokens in wanted.items())
         + ". Nobody has looked.",
         "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,16 +46,21 @@ def test_waiting_requests_take_the_rows_of_finished_ones_in_order() -> None:
 
 def test_the_host_looks_at_all_rows_a_few_times_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not once for each row: of 512 rows that was two thirds of a recording's time."""
-    looks, all_rows = [0], Rows.current.fget
+    looks, all_rows = [], Rows.current.fget
     assert all_rows is not None
-    monkeypatch.setattr(Rows, "current", property(lambda self: (looks.__setitem__(0, looks[0] + 1), all_rows(self))[1]))
+
+    def noted(rows: Rows) -> list[RequestState]:
+        looks.append(rows)
+        return all_rows(rows)
+
+    monkeypatch.setattr(Rows, "current", property(noted))
     rows = Rows([RequestState(1, [index], 4) for index in range(512)], 512)
-    assert bounds_of(rows, []) == (1, 2, 3)
-    assert looks[0] < 5
-    model, prompts = tiny_llama(VOCAB), [[index % VOCAB] for index in range(64)]
-    looks[0] = 0
-    Loop(model, None, Request(prompts, 8)).run()
-    assert 0 < looks[0] < 8 * len(prompts)  # each row once a round would be as many
+    launched: Any = SimpleNamespace(seated=rows.seated, depth=3)
+    assert bounds_of(rows, [launched]) == (2, 5, 2)
+    assert len(looks) < 5
+    looks.clear()
+    Loop(tiny_llama(VOCAB), None, Request([[index % VOCAB] for index in range(64)], 8)).run()
+    assert 0 < len(looks) < 8 * 10
 
 
 @pytest.mark.parametrize("batch_size", by_default(1, [2, 1, 3]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import random
 import traceback
 import warnings
@@ -128,6 +127,7 @@ def test_passes_of_other_architectures_are_captured(architecture: str, captures:
     model = MODELS[architecture]().requires_grad_(False).to(DEVICE)
     plain = texts_of(model, None)
     if architecture == "exaone_moe":
+        assert captures
         assert all(why is None or "reads values" in why for why in captures), captures
     else:
         check_all_captured(captures)
@@ -141,10 +141,12 @@ def disturb(draw: random.Random) -> None:
         one.fill_(torch.nan)
 
 
-@pytest.mark.parametrize("name", ["none", "lm", "mtp", "eagle3"])
+@pytest.mark.parametrize("name", ["none", "lm", "mtp", "eagle3", "dflash"])
 def test_two_hundred_rounds_with_allocations_between_them(
     name: str, captures: Captures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if "check_input_liveness" in inspect.signature(torch.cuda.graph.__init__).parameters:  # from torch 2.13 on
+        monkeypatch.setattr(torch.cuda, "graph", partial(torch.cuda.graph, check_input_liveness=True))
     draw, count = random.Random(0), 220 if DEVICE.type == "cuda" else 40
     settings: dict[str, Any] = {"max_new_tokens": count, "temperature": 1.0}
     model = model_of()
@@ -171,19 +173,6 @@ def test_calls_of_two_batch_sizes_in_turn(name: str, captures: Captures, monkeyp
 
 
 @needs_cuda
-@pytest.mark.parametrize("name", ["none", "lm", "eagle3", "dflash"])
-def test_what_a_graph_reads_stays_alive(name: str, captures: Captures, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "check_input_liveness" not in inspect.signature(torch.cuda.graph.__init__).parameters:
-        pytest.skip("this torch does not check it")
-    monkeypatch.setattr(torch.cuda, "graph", partial(torch.cuda.graph, check_input_liveness=True))
-    model = model_of()
-    drafter, draw = drafter_of(name, model), random.Random(0)
-    for seed in range(3):
-        texts_of(model, drafter, seed=seed, observer=lambda event: disturb(draw))
-    check_all_captured(captures)
-
-
-@needs_cuda
 def test_memory_stays_bounded_over_calls_of_different_lengths() -> None:
     draw, model, held = random.Random(0), model_of(torch.float32), []
     drafter = drafter_of("lm", model)
@@ -191,30 +180,18 @@ def test_memory_stays_bounded_over_calls_of_different_lengths() -> None:
         ids = torch.randint(0, 64, (1 + call % 2, draw.randrange(2, 60)), device=DEVICE)
         generate(model, drafter, ids, max_new_tokens=draw.randrange(8, 40), eos_token_id=(), seed=call)
         held.append((torch.cuda.memory_allocated(DEVICE), torch.cuda.memory_reserved(DEVICE)))
-    said(f"memory (allocated, reserved) in MB after 10, 20 ... calls: {[(a >> 20, b >> 20) for a, b in held[9::10]]}")
-    assert held[-1][0] < 1.5 * held[24][0] + 2**25
+    assert held[-1][0] < held[24][0] + 2**22, [(a >> 20, b >> 20) for a, b in held[9::10]]
     assert held[-1][1] < 2**32
 
 
 # rounds and the host
 
-SYNCS: dict[str, int] = {"greedy": 12, "coupled": 14}
-"""Waits of a round, at most: twice its uploads and reads as they were counted on the meta device, 6 and 7."""
-
-
-def said(text: str) -> None:
-    """Shown after the tests, of several workers too, and kept under $OUT where there is one."""
-    warnings.warn(text, stacklevel=2)
-    if "OUT" in os.environ:
-        with open(Path(os.environ["OUT"]) / "said.txt", "a", encoding="utf-8") as file:
-            file.write(text + "\n")
-
 
 @needs_cuda
 @pytest.mark.parametrize("name", ["lm", "mtp", "none"])
-@pytest.mark.parametrize("rule", SYNCS)
+@pytest.mark.parametrize("rule", ["greedy", "coupled"])
 def test_a_round_waits_seldom(rule: str, name: str) -> None:
-    """Ten rounds behind the first twenty, in which passes are captured."""
+    """Ten rounds behind the first twenty, in which passes are captured; an H100 waited in one at most."""
     model = model_of(torch.float32)
     drafter, places, steps = drafter_of(name, model), Counter[str](), 0
     sampling = Sampling(0.0 if rule == "greedy" else 1.0)
@@ -242,9 +219,12 @@ def test_a_round_waits_seldom(rule: str, name: str) -> None:
         warnings.showwarning = noted
         try:
             loop.run()
+            waited = places.total()
+            torch.cuda.set_sync_debug_mode("warn")
+            assert torch.ones((), device=DEVICE).item() == 1
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert steps > 30
+    assert places.total() == waited + 1, "a wait that nobody sees"
     table = "\n".join(f"{count:5d}  {place}" for place, count in places.most_common())
-    said(f"waits of ten rounds, {name} {rule}: {places.total()}\n{table}")
-    assert places.total() <= 10 * SYNCS[rule], table
+    assert waited <= 3, table

@@ -148,6 +148,7 @@ def test_bfloat16_trains_and_goes_on_from_a_checkpoint(folder: Path, tmp_path: P
     train(config_of(folder, tmp_path / "out", family, "live", ENGINE, **given))
     config = config_of(folder, tmp_path / "more", family, "live", ENGINE, **given | {"steps": 5})
     train(replace(config, resume=str(tmp_path / "out")))
+    assert [line["step"] for line in metrics(tmp_path / "more", "train")] == [4, 5]
     losses = [line["loss"] for name in ("out", "more") for line in metrics(tmp_path / name, "train")]
     assert np.isfinite(losses).all()
     weights = next(file for file in (tmp_path / "more").rglob("model.safetensors") if "checkpoints" not in str(file))
@@ -168,7 +169,7 @@ def test_the_command_trains(folder: Path, tmp_path: Path, family: str) -> None:
 
 
 @needs_cuda
-def test_a_run_in_a_process_that_has_decoded_is_told_of_its_workspace(folder: Path, tmp_path: Path) -> None:
+def test_a_process_that_has_decoded_trains(folder: Path, tmp_path: Path) -> None:
     """cuBLAS reads its setting at the first product of a process: a script that decodes, then trains."""
     code = (
         "import torch; one = torch.ones(4, 4, device='cuda'); (one @ one).sum().item()\n"
