@@ -6,7 +6,7 @@ MOST = {
     "product files": 460,  # the page and chart of alpha over tokens
     "product lines": 54181,
     "tests files": 285,  # four of tests/gpu, where nothing had been tested
-    "tests lines": 49162,
+    "tests lines": 49163,
     "settings": 356,
     "file circles": 0,
     "string subscripts in eval": 144,

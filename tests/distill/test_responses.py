@@ -106,7 +106,7 @@ def test_on_a_gpu_short_texts_are_written_beside_long_ones(tmp_path: Path, monke
     parts, lengths = {}, [*range(2000, 100, -100)]
     for device in ("cpu", "cuda"):
         one = transformers_runtime.TransformersRuntime(config, describe_model(config.target), "float32")
-        one.__dict__["model"] = SimpleNamespace(device=torch.device(device))
+        monkeypatch.setattr(type(one), "model", SimpleNamespace(device=torch.device(device)))
         slots: Any = one.sampler()
         parts[device] = len(alike(lengths, 512, slots)), len(alike([10**9, *lengths], 512, slots))
     assert parts["cpu"][0] > 10
