@@ -1,1 +1,2 @@
-"""Figures: one row class, statistics over prompts, what results.json holds."""
+"""Figures and what results.json holds: their fields in `schema.py`, their values in `figures.py`, what they mean in
+`document.py`, statistics over prompts."""

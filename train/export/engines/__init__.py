@@ -1,4 +1,5 @@
-"""What each engine loads, and how it is told to; one engine a file."""
+"""What each engine loads, and how it is told to: a file for each engine, a line in `ENGINES`, a name in
+`train/export/config.py`; layouts of its own are forms in `decode/formats/`."""
 
 from __future__ import annotations
 
