@@ -4,7 +4,7 @@ from tests.census import census, circles
 
 MOST = {
     "product files": 460,  # the page and chart of alpha over tokens
-    "product lines": 54185,
+    "product lines": 54189,
     "tests files": 285,  # four of tests/gpu, where nothing had been tested
     "tests lines": 49163,
     "settings": 356,

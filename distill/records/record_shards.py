@@ -19,10 +19,10 @@ from decode.common.errors import InputError
 from distill.records.distribution_stores import Layout
 from distill.records.feature_codes import Shapes
 from distill.records.file_checks import check_sum
+from distill.records.head_tail import id_width, pack_ids, unpack_ids
 from distill.records.record_manifest import REMEDY, FinishReason, ShardSummary
 from distill.records.recorded_drafts import Drafting, RecordedDraft
 from distill.records.safetensors_file import open_arrays
-from distill.records.sparse_estimate import id_width, pack_ids, unpack_ids
 
 SPLITS = ("train", "validation")
 FINISH_REASONS = get_args(FinishReason)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from distill.objectives.row_losses import acceptance, forward_kl, tv
 from distill.objectives.target_distribution import Dense, FullRows, HiddenRows, Sparse, SparseRows
-from distill.records import sparse_estimate as sparse
+from distill.records import head_tail as sparse
 from distill.records.distribution_stores import Layout
 
 P = torch.tensor([0.36, 0.05, 0.3, 0.02, 0.15, 0.12], dtype=torch.float64)

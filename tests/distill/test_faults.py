@@ -48,11 +48,11 @@ FAULTS = [
     ),
     *noticed_by(
         test_distributions.test_the_codes_of_log_p_are_those_of_every_folder_written_so_far,
-        ("distill.records.sparse_estimate:CODES_PER_NAT", "102", "103"),
+        ("distill.records.head_tail:CODES_PER_NAT", "102", "103"),
     ),
     *noticed_by(
         test_distributions.test_each_row_is_drawn_from_with_its_own_uniforms,
-        ("distill.records.sparse_estimate:draw_tail", ".scatter_(-1, head_ids, 0.0)", ""),
+        ("distill.records.head_tail:draw_tail", ".scatter_(-1, head_ids, 0.0)", ""),
     ),
     *noticed_by(
         test_sequences.test_tail_draws_do_not_depend_on_what_a_text_is_scored_with,
