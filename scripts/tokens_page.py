@@ -17,7 +17,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-FILE = Path("docs/results/smollm2_tokens")
+FILE, FIGURES = Path("docs/results/smollm2_tokens"), Path("docs/results/smollm2/tokens.json")
 STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "tokens", "font.family": "sans-serif"}
 KEYS = ("alpha", "alpha_greedy", "tau", "tau_greedy")
 
@@ -133,6 +133,6 @@ if __name__ == "__main__":
     note, report, *folders = sys.argv[1:]
     runs = [read_run(Path(folder)) for folder in folders]
     found = {"note": note, "report": read_report(Path(report)), "runs": runs}
-    FILE.with_suffix(".json").write_text(json.dumps(found, indent=2) + "\n")
+    FIGURES.write_text(json.dumps(found, indent=2) + "\n")
     FILE.with_suffix(".md").write_text(page_of(found))
     draw(found["runs"], FILE.with_suffix(".svg"))

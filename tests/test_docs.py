@@ -89,7 +89,7 @@ def test_the_chart_is_drawn_from_the_published_figures(tmp_path: Path) -> None:
     ("script", "figures", "page"),
     [
         ("recording_page", "recording/runs.json", "recording.md"),
-        ("tokens_page", "smollm2_tokens.json", "smollm2_tokens.md"),
+        ("tokens_page", "smollm2/tokens.json", "smollm2_tokens.md"),
     ],
 )
 def test_a_page_of_runs_is_rendered_from_its_figures(script: str, figures: str, page: str) -> None:
