@@ -8,6 +8,7 @@ A run's figures are those of its last validation; the report judges heads of few
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -17,13 +18,14 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-FILE, FIGURES = Path("docs/results/smollm2_tokens"), Path("docs/results/smollm2/tokens.json")
+ROOT = Path(__file__).resolve().parents[1]
+FILE, FIGURES = ROOT / "docs/results/smollm2_tokens", ROOT / "docs/results/smollm2/tokens.json"
 STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "tokens", "font.family": "sans-serif"}
 KEYS = ("alpha", "alpha_greedy", "tau", "tau_greedy")
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """What one run says of itself: what was trained on how many tokens, how fast, and what came of it."""
+    """What one run says of itself: what was trained on how many tokens, and what came of it."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     config = json.loads((folder / "model/draftsmith.json").read_text())["config"]
     trained = [row for row in rows if row["kind"] == "train"]
@@ -40,7 +42,6 @@ def read_run(folder: Path) -> dict[str, Any]:
         "objective": config["objective"]["name"],
         "seed": config["seed"],
         "tokens": trained[-1]["tokens"],
-        "tokens_per_s": round(max(row["tokens_per_s"] for row in trained)),
         "validation_tokens": judged[-1]["tokens"],
         **{key: round(judged[-1][key], 4) for key in KEYS},
         "course": [[read[row["step"]], round(row["alpha"], 4)] for row in judged if row["step"] in read],
@@ -96,9 +97,8 @@ def page_of(found: dict[str, Any]) -> str:
     wanted = {alpha: most["tokens"] * 10 ** ((alpha - most["alpha"]) / gain) for alpha in (0.6, 0.7)}
     lines += [
         "",
-        f"Ten times the tokens add {gain:.2f} to the alpha of `{first}` (one line through all of its runs, though rows "
-        "a step differ and the longest reads its text twice; on its way its learning rate was still high). Were that "
-        "to go on, it would reach "
+        f"Ten times the tokens add {gain:.2f} to the alpha of `{first}`, by one line through all of its runs. Were "
+        "that to go on, it would reach "
         + " and ".join(f"{alpha} at {tokens / 1e6:.0f} million tokens" for alpha, tokens in wanted.items())
         + ". Nobody has looked.",
         "",
@@ -107,14 +107,15 @@ def page_of(found: dict[str, Any]) -> str:
         f"experiment=smollm2_head target_source=live objective={most['objective']} objective.chunk_rows=4096 "
         "engine.deterministic=false batch_size=ROWS steps=STEPS draft=FAMILY draft.head.depth=K`.",
         "",
-        f"On {judged[0]['texts']} questions of Spec-Bench, of which two kinds in six are new to both, at T=0: alpha "
+        f"On {judged[0]['texts']} questions of the report, at T=0: alpha "
         f"{' and '.join(told)}. `{found['report']['command']}`",
     ]
     return "\n".join([*lines, ""])
 
 
 def draw(runs: list[dict[str, Any]], destination: Path) -> None:
-    """Alpha over the tokens read, on a logarithmic axis."""
+    """Alpha over the tokens read, on a logarithmic axis; the SVG names the SHA-256 of the figures."""
+    source = f"{FIGURES.name}, SHA-256 {hashlib.sha256(FIGURES.read_bytes()).hexdigest()}"
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6, 3), layout="constrained")
         axes = figure.subplots()
@@ -126,7 +127,7 @@ def draw(runs: list[dict[str, Any]], destination: Path) -> None:
         axes.set_ylabel("alpha, held-out prompts")
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=9)
-        figure.savefig(destination, format="svg", facecolor="white", metadata={"Date": None})
+        figure.savefig(destination, format="svg", facecolor="white", metadata={"Date": None, "Source": source})
 
 
 if __name__ == "__main__":

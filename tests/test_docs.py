@@ -97,6 +97,11 @@ def test_a_page_of_runs_is_rendered_from_its_figures(script: str, figures: str, 
     assert written(json.loads(read(f"docs/results/{figures}"))) == read(f"docs/results/{page}")
 
 
+def test_the_chart_of_tokens_is_drawn_from_its_figures() -> None:
+    figures = (ROOT / "docs/results/smollm2/tokens.json").read_bytes()
+    assert hashlib.sha256(figures).hexdigest() in read("docs/results/smollm2_tokens.svg"), "scripts/tokens_page.py"
+
+
 def test_every_field_of_results_json_is_explained() -> None:
     page = read("docs/reference/results_json.md")
     names = {field.alias or name for name, field in ResultsFile.model_fields.items()}

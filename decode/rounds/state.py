@@ -74,9 +74,9 @@ class State(NamedTuple):
         Together, since each row alone is six uploads."""
         lengths, device = [len(prompt) for prompt in prompts], self.ids.device
         padded = [prompt + [0] * (max(lengths) - len(prompt)) for prompt in prompts]
-        at, first, last = (torch.tensor(values, device=device) for values in (rows, lengths, ends))
+        at, committed, last = (torch.tensor(values, device=device) for values in (rows, lengths, ends))
         self.ids[at, : max(lengths)] = torch.tensor(padded, device=device)
-        self.lengths[at], self.ends[at], self.finished[at], self.keys[at] = first, last, False, keys
+        self.lengths[at], self.ends[at], self.finished[at], self.keys[at] = committed, last, False, keys
         self.passenger_positions[at] = -1
 
     def stop(self, row: int, length: int) -> None:

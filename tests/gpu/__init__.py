@@ -22,3 +22,8 @@ needs_cuda = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs CUDA")
 # their stubs know no `to(device)`
 tiny_llama: Callable[..., Any] = tiny.tiny_llama
 MODELS: dict[str, Callable[[], Any]] = {**tiny.MODELS}
+
+
+def deep_target(place: torch.device = DEVICE, dtype: torch.dtype = torch.float64) -> Any:
+    """Of layers enough for every head's taps."""
+    return tiny_llama(num_layers=6, dtype=dtype).requires_grad_(False).to(place)

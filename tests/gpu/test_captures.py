@@ -27,7 +27,7 @@ from decode.sampling.warp import Sampling
 from decode.trees.tree_plans import chain
 from tests.decode.checks import ragged_prompts, unpadded
 from tests.decode.heads import VARIANTS, random_head
-from tests.gpu import DEVICE, MODELS, ON_A_DEVICE, needs_cuda, tiny_llama
+from tests.gpu import DEVICE, MODELS, ON_A_DEVICE, deep_target, needs_cuda, tiny_llama
 
 pytestmark = ON_A_DEVICE
 
@@ -59,10 +59,6 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Captures:
 def check_all_captured(captures: Captures) -> None:
     assert captures, "nothing was captured"
     assert not any(captures), f"{len(captures)} passes were to be captured, and some were not: {Counter(captures)}"
-
-
-def model_of(dtype: torch.dtype = torch.float64) -> PreTrainedModel:
-    return tiny_llama(num_layers=6, dtype=dtype).requires_grad_(False).to(DEVICE)
 
 
 def drafter_of(name: str, model: PreTrainedModel) -> Any:
@@ -99,14 +95,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_passes_are_captured_and_change_nothing(
     name: str, how: str, captures: Captures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = model_of()
+    model = deep_target()
     drafter, settings = drafter_of(name, model), SETTINGS[how]
     if how == "tree" and name in ("none", "early_exit", "exit_adapter"):
         pytest.skip("it drafts no trees")
     found = [texts_of(model, drafter, **settings) for _ in range(2)]
     check_all_captured(captures)
     eager(monkeypatch)
-    model = model_of()
+    model = deep_target()
     plain = texts_of(model, drafter_of(name, model), **settings)
     assert found[0] == plain, "a first call, which captures"
     assert found[1] == plain, "a second call, which replays"
@@ -115,7 +111,7 @@ def test_passes_are_captured_and_change_nothing(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["none", "lm", "mtp", "eagle3", "medusa", "dflash"])
 def test_passes_of_other_precisions_are_captured(name: str, dtype: torch.dtype, captures: Captures) -> None:
-    model = model_of(dtype)
+    model = deep_target(dtype=dtype)
     texts_of(model, drafter_of(name, model))
     check_all_captured(captures)
 
@@ -149,17 +145,17 @@ def test_two_hundred_rounds_with_allocations_between_them(
         monkeypatch.setattr(torch.cuda, "graph", partial(torch.cuda.graph, check_input_liveness=True))
     draw, count = random.Random(0), 220 if DEVICE.type == "cuda" else 40
     settings: dict[str, Any] = {"max_new_tokens": count, "temperature": 1.0}
-    model = model_of()
+    model = deep_target()
     out = texts_of(model, drafter_of(name, model), observer=lambda event: disturb(draw), **settings)
     check_all_captured(captures)
     eager(monkeypatch)
-    model = model_of()
+    model = deep_target()
     assert out == texts_of(model, drafter_of(name, model), **settings)
 
 
 @pytest.mark.parametrize("name", ["none", "lm", "eagle3"])
 def test_calls_of_two_batch_sizes_in_turn(name: str, captures: Captures, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of()
+    model = deep_target()
     drafter, draw, found = drafter_of(name, model), random.Random(0), []
     for _ in range(2):
         for batch in (1, 3):
@@ -167,14 +163,14 @@ def test_calls_of_two_batch_sizes_in_turn(name: str, captures: Captures, monkeyp
             disturb(draw)
     check_all_captured(captures)
     eager(monkeypatch)
-    model = model_of()
+    model = deep_target()
     drafter = drafter_of(name, model)
     assert found == [texts_of(model, drafter, (1, 3)[n % 2], seed=n) for n in range(4)]
 
 
 @needs_cuda
 def test_memory_stays_bounded_over_calls_of_different_lengths() -> None:
-    draw, model, held = random.Random(0), model_of(torch.float32), []
+    draw, model, held = random.Random(0), deep_target(dtype=torch.float32), []
     drafter = drafter_of("lm", model)
     for call in range(50):
         ids = torch.randint(0, 64, (1 + call % 2, draw.randrange(2, 60)), device=DEVICE)
@@ -192,7 +188,7 @@ def test_memory_stays_bounded_over_calls_of_different_lengths() -> None:
 @pytest.mark.parametrize("rule", ["greedy", "coupled"])
 def test_a_round_waits_seldom(rule: str, name: str) -> None:
     """Ten rounds behind the first twenty, in which passes are captured; an H100 waited in one at most."""
-    model = model_of(torch.float32)
+    model = deep_target(dtype=torch.float32)
     drafter, places, steps = drafter_of(name, model), Counter[str](), 0
     sampling = Sampling(0.0 if rule == "greedy" else 1.0)
     ids, mask = ragged_prompts(1)

@@ -27,7 +27,7 @@ from tests.decode.checks import ragged_prompts, unpadded
 from tests.decode.heads import DEPTH, VARIANTS, random_head
 from tests.decode.matrix_drafters import MAKERS
 from tests.decode.matrix_drafters import SHAPES as TREES
-from tests.gpu import DEVICE, MODELS, ON_A_DEVICE, tiny_llama
+from tests.gpu import DEVICE, MODELS, ON_A_DEVICE, deep_target, tiny_llama
 from tests.tiny import IN_FLOAT64, tiny_tokenizer
 
 pytestmark = [*ON_A_DEVICE, pytest.mark.usefixtures("uncaptured")]  # test_captures.py is about those
@@ -144,10 +144,6 @@ HEADS = [
     for shape in SHAPES
     if shape == "chain" or (rule, shape) in (("coupled", "tree"), ("coupled", "dynamic"), ("rejection", "tree"))
 ]
-
-
-def deep_target(place: torch.device, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
-    return tiny_llama(num_layers=6, dtype=dtype).requires_grad_(False).to(place)
 
 
 def head_on(name: str, model: PreTrainedModel, vocab: Tensor | None = None) -> Any:
