@@ -105,7 +105,7 @@ def page_of(found: dict[str, Any]) -> str:
         f"Judged on {most['validation_tokens']:,} tokens of prompts that no run has read; one seed ({most['seed']}): "
         f"differences of 0.01 mean nothing. A row has {most['row_tokens']} tokens. `python -m train "
         f"experiment=smollm2_head target_source=live objective={most['objective']} objective.chunk_rows=4096 "
-        "engine.deterministic=false batch_size=ROWS steps=STEPS draft=FAMILY draft.head.depth=K`.",
+        "engine.deterministic=false batch_size=ROWS steps=STEPS draft=mtp draft.head.depth=K`.",
         "",
         f"On {judged[0]['texts']} questions of the report, at T=0: alpha "
         f"{' and '.join(told)}. `{found['report']['command']}`",
