@@ -78,13 +78,13 @@ def page_of(found: dict[str, Any]) -> str:
     lines += [f"![alpha over tokens]({FILE.name}.svg)", ""]
     first = most["family"]
     lines += [
-        "| draft | k | tokens read | rows a step | alpha | at T=0 | tau estimate | at T=0 "
+        "| draft | k | tokens read | rows x steps | alpha | at T=0 | tau estimate | at T=0 "
         f"| {first} of the longest run by then |"
     ]
     lines += ["|---|---|---|---|---|---|---|---|---|"]
     lines += [
-        f"| {one['family']} | {one['depth']} | {one['tokens']:,} | {one['rows']} | {one['alpha']:.3f} | "
-        f"{one['alpha_greedy']:.3f} | {one['tau']:.2f} | {one['tau_greedy']:.2f} | "
+        f"| {one['family']} | {one['depth']} | {one['tokens']:,} | {one['rows']} x {one['steps']} | "
+        f"{one['alpha']:.3f} | {one['alpha_greedy']:.3f} | {one['tau']:.2f} | {one['tau_greedy']:.2f} | "
         f"{'' if one['family'] == first else by_then(most, one['tokens'])} |"
         for one in runs
     ]
@@ -103,9 +103,10 @@ def page_of(found: dict[str, Any]) -> str:
         + ". Nobody has looked.",
         "",
         f"Judged on {most['validation_tokens']:,} tokens of prompts that no run has read; one seed ({most['seed']}): "
-        f"differences of 0.01 mean nothing. A row has {most['row_tokens']} tokens. `python -m train "
-        f"experiment=smollm2_head target_source=live objective={most['objective']} objective.chunk_rows=4096 "
-        "engine.deterministic=false batch_size=ROWS steps=STEPS draft=mtp draft.head.depth=K`.",
+        f"differences of 0.01 mean nothing. A row has {most['row_tokens']} tokens. The longest "
+        f"run: `python -m train experiment=smollm2_head target_source=live objective={most['objective']} "
+        f"objective.chunk_rows=4096 engine.deterministic=false batch_size={most['rows']} steps={most['steps']} "
+        f"draft={most['family']} draft.head.depth={most['depth']}`.",
         "",
         f"On {judged[0]['texts']} questions of the report, at T=0: alpha "
         f"{' and '.join(told)}. `{found['report']['command']}`",
@@ -132,8 +133,7 @@ def draw(runs: list[dict[str, Any]], destination: Path) -> None:
 
 if __name__ == "__main__":
     note, report, *folders = sys.argv[1:]
-    runs = [read_run(Path(folder)) for folder in folders]
-    found = {"note": note, "report": read_report(Path(report)), "runs": runs}
+    found = {"note": note, "report": read_report(Path(report)), "runs": [read_run(Path(one)) for one in folders]}
     FIGURES.write_text(json.dumps(found, indent=2) + "\n")
     FILE.with_suffix(".md").write_text(page_of(found))
     draw(found["runs"], FILE.with_suffix(".svg"))
