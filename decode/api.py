@@ -85,7 +85,6 @@ def generate(
     streamer: BaseStreamer | None = None,
     observer: Observer | None = None,
     endings: Endings | None = None,
-    room: int = 0,
     audit: bool = False,
     **settings: Any,
 ) -> Output:
@@ -105,8 +104,7 @@ def generate(
     key the noise: a request's text does not depend on the batch it came in. `batch_size` requests are decoded at once,
     the others take the rows of those that end. `num_return_sequences` of each prompt, one after another, have noise of
     their own. `conversation` (`decode.Conversation`) reads only what is new in a prompt that begins with the text of
-    the call before. `endings` (`decode.requests`) is told of each text as it ends, and given hidden states of it;
-    `room`, the tokens of the longest text of further calls, lets them share captures.
+    the call before. `endings` (`decode.requests`) is told of each text as it ends, and given hidden states of it.
 
     `logits_processor` must be functions of each row of ids and scores, `prefix_allowed_tokens_fn` of the sequence's
     number and its ids: they are asked about drafted tokens as well, in any order, so that one which counts its calls
@@ -144,7 +142,6 @@ def generate(
         criteria=Criteria.of(stopping_criteria),
         conversation=conversation_of(conversation, len(prompts), asked.strict),
         endings=endings,
-        room=room,
         audit=audit,
         shape=parse(asked.tree, asked.num_draft_tokens, asked.tree_nodes),
         max_new_tokens=asked.max_new_tokens,

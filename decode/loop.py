@@ -22,7 +22,7 @@ from decode.drafters.base import Context, Drafter, OnDevice
 from decode.drafters.beside.ahead import AheadDrafter
 from decode.drafters.beside.other_device import at
 from decode.forward.kept.lease import Lease
-from decode.forward.runner import whole
+from decode.forward.runner import least_room, whole
 from decode.forward.target import runner_for
 from decode.requests import Event, Observer, Request, check_context, drawn
 from decode.rounds.flights import Bounds, Flight, Reading, bounds_of
@@ -55,7 +55,7 @@ class Loop:
         check_context(model, lengths, request.max_new_tokens)
         in_round = max(request.shape.num_nodes, 2 + request.shape.num_read)  # a draft may read more than it proposes
         self.num_passengers = 0 if drafter is None else drafter.most_passengers
-        longest = max(request.room, max(lengths) + request.max_new_tokens)
+        longest = max(least_room(), max(lengths) + request.max_new_tokens)
         self.capacity = longest + in_round + self.num_passengers
         requests = [RequestState(len(x), list(x), len(x) + request.max_new_tokens) for x in request.prompts]
         self.rows = Rows(requests, request.batch_size or len(requests))

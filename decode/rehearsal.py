@@ -4,7 +4,6 @@ held up."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields
 from typing import Any
@@ -25,6 +24,8 @@ from decode.trees.tree_plans import parse
 SEED = 0x5EED  # of its own: under rejection a draft length must not be chosen by the numbers that a call draws
 
 
+ENOUGH = 2 * CAPTURE_AFTER
+"""Rounds of one depth and way: the last ones, replays, tell adaptive drafting what they cost."""
 MOST_CALLS = 40
 """Of one depth at one number of slots, for each of the drafter's ways: some prompts are answered by one token, whatever
 the seed."""
@@ -54,21 +55,15 @@ def warm_up(
     drafted = 0 if drafter is None else max(shape.num_nodes + drafter.most_passengers, shape.num_read + 1)
     drafted += deepest + 1 if asked.overlap else 0
     settings = {**settings, "adaptive": drafter is not None and not asked.overlap}
-    for slots in _sizes(input_ids.shape[1], input_ids.shape[1] + max_new_tokens + drafted):
-        room = min(max_new_tokens, slots - input_ids.shape[1] - drafted)
-        for depth in depths:
-            with look_at(slots):
-                _rehearse(model, drafter, input_ids, max_new_tokens, depth, room, settings)
-    return time.perf_counter() - began
-
-
-def _sizes(begin: int, end: int) -> Iterator[int]:
-    """The numbers of slots that passes look at on the way. A round without a draft looks at as many as the deepest one
-    before it: each size is rehearsed at every depth."""
-    slots = 0
+    slots, end = input_ids.shape[1], input_ids.shape[1] + max_new_tokens + drafted
     while slots < end:
-        slots = bucket(max(begin, slots) + 1)
-        yield slots
+        # a round without a draft looks at as many as the deepest one before it: each size is rehearsed at every depth
+        with look_at(bucket(slots + 1)) as look:
+            for depth in depths:
+                room = min(max_new_tokens, look.least - input_ids.shape[1] - drafted)
+                _rehearse(model, drafter, input_ids, max_new_tokens, depth, room, settings)
+        slots = max(look.least, look.fewest or 0)
+    return time.perf_counter() - began
 
 
 def _rehearse(
@@ -82,8 +77,9 @@ def _rehearse(
 ) -> None:
     """Rounds of one depth, in as many calls as that takes: one adds up to depth + 1 tokens, behind `room` tokens passes
     look at more slots, and a text may end at its first token, or, with another seed, later."""
-    each, rounds, token = max(1, room // (depth + 1)), 0, REHEARSED.set(depth)
+    rounds, token = 0, REHEARSED.set(depth)
     ways = (2 if settings.get("overlap") else 1 if drafter is None else drafter.ways) if depth else 1
+    each = max(1, min(room // (depth + 1), ENOUGH * ways))
     try:
         for seed in range(SEED, SEED + MOST_CALLS * ways):
             watch = _Watch(each * len(prompt))

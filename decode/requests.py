@@ -63,8 +63,6 @@ class Request:
     confidence: bool = False
     """With `adaptive`: chains end where the draft is unsure of going on."""
     endings: Endings | None = None
-    room: int = 0
-    """Tokens that a row has room for, at least: calls of one room share captures, whatever their prompts."""
     overlap: bool = False
     """The next round is drafted while the target verifies this one."""
     strict: bool = False

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from decode import generate
 from decode.drafters.base import Drafter
-from decode.forward.runner import repeatable
+from decode.forward.runner import repeatable, room_for
 from decode.forward.slot_stack import bucket
 from decode.requests import Endings
 from decode.rounds.rows import RequestState
@@ -89,7 +89,8 @@ def target_sampler(
             def took(place: int, one: RequestState, states: Tensor | None, part: list[int] = part) -> None:
                 take(part[place], one, states)
 
-            with repeatable():  # a resumed run has captured less, and is to give the same bits
+            room = bucket(max(lengths[place] for place in part))  # so that batches share captures
+            with repeatable(), room_for(room):  # a resumed run has captured less, and is to give the same bits
                 generate(
                     model,
                     drafter,
@@ -107,7 +108,6 @@ def target_sampler(
                     rows=[rows[place] for place in part],
                     batch_size=batch_size,
                     endings=Endings(took, layers),
-                    room=bucket(max(lengths[place] for place in part)),  # so that batches share captures
                 )
         return [found[place] for place in range(len(prompts))]
 

@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from decode.forward.cache import SlotCache
 from decode.forward.capture import Pass, Uncapturable, capture
 from decode.forward.packed_linear import Packed, Together
 from decode.forward.passes import holding
-from decode.forward.slot_stack import bucket
+from decode.forward.slot_stack import bucket, cheap_slots
 
 log = get_logger("decode")
 
@@ -84,18 +86,47 @@ def in_unit() -> bool:
     return _unit.runs
 
 
-_least_slots: ContextVar[int] = ContextVar("slots that every pass looks at, at least", default=0)
+@dataclass
+class Look:
+    """How many slots passes look at."""
+
+    least: int = 0
+    fewest: int | None = None
+    """Of the passes that were run."""
+
+
+_look: ContextVar[Look | None] = ContextVar("slots that every pass looks at, at least", default=None)
 
 
 @contextmanager
-def look_at(slots: int) -> Iterator[None]:
+def look_at(slots: int) -> Iterator[Look]:
     """Passes inside look at so many slots, as far as the cache has them, where fewer would do: those of a longer text
     are captured so without one."""
-    token = _least_slots.set(slots)
+    look = Look(slots)
+    token = _look.set(look)
+    try:
+        yield look
+    finally:
+        _look.reset(token)
+
+
+_room: ContextVar[int] = ContextVar("tokens that a row has room for, at least", default=0)
+
+
+@contextmanager
+def room_for(tokens: int) -> Iterator[None]:
+    """Rows of the calls inside have room for so many tokens, the longest text of all: calls of one room share captures,
+    whatever their prompts."""
+    token = _room.set(tokens)
     try:
         yield
     finally:
-        _least_slots.reset(token)
+        _room.reset(token)
+
+
+def least_room() -> int:
+    """Tokens that a row has room for, at least."""
+    return _room.get()
 
 
 class Runner:
@@ -129,11 +160,18 @@ class Runner:
         """Slots that a pass over all rows looks at whose last node lies before slot `end`: those of the cache, which is
         laid out anew where it has too few, or more than twice as many as needed since a long row has left. The parts of
         a unit keep what it began with, by which its capture is found: they may need fewer than it was given."""
-        end = max(end, min(_least_slots.get(), self.cache.capacity))
+        look = _look.get() or Look()
+        end = max(end, min(max(look.least, self._cheap_slots), self.cache.capacity))
         if 2 * bucket(end) <= self.cache.num_slots and not in_unit():
             self.cache.lay_out(bucket(end))
         self.cache.hold(end)
+        look.fewest = min(look.fewest or self.cache.num_slots, self.cache.num_slots)
         return self.cache.num_slots
+
+    @cached_property
+    def _cheap_slots(self) -> int:
+        weights = sum(one.nbytes for model in self.packing.models for one in model.parameters())
+        return cheap_slots(weights, self.cache.num_bytes // self.cache.capacity)
 
     def run(
         self,
