@@ -15,6 +15,7 @@ from decode import generate, warm_up
 from decode.config import SamplingConfig
 from decode.drafters.base import Drafter
 from decode.drafters.lm import LMDraft
+from decode.forward.runner import least_room
 from eval.arms.base import ASSISTED, AUTOREGRESSIVE, EARLY_EXIT, LOOKUP, TRANSFORMERS, Arm, Sample, synchronize
 from eval.arms.transformers_arms import AssistedArm, EarlyExitArm, Setting, TransformersArm, assisted_settings
 from eval.config import EvalConfig, PeersConfig
@@ -50,10 +51,11 @@ class OurArm:
         return Sample(new, seconds, arrivals[0], first, arrivals, rounds, out.stats.peak_memory_bytes)
 
     def capture_ahead(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
-        """All captures that calls like this one may need: half a second each, which would stand in a call's time."""
+        """All captures that this call and longer ones, as far as there is room (`room_for`), may need: seconds each,
+        which would stand in a call's time."""
         settings = {name: value for name, value in self.settings.items() if name != "max_new_tokens"}
         ids, _ = left_padded(prompts, 0, self.model.device)
-        warm_up(self.model, self.drafter, ids, max_new_tokens, **settings)
+        warm_up(self.model, self.drafter, ids, max(max_new_tokens, least_room() - ids.shape[1]), **settings)
 
 
 def plain_arms(cfg: EvalConfig, model: PreTrainedModel, temperature: float) -> list[Arm]:

@@ -19,6 +19,7 @@ from decode.common.progress import progress
 from decode.config import SamplingConfig
 from decode.forward.runner import CAPTURE_AFTER
 from decode.trees.tree_plans import chain
+from distill.corpora.corpus import in_groups
 from eval.arms.base import Arm, Sample
 from eval.arms.ours import OurArm
 from eval.measure.energy import NO_METER, EnergyMeter
@@ -74,12 +75,18 @@ def warm_up(
 ) -> None:
     """Each arm once, unmeasured: first calls allocate, tune and compile. Our arms make all captures they may need."""
     group = [prompts[i % len(prompts)].ids for i in range(batch_size)]
+    first = first_to_capture(prompts, batch_size)
     with progress(len(arms), "arms", "warm-up") as bar:
         for arm in arms:
             if isinstance(arm, OurArm):
-                arm.capture_ahead(group, max_new_tokens)
+                arm.capture_ahead([first] * batch_size, max_new_tokens)
             arm.run(group, list(range(batch_size)), max_new_tokens, seed)
             bar.update(1)
+
+
+def first_to_capture(prompts: Sequence[Prompt], batch_size: int) -> tuple[int, ...]:
+    """The longest prompt of the batch whose passes look at the fewest slots."""
+    return min((max((one.ids for one in batch), key=len) for batch in in_groups(prompts, batch_size)), key=len)
 
 
 def fastest(speeds: Mapping[Key, float | None]) -> Key:

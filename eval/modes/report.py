@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder
-from decode.forward.runner import CAPTURE_AFTER
+from decode.forward.runner import room_for
 from decode.models.load import ModelDescription, load_model
 from eval.arms.base import ASSISTED, AUTOREGRESSIVE, TRANSFORMERS, UNQUANTISED, Arm
 from eval.arms.ours import OurArm, assisted_arms, assisted_refusal, drafting, our_arm, plain_arms, renamed
@@ -50,7 +50,8 @@ def run(cfg: EvalConfig) -> None:
     target, families = check_models(cfg)
     limit = shared_context(cfg, target)
     prompts = load_prompts(cfg, chat_tokenizer(cfg), limit)
-    with planned_report(cfg, make_plan(cfg, target, prompts).lines()) as folder:
+    room = room_for(prompts.longest + cfg.decode.max_new_tokens)  # so that all calls share captures
+    with planned_report(cfg, make_plan(cfg, target, prompts).lines()) as folder, room:
         if folder is None:
             return
         kept = Results(folder)
@@ -172,9 +173,7 @@ def time_cell(
         arms.append(renamed(tried[best[ASSISTED]], ASSISTED))
     if before is not None:
         arms.append(OurArm(UNQUANTISED, before, None, settings_at(cfg, cell.temperature)))
-    longest = max(one.settings.num_draft_tokens for one in drafted)
-    until_captured = min(cfg.decode.max_new_tokens, (CAPTURE_AFTER + 1) * (longest + 1))
-    warm_up(arms, prompts.screening, cell.batch_size, cfg.seed, until_captured)
+    warm_up(arms, prompts.screening, cell.batch_size, cfg.seed)
     judged = [one.arm for one in drafted if one.settings.num_draft_tokens == chosen or one.setting is not None]
     content = run.time(cell, arms, drafted, prompts.timed, scopes(cfg, prompts), judged)
     if before is not None:

@@ -5,19 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from decode.common.progress import progress
 from decode.drafters.untrained.early_exit import refuse_exit
-from decode.forward.runner import rounded
-from decode.trees.tree_plans import parse
-from distill.corpora.corpus import in_groups
 from eval.arms.base import AUTOREGRESSIVE, EARLY_EXIT, LOOKUP, TRANSFORMERS, VLLM, VLLM_LOOKUP, Arm, eos_ids, our_name
 from eval.arms.ours import OurArm, early_exit_arms, early_exit_settings, lookup_arms, our_arm, plain_arms, renamed
 from eval.arms.vllm_engines import drafting_with_lookup
 from eval.config import TOKEN_FOR_TOKEN
 from eval.inputs import Named, sampling_at
 from eval.measure.cells import Cell, Point, tried_settings
+from eval.measure.timed_run import first_to_capture
 from eval.modes.compare.arm_set import ArmSet, Loaded, Target
 from eval.modes.compare.drafter_targets import describe_targets
 from eval.modes.compare.drafters_config import DraftersConfig, as_known
@@ -130,15 +128,6 @@ class Drafters(ArmSet):
         return {"file": self.cfg.prompts.file, "mean_tokens": means}
 
 
-class Calls(NamedTuple):
-    """Calls that share a cache."""
-
-    shortest: tuple[int, ...]
-    """The prompt of the one that begins first."""
-    end: int
-    """Tokens at which the longest one ends."""
-
-
 _NO_SHAPE = ("temperature", "verifier", "max_new_tokens")
 """Settings that change no pass, but for the verifier, see `LoadedDrafters._shape`."""
 
@@ -194,32 +183,12 @@ class LoadedDrafters(Loaded):
 
     def _capture(self, arm: OurArm, cell: Cell) -> None:
         """What calls of this batch size may need, but for what other arms' were found to have made."""
-        for calls in self._calls(arm, cell.batch_size):
-            key = (*self._shape(arm, cell), calls)
-            if key not in self._warm:
-                arm.capture_ahead([calls.shortest] * cell.batch_size, calls.end - len(calls.shortest))
-                self._warm.add(key)
-
-    def _calls(self, arm: OurArm, batch_size: int) -> list[Calls]:
-        """All calls of the texts together that share a cache: its size follows the longest prompt of a batch."""
-        settings = arm.settings
-        shape = parse(settings["tree"], settings["num_draft_tokens"], settings["tree_nodes"])
-        drafted = 0 if arm.drafter is None else max(shape.num_nodes, 2 + shape.num_read)
-        found: dict[int, Calls] = {}
-        for longest, new_tokens in self._batches(batch_size):
-            end = len(longest) + new_tokens
-            known = found.setdefault(rounded(end + drafted), Calls(longest, end))
-            shortest = min(known.shortest, longest, key=len)
-            found[rounded(end + drafted)] = Calls(shortest, max(known.end, end))
-        return list(found.values())
-
-    def _batches(self, batch_size: int) -> Iterator[tuple[tuple[int, ...], int]]:
-        """(longest prompt, new tokens) of every batch that is decoded."""
-        timing, new_tokens = self.cfg.timing, self.cfg.decode.max_new_tokens
-        for text in self.texts.values():
-            for prompts, tokens in ((text.reported, new_tokens), (text.screening, timing.screening_tokens)):
-                for batch in in_groups(prompts, batch_size):
-                    yield max((one.ids for one in batch), key=len), tokens
+        key = self._shape(arm, cell)
+        if key not in self._warm:
+            sets = [prompts for text in self.texts.values() for prompts in (text.reported, text.screening)]
+            first = min((first_to_capture(prompts, cell.batch_size) for prompts in sets), key=len)
+            arm.capture_ahead([first] * cell.batch_size, self.cfg.decode.max_new_tokens)
+            self._warm.add(key)
 
     def _shape(self, arm: OurArm, cell: Cell) -> tuple[Any, ...]:
         """What arms have in common that share captures. A clock that is kept, and a draft's own passes, are an arm's

@@ -16,6 +16,7 @@ from decode import load_drafter
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder
+from decode.forward.runner import room_for
 from decode.models.load import load_model
 from distill.engines.worker_process import check_python
 from eval.arms.vllm_engines import started, worker_settings
@@ -143,7 +144,7 @@ def _load(arm_set: ArmSet, target: Target, folder: RunFolder, texts: Texts, give
         name: worker_settings(*about, None if k is None else arm_set.speculation(k))
         for name, k in arm_set.engines(chosen).items()
     }
-    with started(cfg.peers.vllm_python, first_lines, folder) as engines:
+    with started(cfg.peers.vllm_python, first_lines, folder) as engines, room_for(max_length):
         yield ARM_SETS[cfg.mode][1](arm_set, target, model, drafters, engines, texts)
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from decode.common.typed_config import build
 from decode.config import SamplingConfig
+from decode.forward.runner import room_for
 from eval.arms.ours import OurArm
 from eval.config import EvalConfig
 from eval.measure.cells import Cell
+from eval.measure.timed_run import first_to_capture
 from eval.modes.compare.drafters import Drafters, LoadedDrafters
 from eval.prompts.kinds import TextPrompts
 from eval.prompts.prompt import Prompt
@@ -37,16 +41,18 @@ def arm(drafter: object, **settings: Any) -> OurArm:
     return OurArm("ours", cast(Any, None), cast(Any, drafter), vars(SamplingConfig(num_draft_tokens=4, **settings)))
 
 
-def test_every_cache_that_batches_use_is_rehearsed_over_all_its_lengths(tmp_path: Path) -> None:
-    """Batches of two prompts: of 200, 80 and 300 tokens with 6 new ones, and of 249 with 4, whose drafts alone reach
-    beyond 256 slots."""
-    loaded = loaded_in(tmp_path)
-    small, large = sorted(loaded._calls(arm(DRAFTER), 2), key=lambda one: one.end)
-    assert (len(small.shortest), small.end) == (80, 206)
-    assert (len(large.shortest), large.end) == (249, 306)
-    plain, long = sorted(loaded._calls(arm(None), 2), key=lambda one: one.end)
-    assert (len(plain.shortest), plain.end) == (80, 253)
-    assert (len(long.shortest), long.end) == (300, 306)
+def test_captures_are_made_from_the_shortest_batch_to_the_end_of_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of two prompts: of 200, 80 and 300 tokens."""
+    assert len(first_to_capture(prompts(50, 200, 60, 80, 300, 40), 2)) == 80
+    made: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        "eval.arms.ours.warm_up", lambda model, drafter, ids, tokens, **settings: made.append((ids.shape[1], tokens))
+    )
+    one = replace(arm(DRAFTER), model=cast(Any, SimpleNamespace(device="cpu")))
+    one.capture_ahead([(7,) * 80] * 2, 6)
+    with room_for(306):
+        one.capture_ahead([(7,) * 80] * 2, 6)
+    assert made == [(80, 6), (80, 226)]
 
 
 def test_what_shares_captures_is_rehearsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,9 +61,9 @@ def test_what_shares_captures_is_rehearsed_once(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(OurArm, "capture_ahead", lambda self, rows, tokens: made.append((len(rows), len(rows[0]))))
     for one in (arm(DRAFTER), arm(LATER), arm(DRAFTER, temperature=1.0)):
         loaded._capture(one, CELL)
-    assert made == [(2, 80), (2, 249)]
+    assert made == [(2, 80)]
     for other in (arm(DRAFTER, verifier="rejection"), arm(DRAFTER, strict=True), arm(DRAFTER, adaptive=True)):
         loaded._capture(other, CELL)
-    assert len(made) == 8
+    assert len(made) == 4
     loaded._capture(arm(LATER, adaptive=True), CELL)  # whose clock is its own
-    assert len(made) == 10
+    assert len(made) == 5

@@ -27,13 +27,9 @@ FAULTS: list[Fault] = [
         (f"{_IN}.which_when:_is_no_slower", "<= 1", ">= 1"),
     ),
     *noticed_by(
-        test_warm_up.test_every_cache_that_batches_use_is_rehearsed_over_all_its_lengths,
-        (
-            f"{_LOADED}._calls",
-            "rounded(end + drafted), Calls(longest, end)",
-            "0, Calls(longest, end)",
-        ),
-        (f"{_LOADED}._calls", "min(known.shortest, longest, key=len)", "longest"),
+        test_warm_up.test_captures_are_made_from_the_shortest_batch_to_the_end_of_the_room,
+        ("eval.measure.timed_run:first_to_capture", "return min(", "return max("),
+        ("eval.arms.ours:OurArm.capture_ahead", "max(max_new_tokens, ", "min(max_new_tokens, "),
     ),
     *noticed_by(
         test_warm_up.test_what_shares_captures_is_rehearsed_once,
