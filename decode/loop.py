@@ -55,7 +55,8 @@ class Loop:
         check_context(model, lengths, request.max_new_tokens)
         in_round = max(request.shape.num_nodes, 2 + request.shape.num_read)  # a draft may read more than it proposes
         self.num_passengers = 0 if drafter is None else drafter.most_passengers
-        longest = max(least_room(), max(lengths) + request.max_new_tokens)
+        room = 0 if request.strict else least_room()  # strict passes look at all of it
+        longest = max(room, max(lengths) + request.max_new_tokens)
         self.capacity = longest + in_round + self.num_passengers
         requests = [RequestState(len(x), list(x), len(x) + request.max_new_tokens) for x in request.prompts]
         self.rows = Rows(requests, request.batch_size or len(requests))

@@ -16,7 +16,7 @@ from decode.api import generate
 from decode.autotune.budget import REHEARSED
 from decode.config import SamplingConfig, sampling_config
 from decode.drafters.base import Drafter
-from decode.forward.runner import CAPTURE_AFTER, look_at
+from decode.forward.runner import CAPTURE_AFTER, Look, look_at
 from decode.forward.slot_stack import bucket
 from decode.requests import Event
 from decode.trees.tree_plans import parse
@@ -60,9 +60,8 @@ def warm_up(
         # a round without a draft looks at as many as the deepest one before it: each size is rehearsed at every depth
         with look_at(bucket(slots + 1)) as look:
             for depth in depths:
-                room = min(max_new_tokens, look.least - input_ids.shape[1] - drafted)
-                _rehearse(model, drafter, input_ids, max_new_tokens, depth, room, settings)
-        slots = max(look.least, look.fewest or 0)
+                _rehearse(model, drafter, input_ids, max_new_tokens, depth, drafted, look, settings)
+        slots = look.slots
     return time.perf_counter() - began
 
 
@@ -72,17 +71,19 @@ def _rehearse(
     prompt: Tensor,
     max_new_tokens: int,
     depth: int,
-    room: int,
+    drafted: int,
+    look: Look,
     settings: dict[str, Any],
 ) -> None:
-    """Rounds of one depth, in as many calls as that takes: one adds up to depth + 1 tokens, behind `room` tokens passes
-    look at more slots, and a text may end at its first token, or, with another seed, later."""
+    """Rounds of one depth, in as many calls as that takes: one adds up to depth + 1 tokens and needs slots for
+    `drafted` ones, behind `look.slots` passes look at more, and a text may end at its first token, or, with another
+    seed, later."""
     rounds, token = 0, REHEARSED.set(depth)
     ways = (2 if settings.get("overlap") else 1 if drafter is None else drafter.ways) if depth else 1
-    each = max(1, min(room // (depth + 1), ENOUGH * ways))
     try:
         for seed in range(SEED, SEED + MOST_CALLS * ways):
-            watch = _Watch(each * len(prompt))
+            room = min(max_new_tokens, look.slots - prompt.shape[1] - drafted)
+            watch = _Watch(max(1, min(room // (depth + 1), ENOUGH * ways - rounds)) * len(prompt))
             with suppress(_EnoughError):
                 generate(
                     model, drafter, prompt, torch.ones_like(prompt),

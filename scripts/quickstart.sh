@@ -31,7 +31,7 @@ step "head" 60 accelerate launch --num_processes 1 --num_machines 1 --mixed_prec
 step "one chat" 25 python -m decode target=smollm2 draft=mixture decode=greedy chat=true \
     'draft.settings.members=[ngram,runs/quickstart/head/model]' prompt_file=scripts/quickstart_prompt.txt $target
 # What hours of records and training buy stands beside what these minutes bought; that head is of the package's file.
-shipped=drafts.shipped=docs/results/smollm2/head
+shipped="drafts.shipped=docs/results/smollm2/head drafts.both=lookup+shipped"
 [ -f runs/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf ] || shipped=""
 step "report" 300 python -m eval experiment=quickstart_report resume=auto $target $shipped
 
@@ -39,6 +39,6 @@ show_times
 printf '\nWhat paid for which kind of chat:\n'
 grep -E '^- At T=[^ ]*, by the median' runs/quickstart/report/summary.md
 echo '- The head, mtp, has read 23,000 tokens. More records and steps raise its alpha, and with it every kind that nothing pays for.'
-[ -z "$shipped" ] || echo '- The head that comes along, shipped, has read 7,700,000.'
+[ -z "$shipped" ] || echo '- The head that comes along, shipped, has read 7,700,000; both is that one and the lookup.'
 printf '\nThe report: runs/quickstart/report/index.html (figures in results.json, a summary in summary.md)\n'
 printf '\nNext: source .venv/bin/activate, and docs/tutorial.md, from step 5 on with what lies in runs/quickstart.\n'

@@ -128,6 +128,11 @@ class SlotCache(Cache):
         return held if self.states is None else [*held, self.states]
 
     @property
+    def num_rows(self) -> int:
+        """B."""
+        return self._places.num_rows
+
+    @property
     def num_bytes(self) -> int:
         """Of keys, values and hidden states."""
         states = 0 if self.states is None else self.states.nbytes

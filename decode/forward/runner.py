@@ -26,7 +26,7 @@ log = get_logger("decode")
 
 BUCKET = 256  # slots: capacities are rounded up, so that calls of similar length share captures
 CAPTURE_AFTER = 6  # uses of one shape: a capture costs about as much as that many passes
-MOST_CAPTURES = {"cpu": 256, "cuda": 64}
+MOST_CAPTURES = {"cpu": 256, "cuda": 128}
 """Of one runner, the one not used for longest given up first: settings of the draws are part of a capture, and adaptive
 drafting has one for every depth and number of slots. On a CPU one takes 3 to 6 MB, and `kept.runners` bounds those."""
 PREFILL_CHUNK = 512  # tokens of a row in a pass: bounds the (T, S) mask and the activations of a long prompt
@@ -94,6 +94,11 @@ class Look:
     fewest: int | None = None
     """Of the passes that were run."""
 
+    @property
+    def slots(self) -> int:
+        """That all of them look at, as far as is known."""
+        return max(self.least, self.fewest or 0)
+
 
 _look: ContextVar[Look | None] = ContextVar("slots that every pass looks at, at least", default=None)
 
@@ -158,8 +163,9 @@ class Runner:
 
     def visible(self, end: int) -> int:
         """Slots that a pass over all rows looks at whose last node lies before slot `end`: those of the cache, which is
-        laid out anew where it has too few, or more than twice as many as needed since a long row has left. The parts of
-        a unit keep what it began with, by which its capture is found: they may need fewer than it was given."""
+        laid out anew where it has too few, or more than twice as many as needed since a long row has left, and no
+        fewer than cost nothing. The parts of a unit keep what it began with, by which its capture is found: they may
+        need fewer than it was given."""
         look = _look.get() or Look()
         end = max(end, min(max(look.least, self._cheap_slots), self.cache.capacity))
         if 2 * bucket(end) <= self.cache.num_slots and not in_unit():
@@ -171,7 +177,7 @@ class Runner:
     @cached_property
     def _cheap_slots(self) -> int:
         weights = sum(one.nbytes for model in self.packing.models for one in model.parameters())
-        return cheap_slots(weights, self.cache.num_bytes // self.cache.capacity)
+        return cheap_slots(weights, self.cache.num_bytes // self.cache.capacity, self.cache.num_rows)
 
     def run(
         self,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 FIRST_BUCKET = 64
-"""Slots that a pass looks at where it needs no more."""
+"""Slots that a pass looks at where it needs no more, and more are not `cheap_slots`."""
 
 
 def bucket(end: int) -> int:
@@ -29,13 +29,14 @@ CHEAP = 1 / 16
 """Of the weights: slots of so many bytes cost a pass nothing that is measured (135M parameters, one row: 64 slots and
 768 take 52 ms each), and every size less is a capture less, of 3 seconds there."""
 MOST_CHEAP = 1024
+"""Of all rows together: scores cost as well, by the row and by the query."""
 
 
-def cheap_slots(weight_bytes: int, slot_bytes: int) -> int:
-    """The slots that a pass may look at for nothing, where all rows have `slot_bytes` in one: at least the first
+def cheap_slots(weight_bytes: int, slot_bytes: int, rows: int) -> int:
+    """The slots that a pass may look at for nothing, where all `rows` have `slot_bytes` in one: at least the first
     bucket."""
     size = FIRST_BUCKET
-    while bucket(size + 1) <= min(MOST_CHEAP, CHEAP * weight_bytes / max(1, slot_bytes)):
+    while bucket(size + 1) <= min(MOST_CHEAP // rows, CHEAP * weight_bytes / max(1, slot_bytes)):
         size = bucket(size + 1)
     return size
 

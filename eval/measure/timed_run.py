@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
@@ -17,7 +18,7 @@ from decode.acceptance import predicted_speedup
 from decode.autotune.timing import Costs, measure
 from decode.common.progress import progress
 from decode.config import SamplingConfig
-from decode.forward.runner import CAPTURE_AFTER
+from decode.forward.runner import CAPTURE_AFTER, room_for
 from decode.trees.tree_plans import chain
 from distill.corpora.corpus import in_groups
 from eval.arms.base import Arm, Sample
@@ -70,12 +71,28 @@ def interleave(
     return samples
 
 
+MOST_SHARED = 16384
+"""Tokens of all rows together that calls of short texts are given room for, that they share a cache with longer ones:
+of an 8B model, 2 GB."""
+
+
+def sharing_captures(longest: int, batch_size: int) -> AbstractContextManager[None]:
+    """Calls inside have one cache and its captures, where their texts have at most `longest` tokens each."""
+    return room_for(min(longest, MOST_SHARED // batch_size))
+
+
 def warm_up(
-    arms: Sequence[Arm], prompts: Sequence[Prompt], batch_size: int, seed: int, max_new_tokens: int = 16
+    arms: Sequence[Arm],
+    prompts: Sequence[Prompt],
+    batch_size: int,
+    seed: int,
+    max_new_tokens: int = 16,
+    others: Sequence[Prompt] = (),
 ) -> None:
-    """Each arm once, unmeasured: first calls allocate, tune and compile. Our arms make all captures they may need."""
+    """Each arm once, unmeasured: first calls allocate, tune and compile. Our arms make all captures that they may need
+    for these prompts and `others`, from the shortest batch as far as there is room."""
     group = [prompts[i % len(prompts)].ids for i in range(batch_size)]
-    first = first_to_capture(prompts, batch_size)
+    first = min((first_to_capture(one, batch_size) for one in (prompts, others) if one), key=len)
     with progress(len(arms), "arms", "warm-up") as bar:
         for arm in arms:
             if isinstance(arm, OurArm):

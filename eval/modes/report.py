@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder
-from decode.forward.runner import room_for
 from decode.models.load import ModelDescription, load_model
 from eval.arms.base import ASSISTED, AUTOREGRESSIVE, TRANSFORMERS, UNQUANTISED, Arm
 from eval.arms.ours import OurArm, assisted_arms, assisted_refusal, drafting, our_arm, plain_arms, renamed
@@ -22,7 +21,7 @@ from eval.inputs import check_models, load, rough_seconds_per_token, settings_at
 from eval.measure.alpha import Alphas
 from eval.measure.cells import Cell, CellRun, Point, Results, choose
 from eval.measure.quality import Quality, measure_curve, measure_quality, rounding, with_answers
-from eval.measure.timed_run import warm_up
+from eval.measure.timed_run import sharing_captures, warm_up
 from eval.prompts.chats import chat_tokenizer, planned_report
 from eval.prompts.held_out import PromptSets, check_lengths, load_prompts
 from eval.render.files import track_report, write_files
@@ -50,8 +49,7 @@ def run(cfg: EvalConfig) -> None:
     target, families = check_models(cfg)
     limit = shared_context(cfg, target)
     prompts = load_prompts(cfg, chat_tokenizer(cfg), limit)
-    room = room_for(prompts.longest + cfg.decode.max_new_tokens)  # so that all calls share captures
-    with planned_report(cfg, make_plan(cfg, target, prompts).lines()) as folder, room:
+    with planned_report(cfg, make_plan(cfg, target, prompts).lines()) as folder:
         if folder is None:
             return
         kept = Results(folder)
@@ -97,7 +95,7 @@ def _candidates(run: CellRun, point: Point) -> dict[str, dict[str, Arm]]:
     refusal = assisted_refusal(cfg, drafter)
     if refusal is None:
         found[ASSISTED] = assisted_arms(cfg, run.model, drafter, point.temperature)
-    else:
+    elif point.temperature == cfg.temperatures[0]:
         log.info("no peer in this run: %s", refusal)
     return found
 
@@ -173,9 +171,11 @@ def time_cell(
         arms.append(renamed(tried[best[ASSISTED]], ASSISTED))
     if before is not None:
         arms.append(OurArm(UNQUANTISED, before, None, settings_at(cfg, cell.temperature)))
-    warm_up(arms, prompts.screening, cell.batch_size, cfg.seed)
     judged = [one.arm for one in drafted if one.settings.num_draft_tokens == chosen or one.setting is not None]
-    content = run.time(cell, arms, drafted, prompts.timed, scopes(cfg, prompts), judged)
+    longest = max(len(one.ids) for one in [*prompts.timed, *prompts.screening]) + cfg.decode.max_new_tokens
+    with sharing_captures(longest, cell.batch_size):
+        warm_up(arms, prompts.screening, cell.batch_size, cfg.seed, others=prompts.timed)
+        content = run.time(cell, arms, drafted, prompts.timed, scopes(cfg, prompts), judged)
     if before is not None:
         content["unquantised"] = rounding(run.model, before, prompts.reported)
     return content

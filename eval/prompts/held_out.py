@@ -36,11 +36,6 @@ class PromptSets:
         """Prompts of the timed run."""
         return self.reported[: self.num_timed]
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest prompt."""
-        return max(len(prompt.ids) for prompt in [*self.reported, *self.screening])
-
 
 def load_prompts(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, max_positions: int) -> PromptSets:
     """Prompts of the run, all shorter than the context with room for what is generated.

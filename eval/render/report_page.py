@@ -188,12 +188,13 @@ def _headline(results: Report) -> dict[str, Any]:
 def _page(results: dict[str, Any], found: Report, curves: Curves) -> Page:
     target, own = found.target, [] if headline_row(found) else [_GREEDY]
     precision = f"{target.dtype}{', ' + target.quantization if target.quantization else ''}"
+    order = " Sampled decoding first." if len({row.temperature > 0 for row in found.rows}) == 2 else ""
     return Page(
         title=f"Report: {found.name}",
         results=results,
         method="report_method.j2",
         lead=f"A target of {size(target.num_parameters)}, {precision} ({target.path}), served with the drafts "
-        f"{', '.join(found.drafts)}; its output does not change. Sampled decoding first.",
+        f"{', '.join(found.drafts)}; its output does not change.{order}",
         headline=[*own, *remarks(found)],
         plots=_plots(found, curves),
         every_table=report_tables(found),

@@ -18,7 +18,7 @@ from decode.drafters.lm import LMDraft
 from decode.forward.cache import SlotCache
 from decode.forward.capture import capture
 from decode.forward.resume import LowerPass, ResumedPass, layers_of, refuse_inseparable
-from decode.forward.slot_stack import Shape, SlotStack, bucket
+from decode.forward.slot_stack import Shape, SlotStack, bucket, cheap_slots
 from decode.forward.target import CachedModel
 from decode.trees.tree import Tree, chain_parents
 from tests.architectures import random_model
@@ -32,6 +32,31 @@ def test_sizes_are_two_a_doubling() -> None:
     sizes = [bucket(end) for end in range(1, 1000)]
     assert sorted(set(sizes)) == [64, 96, 128, 192, 256, 384, 512, 768, 1024]
     assert all(end <= size for end, size in enumerate(sizes, 1))
+
+
+@pytest.mark.parametrize(
+    ("weights", "slot", "rows", "slots"),
+    [
+        (538_000_000, 46_080, 1, 512),  # SmolLM2-135M in float32
+        (538_000_000, 4 * 46_080, 4, 128),
+        (538_000_000, 8 * 46_080, 8, 64),
+        (16_000_000_000, 131_072, 1, 1024),  # an 8B model in bfloat16
+        (16_000_000_000, 32 * 131_072, 32, 64),
+        (100_000, 4096, 1, 64),
+    ],
+)
+def test_few_rows_look_at_as_many_slots_as_cost_nothing(weights: int, slot: int, rows: int, slots: int) -> None:
+    assert cheap_slots(weights, slot, rows) == slots
+
+
+def test_a_runner_counts_its_weights_and_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decode.forward.slot_stack.FIRST_BUCKET", 8)
+    model = MODELS["llama"]()
+    runner = CachedModel(model, 1, 256)
+    runner.visible(3)
+    width = 2 * sum(layer.keys[0, :, 0].numel() for layer in runner.cache.slot_layers)  # type: ignore[index]
+    weights = sum(one.numel() for one in model.parameters())
+    assert runner.cache.num_slots == cheap_slots(weights, width, 1) > 8
 
 
 def test_slots_in_use_lie_together_and_keep_what_they_hold() -> None:

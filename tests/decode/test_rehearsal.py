@@ -83,6 +83,21 @@ def test_a_call_finds_all_its_rounds_captured(
     assert len(captures) == made
 
 
+def test_sizes_that_cost_nothing_are_rehearsed_as_one(captures: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a text from 4 to 130 tokens three sizes are looked at, with and without a draft, or the largest alone."""
+    model, draft = tiny_llama(), LMDraft(tiny_llama(num_layers=1, seed=3))
+    made = []
+    for slots in (64, 192):
+        monkeypatch.setattr(Runner, "_cheap_slots", slots)
+        before = len(captures)
+        warm_up(model, draft, PROMPT, 120, **SETTINGS)
+        made.append(len(captures) - before)
+        generate(model, draft, PROMPT, max_new_tokens=120, seed=1, **SETTINGS)
+        assert len(captures) - before == made[-1]
+        vars(model).pop("_draftsmith_runners")
+    assert made == [6, 2]
+
+
 @pytest.mark.usefixtures("whims")
 def test_texts_that_end_early_are_rehearsed_often_enough(captures: list[object]) -> None:
     """Half of all tokens end a text, so that most calls are over after a round or two."""

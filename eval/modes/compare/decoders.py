@@ -207,9 +207,10 @@ class LoadedDecoders(Loaded):
 
     def _warm_up(self, arm: Arm, cell: Cell) -> None:
         prompts, tokens = self.texts[cell.text].screening, self.cfg.decode.max_new_tokens
+        timed = [one for text in self.texts.values() for one in text.reported]
         try:
             for _ in range(_WARM_UPS):
-                warm_up([arm], prompts, cell.batch_size, self.cfg.seed, tokens)
+                warm_up([arm], prompts, cell.batch_size, self.cfg.seed, tokens, timed)
         except RuntimeError as error:
             if arm.name != STATIC:
                 raise

@@ -16,13 +16,13 @@ from decode import load_drafter
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder
-from decode.forward.runner import room_for
 from decode.models.load import load_model
 from distill.engines.worker_process import check_python
 from eval.arms.vllm_engines import started, worker_settings
 from eval.config import EvalConfig
 from eval.inputs import rough_seconds_per_token
 from eval.measure.cells import Cell, CellRun, Results
+from eval.measure.timed_run import sharing_captures
 from eval.modes.compare.arm_set import ArmSet, Choices, Loaded, Target
 from eval.modes.compare.decoders import Decoders, LoadedDecoders
 from eval.modes.compare.drafters import Drafters, LoadedDrafters
@@ -144,7 +144,7 @@ def _load(arm_set: ArmSet, target: Target, folder: RunFolder, texts: Texts, give
         name: worker_settings(*about, None if k is None else arm_set.speculation(k))
         for name, k in arm_set.engines(chosen).items()
     }
-    with started(cfg.peers.vllm_python, first_lines, folder) as engines, room_for(max_length):
+    with started(cfg.peers.vllm_python, first_lines, folder) as engines:
         yield ARM_SETS[cfg.mode][1](arm_set, target, model, drafters, engines, texts)
 
 
@@ -152,13 +152,15 @@ def _measure(loaded: Loaded, kept: Results, given: Choices) -> None:
     """Every cell of the target that is missing, settings first, each kept as soon as it is done."""
     arm_set, target = loaded.arm_set, loaded.target
     missing, began = list(kept.missing(arm_set.cells([target]))), time.perf_counter()
+    longest = max(prompts.longest for prompts in loaded.texts.values()) + loaded.cfg.decode.max_new_tokens
     for number, cell in enumerate(missing, start=1):
         place = arm_set.place(cell)
         choice = kept.choice(place)
-        if choice is None:
-            choice = dict(given.get(place) or loaded.choose(cell))
-            kept.keep_choice(place, choice)
-        kept.keep_cell(cell, measure(loaded, cell, Choice.model_validate(choice)))
+        with sharing_captures(longest, cell.batch_size):
+            if choice is None:
+                choice = dict(given.get(place) or loaded.choose(cell))
+                kept.keep_choice(place, choice)
+            kept.keep_cell(cell, measure(loaded, cell, Choice.model_validate(choice)))
         parts = (missing[:number], missing[number:])
         spent, ahead = (sum(arm_set.tokens(target, one) for one in part) for part in parts)
         left = duration((time.perf_counter() - began) / spent * ahead)

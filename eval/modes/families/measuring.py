@@ -23,7 +23,7 @@ from eval.measure.cells import Cell, CellRun, Point, Results, choose
 from eval.measure.continuations import Job, Text, batches
 from eval.measure.losslessness import Check, check, margin_from
 from eval.measure.quality import write_alone
-from eval.measure.timed_run import warm_up
+from eval.measure.timed_run import sharing_captures, warm_up
 from eval.modes.families.arms import ArmFacts
 from eval.modes.families.trainings import Pace
 from eval.prompts.prompt import Prompt
@@ -180,9 +180,11 @@ class Timing:
         prompts = self.reported[: cell.batch_size * cfg.families.num_timed[cell.batch_size]]
         drafted = [self._drafted(name, int(best[name]), cell.temperature, name) for name in self.drafters]
         arms = [*plain_arms(cfg, self.model, cell.temperature), *map(self._arm, drafted)]
-        for _ in range(_WARM_UPS):
-            warm_up(arms, self.screening, cell.batch_size, cfg.seed, cfg.decode.max_new_tokens)
-        return CellRun(cfg, self.model, self.drafters).time(cell, arms, drafted, prompts)
+        longest = max(len(one.ids) for one in [*prompts, *self.screening]) + cfg.decode.max_new_tokens
+        with sharing_captures(longest, cell.batch_size):
+            for _ in range(_WARM_UPS):
+                warm_up(arms, self.screening, cell.batch_size, cfg.seed, cfg.decode.max_new_tokens, prompts)
+            return CellRun(cfg, self.model, self.drafters).time(cell, arms, drafted, prompts)
 
     def _drafted(self, name: str, k: int, temperature: float, arm: str) -> Drafted:
         """A plain chain of k tokens."""

@@ -12,7 +12,6 @@ from decode import load_drafter
 from decode.common.errors import ConfigError
 from decode.common.progress import get_logger, progress
 from decode.common.run_folder import RunFolder, is_finished
-from decode.forward.runner import room_for
 from decode.models.load import ModelDescription, describe_model
 from distill.records.record_folder import RecordFolder
 from eval.comparison_config import shape_settings
@@ -77,8 +76,7 @@ def run(cfg: EvalConfig) -> None:
     check_layers(cfg, wanted)
     facts = arms | describe_given(cfg, target)
     reported, screening = _prompts(cfg, target)
-    room = max(len(one.ids) for one in [*reported, *screening]) + cfg.decode.max_new_tokens
-    with planned_report(cfg, plan_lines(cfg, target, facts, wanted, records)) as folder, room_for(room):
+    with planned_report(cfg, plan_lines(cfg, target, facts, wanted, records)) as folder:
         if folder is None:
             return
         in_child(prepare, cfg, wanted)
