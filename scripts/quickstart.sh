@@ -31,9 +31,10 @@ step "head" 60 accelerate launch --num_processes 1 --num_machines 1 --mixed_prec
 step "one chat" 25 python -m decode target=smollm2 draft=mixture decode=greedy chat=true \
     'draft.settings.members=[ngram,runs/quickstart/head/model]' prompt_file=scripts/quickstart_prompt.txt $target
 # What hours of records and training buy stands beside what these minutes bought; that head is of the package's file.
-shipped="drafts.shipped=docs/results/smollm2/head drafts.both=lookup+shipped"
-[ -f runs/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf ] || shipped=""
-step "report" 300 python -m eval experiment=quickstart_report resume=auto $target $shipped
+shipped=drafts.shipped=docs/results/smollm2/head
+both=drafts.both=lookup+shipped
+[ -f runs/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf ] || shipped="" both=""
+step "report" 300 python -m eval experiment=quickstart_report resume=auto $target $shipped $both
 
 show_times
 printf '\nWhat paid for which kind of chat:\n'

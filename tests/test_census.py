@@ -4,7 +4,7 @@ from tests.census import census, circles
 
 MOST = {
     "product files": 460,  # the page and chart of alpha over tokens
-    "product lines": 54249,  # slots that cost nothing, and one cache for all calls of a report
+    "product lines": 54250,  # slots that cost nothing, and one cache for all calls of a report
     "tests files": 285,  # four of tests/gpu, where nothing had been tested
     "tests lines": 49210,
     "settings": 356,
