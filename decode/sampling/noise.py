@@ -115,7 +115,7 @@ def _mixed(value: Tensor) -> Tensor:
 
 
 def _mix_(value: Tensor) -> Tensor:
-    """SplitMix64's finaliser in place; a masked shift is the logical one. By `>>` a shift takes ten times as long."""
+    """SplitMix64's finaliser in place; a masked shift is the logical one. By `>>` one takes half as long again."""
     for shift, factor in ((30, MIX1), (27, MIX2)):
         value.bitwise_xor_(value.bitwise_right_shift(shift).bitwise_and_((1 << (64 - shift)) - 1)).mul_(_signed(factor))
     return value.bitwise_xor_(value.bitwise_right_shift(31).bitwise_and_((1 << 33) - 1))

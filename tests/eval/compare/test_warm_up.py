@@ -11,11 +11,10 @@ import pytest
 
 from decode.common.typed_config import build
 from decode.config import SamplingConfig
-from decode.forward.runner import room_for
 from eval.arms.ours import OurArm
 from eval.config import EvalConfig
 from eval.measure.cells import Cell
-from eval.measure.timed_run import first_to_capture
+from eval.measure.timed_run import first_to_capture, sharing_captures
 from eval.modes.compare.drafters import Drafters, LoadedDrafters
 from eval.prompts.kinds import TextPrompts
 from eval.prompts.prompt import Prompt
@@ -50,9 +49,10 @@ def test_captures_are_made_from_the_shortest_batch_to_the_end_of_the_room(monkey
     )
     one = replace(arm(DRAFTER), model=cast(Any, SimpleNamespace(device="cpu")))
     one.capture_ahead([(7,) * 80] * 2, 6)
-    with room_for(306):
-        one.capture_ahead([(7,) * 80] * 2, 6)
-    assert made == [(80, 6), (80, 226)]
+    for longest, rows in ((306, 2), (10**6, 64)):  # and no more than 16,384 tokens of all rows
+        with sharing_captures(longest, rows):
+            one.capture_ahead([(7,) * 80] * 2, 6)
+    assert made == [(80, 6), (80, 226), (80, 176)]
 
 
 def test_what_shares_captures_is_rehearsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
