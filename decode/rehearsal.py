@@ -19,7 +19,7 @@ from decode.drafters.base import Drafter
 from decode.forward.runner import CAPTURE_AFTER, Look, look_at
 from decode.forward.slot_stack import bucket
 from decode.requests import Event
-from decode.trees.tree_plans import parse
+from decode.trees.tree_plans import Shape, parse
 
 SEED = 0x5EED  # of its own: under rejection a draft length must not be chosen by the numbers that a call draws
 
@@ -60,7 +60,7 @@ def warm_up(
         # a round without a draft looks at as many as the deepest one before it: each size is rehearsed at every depth
         with look_at(bucket(slots + 1)) as look:
             for depth in depths:
-                _rehearse(model, drafter, input_ids, max_new_tokens, depth, drafted, look, settings)
+                _rehearse(model, drafter, input_ids, max_new_tokens, shape.cut(depth), drafted, look, settings)
         slots = look.slots
     return time.perf_counter() - began
 
@@ -70,16 +70,17 @@ def _rehearse(
     drafter: Drafter | None,
     prompt: Tensor,
     max_new_tokens: int,
-    depth: int,
+    shape: Shape,
     drafted: int,
     look: Look,
     settings: dict[str, Any],
 ) -> None:
-    """Rounds of one depth, in as many calls as that takes: one adds up to depth + 1 tokens and needs slots for
+    """Rounds of one depth, in as many calls as that takes: one adds up to that and a token and needs slots for
     `drafted` ones, behind `look.slots` passes look at more, and a text may end at its first token, or, with another
     seed, later."""
-    rounds, token = 0, REHEARSED.set(depth)
-    ways = (2 if settings.get("overlap") else 1 if drafter is None else drafter.ways) if depth else 1
+    rounds, depth = 0, shape.depth
+    token = REHEARSED.set(depth)
+    ways = (2 if settings.get("overlap") else 1 if drafter is None else drafter.ways(shape)) if depth else 1
     try:
         for seed in range(SEED, SEED + MOST_CALLS * ways):
             room = min(max_new_tokens, look.slots - prompt.shape[1] - drafted)

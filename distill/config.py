@@ -213,7 +213,8 @@ class RecordsConfig:
     topk: int = 64
     """Likeliest tokens kept by topk."""
     shard_size: int = 128
-    """Prompts in a shard: what a killed run loses at most, per process. A plan of shards above 2 GiB is refused."""
+    """Prompts in a shard: what a killed run loses at most, per process; with target.runtime=vllm the call in hand, 16
+    prompts a row. A plan of shards above 2 GiB is refused."""
     features: FeatureConfig = field(default_factory=FeatureConfig)
     """Hidden states kept beside p."""
 

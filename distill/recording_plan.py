@@ -23,7 +23,7 @@ from distill.records.distribution_stores import Layout
 from distill.records.feature_codes import FeatureLayout
 from distill.records.record_folder import RecordFolder
 
-MAX_SHARD_BYTES = 2 << 30  # a shard is built in memory, twice for a moment
+MAX_SHARD_BYTES = 2 << 30  # a shard is built in memory, and the one before is on its way to the disk
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -135,8 +135,25 @@ class TextSequences:
         """Nor hidden states."""
 
 
-SequenceSource = RecordSequences | TextSequences
-"""Sequences by number, with their `lengths`, and p and hidden states of a batch of them where they are known."""
+class SequenceSource(Protocol):
+    """Sequences by number, with p and hidden states of a batch of them where they are known."""
+
+    lengths: np.ndarray
+    """(n,) tokens of each."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> TrainSequence: ...
+
+    def collate(
+        self, items: Sequence[Placed], shape: tuple[int, int], device: torch.device | str, head: Head | None = None
+    ) -> TargetDistribution | None:
+        """p of a batch of `shape` (B, T) holding `items`; None where it is not known."""
+        ...
+
+    def features(self, items: Sequence[Placed], shape: tuple[int, int], layers: Sequence[int]) -> Tensor | None:
+        """(B, T, len(layers), d) hidden states of the target; None where there are none."""
+        ...
 
 
 def record_sequences(

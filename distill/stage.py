@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from decode.models.head_targets import check_taps
 from decode.models.load import ModelDescription, describe_model
 from decode.sampling.own_settings import RESTING, say_others
 from distill.config import DistillConfig
+from distill.engines.vllm_support import check_alone
 from distill.prompts.prompt_texts import FOLDER
 from distill.prompts.run_chats import bound_to, with_day
 from distill.prompts.shown_examples import write_lines
@@ -27,7 +29,8 @@ from distill.recording_plan import RecordingPlan
 from distill.records.feature_codes import FeatureCode
 from distill.records.feature_fitting import CODE_FILE, calibrate, load_code
 from distill.records.record_folder import RecordWriter
-from distill.records.record_shards import Record
+from distill.records.record_manifest import ShardSummary
+from distill.records.record_shards import Record, drafting_of
 from distill.run_notes import check_same_target, keep_texts, note_target, noted_weights
 from distill.runtimes.openai_runtime import OpenAiRuntime
 from distill.runtimes.runtime import Runtime, check_room, recorded
@@ -69,8 +72,10 @@ def open_runtime(config: DistillConfig, target: ModelDescription) -> Runtime:
         return TransformersRuntime(config, target, dtype)
     if config.target.runtime == "openai":
         return OpenAiRuntime(config, target)
-    kind = VllmRuntime if config.target.url is None else ServedRuntime
-    return kind(config, target, dtype)
+    if config.target.url is None:
+        return VllmRuntime(config, target, dtype)
+    check_alone()  # of a training each process has a server's passes of its own
+    return ServedRuntime(config, target, dtype)
 
 
 def _planned(config: DistillConfig, texts: Texts, runtime: Runtime) -> RecordingPlan:
@@ -125,7 +130,7 @@ def _write_shards(
         for index in range(ranks.process_index, plan.num_shards, ranks.num_processes)
     }
     if runtime.writes_first and config.responses == "target":
-        _write_responses([*mine.values()], texts, runtime)
+        _write_responses(calls(mine.values(), CALL * config.batch_size), texts, runtime)
     code = _feature_code(config, plan, texts, runtime, folder, ranks)
     records = RecordWriter(folder, plan.layout, recorded(config.sampling.draft, runtime.draft))
     todo = [index for index in mine if records.existing(index) is None]
@@ -141,16 +146,21 @@ def _write_shards(
             with runtime.stopwatch.part("reading"):
                 scorer.take(record, states)
 
-    with progress(total, "prompts", "records", initial=total - left) as bar:
+    with progress(total, "prompts", "records", initial=total - left) as bar, ThreadPoolExecutor(1, "shards") as disk:
         told = ToldTexts(bar, take)
+        on_its_way: Future[ShardSummary] | None = None
         for index in todo:
             with runtime.stopwatch.part("writing"):
                 part = writer.write(mine[index].start, mine[index].stop, told.ended)
             with runtime.stopwatch.part("reading"):
                 if scorer is not None:
                     scorer.score(part)
-                known = records.write(index, part)
-            told.shard(len(mine[index]), known)
+                if on_its_way is not None:
+                    on_its_way.result()
+            on_its_way = disk.submit(records.write, index, part)  # while the target goes on
+            told.shard(len(mine[index]), part, drafting_of(part, records.draft))
+        if on_its_way is not None:
+            on_its_way.result()
     if writer.dropped_turns:
         log.warning(
             "%d turns were left out: they do not fit into the target's context, or its chat template refuses what it "
@@ -166,6 +176,22 @@ def _scorer(config: DistillConfig, plan: RecordingPlan, runtime: Runtime, code: 
         return None
     layers = plan.layout.features.layers if plan.layout.features else ()
     return Scorer(runtime.passes(layers), plan.layout, config.seed, code)
+
+
+CALL = 16
+"""Prompts of a call for each row of an engine. It waits for the longest text of a call: with the 128 prompts of a shard
+256 rows are never full. A killed run loses the call in hand."""
+
+
+def calls(shards: Iterable[range], least: int) -> list[range]:
+    """Shards that lie side by side, put together to as many prompts."""
+    found: list[range] = []
+    for shard in shards:
+        if found and found[-1].stop == shard.start and len(found[-1]) < least:
+            found[-1] = range(found[-1].start, shard.stop)
+        else:
+            found.append(shard)
+    return found
 
 
 def _write_responses(parts: Sequence[range], texts: Texts, runtime: Runtime) -> None:

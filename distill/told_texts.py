@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from decode.common.progress import Progress
-from distill.records.record_manifest import ShardSummary
 from distill.records.record_shards import Record
+from distill.records.recorded_drafts import Drafting
 
 
 class ToldTexts:
@@ -31,11 +31,11 @@ class ToldTexts:
         self._told += is_last
         self._tell(int(is_last))
 
-    def shard(self, prompts: int, known: ShardSummary | None = None) -> None:
+    def shard(self, prompts: int, records: Sequence[Record] | None = None, drafting: Drafting | None = None) -> None:
         """A shard of so many prompts is done, those included of which no response ended: of a corpus none does."""
-        self.tokens += 0 if known is None else known.learned_tokens - self._heard
+        learned = None if records is None else sum(int(record.loss_mask.sum()) for record in records)
+        self.tokens += 0 if learned is None else learned - self._heard
         self._heard = 0
-        drafting = None if known is None else known.drafting
         left, self._told = prompts - self._told, 0
         self._tell(left, **({} if drafting is None else {"tokens_per_pass": round(drafting.tokens_per_pass, 2)}))
 

@@ -31,7 +31,9 @@ def test_no_yaml_stands_outside_the_stages_and_groups() -> None:
 
 NEEDED = {
     "experiment/smollm2_records": ["data.path=some/prompts.jsonl"],
+    "experiment/smollm2_drafters": ["prompts.file=some/questions.jsonl"],
     "experiment/smollm2_report": ["prompts.file=some/questions.jsonl"],
+    "experiment/smollm2_served": ["prompts.file=some/questions.jsonl"],
     "prompts/spec_bench": ["prompts.file=some/questions.jsonl"],
     "draft/cascade": ["draft.settings.draft=some/draft"],
     "draft/early_exit": ["draft.settings.exit_layer=2"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections import OrderedDict
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from pydantic import Field, model_validator
 
 from decode.common.checked_json import Amount, Content, Count, JsonFile, Size, shown
 from decode.common.errors import ConfigError, InputError
-from decode.common.run_folder import on_main
+from decode.common.run_folder import RUN, on_main
 from decode.common.sealed import KEPT, SEAL, check_seal, sealed
 from train.metric_sums import Sums
 from train.metrics_log import METRICS
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 STATE = "state.json"
 BEST_WEIGHTS = "model.safetensors"
+"""Of the kept weights, and as accelerate calls those of a checkpoint."""
+WRAPPED = "module."
 HIDDEN = re.compile(r"\.(step|best)_\d+\..*tmp")
 """What is being written or removed."""
 
@@ -50,6 +53,8 @@ class TrainState:
     """Step at which the objective took over from its warm-up."""
     start: Sums | None = None
     """Validation of a pruned draft before the first step."""
+    rows_per_step: int | None = None
+    """Rows that all processes read in a step; older checkpoints do not say it."""
 
 
 class SavedSums(Content):
@@ -82,6 +87,7 @@ class SavedState(Content):
     log_position: Count
     switched_at: Count | None = None
     start: SavedSums | None = None
+    rows_per_step: Size | None = None
 
     @model_validator(mode="after")
     def _knows_its_best(self) -> SavedState:
@@ -148,12 +154,6 @@ class Checkpoints:
     def restore(self, accelerator: Accelerator, checkpoint: Path) -> TrainState:
         """Load a checkpoint into what the accelerator has prepared; every rank calls this."""
         saved = read_state(checkpoint)
-        if saved.world_size != accelerator.num_processes:
-            raise ConfigError(
-                f"{checkpoint} was made by {saved.world_size} processes, and now there are "
-                f"{accelerator.num_processes}: sharded state and random generators would not fit. Start as many as "
-                "before"
-            )
         try:
             accelerator.load_state(str(checkpoint))
         except RuntimeError as error:
@@ -165,6 +165,7 @@ class Checkpoints:
                 "other sizes without draft.width or draft.heads. Finish the run with it, or train anew in another "
                 "output_dir"
             ) from error
+        accelerator.step = 0  # of micro-steps: it was saved, and may be of another gradient_accumulation
         return saved.state
 
     def forget_after(self, step: int) -> None:
@@ -207,6 +208,26 @@ class Checkpoints:
         return {int(match[1]): path for path, match in found.items() if match}
 
 
+def save_unwrapped(accelerator: Accelerator) -> None:
+    """Have checkpoints name weights as the draft does. DDP puts `module.` before the names, and a single process on a
+    GPU is not wrapped, so that neither could load what the other one saved."""
+
+    def save(_models: Any, weights: list[dict[str, Any]], _folder: str) -> None:
+        pairs = [[(name.removeprefix(WRAPPED), one) for name, one in each.items()] for each in weights]
+        weights[:] = map(OrderedDict, pairs)  # of any other mapping accelerate does not leave out what is tied
+
+    def load(models: list[Any], folder: str) -> None:
+        from safetensors import safe_open
+
+        with safe_open(str(Path(folder, BEST_WEIGHTS)), "pt") as saved:
+            is_wrapped = all(name.startswith(WRAPPED) for name in saved.keys())  # noqa: SIM118 - by earlier versions
+        if not is_wrapped:
+            models[:] = [accelerator.unwrap_model(one) for one in models]
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)
+
+
 def find_checkpoint(path: Path) -> Path:
     """The checkpoint that `resume=path` means: a checkpoint folder, or the newest one of a run; else InputError."""
     if HIDDEN.fullmatch(path.name):
@@ -244,6 +265,28 @@ def read_state(checkpoint: Path) -> SavedState:
             f"{checkpoint / STATE}: step is {saved.step}, in {checkpoint.name}: {SAVED.why}. {SAVED.remedy}"
         )
     return saved
+
+
+def check_ranks(checkpoint: Path, processes: int, rows_per_step: int, is_bound: bool) -> None:
+    """ConfigError unless so many processes can go on from a checkpoint: a step must have as many rows as before, and
+    where DeepSpeed has sharded the state (`is_bound`) there must be as many processes. A process that is new has no
+    random generator in the checkpoint, and starts it from the seed."""
+    saved = read_state(checkpoint)
+    rows = saved.rows_per_step
+    if rows is None:
+        config = RUN.read(checkpoint.parents[1] / "run.json").config
+        is_bound, rows = True, config["batch_size"] * config["gradient_accumulation"] * saved.world_size
+    if is_bound and saved.world_size != processes:
+        raise ConfigError(
+            f"{checkpoint} was made by {saved.world_size} processes, and now there are {processes}: the state that "
+            "each of them keeps would not fit. Start as many as before"
+        )
+    if rows != rows_per_step:
+        raise ConfigError(
+            f"{checkpoint} was made by steps of {rows} rows, and now a step has {rows_per_step} (batch_size x "
+            f"gradient_accumulation x {processes} processes), so that some would be read twice or never. Set these for "
+            f"{rows}"
+        )
 
 
 def check_whole(checkpoint: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from decode.common.typed_config import require, require_at_least
 from decode.config import ModelConfig, model_folder
@@ -17,14 +17,17 @@ LEARNS_FROM_TEXT = "cross_entropy"
 class EngineConfig:
     """How the work is spread over processes (group `engine`); this, not the launcher, decides."""
 
-    name: Literal["single", "ddp", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"] = "single"
-    """single: one process; ddp: a replica per process; deepspeed_zeroN: optimizer state, gradients, weights sharded."""
+    name: Literal["single", "ddp", "fsdp2", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"] = "single"
+    """single: one process; ddp: a replica per process; fsdp2: optimizer state, gradients, weights and a live target
+    sharded, by torch; deepspeed_zeroN: optimizer state, then gradients, then weights sharded, by DeepSpeed."""
     device: Literal["auto", "cpu"] = "auto"
     """auto is CUDA where there is one, else the CPU."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """bf16 runs matrix products in bfloat16 over fp32 weights (under ZeRO: over bf16 weights with fp32 masters)."""
     deterministic: bool = True
     """Only kernels that give the same bits every time, so that a resumed run equals an uninterrupted one."""
+    recompute: bool = False
+    """Make the activations of layers again in the backward pass: less memory a token, and more time."""
     offload_optimizer: bool = False
     """Keep ZeRO's optimizer state in CPU memory."""
 
@@ -38,6 +41,39 @@ class EngineConfig:
     def zero_stage(self) -> int:
         """1 to 3 for DeepSpeed engines, else 0."""
         return int(self.name[-1]) if self.name.startswith("deepspeed") else 0
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a process holds parts of matrices or of their state."""
+        return self.name == "fsdp2" or self.zero_stage > 0
+
+
+@dataclass
+class ServersConfig:
+    """Running vLLM servers of the target, with target_source=served (group `servers`)."""
+
+    urls: list[str] = field(default_factory=list)
+    """Addresses, http://HOST:PORT/v1; the processes of a training are shared out over them."""
+    states_folder: str | None = None
+    """Where the files of hidden states that they write to their shared_storage_path appear here."""
+    at_once: int = 16
+    """Texts that a process asks its server for at once."""
+    timeout: float = 1800.0
+    """Seconds without a sign of life after which a server is given up."""
+
+    def check(self, source: str) -> None:
+        """ConfigError for servers that nothing would ask, and for a source that names none."""
+        require_at_least(1, self, "servers.", "at_once")
+        require(
+            source == "served" or not self.urls,
+            f"servers.urls={self.urls} would give hidden states, and target_source={source} asks for none. Set "
+            "target_source=served, or leave them out",
+        )
+        require(
+            source != "served" or bool(self.urls and self.states_folder),
+            f"target_source=served takes hidden states from running servers, and servers.urls={self.urls}, "
+            f"servers.states_folder={self.states_folder} name none. Set both",
+        )
 
 
 @dataclass
@@ -79,6 +115,9 @@ class TokenizerConfig:
 class TrainConfig:
     """`python -m train`: fit a draft to a target, or train a small target on text."""
 
+    NOT_COMPARED: ClassVar[tuple[str, ...]] = ("batch_size", "gradient_accumulation", "servers")
+    """Checkpoints know the product of the first two, and servers are compared with the target."""
+
     output_dir: str
     """Folder of the result; must not exist, or be resumed."""
     target: ModelConfig = field(default_factory=ModelConfig)
@@ -97,8 +136,10 @@ class TrainConfig:
     """Record folder written by `python -m distill`; its sequences are trained on."""
     data: DataConfig | None = None
     """Text to train on where there are no records."""
-    target_source: Literal["records", "live"] = "records"
-    """Where p comes from: what the records hold, or the frozen target run in this process."""
+    target_source: Literal["records", "live", "served"] = "records"
+    """Where p comes from: what the records hold, the frozen target run in this process, or its servers (`servers`)."""
+    servers: ServersConfig = field(default_factory=ServersConfig)
+    """Those of target_source=served."""
     sequence_length: int = 512
     """Tokens in a packed row (T)."""
     batch_size: int = 8
@@ -109,7 +150,7 @@ class TrainConfig:
     """Optimizer steps."""
     optimizer: Literal["auto", "adamw", "muon"] = "auto"
     """muon: torch.optim.Muon for the 2-D weights of the layers, AdamW for embeddings, head and norms; auto is muon from
-    random weights, and adamw from saved ones, under DeepSpeed, and where `lr` is set and `muon_lr` is not."""
+    random weights, and adamw from saved ones, under DeepSpeed and fsdp2, and where `lr` is set and `muon_lr` is not."""
     lr: float | None = None
     """Peak learning rate of AdamW; None is chosen by the draft's width and where its weights come from."""
     muon_lr: float | None = None
@@ -143,17 +184,18 @@ class TrainConfig:
     seed: int = 0
     """Seed of the initial weights and of the data order."""
     plan: bool = False
-    """Print steps, tokens, parameters and bytes on disk, and exit."""
+    """Print steps, tokens, parameters, bytes on disk and in memory, for which a step is rehearsed, and exit."""
 
     def __post_init__(self) -> None:
         self._check_numbers()
         check_corpus(self.data)
         self._check_sources()
         require(
-            not (self.optimizer == "muon" and self.engine.zero_stage),
-            f"optimizer=muon cannot run under engine={self.engine.name}: ZeRO flattens and shards the matrices that "
-            "Muon orthogonalises as a whole. Use optimizer=adamw, or engine=ddp",
+            not (self.optimizer == "muon" and self.engine.is_sharded),
+            f"optimizer=muon cannot run under engine={self.engine.name}, which shards the matrices that Muon "
+            "orthogonalises as a whole. Use optimizer=adamw, or engine=ddp",
         )
+        self._check_sharded()
 
     def _check_numbers(self) -> None:
         require_at_least(1, self, "", "batch_size", "gradient_accumulation", "steps", "window", "log_every")
@@ -171,7 +213,22 @@ class TrainConfig:
         require_at_least(0, self, "", "weight_decay")
         require(all(0 <= beta < 1 for beta in self.betas), f"betas={self.betas} must be in [0, 1)")
 
+    def _check_sharded(self) -> None:
+        asked = {name: getattr(self.target, name) for name in ("device_map", "quantization")}
+        given = {name: value for name, value in asked.items() if value is not None}
+        require(
+            not given or self.engine.name != "fsdp2" or self.target_source != "live",
+            f"engine=fsdp2 shards a live target as it is, in floating point, and target has {given}. Leave that out, "
+            "or use engine=ddp",
+        )
+
+    @property
+    def makes_p(self) -> bool:
+        """Whether p and hidden states are made while the draft learns."""
+        return self.target_source != "records"
+
     def _check_sources(self) -> None:
+        self.servers.check(self.target_source)
         has_target = self.target.path is not None
         minimised = {self.objective.name, self.objective.warm_up or LEARNS_FROM_TEXT}
         require(
@@ -198,9 +255,9 @@ class TrainConfig:
         )
         require(
             self.target_source == "records" or has_target,
-            "target_source=live runs the target, but target.path is null. Set target.path",
+            f"target_source={self.target_source} runs the target, but target.path is null. Set target.path",
         )
-        needs_p = minimised != {LEARNS_FROM_TEXT} and self.target_source == "records"
+        needs_p = minimised != {LEARNS_FROM_TEXT} and not self.makes_p
         require(
             not needs_p or self.records is not None,
             f"objective={self.objective.name} needs the target's distribution p for every token, and text holds none. "
@@ -212,7 +269,7 @@ class TrainConfig:
             f"{self.objective.switch_at:g} or more, and validate_every={self.validate_every} of steps={self.steps} is "
             "after the last step. Validate more often, or leave the warm-up out",
         )
-        knows_p = has_target and (self.records is not None or self.target_source == "live")
+        knows_p = has_target and (self.records is not None or self.makes_p)
         require(
             self.objective.credit not in NEEDS_ALPHA or knows_p,
             f"objective.credit={self.objective.credit} weighs a token by the acceptance of those before it, and text "

@@ -64,8 +64,9 @@ def build_accelerator(cfg: TrainConfig) -> Accelerator:
     on_cpu = cfg.engine.device == "cpu" or not torch.cuda.is_available()
     if on_cpu:
         os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed otherwise warns of, or picks, a device that is not ours
-    if cfg.engine.zero_stage:
+    if cfg.engine.is_sharded:
         _ensure_process_group_variables()
+    if cfg.engine.zero_stage:
         _skip_compiled_reductions()
     from accelerate import Accelerator
     from accelerate.state import PartialState
@@ -130,7 +131,7 @@ def _build_models_whole() -> None:
 
 
 def _ensure_process_group_variables() -> None:
-    """DeepSpeed wants a process group even where no launcher made one: a group of one."""
+    """Engines that shard want a process group even where no launcher made one: a group of one."""
     if "RANK" not in os.environ:
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
         os.environ.update(alone | {"MASTER_PORT": str(_free_port())})

@@ -86,8 +86,10 @@ def facts(inputs: Inputs, state: TrainState) -> dict[str, Any]:
 def _target_weights(cfg: TrainConfig, inputs: Inputs, ends: Ends | None) -> str | None:
     """Fingerprint of the weights whose hidden states a head learned from: the live target's, or those of its
     records."""
-    if ends is not None and cfg.target_source == "live":
-        return weights_fingerprint(ends.head.model)
+    if ends is not None and cfg.makes_p and inputs.blueprint.layers_read:
+        assert inputs.target is not None
+        whole = cfg.target_source == "live" and weights_fingerprint(ends.head.model)
+        return whole or inputs.target.stored_fingerprint  # where it is sharded, or in a server
     return inputs.recorded_weights
 
 

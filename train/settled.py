@@ -17,10 +17,10 @@ OF_PRETRAINED = 0.1
 
 
 def chosen_optimizer(cfg: TrainConfig) -> str:
-    """The optimizer of the run. `auto` is AdamW for saved weights, under DeepSpeed and where `lr` alone is set, which
-    would else be the rate of norms and tables only; Muon everywhere else."""
+    """The optimizer of the run. `auto` is AdamW for saved weights, under engines that shard and where `lr` alone is
+    set, which would else be the rate of norms and tables only; Muon everywhere else."""
     sets_adamw = cfg.lr is not None and cfg.muon_lr is None
-    auto = "adamw" if _is_pretrained(cfg) or sets_adamw or cfg.engine.zero_stage else "muon"
+    auto = "adamw" if _is_pretrained(cfg) or sets_adamw or cfg.engine.is_sharded else "muon"
     return auto if cfg.optimizer == "auto" else cfg.optimizer
 
 
@@ -28,10 +28,10 @@ def _is_pretrained(cfg: TrainConfig) -> bool:
     return cfg.draft.init_from is not None or cfg.draft.head.init_own
 
 
-def settled(cfg: TrainConfig, blueprint: Blueprint, vocab_size: int) -> TrainConfig:
-    """`cfg` with the choices that it leaves open made, for this draft over so many tokens."""
+def settled(cfg: TrainConfig, blueprint: Blueprint, row: int) -> TrainConfig:
+    """`cfg` with the choices that it leaves open made, for this draft and a loss of rows of so many entries."""
     scale = min(1.0, KNOWN_WIDTH / blueprint.width) * (OF_PRETRAINED if _is_pretrained(cfg) else 1.0)
     peaks = {"lr": LR, "muon_lr": blueprint.muon_lr}
     rates = {name: peak * scale for name, peak in peaks.items() if getattr(cfg, name) is None}
-    objective = replace(cfg.objective, chunk_rows=cfg.objective.chunk_rows or rows_at_once(vocab_size))
+    objective = replace(cfg.objective, chunk_rows=cfg.objective.chunk_rows or rows_at_once(row))
     return replace(cfg, optimizer=chosen_optimizer(cfg), objective=objective, **rates)

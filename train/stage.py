@@ -24,24 +24,29 @@ from decode.models.load import describe_model, load_model
 from decode.models.output_head import Ends, OutputHead, ends_of, head_of
 from decode.models.small import load_ends
 from distill.prompts.run_chats import bound_to, with_day
-from train.batches import StepReader
+from train.batches import StepReader, readers_of
 from train.checkpoint import (
     Checkpoints,
     TrainState,
     adopt,
+    check_ranks,
     check_whole,
     find_checkpoint,
     read_state,
+    save_unwrapped,
     saved_optimizer,
 )
 from train.config import TrainConfig
 from train.engine import build_accelerator, check_launcher, warn_of_emulated_products
+from train.fully_sharded import keep_in_checkpoints, shard_draft, shard_target
 from train.live_target import LiveTarget
 from train.loss import DraftLoss
+from train.memory_plan import memory_lines
 from train.metrics_log import METRICS, MetricsLog
 from train.optimizers import Schedule, build_optimizers
 from train.packing import Order
 from train.run_result import keep_result
+from train.served_target import check_same_server, served
 from train.settled import chosen_optimizer, settled
 from train.trackers import build_tracker, check_tracker
 from train.training_inputs import Inputs, check_enough, open_inputs, tokenizer_folder
@@ -56,15 +61,20 @@ def run(cfg: TrainConfig) -> None:
     check_launcher(cfg.engine)
     check_tracker(cfg)
     cfg, bound = _with_chats(cfg)
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if not cfg.plan and check_run(cfg.output_dir, "train", cfg, cfg.resume, bound):
+        _check_finished(cfg, world_size)
         return
     _check_resume(cfg)
+    accelerator = build_accelerator(cfg) if world_size > 1 else None  # first, since ranks share what rank 0 reads
+    is_first = accelerator is None or accelerator.is_main_process
+    cfg = replace(cfg, data=on_main(is_first, lambda: cfg.data))  # midnight may fall between their starts
     inputs = open_inputs(cfg)
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
     rows_per_step = check_enough(cfg, inputs, world_size)
-    known = settled(cfg, inputs.blueprint, inputs.vocab_size)
+    known = settled(cfg, inputs.blueprint, inputs.widest_row(cfg.makes_p))
     plan = TrainingPlan.of(known, inputs, rows_per_step)
-    for line in [*plan.lines(), *(plan.advice() if cfg.plan else ())]:
+    memory = memory_lines(known, inputs, world_size) if cfg.plan and is_main_process() else []
+    for line in [*plan.lines(), *memory, *(plan.advice() if cfg.plan else ())]:
         logger.info("plan: %s", line)
     for line in plan.warnings() if is_main_process() else ():
         logger.warning("%s", line)
@@ -73,13 +83,24 @@ def run(cfg: TrainConfig) -> None:
     if cfg.plan:
         return
     free_disk_check(cfg.output_dir, plan.disk_bytes)
-    accelerator = build_accelerator(cfg)
-    data = on_main(accelerator.is_main_process, lambda: cfg.data)
-    if data != cfg.data:  # midnight fell between the starts of two ranks
-        inputs = open_inputs(replace(cfg, data=data))
-    with open_run(cfg.output_dir, "train", cfg, cfg.resume, accelerator.is_main_process, bound) as folder:
+    accelerator = accelerator or build_accelerator(cfg)
+    is_main = accelerator.is_main_process
+    with (
+        served(known, inputs, accelerator.process_index, accelerator.device) as (completed, ends),
+        open_run(cfg.output_dir, "train", cfg, cfg.resume, is_main, bound) as folder,
+    ):
         if not folder.is_finished:
-            _train(known, inputs, accelerator, folder, rows_per_step)
+            check_same_server(completed, folder.path, is_main)
+            _train(known, completed, ends, accelerator, folder, rows_per_step)
+
+
+def _check_finished(cfg: TrainConfig, world_size: int) -> None:
+    """A finished run is this one if it made the same steps: batch sizes are not compared with run.json."""
+    run = Path(cfg.output_dir)
+    newest, there = Checkpoints(run / "checkpoints", 1).newest(), RUN.read(run / "run.json").config
+    rows = cfg.batch_size * cfg.gradient_accumulation
+    if newest is not None and rows != there["batch_size"] * there["gradient_accumulation"]:
+        check_ranks(newest, world_size, rows * world_size, is_bound=False)
 
 
 def _with_chats(cfg: TrainConfig) -> tuple[TrainConfig, dict[str, str | None]]:
@@ -93,15 +114,27 @@ def _with_chats(cfg: TrainConfig) -> tuple[TrainConfig, dict[str, str | None]]:
     return replace(cfg, data=with_day(cfg.data, tokenizer, cfg.output_dir)), bound_to(tokenizer)
 
 
-def _train(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator, folder: RunFolder, rows_per_step: int) -> None:
+def _train(
+    cfg: TrainConfig,
+    inputs: Inputs,
+    ends: Ends | None,
+    accelerator: Accelerator,
+    folder: RunFolder,
+    rows_per_step: int,
+) -> None:
+    """`ends` are the target's, where they are in memory already."""
     start_from = _resume_point(cfg)  # now that no other process can add or remove a checkpoint
+    if start_from is not None:
+        check_ranks(start_from, accelerator.num_processes, rows_per_step, bool(cfg.engine.zero_stage))
     if accelerator.is_main_process and cfg.tokenizer.train_entries is not None:
         keep_tokenizer(inputs, tokenizer_folder(cfg))
-    compute, head = build_compute(cfg, inputs, accelerator)
+    compute, head = build_compute(cfg, inputs, accelerator, ends)
     split = (accelerator.process_index, accelerator.num_processes, cfg.gradient_accumulation, cfg.batch_size)
-    reader = StepReader(inputs.train, Order(len(inputs.train.rows), rows_per_step, cfg.seed), split, head)
+    order = Order(len(inputs.train.rows), rows_per_step, cfg.seed)
+    readers = readers_of(inputs.train.source, accelerator.device.type)
+    reader = StepReader(inputs.train, order, split, head, readers)
     checkpoints = Checkpoints(folder.path / "checkpoints", cfg.keep_checkpoints)
-    state = _restore(accelerator, checkpoints, folder.path, start_from)
+    state = replace(_restore(accelerator, checkpoints, folder.path, start_from), rows_per_step=rows_per_step)
     log = MetricsLog(folder.file(METRICS), state.log_position) if accelerator.is_main_process else None
     tracker = build_tracker(cfg, folder.path, _run_id(folder.path), accelerator.is_main_process)
     recorder = Recorder(checkpoints, log, tracker)
@@ -109,6 +142,9 @@ def _train(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator, folder: R
     state = loop.run()
     if accelerator.is_main_process:
         keep_result(cfg, inputs, folder, state, recorder, compute.ends, loop.validation_batches())
+    elif compute.calibrates_together:  # rank 0's batches pass through a target of which this process holds a part
+        for _ in loop.validation_batches():
+            pass
     accelerator.wait_for_everyone()
     accelerator.end_training()
 
@@ -123,16 +159,29 @@ def keep_tokenizer(inputs: Inputs, folder: Path) -> None:
     draft.rename(folder)
 
 
-def build_compute(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator) -> tuple[Compute, OutputHead | None]:
+def build_compute(
+    cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator, ends: Ends | None = None
+) -> tuple[Compute, OutputHead | None]:
     """The prepared draft with its optimizers, and the target's head where recorded hidden states need it."""
-    target, ends = _load_target(cfg, inputs, accelerator.device)
+    target = None
+    if ends is None:
+        target, ends = _load_target(cfg, inputs, accelerator)
     set_seed(cfg.seed)
     draft = inputs.blueprint.build(ends)
+    if cfg.engine.recompute:
+        draft.recompute()
     module = DraftLoss(draft.module, cfg.objective, inputs.window_along_rows)
+    accelerator.wait_for_everyone()  # here, since DeepSpeed's own groups give a rank that still loads ten minutes
+    is_fsdp = cfg.engine.name == "fsdp2"
+    if is_fsdp:
+        shard_draft(module, draft.blocks(), accelerator.device)
     optimizers = build_optimizers(module, draft.token_tables(), cfg)
     schedule = Schedule(optimizers, cfg)
-    accelerator.wait_for_everyone()  # here, since DeepSpeed's own groups give a rank that still loads ten minutes
-    prepared = accelerator.prepare(module, *optimizers)
+    if is_fsdp:
+        keep_in_checkpoints(accelerator, module, optimizers)
+    elif not cfg.engine.zero_stage:
+        save_unwrapped(accelerator)
+    prepared = (module, *optimizers) if is_fsdp else accelerator.prepare(module, *optimizers)
     live = None
     if target is not None and cfg.target_source == "live":
         live = LiveTarget(target, inputs.blueprint.layers_read)
@@ -140,15 +189,22 @@ def build_compute(cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator) ->
     return Compute(accelerator, prepared[0], list(prepared[1:]), schedule, live, ends), head
 
 
-def _load_target(cfg: TrainConfig, inputs: Inputs, device: torch.device) -> tuple[PreTrainedModel | None, Ends | None]:
+def _load_target(
+    cfg: TrainConfig, inputs: Inputs, accelerator: Accelerator
+) -> tuple[PreTrainedModel | None, Ends | None]:
     """What of the target this process needs: all of it where it runs alongside, else the ends that heads work between,
     or its output head (with the rest) where recorded hidden states become p through it."""
     is_live, reads_states = cfg.target_source == "live", bool(inputs.blueprint.layers_read)
+    device = accelerator.device
     if reads_states and not is_live:
         return None, load_ends(replace(cfg.target, device=str(device), device_map=None))
     if not is_live and not inputs.needs_target_weights:
         return None, None
-    target = load_model(_on(cfg.target, device))
+    if is_live and cfg.engine.name == "fsdp2":
+        source = replace(cfg.target, device="cpu")
+        target = shard_target(lambda: load_model(source, computes_on=device), accelerator)
+    else:
+        target = load_model(_on(cfg.target, device))
     return target, ends_of(target) if reads_states else None
 
 

@@ -7,13 +7,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import distributed
 from transformers import PreTrainedTokenizerBase
 
-from decode.common.errors import ConfigError
-from decode.common.progress import get_logger
+from decode.common.errors import ConfigError, InputError
+from decode.common.progress import get_logger, is_main_process
+from decode.common.run_folder import on_main
 from decode.common.typed_config import require
 from decode.config import ModelConfig
 from decode.models.chat_template import settled
+from decode.models.checkpoint_check import is_quantised
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model
 from distill.corpora import Corpus, load_corpus
@@ -77,6 +80,11 @@ class Inputs:
         """Tokens that logits are over."""
         return self.target.vocab_size if self.target is not None else len(self.tokenizer)
 
+    def widest_row(self, makes_p: bool) -> int:
+        """Entries of the longest row that a loss is made of: the draft's own where p is a list of tokens."""
+        is_dense = makes_p or self.store is None or self.store in DENSE_STORES
+        return self.vocab_size if is_dense else self.blueprint.wants_vocab or self.vocab_size
+
     @property
     def needs_target_weights(self) -> bool:
         """Whether recorded hidden states have to go through the target's head."""
@@ -84,21 +92,24 @@ class Inputs:
 
 
 def open_inputs(cfg: TrainConfig) -> Inputs:
-    """Everything but weights; raises ConfigError or InputError for whatever does not fit together."""
+    """Everything but weights; raises ConfigError or InputError for whatever does not fit together. Of several processes
+    of a group rank 0 alone reads the corpus."""
     target = None if cfg.target.path is None else describe_model(cfg.target, loads=cfg.target_source == "live")
+    if target is not None and cfg.engine.name == "fsdp2" and cfg.target_source == "live":
+        _check_shardable(target)
     corpus = None if cfg.data is None else load_corpus(cfg.data)
     tokenizer = _tokenizer(cfg, target, corpus)
     if cfg.data is not None:
         tokenizer = settled(tokenizer, cfg.data, cfg.data.system)
     records = None if cfg.records is None else RecordFolder.open(cfg.records, target)
     store = None if records is None else _choose_store(cfg, records)
-    knows_p = store is not None or cfg.target_source == "live"
+    knows_p = store is not None or cfg.makes_p
     unheard = cfg if knows_p else replace(cfg, objective=replace(cfg.objective, confidence_weight=0.0))
     blueprint = FAMILIES[cfg.draft.family](unheard, target, tokenizer)  # whose confidence nothing would train
     _check_length(cfg, target, blueprint)
     if store == "last_hidden" and not blueprint.layers_read:  # which become p through all of the target
         describe_model(cfg.target)
-    layers = blueprint.layers_read if cfg.target_source == "records" else ()  # a live target makes them itself
+    layers = () if cfg.makes_p else blueprint.layers_read
     sources = [_source(cfg, tokenizer, records or corpus, store, split, layers) for split in ("train", "validation")]
     covered = None
     if blueprint.wants_vocab is not None:
@@ -128,6 +139,14 @@ def check_enough(cfg: TrainConfig, inputs: Inputs, world_size: int) -> int:
         "batch_size, or give more data",
     )
     return rows
+
+
+def _check_shardable(target: ModelDescription) -> None:
+    if is_quantised(target.config):
+        raise InputError(
+            f"target.path={target.path} is quantised, and engine=fsdp2 shards weights in floating point. Use "
+            "engine=ddp, or records (target_source=records)"
+        )
 
 
 def _check_length(cfg: TrainConfig, target: ModelDescription | None, blueprint: Blueprint) -> None:
@@ -169,7 +188,7 @@ def _choose_store(cfg: TrainConfig, records: RecordFolder) -> str | None:
     dense = [name for name in names if name in DENSE_STORES]
     every = [one for one in (build_objective(cfg.objective), warm_up_of(cfg.objective)) if one is not None]
     needs_dense = any(one.needs == "dense" for one in every)
-    if cfg.target_source == "records":
+    if not cfg.makes_p:
         for one in every:
             one.check_source(None if not names else bool(dense) if one.needs == "dense" else True)
     return dense[0] if needs_dense and dense else next(iter(names), None)
@@ -180,6 +199,11 @@ def _tokenizer(cfg: TrainConfig, target: ModelDescription | None, corpus: Corpus
         return load_tokenizer(cfg.target)
     if cfg.tokenizer.path is not None:
         return load_tokenizer(ModelConfig(path=cfg.tokenizer.path))
+    return on_main(_reads(), lambda: _own_tokenizer(cfg, corpus))
+
+
+def _own_tokenizer(cfg: TrainConfig, corpus: Corpus | None) -> PreTrainedTokenizerBase:
+    """Trained on the corpus, by this run or the part of it before."""
     saved = tokenizer_folder(cfg)
     if cfg.resume != "never" and saved.is_dir():
         return load_tokenizer(ModelConfig(path=str(saved)))
@@ -193,7 +217,12 @@ def _tokenizer(cfg: TrainConfig, target: ModelDescription | None, corpus: Corpus
 def _left_aside(corpus: Corpus | None, tokenizer: PreTrainedTokenizerBase) -> tuple[HeldOutCount, BadRowCount]:
     """What is held out, and the rows that could not be used; said once, when all was read."""
     assert corpus is not None, "checked by TrainConfig"
-    return count_held_out(corpus, tokenizer), corpus.bad.report()
+    return on_main(_reads(), lambda: (count_held_out(corpus, tokenizer), corpus.bad.report()))
+
+
+def _reads() -> bool:
+    """Whether this process reads the corpus: rank 0 of a group, or one that is in none."""
+    return is_main_process() or not (distributed.is_available() and distributed.is_initialized())
 
 
 def tokenizer_folder(cfg: TrainConfig) -> Path:
@@ -220,4 +249,7 @@ def _source(
     if isinstance(texts, RecordFolder):
         return record_sequences(texts, split, cfg.sequence_length, store, layers)
     logger.info("reading and tokenising the %s split", split)
-    return text_sequences(texts, tokenizer, split, cfg.sequence_length)  # type: ignore[arg-type]
+    return on_main(
+        _reads(),
+        lambda: text_sequences(texts, tokenizer, split, cfg.sequence_length),  # type: ignore[arg-type]
+    )

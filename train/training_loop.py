@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from decode.common.errors import RunError
 from decode.common.progress import get_logger, progress
 from decode.drafters.base import Batch
 from decode.models.output_head import Ends
+from decode.models.structure import decoder_of
 from train import best_score as selection
 from train.batches import PADDING, PackedSource, StepReader
 from train.checkpoint import Checkpoints, TrainState
 from train.config import TrainConfig
+from train.fully_sharded import is_sharded, whole_weights
 from train.live_target import LiveTarget
 from train.loss import DraftLoss
 from train.metric_sums import Sums
@@ -51,12 +54,20 @@ class Compute:
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """(loss sum, sums as a tensor) of a batch from the CPU."""
-        return self.module(self.completed(batch))
+        batch = self.completed(batch)
+        with self.accelerator.autocast():  # a prepared module does so itself
+            return self.module(batch)
 
     def completed(self, batch: Batch) -> Batch:
         """A batch from the CPU on the device, with what a live target makes of it."""
         batch = batch.to(self.accelerator.device)
         return batch if self.live is None else self.live(batch)
+
+    @property
+    def calibrates_together(self) -> bool:
+        """Whether a draft is calibrated at the end on passes that take all processes."""
+        is_spread = self.live is not None and is_sharded(decoder_of(self.live.reader.model))
+        return is_spread and getattr(cast(Any, self.module).draft, "foresees", False)
 
 
 @dataclass(frozen=True)
@@ -135,6 +146,7 @@ class TrainingLoop:
 
     def _move_weights(self, step: int) -> None:
         norm = self.accelerator.clip_grad_norm_(self.compute.module.parameters(), self.cfg.clip)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         self.grad_norm = None if norm is None else float(norm)
         # DeepSpeed has stepped in backward: it skips what is not finite or, by version, steps and tells a norm of -1
         has_stepped = getattr(self.compute.module, "was_step_applied", lambda: None)()
@@ -226,7 +238,7 @@ class TrainingLoop:
         score = selection.score(sums)
         if self.state.best_score is None or score > self.state.best_score:
             self.state.best_step, self.state.best_score, self.state.best = self.state.step, score, sums
-            weights = cast(dict[str, Tensor], self.accelerator.get_state_dict(self.compute.module))
+            weights = whole_weights(self.accelerator, self.compute.module)
             self.recorder.checkpoints.save_best(self.accelerator, self.state.step, weights)
 
     @torch.no_grad()

@@ -181,8 +181,6 @@ class Drafter(ABC):
     """Predicts what becomes of its tokens (`drafting.Foreseeing`)."""
     most_passengers: int = 0
     """P of every tree that it proposes."""
-    ways: int = 1
-    """Kinds of rounds of one depth, each with captures of its own; a warm-up's take them in turn."""
     begins_ahead: bool | None = None
     """Whether the round that it prepared was drafted before its time; None of one that never does that."""
 
@@ -204,6 +202,14 @@ class Drafter(ABC):
     def propose(self, context: Context) -> Tree:
         """A tree whose node 0 is pending. A function of tensors alone, unless `on_host`: it is then called once, to be
         captured, for all rounds of which `prepare` says the same."""
+
+    def ways(self, shape: Shape) -> int:  # noqa: ARG002 - most have one
+        """Kinds of rounds of one shape, each with captures of its own; a warm-up's take them in turn."""
+        return 1
+
+    def within_depth(self, context: Context) -> Context:
+        """What is asked of it, of the levels that it drafts."""
+        return context if self.most_tokens is None else replace(context, shape=context.shape.cut(self.most_tokens))
 
     def drafted_depth(self, shape: Shape) -> int:
         """Levels of `shape` that it drafts."""

@@ -26,8 +26,9 @@ from decode.common.typed_config import require
 from decode.drafters.base import Batch, Step
 from decode.drafters.drafting import Above, Steps
 from decode.drafters.head_draft import Few, HeadConfig, HeadDraft
-from decode.drafters.layers import MLP, Attention, Extend, Slots
+from decode.drafters.layers import MLP, Attention, Extend, Slots, under
 from decode.models.hidden_states import FINAL
+from decode.models.mask_token import check_row, is_zero
 from decode.models.output_head import Ends
 
 if TYPE_CHECKING:
@@ -35,14 +36,21 @@ if TYPE_CHECKING:
 
 
 class BlockLayer(nn.Module):
-    """A decoder layer as Qwen3 has it; what it attends to besides its own slots is the business of `extend`."""
+    """A decoder layer as Qwen3 has it, or without `qk_norm` Llama; what it attends to besides its own slots is the
+    business of `extend`."""
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: HeadConfig, qk_norm: bool = True, bias: bool = False) -> None:
         super().__init__()
         width, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = nn.RMSNorm(width, eps)
         self.self_attn = Attention(
-            width, config.heads, config.kv_heads, config.head_dim, config.rotary(), qk_norm_eps=eps
+            width,
+            config.heads,
+            config.kv_heads,
+            config.head_dim,
+            config.rotary(),
+            qk_norm_eps=eps if qk_norm else None,
+            bias=bias,
         )
         self.post_attention_layernorm = nn.RMSNorm(width, eps)
         self.mlp = MLP(width, config.mlp_width)
@@ -152,11 +160,7 @@ class DSparkConfig(HeadConfig):
             len(self.temperatures) in (0, self.depth),
             f"{len(self.temperatures)} temperatures={self.temperatures}, and a block drafts depth={self.depth} tokens",
         )
-        require(
-            self.mask_token is None or self.mask_token < self.vocab_size,
-            f"mask_token={self.mask_token}, and the target's embedding, of which a row is to be the mask, has the rows "
-            f"0 to {self.vocab_size - 1}. Name a token of them that no text holds, or none: the mask is then learned",
-        )
+        check_row(self.mask_token, self.vocab_size)
 
     @property
     def slots(self) -> int:
@@ -181,15 +185,15 @@ class DSparkConfig(HeadConfig):
         """The layout that published heads of its kind have."""
         return {"layout": asked["layout"] or ("anchor" if asked["markov_rank"] else "fill_in")}
 
-    def refuse_ends(self, ends: Ends, path: str) -> None:
-        """The row of a padding token is often zero, and queries made of it are the same at every position: a toy's
-        blocks came to alpha 0.25 with it, and to 0.41 with a learned mask."""
-        token = self.mask_token
-        if token is not None and not ends.embed(torch.tensor([token])).any():
+    def between(self, ends: Ends, path: str) -> HeadConfig:
+        """A row of zeros, as padding's often is, makes the same queries at every position: a toy's blocks came to alpha
+        0.25 with it, and to 0.41 with a learned mask."""
+        if is_zero(self.mask_token, ends):
             raise InputError(
-                f"draft.head.mask_token={token}, and the embedding of that token in {path} is all zeros (padding's "
-                "often is). Name another token that no text holds, or none: the mask is then learned"
+                f"draft.head.mask_token={self.mask_token}, and the embedding of that token in {path} is all zeros "
+                "(padding's often is). Name another token that no text holds, or none: the mask is then learned"
             )
+        return self
 
 
 class DSparkDraft(HeadDraft):
@@ -237,7 +241,7 @@ class DSparkDraft(HeadDraft):
         rest = self.mask(masks) if mask is None else self.embed(masks)
         x = torch.cat([first, rest.to(first.dtype)], 2).flatten(1, 2)
         for layer, extend in zip(self.layers, extends, strict=True):
-            x = layer(x, positions, extend)
+            x = self.layered(layer, x, positions, extend)
         return self.norm(x).unflatten(1, (-1, slots))[:, :, slots - self.config.depth :]
 
     def paired(self, states: Tensor, before: Tensor) -> Tensor:
@@ -335,8 +339,6 @@ class BlockSteps:
 
 def _behind(keys: Tensor, values: Tensor, visible: Tensor) -> Extend:
     """Blocks that come after these keys and values of the context."""
-    return lambda more_keys, more_values: (
-        torch.cat([keys, more_keys], 2),
-        torch.cat([values, more_values], 2),
-        visible,
+    return lambda more_keys, more_values: under(
+        torch.cat([keys, more_keys], 2), torch.cat([values, more_values], 2), visible
     )

@@ -22,8 +22,8 @@ from decode.common.typed_config import require
 from decode.drafters.base import Batch, Step, judged, shifted
 from decode.drafters.drafting import Above, Steps
 from decode.drafters.head_draft import HeadConfig, HeadDraft
-from decode.drafters.layers import MLP, Attention, Extend, Slots
-from decode.forward.attention import packed_visibility
+from decode.drafters.layers import MLP, Attention, Extend, Mix, Slots
+from decode.drafters.unrolled import Unrolled
 from decode.forward.window import Window, window_of
 from decode.models.output_head import Ends
 
@@ -54,12 +54,25 @@ class RecursiveDraft(HeadDraft):
         """`depth` steps of T slots: step s of slot t drafts token t + 2 + s, judged by row t + 1 + s."""
         assert batch.features is not None
         unrolled = Unrolled(batch.document, batch.positions, self.config.attends)
-        state = self.fuse(batch.features)
+        state, known = self.layered(self.fuse, batch.features), list[Tensor]()
         for step in range(self.config.depth):
             tokens = shifted(batch.ids, 1 + step)
-            state = self.advance(state, tokens, batch.positions + step, unrolled.extend)
+            state, *own = self.layered(self._advanced, unrolled, state, tokens, batch.positions + step, *known)
+            known += own
             rows, valid = judged(batch, 1 + step)
             yield Step(self.normed(state), self.head, rows, valid, self.vocab, head_is_frozen=self.head_is_frozen)
+
+    def _advanced(
+        self, unrolled: Unrolled, state: Tensor, tokens: Tensor, positions: Tensor, *known: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(what slots come to, keys and values of the step); known are those of the steps before."""
+        own: list[Tensor] = []
+
+        def extend(keys: Tensor, values: Tensor) -> Mix:
+            own.extend((keys, values))
+            return unrolled.mix(*known, keys, values)
+
+        return self.advance(state, tokens, positions, extend), own[0], own[1]
 
     # decoding face
 
@@ -106,29 +119,6 @@ class RecursiveSteps:
 
     def _logits(self) -> Tensor:
         return self.draft.logits(self.draft.normed(self.state))
-
-
-class Unrolled:
-    """Keys and values of all steps so far: a query of step s sees the true keys (step 0) of its document up to its own
-    slot, and of later steps its own slot alone; all of them within the window, for which step s stands s places on."""
-
-    def __init__(self, document: Tensor, positions: Tensor, window: Window | None) -> None:  # (B, T) both
-        self.positions, self.window = positions, window
-        self.causal = packed_visibility(document)
-        self.own = torch.eye(document.shape[1], dtype=torch.bool, device=document.device).expand_as(self.causal)
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-
-    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(keys, values, visible) of all steps so far: the first one is seen causally, of the others a slot its own."""
-        self.keys.append(keys)
-        self.values.append(values)
-        steps = len(self.keys)
-        visible = torch.cat([self.causal, *[self.own] * (steps - 1)], 2)
-        if self.window is not None:
-            places = torch.cat([self.positions + step for step in range(steps)], 1)
-            visible &= self.window.sees(self.positions + steps - 1, places)
-        return torch.cat(self.keys, 2), torch.cat(self.values, 2), visible
 
 
 LEAST_LAYERS = 8
@@ -246,8 +236,12 @@ class Eagle3Draft(RecursiveDraft):
 
     def advance(self, state: Tensor, tokens: Tensor, positions: Tensor, extend: Extend) -> Tensor:
         """One step: (B, T, d) states and the (B, T) tokens after them -> the next states."""
+        return self.through(state, self.embed(tokens), positions, extend)
+
+    def through(self, state: Tensor, embedded: Tensor, positions: Tensor, extend: Extend) -> Tensor:
+        """The same from tokens as embedded (B, T, d)."""
         known = self.hidden_norm(state)
-        both = torch.cat([self.input_layernorm(self.embed(tokens)), known], -1)
+        both = torch.cat([self.input_layernorm(embedded), known], -1)
         residual = known if self.config.norm_before_residual else state
         state = residual + self.self_attn(both, positions, extend)
         state = state + self.mlp(self.post_attention_layernorm(state))

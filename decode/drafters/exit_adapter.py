@@ -95,7 +95,7 @@ class ExitAdapter(HeadDraft):
     def unroll(self, batch: Batch) -> Iterator[Step]:
         """One step: row t drafts token t + 1."""
         assert batch.features is not None
-        hidden = self.adapter(batch.features[:, :, 0].to(self.dtype))
+        hidden = self.layered(self.adapter, batch.features[:, :, 0].to(self.dtype))
         norm = last_norm_of(self.ends.head.model)
         rows, valid = judged(batch, 0)
         final = norm(hidden.to(next(norm.parameters()).device)).to(hidden.device)

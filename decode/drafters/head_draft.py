@@ -10,14 +10,15 @@ hidden states in the next round's first pass, so nothing has to be moved.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from decode.common.checked_json import Size
 from decode.common.progress import get_logger
@@ -119,8 +120,10 @@ class HeadConfig:
     def refuse_target(self, target: ModelDescription) -> None:
         """InputError for a target whose layers a family cannot draft with, although it has its taps."""
 
-    def refuse_ends(self, ends: Ends, path: str) -> None:
-        """InputError for a target, in `path`, whose embedding a new head of this shape could not use."""
+    def between(self, ends: Ends, path: str) -> HeadConfig:
+        """The shape of a new head at the ends of a target, in `path`; InputError where it could not use its
+        embedding."""
+        return self
 
     def rotary(self) -> Rotary:
         """Its rotary positions."""
@@ -136,6 +139,8 @@ class HeadDraft(nn.Module, Drafter):
     num_cached: int = 0
     """Layers that keep keys and values of the slots."""
     vocab: Tensor | None
+    recomputes = False
+    """Whether training keeps what layers are given alone, and makes the rest of their activations again in backward."""
 
     def __init__(self, config: HeadConfig, ends: Ends, vocab: Tensor | None = None) -> None:
         """`vocab` (V_draft,) int64: ascending target ids of a reduced draft vocabulary."""
@@ -160,6 +165,12 @@ class HeadDraft(nn.Module, Drafter):
         return self.config.foresees
 
     # training face
+
+    def layered(self, run: Callable[..., Any], *given: Any) -> Any:
+        """run(*given), a part of the training face; `recomputes` is about these."""
+        if not (self.recomputes and torch.is_grad_enabled()):
+            return run(*given)
+        return checkpoint(run, *given, use_reentrant=False, preserve_rng_state=False)
 
     @abstractmethod
     def unroll(self, batch: Batch) -> Iterator[Step]:
@@ -278,7 +289,7 @@ class HeadDraft(nn.Module, Drafter):
         after which the target has not been asked yet (a new one: those that have ended are longer)."""
         if context.shortest < 2:
             return None
-        context = self._within_depth(context)
+        context = self.within_depth(context)
         if self.vocab is not None:
             self._head_rows(self.vocab)
         width = context.shape.depth + 1  # as many tokens as a verdict can have accepted, so that one capture serves
@@ -290,11 +301,8 @@ class HeadDraft(nn.Module, Drafter):
 
     def propose(self, context: Context) -> Tree:
         """A chain or a tree, drawn as the verifier wants it."""
-        context = self._within_depth(context)
+        context = self.within_depth(context)
         return propose(head_round(self, context, context.shape.depth + 1), context)
-
-    def _within_depth(self, context: Context) -> Context:
-        return context if self.most_tokens is None else replace(context, shape=context.shape.cut(self.most_tokens))
 
     def slots(self, visible: int) -> Slots:
         """The first `visible` slots of its cache, for a pass."""

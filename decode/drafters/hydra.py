@@ -20,7 +20,7 @@ from decode.drafters.drafting import Above, Steps
 from decode.drafters.head_draft import HeadDraft
 from decode.drafters.layers import MLP, Attention, Extend, Slots
 from decode.drafters.medusa import OneStateConfig, residuals
-from decode.forward.attention import packed_visibility
+from decode.drafters.unrolled import Unrolled
 from decode.models.output_head import Ends
 
 
@@ -50,7 +50,7 @@ class HydraDraft(HeadDraft):
         """features (B, T, 1, d), positions (B, T) -> (B, T, d) what the heads of each slot start from."""
         state = features[:, :, 0].to(self.dtype)
         for layer, extend in zip(self.prefix, extends, strict=True):
-            state = layer(state, positions, extend)
+            state = self.layered(layer, state, positions, extend)
         return state
 
     def with_tokens(self, known: Tensor, tokens: Tensor) -> Tensor:
@@ -63,13 +63,12 @@ class HydraDraft(HeadDraft):
         """A step per head, with the true tokens before it: that of head i (from 0) drafts token t + 2 + i at slot t,
         judged by row t + 1 + i."""
         assert batch.features is not None
-        visible = packed_visibility(batch.document)
-        extends: list[Extend] = [lambda keys, values: (keys, values, visible)] * self.num_cached
+        extends: list[Extend] = [Unrolled(batch.document, batch.positions, None).mix] * self.num_cached
         known = self.states(batch.features, batch.positions, extends)
         for index, head in enumerate(self.heads):
             known = self.with_tokens(known, shifted(batch.ids, 1 + index))
             rows, valid = judged(batch, 1 + index)
-            yield Step(head(known), self.head, rows, valid, self.vocab, head_is_frozen=True)
+            yield Step(self.layered(head, known), self.head, rows, valid, self.vocab, head_is_frozen=True)
 
     # decoding face
 

@@ -14,14 +14,16 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from decode.forward.attention import folded
+from decode.forward.attention import fold
 from decode.forward.cache import SlotCache
 from decode.forward.window import Window
 
 MOST_BASE = 1e12  # of rotary embeddings: models have 1e4 to 5e6
-Extend = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""New keys and values (B, H_kv, T, d_head) -> all keys and values (B, H_kv, S, d_head) that the T queries are compared
-with, and which of them each sees: (B or 1, T, S) bool. Training appends them to a list, decoding to a cache."""
+Mix = Callable[[Tensor], Tensor]
+"""Queries (B, H, T, d_head) -> (B, T, H, d_head), the values mixed for each."""
+Extend = Callable[[Tensor, Tensor], Mix]
+"""New keys and values (B, H_kv, T, d_head) -> how T queries mix what they see of all there are by then. Training keeps
+them in a list, decoding in a cache."""
 
 
 class Attention(nn.Module):
@@ -45,10 +47,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, extend: Extend) -> Tensor:
         """x (B, T, input_width), positions (B, T) -> (B, T, width)."""
-        keys, values, visible = extend(*self.keys_values(x, positions))
+        mix = extend(*self.keys_values(x, positions))
         queries = self.rope(self.q_norm(self._split(self.q_proj(x), self.heads)), positions)
-        mixed, _ = folded(self, queries, keys, values, visible[:, None])
-        return self.o_proj(mixed.flatten(2))
+        return self.o_proj(mix(queries).flatten(2))
 
     def keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, T, input_width) -> keys, turned to their positions, and values, both (B, H_kv, T, d_head)."""
@@ -171,6 +172,11 @@ class Slots:
         return [into(self.cache, layer, visible) for layer in range(num_layers)]
 
 
+def under(keys: Tensor, values: Tensor, visible: Tensor) -> Mix:
+    """Of keys and values (B, H_kv, S, d_head) each query sees those that visible (B or 1, T, S) marks."""
+    return lambda queries: fold(queries, keys, values, visible[:, None])
+
+
 def into(cache: SlotCache, layer: int, visible: Tensor) -> Extend:
     """Keys and values of a pass go where `cache.place` said, into one layer, and its queries see `visible`."""
-    return lambda keys, values: (*cache.slot_layers[layer].update(keys, values), visible)
+    return lambda keys, values: under(*cache.slot_layers[layer].update(keys, values), visible)

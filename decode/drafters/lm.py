@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,8 +13,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from decode.common.progress import get_logger
 from decode.config import ModelConfig, Precision
 from decode.drafters.base import Batch, Context, Drafter, Step
-from decode.drafters.drafting import places_behind, visible_slots
-from decode.drafters.lm_steps import lm_round
+from decode.drafters.drafting import Steps, places_behind, visible_slots
+from decode.drafters.lm_steps import LMSteps, Passes, lm_round
 from decode.drafters.tree_drafting import propose
 from decode.forward.attention import layer_masks, packed_visibility
 from decode.forward.runner import whole
@@ -125,24 +126,32 @@ class LMDraft(nn.Module, Drafter):
         """Read what the round's first pass will not; nothing is drafted where every row is past the draft's context."""
         if context.shortest >= self._last_length:
             return None
-        width = _width(context)
+        width = self.width(context)
         with self.runner.passes(), whole():  # of a width that comes once: captured, it would stop a call for nothing
             for places in places_behind(context, width, self.runner.unread + context.plain_rounds - width):
                 last_start = max(0, context.longest - places.shape[1])
                 self.runner.chain(context.ids.gather(1, places), places[:, :1], last_start)
         self.runner.unread = width
-        return width, visible_slots(self.runner, context, context.shape.num_read + 1)
+        return width, visible_slots(self.runner, context, self.reach(context))
 
     def propose(self, context: Context) -> Tree:
         """A chain or a tree, drawn as the verifier wants it."""
-        return propose(lm_round(self.runner, context, _width(context), tokens=self.tokens), context)
+        made = lm_round(self.runner, context, self.width(context), make=self.steps(context), reach=self.reach(context))
+        return propose(made, context)
 
+    def steps(self, context: Context) -> Callable[[Passes, Tensor, Tensor], Steps]:
+        """What makes the steps of a round (`lm_round`)."""
+        return partial(LMSteps, tokens=self.tokens)
 
-def _width(context: Context) -> int:
-    """Committed tokens that a round's first pass reads.
+    def width(self, context: Context) -> int:
+        """Committed tokens that a round's first pass reads.
 
-    In a chain the last draft token is still unread after a round that accepted everything, and reading a token again
-    writes the same keys and values. Of a tree as many tokens are read as a verdict can have accepted, always, so that
-    one capture serves.
-    """
-    return 2 if context.drafts_chain else context.shape.depth + 1
+        In a chain the last draft token is still unread after a round that accepted everything, and reading a token
+        again writes the same keys and values. Of a tree as many tokens are read as a verdict can have accepted, always,
+        so that one capture serves.
+        """
+        return 2 if context.drafts_chain else context.shape.depth + 1
+
+    def reach(self, context: Context) -> int:
+        """Slots behind the committed tokens that its passes look at."""
+        return context.shape.num_read + 1

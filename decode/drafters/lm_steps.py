@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from decode.drafters.drafting import Above, DraftRound, Unit, visible_slots
+from decode.drafters.drafting import Above, DraftRound, Steps, Unit, visible_slots
 
 if TYPE_CHECKING:
     from decode.drafters.base import Context
@@ -34,19 +35,20 @@ class LMSteps:
         logits = self.passes.chain(self.read, -width)
         rows = torch.arange(len(logits), device=logits.device)
         begin = (self.ends - width).clamp(min=0)
-        return self.of_tokens(logits[rows, (self.ends - 1 - begin)[:, 0]][:, None])
+        return of_tokens(logits[rows, (self.ends - 1 - begin)[:, 0]][:, None], self.tokens)
 
     def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
         """A pass over these nodes."""
         if above is None:
-            return self.of_tokens(self.passes.chain(tokens, depth - 1))
-        return self.of_tokens(self.passes.nodes(tokens, depth - 1, above.visible))
+            return of_tokens(self.passes.chain(tokens, depth - 1), self.tokens)
+        return of_tokens(self.passes.nodes(tokens, depth - 1, above.visible), self.tokens)
 
-    def of_tokens(self, logits: Tensor) -> Tensor:
-        """(..., V) as they are, but -inf for ids that are not drafted."""
-        if self.tokens is None:
-            return logits
-        return pad(logits[..., : self.tokens], (0, logits.shape[-1] - self.tokens), value=-torch.inf)
+
+def of_tokens(logits: Tensor, tokens: int | None) -> Tensor:
+    """(..., V) as they are, but -inf for ids from `tokens` on; None drafts all."""
+    if tokens is None:
+        return logits
+    return pad(logits[..., :tokens], (0, logits.shape[-1] - tokens), value=-torch.inf)
 
 
 @dataclass(frozen=True)
@@ -89,17 +91,26 @@ class PassByPass:
         return self.runner.forward(tokens, self.ends, depths, visible, self.longest, self.part)
 
 
+Passes = CapturedPasses | PassByPass
+
+
 def lm_round(
-    runner: CachedModel, context: Context, width: int, part: Part | None = None, tokens: int | None = None
+    runner: CachedModel,
+    context: Context,
+    width: int,
+    part: Part | None = None,
+    make: Callable[[Passes, Tensor, Tensor], Steps] = LMSteps,
+    reach: int | None = None,
 ) -> DraftRound:
-    """One round of a draft LM, or of a part of its layers, whose cache holds all but the last `width` committed tokens;
-    it drafts the first `tokens` ids, None all.
+    """One round of a draft LM, or of a part of its layers, whose cache holds all but the last `width` committed tokens.
+    `make` gives its steps, from passes, the tokens that are read and their ends; they look at `reach` slots behind the
+    committed tokens, None is as many as there are nodes to be read, and one.
 
     The first pass reads those, and of a row that has fewer all of them and whatever stands behind: the keys and values
     of that lie where nodes will be, and nobody sees them. So the pass is as wide whatever rows there are, ended ones
     among them. Nodes lie behind the committed tokens, pending among them, until the verdict.
     """
-    reach = context.shape.num_read + 1  # slots behind the committed tokens that passes look at
+    reach = context.shape.num_read + 1 if reach is None else reach
     visible = visible_slots(runner, context, reach)
     ends = context.lengths[:, None]
     places = (ends - width).clamp(min=0) + torch.arange(width, device=ends.device)
@@ -108,7 +119,7 @@ def lm_round(
     def unit() -> Unit:
         node_pass = runner.node_pass(visible, part)
         return Unit(
-            lambda read, ends: LMSteps(CapturedPasses(node_pass, ends), read, ends, tokens),
+            lambda read, ends: make(CapturedPasses(node_pass, ends), read, ends),
             node_pass,
             written=node_pass.written,
         )
@@ -119,5 +130,5 @@ def lm_round(
         (read, ends),
         moved=lambda: (runner.other(read), (ends + 1).clamp(max=visible - reach)),
         unit=unit,
-        steps=lambda: LMSteps(PassByPass(runner, ends, context.longest, part), read, ends, tokens),
+        steps=lambda: make(PassByPass(runner, ends, context.longest, part), read, ends),
     )

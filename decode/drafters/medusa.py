@@ -101,7 +101,14 @@ class MedusaDraft(HeadDraft):
         state = batch.features[:, :, 0].to(self.dtype)
         for index, head in enumerate(self.heads):
             rows, valid = judged(batch, 1 + index)
-            yield Step(head(state), self.head_of(index), rows, valid, self.vocab, head_is_frozen=self.head_is_frozen)
+            yield Step(
+                self.layered(head, state),
+                self.head_of(index),
+                rows,
+                valid,
+                self.vocab,
+                head_is_frozen=self.head_is_frozen,
+            )
 
     def read_slots(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
         """Nothing is kept of earlier slots."""

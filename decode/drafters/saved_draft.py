@@ -21,8 +21,8 @@ from decode.config import ModelConfig, Precision, Scheme, model_folder, require_
 from decode.drafters.base import Drafter
 from decode.drafters.beside.refusals import check_device
 from decode.drafters.head_draft import HeadConfig, HeadDraft
-from decode.drafters.lm import LMDraft
 from decode.drafters.mtp import MTPDraft, own_mtp
+from decode.drafters.pard import lm_draft
 from decode.drafters.provenance import FILE, read_provenance
 from decode.drafters.saved_head import HEADS, expected, load_head, read_head
 from decode.drafters.untrained.config import UNTRAINED, settings_of
@@ -106,7 +106,7 @@ def load_drafter(
     model = load_model(source, role="draft")
     if tokens is not None:
         with_rows(model, known.vocab_size, tokens)
-    return LMDraft(model, tokens).eval()
+    return lm_draft(model, tokens).eval()
 
 
 def _quantised(head: HeadDraft, scheme: Scheme, folder: str) -> HeadDraft:
@@ -136,7 +136,7 @@ def _loaded_draft(given: Any, target: PreTrainedModel, dtype: Precision, check: 
     check_same_size(known, draft)  # it gets no other rows behind your back
     if check and model.config.name_or_path and target.config.name_or_path:
         check_same_tokens(known, draft)
-    return LMDraft(model)
+    return lm_draft(model)
 
 
 def load_own(target: PreTrainedModel, check: bool = True) -> HeadDraft:

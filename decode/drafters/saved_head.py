@@ -22,8 +22,9 @@ from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.hydra import HydraConfig, HydraDraft
 from decode.drafters.medusa import MedusaConfig, MedusaDraft
 from decode.drafters.mtp import MTPConfig, MTPDraft
+from decode.drafters.peagle import PEagleConfig, PEagleDraft
 from decode.drafters.provenance import FILE, TrainedTarget, check_sum, read_provenance
-from decode.models.fingerprint import comparable
+from decode.models.fingerprint import comparable, same_values
 from decode.models.head_targets import check_taps
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
@@ -43,6 +44,7 @@ HEADS: dict[str, tuple[type[HeadConfig], type[HeadDraft]]] = {
     "hydra": (HydraConfig, HydraDraft),
     "medusa": (MedusaConfig, MedusaDraft),
     "mtp": (MTPConfig, MTPDraft),
+    "peagle": (PEagleConfig, PEagleDraft),
 }
 ADDED: dict[str, tuple[dict[str, Any], ...]] = {
     "dspark": ({"layout": "anchor", "mask_token": None},),
@@ -192,11 +194,13 @@ def _check_draft_tokens(folder: str | Path, config: HeadConfig) -> None:
 
 
 def _check_target(folder: str | Path, trained: TrainedTarget, target: ModelDescription) -> None:
-    if trained.fingerprint != target.fingerprint:
+    """The same weights may lie in other files: a copy of a hub's folder, other shards, what was a GGUF file."""
+    if trained.fingerprint != target.fingerprint and not same_values(trained.weights, target.stored_fingerprint):
         raise InputError(
             f"the head {folder} was trained on the hidden states of {trained.path} with fingerprint "
-            f"{trained.fingerprint}, and {target.path} has {target.fingerprint}. Give that target, or train a head "
-            "for this one: python -m train"
+            f"{trained.fingerprint}, {trained.weights}, and {target.path} has {target.fingerprint}, "
+            f"{target.stored_fingerprint or 'weights not told'}. Give that target, or train a head for this one: "
+            "python -m train"
         )
     ours, theirs = target.weights_fingerprint, trained.weights
     if comparable(ours, theirs) and ours != theirs:

@@ -89,7 +89,9 @@ class Draws:
             return context.noise.fresh_gumbel(Stream.DRAFT, positions, draws)
 
         drawn: Drawn = "arbitrary" if context.sampling.is_greedy else context.drawn
-        return cls(context.sampling, drawn, context.gumbel, fresh, context.temperature)
+        shared = context.gumbel  # of all levels that were asked for; a member of a mixture drafts fewer
+        shared = None if shared is None else shared[:, : context.shape.depth + 1]
+        return cls(context.sampling, drawn, shared, fresh, context.temperature)
 
     def with_shared_noise(self, scores: Tensor, depth: int) -> Tensor:
         """scores (B, S, V) of nodes of one depth, with the noise of the verdict on their children where it is

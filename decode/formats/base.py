@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -45,6 +46,12 @@ class Spec:
     """weight: the precision of the folder, bfloat16, float16 or float32, one for all of them."""
     optional: bool = False
     """Engines do without it, or take the target's."""
+    is_flat: bool = False
+    """Engines lay its numbers out anew, whatever shape they are stored in."""
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Whether what is stored so fits."""
+        return prod(shape) == prod(self.shape) if self.is_flat else shape == self.shape
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,13 @@ _INPUT_NORM, _STATE_NORM = "input_norm.weight", "fc_norm.{}.weight"
 
 
 def read_config(folder: PublishedFolder, target: ModelDescription) -> HeadConfig:
-    """Flags that config.json leaves out are off, but norms whose weights are there."""
+    """Of one layer."""
     folder.only({"num_hidden_layers": 1}, "a second layer would be left out")
+    return read_head(folder, target)
+
+
+def read_head(folder: PublishedFolder, target: ModelDescription) -> Eagle3Config:
+    """Flags that config.json leaves out are off, but norms whose weights are there."""
     folder.only({"hidden_act": "silu", "mlp_bias": False}, "its MLP would be another one")
     _check_width_of_target(folder)
     width, vocab = folder.needed("hidden_size", "vocab_size")
@@ -89,6 +94,11 @@ def read_tensors(folder: PublishedFolder, config: HeadConfig, get: Get) -> dict[
     if OUTPUT in held and len(held[OUTPUT]) == len(order):
         held[OUTPUT] = picked(held[OUTPUT], order)
     return held | {"vocab": ids[order]}
+
+
+def read_ends(folder: PublishedFolder) -> dict[str, str | None]:
+    """The embedding that it ships."""
+    return {"embedding": _our_names(folder).get(EMBEDDING)}
 
 
 def _our_names(folder: PublishedFolder) -> dict[str, str]:
@@ -143,9 +153,11 @@ def written_config(source: Source) -> dict[str, Any]:
     }
 
 
-def written_tensors(source: Source) -> dict[str, Tensor]:
-    """The head's own tensors, the target's rows but where it has its own, and the maps of a reduced vocabulary."""
-    weights = {_written_name(name): one for name, one in source.weights.items() if name != "vocab"}
+def written_tensors(source: Source, own: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The head's own tensors (None: all of them), the target's rows but where it has its own, and the maps of a reduced
+    vocabulary."""
+    own = source.weights if own is None else own
+    weights = {_written_name(name): one for name, one in own.items() if name != "vocab"}
     weights = _low_to_high(weights, source.config.taps)
     rows = {EMBEDDING: source.embedding, OUTPUT: source.output_rows}
     return rows | weights | token_maps(source.head.vocab, source.config.vocab_size)
@@ -210,5 +222,5 @@ EAGLE3 = Layout(
     written_config,
     written_tensors,
     manifest,
-    Reader(read_config, read_tensors, lambda folder: {"embedding": _our_names(folder).get(EMBEDDING)}),
+    Reader(read_config, read_tensors, read_ends),
 )

@@ -16,15 +16,18 @@ from decode.formats.weights import names_in
 WORDS = ("eagle3", "dspark", "dflash", "medusa")
 """Forms, as `architectures`, `model_type` or `speculators_model_type` name them within a word, in lower case."""
 _MARKS = {
+    "peagle": re.compile(r"^(model\.)?mask_hidden$"),
     "eagle3": re.compile(r"^(model\.)?(midlayer|layers\.0)\.hidden_norm\.weight$"),
     "medusa": re.compile(r"^(medusa_heads\.|heads\.)?\d+\.\d+\.linear\.weight$|^blocks\.\d+\.layers\.\d+\.weight$"),
     "dspark": re.compile(r"^(model\.)?markov_head\."),
     "dflash": re.compile(r"^(model\.)?hidden_norm\.weight$"),
 }
-"""A tensor that no other form has; but DSpark is DFlash with a bias."""
+"""A tensor that no other form has; but DSpark is DFlash with a bias, and P-EAGLE is EAGLE-3 with masks."""
+_MORE = {"dflash": "dspark", "eagle3": "peagle"}
+"""Form -> the one that has its tensors, and one more."""
 KNOWN = (
     "EAGLE-3 (midlayer.* or layers.0.* with hidden_norm), Medusa (0.0.linear.* or blocks.0.layers.0.*), DFlash and "
-    "DSpark (layers.* with hidden_norm, markov_head.*)"
+    "DSpark (layers.* with hidden_norm, markov_head.*), P-EAGLE (EAGLE-3 with mask_hidden)"
 )
 
 
@@ -73,7 +76,7 @@ def _form_of(folder: PublishedFolder) -> str:
             f"{folder.path} is no head that is known here: {told} {len(folder.stored)} tensors are {shown} ... Known "
             f"are {KNOWN}; EAGLE-1 and EAGLE-2 are not"
         )
-    if named is not None and named != found[0]:
+    if named is not None and named != found[0] and (named, found[0]) != ("eagle3", "peagle"):  # so engines call it
         raise InputError(
             f"{folder.path}/config.json names {named}, and the tensors beside it are those of {found[0]}: two folders "
             "were mixed. Fetch the folder again"
@@ -95,4 +98,4 @@ def refuse_single_numbers(folder: PublishedFolder) -> None:
 def marked(names: Iterable[str]) -> list[str]:
     """Forms of which there is a tensor."""
     found = [form for form, mark in _MARKS.items() if any(mark.search(name) for name in names)]
-    return [form for form in found if form != "dflash" or "dspark" not in found]
+    return [form for form in found if _MORE.get(form) not in found]

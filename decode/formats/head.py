@@ -12,6 +12,7 @@ from torch import Tensor
 from decode.common.errors import ConfigError, InputError
 from decode.drafters.dspark import DSparkConfig
 from decode.drafters.head_draft import HeadConfig, HeadDraft
+from decode.drafters.peagle import PEagleConfig
 from decode.drafters.saved_head import HEADS, check_fits, described, expected, tell_ends
 from decode.formats.base import Reader
 from decode.formats.blocks import DFLASH
@@ -20,13 +21,14 @@ from decode.formats.eagle3 import EAGLE3
 from decode.formats.folder import PublishedFolder, read_folder
 from decode.formats.form import published_form
 from decode.formats.medusa import MEDUSA
+from decode.formats.peagle import PEAGLE
 from decode.formats.target_rows import Shipped, check_against_files, check_against_model
 from decode.models.head_targets import check_taps
 from decode.models.hidden_states import FINAL
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
 
-READERS = {one.name: one.reader for one in (EAGLE3, MEDUSA, DFLASH, DSPARK) if one.reader is not None}
+READERS = {one.name: one.reader for one in (EAGLE3, PEAGLE, MEDUSA, DFLASH, DSPARK) if one.reader is not None}
 """By form."""
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -76,6 +78,8 @@ def in_words(config: HeadConfig) -> str:
     ]
     if isinstance(config, DSparkConfig):
         words.append(f"{config.depth} tokens a block, {config.layers} layers, Markov rank {config.markov_rank}")
+    if isinstance(config, PEagleConfig):
+        words.append(f"{config.depth} tokens a pass, {config.layers} layers, token {config.mask_token} as mask")
     if config.family == "medusa":
         words.append(f"{config.depth} heads")
     return "; ".join(words)

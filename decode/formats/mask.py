@@ -14,8 +14,8 @@ from decode.common.errors import InputError
 from decode.formats.base import EMBEDDING, Get
 from decode.formats.folder import PublishedFolder
 from decode.formats.weights import read_pickle
-from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription
+from decode.models.mask_token import usual_mask
 
 if TYPE_CHECKING:
     from decode.formats.source import Source
@@ -67,22 +67,6 @@ def write_mask(source: Source, folder: Path) -> None:
 
 
 def mask_id(source: Source) -> int | None:
-    """The mask's id: the one it was trained with; for a learned mask an unused row, else a token that begins or fills
-    up texts, and that a target is never answered with, so that no block begins with it. None where there is none."""
+    """The mask's id: the one it was trained with, or for a learned mask the usual one."""
     given = source.block.mask_token
-    if given is not None:
-        return given
-    text = source.target.config.get_text_config()
-    ends = text.eos_token_id if isinstance(text.eos_token_id, list) else [text.eos_token_id]
-    candidates = (unused_row(source), text.bos_token_id, text.pad_token_id)
-    return next((one for one in candidates if one is not None and one not in ends), None)
-
-
-def unused_row(source: Source) -> int | None:
-    """The first row of the target's embedding behind all tokens of its tokenizer; None where there is none."""
-    try:
-        tokens = load_tokenizer(source.target.source).get_vocab()
-    except InputError:
-        return None
-    first = max(tokens.values(), default=-1) + 1  # ids may have gaps, so that the number of tokens is one of them
-    return first if first < source.target.vocab_size else None
+    return usual_mask(source.target) if given is None else given

@@ -80,6 +80,11 @@ class Source:
         return self.head_config is not None and self.head_config.draft_vocab_size is not None
 
     @property
+    def is_parallel(self) -> bool:
+        """Whether a language model drafts all tokens of a round in one pass."""
+        return self.head_config is None and read_json(self.folder / "config.json").get("pard_token") is not None
+
+    @property
     def has_own_head(self) -> bool:
         """Whether it drafts with output heads of its own, as one does that began as a published head."""
         return self.head_config is not None and self.head_config.has_own_head

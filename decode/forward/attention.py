@@ -82,6 +82,13 @@ def folded(
     scaling: float | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
+    """As transformers calls `fold`."""
+    return fold(query, key, value, attention_mask, scaling), None
+
+
+def fold(
+    query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float | None = None
+) -> Tensor:  # (B, T, H, d)
     """By sdpa, the queries of a group one after another as if they were tokens.
 
     Never by its `enable_gqa`: with a mask CUDA's fast kernels refuse that, and what is left writes down all scores in
@@ -97,7 +104,7 @@ def folded(
     else:
         mask = attention_mask.expand(batch, heads, width, slots).reshape(batch, kv_heads, -1, slots)
     mixed = scaled_dot_product_attention(queries, key, value, attn_mask=mask, scale=scaling)
-    return mixed.reshape(batch, heads, width, -1).transpose(1, 2).contiguous(), None
+    return mixed.reshape(batch, heads, width, -1).transpose(1, 2).contiguous()
 
 
 def by_products(

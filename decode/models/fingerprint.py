@@ -10,18 +10,19 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from decode.common.checked_json import read_json
 from decode.models.adapters import plain_names
 from decode.models.checkpoint_files import published_files, weight_files
 from decode.models.quantised import method_of, scheme_of
+from decode.models.weight_counts import empty_model
 
 EDGE_BYTES = 1 << 20  # read at both ends of a weight file: cheap for 100 GB, blind to nothing real
 PLACES = 16  # of a tensor, spread over it
 NEIGHBOURS = 16  # values at each: they lie on one page, which a file that is mapped into memory reads whole
 STRIDE = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio, whose multiples fill an interval evenly
-PLAIN = "bfloat16"
+PLAIN, HALF = "bfloat16", "float16"
 
 
 def files_fingerprint(folder: Path) -> str:
@@ -46,16 +47,33 @@ def weights_fingerprint(model: PreTrainedModel) -> str | None:
     whole = method is not None or all(map(_is_plain, weights.values()))
     if not whole or any(one.is_meta or not one.numel() for one in sampled.values()):
         return None
-    kind = method or ("float16" if any(one.dtype == torch.float16 for one in sampled.values()) else PLAIN)
-    digest = hashlib.sha256()
-    for (name, one), values in zip(sampled.items(), _samples([*sampled.values()]), strict=True):
-        digest.update(f"{name} {tuple(one.shape)}".encode() + values)
-    return f"{kind}:{digest.hexdigest()[:32]}"
+    kind = method or (HALF if any(one.dtype == torch.float16 for one in sampled.values()) else PLAIN)
+    return _fingerprint(kind, sampled)
+
+
+def stored_fingerprint(folder: Path, config: PretrainedConfig) -> str | None:
+    """`weights_fingerprint` of the model in `folder`, told from the pages of its safetensors that hold the sample; None
+    where these are not the model's tensors by name and shape: there they are merged or unpacked in loading."""
+    wanted = {name: one.shape for name, one in _weights(empty_model(config)).items() if _is_sampled(one)}
+    found: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(str(file), "pt") as tensors:
+            found |= {name: tensors.get_tensor(name) for name in sorted(wanted.keys() & set(tensors.keys()))}
+    if method_of(config) is not None or wanted != {name: one.shape for name, one in found.items()}:
+        return None
+    return _fingerprint(PLAIN, {name: found[name] for name in wanted})
 
 
 def comparable(one: str | None, other: str | None) -> bool:
     """Whether two fingerprints of the same files would be equal."""
     return one is not None and other is not None and one.partition(":")[0] == other.partition(":")[0]
+
+
+def same_values(one: str | None, other: str | None) -> bool:
+    """Whether two fingerprints are of the same unquantised weights, one of them loaded in float16 maybe: what is
+    sampled is rounded to bfloat16 in both."""
+    parts = [(each or "").partition(":") for each in (one, other)]
+    return all(kind in (PLAIN, HALF) for kind, _, _ in parts) and parts[0][2] == parts[1][2]
 
 
 def changed_since_read(model: PreTrainedModel, folder: Path) -> list[str]:
@@ -71,6 +89,13 @@ def changed_since_read(model: PreTrainedModel, folder: Path) -> list[str]:
                 if ours.shape == theirs.shape and not halves and _samples([ours]) != _samples([theirs]):
                     changed.append(name)
     return changed
+
+
+def _fingerprint(kind: str, weights: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for (name, one), values in zip(weights.items(), _samples([*weights.values()]), strict=True):
+        digest.update(f"{name} {tuple(one.shape)}".encode() + values)
+    return f"{kind}:{digest.hexdigest()[:32]}"
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

@@ -38,7 +38,7 @@ from decode.models.compatibility import (
     refuse_unsupported,
     token_map_hash,
 )
-from decode.models.fingerprint import files_fingerprint, weights_fingerprint
+from decode.models.fingerprint import files_fingerprint, stored_fingerprint, weights_fingerprint
 from decode.models.gguf_config import gguf_config
 from decode.models.gguf_file import open_gguf
 from decode.models.gguf_weights import gguf_shapes, gguf_weights
@@ -136,6 +136,11 @@ class ModelDescription:
     def weights_fingerprint(self) -> str | None:
         """Of the weights in memory (`weights_fingerprint`); None where the model is not there."""
         return None if self.model is None else weights_fingerprint(self.model)
+
+    @cached_property
+    def stored_fingerprint(self) -> str | None:
+        """Of the weights in a folder, as `weights_fingerprint` would have it of them; None where only loading tells."""
+        return stored_fingerprint(Path(self.path), self.config) if Path(self.path).is_dir() else None
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -237,9 +242,9 @@ def describe_loaded(model: PreTrainedModel, check: bool = True) -> ModelDescript
     return ModelDescription(source, model.config, model)
 
 
-def load_model(source: ModelConfig, role: str = "target") -> PreTrainedModel:
+def load_model(source: ModelConfig, role: str = "target", computes_on: torch.device | None = None) -> PreTrainedModel:
     """The model in eval mode with frozen weights, on its device; checked first as by `describe_model`, and by
-    transformers' own report of what it loaded."""
+    transformers' own report of what it loaded. `computes_on` is where it will be moved to, if it will."""
     description = describe_model(source, role)
     if description.weight_bytes < QUICKLY_READ:
         hf_logging.disable_progress_bar()
@@ -249,7 +254,7 @@ def load_model(source: ModelConfig, role: str = "target") -> PreTrainedModel:
     check_report(report, source, role)
     if source.device_map is None:
         model.to(resolve_device(source.device))  # type: ignore[arg-type]
-    warn_if_emulated(model.dtype, model.device, f"Set {role}.dtype=float32")
+    warn_if_emulated(model.dtype, computes_on or model.device, f"Set {role}.dtype=float32")
     return model.eval().requires_grad_(False)
 
 

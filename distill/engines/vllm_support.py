@@ -114,8 +114,8 @@ def drafting_with_model(folder: str, num_draft_tokens: int, family: str = "lm") 
 def _refuse_file(path: str, where: str) -> None:
     if Path(path).is_file():
         raise InputError(
-            f"{where}={path} is a GGUF file, and target.runtime=vllm is handed a folder: give that of the same model "
-            f"in transformers format, or {OTHERWISE}"
+            f"{where}={path} is a GGUF file, and target.runtime=vllm is handed a folder: write it as one, "
+            f"python scripts/unpack_gguf.py {path} FOLDER, or {OTHERWISE}"
         )
 
 

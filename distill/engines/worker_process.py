@@ -94,8 +94,10 @@ class WorkerTexts(BaseModel, frozen=True):
 
     new_ids: list[list[int]]
     finish_reasons: list[str] = []
-    arrivals: list[tuple[float, list[int]]]
-    """After how many seconds how many tokens came of each; [] where that is not known."""
+    passes: list[int] = []
+    """Steps that brought tokens of each; [] where that is not known."""
+    arrivals: list[tuple[float, list[int]]] = []
+    """After how many seconds how many tokens came of each, where it was asked for."""
     seconds: float = 0.0
 
 

@@ -45,13 +45,12 @@ def frequent_tokens(
 
 
 def _learned_ids(source: SequenceSource) -> Iterator[np.ndarray]:
+    if isinstance(source, RecordSequences):  # without the distributions and states, which are most of a record
+        yield from source.folder.learned_ids(source.indices, source.max_length)
+        return
     for index in range(len(source)):
-        if isinstance(source, RecordSequences):  # without the distributions and states, which are most of a record
-            sequence = source.folder.read(int(source.indices[index]), (), ())
-        else:
-            sequence = source[index]
-        length = source.lengths[index]  # records are cut to the length that is trained on
-        yield sequence.ids[:length][sequence.loss_mask[:length]]
+        sequence = source[index]
+        yield sequence.ids[sequence.loss_mask]
 
 
 def places(ids: Tensor, vocab: Tensor) -> tuple[Tensor, Tensor]:  # (...), (V_d,) -> (...) int64, (...) bool

@@ -3,12 +3,14 @@ bytes when they are read."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from decode.common.checked_json import file_within
 from decode.common.errors import InputError
 from decode.common.run_folder import sha256_file
 from distill.records.record_manifest import REMEDY, FileSummary
+from distill.records.safetensors_file import array_sums
 
 
 def described(file: Path) -> FileSummary:
@@ -34,3 +36,14 @@ def check_sum(file: Path, known: FileSummary) -> None:
         raise InputError(
             f"{file} has SHA-256 {found}, and the manifest says {known.sha256}: its bytes changed. {REMEDY}"
         )
+
+
+def check_arrays(file: Path, known: Mapping[str, str]) -> None:
+    """Raise InputError where the bytes of these arrays are others; no others are read."""
+    with file.open("rb") as opened:
+        found = array_sums(opened, known)
+    for name, now in found.items():
+        if now != known[name]:
+            raise InputError(
+                f"{file}: {name} has SHA-256 {now}, and the manifest says {known[name]}: its bytes changed. {REMEDY}"
+            )

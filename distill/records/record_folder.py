@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -33,6 +34,7 @@ from distill.records.record_manifest import (
 )
 from distill.records.record_shards import SPLITS, Record, Shard, drafting_of, shard_bytes, summary
 from distill.records.recorded_drafts import RecordedDraft, pooled
+from distill.records.safetensors_file import array_sums
 
 IDENTITIES = {
     "fingerprint": "the records hold the distributions of other weights",
@@ -85,7 +87,8 @@ class RecordWriter:
         shard, note = self._files(index)
         content = shard_bytes(records, self.layout)
         told = {"code_file": self.code_file, "drafting": drafting_of(records, self.draft)}
-        known = ShardSummary(file=f"shards/{shard.name}", **summary(content, records), **told)
+        sums = array_sums(BytesIO(content))
+        known = ShardSummary(file=f"shards/{shard.name}", **summary(content, records), **told, arrays=sums)
         write_atomically(shard, content)
         SHARD.write(note, known.model_dump())
         return known
@@ -146,8 +149,8 @@ class RecordFolder:
 
     @classmethod
     def open(cls, path: Path | str, target: ModelDescription | None = None) -> RecordFolder:
-        """Validate, then open. Of a shard nothing is read but its header and a few numbers a record: its bytes are held
-        against their checksum when the first record of it is read, once in a process.
+        """Validate, then open. Of a shard nothing is read but its header and a few numbers a record: the bytes of an
+        array are held against their checksum when some of it is read first, once in a process.
 
         Raises InputError for an unfinished folder, another target, token map or chat template (with `target`), and a
         missing or truncated file, or a damaged header.
@@ -184,6 +187,11 @@ class RecordFolder:
         """What turns the coded hidden states of this folder back."""
         assert self.layout.features is not None, "a folder without hidden states was asked for some"
         return load_code(self.layout.features, self.path)
+
+    def learned_ids(self, indices: np.ndarray, most: int) -> Iterator[np.ndarray]:
+        """Shard by shard, the learned tokens among the first `most` of each of these records; nothing else is read."""
+        for shard, first, end in zip(self.shards, self._starts, self._starts[1:], strict=False):
+            yield shard.learned_ids(indices[(indices >= first) & (indices < end)] - first, most)
 
     def read(self, index: int, stores: Sequence[str] | None = None, layers: Sequence[int] | None = None) -> Record:
         """One record, with these of its stores and layers; None is all that it was written with. Raises InputError

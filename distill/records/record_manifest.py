@@ -92,6 +92,8 @@ class ShardSummary(FileSummary):
     learned_tokens: Count
     finish_reasons: dict[FinishReason, Count]
     feature_errors: list[Annotated[float, Field(ge=0, le=1e12)]] = []
+    arrays: dict[Text, Sha256] = {}
+    """Of each array's bytes, so that who reads some need not read all; older shards have none."""
     code_file: FileSummary | None = None
     drafting: Drafting | None = None
     """Of its responses, where they were written with a draft."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from threading import RLock
 from typing import Any, get_args
 
 import numpy as np
@@ -18,7 +19,7 @@ from decode.common.checked_json import JsonFile, Text
 from decode.common.errors import InputError
 from distill.records.distribution_stores import Layout
 from distill.records.feature_codes import Shapes
-from distill.records.file_checks import check_sum
+from distill.records.file_checks import check_arrays, check_sum
 from distill.records.head_tail import id_width, pack_ids, unpack_ids
 from distill.records.record_manifest import REMEDY, FinishReason, ShardSummary
 from distill.records.recorded_drafts import Drafting, RecordedDraft
@@ -121,13 +122,15 @@ class Shard:
         """Raises InputError where the file's arrays are not of the names, types and sizes that `layout` and `known`
         call for, or do not fit together."""
         self.path, self.layout, self.known = path, layout, known
-        self._file = open_arrays(path, array_shapes(layout, known), REMEDY)
+        shapes = array_shapes(layout, known)
+        self._file = open_arrays(path, shapes, REMEDY)
+        self._require(not known.arrays or known.arrays.keys() == shapes.keys(), f"the arrays {sorted(shapes)}")
         self.token_start = self._file.get_tensor("token_start")
         self.row_start = self._file.get_tensor("row_start")
         self.split = self._file.get_tensor("split")
         self._columns = {name: self._file.get_tensor(name) for name in (*COLUMNS, "finish_reason")}
         self._check_columns()
-        self._is_checked = False
+        self._unchecked, self._checking = set(shapes), RLock()  # several threads may read it
 
     @cached_property
     def documents(self) -> list[str]:
@@ -136,13 +139,32 @@ class Shard:
         self._require(len(found) == self.known.records, f"{len(found)} names of documents")
         return found
 
+    @cached_property
+    def _chosen(self) -> set[str]:
+        """Arrays that are read where they are asked for: of stores and hidden states."""
+        kept = [*self.layout.stores, *([self.layout.features] if self.layout.features else [])]
+        return {name for one in kept for name in one.shapes}
+
     def check_content(self) -> None:
         """Raise InputError where the bytes are not those that were written, or their tokens cannot be. Reads the whole
-        file, once."""
-        if not self._is_checked:
-            check_sum(self.path, self.known)
-            self._check_tokens()
-            self._is_checked = True
+        file."""
+        check_sum(self.path, self.known)
+        self._check_tokens()
+        self._unchecked.clear()
+
+    def _check_arrays(self, names: Collection[str]) -> None:
+        """The same of these arrays, and of those that say where a record lies, each once."""
+        with self._checking:
+            wanted = {name for name in self._unchecked if name in names or name not in self._chosen}
+            if not wanted:
+                return
+            if not self.known.arrays:
+                self.check_content()
+                return
+            check_arrays(self.path, {name: self.known.arrays[name] for name in sorted(wanted)})
+            if "ids" in wanted:
+                self._check_tokens()
+            self._unchecked -= wanted
 
     def _check_tokens(self) -> None:
         """Refuse ids outside of the vocabulary, and tokens that are marked as learned where no row of p says so."""
@@ -189,13 +211,13 @@ class Shard:
 
     def read(self, index: int, stores: Sequence[str] | None = None, layers: Sequence[int] | None = None) -> Record:
         """The record at `index` of this shard, with some of its stores and layers; None is all there are."""
-        self.check_content()
         stores = self.layout.store if stores is None else stores
         features = self.layout.features
         kept = () if features is None else features.names_of(features.layers if layers is None else layers)
         tokens = slice(int(self.token_start[index]), int(self.token_start[index + 1]))
         rows = slice(int(self.row_start[index]), int(self.row_start[index + 1]))
         names = [name for store in stores for name in self.layout.store_named(store).shapes]
+        self._check_arrays([*names, *kept])
         payload = {name: self._slice(name, rows) for name in names}
         for name in names:
             if name.endswith(".ids"):
@@ -208,6 +230,14 @@ class Shard:
             payload=payload,
             features={name: self._slice(name, tokens) for name in kept},
         )
+
+    def learned_ids(self, records: np.ndarray, most: int) -> np.ndarray:  # (n,) -> (tokens,) int64
+        """Of the records of these numbers the tokens that are learned, of the first `most` of each, end to end."""
+        self._check_arrays(())
+        ids, mask = unpack_ids(self._file.get_tensor("ids")), self._file.get_tensor("loss_mask").astype(bool)
+        wanted = np.isin(np.arange(len(self.lengths)), records)
+        place = np.arange(len(ids)) - np.repeat(self.token_start[:-1], self.lengths)
+        return ids[mask & np.repeat(wanted, self.lengths) & (place < most)]
 
     def _slice(self, name: str, part: slice) -> np.ndarray:
         if part.start == part.stop:  # safetensors refuses such a part where it lies behind the last row

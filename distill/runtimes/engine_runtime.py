@@ -81,13 +81,10 @@ class EngineRuntime(Runtime):
             seeds = [int(unit_hash("row", seed, row) * 2**31) for row in rows]
             found = WorkerTexts.model_validate(self.engine("write").call({"prompts": prompts, "seeds": seeds, **about}))
             reasons = [_REASONS[reason] for reason in found.finish_reasons]
-            steps = [counts for _, counts in found.arrivals]
-            passes = [
-                sum(counts[row] > 0 for counts in steps) or None for row in range(len(prompts))
-            ]  # a server's: unknown
+            passes = found.passes or [None] * len(prompts)
             return [Response(*one) for one in zip(found.new_ids, reasons, passes, strict=True)]
 
-        return kept_responses(sample, self.folder / "responses")
+        return kept_responses(sample, self.folder / "responses", self.config.records.shard_size)
 
     def passes(self, layers: Sequence[int]) -> EnginePasses:
         return EnginePasses(self, layers)

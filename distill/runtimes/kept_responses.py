@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save
@@ -42,22 +43,38 @@ class KeptResponses:
         return self.folder / f"{hashlib.sha256(json.dumps(call).encode()).hexdigest()}.safetensors"
 
 
-def kept_responses(sampler: Sampler, folder: Path) -> Sampler:
-    """`sampler`, whose answer to each call is written to `folder` once, and read from there when it is asked again."""
+def kept_responses(sampler: Sampler, folder: Path, shard_size: int) -> Sampler:
+    """`sampler`, whose answers are written to `folder` once, a file for each shard, and read from there when they are
+    asked for again. One call may be about several shards, and another one about some of them."""
     kept = KeptResponses(folder)
 
     def sample(
         prompts: list[list[int]], rows: list[int], seed: int, on_response: OnResponse = ignored
     ) -> list[Response]:
-        answer = kept.get(prompts, rows, seed)
-        if answer is None:
-            answer = sampler(prompts, rows, seed)
-            kept.put(prompts, rows, seed, answer)
-        for place, response in enumerate(answer):
-            on_response(place, response, None)
-        return answer
+        shards: dict[int, list[int]] = {}
+        for place, row in enumerate(rows):
+            shards.setdefault(row // shard_size, []).append(place)
+        calls = {shard: (_at(prompts, places), _at(rows, places), seed) for shard, places in shards.items()}
+        found = {shard: kept.get(*call) for shard, call in calls.items()}
+        left = [place for shard, places in shards.items() if found[shard] is None for place in places]
+        left.sort()  # in the order of the call
+        written = dict(zip(left, sampler(_at(prompts, left), _at(rows, left), seed) if left else (), strict=True))
+        answers: dict[int, Response] = {}
+        for shard, places in shards.items():
+            answer = found[shard]
+            if answer is None:
+                answer = _at(written, places)
+                kept.put(*calls[shard], answer)
+            answers |= zip(places, answer, strict=True)
+        for place in range(len(prompts)):
+            on_response(place, answers[place], None)
+        return _at(answers, range(len(prompts)))
 
     return sample
+
+
+def _at(values: Any, places: Iterable[int]) -> list[Any]:
+    return [values[place] for place in places]
 
 
 def _packed(responses: Sequence[Response], rows_of_p: Shapes) -> bytes:

@@ -15,7 +15,7 @@ from decode.models.load import ModelDescription
 from distill.config import DistillConfig
 from distill.engines.http_client import refusing
 from distill.engines.vllm_command import states_command
-from distill.engines.vllm_support import check_alone, check_target
+from distill.engines.vllm_support import check_target
 from distill.records.record_manifest import RecordedRuntime
 from distill.runtimes.engine_runtime import EnginePasses, EngineRuntime, bytes_of_states
 from distill.runtimes.probe import check_length, check_tokens, check_weights, probe_ids
@@ -30,8 +30,7 @@ class ServedRuntime(EngineRuntime):
     """Everything is checked by `prepare`, before anything of the run is asked."""
 
     def __init__(self, config: DistillConfig, target: ModelDescription, dtype: str) -> None:
-        """Raises ConfigError and InputError for a target that a server gives no states of."""
-        check_alone()
+        """Raises InputError for a target that a server gives no states of."""
         check_target(target)
         super().__init__(config, target)
         self.dtype = dtype

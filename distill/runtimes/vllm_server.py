@@ -135,7 +135,6 @@ class ServedEngine:
         return {
             "new_ids": [one["token_ids"] for one in found],
             "finish_reasons": [one["finish_reason"] for one in found],
-            "arrivals": [],
         }
 
     def _read(self, rows: list[list[int]]) -> dict[str, Any]:

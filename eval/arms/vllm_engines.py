@@ -37,6 +37,7 @@ class VllmArm:
                 "max_new_tokens": max_new_tokens,
                 "sampling": asdict(self.sampling),
                 "eos": list(self.eos),
+                "timed": True,
             }
         )
         return as_sample(answer, self.eos, max_new_tokens)

@@ -30,7 +30,7 @@ from eval.render.plots import training_curves
 from eval.render.remarks import remarks
 from eval.render.report_page import render_page, render_summary
 from eval.results.compared import Choice
-from eval.results.document import LENGTH, Measured, draft_lengths, make_results, scopes
+from eval.results.document import LENGTH, MeasuredReport, draft_lengths, make_results, scopes
 from eval.results.figures import Drafted
 from eval.results.headline import HEADLINE, arm_name, headline_row, rivals
 from eval.results.reported import Report
@@ -59,7 +59,7 @@ def run(cfg: EvalConfig) -> None:
         prompts, quality, curve = _quality(cfg, prompts, limit)
         seconds = time.perf_counter() - began
         cells = _cells(cfg, prompts, families, choices, kept)
-        measured = Measured(prompts, quality, curve, cells, choices, target, seconds, folder.started)
+        measured = MeasuredReport(prompts, quality, curve, cells, choices, target, seconds, folder.started)
         _write(cfg, folder, make_results(cfg, measured))
 
 

@@ -128,10 +128,11 @@ def _tables_of_sweeps(results: Report) -> list[Table]:
 
 def _tables_of_arms(results: Report) -> list[Table]:
     components = columns("T", NAMED, "t_target(1)", "t_target(k+1)", "t_draft")
+    apart = [row for row in results.overall if row.component_times is not None]
     tried = [peer for peer in results.peers if not peer.best]
     note = "On separate prompts, not comparable with the speeds above."
     return [
-        Table("Component times", components, results.overall, is_detail=True),
+        Table("Component times", components, apart, is_detail=True),
         Table("All arms", _ARMS, results.arms, is_detail=True),
         Table("Settings tried for transformers assisted generation", _TRIED, tried, note, is_detail=True),
     ]

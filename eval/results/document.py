@@ -93,7 +93,7 @@ DEFINITIONS = {
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredReport:
     """Everything a report measured."""
 
     prompts: PromptSets
@@ -109,7 +109,7 @@ class Measured:
     """When the run began, in ISO format: two files that say the same are copies of one run."""
 
 
-def make_results(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
+def make_results(cfg: EvalConfig, measured: MeasuredReport) -> dict[str, Any]:
     """The content of results.json."""
     seconds = sum(cell["seconds"] for cell in measured.cells) + sum(one.seconds for one in measured.choices)
     head = heading(cfg, measured.quality_seconds + seconds)
@@ -174,7 +174,7 @@ def target_entry(target: ModelDescription, dtype: str) -> dict[str, Any]:
     }
 
 
-def _unquantised(measured: Measured, seed: int) -> list[dict[str, Any]]:
+def _unquantised(measured: MeasuredReport, seed: int) -> list[dict[str, Any]]:
     """By temperature and draft: our speed over that of the target before it was quantised, without a draft."""
     found = []
     for cell in measured.cells:
@@ -198,7 +198,7 @@ def _settings(cfg: EvalConfig) -> dict[str, Any]:
     return {**own, "temperatures": cfg.temperatures, "curve_temperatures": cfg.curve_temperatures, "seed": cfg.seed}
 
 
-def _prompts(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
+def _prompts(cfg: EvalConfig, measured: MeasuredReport) -> dict[str, Any]:
     sets = measured.prompts
     ids = json.dumps([prompt.ids for prompt in sets.reported])
     return {
@@ -239,7 +239,7 @@ def _of(prompts: list[Prompt], category: str) -> list[int]:
     return [i for i, prompt in enumerate(prompts) if prompt.category == category]
 
 
-def _length_choice(cfg: EvalConfig, measured: Measured) -> dict[str, Any] | None:
+def _length_choice(cfg: EvalConfig, measured: MeasuredReport) -> dict[str, Any] | None:
     choice = measured.choices[0]
     if LENGTH not in choice.best:
         return None
@@ -258,7 +258,7 @@ def _screening_source(cfg: EvalConfig) -> str:
     return f"validation split of {cfg.data.name}"
 
 
-def _rows(cfg: EvalConfig, measured: Measured) -> list[Row]:
+def _rows(cfg: EvalConfig, measured: MeasuredReport) -> list[Row]:
     """The timed rows at the report's draft length, with what was measured before of their drafts; then those of other
     settings, of which alpha alone is known: it does not depend on them."""
     by_category = {scope.category: scope for scope in scopes(cfg, measured.prompts)}
@@ -280,7 +280,7 @@ def _k(cfg: EvalConfig) -> int:
     return cfg.decode.num_draft_tokens
 
 
-def _peers(cfg: EvalConfig, measured: Measured) -> list[dict[str, Any]]:
+def _peers(cfg: EvalConfig, measured: MeasuredReport) -> list[dict[str, Any]]:
     """transformers assisted generation at its best setting, and on other prompts at all that were tried."""
     arm, peers = arm_name(next(iter(cfg.drafts)), _k(cfg)), []
     tried = {one.label: one.as_dict() for one in assisted_settings(cfg.peers)}
@@ -299,7 +299,7 @@ def _peers(cfg: EvalConfig, measured: Measured) -> list[dict[str, Any]]:
     return peers
 
 
-def _draft_length_sweep(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
+def _draft_length_sweep(cfg: EvalConfig, measured: MeasuredReport) -> dict[str, Any]:
     first, temperature = next(iter(cfg.drafts)), cfg.temperatures[0]
     shown = {"num_draft_tokens", "tau", "tokens_per_s", "speedup", "speedup_ci95", "predicted_speedup", "realised"}
     shown |= {"passes_by_prompt", "seconds_by_prompt"}
@@ -308,7 +308,7 @@ def _draft_length_sweep(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
     return {"draft": first, "temperature": temperature, "points": points}
 
 
-def _temperature_sweep(cfg: EvalConfig, measured: Measured) -> dict[str, Any]:
+def _temperature_sweep(cfg: EvalConfig, measured: MeasuredReport) -> dict[str, Any]:
     timed = [row for row in _timed(measured.cells[0]) if (row.num_draft_tokens, row.setting) == (_k(cfg), None)]
     costs = {row.draft: row.component_times for row in timed}
     points = []

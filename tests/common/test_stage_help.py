@@ -43,7 +43,7 @@ def test_help_is_a_screen_with_examples_groups_settings_and_where_to_read_on(sta
 
 def test_help_of_training_tells_the_families_apart(capsys, monkeypatch) -> None:
     text = shown("train", capsys, monkeypatch, "--help")
-    for family in ("lm", "medusa", "hydra", "eagle3", "mtp", "dspark"):
+    for family in ("lm", "medusa", "hydra", "eagle3", "mtp", "peagle", "dspark"):
         assert re.search(rf"^  {family} +[A-Z].{{20}}", text, flags=re.MULTILINE), family
 
 

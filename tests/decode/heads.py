@@ -16,7 +16,7 @@ from decode.models.hidden_states import FINAL, Taps
 from decode.models.output_head import ends_of
 
 DEPTH = 4
-TAPS: dict[str, tuple[int, ...]] = {"eagle3": (0, 1, 4), "dspark": (0, 1, 4), "exit_adapter": (1,)}
+TAPS: dict[str, tuple[int, ...]] = {"eagle3": (0, 1, 4), "dspark": (0, 1, 4), "peagle": (0, 1, 4), "exit_adapter": (1,)}
 """Of families that read several layers, the last one being the final state of a shallow target; the others read that
 alone."""
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -24,6 +24,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle3.1": ("eagle3", {"fc_norm": True, "norm_output": True}),
     "eagle3-window": ("eagle3", {"draft_window": 3, "draft_sinks": 2}),
     "eagle3.1-one-norm": ("eagle3", {"norm_before_fc": True, "norm_output": True}),
+    "peagle-one-layer": ("peagle", {"layers": 1, "mask_token": 7, "fc_norm": True}),
     "dflash": ("dspark", {"markov_rank": 0, "confidence": False, "layout": "fill_in"}),
     "dspark-fill-in": ("dspark", {"layout": "fill_in", "mask_token": 7}),
 }

@@ -20,8 +20,9 @@ from decode.drafters.untrained.edit import EditDrafter
 from decode.drafters.untrained.foreign.drafter import ForeignDrafter
 from decode.drafters.untrained.index.several_texts import BETWEEN
 from decode.drafters.untrained.jacobi import JacobiDrafter, JacobiText
-from decode.drafters.untrained.mixture import MixtureDrafter, Model
+from decode.drafters.untrained.mixture import MixtureDrafter
 from decode.drafters.untrained.ngram import NgramDrafter
+from decode.drafters.untrained.pace import Plan
 from decode.drafters.untrained.retrieval import RetrievalDrafter
 from decode.trees.tree_plans import Shape, k_ary
 from tests.decode.drafters import Oracle, OracleTree
@@ -123,13 +124,19 @@ class Told(JacobiDrafter):
 
 
 class InTurn(MixtureDrafter):
-    """Its members with weights are asked in two rounds of three, each in its turn, whatever the clock says."""
+    """Its members with weights are asked in two rounds of three, each in its turn and for chains of every length,
+    whatever the clock says."""
 
     rounds = 0
 
-    def _worth_asking(self, context: Context) -> Model | None:
+    def _chosen(self, context: Context) -> Plan:
         self.rounds += 1
-        return None if self.rounds % 3 == 0 else self.models[self.rounds % len(self.models)]
+        lengths = self._lengths_in(context)
+        length = lengths[self.rounds // 3 % len(lengths)]
+        if self.rounds % 3 == 0:
+            return Plan(length)
+        member = self.rounds % len(self.models)
+        return Plan(length, member, self.models[member].drafter.drafted_depth(context.shape.cut(length)))
 
 
 MAKERS: dict[str, Callable[[str, Texts], Drafter]] = {

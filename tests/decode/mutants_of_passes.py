@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from decode.drafters import drafting, eagle3, exit_adapter, layers, lm
+from decode.drafters import drafting, exit_adapter, layers, lm, unrolled
 from decode.drafters.base import Context, judged
 from decode.drafters.beside import ahead
 from decode.drafters.beside.ahead import Guess
@@ -76,14 +76,12 @@ def window_of_a_head_in_slots(patch: pytest.MonkeyPatch) -> None:
 
 def steps_of_training_stand_still(patch: pytest.MonkeyPatch) -> None:
     """All steps that a slot is unrolled to have the window of the first."""
-    real = eagle3.Unrolled.extend
+    real = unrolled.Reach.of
 
-    def mutant(self, keys, values):  # noqa: ANN001, ANN202
-        *both, _ = real(self, keys, values)
-        every = torch.cat([self.causal, *[self.own] * (len(self.keys) - 1)], 2)
-        return *both, every & self.window.sees(self.positions, torch.cat([self.positions] * len(self.keys), 1))
+    def mutant(document, positions, window, step):  # noqa: ANN001, ANN202
+        return replace(real(document, positions, window, 0), own=[None] * step)
 
-    patch.setattr(eagle3.Unrolled, "extend", mutant)
+    patch.setattr(unrolled.Reach, "of", mutant)
 
 
 def one_scale_for_a_pass(patch: pytest.MonkeyPatch) -> None:
@@ -150,7 +148,7 @@ def prefix_of_the_root(patch: pytest.MonkeyPatch) -> None:
 
 def last_draft_token_unread(patch: pytest.MonkeyPatch) -> None:
     """After a round that accepted everything the draft goes on without its own last token."""
-    patch.setattr(lm, "_width", lambda context: 1)
+    patch.setattr(lm.LMDraft, "width", lambda self, context: 1)
 
 
 def draft_keeps_the_row_before(patch: pytest.MonkeyPatch) -> None:

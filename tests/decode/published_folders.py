@@ -116,6 +116,16 @@ def speculators_qwen3(folder: Path, embedding: Tensor) -> Path:
     return written(folder, fields | {"transformer_layer_config": inside}, tensors)
 
 
+def speculators_peagle(folder: Path, embedding: Tensor) -> Path:
+    """The library's P-EAGLE: EAGLE-3's layer, a second one over the states alone, and the states of its masks."""
+    inside = {"model_type": "llama", "num_hidden_layers": 2, "rope_theta": 500000.0, **LAYER}
+    fields = {"architectures": ["PEagleDraftModel"], "speculators_model_type": "peagle", "mask_token_id": 7}
+    fields |= {"draft_vocab_size": len(DRAFTED), "norm_before_residual": True, "norm_before_fc": False}
+    fields |= {"eagle_aux_hidden_state_layer_ids": [2, 4, 6], "transformer_layer_config": inside}
+    tensors = eagle3_tensors("layers.0") | layer("layers.1", WIDTH) | {"embed_tokens.weight": embedding}
+    return written(folder, fields, tensors | {"mask_hidden": random(1, 1, 3 * WIDTH)})
+
+
 def angelslim_eagle3(folder: Path, embedding: Tensor) -> Path:
     """AngelSlim's for Qwen3: native names in safetensors, states in eagle_config, every token drafted."""
     fields = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1, **LAYER}
@@ -214,6 +224,7 @@ PUBLISHED: dict[str, tuple[Callable[[Path, Tensor], Path], str, str]] = {
     "yuhuili": (native_eagle3, "eagle3", "eagle3"),
     "RedHatAI": (speculators_eagle3, "eagle3", "eagle3"),
     "speculators-qwen3": (speculators_qwen3, "eagle3", "eagle3"),
+    "speculators-peagle": (speculators_peagle, "peagle", "peagle"),
     "AngelSlim": (angelslim_eagle3, "eagle3", "eagle3"),
     "SpecForge": (specforge_eagle3, "eagle3", "eagle3"),
     "FasterDecoding": (authors_medusa, "medusa", "medusa"),

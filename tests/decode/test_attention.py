@@ -20,7 +20,7 @@ from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.drafters.base import Batch, Context
 from decode.drafters.eagle3 import Eagle3Draft
-from decode.drafters.layers import Attention, Rotary
+from decode.drafters.layers import Attention, Rotary, under
 from decode.drafters.lm import LMDraft
 from decode.forward.attention import WAYS, attending, layer_masks, long_way, products_are_faster, short_way
 from decode.forward.window import Window, own_window, set_window
@@ -138,7 +138,7 @@ def test_keys_are_copied_on_a_card_where_that_is_less_than_copies_of_the_mask(wi
     x, positions = torch.empty(2, width, 32, device="meta"), torch.empty(2, width, dtype=torch.long, device="meta")
     visible = torch.empty(1, width, width, dtype=torch.bool, device="meta")
     with Kernels() as seen:
-        layer(x, positions, lambda keys, values: (keys, values, visible))
+        layer(x, positions, lambda keys, values: under(keys, values, visible))
     assert seen.keys == [(2, 4 if copied else 2, width, 8)]
 
 

@@ -311,7 +311,7 @@ def test_two_hidden_states_are_refused(kind: str, shallow: PreTrainedModel) -> N
         replace(random_head(kind, shallow).config, taps=(1, -1))
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra", "hydra-prefix", "dspark", "dflash"])
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "hydra-prefix", "dspark", "dflash", "peagle"])
 def test_no_more_tokens_are_drafted_than_a_head_has_slots(kind: str, shallow: PreTrainedModel) -> None:
     draft = random_head(kind, shallow)
     stats = Loop(shallow, draft, replace(REQUEST, shape=chain(9))).run()[1]

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, mod
 
 from decode import generate, load_drafter
 from decode.common.errors import InputError
+from decode.drafters.layers import under
 from decode.drafters.mtp import MTPDraft
 from decode.drafters.saved_draft import load_own
 from decode.models.hidden_states import FINAL, Taps
@@ -114,7 +115,7 @@ def test_its_layer_is_the_one_that_transformers_runs(tmp_path: Path) -> None:
         model(ids)
     hidden, tokens, positions = taps.stacked()[:, :-1], ids[:, 1:], torch.arange(8)[None]
     causal = torch.ones(8, 8, dtype=torch.bool).tril()[None]
-    ours = draft.advance(draft.fuse(hidden), tokens, positions, lambda keys, values: (keys, values, causal))
+    ours = draft.advance(draft.fuse(hidden), tokens, positions, lambda keys, values: under(keys, values, causal))
     turned = model.base_model.rotary_emb(hidden[:, :, 0], positions)  # type: ignore[union-attr,operator]
     want = theirs(model.get_input_embeddings()(tokens), hidden[:, :, 0], turned, causal[:, None], positions, None)
     torch.testing.assert_close(ours, want, rtol=1e-4, atol=1e-5)

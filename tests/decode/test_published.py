@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("uncaptured")
 
 EAGLE = (2, 4, 5)
 TAPS = {"yuhuili": EAGLE, "RedHatAI": EAGLE, "SpecForge": EAGLE} | dict.fromkeys(("FasterDecoding", "TGI"), (-1,))
-TAPS |= dict.fromkeys(("AngelSlim", "speculators-qwen3", "z-lab", "deepseek-ai"), (2, 4, 6))
+TAPS |= dict.fromkeys(("AngelSlim", "speculators-qwen3", "speculators-peagle", "z-lab", "deepseek-ai"), (2, 4, 6))
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +225,7 @@ DAMAGES: dict[str, tuple[str, Damage, str]] = {
     "not tensors by name": ("FasterDecoding", lambda folder: torch.save([1], folder / "medusa_lm_head.pt"),
                             "holds no tensors by name"),
     "a tensor less": ("yuhuili", drop("fc.weight"), "fc.weight missing"),
-    "a tensor more": ("AngelSlim", tensors(lambda held: held.update(mask_hidden=random(32))), "mask_hidden"),
+    "a tensor more": ("AngelSlim", tensors(lambda held: held.update(more_hidden=random(32))), "more_hidden"),
     "a wrong shape": ("z-lab", grow("layers.1.mlp.up_proj.weight"), r"layers.1.mlp.up_proj.weight \(96, 32\)"),
     "a head cut off": ("FasterDecoding", setting(medusa_num_heads=5), "holds 4 heads: the others are lost"),
     "no bias matrix": ("deepseek-ai", drop("markov_head.markov_w2.weight"), "markov_w2"),

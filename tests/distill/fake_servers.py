@@ -53,6 +53,12 @@ class FakeVllm(FakeServer):
         by = self.shift if self.shifts_after is None or len(self.asked) > self.shifts_after else 0.0
         return state_of(ids, max(self.layers), self.model.config.hidden_size) + np.float32(by)
 
+    def of(self, ids: list[int], layer: int) -> np.ndarray:
+        """States (L, d) of another layer than the last one."""
+        if layer == 0:
+            return self.model.get_input_embeddings()(torch.tensor(ids)).numpy()
+        return state_of(ids, layer, self.model.config.hidden_size)
+
     def answer(self, path: str, content: dict[str, Any]) -> Answer:
         if content and self.away:
             self.away -= 1
@@ -91,10 +97,7 @@ class FakeVllm(FakeServer):
     @torch.no_grad()
     def leave(self, content: dict[str, Any]) -> str:
         ids, name = content["prompt"], f"cmpl-{content['request_id']}.safetensors"
-        width = self.model.config.hidden_size
-        embedded = self.model.get_input_embeddings()(torch.tensor(ids)).numpy()
-        states = {0: embedded, max(self.layers): self.last(ids)}
-        stacked = np.stack([states[n] if n in states else state_of(ids, n, width) for n in self.layers], 1)
+        stacked = np.stack([self.last(ids) if n == max(self.layers) else self.of(ids, n) for n in self.layers], 1)
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / name
         Path(f"{file}.lock").touch()

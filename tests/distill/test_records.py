@@ -14,14 +14,15 @@ from safetensors.numpy import load
 
 from decode.common.checked_json import read_json, write_json
 from decode.common.errors import ConfigError, InputError
-from decode.common.run_folder import RunFolder, sha256_file
+from decode.common.run_folder import RunFolder
 from decode.common.typed_config import build
 from decode.config import ModelConfig, Scheme
 from decode.models.load import describe_model
 from distill.config import TargetConfig
-from distill.records import file_checks
+from distill.records import file_checks, record_shards
 from distill.records.record_folder import IDENTITIES, RecordFolder, RecordWriter
 from distill.records.record_shards import FINISH_REASONS, Record, shard_bytes, summary
+from distill.records.safetensors_file import array_places
 from distill.sequences import record_sequences
 from distill.stage import run
 from tests.distill.folders import FULL, WITH_STATES, folder_of, record
@@ -93,22 +94,48 @@ def test_a_shard_is_held_against_its_checksum_when_it_is_first_read(
     flip_a_bit(folder)
     hashed: list[str] = []
 
-    def counted(file: Path) -> str:
+    def counted(file: Path, known: dict[str, str]) -> None:
         hashed.append(Path(file).stem)
-        return sha256_file(file)
+        file_checks.check_arrays(file, known)
 
-    monkeypatch.setattr(file_checks, "sha256_file", counted)
+    monkeypatch.setattr(record_shards, "check_arrays", counted)
     records = RecordFolder.open(folder / "records")
     assert len(records) == 13
     assert not hashed
     for _ in range(2):  # it stays refused
         with pytest.raises(
-            InputError, match=r"shard-00000.safetensors has SHA-256 [0-9a-f]{64}, and the manifest says"
+            InputError, match=r"shard-00000.safetensors: \S+ has SHA-256 [0-9a-f]{64}, and the manifest says"
         ):
             records.read(3)
     assert hashed == ["shard-00000"] * 2
     assert [records.read(index).meta["prompt"] for index in (4, 12, 5, 8, 4)] == [4, 12, 5, 8, 4]
     assert hashed[2:] == ["shard-00001", "shard-00003", "shard-00002"]
+
+
+def test_what_is_not_read_is_not_looked_at(folder: Path) -> None:
+    """Counting the tokens of a corpus looked at every byte of its hidden states, 7 TB of an 8B target's."""
+    file = first_shard(folder)
+    with file.open("rb") as opened:
+        before, places = file.read_bytes(), array_places(opened)
+    begin, end = places["head_tail.codes"]
+    file.write_bytes(before[:begin] + bytes(one ^ 1 for one in before[begin:end]) + before[end:])
+    records = RecordFolder.open(folder / "records")
+    assert records.read(0, stores=(), layers=()).ids.tolist()
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"head_tail\.codes has SHA-256"):
+            records.read(0)
+
+
+def test_shards_without_checksums_of_arrays_are_looked_at_whole(folder: Path) -> None:
+    """As they were written before."""
+    manifest = read_json(folder / "records" / "manifest.json")
+    for shard in manifest["shards"]:
+        del shard["arrays"]
+    write_json(folder / "records" / "manifest.json", manifest)
+    assert len(RecordFolder.open(folder / "records").read(5).ids)
+    flip_a_bit(folder)
+    with pytest.raises(InputError, match=r"shard-00000.safetensors has SHA-256 [0-9a-f]{64}, and the manifest says"):
+        RecordFolder.open(folder / "records").read(3, stores=(), layers=())
 
 
 @pytest.mark.parametrize("change", ["fingerprint", "token_map_hash", "chat_template_hash", "vocab_size"])

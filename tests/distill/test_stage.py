@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from distill.__main__ import FIGURES
 from distill.config import DataConfig, PromptConfig, RecordsConfig, TargetConfig
 from distill.corpora.corpus import unit_hash
 from distill.objectives.target_distribution import Dense, Sparse
-from distill.records.record_folder import RecordFolder
+from distill.records.record_folder import RecordFolder, RecordWriter
 from distill.records.record_shards import Record
 from distill.runtimes.transformers_runtime import TransformersRuntime
 from distill.sequences import record_sequences
@@ -319,6 +320,35 @@ def test_the_bar_tells_the_tokens_that_were_learned(
     monkeypatch.setattr(ToldTexts, "shard", lambda self, *given: told.append(self) or shard(self, *given))
     run(tiny_config(tmp_path, responses=responses))
     assert told[-1].tokens == RecordFolder.open(tmp_path / "records").manifest.counts.learned_tokens
+
+
+def test_the_target_goes_on_while_a_shard_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first shard is on its way until texts of the second one end; what the disk refuses ends the run."""
+    went_on, told = threading.Event(), list[int]()
+    write, ended = RecordWriter.write, ToldTexts.ended
+
+    def slow(self: RecordWriter, index: int, records: list[Record]) -> object:
+        assert index or went_on.wait(60), "nothing was written meanwhile"
+        return write(self, index, records)
+
+    def tell(self: ToldTexts, *given: Any) -> None:
+        told.append(len(told))
+        if len(told) > 5:
+            went_on.set()
+        ended(self, *given)
+
+    def refused(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(ToldTexts, "ended", tell)
+    monkeypatch.setattr(RecordWriter, "write", slow)
+    run(tiny_config(tmp_path, "ahead", records=RecordsConfig(shard_size=5)))
+    monkeypatch.setattr(RecordWriter, "write", write)
+    run(tiny_config(tmp_path, "again", records=RecordsConfig(shard_size=5)))
+    assert shard_files(tmp_path / "ahead") == shard_files(tmp_path / "again")
+    monkeypatch.setattr(RecordWriter, "write", refused)
+    with pytest.raises(OSError, match="no space left"):
+        run(tiny_config(tmp_path, "full", records=RecordsConfig(shard_size=13)))
 
 
 def test_a_plan_counts_the_memory_of_the_rows_that_write(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

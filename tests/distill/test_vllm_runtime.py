@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +31,7 @@ from distill.config import (
 from distill.responses import OnResponse, Response, ignored
 from distill.runtimes import vllm_runtime
 from distill.runtimes.kept_responses import kept_responses
-from distill.stage import open_runtime, run
+from distill.stage import CALL, calls, open_runtime, run
 from tests.distill.engine_runs import LAYERS, asked, changed, config_of, opened, proxy, quantised
 from tests.distill.vllm_proxy import state_of
 from tests.tiny import save_tiny_target, tiny_tokenizer
@@ -78,7 +79,7 @@ def test_one_engine_writes_everything_then_another_reads(tmp_path: Path, monkeyp
     assert reading["max_model_len"] == 15  # a token behind the longest text, thrown away
     assert reading["states"]["layers"] == [0, 2]
     calls = lines[1 : starts[1]]
-    assert [len(call["prompts"]) for call in calls] == [5, 5, 3]
+    assert [len(call["prompts"]) for call in calls] == [13]
     assert all(call["eos"] == [tiny_tokenizer().eos_token_id] for call in calls)
     assert len({seed for call in calls for seed in call["seeds"]}) == 13
     assert not {file.name for file in (tmp_path / "records").iterdir()} & {"responses", "states"}
@@ -115,8 +116,8 @@ def test_a_draft_is_handed_to_the_engine_that_writes(tmp_path: Path, monkeypatch
     assert (told.runtime.draft.path, told.runtime.draft.num_draft_tokens) == (str(tmp_path / "draft"), 4)
     (saved,) = told.drafting
     assert saved.draft == told.runtime.draft
-    assert saved.tokens == 3 * 3 + 10 * 8  # the first of each call ends after three
-    assert saved.passes == 3 * 2 + 10 * 4  # the proxy gives two tokens a step
+    assert saved.tokens == 3 + 12 * 8  # the first of a call ends after three
+    assert saved.passes == 2 + 12 * 4  # the proxy gives two tokens a step
 
 
 def test_a_text_that_fills_the_context_leaves_no_room_for_drafts(
@@ -238,7 +239,7 @@ def test_kept_responses_are_those_of_their_call(tmp_path: Path) -> None:
             for prompt, row in zip(prompts, rows, strict=True)
         ]
 
-    kept = kept_responses(sample, tmp_path / "responses")
+    kept = kept_responses(sample, tmp_path / "responses", 100)
     for seed in (1, 2, 1):
         assert kept([[70000, 9], []], [0, 1], seed) == [Response([seed, 70000, 9], "eos"), Response([seed], "length")]
     answer = kept([[9], []], [0, 1], 1)
@@ -249,6 +250,54 @@ def test_kept_responses_are_those_of_their_call(tmp_path: Path) -> None:
         file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(InputError, match="writes these responses again"):
         kept([[9], []], [0, 1], 1)
+
+
+def test_a_call_about_several_shards_is_kept_for_each(tmp_path: Path) -> None:
+    """And asked again of the missing ones alone."""
+    asked: list[list[int]] = []
+
+    def sample(
+        prompts: list[list[int]], rows: list[int], seed: int, on_response: OnResponse = ignored
+    ) -> list[Response]:
+        asked.append(rows)
+        return [Response([row], "eos") for row in rows]
+
+    kept, rows = kept_responses(sample, tmp_path / "responses", 3), [7, 2, 0, 5, 1, 6, 4]
+    heard: list[tuple[int, int]] = []
+    every = kept([[one] for one in rows], rows, 1, lambda place, one, _: heard.append((place, one.ids[0])))
+    assert [one.ids[0] for one in every] == rows
+    assert heard == list(enumerate(rows))
+    for shard in ([2, 0, 1], [5, 4], [7, 6]):
+        assert [one.ids[0] for one in kept([[one] for one in shard], shard, 1)] == shard
+    assert asked == [rows]
+    more = [8, 7, 2, 0, 1, 6]
+    assert [one.ids[0] for one in kept([[one] for one in more], more, 1)] == more
+    assert asked[1:] == [[8, 7, 6]], "a shard is whole or new"
+
+
+def test_shards_are_put_together_into_calls() -> None:
+    shards = [range(0, 4), range(4, 8), range(8, 12), range(16, 20), range(20, 22)]
+    assert calls(shards, 8) == [range(0, 8), range(8, 12), range(16, 22)]
+    assert calls(shards, 1) == shards
+
+
+def test_the_rows_of_an_engine_are_busy() -> None:
+    """64 rows that take the next prompt as a text ends, texts of log-normal lengths: the share of their steps that
+    write. With a call for each shard of 32 prompts it is 0.10."""
+    lengths = np.random.default_rng(0).lognormal(5, 1, 2048).clip(1, 2048).astype(int)
+
+    def occupancy(parts: list[range]) -> float:
+        steps = 0
+        for part in parts:
+            rows = [0] * 64
+            for length in lengths[part.start : part.stop]:
+                heapq.heapreplace(rows, rows[0] + int(length))
+            steps += max(rows)
+        return float(lengths.sum() / (64 * steps))
+
+    shards = [range(first, first + 32) for first in range(0, 2048, 32)]
+    assert occupancy(shards) < 0.2
+    assert occupancy(calls(shards, CALL * 64)) > 0.75
 
 
 def test_records_of_two_engines_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,9 +47,11 @@ def test_special_tokens_are_always_in() -> None:
 
 
 def test_what_lies_behind_the_length_that_is_trained_on_is_not_counted(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, [[record(0, [0, 1, 1, 2, 2, 2], [1, 2, 3, 4, 5]), record(1, [4, 4, 4, 4], [3])]])
+    shards = [[record(0, [0, 1, 1, 2, 2, 2], [1, 2, 3, 4, 5]), record(1, [4, 4, 4, 4], [3])]]
+    folder = folder_of(tmp_path, [*shards, [record(2, [3, 3, 3, 3, 3, 3], [1, 3, 4, 5])]])
     assert frequent_tokens(record_sequences(folder, "train", 3), 1, 5)[0].tolist() == [1]
-    assert frequent_tokens(record_sequences(folder, "train", 9), 1, 5)[0].tolist() == [2]
+    assert frequent_tokens(record_sequences(folder, "train", 9), 1, 5)[0].tolist() == [3]
+    assert frequent_tokens(record_sequences(folder, "train", 9), 2, 5)[1] == 7 / 10
 
 
 def test_every_end_of_text_is_among_the_special_tokens() -> None:

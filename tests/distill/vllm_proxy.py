@@ -37,10 +37,9 @@ def written(call: dict[str, Any]) -> dict[str, Any]:
     """Responses as long as they may be, but the first, which ends after two tokens; two tokens a step."""
     new = [[(seed + n) % 200 + 5 for n in range(call["max_new_tokens"])] for seed in call["seeds"]]
     new[0] = [*new[0][:2], call["eos"][0]]
-    steps = range(0, call["max_new_tokens"], 2)
-    arrivals = [(float(at), [len(ids[at : at + 2]) for ids in new]) for at in steps]
+    passes = [-(-len(ids) // 2) for ids in new]
     reasons = ["stop"] + ["length"] * (len(new) - 1)
-    return {"new_ids": new, "finish_reasons": reasons, "seconds": 1.0, "arrivals": arrivals}
+    return {"new_ids": new, "finish_reasons": reasons, "seconds": 1.0, "passes": passes}
 
 
 def log_p_of(target: Path, ids: list[int]) -> np.ndarray:  # (L, V)

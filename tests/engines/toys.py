@@ -78,11 +78,14 @@ _UNUSED = next(token for token in range(2, VOCAB_SIZE) if token not in Source().
 """A token that no text holds."""
 _PLAIN = _EAGLE3["head"] | {"fc_norm": False, "norm_output": False}
 _BLOCK: dict[str, Any] = {"depth": K, "taps": TAPS, "markov_rank": 0, "confidence": False, "anchors": 40}
+_PARALLEL = {"tokens": K, "mask_token": _UNUSED, "anchors": 40}
 _DSPARK = _BLOCK | {"markov_rank": 8, "confidence": True, "mask_token": _UNUSED}
 DRAFTS: dict[str, dict[str, Any]] = {
     "lm": {"family": "lm", "layers": 1, "width": 64, "heads": 2},
+    "pard": {"family": "lm", "layers": 1, "width": 64, "heads": 2, "parallel": _PARALLEL},
     "eagle3": _EAGLE3,
     "eagle3-reduced": _EAGLE3 | {"head": _EAGLE3["head"] | {"vocab": REDUCED}},
+    "peagle": {"family": "peagle", "layers": 2, "head": _EAGLE3["head"] | {"mask_token": _UNUSED}},
     "medusa": _MEDUSA,
     "mtp": {"family": "mtp", "head": {"depth": K, "init_own": True}},
     "medusa-reduced": _MEDUSA | {"head": _MEDUSA["head"] | {"vocab": REDUCED}},
@@ -95,8 +98,8 @@ DRAFTS: dict[str, dict[str, Any]] = {
 }
 
 
-STEPS = {"dspark": 150}
-"""Of families that need more to be of use."""
+STEPS = {"dspark": 150, "parallel": 300}
+"""Of families, and of draft models that draft in one pass, that need more to be of use."""
 PROMPTS: list[list[int]] = Source().draw(12, 8).tolist()
 NEW_TOKENS = 40
 
@@ -194,7 +197,7 @@ def train_draft(folder: Path, target: Path, records: Path, draft: dict[str, Any]
         "engine": {"device": "cpu", "precision": "fp32"},
         "sequence_length": 48,
         "batch_size": 16,
-        "steps": STEPS.get(draft["family"], 60),
+        "steps": STEPS.get("parallel" if "parallel" in draft else draft["family"], 60),
         "optimizer": "adamw",
         "lr": 1e-2,
         "validate_every": 1000,

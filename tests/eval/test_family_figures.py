@@ -17,7 +17,7 @@ from eval.modes.families import trainings as budgets
 from eval.modes.families.arms import ArmFacts
 from eval.modes.families.measuring import Judge, KeptDraft, Measurement, Speculator
 from eval.modes.families.recommend import recommend, rivals
-from eval.modes.families.results import Group, Measured, _codes, grouped, quality_row, tau_ratio, training_row
+from eval.modes.families.results import Group, MeasuredFamilies, _codes, grouped, quality_row, tau_ratio, training_row
 from eval.modes.families.trainings import Pace, Training, tokens_per_step
 from eval.results.compared import Ratio
 from tests.eval.samples import config
@@ -138,7 +138,7 @@ def test_a_code_is_held_against_the_first_one_seed_by_seed(monkeypatch: pytest.M
         Training("a", "tokens", "bf16", 1): entry(1, [[4, 2], [2, 2]]),
         Training("a", "tokens", "int8", 1, True): entry(1, [[3, 2], [3, 4]]),
     }
-    run: Any = Measured(None, {}, {}, kept, [], [], 0.0, {})  # type: ignore[arg-type]
+    run: Any = MeasuredFamilies(None, {}, {}, kept, [], [], 0.0, {})  # type: ignore[arg-type]
     first, coarse = _codes(cfg, grouped(kept), run)
     assert (first.code, first.tau_ratio, first.tau_ratio_ci95) == ("bf16", 1.0, [1.0, 1.0])
     assert (coarse.code, coarse.tau_ratio) == ("int8", (6 / 6) / (6 / 4))

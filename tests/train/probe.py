@@ -1,12 +1,15 @@
-"""`python -m train`, writing down on every rank which rows it read and how much optimizer state it holds."""
+"""`python -m train`, writing down on every rank which rows it read and how much optimizer state it holds; with
+DIE_AT=STEP every rank kills itself there."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from train.__main__ import main
 from train.training_loop import TrainingLoop
@@ -18,6 +21,8 @@ run = TrainingLoop.run
 
 def probed_step(self: TrainingLoop, step: int, batches: list) -> None:
     rank = self.reader.split[0]
+    if step == int(os.environ.get("DIE_AT", "-1")):
+        os.kill(os.getpid(), signal.SIGKILL)
     rows_read.append([row for micro in self.reader.rows_of(step, rank) for row in micro])
     take_step(self, step, batches)
 
@@ -38,7 +43,11 @@ def _elements(optimizer) -> int:
     while hasattr(optimizer, "optimizer"):  # accelerate's wrapper, then DeepSpeed's
         optimizer = optimizer.optimizer
     tensors = (value for state in optimizer.state.values() for value in state.values())
-    return sum(value.numel() for value in tensors if isinstance(value, Tensor) and value.numel() > 1)
+    return sum(_own(value).numel() for value in tensors if isinstance(value, Tensor) and value.numel() > 1)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _whole_size(weight) -> int:

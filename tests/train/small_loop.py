@@ -131,6 +131,10 @@ class Rank:
         self.barrier.wait(20)
         return total
 
+    def autocast(self) -> nullcontext:
+        """It computes in the weights' own precision."""
+        return nullcontext()
+
     def accumulate(self, module: nn.Module) -> nullcontext:
         """Of one micro-step there is nothing to hold back."""
         return nullcontext()

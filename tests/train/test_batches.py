@@ -1,6 +1,8 @@
 """Packed rows hold every sequence once, keep documents apart, and are read in an order of the seed and the step."""
 
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -9,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 
+from decode.drafters.base import Batch
 from decode.drafters.lm import LMDraft
 from decode.models.compatibility import load_tokenizer
 from distill.config import ObjectiveConfig
@@ -18,9 +21,10 @@ from distill.sequences import TextSequences, TrainSequence, record_sequences, te
 from tests.tiny import tiny_llama
 from tests.train.small_loop import Clock, one_text_a_row
 from tests.train.toy import model_config, text_data
-from train.batches import PADDING, PackedSource, StepReader
+from train.batches import PADDING, PackedSource, StepReader, readers_of
 from train.loss import DraftLoss
 from train.packing import Order, pack, share
+from train.served_target import ServedSequences
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +59,10 @@ def test_packing_changes_no_loss(records: Path) -> None:
     torch.testing.assert_close(sums[0], sums[1], rtol=1e-6, atol=1e-6)
 
 
-def test_reading_ahead_gives_the_batches_of_the_steps(text: PackedSource) -> None:
+@pytest.mark.parametrize("readers", [1, 4])
+def test_reading_ahead_gives_the_batches_of_the_steps(text: PackedSource, readers: int) -> None:
     order = Order(len(text.rows), 4, seed=3)
-    reader = StepReader(text, order, split=(1, 2, 1, 2))
+    reader = StepReader(text, order, split=(1, 2, 1, 2), readers=readers)
     for step, batches in enumerate(reader.steps(2, 5), start=2):
         wanted = text.batch(order.rows_of_step(step)[2:])
         assert torch.equal(batches[0].ids, wanted.ids)
@@ -71,9 +76,9 @@ class Told(TextSequences):
         """Where each text was placed."""
         return [(sequence.document, row, start) for sequence, row, start in items], shape, head
 
-    def features(self, items: Any, shape: Any, taps: Any) -> Any:
-        """The taps."""
-        return taps
+    def features(self, items: Any, shape: Any, layers: Any) -> Any:
+        """Which ones were asked for."""
+        return layers
 
 
 def told() -> Told:
@@ -118,6 +123,35 @@ def test_waiting_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reader.wait_s == 0.0
     assert len(list(reader.steps(0, 3))) == 3
     assert reader.wait_s == 3.0
+
+
+def test_slow_records_are_read_by_several_threads_and_none_too_far_ahead() -> None:
+    """Steps of 20 ms whose batches take 60 to read: four threads keep up with them, one does not."""
+    waited = {}
+    for readers in (1, 4):
+        packed, begun = one_text_a_row(), list[int]()
+
+        class Slow(StepReader):
+            def _read(self, step: int, begun: list[int] = begun) -> list[Batch]:
+                begun.append(step)
+                time.sleep(0.06)
+                return super()._read(step)
+
+        reader = Slow(packed, Order(8, 1, seed=0), split=(0, 1, 1, 1), readers=readers)
+        for step, _ in enumerate(reader.steps(0, 20)):
+            time.sleep(0.02)
+            assert max(begun) <= step + readers
+        assert sorted(begun) == list(range(20))
+        waited[readers] = reader.wait_s
+    assert waited[4] < waited[1] / 3
+
+
+def test_records_alone_are_read_by_several_threads(records: Path) -> None:
+    """A server is asked for one batch after another: p and hidden states of two at once got mixed."""
+    source = record_sequences(RecordFolder.open(records), "train", 32)
+    assert [readers_of(source, kind) for kind in ("cuda", "cpu")] == [4, 1]
+    assert readers_of(one_text_a_row().source, "cuda") == 1
+    assert readers_of(ServedSequences(one_text_a_row().source, SimpleNamespace()), "cuda") == 1  # type: ignore[arg-type]
 
 
 def test_a_rank_can_name_the_documents_of_another() -> None:

@@ -133,7 +133,7 @@ def test_a_rank_that_started_after_midnight_reads_the_texts_of_the_first(
     monkeypatch.setattr(stage, "open_inputs", opened)
     monkeypatch.setattr(stage, "_train", lambda cfg, inputs, *_: days.append(first_day(inputs)))
     stage.run(live(tmp_path))
-    assert days == ["2026-08-01", "2026-07-31", "31 Jul 2026"]
+    assert days == ["2026-07-31", "31 Jul 2026"]
 
 
 def first_day(inputs: Inputs) -> str:

@@ -6,7 +6,7 @@ import json
 import os
 import random
 import signal
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,16 @@ from torch import nn
 from torch.optim import AdamW
 
 from decode.common.errors import ConfigError, InputError
-from train.checkpoint import HIDDEN, Checkpoints, TrainState, adopt, find_checkpoint, read_state, without_aliases
+from train.checkpoint import (
+    HIDDEN,
+    Checkpoints,
+    TrainState,
+    adopt,
+    check_ranks,
+    find_checkpoint,
+    read_state,
+    without_aliases,
+)
 from train.metric_sums import Sums
 from train.metrics_log import MetricsLog
 
@@ -31,7 +40,7 @@ class OneProcess:
     num_processes = 1
 
     def __init__(self, fails: bool = False) -> None:
-        self.fails, self.loaded = fails, []
+        self.fails = fails
 
     def wait_for_everyone(self) -> None:
         """One process waits for nobody."""
@@ -42,7 +51,7 @@ class OneProcess:
             raise OSError("no space left on device")
 
     def load_state(self, folder: str) -> None:
-        self.loaded.append(folder)
+        """There is nothing to load into."""
 
 
 def save(checkpoints: Checkpoints, step: int, best: int, fails: bool = False) -> None:
@@ -127,6 +136,7 @@ def test_a_run_begins_with_nothing() -> None:
         "log_position": 0,
         "switched_at": None,
         "start": None,
+        "rows_per_step": None,
     }
 
 
@@ -177,14 +187,26 @@ def test_weights_moments_and_random_numbers_come_back(tmp_path: Path) -> None:
     assert [step(), step()] == [first, second]
 
 
-def test_another_number_of_processes_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    checkpoints.save(OneProcess(), STATE)  # type: ignore[arg-type]
-    two = OneProcess()
-    two.num_processes = 2
+def test_another_number_of_processes_goes_on_with_as_many_rows(tmp_path: Path) -> None:
+    where = tmp_path / "step_00000007"
+    Checkpoints(tmp_path, keep=1).save(OneProcess(), replace(STATE, rows_per_step=8))  # type: ignore[arg-type]
+    check_ranks(where, 2, 8, is_bound=False)
     with pytest.raises(ConfigError, match="was made by 1 processes, and now there are 2"):
-        checkpoints.restore(two, tmp_path / "step_00000007")  # type: ignore[arg-type]
-    assert two.loaded == []
+        check_ranks(where, 2, 8, is_bound=True)
+    with pytest.raises(ConfigError, match="by steps of 8 rows, and now a step has 16"):
+        check_ranks(where, 2, 16, is_bound=False)
+
+
+def test_a_checkpoint_that_does_not_tell_its_rows_goes_on_with_as_many_processes(tmp_path: Path) -> None:
+    Checkpoints(tmp_path / "checkpoints", keep=1).save(OneProcess(), STATE)  # type: ignore[arg-type]
+    run = {"schema": 1, "stage": "train", "started": "then", "config": {"batch_size": 8, "gradient_accumulation": 2}}
+    (tmp_path / "run.json").write_text(json.dumps(run))
+    where = tmp_path / "checkpoints" / "step_00000007"
+    check_ranks(where, 1, 16, is_bound=False)
+    with pytest.raises(ConfigError, match="by steps of 16 rows, and now a step has 8"):
+        check_ranks(where, 1, 8, is_bound=False)
+    with pytest.raises(ConfigError, match="was made by 1 processes, and now there are 2"):
+        check_ranks(where, 2, 16, is_bound=False)
 
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from decode.common.errors import ConfigError
 from decode.config import ModelConfig
 from decode.models import arithmetic
 from decode.models.load import load_model
+from distill.config import DataConfig
 from tests.tiny import tiny_llama
 from tests.train.toy import tiny_config
 from train import engine
@@ -37,7 +38,11 @@ TARGET, TEXT = Path("some/target"), {"name": "python_stdlib"}
         (None, {"data": TEXT}, "target.path is null"),
         (None, {"data": TEXT, "objective": {"name": "cross_entropy"}}, "tokens are undefined"),
         (None, {"records": "r", "objective": {"name": "cross_entropy"}}, "belong to a target"),
-        (TARGET, {"records": "r", "optimizer": "muon", "engine": {"name": "deepspeed_zero2"}}, "ZeRO flattens"),
+        (TARGET, {"records": "r", "optimizer": "muon", "engine": {"name": "deepspeed_zero2"}}, "which shards the"),
+        (TARGET, {"records": "r", "optimizer": "muon", "engine": {"name": "fsdp2"}}, "which shards the matrices"),
+        (TARGET, {"data": TEXT, "target_source": "served"}, "name none. Set both"),
+        (TARGET, {"records": "r", "servers": {"urls": ["http://x/v1"]}}, "target_source=records asks for none"),
+        (None, {"data": TEXT, "target_source": "served", "servers": {"urls": ["u"], "states_folder": "s"}}, "is null"),
         (TARGET, {"records": "r", "draft": {"lora": {"rank": 4}}}, "would stay random"),
         (TARGET, {"records": "r", "draft": {"width": 18, "heads": 4}}, "does not divide"),
         (TARGET, {"records": "r", "draft": {"width": 20, "heads": 4}}, "width=20 does not divide into 4 even heads"),
@@ -137,6 +142,14 @@ class Halves(TorchDispatchMode):
         if isinstance(made, torch.Tensor) and made.dtype == torch.bfloat16:
             self.seen.append(str(func))
         return made
+
+
+@pytest.mark.parametrize("changes", [{"device_map": "auto"}, {"quantization": "int8"}])
+def test_a_live_target_is_sharded_as_it_is(changes: dict[str, Any]) -> None:
+    target, engine = ModelConfig(path="t", **changes), EngineConfig("fsdp2")
+    with pytest.raises(ConfigError, match="engine=fsdp2 shards a live target as it is"):
+        TrainConfig("x", target, engine=engine, data=DataConfig(), target_source="live")
+    TrainConfig("x", target, engine=engine, records="r")
 
 
 @pytest.mark.usefixtures("emulating")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from decode.models.load import describe_model, load_model
 from decode.stage import run as decode
 from distill.engines.vllm_support import check_draft
 from tests.bad_configurations import good_commands
-from tests.commands import main_of
+from tests.commands import ROOT, main_of
 from tests.decode.test_gguf import FAULTS
 from tests.gguf_files import CHATML, write_gguf
 from tests.tiny import tiny_llama, tiny_tokenizer
@@ -129,7 +130,7 @@ def test_llamacpp_takes_the_file_as_it_is_and_other_engines_want_a_folder(
     for other in ("vllm serve", "sglang", "trtllm", "from_pretrained"):
         assert other not in card
     for form in ("vllm", "sglang", "trtllm", "transformers"):
-        with pytest.raises(InputError, match=r"is a GGUF file, .*give target\.path the folder"):
+        with pytest.raises(InputError, match=r"is a GGUF file, .*give target\.path=FOLDER"):
             exported(lm, tmp_path / form, form)  # type: ignore[arg-type]
         assert not (tmp_path / form).exists()
     load_model(ModelConfig(path=str(target))).save_pretrained(tmp_path / "folder")
@@ -138,12 +139,31 @@ def test_llamacpp_takes_the_file_as_it_is_and_other_engines_want_a_folder(
     assert f"vllm serve {tmp_path / 'folder'}" in card
 
 
-def test_a_head_for_a_file_is_exported_for_no_engine(tmp_path: Path, target: Path, records: Path) -> None:
+def test_a_head_for_a_file_fits_the_folder_of_the_same_weights(tmp_path: Path, target: Path, records: Path) -> None:
+    """In one file or in several, and no folder of other weights."""
     draft = trained(head_config(tmp_path / "run", target, "medusa", records=str(records), **BRIEF))
     for form in ("vllm", "all"):
-        with pytest.raises(InputError, match=r"is a GGUF file, .*train it on that folder"):
+        with pytest.raises(InputError, match=r"is a GGUF file, .*unpack_gguf\.py"):
             exported(draft, tmp_path / "out", form)  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
+    unpack = runpy.run_path(str(ROOT / "scripts/unpack_gguf.py"))["unpack"]
+    unpack(str(target), tmp_path / "folder")
+    unpacked = load_model(ModelConfig(path=str(tmp_path / "folder")))
+    unpacked.save_pretrained(tmp_path / "shards", max_shard_size="40KB")
+    load_tokenizer(ModelConfig(path=str(target))).save_pretrained(tmp_path / "shards")
+    assert len([*(tmp_path / "shards").glob("*.safetensors")]) > 1
+    for name in ("folder", "shards"):
+        exported(draft, tmp_path / f"of_{name}", "vllm", tmp_path / name)
+    texts = []
+    for model in (unpacked, load_model(ModelConfig(path=str(target)))):
+        out = generate(model, load_drafter(draft, target=model), IDS, max_new_tokens=8, seed=3)
+        texts.append((out.sequences.tolist(), out.stats.tau))
+    assert texts[0] == texts[1]
+    unpack(str(gguf(tmp_path / "other.gguf", seed=8)), tmp_path / "other")
+    with pytest.raises(InputError, match="was trained on the hidden states of"):
+        exported(draft, tmp_path / "of_other", "vllm", tmp_path / "other")
+    with pytest.raises(InputError, match="exists already"):
+        unpack(str(target), tmp_path / "other")
 
 
 def test_the_card_of_a_training_loads_the_file_as_a_file(target: Path, lm: Path) -> None:

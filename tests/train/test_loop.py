@@ -114,6 +114,9 @@ class Zero:
     def reduce(self, tensor: torch.Tensor, how: str) -> torch.Tensor:
         return tensor
 
+    def autocast(self) -> nullcontext:
+        return nullcontext()
+
     def accumulate(self, module: nn.Module) -> nullcontext:
         return nullcontext()
 

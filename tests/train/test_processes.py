@@ -22,7 +22,17 @@ from torch.multiprocessing.spawn import spawn
 from decode.common.run_folder import SLOWEST_RANK
 from distill.records.record_folder import RecordFolder
 from tests.train.kills import Kill, differences, finish, random_kills, run_with_kills
-from tests.train.toy import ROOT, command, head_config, head_settings, metrics, save_target, tiny_config, tiny_settings
+from tests.train.toy import (
+    ROOT,
+    command,
+    data_settings,
+    head_config,
+    head_settings,
+    metrics,
+    save_target,
+    tiny_config,
+    tiny_settings,
+)
 from train import checkpoint
 from train.engine import _free_port, build_accelerator
 from train.stage import run
@@ -31,10 +41,11 @@ RANKS = 2
 LAUNCHER = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(RANKS))
 
 
-def launch(arguments: list[str]) -> None:
+def launch(arguments: list[str], dies_at: int | None = None) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment |= {} if dies_at is None else {"DIE_AT": str(dies_at)}
     done = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert (done.returncode == 0) == (dies_at is None), done.stderr[-4000:]
 
 
 def on_two_ranks(folder: Path, target: Path, records: Path, engine: str, **changes: Any) -> dict[str, Any]:
@@ -43,7 +54,7 @@ def on_two_ranks(folder: Path, target: Path, records: Path, engine: str, **chang
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize("engine", ["ddp", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"])
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"])
 def test_two_ranks_train_as_one_would(tmp_path: Path, target: Path, records: Path, engine: str) -> None:
     run(tiny_config(tmp_path / "one", target, records=str(records), batch_size=2))
     settings = on_two_ranks(tmp_path / "two", target, records, engine)
@@ -58,7 +69,7 @@ def test_two_ranks_train_as_one_would(tmp_path: Path, target: Path, records: Pat
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize("engine", ["ddp", "deepspeed_zero2", "deepspeed_zero3"])
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "deepspeed_zero2", "deepspeed_zero3"])
 def test_two_ranks_train_a_head_as_one_would(tmp_path: Path, target: Path, feature_records: Path, engine: str) -> None:
     """To tolerance: each rank takes the mean over its own slots, of which the ends of documents have fewer."""
     head = {"objective": {"credit": "decay"}, "head": {"vocab": 250}, "lr": 3e-3}  # at 1e-2 six steps part by 1.5 %
@@ -87,12 +98,66 @@ def test_deepspeed_resumes_its_sharded_state(tmp_path: Path, target: Path, recor
 
 
 @pytest.mark.engines
-def test_mixed_precision_and_a_live_target_work_under_zero_3(tmp_path: Path, target: Path, records: Path) -> None:
-    settings = on_two_ranks(tmp_path / "out", target, records, "deepspeed_zero3", target_source="live")
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_other_numbers_of_processes_go_on_after_a_kill(
+    tmp_path: Path, target: Path, records: Path, engine: str
+) -> None:
+    """Two, then one, then two again: the steps of one process that nothing has stopped."""
+    changes: dict[str, Any] = {"steps": 7, "checkpoint_every": 3, "validate_every": 2, "log_every": 1}
+    run(tiny_config(tmp_path / "whole", target, records=str(records), batch_size=2, **changes))
+    settings = on_two_ranks(tmp_path / "parts", target, records, engine, resume="auto", **changes)
+    launch(command(settings, LAUNCHER, "tests.train.probe"), dies_at=4)
+    alone = (sys.executable,) if engine == "ddp" else (*LAUNCHER[:-1], "1")  # where nothing wraps the draft
+    launch(command(settings | {"gradient_accumulation": 2}, alone, "tests.train.probe"), dies_at=6)
+    launch(command(settings, LAUNCHER, "tests.train.probe"))
+    ours, theirs = metrics(tmp_path / "whole"), metrics(tmp_path / "parts")
+    assert [(line["kind"], line["step"]) for line in ours] == [(line["kind"], line["step"]) for line in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+    _check_same_weights(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.engines
+def test_a_spread_target_calibrates_a_head_that_foresees(tmp_path: Path, target: Path, corpus: Path) -> None:
+    """Rank 0 judges the kept weights, and every rank has a part of the target that it does so by."""
+    changes: dict[str, Any] = {"data": data_settings(corpus), "batch_size": 1, "validation_rows": 24, "steps": 3}
+    run(head_config(tmp_path / "one", target, "dspark", **changes | {"batch_size": 2}))
+    settings = head_settings(tmp_path / "two", target, "dspark", engine={"name": "fsdp2"}, **changes)
+    launch(command(settings, LAUNCHER))
+    one, two = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two"))
+    assert 0 < two["confidence_rounds"] < one["confidence_rounds"]  # of its own rows
+    assert one["alpha"] == pytest.approx(two["alpha"], rel=1e-2)
+    of_target = [
+        json.loads((tmp_path / name / "model/draftsmith.json").read_text())["target"] for name in ("one", "two")
+    ]
+    assert of_target[0]["weights"] == of_target[1]["weights"] is not None
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("engine", ["deepspeed_zero3", "fsdp2"])
+def test_mixed_precision_and_a_live_target_work_where_weights_are_sharded(
+    tmp_path: Path, target: Path, records: Path, engine: str
+) -> None:
+    settings = on_two_ranks(tmp_path / "out", target, records, engine, target_source="live")
     settings["engine"]["precision"] = "bf16"
     settings["objective"]["name"] = "jsd"
     launch(command(settings, LAUNCHER))
     assert metrics(tmp_path / "out", "validation")[-1]["alpha"] > 0.5
+
+
+@pytest.mark.engines
+def test_two_nodes_train_as_one_would(tmp_path: Path, target: Path, records: Path) -> None:
+    """Each with a launcher of its own."""
+    run(tiny_config(tmp_path / "one", target, records=str(records), batch_size=2))
+    settings = on_two_ranks(tmp_path / "two", target, records, "ddp")
+    meeting = ("--master_addr", "127.0.0.1", "--master_port", str(_free_port()))
+    launchers = [(*LAUNCHER[:-1], "1", "--nnodes", "2", "--node_rank", str(node), *meeting) for node in range(2)]
+    nodes = [start(command(settings, launcher)) for launcher in launchers]
+    for node in nodes:
+        said = node.communicate(timeout=PATIENCE_S)[1]
+        assert node.returncode == 0, said
+    for ours, theirs in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
 
 
 def _check_shares(folder: Path, engine: str) -> None:

@@ -166,12 +166,12 @@ SHARED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", ["eagle3", "mtp", "dspark", "hydra", "medusa"])
+@pytest.mark.parametrize("family", ["eagle3", "mtp", "peagle", "dspark", "hydra", "medusa"])
 def test_a_head_is_made_like_its_target(family: str) -> None:
     config = asdict(head(family).config)
     assert {name: config[name] for name in SHARED} == SHARED
     assert config["family"] == family
-    assert config["taps"] == {"eagle3": (0, 1, -1), "dspark": (0, 1)}.get(family, (-1,))
+    assert config["taps"] == {"eagle3": (0, 1, -1), "peagle": (0, 1, -1), "dspark": (0, 1)}.get(family, (-1,))
 
 
 def test_a_head_has_the_sizes_asked_for() -> None:
@@ -210,7 +210,7 @@ def test_a_head_size_that_the_target_does_not_name_is_its_share_of_the_width() -
 def test_targets_of_other_types_tell_a_head_its_sizes(name: str) -> None:
     """GPT-J and DBRX name no width of their MLPs; Qwen 3 and Gemma 3 norm queries and keys, as MTP layers then do."""
     target = described(random_config(name))
-    for family in ("eagle3", "mtp", "medusa", "dspark", "hydra"):
+    for family in ("eagle3", "mtp", "peagle", "medusa", "dspark", "hydra"):
         config = head(family, target).config
         assert (config.hidden_size, config.heads * config.head_dim) == (32, 32)
     assert asdict(head("mtp", target).config)["qk_norm"] == (name in ("qwen3_moe", "gemma3"))

@@ -92,6 +92,7 @@ def tiny_config(output_dir: Path, target: Path | None, **changes: Any) -> TrainC
 OPTIONS = {"engine": ("name", "single"), "draft": ("family", "lm")}
 HEADS: dict[str, dict[str, Any]] = {
     "eagle3": {"head": {"depth": 3, "taps": [0, 1, -1]}},
+    "peagle": {"layers": 2, "head": {"depth": 3, "taps": [0, 1, -1]}},
     "exit_adapter": {"head": {"taps": [1]}},
     "dspark": {"layers": 1, "head": {"depth": 3, "taps": [0, 1], "anchors": 32, "markov_rank": 8}},
 }

@@ -93,6 +93,7 @@ def _masks(subject: Subject) -> dict[str, int]:
     fields = subject.folder.fields
     nested = {f"{name}.": fields.get(name) or {} for name in ("dflash_config", "dspark_config")}
     found = {f"{where}{MASK_ID}": one.get(MASK_ID) for where, one in {**nested, "": fields}.items()}
+    found |= {name: fields.get(name) for name in ("pard_token", "ptd_token_id")}  # P-EAGLE's, in vLLM
     return {name: token for name, token in found.items() if token is not None}
 
 

@@ -9,7 +9,7 @@ from train.check import blocks, likeness, names, states, values, vocabulary
 from train.check.keys import guessed
 from train.check.subject import Finding, Subject
 
-HEADS = frozenset(("eagle3", "medusa", "dflash", "dspark"))
+HEADS = frozenset(("eagle3", "peagle", "medusa", "dflash", "dspark"))
 RECURSIVE_OR_BLOCKS = HEADS - {"medusa"}
 BLOCKS = frozenset(("dflash", "dspark"))
 DRAFTS = HEADS | {"lm"}
@@ -38,7 +38,7 @@ CHECKS = (
     Check("vocabulary", "as many tokens as the target has", vocabulary.sizes, EVERY),
     Check("head", "a reduced vocabulary has an output head of its own", vocabulary.reduced_head),
     Check("tokens", "draft ids stand for ascending tokens, ends of text among them", vocabulary.tokens),
-    Check("mask", "the row of the mask is there", blocks.mask, BLOCKS),
+    Check("mask", "the row of the mask is there", blocks.mask, BLOCKS | {"peagle"}),
     Check("keys", "no key is left to an engine's guess, and the layout is the method's", guessed, DRAFTS),
     Check("rope", "rotary positions are said once, or twice alike; a head's are the target's", likeness.rope,
           RECURSIVE_OR_BLOCKS | {"lm"}),

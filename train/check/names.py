@@ -56,7 +56,7 @@ def _against(subject: Subject, engine: Engine) -> Iterator[Finding]:
             "Name them as the engine does, or take them out",
         )
     for theirs, own in found.items():
-        if theirs in wanted and stored[own].shape != wanted[theirs].shape:
+        if theirs in wanted and not wanted[theirs].takes(tuple(stored[own].shape)):
             yield Finding(
                 f"{own} has the shape {stored[own].shape}, and config.json calls for {wanted[theirs].shape}",
                 f"{engine.title} refuses to load the folder, or makes room for another head",

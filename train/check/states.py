@@ -11,12 +11,17 @@ from train.check.subject import Finding, Subject
 
 WANTED = {
     "eagle3": (eagle3.AT_TOP, eagle3.NESTED),
+    "peagle": (eagle3.AT_TOP, eagle3.NESTED),
     "dflash": (blocks.NESTED,),
     "dspark": (blocks.AT_TOP,),
 }
+_USUAL = (
+    "each engine has a rule of its own for what is not listed: (2, L // 2, L - 3) of L layers, the other list as it "
+    "stands, or the other list plus one"
+)
 GUESS = {
-    "eagle3": "each engine has a rule of its own for what is not listed: (2, L // 2, L - 3) of L layers, the other "
-    "list as it stands, or the other list plus one",
+    "eagle3": _USUAL,
+    "peagle": _USUAL,
     "dflash": "the engine refuses the folder, or spreads as many states as fc has room for over the layers",
     "dspark": "the engine refuses the folder, or spreads as many states as fc has room for over the layers",
 }
@@ -51,7 +56,7 @@ def states(subject: Subject) -> Iterator[Finding]:
 def _absent(subject: Subject, found: dict[str, tuple[int, ...]]) -> Iterator[Finding]:
     wanted = WANTED[subject.form]
     if subject.folder.is_speculators:
-        wanted = wanted[:1] if subject.form == "eagle3" else (blocks.SPECULATORS,)
+        wanted = wanted[:1] if subject.form in ("eagle3", "peagle") else (blocks.SPECULATORS,)
     if subject.form == "dspark" and not subject.folder.is_speculators and found:
         wanted = ()  # read wherever it stands
     for name in wanted:

@@ -12,6 +12,7 @@ from torch import Tensor
 from decode.common.errors import InputError
 from decode.formats.base import Spec
 from decode.formats.form import word_of
+from decode.formats.peagle import HIDDEN
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
 from decode.models.small import load_ends
@@ -124,7 +125,7 @@ class Subject:
 def form_of(folder: ServedFolder) -> str:
     """What engines take the folder for; InputError where none would know."""
     fields = folder.written
-    named = word_of(fields)
+    named = "peagle" if HIDDEN in folder.stored else word_of(fields)  # engines' word for it is eagle3
     if named is not None:
         return named
     if fields.get("draft_vocab_size") and fields.get("num_hidden_layers") == 1:  # so TensorRT-LLM and llama.cpp see it

@@ -30,9 +30,18 @@ class TrainableDraft(ABC):
         tables = [child for child in self.module.modules() if isinstance(child, nn.Embedding)]
         return [weight for table in tables for weight in table.parameters()]
 
+    def blocks(self) -> list[nn.Module]:
+        """Parts with most of the weights, each entered by its own forward alone, so that an engine that shards may
+        gather them one by one; of what has none it gathers all at once."""
+        return []
+
     def calibrate(self, validation: Iterable[Batch], chunk_rows: int) -> dict[str, float]:
         """Fit what is fitted after training, on teacher-forced batches with p; what was measured of it, by name."""
         return {}
+
+    @abstractmethod
+    def recompute(self) -> None:
+        """Have its layers make their activations again in the backward pass."""
 
     @abstractmethod
     def export(self, folder: Path, export: Export) -> None:

@@ -36,7 +36,33 @@ class AdapterConfig:
         require(self.rank == 0 or bool(self.targets), "targets is empty, so adapters would be put nowhere; name layers")
 
 
-Family = Literal["lm", "medusa", "hydra", "eagle3", "mtp", "dspark", "exit_adapter"]
+@dataclass
+class ParallelConfig:
+    """A draft model that drafts several tokens in one pass (PARD)."""
+
+    tokens: int = 0
+    """Tokens of a pass; 0 drafts them one by one."""
+    mask_token: int | None = None
+    """Id of the token that stands where tokens are to be drafted; None is a row that no token has, else the one that
+    begins texts."""
+    anchors: int | None = None
+    """Places of a row behind which masks are trained; None is one for every 4 tokens of it."""
+
+    def __post_init__(self) -> None:
+        require_at_least(0, self, "parallel.", "tokens", "mask_token")
+        require_at_least(1, self, "parallel.", "anchors")
+        require(
+            self.tokens != 1,
+            "parallel.tokens=1 is a pass for each token, which is what parallel.tokens=0 does. Use 2 or more, or 0",
+        )
+        require(
+            self.tokens > 0 or (self.mask_token, self.anchors) == (None, None),
+            f"parallel.tokens=0 puts no masks, where parallel.mask_token={self.mask_token} and parallel.anchors="
+            f"{self.anchors} say how. Set parallel.tokens, or leave them out",
+        )
+
+
+Family = Literal["lm", "medusa", "hydra", "eagle3", "mtp", "peagle", "dspark", "exit_adapter"]
 OF_A_ROUND = tuple(name for name in get_args(Family) if name not in ("lm", "exit_adapter"))
 """Heads with passes of their own."""
 OWNERS = {
@@ -48,10 +74,10 @@ OWNERS = {
     "confidence": ("dspark",),
     "anchors": ("dspark",),
     "layout": ("dspark",),
-    "mask_token": ("dspark",),
+    "mask_token": ("dspark", "peagle"),
     "init_own": ("mtp",),
-    "fc_norm": ("eagle3",),
-    "norm_before_fc": ("eagle3",),
+    "fc_norm": ("eagle3", "peagle"),
+    "norm_before_fc": ("eagle3", "peagle"),
     "norm_output": ("eagle3",),
 }
 """Settings of a head that some families alone heed."""
@@ -62,8 +88,8 @@ class HeadSettings:
     """What heads have over a draft model: they read the target's hidden states (every family but lm)."""
 
     depth: int = 4
-    """Draft tokens of a round: Medusa's and Hydra's heads, the steps of EAGLE-3 and MTP, what a block of DSpark drafts
-    in either layout."""
+    """Draft tokens of a round: Medusa's and Hydra's heads, the steps of EAGLE-3 and MTP, what a pass of P-EAGLE or
+    a block of DSpark, in either layout, drafts."""
     taps: list[int] | None = None
     """Hidden states that are read: 0 the embeddings, i the output of layer i - 1, -1 the final one; None is the
     family's own choice."""
@@ -84,15 +110,16 @@ class HeadSettings:
     fill_in one of depth + 1 whose masks stand where their tokens will, as engines run DFlash. None is fill_in for
     markov_rank=0, else anchor."""
     mask_token: int | None = None
-    """dspark: id of a token whose row of the target's embedding, which stays as it is, is the mask of a block, for
-    engines that take no other; None is a vector that is learned."""
+    """dspark, peagle: id of a token whose row of the target's embedding, which stays as it is, is the mask, for engines
+    that take no other; None is a vector that is learned, of peagle a row that no token has or the token that begins
+    texts, where that is not all zeros."""
     init_own: bool = False
     """mtp: start from the prediction layers that the target's own checkpoint holds."""
     fc_norm: bool | None = None
-    """eagle3: normalise each of the target's hidden states before they are put together (EAGLE-3.1); None is true
-    unless norm_before_fc."""
+    """eagle3, peagle: normalise each of the target's hidden states before they are put together (EAGLE-3.1); None is
+    true unless norm_before_fc."""
     norm_before_fc: bool = False
-    """eagle3: normalise them together, as one vector, instead."""
+    """eagle3, peagle: normalise them together, as one vector, instead."""
     norm_output: bool | None = None
     """eagle3: feed back what the output head reads, the state behind the last norm (EAGLE-3.1); None is true."""
 
@@ -118,7 +145,7 @@ class DraftConfig:
     revision: str | None = None
     """Hub revision of `init_from`."""
     layers: int = 1
-    """Transformer layers of lm and dspark."""
+    """Transformer layers of lm, dspark and peagle."""
     width: int | None = None
     """Hidden size d of lm, None is half of its target's, or 256 without one; a head is as wide as its target."""
     heads: int | None = None
@@ -141,6 +168,8 @@ class DraftConfig:
     """Low-rank adapters of lm; off by default."""
     pruning: PruningConfig = field(default_factory=PruningConfig)
     """Parts of lm's `init_from` that are left out before training; nothing by default."""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """Several tokens of lm in one pass; off by default."""
     head: HeadSettings = field(default_factory=HeadSettings)
     """What heads have, every family but lm."""
 
@@ -231,6 +260,11 @@ class DraftConfig:
             "as wide as that. Leave draft.width out",
         )
         require(self.lora.rank == 0, f"lora.rank={self.lora.rank} is for family lm; {self.family} is trained whole")
+        require(
+            self.parallel.tokens == 0,
+            f"parallel.tokens={self.parallel.tokens} is for family lm, and draft.family={self.family}; of heads peagle "
+            "and dspark draft in one pass. Leave draft.parallel out, or use one of those families",
+        )
         default = HeadSettings()
         for name, owners in OWNERS.items():
             value = getattr(self.head, name)
@@ -248,7 +282,7 @@ class DraftConfig:
             "draft.head.taps=[2], say, and measure others beside it with mode=drafters",
         )
         require(
-            self.layers == 1 or self.family == "dspark",
+            self.layers == 1 or self.family in ("dspark", "peagle"),
             f"layers={self.layers}, and draft.family={self.family} is of one layer; leave draft.layers out",
         )
         require(

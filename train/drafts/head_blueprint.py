@@ -56,6 +56,9 @@ class TrainableHead(TrainableDraft):
         head.config, measured = calibrated(cast(DSparkDraft, head), validation, chunk_rows)
         return measured
 
+    def recompute(self) -> None:
+        self.head.recomputes = True
+
     def export(self, folder: Path, export: Export) -> None:
         export_head(self.head, folder, export)
 
@@ -125,8 +128,8 @@ class HeadBlueprint(Blueprint):
             saved = head_in(self.source, ends, self.target).float()
             saved.config = self.config  # where a setting of which no weight is made took the place of its own
             return TrainableHead(saved)
-        self.config.refuse_ends(ends, self.target.path)
-        head = HEADS[self.config.family][1](self.config, ends, self.vocab)
+        config = self.config.between(ends, self.target.path)
+        head = HEADS[config.family][1](config, ends, self.vocab)
         if self.own is not None:
             head.load_state_dict(self.own | ({} if self.vocab is None else {"vocab": self.vocab}))
         return TrainableHead(head)
@@ -231,7 +234,7 @@ def _saved(cfg: TrainConfig, target: ModelDescription) -> HeadBlueprint:
         f"draft.init_from={draft.init_from} is of family {family}, and draft.family={draft.family}; use draft={family}",
     )
     config = config_in(folder, target)
-    if published_form(folder) and config.is_recursive:
+    if published_form(folder) and (config.is_recursive or config.family == "peagle"):
         config = replace(config, depth=draft.head.depth)  # of which nothing is made, and few folders tell it
     asked, default = _asked(draft), _asked(DraftConfig(family=draft.family))
     saved = vars(config) | {"taps": list(config.taps), "vocab": config.draft_vocab_size}

@@ -6,21 +6,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from decode.common.extras import extra, require_installed
+from decode.common.typed_config import require
 from decode.config import ModelConfig
 from decode.drafters.base import Batch
 from decode.drafters.lm import LMDraft
+from decode.drafters.pard import Masks, PardDraft, lm_draft, masks_in, set_masks
 from decode.forward.window import Window, own_window, set_window
 from decode.models.compatibility import longest_context
 from decode.models.load import ModelDescription, describe_model
+from decode.models.mask_token import usual_mask
 from decode.models.output_head import Ends
 from decode.models.padded_rows import with_rows
 from decode.models.same_tokens import check_same_tokens, tokens_padded_otherwise
+from decode.models.structure import layers_of
 from decode.models.weight_counts import WeightCounts, count_weights, empty_model
 from train.config import TrainConfig
 from train.drafts.attention_window import asked_window
@@ -47,9 +51,20 @@ class TrainableLM(TrainableDraft):
         head = self.model.get_output_embeddings()
         return [*super().token_tables(), *([] if head is None else head.parameters())]
 
+    def blocks(self) -> list[nn.Module]:
+        return layers_of(self.model)
+
     def calibrate(self, validation: Iterable[Batch], chunk_rows: int) -> dict[str, float]:
         """Nothing is fitted; the zeros that a pruned one holds are counted."""
         return {"zero_share": zero_share(self.model)} if has_zeros(self.model) else {}
+
+    def recompute(self) -> None:
+        require(
+            self.model.supports_gradient_checkpointing,
+            f"engine.recompute=true makes the activations of layers again, and transformers cannot for "
+            f"{type(self.model).__name__}. Leave it out",
+        )
+        self.model.gradient_checkpointing_enable({"use_reentrant": False})
 
     def export(self, folder: Path, export: Export) -> None:
         """A transformers folder; adapters are kept beside it in peft's format, and merged in it. Zeros are plain
@@ -91,7 +106,13 @@ class LMBlueprint(Blueprint):
 
     @property
     def weights_per_token(self) -> int:
-        return self.counts.per_token
+        return -(-self.counts.per_token // (self.depth or 1))
+
+    @property
+    def depth(self) -> int | None:
+        """Of one that drafts them in one pass."""
+        masks = masks_in(self.config)
+        return None if masks is None else masks.depth
 
     @property
     def made_from(self) -> str | None:
@@ -116,19 +137,30 @@ class LMBlueprint(Blueprint):
         """With adapters or pruned where that is asked for; it has ends of its own."""
         source, lora, pruning = self.draft.init_from, self.draft.lora, self.draft.pruning
         if source is None:
-            return TrainableLM(LMDraft.from_config(self.config))
+            return TrainableLM(self._drafting(LMDraft.from_config(self.config).model))
         module = LMDraft.from_pretrained(source, "float32", self.draft.revision, role="draft.init_from")
         if self.tokens is not None:
             with_rows(module.model, self.config.get_text_config().vocab_size, self.tokens)
         if self.attends is not None:  # the setting's, in place of the saved one
             set_window(module.model.config, self.attends)
+        model = module.model
         if lora.rank:
-            return TrainableLM(module, with_adapters(module.model, lora))
+            return TrainableLM(self._drafting(model), with_adapters(model, lora))
         if pruning.is_structured:
-            module = LMDraft(without_parts(module.model, self.config))
+            model = without_parts(model, self.config)
         if pruning.sparsity is not None:
-            put_zeros(module.model, pruning)
-        return TrainableLM(module)
+            put_zeros(model, pruning)
+        return TrainableLM(self._drafting(model))
+
+    def _drafting(self, model: PreTrainedModel) -> LMDraft:
+        """The draft of this model, one by one or in one pass as the configuration says."""
+        masks = masks_in(self.config)
+        if masks is not None:
+            set_masks(model.config, masks)
+        draft = lm_draft(model)
+        if isinstance(draft, PardDraft):
+            draft.anchors = self.draft.parallel.anchors
+        return draft
 
 
 def with_adapters(model: PreTrainedModel, lora: AdapterConfig) -> PeftModel:
@@ -162,6 +194,7 @@ def lm_blueprint(
             tokens = tokens_padded_otherwise(target, pretrained)
             pretrained.config.get_text_config().vocab_size = target.vocab_size
         _set_window(cfg, pretrained.config)
+        _set_masks(cfg, pretrained.config, target)
         if not draft.pruning.is_asked:
             return LMBlueprint(draft, pretrained.config, tokens=tokens)
         pruned = pruned_config(pretrained.config, draft.pruning, draft.init_from)
@@ -182,6 +215,7 @@ def lm_blueprint(
         **tokens,
     )
     _set_window(cfg, config)
+    _set_masks(cfg, config, target)
     return LMBlueprint(draft, config)
 
 
@@ -189,6 +223,34 @@ def _set_window(cfg: TrainConfig, config: PretrainedConfig) -> None:
     window = asked_window(cfg, longest_context(config) or 1 << 30)
     if window is not None:
         set_window(config, window)
+
+
+def _set_masks(cfg: TrainConfig, config: PretrainedConfig, target: ModelDescription | None) -> None:
+    """As asked; what `init_from` has of them stays where nothing is."""
+    asked, own = cfg.draft.parallel, masks_in(config, cfg.draft.init_from or "")
+    if asked.tokens:
+        token = asked.mask_token
+        if token is None:
+            token = own.token if own is not None else None if target is None else usual_mask(target)
+        require(
+            token is not None and token < config.get_text_config().vocab_size,
+            f"draft.parallel.mask_token={token} is to stand where tokens are drafted, and the draft has the tokens 0 "
+            f"to {config.get_text_config().vocab_size - 1}. Give the id of one that no text holds",
+        )
+        own = Masks(cast(int, token), asked.tokens)
+        set_masks(config, own)
+    if own is None:
+        return
+    require(
+        own.depth is not None,
+        f"draft.init_from={cfg.draft.init_from} drafts in one pass, and does not say how many tokens. Give "
+        "draft.parallel.tokens",
+    )
+    require(
+        cfg.sequence_length >= cast(int, own.depth) + 2,
+        f"sequence_length={cfg.sequence_length} has no room for a token and the {own.depth} that a pass drafts behind "
+        "it. Use a longer sequence_length, or a smaller draft.parallel.tokens",
+    )
 
 
 def _target_tokens(target: ModelDescription) -> dict[str, Any]:

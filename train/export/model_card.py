@@ -90,7 +90,8 @@ def _pruning(facts: dict[str, Any], made_from: str | None) -> list[str]:
 
 def _origin(cfg: TrainConfig, facts: dict[str, Any]) -> list[str]:
     source = f"records {code(cfg.records)}" if cfg.records else f"text {code(cfg.data.name if cfg.data else '')}"
-    p = "" if cfg.target.path is None else f", p from {'the live target' if cfg.target_source == 'live' else 'records'}"
+    made_by = {"records": "records", "live": "the live target", "served": "servers of the target"}
+    p = "" if cfg.target.path is None else f", p from {made_by[cfg.target_source]}"
     return [
         "## Training",
         "",

@@ -92,10 +92,10 @@ def _refuses_gguf(source: Source, how: Loads) -> str | None:
     """Why the target's file would not do; None where the target is a folder, or the engine takes the file."""
     if how.takes_gguf or not source.is_for_gguf:
         return None
-    instead = "give target.path the folder of the same model in that format"
-    if source.head_config is not None:
-        instead = "a head fits the very weights that it was trained on: train it on that folder"
-    return f"{source.target.path} is a GGUF file, and a target in transformers format is wanted there; {instead}"
+    return (
+        f"{source.target.path} is a GGUF file, and a target in transformers format is wanted there. Write it as one, "
+        f"python scripts/unpack_gguf.py {source.target.path} FOLDER, and give target.path=FOLDER"
+    )
 
 
 def _refuses_window(source: Source, engine: Engine) -> str | None:
@@ -161,7 +161,16 @@ def command(source: Source, engine: Engine, folder: Path, model_impl: str) -> st
     assert how is not None
     k = source.num_draft_tokens
     return how.launch(
-        Launch(source.target.path, folder, k, model_impl, source.taps, source.is_calibrated, source.is_reduced)
+        Launch(
+            source.target.path,
+            folder,
+            k,
+            model_impl,
+            source.taps,
+            source.is_calibrated,
+            source.is_reduced,
+            source.is_parallel,
+        )
     )
 
 

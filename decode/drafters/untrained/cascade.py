@@ -17,12 +17,12 @@ from decode.autotune.budget import REHEARSED
 from decode.drafters.base import Context, Drafter
 from decode.drafters.drafting import Processed, draft_noise, draw, pending_tokens
 from decode.drafters.lm import LMDraft
-from decode.drafters.lm_steps import LMSteps, PassByPass
+from decode.drafters.lm_steps import LMSteps, PassByPass, of_tokens
 from decode.drafters.untrained.member import Member
 from decode.forward.target import CachedModel
 from decode.sampling.warp import warp
 from decode.trees.tree import Tree, chain_parents
-from decode.trees.tree_plans import chain
+from decode.trees.tree_plans import Shape, chain
 
 READ = 2
 """Committed tokens that the first pass reads: in a chain the last draft token may be unread (`drafters.lm`)."""
@@ -41,10 +41,9 @@ class CascadeDrafter(Drafter):
         self._member: Member | None = None
         self._guesses = self._guessed = False
 
-    @property
-    def ways(self) -> int:
+    def ways(self, shape: Shape) -> int:
         """Rounds with a guess, of each of the helper's kinds, and rounds without: a warm-up takes them in turn."""
-        return 2 * self.helper.ways
+        return 2 * self.helper.ways(shape)
 
     @property
     def runner(self) -> CachedModel:
@@ -99,7 +98,8 @@ class Guessed:
 
     def first(self) -> Tensor:
         """(B, 1, V) at pending, and the pass that makes all others."""
-        self._logits = self._alone.of_tokens(self._passes.chain(self._seen, -READ)[:, READ - 1 :])
+        logits = self._passes.chain(self._seen, -READ)[:, READ - 1 :]
+        self._logits = of_tokens(logits, self._alone.tokens)
         self.num_passes += 1
         return self._logits[:, :1]
 

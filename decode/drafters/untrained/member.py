@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from decode.drafters.base import Context, Drafter
@@ -34,11 +34,24 @@ class Member:
         """As the drafter does, of rows of `lengths` committed tokens; None where it has nothing to draft."""
         rows = range(len(lengths)) if context.running is None else context.running
         behind = max((lengths[row] - self._read[row] for row in rows), default=0)
-        known = getattr(getattr(self.drafter, "runner", None), "unread", 0)  # that it reads without being told
-        prepared = self.drafter.prepare(replace(context, plain_rounds=max(0, behind - known)))
+        runner = getattr(self.drafter, "runner", None)
+        if runner is not None:  # a longer round may have been asked for last, which none of these tokens is of
+            runner.unread = min(runner.unread, behind)
+        prepared = self.drafter.prepare(replace(context, plain_rounds=max(0, behind - self._known)))
         if prepared is not None:
             self._read = list(lengths)
         return prepared
+
+    @property
+    def _known(self) -> int:
+        """Tokens that it reads without being told."""
+        return getattr(getattr(self.drafter, "runner", None), "unread", 0)
+
+    def goes_on(self, rows: Collection[int], lengths: Sequence[int], plain_rounds: int) -> None:
+        """In these rows its own tokens were judged, and of those that stand it knows by itself; of what rounds without
+        drafts have brought since it does not."""
+        for row in rows:
+            self._read[row] = lengths[row] - plain_rounds - self._known
 
     def propose(self, context: Context) -> Tree:
         """As the drafter does."""

@@ -77,7 +77,8 @@ def load(settings: dict[str, Any]) -> Any:
 
 
 def write(engine: Any, step: Steps, call: dict[str, Any], number: int) -> dict[str, Any]:
-    """Continue the prompts of one call together, noting when each engine step brought how many tokens."""
+    """Continue the prompts of one call together, and count the steps that brought each tokens; with `timed` it is noted
+    when which step brought how many."""
     from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
 
     # Without seeds vLLM draws all rows together, which is faster than row by row.
@@ -91,17 +92,19 @@ def write(engine: Any, step: Steps, call: dict[str, Any], number: int) -> dict[s
         engine.add_request(f"{number}/{row}", {"prompt_token_ids": prompt}, params)
     new_ids: list[list[int]] = [[] for _ in call["prompts"]]
     reasons: list[str | None] = [None for _ in call["prompts"]]
-    arrivals = []
+    passes, arrivals = [0 for _ in new_ids], []
     while engine.has_unfinished_requests():
         counts = [0] * len(new_ids)
         for output in step():
             row, ids = int(output.request_id.split("/")[1]), list(output.outputs[0].token_ids)
             counts[row] = len(ids) - len(new_ids[row])
+            passes[row] += counts[row] > 0
             new_ids[row], reasons[row] = ids, output.outputs[0].finish_reason
-        if any(counts):
+        if call.get("timed") and any(counts):
             arrivals.append((time.perf_counter() - began, counts))
     seconds = time.perf_counter() - began
-    return {"new_ids": new_ids, "finish_reasons": reasons, "seconds": seconds, "arrivals": arrivals}
+    answer = {"new_ids": new_ids, "finish_reasons": reasons, "passes": passes}
+    return {**answer, "seconds": seconds, "arrivals": arrivals}
 
 
 def read(engine: Any, step: Steps, call: dict[str, Any], number: int) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from eval.modes.families.arms import (
 from eval.modes.families.engines import refusals, refused_forms, title
 from eval.modes.families.measuring import Judge, KeptDraft, Timing, cells, points
 from eval.modes.families.page import render_page, render_summary
-from eval.modes.families.results import Measured, make_results
+from eval.modes.families.results import MeasuredFamilies, make_results
 from eval.modes.families.trainings import (
     NOT_TRAINED,
     Training,
@@ -170,7 +170,7 @@ def _measured(
     facts: Mapping[str, ArmFacts],
     wanted: Mapping[str, list[int]],
     results: Results,
-) -> Measured:
+) -> MeasuredFamilies:
     kept = {one: KeptDraft.model_validate(results.read(_file(one))) for one in (*trainings(cfg), *given(cfg))}
     timed: list[dict[str, Any]] = [results.cell(cell) or {} for cell in cells(cfg)]
     choices: list[dict[str, Any]] = [results.choice(point) or {} for point in points(cfg)]
@@ -178,7 +178,7 @@ def _measured(
     seconds += sum(one.seconds + (one.pace.seconds if one.pace else 0.0) for one in kept.values())
     drafts = {arm: str(_timed(cfg, arm).folder(cfg)) for arm in cfg.families.arms} | cfg.drafts
     refused = {arm: refusals(folder, target) for arm, folder in drafts.items()}
-    return Measured(target, facts, record_folders(cfg, wanted), kept, timed, choices, seconds, refused)
+    return MeasuredFamilies(target, facts, record_folders(cfg, wanted), kept, timed, choices, seconds, refused)
 
 
 def _timed(cfg: EvalConfig, arm: str) -> Training:

@@ -145,7 +145,7 @@ def training_row(group: Group, entries: Sequence[KeptDraft], facts: ArmFacts, si
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredFamilies:
     """Everything a run measured."""
 
     target: ModelDescription
@@ -160,7 +160,7 @@ class Measured:
     """Arm -> what engines say of it."""
 
 
-def make_results(cfg: EvalConfig, run: Measured) -> Families:
+def make_results(cfg: EvalConfig, run: MeasuredFamilies) -> Families:
     """The content of results.json."""
     groups, families = grouped(run.kept), cfg.families
     trained = {group: entries for group, entries in groups.items() if group.budget != "given"}
@@ -185,12 +185,12 @@ def make_results(cfg: EvalConfig, run: Measured) -> Families:
     return found.model_copy(update={"recommendation": recommend(found)})
 
 
-def _arm(cfg: EvalConfig, run: Measured, arm: str) -> TrainedArm:
+def _arm(cfg: EvalConfig, run: MeasuredFamilies, arm: str) -> TrainedArm:
     given = {"overrides": cfg.families.arms.get(arm, []), "folder": cfg.drafts.get(arm)}
     return TrainedArm(**given, **asdict(run.facts[arm]), refusals=dict(run.refusals[arm]))
 
 
-def _bytes(run: Measured, group: Group) -> float:
+def _bytes(run: MeasuredFamilies, group: Group) -> float:
     """Of hidden states on disk, per token."""
     taps = run.facts[group.arm].taps
     return feature_bytes(run.records[group.code], len(taps)) if taps else 0.0
@@ -206,7 +206,7 @@ def _quality(cfg: EvalConfig, groups: Mapping[Group, Any]) -> list[ArmQuality]:
     ]
 
 
-def _codes(cfg: EvalConfig, groups: Mapping[Group, Any], run: Measured) -> list[CodeCost]:
+def _codes(cfg: EvalConfig, groups: Mapping[Group, Any], run: MeasuredFamilies) -> list[CodeCost]:
     """Every code of the arm that was trained from several, with tau over that from the first."""
     first, arm = cfg.families.feature_codes[0], cfg.families.feature_arm
     coded = [group for group in groups if group.is_coded]
@@ -232,7 +232,7 @@ def _seeded(entries: Sequence[KeptDraft], seeds: Sequence[int]) -> list[KeptDraf
     return [one for one in entries if one.seed in seeds]
 
 
-def _prompts(cfg: EvalConfig, run: Measured) -> dict[str, Any]:
+def _prompts(cfg: EvalConfig, run: MeasuredFamilies) -> dict[str, Any]:
     return {
         "source": f"held-out split of {cfg.data.name}",
         "screening_source": f"validation split of {cfg.data.name}",

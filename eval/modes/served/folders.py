@@ -53,8 +53,10 @@ class ServedDraft:
 
     @property
     def method(self) -> str:
-        """As vLLM calls the form."""
-        return speculation(self.options)["method"]
+        """As vLLM calls the form, and whether it drafts in one pass: then it makes room for the longest k, and takes
+        rows of another k apart at the wrong places (v1/spec_decode/llm_base_proposer.py)."""
+        found = speculation(self.options)
+        return f"{found.get('method')}{' in one pass' if found.get('parallel_drafting') else ''}"
 
     @property
     def target(self) -> str | None:
@@ -113,8 +115,14 @@ def model_impl(cfg: EvalConfig) -> Literal["transformers", "auto"]:
 
 
 def _export(cfg: EvalConfig, path: str, output: str) -> ExportConfig:
-    draft = SavedDraftConfig(path=path)
-    return ExportConfig(cfg.served.engine, output, draft=draft, target=cfg.target, model_impl=model_impl(cfg))
+    return ExportConfig(
+        cfg.served.engine,
+        output,
+        draft=SavedDraftConfig(path=path),
+        target=cfg.target,
+        dtype=cfg.target.dtype,  # with the target's rows as it is served
+        model_impl=model_impl(cfg),
+    )
 
 
 def _check(cfg: EvalConfig, path: str) -> CheckConfig:
@@ -124,6 +132,8 @@ def _check(cfg: EvalConfig, path: str) -> CheckConfig:
 def _options(cfg: EvalConfig, folder: ServedFolder, how: Loads, target: ModelDescription) -> tuple[str, ...]:
     """As the table of engines has them; the first words are the program and the target."""
     reduced = folder.fields.get("truncated_vocab_size", target.vocab_size) < target.vocab_size
-    launched = how.launch(Launch(target.path, folder.path, 1, model_impl(cfg), is_reduced=reduced))
+    parallel = folder.fields.get("pard_token") is not None
+    asked = Launch(target.path, folder.path, 1, model_impl(cfg), is_reduced=reduced, is_parallel=parallel)
+    launched = how.launch(asked)
     words = shlex.split(launched)[3:]
     return tuple(words[: words.index("--model-impl")] if "--model-impl" in words else words)

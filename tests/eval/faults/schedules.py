@@ -47,6 +47,6 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_conclusion.test_a_draft_that_is_nowhere_faster_than_the_target_alone_is_left_out,
-        (f"{_IN}.conclusion:Measured.schedule", "one.k and one.over_plain.is_faster", "one.k"),
+        (f"{_IN}.conclusion:MeasuredDraft.schedule", "one.k and one.over_plain.is_faster", "one.k"),
     ),
 ]

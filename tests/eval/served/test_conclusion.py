@@ -20,7 +20,7 @@ from eval.config import EvalConfig
 from eval.modes.served.folders import ServedDraft, prepare
 from eval.modes.served.results import Conclusion, ServedSpeed
 from eval.modes.served.schedule.conclusion import (
-    Measured,
+    MeasuredDraft,
     concluded,
     conclusions,
     for_others,
@@ -53,10 +53,10 @@ def speeds(table: Table) -> list[Speed]:
     ]
 
 
-def measured(method: str, drafted: Table, plain: Sequence[float] = (100.0, 500.0)) -> Measured:
+def measured(method: str, drafted: Table, plain: Sequence[float] = (100.0, 500.0)) -> MeasuredDraft:
     """A draft of that method whose accepted tokens per round are half of its length."""
     timed = speeds({0: tuple(plain)}), speeds(drafted)
-    return Measured(served_draft(method), "a/target", ["--dtype", "float32"], *timed)
+    return MeasuredDraft(served_draft(method), "a/target", ["--dtype", "float32"], *timed)
 
 
 EAGLE3 = measured("eagle3", {0: (90.0, 450.0), 2: (150.0, 460.0), 4: (180.0, 300.0)})

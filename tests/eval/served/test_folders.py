@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from decode.common.errors import InputError
 from decode.common.typed_config import build
@@ -58,6 +59,17 @@ def test_ours_is_exported_and_what_was_exported_is_taken_as_it_is(
     assert not (tmp_path / "unused").exists()
     assert taken == ServedDraft("x", ours.folder, ours.folder, family, ours.compared, lengths, ours.options)
     assert prepared(config(folder, {"x": str(folder / family)}), "x", tmp_path / "export") == ours
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_ours_is_written_in_the_precision_that_it_is_served_in(folder: Path, tmp_path: Path, dtype: str) -> None:
+    """A head is saved in bfloat16, and engines are given the target's own rows with it: those of SmolLM2 in float32,
+    rounded to that, made vLLM accept other tokens than we do."""
+    cfg = config(folder, {"x": str(folder / "eagle3")})
+    cfg.target.dtype = dtype  # type: ignore[assignment]
+    ours = prepared(cfg, "x", tmp_path / "export")
+    weights = load_file(f"{ours.folder}/model.safetensors")
+    assert {str(one.dtype) for one in weights.values() if one.is_floating_point()} == {f"torch.{dtype}"}
 
 
 def test_a_language_model_of_others_is_taken_as_it_is(folder: Path, tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ TAPS = (1, 4, 6)
 DRAFTS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "eagle3": ("eagle3", {"taps": TAPS}, False),
     "eagle3-reduced": ("eagle3.1", {"taps": TAPS}, True),
+    "peagle": ("peagle", {"taps": TAPS, "mask_token": 7}, False),
+    "peagle-reduced": ("peagle-one-layer", {"taps": TAPS}, True),
     "medusa": ("medusa", {"mlp_layers": 2}, False),
     "medusa-reduced": ("medusa", {}, True),
     "dflash": ("dflash", {"taps": TAPS}, False),

@@ -26,6 +26,7 @@ from train.check.agreement import Rounds, measure
 from train.check.checks import CHECKS, findings
 from train.check.config import FEWEST, CheckConfig, ServedDraftConfig
 from train.check.folder import FILE, open_folder
+from train.check.names import names_and_shapes
 from train.check.stage import engines_of, run
 from train.export import stage as export
 from train.export.engines import ENGINES
@@ -67,6 +68,16 @@ def test_files_that_were_edited_since_the_export_are_named(folders: Folders, cal
     code, shown = call(folder)
     assert code == 0
     assert "wrote it (draftsmith_export.json): config.json. What" in shown
+
+
+def test_a_masks_states_may_be_stored_in_any_shape_and_not_in_part(folders: Folders, tmp_path: Path) -> None:
+    """The speculators library writes them as (1, 1, n), and vLLM lays them out anew."""
+    folder = folders.copied("llama", "peagle", tmp_path / "out")
+    held = load_file(folder / "model.safetensors")
+    for states, faults in ((held["mask_hidden"][None], 0), (held["mask_hidden"][:, 1:], 1)):
+        save_file(held | {"mask_hidden": states.contiguous()}, folder / "model.safetensors")
+        found = list(names_and_shapes(subject_of(folder, folders.target("llama"), "vllm")))
+        assert len(found) == faults, found
 
 
 def test_all_faults_are_told_at_once(folders: Folders, call: Call, tmp_path: Path) -> None:

@@ -8,6 +8,14 @@ from train.check.replicas.dspark import dspark
 from train.check.replicas.eagle3 import eagle3
 from train.check.replicas.medusa import medusa
 from train.check.replicas.mtp import mtp
+from train.check.replicas.peagle import peagle
 
-REPLICAS: dict[str, Replica] = {"eagle3": eagle3, "medusa": medusa, "dflash": dflash, "dspark": dspark, "mtp": mtp}
+REPLICAS: dict[str, Replica] = {
+    "eagle3": eagle3,
+    "peagle": peagle,
+    "medusa": medusa,
+    "dflash": dflash,
+    "dspark": dspark,
+    "mtp": mtp,
+}
 """By form."""

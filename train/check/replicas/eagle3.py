@@ -26,7 +26,7 @@ def eagle3(served: Served, ids: Tensor, features: Tensor, places: Tensor, steps:
             ],
             -1,
         )
-        queries, new = (served.turned(_heads(served, both, kind), positions) for kind in ("q", "k"))
+        queries, new = (served.turned(heads(served, both, kind), positions) for kind in ("q", "k"))
         keys.append(new)
         values.append(served.split(both, "layers.0.self_attn.v_proj", "num_key_value_heads"))
         visible = torch.cat([causal, *[own] * step], 1)
@@ -40,9 +40,9 @@ def eagle3(served: Served, ids: Tensor, features: Tensor, places: Tensor, steps:
     return torch.stack(made)
 
 
-def _heads(served: Served, both: Tensor, kind: str) -> Tensor:
+def heads(served: Served, both: Tensor, kind: str, layer: str = "layers.0") -> Tensor:
     """Queries or keys, normed as Qwen3's are where the folder holds such norms."""
-    name = f"layers.0.self_attn.{kind}"
+    name = f"{layer}.self_attn.{kind}"
     split = served.split(both, f"{name}_proj", "num_attention_heads" if kind == "q" else "num_key_value_heads")
     return served.norm(split, f"{name}_norm") if f"{name}_norm.weight" in served.weights else split
 

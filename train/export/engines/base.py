@@ -12,7 +12,7 @@ from typing import Literal
 from decode.formats.base import Layout
 from decode.formats.source import Source
 
-FORMS = ("lm", "eagle3", "medusa", "dflash", "dspark", "mtp", "hydra", "exit_adapter")
+FORMS = ("lm", "eagle3", "peagle", "medusa", "dflash", "dspark", "mtp", "hydra", "exit_adapter")
 """Of drafts, as engines tell them apart."""
 PLAIN = frozenset({"llama", "mistral", "qwen3"})
 """Targets whose embedding goes into the first layer unscaled, and whose hidden states every engine hands over."""
@@ -24,6 +24,13 @@ OWN_MTP_ALONE = (
     "engines load a prediction layer (MTP) as a part of its published target, by that target's own class, and of "
     "such targets format=vllm writes exaone_moe alone; train draft=eagle3 instead"
 )
+VLLM_ALONE: Mapping[str, Loads | str] = {
+    "mtp": OWN_MTP_ALONE,
+    "peagle": "of engines here vLLM alone drafts with P-EAGLE heads; use format=vllm, or train draft=eagle3 instead",
+    "hydra": NO_HYDRA,
+    "exit_adapter": NO_EXIT,
+}
+"""Forms that no other engine loads, or none."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,8 @@ class Launch:
     """Temperatures of the chances that it predicts lie in its folder."""
     is_reduced: bool = False
     """It drafts from a reduced vocabulary."""
+    is_parallel: bool = False
+    """It drafts all tokens of a round in one pass, where the engine can be told to."""
 
 
 @dataclass(frozen=True)

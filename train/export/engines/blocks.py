@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from decode.formats.base import Layout
 from decode.formats.blocks import no_speculators
-from decode.formats.mask import HOW, mask_id, unused_row
+from decode.formats.mask import HOW, mask_id
 from decode.formats.source import Source
+from decode.models.mask_token import unused_row
 from train.export.engines.base import PLAIN, Launch, Loads, NameRules
 from train.export.engines.states import not_captured, other_target
 
@@ -72,7 +73,7 @@ def no_row_of_the_targets(source: Source, engine: str) -> str | None:
     why = f"its mask is a learned vector, which {engine} writes into the target's own embedding, and "
     if source.block.mask_token is not None:
         return None
-    if unused_row(source) is None:
+    if unused_row(source.target) is None:
         return f"{why}{source.target.path} has a token for every row; {HOW}"
     if source.target.config.get_text_config().tie_word_embeddings:
         return f"{why}that is also its output head, so that the target would write otherwise; {HOW}"

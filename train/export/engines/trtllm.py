@@ -15,7 +15,7 @@ from decode.formats.eagle3 import EAGLE3
 from decode.formats.lm import LM
 from decode.formats.source import Source
 from train.export.engines import blocks
-from train.export.engines.base import NO_EXIT, NO_HYDRA, OWN_MTP_ALONE, PLAIN, Engine, Launch, Loads, NameRules
+from train.export.engines.base import PLAIN, VLLM_ALONE, Engine, Launch, Loads, NameRules
 from train.export.engines.states import not_captured, other_target, unknown_layer
 
 
@@ -92,8 +92,6 @@ ENGINE = Engine(
             blocks.no_learned,
             blocks.fill_in,
         ),
-        "mtp": OWN_MTP_ALONE,
-        "hydra": NO_HYDRA,
-        "exit_adapter": NO_EXIT,
+        **VLLM_ALONE,
     },
 )

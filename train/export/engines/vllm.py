@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from decode.formats.eagle3 import EAGLE3
 from decode.formats.lm import LM
 from decode.formats.medusa import MEDUSA
 from decode.formats.mtp import OWN_MTP, misfits, own_layer
+from decode.formats.peagle import PEAGLE, no_token
 from decode.formats.source import Source
 from decode.models.hidden_states import FINAL
 from train.export.engines import blocks
@@ -30,15 +32,20 @@ whose layer has no last norm; deepseek_v3, glm4_moe, hy_v3 and their kin, whose 
 qwen3_next and qwen3_5, which are recurrent and not decoded here."""
 
 
-def launch(method: str) -> Callable[[Launch], str]:
+def launch(method: str, **more: bool) -> Callable[[Launch], str]:
     """`method` is always named: left out, vLLM guesses it from the folder's name, and takes a draft model else."""
 
     def command(how: Launch) -> str:
-        spec = {"method": method, "model": str(how.draft), "num_speculative_tokens": how.num_draft_tokens}
+        spec = {"method": method, "model": str(how.draft), "num_speculative_tokens": how.num_draft_tokens, **more}
         words = ["vllm", "serve", how.target, "--speculative-config", json.dumps(spec)]
         return shlex.join(words if how.model_impl == "auto" else [*words, "--model-impl", how.model_impl])
 
     return command
+
+
+def launch_lm(how: Launch) -> str:
+    """One that drafts in one pass (PARD) is told to: it would draft one by one else."""
+    return launch("draft_model", **({"parallel_drafting": True} if how.is_parallel else {}))(how)
 
 
 def launch_medusa(how: Launch) -> str:
@@ -58,6 +65,17 @@ def refuses_eagle3(source: Source, model_impl: str) -> str | None:
             "target by transformers, or train draft=lm"
         )
     return not_captured(source)
+
+
+def refuses_peagle(source: Source, model_impl: str) -> str | None:
+    """Why vLLM cannot draft with this P-EAGLE head."""
+    k, depth = source.num_draft_tokens, source.config.depth
+    if k > depth:
+        return (
+            f"num_draft_tokens={k} is more than the {depth} tokens of a pass: masks behind them were never trained; "
+            f"ask for {depth}, or train with draft.head.depth={k}"
+        )
+    return no_token(source) or refuses_eagle3(source, model_impl)
 
 
 def refuses_medusa(source: Source, _model_impl: str) -> str | None:
@@ -126,6 +144,8 @@ EAGLE3_NAMES = NameRules(
     missing="random",
 )
 """model_executor/models/llama_eagle3.py: `load_weights` returns nothing, so that nobody looks for missing names."""
+PEAGLE_NAMES = replace(EAGLE3_NAMES, skips=("t2d",))
+"""There `mask_hidden` is asked for."""
 MEDUSA_NAMES = NameRules(
     renames=(
         (r"medusa_heads\.", ""),
@@ -140,9 +160,18 @@ ENGINE = Engine(
     "vllm",
     "vLLM 0.32",
     {
-        "lm": Loads(LM, "0.16", launch("draft_model"), tried="run", names=LM_NAMES),
+        "lm": Loads(LM, "0.16", launch_lm, tried="run", names=LM_NAMES),
         "eagle3": Loads(
             EAGLE3, "0.24", launch("eagle3"), refuses_eagle3, tried="run", names=EAGLE3_NAMES, targets=PLAIN
+        ),
+        "peagle": Loads(
+            PEAGLE,
+            "0.32",
+            launch("eagle3", parallel_drafting=True),
+            refuses_peagle,
+            tried="run",
+            names=PEAGLE_NAMES,
+            targets=PLAIN,
         ),
         "medusa": Loads(MEDUSA, "0.27", launch_medusa, refuses_medusa, tried="run", names=MEDUSA_NAMES),
         "dflash": blocks.loads(DFLASH, "0.21", launch("dflash"), blocks.VLLM_NAMES, "vLLM", blocks.no_id, tried="run"),

@@ -17,7 +17,7 @@ from decode.drafters.untrained.foreign.reader import WIDTHS, Reader
 from decode.drafters.untrained.foreign.rows import ForeignRow, MappedRow, SpelledRow
 from decode.drafters.untrained.foreign.shared_tokens import SharedTokens
 from decode.trees.tree import Tree
-from decode.trees.tree_plans import chain
+from decode.trees.tree_plans import Shape, chain
 
 IMPOSSIBLE = -1e30
 """Score of a token that the draft does not have: finite, since a target may be allowed no others."""
@@ -29,8 +29,6 @@ class ForeignDrafter(Drafter):
 
     family = "foreign"
     on_host = True
-    ways = len(WIDTHS)
-    """Widths of a round's first pass: a warm-up takes them in turn."""
 
     def __init__(self, model: PreTrainedModel, shared: SharedTokens) -> None:
         self.model, self.shared = model, shared
@@ -38,6 +36,10 @@ class ForeignDrafter(Drafter):
         self._texts: list[list[int] | None] = []
         self.reader: Reader | None = None
         self._rehearsed = 0
+
+    def ways(self, shape: Shape) -> int:  # noqa: ARG002 - the same of all
+        """Widths of a round's first pass."""
+        return len(WIDTHS)
 
     def start(self, context: Context, capacity: int) -> None:
         """A call begins."""
@@ -74,7 +76,7 @@ class ForeignDrafter(Drafter):
         assert self.reader is not None
         width = None
         if REHEARSED.get() is not None:
-            width = WIDTHS[self._rehearsed % self.ways]
+            width = WIDTHS[self._rehearsed % len(WIDTHS)]
             self._rehearsed += 1
         self.reader.begin(self._texts, depth, width)
 

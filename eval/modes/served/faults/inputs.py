@@ -122,7 +122,7 @@ def _precision(reading: Reading) -> Variants:
             yield str(dtype).removeprefix("torch."), reading.with_weights(rounded)
 
 
-LISTED = BLOCKS | {"eagle3"}
+LISTED = BLOCKS | {"eagle3", "peagle"}
 _LISTS = "Write indices of hidden_states (0 the embeddings) at the top, and layers, one less, in eagle_config and "
 _LISTS += "target_layer_ids; python -m train.check shows what each list means"
 _MISSING = "vLLM and SGLang leave tensors random that they do not find, and SGLang skips names that it does not know"

@@ -24,7 +24,7 @@ from train.export.engines import ENGINES
 
 Drafting = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """As a replica's, (ids (T,), features (T, n, d), places (N,), steps S), but to the tokens drafted (S, N)."""
-HEADS = frozenset({"eagle3", "medusa", "dflash", "dspark", "mtp"})
+HEADS = frozenset({"eagle3", "peagle", "medusa", "dflash", "dspark", "mtp"})
 BLOCKS = frozenset({"dflash", "dspark"})
 RECURSIVE = frozenset({"eagle3", "mtp"})
 ALL = HEADS | {"lm"}
@@ -128,7 +128,7 @@ def open_reading(folder: str, target: ModelDescription) -> Reading:
         none = torch.empty(0)
         return Reading(form, Served(opened.written, weights, none, none, None, none), (), target.num_layers, None)
     lists = listed(opened.fields)
-    usual = usual_taps(target.num_layers) if form == "eagle3" else (FINAL,)
+    usual = usual_taps(target.num_layers) if form in ("eagle3", "peagle") else (FINAL,)
     taps = tuple(sorted(next(iter(lists.values())))) if lists else usual
     return Reading(form, served(subject), taps, target.num_layers, subject.most)
 

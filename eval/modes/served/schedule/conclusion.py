@@ -29,7 +29,7 @@ Commands = Mapping[str, Callable[[int], str]]
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredDraft:
     """A draft that was timed in vLLM."""
 
     draft: ServedDraft
@@ -91,21 +91,21 @@ def conclusions(cfg: EvalConfig, drafts: Sequence[ServedDraft], speeds: Sequence
 
 def measured_of(
     speeds: Sequence[ServedSpeed], draft: ServedDraft, target: str, options: Sequence[str]
-) -> Measured | None:
+) -> MeasuredDraft | None:
     """The speeds of one draft; None where they tell no schedule: the target alone was not timed, or in fewer rounds
     than an error bar takes."""
     alone = [one for one in speeds if one.draft is None]
     own = [one for one in speeds if one.draft == draft.name]
     if not (alone and own) or any(len(one.tokens_per_s) < LEAST_ROUNDS for one in [*alone, *own]):
         return None
-    return Measured(draft, target, options, [*map(_speed, alone)], [*map(_speed, own)])
+    return MeasuredDraft(draft, target, options, [*map(_speed, alone)], [*map(_speed, own)])
 
 
 def _speed(one: ServedSpeed) -> Speed:
     return Speed(one.batch_size, one.num_draft_tokens, tuple(one.tokens_per_s))
 
 
-def concluded(measured: Measured, commands: Commands) -> Conclusion:
+def concluded(measured: MeasuredDraft, commands: Commands) -> Conclusion:
     """What follows from the speeds of one draft."""
     return Conclusion(
         draft=measured.draft.name,
@@ -123,7 +123,7 @@ def concluded(measured: Measured, commands: Commands) -> Conclusion:
     )
 
 
-def for_vllm(measured: Measured) -> Pasted:
+def for_vllm(measured: MeasuredDraft) -> Pasted:
     """The whole command."""
     schedule, draft = measured.schedule, measured.draft
     longest = max(k for _, _, k in schedule)
@@ -135,7 +135,7 @@ def for_vllm(measured: Measured) -> Pasted:
     return _pasted("vllm", longest, text, why)
 
 
-def for_others(measured: Measured, commands: Commands) -> list[Pasted]:
+def for_others(measured: MeasuredDraft, commands: Commands) -> list[Pasted]:
     """For the engines whose launch command is known. llama.cpp and transformers serve one user, so theirs is the length
     of the smallest batch size; the others draft one length at all."""
     found = []
