@@ -77,6 +77,12 @@ class Step:
     """(B, M) logits of the chance that the slot's token is accepted, for families that predict it."""
     head_is_frozen: bool = False
     """No weight of the head learns, and a row of logits depends on its own row of `hidden` alone."""
+    drafts_by: Callable[[Tensor], Tensor] | None = None
+    """As `head`, what the decoding face drafts by, where some of what is learned is never drafted; None is `head`."""
+
+    def drafted(self, hidden: Tensor) -> Tensor:
+        """hidden (..., d) -> the logits (..., V) that the decoding face drafts by."""
+        return (self.drafts_by or self.head)(hidden)
 
 
 class Allowance(Protocol):

@@ -7,7 +7,8 @@ two ways. To draft 3 tokens:
     anchor   [a, mask, mask]        slot k drafts token a + k + 1, slot 0 too (published DSpark)
     fill_in  [a, mask, mask, mask]  slot k drafts token a + k, slot 0 nothing (published DFlash, and engines' DFlash)
 
-Slot k lies at position a + k either way, and sees the target's hidden states of the tokens before a.
+Slot k lies at position a + k either way, and sees the target's hidden states of the tokens before a, and all slots of
+its block; `causal` ones (JetSpec, arXiv 2606.18394) see those before them alone.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ class Blocks:
     """(B, M, S) of the slots, inside the document."""
     document: Tensor
     """(B, T) of the batch."""
+    causal: bool
+    """Whether a slot sees those of its block before it alone."""
 
     @classmethod
     def of(cls, batch: Batch, config: DSparkConfig, at_random: bool) -> Blocks:
@@ -97,18 +100,20 @@ class Blocks:
             valid=are_chosen[..., None] & learned.cumprod(-1).bool(),
             positions=starts + torch.arange(config.slots, device=anchors.device),
             document=batch.document,
+            causal=config.causal,
         )
 
     @property
     def visible(self) -> Tensor:
         """(B, M * S, T + M * S) bool: a slot sees the tokens of its document before the anchor, which it has as its
-        input, and all slots of its own block."""
+        input, and the slots of its own block."""
         num_blocks, size = self.positions.shape[1:]
         order = torch.arange(self.document.shape[1], device=self.anchors.device)
         same = self.document[:, None] == self.document.gather(1, self.anchors)[..., None]  # (B, M, T)
         context = (same & (order < self.anchors[..., None])).repeat_interleave(size, 1)
         block = torch.arange(num_blocks, device=order.device).repeat_interleave(size)
         own = block[:, None] == block
+        own = own.tril() if self.causal else own
         return torch.cat([context, own.expand(len(context), -1, -1)], 2)
 
 
@@ -149,6 +154,8 @@ class DSparkConfig(HeadConfig):
     """What the slots of a block draft (the head of this file)."""
     mask_token: Annotated[int, Field(ge=0)] | None = None
     """Token whose row of the target's embedding is the mask; None is a vector of the head's own."""
+    causal: bool = False
+    """A slot sees those of its block before it alone."""
     temperatures: tuple[Annotated[float, Field(gt=0, le=1e6)], ...] = ()
     """Of the predicted chances, by place in the round, fitted after training (train/drafts/confidence.py); () is 1
     everywhere."""
@@ -212,15 +219,23 @@ class DSparkDraft(HeadDraft):
             # a module rather than a bare parameter: engines gather sharded weights when modules are called
             self.mask = nn.Embedding(1, width)
             nn.init.normal_(self.mask.weight, std=0.02)
-        self.layers = nn.ModuleList(BlockLayer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(self.new_layer() for _ in range(config.layers))
         self.norm = nn.RMSNorm(width, eps)
         if rank:
-            self.markov_in = nn.Embedding(config.vocab_size, rank)
-            nn.init.normal_(self.markov_in.weight, std=0.02)  # of 1, rare tokens would keep noise as their bias
-            self.markov_out = nn.Linear(rank, config.draft_vocab_size or config.vocab_size, bias=False)
-            nn.init.zeros_(self.markov_out.weight)  # training starts from DFlash
+            self.add_bias(rank, config.draft_vocab_size or config.vocab_size)
         if config.confidence:
             self.confidence_head = nn.Linear(width + rank, 1)
+
+    def new_layer(self) -> BlockLayer:
+        """With random weights."""
+        return BlockLayer(self.config)
+
+    def add_bias(self, rank: int, drafted: int) -> None:
+        """The weights of `known` and `biased`, with which training starts from DFlash."""
+        self.markov_in = nn.Embedding(self.config.vocab_size, rank)
+        nn.init.normal_(self.markov_in.weight, std=0.02)  # of 1, rare tokens would keep noise as their bias
+        self.markov_out = nn.Linear(rank, drafted, bias=False)
+        nn.init.zeros_(self.markov_out.weight)
 
     # both faces
 
@@ -244,22 +259,27 @@ class DSparkDraft(HeadDraft):
             x = self.layered(layer, x, positions, extend)
         return self.norm(x).unflatten(1, (-1, slots))[:, :, slots - self.config.depth :]
 
+    def known(self, _states: Tensor, before: Tensor) -> Tensor:
+        """What is known of the tokens before (...), for slots of final states (..., d): (..., rank)."""
+        return self.markov_in(before)
+
     def paired(self, states: Tensor, before: Tensor) -> Tensor:
         """states (..., d) beside what is known of the tokens before (...): (..., d + rank)."""
-        return torch.cat([states, self.markov_in(before)], -1) if self.config.markov_rank else states
+        return torch.cat([states, self.known(states, before)], -1) if self.config.markov_rank else states
 
     def head(self, hidden: Tensor) -> Tensor:
         """hidden (..., d + rank) as `paired` makes it -> logits (..., V_draft)."""
-        states, before = hidden.split([self.config.hidden_size, self.config.markov_rank], -1)
-        return self.biased(self.unbiased(states), before)
+        states, known = hidden.split([self.config.hidden_size, self.config.markov_rank], -1)
+        logits = self.unbiased(states)
+        return self.biased(logits, known) if self.config.markov_rank else logits
 
     def unbiased(self, states: Tensor) -> Tensor:
         """states (..., d) -> (..., V_draft), whatever the token before."""
         return super().head(states)
 
-    def biased(self, logits: Tensor, before: Tensor) -> Tensor:
+    def biased(self, logits: Tensor, known: Tensor) -> Tensor:
         """logits (..., V_draft) with the bias of what is known of the tokens before (..., rank)."""
-        return logits + self.markov_out(before).to(logits.device) if self.config.markov_rank else logits
+        return logits + self.markov_out(known).to(logits.device)
 
     # training face
 
@@ -278,6 +298,11 @@ class DSparkDraft(HeadDraft):
             yield Step(hidden, self.head, rows, valid, self.vocab, confidence, not self.config.markov_rank)
 
     # decoding face
+
+    def drafted(self, logits: Tensor, known: Tensor) -> Tensor:
+        """What W nodes behind one slot are drafted from: logits (B, 1, V_draft), known (B, W, rank) -> (B, W,
+        V_draft)."""
+        return self.biased(logits, known)
 
     def num_slots(self, num_read: int) -> int:
         """The block, whatever of it becomes a tree."""
@@ -316,7 +341,8 @@ class BlockSteps:
         draft, width, pending = self.draft, self.read.shape[1], self.read[:, -1:]
         positions, extends = self.slots.straight(self.ends - 1 - width, width, draft.num_cached)
         draft.read_slots(self.read, self.features, positions, extends)
-        positions, extends = self.slots.block(self.ends - 1, draft.config.slots, draft.num_cached)
+        lay_out = self.slots.straight if draft.config.causal else self.slots.block
+        positions, extends = lay_out(self.ends - 1, draft.config.slots, draft.num_cached)
         self.states = draft.states(pending, positions, extends)[:, 0]
         self.unbiased = draft.unbiased(self.states)
         return self.step(pending, 0)
@@ -330,11 +356,11 @@ class BlockSteps:
 
     def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
         """Those of the slot that drafts at this depth, with the bias of each node's own token."""
-        self.last = tokens
-        logits = self.unbiased[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)
-        if self.draft.config.markov_rank:
-            logits = self.draft.biased(logits, self.draft.markov_in(tokens))
-        return self.draft.widened(logits)
+        self.last, draft = tokens, self.draft
+        states, logits = self.states[:, depth : depth + 1], self.unbiased[:, depth : depth + 1]
+        if not draft.config.markov_rank:
+            return draft.widened(logits.expand(-1, tokens.shape[1], -1))
+        return draft.widened(draft.drafted(logits, draft.known(states, tokens)))
 
 
 def _behind(keys: Tensor, values: Tensor, visible: Tensor) -> Extend:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from decode.common.checked_json import JsonFile
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
+from decode.drafters.dflash2 import DFlash2Config, DFlash2Draft
 from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from decode.drafters.eagle3 import Eagle3Config, Eagle3Draft
 from decode.drafters.exit_adapter import ExitAdapter, ExitAdapterConfig
@@ -38,6 +39,7 @@ FIELDS = JsonFile(
     "Copy its folder again, or train it anew.",
 )
 HEADS: dict[str, tuple[type[HeadConfig], type[HeadDraft]]] = {
+    "dflash2": (DFlash2Config, DFlash2Draft),
     "dspark": (DSparkConfig, DSparkDraft),
     "eagle3": (Eagle3Config, Eagle3Draft),
     "exit_adapter": (ExitAdapterConfig, ExitAdapter),
@@ -47,7 +49,7 @@ HEADS: dict[str, tuple[type[HeadConfig], type[HeadDraft]]] = {
     "peagle": (PEagleConfig, PEagleDraft),
 }
 ADDED: dict[str, tuple[dict[str, Any], ...]] = {
-    "dspark": ({"layout": "anchor", "mask_token": None},),
+    "dspark": ({"layout": "anchor", "mask_token": None}, {"causal": False}),
     "eagle3": (
         {"fc_norm": False, "norm_before_fc": False, "norm_output": False},
         {"norm_before_residual": False, "qk_norm": False, "attention_bias": False, "own_head": False},

@@ -55,13 +55,15 @@ def read_blocks(
 ) -> HeadConfig:
     """Of blocks that draft so many tokens; `own` is DSpark's."""
     folder.only(
-        {"hidden_act": "silu", "use_sliding_window": False, "attention_bias": False, "is_causal": False},
-        "blocks are computed here whole, by Qwen3's layers",
+        {"hidden_act": "silu", "use_sliding_window": False, "attention_bias": False},
+        "blocks are computed here by Qwen3's layers",
     )
-    if any((folder.fields.get("dflash_config") or {}).get(name) for name in ("causal", "use_swa")):
+    nested = folder.fields.get("dflash_config") or {}
+    causal = {folder.fields.get("is_causal"), nested.get("causal")} - {None}
+    if nested.get("use_swa") or len(causal) > 1:
         raise InputError(
-            f"{folder.path}/config.json sets causal or use_swa in dflash_config, and the slots of a block all see each "
-            "other here. Serve this head with the engine that it was published for"
+            f"{folder.path}/config.json sets use_swa in dflash_config, or is_causal beside another causal there, and "
+            "slots see all of their block here, or all before them. Serve this head with the engine it was made for"
         )
     taps = taps_of(folder)
     if taps is None:
@@ -82,6 +84,7 @@ def read_blocks(
         anchors=1,
         layout="anchor" if is_anchor else "fill_in",
         mask_token=mask_row(folder, target),
+        causal=causal == {True},
         **own,
     )
 
@@ -126,7 +129,7 @@ def written_blocks(source: Source, kind: str, mask_token_id: int | None, block_s
         "block_size": block_size,
         MASK_ID: mask_token_id,
         "sample_from_anchor": config.layout == "anchor",
-        "is_causal": False,
+        "is_causal": config.causal,
         "target_hidden_size": config.hidden_size,
         "num_target_layers": source.target.num_layers,
         "draft_vocab_size": config.draft_vocab_size or config.vocab_size,
@@ -135,7 +138,7 @@ def written_blocks(source: Source, kind: str, mask_token_id: int | None, block_s
         **lists(taps, "eagle_aux_hidden_state_layer_ids", AT_TOP),
     }
     nested = (MASK_ID, AT_TOP, "sample_from_anchor", "use_aux_hidden_state", "block_size")
-    own["dflash_config"] = {name: own[name] for name in nested} | {"causal": False, "use_swa": False}
+    own["dflash_config"] = {name: own[name] for name in nested} | {"causal": config.causal, "use_swa": False}
     if no_speculators(source) is None:
         # left out, the library takes layers for causal, and vLLM for not
         own |= {**lists(taps, SPECULATORS), "sliding_window_non_causal": True}
@@ -146,6 +149,11 @@ def written_blocks(source: Source, kind: str, mask_token_id: int | None, block_s
 def no_speculators(source: Source) -> str | None:
     """Why the speculators library cannot read it; None where it can."""
     config = source.block
+    if config.causal:
+        return (
+            "the speculators library has causal blocks in layers with a window alone; train with "
+            "draft.head.causal=false"
+        )
     if config.mask_token is None:
         return f"its mask is a learned vector, and the speculators library has the target's embedding alone; {HOW}"
     if config.markov_rank and config.layout == "fill_in":

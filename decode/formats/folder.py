@@ -30,6 +30,10 @@ class Nested(Content):
     sample_from_anchor: bool | None = None
     use_aux_hidden_state: bool | None = None
     causal: bool | None = None
+    conv_kernel_size: Layers | None = None
+    conv_group_size: Width | None = None
+    selector_rank: Width | None = None
+    selector_top_k: Layers | None = None
     norm_before_fc: bool | None = None
 
 

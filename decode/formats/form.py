@@ -13,21 +13,23 @@ from decode.drafters.provenance import FILE
 from decode.formats.folder import PublishedFolder, read_folder
 from decode.formats.weights import names_in
 
-WORDS = ("eagle3", "dspark", "dflash", "medusa")
+WORDS = ("eagle3", "dspark", "dflash2", "dflash", "medusa")
 """Forms, as `architectures`, `model_type` or `speculators_model_type` name them within a word, in lower case."""
 _MARKS = {
     "peagle": re.compile(r"^(model\.)?mask_hidden$"),
     "eagle3": re.compile(r"^(model\.)?(midlayer|layers\.0)\.hidden_norm\.weight$"),
     "medusa": re.compile(r"^(medusa_heads\.|heads\.)?\d+\.\d+\.linear\.weight$|^blocks\.\d+\.layers\.\d+\.weight$"),
     "dspark": re.compile(r"^(model\.)?markov_head\."),
+    "dflash2": re.compile(r"^(model\.)?candidate_selector\."),
     "dflash": re.compile(r"^(model\.)?hidden_norm\.weight$"),
 }
-"""A tensor that no other form has; but DSpark is DFlash with a bias, and P-EAGLE is EAGLE-3 with masks."""
-_MORE = {"dflash": "dspark", "eagle3": "peagle"}
-"""Form -> the one that has its tensors, and one more."""
+"""A tensor that no other form has; but DSpark and DFlash2 are DFlash with more, and P-EAGLE is EAGLE-3 with masks."""
+_MORE = {"dflash": {"dspark", "dflash2"}, "eagle3": {"peagle"}}
+"""Form -> those that have its tensors, and more."""
 KNOWN = (
-    "EAGLE-3 (midlayer.* or layers.0.* with hidden_norm), Medusa (0.0.linear.* or blocks.0.layers.0.*), DFlash and "
-    "DSpark (layers.* with hidden_norm, markov_head.*), P-EAGLE (EAGLE-3 with mask_hidden)"
+    "EAGLE-3 (midlayer.* or layers.0.* with hidden_norm), P-EAGLE (EAGLE-3 with mask_hidden), Medusa (0.0.linear.* or "
+    "blocks.0.layers.0.*), DFlash (layers.* with hidden_norm), DSpark (markov_head.* too), DFlash2 "
+    "(candidate_selector.* too)"
 )
 
 
@@ -98,4 +100,4 @@ def refuse_single_numbers(folder: PublishedFolder) -> None:
 def marked(names: Iterable[str]) -> list[str]:
     """Forms of which there is a tensor."""
     found = [form for form, mark in _MARKS.items() if any(mark.search(name) for name in names)]
-    return [form for form in found if _MORE.get(form) not in found]
+    return [form for form in found if not _MORE.get(form, set()) & {*found}]

@@ -16,6 +16,7 @@ from decode.drafters.peagle import PEagleConfig
 from decode.drafters.saved_head import HEADS, check_fits, described, expected, tell_ends
 from decode.formats.base import Reader
 from decode.formats.blocks import DFLASH
+from decode.formats.dflash2 import DFLASH2
 from decode.formats.dspark import DSPARK
 from decode.formats.eagle3 import EAGLE3
 from decode.formats.folder import PublishedFolder, read_folder
@@ -28,7 +29,7 @@ from decode.models.hidden_states import FINAL
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
 
-READERS = {one.name: one.reader for one in (EAGLE3, PEAGLE, MEDUSA, DFLASH, DSPARK) if one.reader is not None}
+READERS = {one.name: one.reader for one in (EAGLE3, PEAGLE, MEDUSA, DFLASH, DFLASH2, DSPARK) if one.reader is not None}
 """By form."""
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -86,13 +86,15 @@ class Objective:
         """Rows that any term learns from."""
         return torch.stack([term.learned(lesson) for term in self.terms]).any(0)
 
-    def loss(self, log_q: Tensor, lesson: Lesson) -> tuple[Tensor, Tensor | None]:
+    def loss(self, log_q: Tensor, lesson: Lesson, drafted: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """log q (R, V) float32 -> loss (R,) with gradient, and without, None where no p is known, the chances (R, 2)
-        that the draft's token is accepted: at temperature 1, alpha, and at 0, whether both prefer the same token."""
+        that the draft's token is accepted: at temperature 1, alpha, and at 0, whether both prefer the same token.
+        `drafted`, like log q, is what is drafted by, where that differs."""
         accepted = None
         if lesson.p is not None:
-            agrees = log_q.detach().argmax(-1) == lesson.likeliest_at
-            accepted = torch.stack([acceptance(log_q.detach(), lesson.p), agrees.to(log_q.dtype)], -1)
+            by = log_q.detach() if drafted is None else drafted
+            agrees = by.argmax(-1) == lesson.likeliest_at
+            accepted = torch.stack([acceptance(by, lesson.p), agrees.to(by.dtype)], -1)
         weighted = zip(self.weigh(None if accepted is None else accepted[:, 0]), self.terms, strict=True)
         return torch.stack([weight * term.loss(log_q, lesson) for weight, term in weighted]).sum(0), accepted
 

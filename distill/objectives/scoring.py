@@ -127,9 +127,16 @@ class _Teacher:
         """What a step's hidden states are worth against a lesson of as many rows."""
 
         def evaluate(hidden: Tensor) -> tuple[Tensor, Tensor | None]:
-            return self.objective.loss(step.head(hidden).to(hidden.device).float().log_softmax(-1), lesson)
+            log_q = _log_softmax(step.head, hidden)
+            with torch.no_grad():
+                drafted = None if step.drafts_by is None else _log_softmax(step.drafts_by, hidden)
+            return self.objective.loss(log_q, lesson, drafted)
 
         return evaluate
+
+
+def _log_softmax(head: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+    return head(hidden).to(hidden.device).float().log_softmax(-1)
 
 
 def _at_once(judged: Sequence[Judged], teach: _Teacher) -> list[Scores]:

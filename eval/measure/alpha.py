@@ -136,7 +136,7 @@ def _step_alpha(
 ) -> np.ndarray:  # hidden (T, d) of the text in this row -> (M,)
     valid = step.valid[row]
     places = step.target_rows[row][valid] - row * len(hidden)
-    logits_q = step.head(step.hidden[row, valid])
+    logits_q = step.drafted(step.hidden[row, valid])
     alpha = _alpha(head(hidden[places.to(hidden.device)]).to(logits_q.device), logits_q, sampling, step.vocab)
     found = np.full(len(valid), np.nan)
     found[valid.cpu().numpy()] = alpha.double().cpu().numpy()

@@ -16,7 +16,7 @@ from decode.models.hidden_states import FINAL, Taps
 from decode.models.output_head import ends_of
 
 DEPTH = 4
-TAPS: dict[str, tuple[int, ...]] = {"eagle3": (0, 1, 4), "dspark": (0, 1, 4), "peagle": (0, 1, 4), "exit_adapter": (1,)}
+TAPS = dict.fromkeys(("eagle3", "dspark", "dflash2", "peagle"), (0, 1, 4)) | {"exit_adapter": (1,)}
 """Of families that read several layers, the last one being the final state of a shallow target; the others read that
 alone."""
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -26,6 +26,8 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle3.1-one-norm": ("eagle3", {"norm_before_fc": True, "norm_output": True}),
     "peagle-one-layer": ("peagle", {"layers": 1, "mask_token": 7, "fc_norm": True}),
     "dflash": ("dspark", {"markov_rank": 0, "confidence": False, "layout": "fill_in"}),
+    "jetspec": ("dspark", {"markov_rank": 0, "confidence": False, "layout": "fill_in", "causal": True}),
+    "dflash2-causal": ("dflash2", {"causal": True, "conv_taps": 3, "conv_group": 8}),
     "dspark-fill-in": ("dspark", {"layout": "fill_in", "mask_token": 7}),
 }
 VARIANTS = {family: (family, {}) for family in HEADS if family != "exit_adapter"} | {
@@ -47,7 +49,9 @@ def random_head(name: str, model: PreTrainedModel, seed: int = 0, vocab: Tensor 
         "layers": 2,
         "mlp_layers": 1,
         "anchors": 64,
-        "confidence": True,
+        "confidence": family == "dspark",
+        "layout": "anchor" if family == "dspark" else "fill_in",
+        "candidates": 5,
     } | options
     config = config_class(
         hidden_size=text.hidden_size,

@@ -198,6 +198,35 @@ def dflash(folder: Path, embedding: Tensor) -> Path:
     return written(folder, fields, block_tensors(2))
 
 
+def dflash2(folder: Path, embedding: Tensor) -> Path:
+    """z-lab's, with what vLLM's qwen3_dflash2.py reads; slots see those before them alone."""
+    fields = LAYER | {
+        "architectures": ["DFlash2DraftModel"],
+        "model_type": "qwen3",
+        "num_hidden_layers": 2,
+        "layer_types": ["full_attention"] * 2,
+        "is_causal": True,
+        "dflash_config": {
+            "block_size": 5,
+            "mask_token_id": 7,
+            "target_layer_ids": [1, 3, 5],
+            "conv_kernel_size": 2,
+            "conv_group_size": 8,
+            "selector_rank": 6,
+            "selector_top_k": 9,
+            "causal": True,
+        },
+        "block_size": 5,
+        "rope_theta": 1000000,
+    }
+    tensors = block_tensors(2)
+    for conv in (f"layers.{number}.{name}_conv" for number in range(2) for name in ("attention", "mlp")):
+        tensors |= {f"{conv}.base_kernel": random(2, 2, WIDTH), f"{conv}.kernel_projection.weight": random(16, WIDTH)}
+    for name in ("predecessor", "successor"):
+        tensors[f"candidate_selector.{name}_codebook"] = random(VOCAB, 6)
+    return written(folder, fields, tensors | {"candidate_selector.hidden_projection.weight": random(6, WIDTH)})
+
+
 def dspark(folder: Path, embedding: Tensor) -> Path:
     """deepseek-ai's, with the target's embedding inside, and a chance of acceptance."""
     fields = LAYER | {
@@ -230,6 +259,7 @@ PUBLISHED: dict[str, tuple[Callable[[Path, Tensor], Path], str, str]] = {
     "FasterDecoding": (authors_medusa, "medusa", "medusa"),
     "TGI": (tgi_medusa, "medusa", "medusa"),
     "z-lab": (dflash, "dflash", "dspark"),
+    "z-lab's second": (dflash2, "dflash2", "dflash2"),
     "deepseek-ai": (dspark, "dspark", "dspark"),
 }
 """Who publishes so -> (what writes a folder, its form, our family)."""

@@ -93,7 +93,7 @@ def slot_of(step: Step, target_row: int, row: int) -> int:
 
 
 def logits_of(head: HeadDraft, step: Step, row: int, slot: int) -> Tensor:
-    drafted = step.head(step.hidden[row, slot])
+    drafted = step.drafted(step.hidden[row, slot])
     if step.vocab is None:
         return drafted
     return torch.full((head.config.vocab_size,), -torch.inf, dtype=drafted.dtype).index_copy(0, step.vocab, drafted)

@@ -38,7 +38,9 @@ pytestmark = pytest.mark.usefixtures("uncaptured")
 
 EAGLE = (2, 4, 5)
 TAPS = {"yuhuili": EAGLE, "RedHatAI": EAGLE, "SpecForge": EAGLE} | dict.fromkeys(("FasterDecoding", "TGI"), (-1,))
-TAPS |= dict.fromkeys(("AngelSlim", "speculators-qwen3", "speculators-peagle", "z-lab", "deepseek-ai"), (2, 4, 6))
+TAPS |= dict.fromkeys(
+    ("AngelSlim", "speculators-qwen3", "speculators-peagle", "z-lab", "z-lab's second", "deepseek-ai"), (2, 4, 6)
+)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +99,7 @@ def of_head(head: HeadDraft, batch: Batch, steps: int) -> tuple[list[Tensor], Te
     at = [torch.where(one.valid[0], one.target_rows[0] - step, -1).tolist() for step, one in enumerate(found)]
     places = sorted(set.intersection(*map(set, at)) - {-1, 0})
     logits = [
-        head.widened(one.head(one.hidden[0, [own.index(place) for place in places]])).float()
+        head.widened(one.drafted(one.hidden[0, [own.index(place) for place in places]])).float()
         for one, own in zip(found, at, strict=True)
     ]
     return logits, torch.tensor(places)
@@ -213,6 +215,7 @@ def shift(name: str) -> Damage:
     return tensors(lambda held: held.update({name: held[name] + 1}))
 
 
+BLOCK = {"mask_token_id": 7, "target_layer_ids": [1, 3, 5], "causal": True}
 DAMAGES: dict[str, tuple[str, Damage, str]] = {
     "two forms": ("RedHatAI", with_medusa, "several forms of head, eagle3 and medusa"),
     "another form's configuration": ("z-lab", setting(architectures=["LlamaForCausalLMEagle3"]), "names eagle3, and"),
@@ -234,7 +237,11 @@ DAMAGES: dict[str, tuple[str, Damage, str]] = {
                                   "which has 8 layers"),
     "no list of states": ("z-lab", setting(dflash_config={"mask_token_id": 7}), "lists no target_layer_ids"),
     "no mask": ("z-lab", setting(dflash_config={"target_layer_ids": [1, 3, 5]}), "no mask_token_id"),
-    "blocks that look back alone": ("z-lab", setting(is_causal=True), "is_causal=True"),
+    "blocks of two orders": ("z-lab's second", setting(is_causal=False), "is_causal beside another causal"),
+    "a selector without sizes": ("z-lab's second", setting(dflash_config=BLOCK), "does not say conv_kernel_size"),
+    "scaled logits": (
+        "z-lab's second", setting(final_logit_softcapping=30.0), "sets final_logit_softcapping=30.0, and embedding"
+    ),
     "a second layer": ("yuhuili", setting(num_hidden_layers=2), "num_hidden_layers=2"),
     "draft ids outside": ("SpecForge", tensors(lambda held: held.update(d2t=held["d2t"] + 40)), "different tokens"),
     "no width": ("z-lab", setting(hidden_size="absent"), "hidden_size"),

@@ -166,12 +166,13 @@ SHARED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", ["eagle3", "mtp", "peagle", "dspark", "hydra", "medusa"])
+@pytest.mark.parametrize("family", ["eagle3", "mtp", "peagle", "dspark", "dflash2", "hydra", "medusa"])
 def test_a_head_is_made_like_its_target(family: str) -> None:
     config = asdict(head(family).config)
     assert {name: config[name] for name in SHARED} == SHARED
     assert config["family"] == family
-    assert config["taps"] == {"eagle3": (0, 1, -1), "peagle": (0, 1, -1), "dspark": (0, 1)}.get(family, (-1,))
+    own = {"eagle3": (0, 1, -1), "peagle": (0, 1, -1), "dspark": (0, 1), "dflash2": (0, 1)}
+    assert config["taps"] == own.get(family, (-1,))
 
 
 def test_a_head_has_the_sizes_asked_for() -> None:

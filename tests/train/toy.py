@@ -95,8 +95,12 @@ HEADS: dict[str, dict[str, Any]] = {
     "peagle": {"layers": 2, "head": {"depth": 3, "taps": [0, 1, -1]}},
     "exit_adapter": {"head": {"taps": [1]}},
     "dspark": {"layers": 1, "head": {"depth": 3, "taps": [0, 1], "anchors": 32, "markov_rank": 8}},
+    "dflash2": {
+        "layers": 1,
+        "head": {"depth": 3, "taps": [0, 1], "anchors": 32, "markov_rank": 8, "candidates": 200},
+    },
 }
-"""Heads for a target of two layers, of families whose defaults do not fit it."""
+"""Heads for a target of two layers, and of nearly uniform distributions, of families whose defaults do not fit it."""
 
 
 def head_settings(output_dir: Path, target: Path, family: str = "eagle3", **changes: Any) -> dict[str, Any]:

@@ -141,4 +141,11 @@ def _halves(subject: Subject) -> Iterator[Finding]:
         )
 
 
-_BY_FORM = {"eagle3": _eagle3, "peagle": _eagle3, "medusa": _medusa, "dflash": dflash, "dspark": dspark}
+_BY_FORM = {
+    "eagle3": _eagle3,
+    "peagle": _eagle3,
+    "medusa": _medusa,
+    "dflash": dflash,
+    "dflash2": dflash,
+    "dspark": dspark,
+}

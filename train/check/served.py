@@ -151,7 +151,7 @@ def _of_head(head: HeadDraft, batch: Batch) -> tuple[list[Tensor], Tensor]:
     places = sorted(set.intersection(*map(set, found)) - {-1, 0})
     assert places
     logits = [
-        head.widened(step.head(step.hidden[0, [at.index(place) for place in places]])).float()
+        head.widened(step.drafted(step.hidden[0, [at.index(place) for place in places]])).float()
         for step, at in zip(steps, found, strict=True)
     ]
     return logits, torch.tensor(places)

@@ -52,6 +52,8 @@ DRAFTS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "medusa-reduced": ("medusa", {}, True),
     "dflash": ("dflash", {"taps": TAPS}, False),
     "dflash-reduced": ("dflash", {"taps": TAPS, "mask_token": 7}, True),
+    "dflash2": ("dflash2", {"taps": TAPS, "mask_token": 7}, False),
+    "jetspec": ("jetspec", {"taps": TAPS}, False),
     "dspark": ("dspark", {"taps": TAPS}, False),
     "dspark-reduced": ("dspark-fill-in", {"taps": TAPS}, True),
 }

@@ -30,6 +30,9 @@ DRAFTS = {
     "medusa": ("medusa", {}, False),
     "dflash": ("dflash", MASK, False),
     "dflash, learned mask": ("dflash", TAPS, False),
+    "dflash2": ("dflash2", MASK, False),
+    "dflash2, learned mask": ("dflash2-causal", TAPS, False),
+    "dflash2, reduced": ("dflash2", MASK, True),
     "dspark": ("dspark", MASK, False),
     "dspark, learned mask": ("dspark", TAPS, False),
     "dspark, reduced": ("dspark", MASK, True),
@@ -52,6 +55,7 @@ REFUSED = {
     ("trtllm", "dspark, learned mask"),
     ("trtllm", "dspark, reduced"),
     ("trtllm", "dspark, fill-in"),
+    ("vllm", "dflash2, reduced"),
 }
 """Pairs that are not written, since the engine would draft otherwise."""
 

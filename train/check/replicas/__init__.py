@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from train.check.replicas.base import Replica
 from train.check.replicas.dflash import dflash
+from train.check.replicas.dflash2 import dflash2
 from train.check.replicas.dspark import dspark
 from train.check.replicas.eagle3 import eagle3
 from train.check.replicas.medusa import medusa
@@ -15,6 +16,7 @@ REPLICAS: dict[str, Replica] = {
     "peagle": peagle,
     "medusa": medusa,
     "dflash": dflash,
+    "dflash2": dflash2,
     "dspark": dspark,
     "mtp": mtp,
 }

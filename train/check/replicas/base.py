@@ -95,6 +95,16 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Te
     return mixed.transpose(0, 1).flatten(1)
 
 
+Around = Callable[[Served, Tensor, str, int], tuple[Tensor, Callable[[Tensor], Tensor]]]
+"""(served, normed (N * slots, d), layer and sublayer, slots of a block) -> what a sublayer is given, and what is made
+of what it gives."""
+
+
+def untouched(_served: Served, normed: Tensor, _name: str, _slots: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """As most layers have it."""
+    return normed, lambda made: made
+
+
 Replica = Callable[[Served, Tensor, Tensor, Tensor, int], Tensor]
 """(served, ids (T,), features (T, n, d), places (N,), steps S) -> (S, N, V): at each place the token there is the last
 that is committed, and hidden states are known of those before it; step s has the logits of the s-th token behind it

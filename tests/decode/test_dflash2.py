@@ -1,0 +1,130 @@
+"""DFlash2: what DFlash is with its two parts as training finds them, and what they then do; shapes that cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from decode.common.errors import ConfigError
+from decode.drafters.dflash2 import BlockConvolution, DFlash2Config, DFlash2Draft
+from decode.loop import Loop
+from decode.models.output_head import ends_of
+from decode.requests import Request
+from decode.trees.tree_plans import chain
+from tests.decode.heads import DEPTH, batch_of, random_head
+from tests.tiny import tiny_llama
+
+pytestmark = pytest.mark.usefixtures("uncaptured")
+TEXTS = [[5, 9, 2, 7, 11, 30, 2, 8, 14], [4, 4, 6, 3, 2, 60, 21, 8, 17]]
+CANDIDATES = 5
+
+
+@pytest.fixture(scope="module")
+def target() -> PreTrainedModel:
+    return tiny_llama(num_layers=6, dtype=torch.float64).requires_grad_(False)
+
+
+def head(target: PreTrainedModel, name: str = "dflash2") -> DFlash2Draft:
+    found = random_head(name, target)
+    assert isinstance(found, DFlash2Draft)
+    return found
+
+
+def test_a_new_head_drafts_as_dflash_does(target: PreTrainedModel) -> None:
+    """Training starts from the identity, and from a selector that adds nothing."""
+    plain, flash = head(target), random_head("dflash", target)
+    new = DFlash2Draft(plain.config, ends_of(target)).double().eval()
+    new.load_state_dict(flash.state_dict(), strict=False)
+    batch = batch_of(target, flash, TEXTS)
+    for ours, theirs in zip(new.unroll(batch), flash.unroll(batch), strict=True):
+        torch.testing.assert_close(ours.head(ours.hidden), theirs.head(theirs.hidden))
+
+
+@pytest.mark.parametrize("taps", [1, 2, 3])
+def test_a_convolution_is_the_sum_of_its_equation(taps: int) -> None:
+    torch.manual_seed(0)
+    width, slots, group = 8, 4, 2
+    conv = BlockConvolution(width, slots, taps, group).double()
+    for weight in conv.parameters():
+        torch.nn.init.normal_(weight)
+    x = torch.randn(2, 3 * slots, width, dtype=torch.float64)
+    delta = conv.kernel_projection(x).view(2, 3 * slots, 2, taps, width // group)
+
+    def by_hand(given: torch.Tensor, side: int) -> torch.Tensor:
+        made = torch.zeros_like(given)
+        for place in range(3 * slots):
+            for tap in range(min(taps, place % slots + 1)):
+                for channel in range(width):
+                    kernel = conv.base_kernel[side, tap, channel] + delta[:, place, side, tap, channel // group]
+                    made[:, place, channel] += kernel * given[:, place - tap, channel]
+        return made
+
+    torch.testing.assert_close(conv(x, lambda u: u.tanh()), by_hand(by_hand(x, 0).tanh(), 1))
+
+
+def test_the_selector_scores_the_best_candidates_by_the_token_before(target: PreTrainedModel) -> None:
+    """What is learned has every token; what is drafted the k of the largest logits, with the same scores."""
+    draft = head(target)
+    batch = batch_of(target, draft, TEXTS)
+    selector = draft.candidate_selector
+    for depth, step in enumerate(draft.unroll(batch)):
+        for row, slot in step.valid.nonzero().tolist():
+            hidden = step.hidden[row, slot]
+            state, token = hidden[: draft.config.hidden_size], batch.ids.flatten()[step.target_rows[row, slot]]
+            logits = draft.unbiased(state)
+            best = logits.topk(CANDIDATES).indices
+            match = selector.predecessor_codebook.weight[token] * selector.hidden_projection(state)
+            wanted = logits[best] + selector.successor_codebook.weight[best] @ match
+            drafted, learned = step.drafted(hidden), step.head(hidden)
+            torch.testing.assert_close(drafted[best], wanted)
+            torch.testing.assert_close(learned[best], wanted)
+            others = torch.ones_like(drafted, dtype=torch.bool).index_fill(0, best, False)
+            assert drafted[others].isneginf().all(), depth
+            assert torch.equal(learned[others], logits[others])
+
+
+def test_nothing_but_candidates_is_drafted(target: PreTrainedModel) -> None:
+    draft, found = head(target), []
+    propose = draft.propose
+
+    def noted(context: Any) -> Any:
+        tree = propose(context)
+        found.append(tree.log_q)
+        return tree
+
+    draft.propose = noted  # type: ignore[method-assign]
+    Loop(target, draft, Request(TEXTS, 12, shape=chain(DEPTH), verifier="rejection")).run()
+    kept = [log_q for log_q in found if log_q is not None]
+    assert kept
+    assert {count for log_q in kept for count in log_q.isfinite().sum(-1).flatten().tolist()} == {CANDIDATES}
+
+
+def test_both_parts_learn(target: PreTrainedModel) -> None:
+    draft = head(target).requires_grad_(True).train()
+    batch = batch_of(target, draft, TEXTS)
+    losses = [step.head(step.hidden).log_softmax(-1)[..., 3].sum() for step in draft.unroll(batch)]
+    torch.stack(losses).sum().backward()
+    still = [name for name, weight in draft.named_parameters() if weight.grad is None or not weight.grad.any()]
+    assert not still
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"markov_rank": 0}, "markov_rank=0 leaves the selector"),
+        ({"candidates": 65}, "candidates=65 .* the draft knows 64 tokens"),
+        ({"candidates": 9, "draft_vocab_size": 8}, "the draft knows 8 tokens"),
+        ({"conv_group": 7}, "conv_group=7 does not divide the hidden_size"),
+        ({"layout": "anchor"}, "layout=anchor and confidence=False"),
+        ({"confidence": True}, "confidence=True"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused(target: PreTrainedModel, changes: dict[str, Any], words: str) -> None:
+    config = head(target).config
+    assert isinstance(config, DFlash2Config)
+    with pytest.raises(ConfigError, match=words):
+        replace(config, **changes)
