@@ -136,14 +136,16 @@ def _copied(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _agrees(replay: Pass, module: nn.Module, inputs: tuple[Tensor, ...], stored: Callable[[], list[Tensor]]) -> bool:
-    """Whether it gives and writes what the module does."""
-    if not inputs[0].is_cuda:
-        return alike(_done(replay, module, inputs), _done(module, module, inputs))
+    """Whether it gives and writes what the module does, on a CPU number by number, or else but for near-ties: in bfloat16
+    two tokens often have the same logit, and which one is the greater goes by the last bit of a sum."""
+    is_cuda = inputs[0].is_cuda
 
     def done(call: Pass) -> tuple[Tensor, ...]:
-        return (*_done(call, module, inputs), *map(shadow, stored()))
+        return (*_done(call, module, inputs), *(map(shadow, stored()) if is_cuda else ()))
 
     have, want = done(replay), done(module)
+    if not is_cuda and alike(have, want):
+        return True
     dtype = precision_of(module, want)
 
     def otherwise() -> tuple[Tensor, ...]:

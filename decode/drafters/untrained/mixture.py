@@ -153,7 +153,7 @@ class MixtureDrafter(Drafter):
     def _learn(self, context: Context, lengths: Sequence[int]) -> None:
         for row in self._running:
             written = context.ids[row, self._lengths[row] : lengths[row]].tolist()
-            for one in self._asked[row]:
+            for one in self._asked[row] if REHEARSED.get() is None else ():  # one text, over and over
                 self._standing[one.kind].learn(one.tokens, written)
             self._lengths[row] = lengths[row]
 

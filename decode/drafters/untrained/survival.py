@@ -12,7 +12,8 @@ from decode.drafters.untrained.trie import Trie
 FORGET = 0.97
 """Weight that a guess keeps with every one after it: the last 30 count."""
 PRIOR, PRIOR_WEIGHT = 0.5, 2.0
-"""Chance that a token stands if those before it do, and how many guesses that is worth."""
+"""Chance that a first token stands, and how many guesses that is worth; of a later one, if those before it stand, it is
+what has become known of the one before."""
 
 
 class SurvivalRates:
@@ -34,13 +35,18 @@ class SurvivalRates:
                 self._counts.append((0.0, 0.0))
             reached, right_here = self._counts[depth]
             self._counts[depth] = (FORGET * reached + 1, FORGET * right_here + (depth < stood))
+        # depths that are no longer asked for come back to what the ones before say, or a bad start would last for ever
+        for depth in range(len(guess), len(self._counts)):
+            reached, right_here = self._counts[depth]
+            self._counts[depth] = (FORGET * reached, FORGET * right_here)
 
     def chances(self, depth: int) -> list[float]:
         """P(the first 1, 2, ... `depth` tokens stand)."""
-        found, reached = list[float](), 1.0
+        found, reached, before = list[float](), 1.0, PRIOR
         for at in range(depth):
             tried, stood = self._counts[at] if at < len(self._counts) else (0.0, 0.0)
-            reached *= (stood + PRIOR * PRIOR_WEIGHT) / (tried + PRIOR_WEIGHT)
+            before = (stood + before * PRIOR_WEIGHT) / (tried + PRIOR_WEIGHT)
+            reached *= before
             found.append(reached)
         return found
 
