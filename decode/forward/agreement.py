@@ -32,8 +32,8 @@ def _same(have: Tensor, want: Tensor) -> bool:
 
 
 def near(have: Tensor, want: Tensor) -> bool:
-    """Up to rounding, all numbers taken together. Logits that packed weights and a model's own made in bfloat16 differed
-    by 1 to 7 % of the length of a row (SmolLM2-135M, 30 layers), single ones by 1.1 where the largest was 26."""
+    """Up to rounding, all numbers taken together. In bfloat16 logits of packed weights and of a model's own differed by
+    1 to 7 % of a row's length (SmolLM2-135M, 30 layers), and single ones by 1.1 where the largest was 26."""
     if not have.is_floating_point() or not torch.equal(have.isfinite(), want.isfinite()):
         return torch.equal(have, want)
     ours, theirs = (one.double().masked_fill(~one.isfinite(), 0) for one in (have, want))

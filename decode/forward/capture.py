@@ -136,16 +136,14 @@ def _copied(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _agrees(replay: Pass, module: nn.Module, inputs: tuple[Tensor, ...], stored: Callable[[], list[Tensor]]) -> bool:
-    """Whether it gives and writes what the module does, on a CPU number by number, or else but for near-ties: in bfloat16
-    two tokens often have the same logit, and which one is the greater goes by the last bit of a sum."""
-    is_cuda = inputs[0].is_cuda
+    """Whether it gives and writes what the module does."""
+    if not inputs[0].is_cuda:
+        return alike(_done(replay, module, inputs), _done(module, module, inputs))
 
     def done(call: Pass) -> tuple[Tensor, ...]:
-        return (*_done(call, module, inputs), *(map(shadow, stored()) if is_cuda else ()))
+        return (*_done(call, module, inputs), *map(shadow, stored()))
 
     have, want = done(replay), done(module)
-    if not is_cuda and alike(have, want):
-        return True
     dtype = precision_of(module, want)
 
     def otherwise() -> tuple[Tensor, ...]:

@@ -26,6 +26,7 @@ from decode.drafters.untrained.pace import STALE, Offer, Pace, Plan, Times, best
 from decode.drafters.untrained.survival import Candidate, SurvivalRates, merged_by_worth, paths
 from decode.loop import Loop
 from decode.models.load import load_model
+from decode.rehearsal import warm_up
 from decode.requests import Request
 from decode.trees.tree import Tree, chain_parents
 from decode.trees.tree_plans import chain, parse
@@ -184,6 +185,29 @@ def test_standing_is_the_share_that_reached_each_depth() -> None:
     assert first > 0.95
     assert second / first == pytest.approx(0.5, abs=0.06)
     assert third < 0.05
+
+
+def test_a_token_is_expected_to_stand_as_those_before_it_until_it_was_tried() -> None:
+    """And again where it is no longer tried: a head that was asked for one token for ever could not be right twice."""
+    one = SurvivalRates()
+    for _ in range(50):
+        one.learn([1, 2], [1, 9])
+    assert one.chances(2)[1] < 0.1
+    for _ in range(200):
+        one.learn([1], [1])
+    assert one.chances(3)[2] > 0.6
+
+
+def test_warming_up_teaches_nothing_of_what_stands(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers one prompt over and over."""
+    learned: list[Any] = []
+    monkeypatch.setattr(SurvivalRates, "learn", lambda self, *given: learned.append(given))
+    drafter = MixtureDrafter([NgramDrafter(), draft_lm()])
+    prompt = torch.tensor([[5, 9, 5, 9, 5, 9]])
+    warm_up(model, drafter, prompt, 24, temperature=0.0, num_draft_tokens=2)
+    assert not learned
+    generate(model, drafter, prompt, max_new_tokens=24, temperature=0.0, num_draft_tokens=2, eos_token_id=())
+    assert learned
 
 
 def test_tokens_behind_the_last_one_written_say_nothing() -> None:
