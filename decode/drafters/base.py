@@ -157,8 +157,12 @@ class Context:
 
     def processed(self, logits: Tensor, paths: Tensor) -> Tensor:
         """logits (B, W, V) of W nodes of one depth as the target's would be processed there; paths (B, W, D) are the
-        drafted tokens from the first one to the node itself."""
-        return logits if self.history is None else self.history.of_nodes(logits, paths)
+        drafted tokens from the first one to the node itself. Where nothing is left of the tokens that a draft knows
+        they stay what they were: of a row of nothing there is no distribution, and none of them will stand."""
+        if self.history is None:
+            return logits
+        done = self.history.of_nodes(logits, paths)
+        return torch.where((done > -torch.inf).any(-1, keepdim=True), done, logits)
 
     @property
     def num_draft_tokens(self) -> int:

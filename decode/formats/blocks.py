@@ -59,6 +59,11 @@ def read_blocks(
         "blocks are computed here by Qwen3's layers",
     )
     nested = folder.fields.get("dflash_config") or {}
+    if {*(folder.fields.get("layer_types") or ())} - {"full_attention"} or nested.get("swa_window_size"):
+        raise InputError(
+            f"{folder.path}/config.json gives layers a window (layer_types, swa_window_size), and blocks see the whole "
+            "text here. Serve this head with the engine it was made for"
+        )
     causal = {folder.fields.get("is_causal"), nested.get("causal")} - {None}
     if nested.get("use_swa") or len(causal) > 1:
         raise InputError(
@@ -154,6 +159,8 @@ def no_speculators(source: Source) -> str | None:
             "the speculators library has causal blocks in layers with a window alone; train with "
             "draft.head.causal=false"
         )
+    if source.form == "dflash2":
+        return "DFlash2 heads are written for vLLM's own reader alone; use format=vllm"
     if config.mask_token is None:
         return f"its mask is a learned vector, and the speculators library has the target's embedding alone; {HOW}"
     if config.markov_rank and config.layout == "fill_in":

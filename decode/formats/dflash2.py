@@ -67,7 +67,7 @@ def read_tensors(folder: PublishedFolder, config: HeadConfig, get: Get) -> dict[
 
 
 def written_config(source: Source) -> dict[str, Any]:
-    """Where engines and the speculators library look for them."""
+    """Where vLLM looks for them, and at the top too."""
     own = {key: getattr(cast(DFlash2Config, source.config), ours) for key, ours in KEYS.items()}
     fields = blocks.written_blocks(source, "dflash2", mask_id(source), source.block.depth + 1)
     fields["dflash_config"] |= own

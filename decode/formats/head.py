@@ -78,7 +78,8 @@ def in_words(config: HeadConfig) -> str:
         f"drafts {drafted} of {config.vocab_size} tokens by {rows}",
     ]
     if isinstance(config, DSparkConfig):
-        words.append(f"{config.depth} tokens a block, {config.layers} layers, Markov rank {config.markov_rank}")
+        order = ", in causal order" if config.causal else ""
+        words.append(f"{config.depth} tokens a block{order}, {config.layers} layers, rank {config.markov_rank}")
     if isinstance(config, PEagleConfig):
         words.append(f"{config.depth} tokens a pass, {config.layers} layers, token {config.mask_token} as mask")
     if config.family == "medusa":

@@ -1,6 +1,7 @@
 """Losses and acceptances of every slot of a batch, a chunk of rows at a time.
 
-Never more than one (chunk_rows, V) set of logits is held, and one of p. Chunks are of the rows that judge the slots:
+Never more than one (chunk_rows, V) set of logits is held (two where a draft learns more tokens than it drafts), and one
+of p. Chunks are of the rows that judge the slots:
 all steps that a row judges are scored while its p is at hand, which so is made once, however many steps there are.
 """
 

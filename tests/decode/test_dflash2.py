@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from decode import generate
 from decode.common.errors import ConfigError
 from decode.drafters.dflash2 import BlockConvolution, DFlash2Config, DFlash2Draft
 from decode.loop import Loop
@@ -101,6 +102,27 @@ def test_nothing_but_candidates_is_drafted(target: PreTrainedModel) -> None:
     kept = [log_q for log_q in found if log_q is not None]
     assert kept
     assert {count for log_q in kept for count in log_q.isfinite().sum(-1).flatten().tolist()} == {CANDIDATES}
+
+
+@pytest.mark.parametrize("verifier", ["block", "coupled"])
+def test_where_no_candidate_is_allowed_the_text_is_still_the_targets(target: PreTrainedModel, verifier: str) -> None:
+    """A distribution of nothing was NaN, and `block` then took a stop less often than it has to."""
+    draft, found = head(target), []
+    propose = draft.propose
+
+    def noted(context: Any) -> Any:
+        tree = propose(context)
+        found.append(tree.log_q)
+        return tree
+
+    draft.propose = noted  # type: ignore[method-assign]
+    ids, allowed = torch.tensor(TEXTS[:1]), {"prefix_allowed_tokens_fn": lambda row, text: [1, 3]}
+    settings: dict[str, Any] = {"max_new_tokens": 16, "eos_token_id": (), "seed": 3, **allowed}
+    drafted = generate(target, draft, ids, num_draft_tokens=3, verifier=verifier, **settings)
+    assert set(drafted.sequences[0, ids.shape[1] :].tolist()) <= {1, 3}
+    assert not any(log_q.isnan().any() for log_q in found if log_q is not None)
+    if verifier == "coupled":
+        assert torch.equal(drafted.sequences, generate(target, None, ids, **settings).sequences)
 
 
 def test_both_parts_learn(target: PreTrainedModel) -> None:

@@ -135,5 +135,5 @@ def form_of(folder: ServedFolder) -> str:
     raise InputError(
         f"{folder.path}/config.json has architectures={fields.get('architectures')} and "
         f"model_type={fields.get('model_type')}: neither a draft head that is known here (EAGLE-3, Medusa, DFlash, "
-        "DSpark) nor a language model. Write the engine's key"
+        "DSpark, DFlash2) nor a language model. Write the engine's key"
     )

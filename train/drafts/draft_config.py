@@ -14,6 +14,7 @@ LM_WIDTH = 256
 """Of a model that is trained without a target."""
 HEAD_DIM = 64
 SINKS = 4
+MOST_CANDIDATES = 4096
 WINDOWED = ("lm", "eagle3")
 """Families that can attend over a window."""
 
@@ -134,6 +135,9 @@ class HeadSettings:
         require_at_least(1, self, "head.", "depth", "mlp_layers", "anchors", "vocab", "candidates")
         require_at_least(0, self, "head.", "markov_rank", "mask_token")
         taps = self.taps
+        require(
+            self.candidates <= MOST_CANDIDATES, f"head.candidates={self.candidates}; use {MOST_CANDIDATES} or fewer"
+        )
         require(
             taps is None or 0 < len(taps) == len(set(taps)),
             f"head.taps={taps} must name different hidden states, or be null for the family's own choice",
@@ -269,8 +273,8 @@ class DraftConfig:
         require(self.lora.rank == 0, f"lora.rank={self.lora.rank} is for family lm; {self.family} is trained whole")
         require(
             self.parallel.tokens == 0,
-            f"parallel.tokens={self.parallel.tokens} is for family lm, and draft.family={self.family}; of heads peagle "
-            "and dspark draft in one pass. Leave draft.parallel out, or use one of those families",
+            f"parallel.tokens={self.parallel.tokens} is for family lm, and draft.family={self.family}; of heads "
+            "peagle, dspark and dflash2 draft in one pass. Leave draft.parallel out, or use one of those families",
         )
         default = HeadSettings()
         for name, owners in OWNERS.items():

@@ -44,7 +44,7 @@ class TrainableHead(TrainableDraft):
     def token_tables(self) -> list[nn.Parameter]:
         """With what adds to the target's logits, and output heads of its own, over its vocabulary or a reduced one; by
         name, since a layer may be as wide as a vocabulary."""
-        tables = ("markov_out", "successor_codebook", "lm_head", "lm_heads")
+        tables = ("markov_out", "lm_head", "lm_heads")
         added = [child for name, child in self.head.named_modules() if name in tables]
         return [*super().token_tables(), *(weight for child in added for weight in child.parameters())]
 

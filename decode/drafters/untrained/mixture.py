@@ -155,6 +155,8 @@ class MixtureDrafter(Drafter):
             written = context.ids[row, self._lengths[row] : lengths[row]].tolist()
             for one in self._asked[row] if REHEARSED.get() is None else ():  # one text, over and over
                 self._standing[one.kind].learn(one.tokens, written)
+                if one.kind[0] >= len(self.readers):  # a text is always asked for all that it has
+                    self._standing[one.kind].forget_beyond(len(one.tokens))
             self._lengths[row] = lengths[row]
 
     def _read_guesses(self, context: Context) -> None:

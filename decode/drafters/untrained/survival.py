@@ -35,10 +35,12 @@ class SurvivalRates:
                 self._counts.append((0.0, 0.0))
             reached, right_here = self._counts[depth]
             self._counts[depth] = (FORGET * reached + 1, FORGET * right_here + (depth < stood))
-        # depths that are no longer asked for come back to what the ones before say, or a bad start would last for ever
-        for depth in range(len(guess), len(self._counts)):
-            reached, right_here = self._counts[depth]
-            self._counts[depth] = (FORGET * reached, FORGET * right_here)
+
+    def forget_beyond(self, depth: int) -> None:
+        """Depths that were not asked for come back to what those before say, or a bad start would last for ever."""
+        for at in range(depth, len(self._counts)):
+            reached, right_here = self._counts[at]
+            self._counts[at] = (FORGET * reached, FORGET * right_here)
 
     def chances(self, depth: int) -> list[float]:
         """P(the first 1, 2, ... `depth` tokens stand)."""

@@ -37,7 +37,8 @@ def refusals(draft: str, target: ModelDescription) -> dict[str, str | None]:
 def refused_forms(facts: Mapping[str, ArmFacts], engine: str) -> dict[str, str]:
     """Arm -> why the engine serves none of its family, known before anything is trained.
 
-    Blocks of both layouts go by the family `dspark`; an engine loads either form of them or neither.
+    Blocks of both layouts go by the family `dspark`; an engine loads either form of them or neither, and what else it
+    refuses of a draft it says of the trained one.
     """
     how = {arm: ENGINES[engine].forms[one.family] for arm, one in facts.items()}
     return {arm: why for arm, why in how.items() if isinstance(why, str)}

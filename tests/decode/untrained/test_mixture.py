@@ -195,6 +195,7 @@ def test_a_token_is_expected_to_stand_as_those_before_it_until_it_was_tried() ->
     assert one.chances(2)[1] < 0.1
     for _ in range(200):
         one.learn([1], [1])
+        one.forget_beyond(1)
     assert one.chances(3)[2] > 0.6
 
 

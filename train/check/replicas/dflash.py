@@ -49,7 +49,7 @@ def _visible(served: Served, before: Tensor, places: Tensor, slots: int) -> Tens
     """(N * slots, T + N * slots) the tokens before a block, and its own slots."""
     block = torch.arange(len(places)).repeat_interleave(slots)
     same = block[:, None] == block
-    if (served.fields.get("dflash_config") or {}).get("causal"):
+    if served.fields.get("is_causal", (served.fields.get("dflash_config") or {}).get("causal")):
         same = same.tril()
     return torch.cat([before < places[block][:, None], same], 1)
 

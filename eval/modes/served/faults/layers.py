@@ -121,7 +121,9 @@ def _mask(reading: Reading) -> Variants:
 
 def _causal(reading: Reading) -> Variants:
     nested = reading.fields.get("dflash_config") or {}
-    yield "each sees those before it alone", reading.with_fields(dflash_config={**nested, "causal": True})
+    otherwise = not reading.fields.get("is_causal", nested.get("causal"))
+    what = "each sees those before it alone" if otherwise else "each sees all others"
+    yield what, reading.with_fields(dflash_config={**nested, "causal": otherwise}, is_causal=otherwise)
 
 
 def _anchored(reading: Reading) -> Variants:
