@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from decode.trees.tree import Drawn, Tree
     from decode.trees.tree_plans import Shape
 
+UNLIKELY = -1e4
+"""Shown to processors as the score of what a draft does not know: it is no ban of theirs."""
 Value = TypeVar("Value")
 
 
@@ -161,7 +163,8 @@ class Context:
         they stay what they were: of a row of nothing there is no distribution, and none of them will stand."""
         if self.history is None:
             return logits
-        done = self.history.of_nodes(logits, paths)
+        known = logits > -torch.inf
+        done = self.history.of_nodes(logits.masked_fill(~known, UNLIKELY), paths).masked_fill(~known, -torch.inf)
         return torch.where((done > -torch.inf).any(-1, keepdim=True), done, logits)
 
     @property

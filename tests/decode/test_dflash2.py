@@ -117,7 +117,7 @@ def test_where_no_candidate_is_allowed_the_text_is_still_the_targets(target: Pre
 
     draft.propose = noted  # type: ignore[method-assign]
     ids, allowed = torch.tensor(TEXTS[:1]), {"prefix_allowed_tokens_fn": lambda row, text: [1, 3]}
-    settings: dict[str, Any] = {"max_new_tokens": 16, "eos_token_id": (), "seed": 3, **allowed}
+    settings: dict[str, Any] = {"max_new_tokens": 16, "eos_token_id": (), "seed": 3, "audit": True, **allowed}
     drafted = generate(target, draft, ids, num_draft_tokens=3, verifier=verifier, **settings)
     assert set(drafted.sequences[0, ids.shape[1] :].tolist()) <= {1, 3}
     assert not any(log_q.isnan().any() for log_q in found if log_q is not None)

@@ -238,6 +238,7 @@ DAMAGES: dict[str, tuple[str, Damage, str]] = {
     "no list of states": ("z-lab", setting(dflash_config={"mask_token_id": 7}), "lists no target_layer_ids"),
     "no mask": ("z-lab", setting(dflash_config={"target_layer_ids": [1, 3, 5]}), "no mask_token_id"),
     "blocks of two orders": ("z-lab's second", setting(is_causal=False), "is_causal beside another causal"),
+    "layers with windows": ("z-lab", setting(layer_types=["sliding_attention", "full_attention"]), "layers a window"),
     "a selector without sizes": ("z-lab's second", setting(dflash_config=BLOCK), "does not say conv_kernel_size"),
     "scaled logits": (
         "z-lab's second", setting(final_logit_softcapping=30.0), "sets final_logit_softcapping=30.0, and embedding"
