@@ -20,9 +20,9 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from decode.common.errors import InputError
+from decode.drafters.anchored_blocks import chosen_anchors
 from decode.drafters.base import Batch, Context, Step
 from decode.drafters.drafting import Above, Steps
-from decode.drafters.dspark import chosen_anchors
 from decode.drafters.lm import LMDraft
 from decode.drafters.lm_steps import Passes, of_tokens
 from decode.forward.attention import layer_masks, packed_visibility

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from decode.models.output_head import ends_of
 from decode.requests import Request
 from decode.trees.tree_plans import chain
 from tests.decode.heads import DEPTH, batch_of, random_head
+from tests.faults import Fault, check_caught, noticed_by
 from tests.tiny import tiny_llama
 
 pytestmark = pytest.mark.usefixtures("uncaptured")
@@ -150,3 +152,27 @@ def test_a_shape_that_cannot_be_is_refused(target: PreTrainedModel, changes: dic
     assert isinstance(config, DFlash2Config)
     with pytest.raises(ConfigError, match=words):
         replace(config, **changes)
+
+
+FAULTS = [
+    *noticed_by(
+        partial(test_a_convolution_is_the_sum_of_its_equation, taps=2),
+        ("decode.drafters.dflash2:BlockConvolution._over", "(0, 0, tap, 0)", "(0, 0, 0, 0)"),
+        ("decode.drafters.dflash2:BlockConvolution.forward", "self._over(normed, before)", "self._over(normed, after)"),
+    ),
+    *noticed_by(
+        test_the_selector_scores_the_best_candidates_by_the_token_before,
+        ("decode.drafters.dflash2:DFlash2Draft._candidates", "logits.topk", "(-logits).topk"),
+        ("decode.drafters.dflash2:DFlash2Draft.known", "_codebook(before)", "_codebook(0 * before)"),
+    ),
+    *noticed_by(
+        partial(test_where_no_candidate_is_allowed_the_text_is_still_the_targets, verifier="block"),
+        ("decode.drafters.base:Context.processed", "keepdim=True), done, logits)", "keepdim=True), done, done)"),
+    ),
+]
+
+
+@pytest.mark.slow  # they test the tests
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_a_fault_is_noticed(fault: Fault, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_caught(fault, request, monkeypatch)
