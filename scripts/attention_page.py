@@ -1,6 +1,6 @@
 """Time and memory of EAGLE-3's attention by the length of the text, merged and under the dense mask.
 
-    python scripts/attention_page.py    # adds a run to docs/results/attention.json, and writes the page from all runs
+    python scripts/attention_page.py    # adds a run to docs/results/attention/, and writes the page anew
 
 Each measurement has a process of its own, so that its peak is its own. Two minutes, of a machine without other work.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run from anywhere, as a script
-FILE = ROOT / "docs/results/attention"
+PAGE, FIGURES = ROOT / "docs/results/attention.md", ROOT / "docs/results/attention/runs.json"
 COMMAND = "python scripts/attention_page.py"
 STEPS, HEADS, KV_HEADS, WIDTH, SEED = 7, 9, 3, 64, 0
 """Of SmolLM2-135M's shape, as EAGLE-3 unrolls it."""
@@ -106,11 +106,10 @@ def main() -> None:
     if len(sys.argv) > 1:
         sys.stdout.write(json.dumps(measured(sys.argv[1], int(sys.argv[2]))))
         return
-    json_file = FILE.with_suffix(".json")
-    found = json.loads(json_file.read_text()) if json_file.is_file() else {"command": COMMAND, "runs": []}
+    found = json.loads(FIGURES.read_text()) if FIGURES.is_file() else {"command": COMMAND, "runs": []}
     found["runs"].append(run())
-    json_file.write_text(json.dumps(found, indent=1) + "\n")
-    FILE.with_suffix(".md").write_text(page_of(found))
+    FIGURES.write_text(json.dumps(found, indent=1) + "\n")
+    PAGE.write_text(page_of(found))
 
 
 if __name__ == "__main__":

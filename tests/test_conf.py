@@ -31,7 +31,6 @@ def test_no_yaml_stands_outside_the_stages_and_groups() -> None:
 
 NEEDED = {
     "experiment/smollm2_records": ["data.path=some/prompts.jsonl"],
-    "experiment/smollm2_families": ["prompts.file=some/questions.jsonl"],
     "experiment/smollm2_drafters": ["prompts.file=some/questions.jsonl"],
     "experiment/smollm2_report": ["prompts.file=some/questions.jsonl"],
     "experiment/smollm2_served": ["prompts.file=some/questions.jsonl"],

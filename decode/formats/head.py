@@ -79,7 +79,7 @@ def in_words(config: HeadConfig) -> str:
     ]
     if isinstance(config, DSparkConfig):
         order = ", in causal order" if config.causal else ""
-        words.append(f"{config.depth} tokens a block{order}, {config.layers} layers, rank {config.markov_rank}")
+        words.append(f"{config.depth} tokens a block{order}, {config.layers} layers, Markov rank {config.markov_rank}")
     if isinstance(config, PEagleConfig):
         words.append(f"{config.depth} tokens a pass, {config.layers} layers, token {config.mask_token} as mask")
     if config.family == "medusa":

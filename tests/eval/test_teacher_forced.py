@@ -71,7 +71,7 @@ def test_a_head_is_judged_at_every_token_of_its_rounds(name, sampling):
     with torch.no_grad():
         logits = target(torch.tensor([TEXTS[1].ids])).logits[0]
     for number, step in enumerate((first, second)):
-        q = step.head(step.hidden[0])
+        q = step.drafted(step.hidden[0])
         for slot in range(q.shape[0]):
             have = found["head"].by_row[1][slot, number]
             row = int(step.target_rows[0, slot])
@@ -102,5 +102,5 @@ def test_a_reduced_vocabulary_covers_nothing_outside():
     step = next(iter(head.unroll(batch_of(target, head, [list(TEXTS[1].ids)]))))
     with torch.no_grad():
         p = target(torch.tensor([TEXTS[1].ids])).logits[0].softmax(-1)[int(step.target_rows[0, 2]), vocab]
-    q = step.head(step.hidden[0, 2]).softmax(-1)
+    q = step.drafted(step.hidden[0, 2]).softmax(-1)
     assert found.by_row[1][2, 0] == pytest.approx(torch.minimum(p, q).sum().item(), abs=1e-5)
