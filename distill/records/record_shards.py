@@ -147,8 +147,9 @@ class Shard:
 
     def check_content(self) -> None:
         """Raise InputError where the bytes are not those that were written, or their tokens cannot be. Reads the whole
-        file."""
+        file, and holds the checksums of its arrays against it too: a wrong one would refuse a sound shard later on."""
         check_sum(self.path, self.known)
+        check_arrays(self.path, self.known.arrays)
         self._check_tokens()
         self._unchecked.clear()
 

@@ -30,8 +30,8 @@ FAULTS = [
         partial(test_objectives.test_chunked_equals_plain, "tv", 100),
         (
             "distill.objectives.objective:Objective.loss",
-            "acceptance(log_q.detach(), lesson.p)",
-            "acceptance(log_q, lesson.p)",
+            "by = log_q.detach() if",
+            "by = log_q if",
         ),
     ),
     *noticed_by(
