@@ -34,6 +34,7 @@ HEADS = [
     ("llama", "medusa"),
     ("llama", "medusa-reduced"),
     ("llama", "dflash"),
+    ("llama", "jetspec"),
 ]
 FAULTY = {"lm": "lm", "eagle3": "eagle3-reduced", "medusa": "medusa-reduced", "dflash": "dflash"}
 

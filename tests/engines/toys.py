@@ -93,6 +93,7 @@ DRAFTS: dict[str, dict[str, Any]] = {
     "eagle3-plain-reduced": {"family": "eagle3", "head": _PLAIN | {"vocab": REDUCED, "norm_before_fc": True}},
     "dflash": {"family": "dspark", "layers": 1, "head": _BLOCK},
     "dflash-token": {"family": "dspark", "layers": 1, "head": _BLOCK | {"mask_token": _UNUSED}},
+    "jetspec": {"family": "dspark", "layers": 1, "head": _BLOCK | {"causal": True}},
     "dspark": {"family": "dspark", "layers": 1, "head": _DSPARK},
     "dspark-reduced": {"family": "dspark", "layers": 1, "head": _DSPARK | {"vocab": REDUCED}},
 }
