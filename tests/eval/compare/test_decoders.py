@@ -405,7 +405,7 @@ def test_vllm_continues_greedily_as_our_loop_does(tmp_path, drafts):
     model = tiny_llama(vocab_size=300, hidden_size=64, max_position_embeddings=64, eos_token_id=0)
     prompts = [list(range(20, 30)), list(range(50, 60))]
     ours = OurArm("ours", model, None, {"temperature": 0.0, "verifier": "greedy"}).run(prompts, [0, 1], 12, 0)
-    call = {"prompts": prompts, "max_new_tokens": 12, "sampling": {"temperature": 0.0}, "eos": [0]}
+    call = {"prompts": prompts, "max_new_tokens": 12, "sampling": {"temperature": 0.0}, "eos": [0], "timed": True}
     with Engine(python, engines.WORKER, settings, tmp_path / "log") as engine:
         sample = as_sample(engine.call(call), [0], 12)
     assert sample.new_ids == ours.new_ids
