@@ -67,11 +67,11 @@ def read_tensors(folder: PublishedFolder, config: HeadConfig, get: Get) -> dict[
 
 
 def written_config(source: Source) -> dict[str, Any]:
-    """Where vLLM looks for them, and at the top too."""
+    """DFlash's, with the sizes where vLLM looks for them."""
     own = {key: getattr(cast(DFlash2Config, source.config), ours) for key, ours in KEYS.items()}
     fields = blocks.written_blocks(source, "dflash2", mask_id(source), source.block.depth + 1)
     fields["dflash_config"] |= own
-    return {"architectures": ["DFlash2DraftModel"]} | fields | own
+    return {"architectures": ["DFlash2DraftModel"]} | fields
 
 
 def written_tensors(source: Source) -> dict[str, Tensor]:

@@ -37,6 +37,19 @@ def head(target: PreTrainedModel, name: str = "dflash2") -> DFlash2Draft:
     return found
 
 
+def noted(draft: DFlash2Draft) -> tuple[DFlash2Draft, list[torch.Tensor]]:
+    """It, and log q of every tree that it will propose with one."""
+    propose, found = draft.propose, []
+
+    def proposed(context: Any) -> Any:
+        tree = propose(context)
+        found.extend([] if tree.log_q is None else [tree.log_q])
+        return tree
+
+    draft.propose = proposed  # type: ignore[method-assign]
+    return draft, found
+
+
 def test_a_new_head_drafts_as_dflash_does(target: PreTrainedModel) -> None:
     """Training starts from the identity, and from a selector that adds nothing."""
     plain, flash = head(target), random_head("dflash", target)
@@ -91,38 +104,21 @@ def test_the_selector_scores_the_best_candidates_by_the_token_before(target: Pre
 
 
 def test_nothing_but_candidates_is_drafted(target: PreTrainedModel) -> None:
-    draft, found = head(target), []
-    propose = draft.propose
-
-    def noted(context: Any) -> Any:
-        tree = propose(context)
-        found.append(tree.log_q)
-        return tree
-
-    draft.propose = noted  # type: ignore[method-assign]
+    draft, found = noted(head(target))
     Loop(target, draft, Request(TEXTS, 12, shape=chain(DEPTH), verifier="rejection")).run()
-    kept = [log_q for log_q in found if log_q is not None]
-    assert kept
-    assert {count for log_q in kept for count in log_q.isfinite().sum(-1).flatten().tolist()} == {CANDIDATES}
+    assert found
+    assert {count for log_q in found for count in log_q.isfinite().sum(-1).flatten().tolist()} == {CANDIDATES}
 
 
 @pytest.mark.parametrize("verifier", ["block", "coupled"])
 def test_where_no_candidate_is_allowed_the_text_is_still_the_targets(target: PreTrainedModel, verifier: str) -> None:
     """A distribution of nothing was NaN, and `block` then took a stop less often than it has to."""
-    draft, found = head(target), []
-    propose = draft.propose
-
-    def noted(context: Any) -> Any:
-        tree = propose(context)
-        found.append(tree.log_q)
-        return tree
-
-    draft.propose = noted  # type: ignore[method-assign]
+    draft, found = noted(head(target))
     ids, allowed = torch.tensor(TEXTS[:1]), {"prefix_allowed_tokens_fn": lambda row, text: [1, 3]}
     settings: dict[str, Any] = {"max_new_tokens": 16, "eos_token_id": (), "seed": 3, "audit": True, **allowed}
     drafted = generate(target, draft, ids, num_draft_tokens=3, verifier=verifier, **settings)
     assert set(drafted.sequences[0, ids.shape[1] :].tolist()) <= {1, 3}
-    assert not any(log_q.isnan().any() for log_q in found if log_q is not None)
+    assert not any(log_q.isnan().any() for log_q in found)
     if verifier == "coupled":
         assert torch.equal(drafted.sequences, generate(target, None, ids, **settings).sequences)
 

@@ -7,10 +7,14 @@ from tests.train.export.loaders.base import Fields, Loader, fused, fusing, is_re
 _NORMS = ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm")
 
 
-def _room(fields: Fields) -> set[str]:
+def _of_blocks(fields: Fields) -> set[str]:
+    """What both have."""
     layers = (fused(f"model.layers.{index}.", _NORMS) for index in range(fields["num_hidden_layers"]))
-    room = set().union(*layers) | {f"model.{name}.weight" for name in ("fc", "norm", "hidden_norm")}
-    room |= {f"model.markov_head.markov_{one}.weight" for one in ("w1", "w2")}
+    return set().union(*layers) | {f"model.{name}.weight" for name in ("fc", "norm", "hidden_norm")}
+
+
+def _room(fields: Fields) -> set[str]:
+    room = _of_blocks(fields) | {f"model.markov_head.markov_{one}.weight" for one in ("w1", "w2")}
     if fields["enable_confidence_head"]:
         room |= {f"model.confidence_head.proj.{one}" for one in ("weight", "bias")}
     if fields["vocab_size"] > (fields.get("target_vocab_size") or fields["vocab_size"]):
@@ -19,8 +23,7 @@ def _room(fields: Fields) -> set[str]:
 
 
 def _dflash2_room(fields: Fields) -> set[str]:
-    layers = (fused(f"model.layers.{index}.", _NORMS) for index in range(fields["num_hidden_layers"]))
-    room = set().union(*layers) | {f"model.{name}.weight" for name in ("fc", "norm", "hidden_norm")}
+    room = _of_blocks(fields)
     for index in range(fields["num_hidden_layers"]):
         for conv in ("attention_conv", "mlp_conv"):
             room |= {f"model.layers.{index}.{conv}.{one}" for one in ("base_kernel", "kernel_projection.weight")}
