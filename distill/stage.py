@@ -62,6 +62,7 @@ def run(config: DistillConfig) -> None:
         plan = on_main(ranks.is_main_process, lambda: _planned(config, texts, runtime))
         if not config.plan:
             _record(config, plan, target, texts, runtime, ranks)
+    ranks.destroy_process_group()  # left to the interpreter's end, it may abort a rank that has done its work
 
 
 def open_runtime(config: DistillConfig, target: ModelDescription) -> Runtime:

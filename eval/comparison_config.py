@@ -142,6 +142,9 @@ class FamiliesConfig(Batches):
     """Training tokens of every arm in the comparison at equal tokens."""
     seconds: float = 20.0
     """Seconds that every arm trains in the comparison at equal time, validation and export not counted."""
+    at_once: int = 1
+    """Trainings that share the device, each in a process of its own: on a GPU a small draft leaves it idle. `seconds`
+    are then those of a shared device."""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     """Seeds of initial weights and data order; every arm is trained with each."""
     feature_codes: list[FeatureCode] = field(default_factory=lambda: ["bf16"])
@@ -167,7 +170,7 @@ class FamiliesConfig(Batches):
         self._check_arms()
         self._check_lists()
         require(self.seconds > 0, f"families.seconds={self.seconds}; train for some time")
-        require_at_least(1, self, "families.", "tokens", "screening_batches")
+        require_at_least(1, self, "families.", "tokens", "at_once", "screening_batches")
 
     def _check_arms(self) -> None:
         require_some(self, "families.", arms="'+families.arms.lm=[draft=lm]'")

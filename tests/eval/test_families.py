@@ -18,12 +18,12 @@ from eval import __main__ as cli
 from eval import stage
 from eval.config import EvalConfig
 from eval.modes.families import mode, trainings
-from eval.modes.families.arms import describe_arms, record_folders, rescoring, train_config
+from eval.modes.families.arms import describe_arms, layers_wanted, record_folders, rescoring, train_config
 from eval.modes.families.measuring import Measurement
 from eval.modes.families.page import losslessness_of_all, render_summary
 from eval.modes.families.recommend import PLAIN, recommend, sentence
 from eval.modes.families.results import Group, quality_row
-from eval.modes.families.trainings import Training, in_child, pace_of, steps_for_tokens
+from eval.modes.families.trainings import Training, in_children, pace_of, steps_for_tokens
 from eval.publish import publish
 from eval.results.compared import ArmQuality, Budgets, CodeCost, Families, TrainedArm
 from eval.results.schema import Row
@@ -109,7 +109,7 @@ def folder(tmp_path_factory) -> Path:
 def trainer(monkeypatch) -> FakeTrainer:
     fake = FakeTrainer()
     monkeypatch.setattr(trainings.stage, "run", fake)
-    monkeypatch.setattr(mode, "in_child", lambda call, *arguments: call(*arguments))
+    monkeypatch.setattr(mode, "in_children", lambda call, each: [call(*one) for one in each])
     return fake
 
 
@@ -212,7 +212,7 @@ def test_a_finished_training_of_another_configuration_is_not_taken_for_this_one(
         stage.run(config(folder, tmp_path, families={"seeds": [1]}))
     other = config(folder, tmp_path, families={"seeds": [1], "tokens": 400})
     with pytest.raises(ConfigError, match=r"lm-tokens-1 holds a run of another configuration \(.*steps: 4 there"):
-        mode.prepare(other, {})
+        mode.prepare(other, record_folders(other, {}), None, [], 0)
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +220,7 @@ def measured(folder, tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("measured")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainings.stage, "run", FakeTrainer())
-        patch.setattr(mode, "in_child", lambda call, *arguments: call(*arguments))
+        patch.setattr(mode, "in_children", lambda call, each: [call(*one) for one in each])
         stage.run(config(folder, place))
     return place / "families/report"
 
@@ -489,18 +489,18 @@ def test_missing_records_are_said_with_the_remedy_and_ends_with_2(tmp_path, monk
 
 @pytest.mark.slow
 def test_a_child_hands_over_what_it_finds_and_what_it_raises():
-    assert in_child(abs, -3) == 3
+    assert in_children(abs, [(-3,), (4,)]) == [3, 4]
     with pytest.raises(ValueError, match="invalid literal"):
-        in_child(int, "three")
+        in_children(int, [("three",)])
     with pytest.raises(RunError, match="resume=auto"):
-        in_child(sys.modules["os"]._exit, 3)
+        in_children(sys.modules["os"]._exit, [(3,)])
 
 
 @pytest.mark.slow
 def test_real_trainings_from_records_to_page(folder, tmp_path):
     head = ["draft=eagle3", "draft.head.taps=[0,1,-1]", "draft.head.depth=2", "lr=1e-3"]
     changes = {"arms": {"lm": LM, "eagle3": head}, "seeds": [0], "feature_seeds": [0]}
-    changes |= {"feature_codes": ["bf16", "int8", "pca"], "feature_arm": "eagle3"}
+    changes |= {"feature_codes": ["bf16", "int8", "pca"], "feature_arm": "eagle3", "at_once": 2}
     stage.run(config(folder, tmp_path, families=changes))
     place = tmp_path / "families"
     found = json.loads((place / "report/results.json").read_text())
@@ -537,3 +537,12 @@ def test_records_that_hold_the_hidden_states_are_trained_from_as_they_are(folder
         "int8": str(tmp_path / "families/records_int8"),
     }
     assert record_folders(cfg, {"bf16": [0, 2]}) == {"bf16": str(tmp_path / "families/records_bf16")}
+
+
+def test_no_states_are_recorded_of_a_target_that_is_run_again(folder, tmp_path):
+    arms = {"low": ["draft=medusa", "draft.head.taps=[0]"], "other": ["draft=medusa", "draft.head.taps=[1]"]}
+    cfg = config(folder, tmp_path, families={"arms": arms, "training": ["target_source=live"]})
+    assert layers_wanted(cfg, describe_arms(cfg, describe_model(cfg.target))) == {}
+    arms["other"].append("target_source=records")
+    cfg = config(folder, tmp_path, families={"arms": arms, "training": ["target_source=live"]})
+    assert layers_wanted(cfg, describe_arms(cfg, describe_model(cfg.target))) == {"bf16": [1]}

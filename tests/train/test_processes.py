@@ -337,6 +337,7 @@ def late(rank: int, port: int, folder: str) -> None:
         time.sleep(3 * PATIENCE.total_seconds())
     accelerator.wait_for_everyone()
     Path(folder, f"rank_{rank}").write_text(str(accelerator.reduce(torch.ones(1)).item()))  # type: ignore[union-attr]
+    accelerator.end_training()  # a process group that is left to the interpreter's end may abort it
 
 
 @pytest.mark.slow

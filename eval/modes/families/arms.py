@@ -108,10 +108,11 @@ def check_records(cfg: EvalConfig, target: ModelDescription) -> RecordFolder:
 def layers_wanted(cfg: EvalConfig, facts: Mapping[str, ArmFacts]) -> dict[str, list[int]]:
     """Code of features -> layers to record: all arms' for the first code, those of `feature_arm` for the others.
 
-    Empty where no arm reads hidden states.
+    Empty where no arm reads hidden states, or those that do take them from the target itself (`target_source`).
     """
     first, *others = cfg.families.feature_codes
-    everything = sorted({tap for one in facts.values() for tap in one.taps})
+    recorded = (one for arm, one in facts.items() if train_config(cfg, arm).target_source == "records")
+    everything = sorted({tap for one in recorded for tap in one.taps})
     if not everything:
         return {}
     coded = cfg.families.feature_arm

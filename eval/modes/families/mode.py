@@ -36,8 +36,9 @@ from eval.modes.families.trainings import (
     Training,
     describe_given,
     given,
-    in_child,
+    in_children,
     pace_of,
+    part_of,
     record_features,
     train_all,
     trainings,
@@ -70,25 +71,31 @@ def run(cfg: EvalConfig) -> None:
     _check(cfg)
     target = describe_model(cfg.target)
     say_sampling(cfg, target)
-    records = check_records(cfg, target)
+    source = check_records(cfg, target)
     arms = describe_arms(cfg, target)
     wanted = layers_wanted(cfg, arms)
     check_layers(cfg, wanted)
     facts = arms | describe_given(cfg, target)
     reported, screening = _prompts(cfg, target)
-    with planned_report(cfg, plan_lines(cfg, target, facts, wanted, records)) as folder:
+    with planned_report(cfg, plan_lines(cfg, target, facts, wanted, source)) as folder:
         if folder is None:
             return
-        in_child(prepare, cfg, wanted)
-        results = Results(folder)
-        _judge(cfg, results, reported[: cfg.lossless.prompts])
+        results, records = Results(folder), record_folders(cfg, wanted)
+        if wanted:
+            in_children(record_features, [(cfg, wanted)])
+        parts = range(cfg.families.at_once)
+        in_children(prepare, [(cfg, records, results, reported[: cfg.lossless.prompts], part) for part in parts])
         _race(cfg, results, facts, reported, screening)
         _write(folder, make_results(cfg, _measured(cfg, target, facts, wanted, results)))
 
 
-def prepare(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> None:
-    """Everything that is trained from and trained, as far as it is missing."""
-    train_all(cfg, record_features(cfg, wanted))
+def prepare(
+    cfg: EvalConfig, records: Mapping[str, str], results: Results, prompts: Sequence[Prompt], part: int
+) -> None:
+    """Train and measure what is missing of one of families.at_once parts; given drafts belong to the first."""
+    mine = part_of(cfg, part)
+    train_all(cfg, records, mine)
+    _judge(cfg, results, prompts, [*mine, *(given(cfg) if part == 0 else [])])
 
 
 def _check(cfg: EvalConfig) -> None:
@@ -125,9 +132,9 @@ def _prompts(cfg: EvalConfig, target: ModelDescription) -> tuple[list[Prompt], l
     return reported, screening
 
 
-def _judge(cfg: EvalConfig, results: Results, prompts: Sequence[Prompt]) -> None:
+def _judge(cfg: EvalConfig, results: Results, prompts: Sequence[Prompt], drafts: Sequence[Training]) -> None:
     """Measure every draft that is not measured yet, each kept as soon as it is."""
-    missing = [one for one in (*trainings(cfg), *given(cfg)) if results.read(_file(one)) is None]
+    missing = [one for one in drafts if results.read(_file(one)) is None]
     if not missing:
         return
     dtype = cfg.target.dtype if cfg.lossless.dtype == "auto" else cfg.lossless.dtype

@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -98,15 +98,16 @@ def pace_of(folder: Path) -> Pace:
 T = TypeVar("T")
 
 
-def in_child(call: Callable[..., T], *arguments: Any) -> T:
-    """call(*arguments) in a fresh interpreter that ends with this one, even where this one is killed.
+def in_children(call: Callable[..., T], each: Sequence[tuple[Any, ...]]) -> list[T]:
+    """call(*one) for each of them at the same time, in fresh interpreters that end with this one, even where this one
+    is killed.
 
-    `call` is a function of a module. What it raises is raised here; RunError where the process dies.
+    `call` is a function of a module. What it raises is raised here; RunError where a process dies.
     """
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context, initializer=_end_with_parent) as pool:
+    with ProcessPoolExecutor(len(each), mp_context=context, initializer=_end_with_parent) as pool:
         try:
-            return pool.submit(call, *arguments).result()
+            return [one.result() for one in [pool.submit(call, *arguments) for arguments in each]]
         except BrokenProcessPool as error:
             raise RunError(
                 "the process that trains died, most often for want of memory; what it finished is kept, so go on with "
@@ -117,7 +118,7 @@ def in_child(call: Callable[..., T], *arguments: Any) -> T:
 def _end_with_parent() -> None:
     """Two runs must never train into one folder: the orphan of a killed run would."""
     parent = multiprocessing.parent_process()
-    assert parent is not None, "started by in_child"
+    assert parent is not None, "started by in_children"
 
     def watch() -> None:
         wait([parent.sentinel])
@@ -189,11 +190,19 @@ def record_features(cfg: EvalConfig, wanted: Mapping[str, list[int]]) -> dict[st
     return folders
 
 
-def train_all(cfg: EvalConfig, records: Mapping[str, str]) -> None:
-    """Run every training that is not finished, one after another; `records` is the folder by code of features."""
+def part_of(cfg: EvalConfig, part: int) -> list[Training]:
+    """Of all trainings those of one of families.at_once processes: an arm's with one seed stay together, since the
+    steps of one follow from the other."""
+    every = trainings(cfg)
+    pairs = {pair: number for number, pair in enumerate(dict.fromkeys((one.arm, one.seed) for one in every))}
+    return [one for one in every if pairs[one.arm, one.seed] % cfg.families.at_once == part]
+
+
+def train_all(cfg: EvalConfig, records: Mapping[str, str], every: Sequence[Training]) -> None:
+    """Run those that are not finished, one after another; `records` is the folder by code of features."""
     source = RecordFolder.open(cfg.families.records)
     per_step = {arm: tokens_per_step(train_config(cfg, arm), source) for arm in cfg.families.arms}
-    every, began = trainings(cfg), time.perf_counter()
+    began = time.perf_counter()
     with progress(len(every), "trainings", "training") as bar:
         for one in every:
             steps = steps_of(cfg, one, per_step[one.arm])
