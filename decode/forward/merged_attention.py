@@ -1,10 +1,10 @@
 """Attention of steps that are trained together, in memory of the text and not of its square: a slot sees the true slots
 of its document up to itself, and of the steps after them its own slot alone.
 
-The true slots are the fused kernel's. A step beside them has one score a slot. Both are merged by their log-sum-exp, as
-blocks are in ring attention (Liu et al. 2023, arXiv 2310.01889). In backward the kernel makes each probability anew
-from a score and the log-sum-exp (FlashAttention-2, Dao 2023, arXiv 2307.08691): given the merged one, and the merged
-output, it makes those of the whole.
+The true slots are the fused kernel's (`fused_kernels`). A step beside them has one score a slot. Both are merged by
+their log-sum-exp, as blocks are in ring attention (Liu et al. 2023, arXiv 2310.01889). In backward the kernel makes
+each probability anew from a score and the log-sum-exp (FlashAttention-2, Dao 2023, arXiv 2307.08691): given the merged
+one, and the merged output, it makes those of the whole.
 
 Measured on 2 cores (AVX2, float32), 9 heads of 64 over 3 groups, forward and backward, for the dense mask's: 7 steps
 over a text of 2,048 tokens 1.8 s for 13.6, over ten texts in such a row 0.7 for 13.1; 3 steps over 4 rows of 512
@@ -21,10 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from decode.forward.fused_kernels import computed_in, hiding, kernel_for
 from decode.forward.window import Window
 
-KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 BLOCK = 256
 """Queries of a call under a window, whose keys are gathered and masked."""
 
@@ -44,12 +43,34 @@ class Part:
         row = slice(self.row, self.row + 1)
         return query[row, :, self.queries], key[row, :, self.keys], value[row, :, self.keys]
 
-    def asked(self, dtype: torch.dtype) -> dict[str, Any]:
-        """What the kernel is asked for: of a row that sees nothing nothing is left once it is merged."""
-        if self.visible is None:
-            return {"is_causal": True}
-        hidden = torch.zeros(self.visible.shape, dtype=dtype).masked_fill(~self.visible, torch.finfo(dtype).min)
-        return {"is_causal": False, "attn_mask": hidden}
+    def added(self, dtype: torch.dtype) -> Tensor | None:
+        """To scores: of a row that sees nothing nothing is left once it is merged."""
+        return None if self.visible is None else hiding(self.visible, dtype)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A document of a row, or its padding."""
+
+    row: int
+    begin: int
+    end: int
+    sinks: int
+    """How many of its slots a window keeps for good."""
+
+
+def runs_of(document: Tensor, positions: Tensor, window: Window | None) -> list[Run]:
+    """Of packed rows, document and positions (B, T). On a GPU this waits for what is queued: once a batch is enough."""
+    places = None if window is None else positions.cpu()
+    found = []
+    for row, names in enumerate(document.tolist()):
+        begin = 0
+        for _, run in groupby(names):
+            end = begin + sum(1 for _ in run)
+            sinks = 0 if places is None or window is None else int((places[row, begin:end] < window.sinks).sum())
+            found.append(Run(row, begin, end, sinks))
+            begin = end
+    return found
 
 
 @dataclass(frozen=True)
@@ -62,9 +83,9 @@ class Reach:
     """Of each step after the true one: (B, T) bool where a slot sees its own of that step; None is everywhere."""
 
     @classmethod
-    def of(cls, document: Tensor, positions: Tensor, window: Window | None, step: int) -> Reach:
-        """In packed rows, document and positions (B, T); step s stands s places on."""
-        parts = [part for run in _runs(document) for part in _parts(*run, positions, window, step)]
+    def of(cls, runs: Sequence[Run], positions: Tensor, window: Window | None, step: int) -> Reach:
+        """In packed rows, of positions (B, T); step s stands s places on."""
+        parts = [part for run in runs for part in _parts(run, positions[run.row], window, step)]
         own: list[Tensor | None] = [None] * step
         if window is not None:
             own = [window.keeps(positions + step, positions + one) for one in range(1, step + 1)]
@@ -72,12 +93,10 @@ class Reach:
 
 
 def merged(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], reach: Reach) -> Tensor:
-    """query (B, H, T, d), keys and values (B, H_kv, T, d) of the true slots and of each step after them, on a CPU ->
-    (B, T, H, d)."""
+    """query (B, H, T, d), keys and values (B, H_kv, T, d) of the true slots and of each step after them -> (B, T, H,
+    d)."""
     others = [one for pair in zip(keys, values, strict=True) for one in pair]
-    wide = query.dtype
-    if torch.is_autocast_enabled("cpu"):  # as the kernel itself does where autograd records it
-        wide = torch.get_autocast_dtype("cpu")
+    wide = computed_in(query)
     return _Merged.apply(reach, query.to(wide), *(one.to(wide) for one in others)).transpose(1, 2)
 
 
@@ -93,7 +112,7 @@ class _Merged(torch.autograd.Function):
             mixed = (true - whole).exp()[..., None] * out
             for score, value in zip(scores, values[1:], strict=True):
                 mixed += (score - whole).exp()[..., None] * value
-            out = mixed.to(query.dtype)
+            out.copy_(mixed)
         ctx.reach = reach
         ctx.save_for_backward(query, out, whole, *others)
         return out
@@ -102,7 +121,7 @@ class _Merged(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         query, out, whole, *others = ctx.saved_tensors
         reach, size, kv_heads = ctx.reach, query.shape[1], others[0].shape[1]
-        gradient = upstream[0].contiguous()
+        gradient = upstream[0]
         keys, values = ([_of_heads(one, size) for one in others[at::2]] for at in (0, 1))
         of_query, *of_true = _true_gradients(reach, gradient, query, keys[0], values[0], out, whole)
         found, of_query = [*of_true], of_query.to(whole.dtype)
@@ -118,10 +137,12 @@ class _Merged(torch.autograd.Function):
 
 def _true(reach: Reach, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """(B, H, T, d) mixed from the true slots alone, and (B, H, T) the log-sum-exp of their scores."""
-    out = torch.empty_like(query)
+    batch, heads, length, size = query.shape
+    out = query.new_empty(batch, length, heads, size).transpose(1, 2)  # kernels of GPUs want it back in this order
     whole = query.new_empty(query.shape[:-1], dtype=torch.promote_types(query.dtype, torch.float32))
     for part in reach.parts:
-        found = KERNEL(*part.of(query, key, value), 0.0, **part.asked(query.dtype))
+        kernel = kernel_for(query, part.visible is not None)
+        found = kernel.forward(*part.of(query, key, value), part.added(query.dtype))
         out[part.row, :, part.queries], whole[part.row, :, part.queries] = found[0][0], found[1][0]
     return out, whole
 
@@ -132,12 +153,9 @@ def _true_gradients(
     """Of query, key and value."""
     found = [torch.zeros_like(one) for one in (query, key, value)]
     for part in reach.parts:
-        row = slice(part.row, part.row + 1)
-        given = (one[row, :, part.queries].contiguous() for one in (out, whole))
-        asked = part.asked(query.dtype)
-        causal = asked.pop("is_causal")
-        mine = [one.contiguous() for one in part.of(query, key, value)]
-        ours = BACKWARD(gradient[row, :, part.queries].contiguous(), *mine, *given, 0.0, causal, **asked)
+        mixed, *given = (one[part.row : part.row + 1, :, part.queries] for one in (gradient, out, whole))
+        kernel = kernel_for(query, part.visible is not None)
+        ours = kernel.backward(mixed, *part.of(query, key, value), part.added(query.dtype), *given)
         found[0][part.row, :, part.queries] = ours[0][0]
         for total, own in zip(found[1:], ours[1:], strict=True):  # a key is seen from several parts
             total[part.row][:, part.keys] += own[0]
@@ -155,27 +173,17 @@ def _of_heads(one: Tensor, heads: int) -> Tensor:
     return one if one.shape[1] == heads else one.repeat_interleave(heads // one.shape[1], 1)
 
 
-def _runs(document: Tensor) -> Iterator[tuple[int, int, int]]:
-    """(row, begin, end) of each document, and of padding."""
-    for row, names in enumerate(document.tolist()):
-        begin = 0
-        for _, run in groupby(names):
-            end = begin + sum(1 for _ in run)
-            yield row, begin, end
-            begin = end
-
-
-def _parts(row: int, begin: int, end: int, positions: Tensor, window: Window | None, step: int) -> Iterator[Part]:
-    """Of a document: whole, or under a window block by block, of which each has its sinks and what is near."""
+def _parts(run: Run, places: Tensor, window: Window | None, step: int) -> Iterator[Part]:
+    """Of a document, its row's positions (T,): whole, or under a window block by block, of which each has its sinks and
+    what is near."""
     if window is None:
-        yield Part(row, slice(begin, end), slice(begin, end))
+        yield Part(run.row, slice(run.begin, run.end), slice(run.begin, run.end))
         return
-    slots, places = torch.arange(begin, end), positions[row]
-    first_near = begin + int((places[begin:end] < window.sinks).sum())
-    for first in range(begin, end, BLOCK):
-        last = min(first + BLOCK, end)
+    slots, first_near = torch.arange(len(places), device=places.device), run.begin + run.sinks
+    for first in range(run.begin, run.end, BLOCK):
+        last = min(first + BLOCK, run.end)
         near = min(max(first + step - window.size + 1, first_near), last - 1)
-        keys = torch.cat([slots[: min(first_near, near) - begin], slots[near - begin : last - begin]])
-        queries = slots[first - begin : last - begin]
+        keys = torch.cat([slots[run.begin : min(first_near, near)], slots[near:last]])
+        queries = slots[first:last]
         visible = window.sees(places[None, queries] + step, places[None, keys])[0] & (keys <= queries[:, None])
-        yield Part(row, slice(first, last), keys, visible)
+        yield Part(run.row, slice(first, last), keys, visible)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from decode.drafters import unrolled
 from decode.drafters.layers import Mix, under
 from decode.drafters.unrolled import Unrolled
-from decode.forward import merged_attention
+from decode.forward import fused_kernels, merged_attention
 from decode.forward.window import Window
 
 PACKED = [[0] * 5 + [1] * 9 + [-1] * 2, [2] * 16, [3] + [4] * 12 + [-1] * 3]
@@ -58,6 +59,123 @@ def test_numbers_and_gradients_are_those_of_the_dense_mask(
     exact = 1e-12 if dtype == torch.float64 else 1e-6
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=exact * float(theirs.detach().abs().max()))
+
+
+def scores_of(query: Tensor, key: Tensor, bias: Tensor | None, is_causal: bool) -> Tensor:
+    assert (bias is None) == is_causal
+    scores = (query @ key.transpose(2, 3)) * query.shape[-1] ** -0.5
+    hidden = torch.ones(scores.shape[2:], dtype=torch.bool).triu(1) & is_causal
+    return (scores if bias is None else scores + bias).masked_fill(hidden, -torch.inf)
+
+
+def gradients_of(scores: Tensor, whole: Tensor, given: tuple[Tensor, ...]) -> list[Tensor]:
+    """As FlashAttention makes them: of probabilities from a log-sum-exp, and of what they came to."""
+    gradient, query, key, value, out = given
+    chance = (scores - whole[..., None]).exp()
+    slope = chance * (gradient @ value.transpose(2, 3) - (gradient * out).sum(-1, keepdim=True))
+    slope = slope * query.shape[-1] ** -0.5
+    return [slope @ key, slope.transpose(2, 3) @ query, chance.transpose(2, 3) @ gradient]
+
+
+def check_layout(*given: Tensor) -> None:
+    """Of CUDA's kernels, which read 16 bytes at once from wherever a slot begins."""
+    for one in given:
+        assert one.stride(3) == 1
+        assert all(place * one.itemsize % 16 == 0 for place in (*one.stride()[1:3], one.storage_offset()))
+
+
+def check_bias(bias: Tensor | None, query: Tensor, key: Tensor) -> None:
+    if bias is not None:
+        assert bias.shape == (1, query.shape[1], query.shape[2], key.shape[2])
+        assert bias.dtype == query.dtype
+        assert bias.stride(3) == 1
+        assert bias.stride(2) % 16 == bias.storage_offset() % 16 == 0
+        in_powers_of_two = (bias.float() * 1.4427).isfinite()
+        assert in_powers_of_two.all(), "a row of such would have a log-sum-exp of 0"
+
+
+def efficient(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, lse: bool, dropout: float, is_causal: bool
+) -> tuple[Tensor, ...]:
+    """CUDA's memory-efficient kernel, in arithmetic of a CPU."""
+    assert lse
+    check_layout(query, key, value)
+    check_bias(bias, query, key)
+    scores = scores_of(query, key, bias, is_causal)
+    whole = torch.nn.functional.pad(scores.logsumexp(-1), (0, -query.shape[2] % 32), value=torch.inf)
+    return scores.softmax(-1) @ value, whole, torch.zeros(()), torch.zeros(())
+
+
+def efficient_back(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, out: Tensor, whole: Tensor,
+    seed: Tensor, offset: Tensor, dropout: float, wanted: list[bool], is_causal: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    """It goes over out by the heads and their width, and over the log-sum-exp by blocks of 32."""
+    length = query.shape[2]
+    check_layout(query, key, value)
+    check_bias(bias, query, key)
+    assert out.stride()[1:] == (out.shape[3], out.shape[1] * out.shape[3], 1)
+    assert whole.shape == (1, query.shape[1], -(-length // 32) * 32)
+    assert whole.is_contiguous()
+    assert (whole[..., length:] == torch.inf).all()
+    assert wanted == [True, True, True, False]
+    scores = scores_of(query, key, bias, is_causal)
+    return (*gradients_of(scores, whole[..., :length], (gradient, query, key, value, out)), None)
+
+
+def flash(query: Tensor, key: Tensor, value: Tensor, dropout: float, is_causal: bool) -> tuple[Any, ...]:
+    """CUDA's FlashAttention, in arithmetic of a CPU."""
+    check_layout(query, key, value)
+    scores = scores_of(query, key, None, is_causal)
+    return scores.softmax(-1) @ value, scores.logsumexp(-1), None, None, query.shape[2], key.shape[2], None, None, None
+
+
+def flash_back(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, whole: Tensor, begins: None, ends: None,
+    longest: int, most_keys: int, dropout: float, is_causal: bool, seed: Tensor, offset: Tensor,
+) -> list[Tensor]:  # fmt: skip
+    check_layout(query, key, value, out)
+    assert (longest, most_keys) == (query.shape[2], key.shape[2])
+    assert whole.shape == query.shape[:3]
+    assert whole.is_contiguous()
+    return gradients_of(scores_of(query, key, None, is_causal), whole, (gradient, query, key, value, out))
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("name", WINDOWS)
+def test_kernels_of_a_gpu_are_given_what_they_ask_for(monkeypatch: pytest.MonkeyPatch, name: str, fast: bool) -> None:
+    """What the kernels say of themselves, where a GPU would read past its end or merge a row of nothing."""
+    for made in (efficient, efficient_back, flash, flash_back):
+        monkeypatch.setattr(fused_kernels, made.__name__.upper(), made)
+    kernels = {False: fused_kernels.ON_CUDA_FAST if fast else fused_kernels.ON_CUDA, True: fused_kernels.ON_CUDA}
+    monkeypatch.setattr(merged_attention, "kernel_for", lambda query, masked: kernels[masked])
+    test_numbers_and_gradients_are_those_of_the_dense_mask(monkeypatch, torch.float32, name, 2)
+
+
+@pytest.mark.parametrize("is_masked", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_kernel_is_tried_before_it_is_trusted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, dtype: torch.dtype, is_masked: bool
+) -> None:
+    tried, key = unrolled.is_proved.__wrapped__, (torch.device("cpu"), dtype, 16, is_masked)
+    state = torch.get_rng_state()
+    with torch.no_grad():
+        assert tried(*key)
+    assert torch.equal(torch.get_rng_state(), state)
+    real = fused_kernels.ON_CPU
+
+    def refused(*given: Any) -> Any:
+        raise RuntimeError("no kernel image")
+
+    def swapped(*given: Any) -> Any:
+        of_query, of_key, of_value = real.backward(*given)
+        return of_query, of_value, of_key
+
+    for kernel in (fused_kernels.Kernel(refused, refused), fused_kernels.Kernel(real.forward, swapped)):
+        monkeypatch.setattr(merged_attention, "kernel_for", lambda query, masked, kernel=kernel: kernel)
+        assert not tried(*key)
+    assert "no kernel image" in caplog.text
+    assert "gives other numbers or gradients; memory will grow" in caplog.text
 
 
 class Largest(TorchDispatchMode):

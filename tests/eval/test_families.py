@@ -212,7 +212,7 @@ def test_a_finished_training_of_another_configuration_is_not_taken_for_this_one(
         stage.run(config(folder, tmp_path, families={"seeds": [1]}))
     other = config(folder, tmp_path, families={"seeds": [1], "tokens": 400})
     with pytest.raises(ConfigError, match=r"lm-tokens-1 holds a run of another configuration \(.*steps: 4 there"):
-        mode.prepare(other, record_folders(other, {}), None, [], 0)
+        trainings.train_all(other, record_folders(other, {}), trainings.trainings(other))
 
 
 @pytest.fixture(scope="module")

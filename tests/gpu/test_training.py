@@ -23,13 +23,17 @@ from decode import generate, load_drafter
 from decode import stage as decoding
 from decode.common.typed_config import build
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
+from decode.drafters import unrolled
 from decode.drafters.saved_head import HEADS
+from decode.drafters.unrolled import Unrolled
+from decode.forward.window import Window
 from distill import stage as distilling
 from distill.config import TargetConfig
 from distill.records.record_folder import RecordFolder
 from eval import stage as measuring
 from eval.config import EvalConfig
 from eval.modes.profile import calls, mode
+from tests.decode.test_merged_attention import mixed, rows
 from tests.distill.runs import kept, tiny_config
 from tests.eval.compare.test_decoders import make_models as make_decoders
 from tests.eval.compare.test_decoders import values as decoders
@@ -139,6 +143,29 @@ def test_losses_are_those_of_the_cpu_and_the_draft_is_served(
     ids = torch.arange(10, 18, device=DEVICE)[None]
     drafted = generate(model, drafter, ids, num_draft_tokens=3, **settings)
     assert torch.equal(drafted.sequences, generate(model, None, ids, **settings).sequences)
+
+
+@pytest.mark.parametrize("window", [None, Window(3, 0), Window(200, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_steps_that_are_merged_are_those_of_the_dense_mask(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, window: Window | None
+) -> None:
+    """Outputs and gradients of packed rows, whose documents begin and end wherever; under the shortest window the last
+    step sees no true slot."""
+    monkeypatch.setattr(unrolled, "LONG", 1)
+    packed = [[0] * 5 + [1] * 289 + [-1] * 10, [2] * 304, [3] * 100 + [4] * 1 + [5] * 203]
+    document, positions = (one.to(DEVICE) for one in rows(packed))
+    torch.manual_seed(0)
+    leaves = [torch.randn(3, 8, 304, 64, device=DEVICE).to(dtype).requires_grad_() for _ in range(4)]
+    weight = torch.randn(4, 3, 304, 4, 64, device=DEVICE) * (document >= 0)[None, :, :, None, None]
+    found = []
+    for dense in (False, True):
+        given = [one.detach().float().requires_grad_() for one in leaves] if dense else leaves
+        out = mixed(Unrolled(document, positions, window), 4, given, dense, 4).float()
+        found.append([out * (weight != 0), *torch.autograd.grad((out * weight).sum(), given)])
+    exact = 1e-4 if dtype == torch.float32 else 2e-2
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours.float(), theirs, rtol=0, atol=exact * float(theirs.detach().abs().max()))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
