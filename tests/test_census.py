@@ -3,7 +3,7 @@
 from tests.census import census, circles
 
 MOST = {
-    "product files": 480,  # fused kernels of a GPU; DFlash2: family, form, replica; a page of attention; P-EAGLE and PARD
+    "product files": 480,  # fused kernels of a GPU; DFlash2: family, form, replica; P-EAGLE and PARD
     "product lines": 57405,  # these
     "tests files": 291,  # those of PARD and DFlash2
     "tests lines": 50900,
