@@ -114,6 +114,7 @@ def _record(
         ranks.wait_for_everyone()
         if is_main:
             _finish(config, plan, target, texts, runtime, records)
+        ranks.wait_for_everyone()
 
 
 def _write_shards(

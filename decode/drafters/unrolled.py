@@ -77,6 +77,8 @@ def is_proved(device: torch.device, dtype: torch.dtype, width: int, is_masked: b
         apart = [float((one.float() - other).norm() / other.norm()) for one, other in zip(ours, theirs, strict=True)]
         if all(one < FARTHEST for one in apart):
             return True
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:  # of a kernel that refuses
         why = str(error)
     effect = "memory will grow with the square of the text"

@@ -543,6 +543,10 @@ def test_no_states_are_recorded_of_a_target_that_is_run_again(folder, tmp_path):
     arms = {"low": ["draft=medusa", "draft.head.taps=[0]"], "other": ["draft=medusa", "draft.head.taps=[1]"]}
     cfg = config(folder, tmp_path, families={"arms": arms, "training": ["target_source=live"]})
     assert layers_wanted(cfg, describe_arms(cfg, describe_model(cfg.target))) == {}
+    codes = {"arms": arms, "training": ["target_source=live"], "feature_codes": ["bf16", "int8"], "feature_arm": "low"}
+    coded = config(folder, tmp_path, families=codes)
+    with pytest.raises(ConfigError, match=r"feature_arm=low takes its states by target_source=live"):
+        describe_arms(coded, describe_model(coded.target))
     arms["other"].append("target_source=records")
     cfg = config(folder, tmp_path, families={"arms": arms, "training": ["target_source=live"]})
     assert layers_wanted(cfg, describe_arms(cfg, describe_model(cfg.target))) == {"bf16": [1]}

@@ -78,6 +78,13 @@ def describe_arms(cfg: EvalConfig, target: ModelDescription) -> dict[str, ArmFac
             f"families.feature_arm={coded} is of family {facts[coded].family}, which reads no hidden states, so codes "
             f"of them cannot be compared. Name an arm that does, or set families.feature_arm=null"
         )
+    if coded is not None and len(cfg.families.feature_codes) > 1:
+        source = train_config(cfg, coded).target_source
+        if source != "records":
+            raise ConfigError(
+                f"families.feature_arm={coded} takes its states by target_source={source}, so that no codes of records "
+                "can be compared. Set target_source=records for it, or families.feature_arm=null"
+            )
     return facts
 
 
