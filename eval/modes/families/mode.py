@@ -216,7 +216,7 @@ def plan_lines(
     return [
         f"target: {target.path}, {target.num_parameters:,} parameters; records: {families.records}, "
         f"{records.manifest.counts.tokens:,} tokens",
-        f"records with hidden states: {layers or 'none, no arm reads any'}",
+        f"records with hidden states: {layers or 'none, no arm reads recorded ones'}",
         "arms:",
         *(_arm_line(cfg, arm, one) for arm, one in facts.items()),
         *_engine_lines(cfg, facts),

@@ -42,7 +42,9 @@ _OWN = {
     "equal tokens": "Every arm reads as many training tokens; the time that takes may differ.",
     "equal time": "Every arm trains for as long, validation and export not counted: its steps are set by the pace of "
     "its training at equal tokens, and the seconds that it took then are reported. The target's pass that makes the "
-    "hidden states of heads is not in it: once for all arms, its seconds stand beside the codes.",
+    "hidden states of heads is in it where an arm takes them from the target (target_source), and not where they were "
+    "recorded, once for all arms: its seconds stand beside the codes. With families.at_once above 1, "
+    "trainings share the device.",
     "training": "One loop, the same texts in the same order; optimizer and rates are the arm's own. The last weights "
     "are kept.",
     "tau": "Tokens emitted per target pass, the correction or bonus token included, pooled over all passes, prompts "
