@@ -15,9 +15,9 @@ StoreName = Literal["head_tail", "topk", "full", "last_hidden"]
 FeatureCodeName = Literal["bf16", "int8", "pca"]
 TermName = Literal["cross_entropy", "forward_kl", "tv", "neg_log_alpha", "reverse_kl", "jsd"]
 ObjectiveName = Literal[TermName, "lk_hybrid", "mixture"]
-CreditName = Literal["none", "decay", "dpace", "first_failure", "e2e_tv"]
+CreditName = Literal["none", "decay", "dpace", "first_failure", "on_policy", "e2e_tv"]
 TEXT_ALONE = ("python_stdlib", "text", "tasks")  # corpora without chats
-NEEDS_ALPHA = ("dpace", "first_failure")  # credits that ask how likely the tokens before were accepted
+NEEDS_ALPHA = ("dpace", "first_failure", "on_policy")  # credits that ask how likely the tokens before were accepted
 
 
 @dataclass
@@ -246,7 +246,8 @@ class ObjectiveConfig:
     make 128 MB for a large vocabulary."""
     credit: CreditName = "none"
     """What each token of a round counts: all alike, `decay`, the chance that it is of use (dpace) or reached
-    (first_failure); e2e_tv minimises what a whole round loses (with objective=tv)."""
+    (first_failure), how often decoding the text would try it (on_policy); e2e_tv minimises what a whole round loses
+    (with objective=tv)."""
     decay: float = 0.8
     """credit=decay only: the next token of a round counts this share of the one before it."""
     confidence_weight: float = 1.0

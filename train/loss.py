@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from decode.acceptance import expected_tau, windows
 from decode.drafters.base import Batch, Step
 from distill.config import ObjectiveConfig
-from distill.objectives.credits import Rounds, credited
+from distill.objectives.credits import Rounds, chances_begun, credited
 from distill.objectives.objective import build_objective, warm_up_of
 from distill.objectives.scoring import MOST_ROWS, Scores, score
 from train.metric_sums import Sums
@@ -42,7 +42,7 @@ class DraftLoss(nn.Module):
         steps = list(self.draft.unroll(batch))  # type: ignore[operator]
         scores = score(steps, batch, self.warm_up or self.objective, self.chunk_rows)
         learned = int(batch.next_token_rows().sum())
-        weighted, weights = self._weighted_loss(scores)
+        weighted, weights = self._weighted_loss(scores, begin_everywhere(steps[0]))
         confidence, predicted = confidence_loss(steps, scores)
         mean = weighted / weights if weights else 0.0 * weighted  # else 0 by infinity, row by row
         total = learned * (mean + self.config.confidence_weight * confidence / max(1, predicted))
@@ -50,11 +50,14 @@ class DraftLoss(nn.Module):
         sums += Sums(confidence_loss=float(confidence.detach()), confidence_count=predicted)
         return total, sums.tensor(total.device)
 
-    def _weighted_loss(self, scores: list[Scores]) -> tuple[Tensor, float]:
+    def _weighted_loss(self, scores: list[Scores], begins_everywhere: bool) -> tuple[Tensor, float]:
         if self.config.credit == "none":  # all slots, also those that no whole window holds
             total = torch.stack([one.loss.sum() for one in scores]).sum()
             return total, float(sum(one.learned.sum() for one in scores))
-        total, weights = credited(rounds_of(scores, self.window), self.config)
+        rounds = rounds_of(scores, self.window)
+        if self.config.credit == "on_policy" and begins_everywhere:
+            rounds = replace(rounds, begun=begun_of(scores, self.window))
+        total, weights = credited(rounds, self.config)
         return total, float(weights)
 
     def _sums(self, batch: Batch, scores: list[Scores], loss: float, count: float) -> Sums:
@@ -95,16 +98,37 @@ def rounds_of(scores: list[Scores], window: int | None) -> Rounds:
     """
     first = scores[0]
     if len(scores) == 1 and window is not None:
-        alpha = None if first.alpha is None else windows(first.alpha, first.valid, window)
+        alpha, here = (None if one is None else windows(one, first.valid, window) for one in (first.alpha, first.here))
         loss, learned = (windows(rows, first.valid, window) for rows in (first.loss, first.learned))
-        return Rounds(loss, alpha, torch.ones_like(learned), learned)
+        return Rounds(loss, alpha, torch.ones_like(learned), learned, here)
     alphas = [one.alpha for one in scores if one.alpha is not None]
+    chances = [one.here for one in scores if one.here is not None]
     return Rounds(
         loss=_stacked([one.loss for one in scores]),
         alpha=_stacked(alphas) if alphas else None,
         valid=_stacked([one.valid for one in scores]),
         learned=_stacked([one.learned for one in scores]),
+        here=_stacked(chances) if chances else None,
     )
+
+
+def begin_everywhere(first: Step) -> bool:
+    """Whether rounds begin at one token after another, by the rows that judge their first tokens; blocks at anchors
+    begin at some alone."""
+    rows, valid = first.target_rows, first.valid
+    return bool(((rows[:, 1:] - rows[:, :-1] == 1) | ~(valid[:, 1:] & valid[:, :-1])).all())
+
+
+def begun_of(scores: list[Scores], window: int | None) -> Tensor:  # -> (N,)
+    """The chance that each of `rounds_of` is begun."""
+    first = scores[0]
+    assert first.here is not None
+    if len(scores) == 1 and window is not None:
+        size = min(window, first.here.shape[-1])
+        here, valid = first.here.unfold(-1, size, 1), first.valid.unfold(-1, size, 1)
+        return chances_begun(here, valid)[valid.all(-1)] if size == window else first.here.new_zeros(0)
+    stacked = torch.stack([one.here for one in scores if one.here is not None], -1)
+    return chances_begun(stacked, torch.stack([one.valid for one in scores], -1)).flatten()
 
 
 def expected_rounds(scores: list[Scores], window: int | None) -> Tensor:  # -> (W, k)

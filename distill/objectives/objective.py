@@ -14,6 +14,7 @@ from decode.common.errors import ConfigError
 from distill.config import ObjectiveConfig, TermName
 from distill.objectives.row_losses import (
     acceptance,
+    acceptance_of,
     cross_entropy,
     forward_kl,
     jsd,
@@ -87,14 +88,15 @@ class Objective:
         return torch.stack([term.learned(lesson) for term in self.terms]).any(0)
 
     def loss(self, log_q: Tensor, lesson: Lesson, drafted: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """log q (R, V) float32 -> loss (R,) with gradient, and without, None where no p is known, the chances (R, 2)
-        that the draft's token is accepted: at temperature 1, alpha, and at 0, whether both prefer the same token.
-        `drafted`, like log q, is what is drafted by, where that differs."""
+        """log q (R, V) float32 -> loss (R,) with gradient, and without, None where no p is known, the chances (R, 3)
+        that the draft's token is accepted: at temperature 1, alpha; at 0, whether both prefer the same token; and at 1
+        where the text goes on as it does. `drafted`, like log q, is what is drafted by, where that differs."""
         accepted = None
         if lesson.p is not None:
             by = log_q.detach() if drafted is None else drafted
             agrees = by.argmax(-1) == lesson.likeliest_at
-            accepted = torch.stack([acceptance(by, lesson.p), agrees.to(by.dtype)], -1)
+            here = acceptance_of(by, lesson.p, lesson.next_at).where(lesson.next_is_inside, 0.0)
+            accepted = torch.stack([acceptance(by, lesson.p), agrees.to(by.dtype), here], -1)
         weighted = zip(self.weigh(None if accepted is None else accepted[:, 0]), self.terms, strict=True)
         return torch.stack([weight * term.loss(log_q, lesson) for weight, term in weighted]).sum(0), accepted
 

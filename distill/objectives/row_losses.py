@@ -69,6 +69,17 @@ def acceptance(log_q: Tensor, target: Distribution) -> Tensor:  # (R, V) -> (R,)
     return (target.weight * ratio).sum(-1)
 
 
+def acceptance_of(log_q: Tensor, target: Distribution, tokens: Tensor) -> Tensor:  # (R, V), p, (R,) -> (R,)
+    """min(1, q / p) of one token a row: of the texts that go on with it, the share whose verifier has it from the draft
+    (Leviathan et al. 2023). alpha, its mean over tokens, where a sparse p has not kept the token."""
+    log_q_of = log_q.gather(-1, tokens[:, None])[:, 0]
+    if isinstance(target, Dense):
+        return (log_q_of - target.log_p.gather(-1, tokens[:, None])[:, 0]).clamp_max(0.0).exp()
+    kept = (target.ids == tokens[:, None]) & (target.weight > 0)
+    log_p = target.log_p.masked_fill(~kept, FLOOR).amax(-1)
+    return (log_q_of - log_p).clamp_max(0.0).exp().where(kept.any(-1), acceptance(log_q, target))
+
+
 def _dense(target: Distribution | None) -> Tensor:
     assert isinstance(target, Dense), "Objective.check_source lets only dense distributions come here"
     return target.log_p.clamp_min(FLOOR)

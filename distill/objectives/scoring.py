@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from distill.objectives.objective import Objective
 
 Evaluator = Callable[[Tensor], tuple[Tensor, Tensor | None]]
-"""Hidden states (R, d) -> differentiable loss (R,) and detached chances of acceptance (R, 2), None without p."""
+"""Hidden states (R, d) -> differentiable loss (R,) and detached chances of acceptance (R, 3), None without p."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Scores:
     distribution."""
     greedy: Tensor | None
     """The same at temperature 0: 1 where the draft prefers the token that the target prefers."""
+    here: Tensor | None
+    """The same at temperature 1 of the text's own token alone, of which alpha is the mean over texts."""
     valid: Tensor
     """(B, M) bool: a slot that counts in alpha: the step's own ones, as far as there is a record of p."""
     learned: Tensor
@@ -105,6 +107,7 @@ class Judged:
             loss=self._scattered(losses),
             alpha=None if accepted is None else self._scattered(accepted[:, 0]),
             greedy=None if accepted is None else self._scattered(accepted[:, 1]),
+            here=None if accepted is None else self._scattered(accepted[:, 2]),
             valid=self.valid,
             learned=self._scattered(learned),
         )

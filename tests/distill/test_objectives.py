@@ -2,7 +2,9 @@
 
 import math
 import re
+from collections import defaultdict
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,10 +16,19 @@ from decode.common.errors import ConfigError
 from decode.common.typed_config import build
 from decode.drafters.base import Batch, Step
 from distill.config import ObjectiveConfig
-from distill.objectives.credits import Rounds, constant_decay, credited, dpace, first_failure, none
+from distill.objectives.credits import (
+    Rounds,
+    chances_begun,
+    constant_decay,
+    credited,
+    dpace,
+    first_failure,
+    none,
+    on_policy,
+)
 from distill.objectives.lesson import Lesson
 from distill.objectives.objective import TERMS, Objective, build_objective, lk_weights, warm_up_of
-from distill.objectives.row_losses import acceptance, forward_kl, tv
+from distill.objectives.row_losses import acceptance, acceptance_of, forward_kl, tv
 from distill.objectives.scoring import Scores, score
 from distill.objectives.target_distribution import Dense, FullRows, Sparse, SparseRows
 from train.config import TrainConfig
@@ -426,6 +437,89 @@ def test_first_failure_is_the_mean_over_drawn_failures() -> None:
         kept = next((place + 1 for place, yes in enumerate(accepted) if not yes), 3)
         found[:kept] += chance
     assert torch.allclose(first_failure(rounds(), 1.0)[0], found)
+
+
+VOCABULARY, DEPTH, LENGTH = 3, 2, 4
+Prefix = tuple[int, ...]
+
+
+def tables(seed: int) -> dict[Prefix, Tensor]:
+    """A distribution of the next token after every beginning of a text."""
+    generator = torch.Generator().manual_seed(seed)
+    every = [prefix for length in range(LENGTH) for prefix in product(range(VOCABULARY), repeat=length)]
+    return {
+        prefix: (1.5 * torch.randn(VOCABULARY, generator=generator, dtype=torch.float64)).softmax(-1)
+        for prefix in every
+    }
+
+
+def tried_by_decoding(p: dict[Prefix, Tensor], q: dict[Prefix, Tensor]) -> dict[tuple[Prefix, int], float]:
+    """(text before a token, its place in a round) -> the chance that decoding writes that text and drafts the token
+    there, over all that drafts, verdicts and corrections may be."""
+    tried: dict[tuple[Prefix, int], float] = defaultdict(float)
+
+    def begin(text: Prefix, chance: float) -> None:
+        accepted = [(text, chance)]
+        for place in range(DEPTH):
+            further = []
+            for before, weight in accepted:
+                if len(before) == LENGTH:
+                    continue
+                tried[before, place] += weight
+                kept = torch.minimum(p[before], q[before])
+                further += [((*before, token), weight * float(kept[token])) for token in range(VOCABULARY)]
+                for token, left in enumerate((p[before] - kept).tolist()):
+                    begin((*before, token), weight * left)  # the correction ends the round
+            accepted = further
+        for before, weight in accepted:
+            for token in range(VOCABULARY) if len(before) < LENGTH else ():
+                begin((*before, token), weight * float(p[before][token]))
+
+    begin((), 1.0)
+    return tried
+
+
+def test_on_policy_counts_a_token_as_often_as_decoding_tries_it() -> None:
+    """Exactly, for every text of four tokens: rounds of two, verified by rejection."""
+    p, q = tables(1), tables(2)
+    tried, seen = tried_by_decoding(p, q), 0
+    for text in product(range(VOCABULARY), repeat=LENGTH):
+        before = [text[:place] for place in range(LENGTH)]
+        rows = [(p[one].log()[None], q[one].log()[None], torch.tensor([text[len(one)]])) for one in before]
+        here = torch.cat([acceptance_of(log_q, Dense(log_p), token) for log_p, log_q, token in rows])
+        each = [1.0, *(float(p[one][text[len(one)]]) for one in before[:-1])]
+        written = torch.tensor(each, dtype=torch.float64).cumprod(0)
+        places = torch.arange(LENGTH)[:, None] + torch.arange(DEPTH)
+        valid, chances = places < LENGTH, here[places.clamp(max=LENGTH - 1)]
+        begun = chances_begun(chances[None], valid[None])[0]
+        weights = on_policy(Rounds(chances, None, valid, valid, chances, begun), 1.0)
+        for start, place in valid.nonzero().tolist():
+            found = float(written[start + place] * weights[start, place])
+            assert found == pytest.approx(tried[text[: start + place], place], rel=1e-12)
+            seen += 1
+    assert seen == VOCABULARY**LENGTH * 7
+
+
+def test_a_round_begins_where_a_text_does_and_never_behind_its_end() -> None:
+    """Two texts in a row, and padding; nothing of the first reaches the second."""
+    valid = torch.tensor([[[True, True], [True, False], [False, False], [True, True], [True, False], [False, False]]])
+    here = torch.full((1, 6, 2), 0.5)
+    begun = chances_begun(here, valid)
+    assert begun.tolist() == [[1.0, 0.5, 0.0, 1.0, 0.5, 0.0]]
+    weights = on_policy(Rounds(here[0], None, valid[0], valid[0], here[0], begun[0]), 1.0)
+    assert weights.tolist() == [[1.0, 0.5], [0.5, 0.0], [0.0, 0.0], [1.0, 0.5], [0.5, 0.0], [0.0, 0.0]]
+
+
+def test_the_chance_of_the_texts_own_token_has_alpha_as_its_mean(distributions: tuple[Tensor, Tensor, Tensor]) -> None:
+    logits, log_p, _ = distributions
+    log_q = logits.detach().log_softmax(-1)
+    chances = torch.stack([acceptance_of(log_q, Dense(log_p), torch.full((R,), token)) for token in range(V)], -1)
+    assert torch.allclose((log_p.exp() * chances).sum(-1), acceptance(log_q, Dense(log_p)))
+    kept = Sparse(torch.tensor([[0, 2]] * R), log_p[:, [0, 2]], torch.tensor([[0.5, 0.0]] * R))
+    assert torch.equal(acceptance_of(log_q, kept, torch.zeros(R, dtype=torch.long)), chances[:, 0])
+    for unknown in (2, 3):  # of no weight, and not kept
+        tokens = torch.full((R,), unknown)
+        assert torch.equal(acceptance_of(log_q, kept, tokens), acceptance(log_q, kept))
 
 
 @pytest.mark.parametrize("credit", [dpace, first_failure])

@@ -17,7 +17,7 @@ from distill.objectives.scoring import Scores
 from distill.objectives.target_distribution import Dense, FullRows
 from tests.tiny import tiny_llama
 from train.live_target import LiveTarget
-from train.loss import DraftLoss, confidence_loss
+from train.loss import DraftLoss, begin_everywhere, confidence_loss
 from train.metric_sums import Sums
 
 
@@ -195,6 +195,42 @@ def sums_and_gradient(module: DraftLoss, batch: Batch) -> tuple[float, Sums, lis
     return float(loss.detach()), Sums.from_tensor(values), module.draft.logits.grad.tolist()
 
 
+class TableTwice(Table):
+    """The same in steps of a head."""
+
+    def unroll(self, batch: Batch) -> Iterator[Step]:
+        (step,) = super().unroll(batch)
+        yield step
+        second = torch.zeros_like(step.valid)
+        second[:, :-1] = step.valid[:, 1:] & step.valid[:, :-1]
+        yield replace(step, target_rows=step.target_rows.roll(-1, 1), valid=second)
+
+
+def test_on_policy_of_windows_and_of_steps() -> None:
+    """Two texts of two and three learned tokens, each accepted with chance 1/2, in rounds of two: one begins at the
+    first token of a text with chance 1, at the second with 1/2, and at the third with 1/4 + 1/2 * 1/2. A round's tokens
+    count 1 and 1/2; a head has rounds of one token where a text ends."""
+    batch = one_row([[0.5, 0.5]])
+    batch.loss_mask[0, 1] = True
+    config = ObjectiveConfig(name="cross_entropy", credit="on_policy")
+    whole = 1.5 + 1.5 * (1 + 0.5)
+    for family, window, count in ((Table, 2, whole), (TableTwice, None, whole + 0.5 + 0.5)):
+        loss, sums, _ = sums_and_gradient(DraftLoss(family([0.25, 0.75]), config, window), batch)
+        assert sums.loss_count == pytest.approx(count)
+        assert loss == pytest.approx(5 * -math.log(0.25))
+
+
+def test_blocks_at_some_tokens_count_alike() -> None:
+    rows = torch.tensor([[3, 0, 5]])
+    every = torch.ones(1, 3, dtype=torch.bool)
+    step = Step(torch.zeros(1, 3, 1), nn.Identity(), rows, every)
+    assert not begin_everywhere(step)
+    assert begin_everywhere(replace(step, target_rows=torch.tensor([[3, 4, 5]])))
+    assert begin_everywhere(
+        replace(step, target_rows=torch.tensor([[3, 4, 0]]), valid=torch.tensor([[True, True, False]]))
+    )
+
+
 def test_a_row_by_hand() -> None:
     """p = (3/4, 1/4) and q = (1/2, 1/2): KL is 3/4 log 3/2 + 1/4 log 1/2, alpha 3/4, and a round of two tokens gives
     1 + 3/4 + 9/16. Four tokens are learned, of which three in a row begin two rounds."""
@@ -264,7 +300,7 @@ def test_chances_that_were_estimated_above_one_are_one() -> None:
     valid = torch.tensor([[True, True, False]])
     alpha, logits = torch.tensor([[1.5, -0.25, 0.5]]), torch.full((1, 3), 2.0, requires_grad=True)
     step = Step(torch.zeros(1, 3, 1), nn.Identity(), torch.zeros(1, 3, dtype=torch.long), valid, confidence=logits)
-    total, count = confidence_loss([step], [Scores(torch.zeros(1, 3), alpha, alpha, valid, valid)])
+    total, count = confidence_loss([step], [Scores(torch.zeros(1, 3), alpha, alpha, alpha, valid, valid)])
     assert (float(total.detach()), count) == (pytest.approx(0.126928 + 2.126928, rel=1e-5), 2)
     total.backward()
     assert logits.grad is not None
