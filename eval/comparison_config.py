@@ -140,8 +140,9 @@ class FamiliesConfig(Batches):
     """Folder of the records with features (records_CODE) and of the trainings (ARM-tokens-SEED, ARM-time-SEED)."""
     tokens: int = 60_000
     """Training tokens of every arm in the comparison at equal tokens."""
-    seconds: float = 20.0
-    """Seconds that every arm trains in the comparison at equal time, validation and export not counted."""
+    seconds: float | None = 20.0
+    """Seconds that every arm trains in the comparison at equal time, validation and export not counted; null leaves it
+    out."""
     at_once: int = 1
     """Trainings that share the device, each in a process of its own: on a GPU a small draft leaves it idle. `seconds`
     are then those of a shared device."""
@@ -169,7 +170,10 @@ class FamiliesConfig(Batches):
     def __post_init__(self) -> None:
         self._check_arms()
         self._check_lists()
-        require(self.seconds > 0, f"families.seconds={self.seconds}; train for some time")
+        require(
+            self.seconds is None or self.seconds > 0,
+            f"families.seconds={self.seconds}; train for some time, or say null for equal tokens alone",
+        )
         require_at_least(1, self, "families.", "tokens", "at_once", "screening_batches")
 
     def _check_arms(self) -> None:

@@ -226,7 +226,8 @@ class Budgets(BaseModel, frozen=True):
     """What trainings have equal."""
 
     tokens: int
-    seconds: float
+    seconds: float | None
+    """None where nothing was trained for equally long."""
     seeds: list[int]
 
 
@@ -260,6 +261,9 @@ class ArmQuality(BaseModel, frozen=True):
     tau: float
     tau_ci95: Interval | None
     tau_by_seed: list[float]
+    tau_ratio: float | None = None
+    """tau over that of the first arm with the same budget, shape and temperature, paired by seed and prompt."""
+    tau_ratio_ci95: Interval | None = None
     acceptance_by_position: list[float | None]
     mismatches: int
     near_ties: int

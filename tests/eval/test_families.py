@@ -158,6 +158,7 @@ def test_every_arm_and_seed_is_trained_at_both_budgets_and_one_from_every_code(f
     assert names[:4] == ["lm-tokens-0", "wide-tokens-0", "lm-tokens-1", "wide-tokens-1"]
     assert names[4] == "lm-tokens-int8-1"
     assert all(one.budget == "time" for one in every[5:])  # their steps follow from the others
+    assert trainings.trainings(config(folder, families={**codes, "seconds": None})) == every[:5]
 
 
 def test_steps_of_an_equal_time_run_follow_from_the_pace_of_its_twin(folder, tmp_path):
@@ -247,7 +248,9 @@ def test_results_hold_every_arm_budget_and_cell(results):
         for arm in ("lm", "wide")
         for budget, shape in [("tokens", "chain"), ("tokens", "tree"), ("time", "chain")]
     }
-    for row in rows.values():
+    for (arm, budget, shape), row in rows.items():
+        beside = rows["lm", "tokens", shape]["tau"] if (arm, budget) == ("wide", "tokens") else None
+        assert row["tau_ratio"] == (None if beside is None else pytest.approx(row["tau"] / beside))
         assert len(row["tau_by_seed"]) == 2
         assert row["mismatches"] == 0  # the target is float32, and coupled decoding is equal token for token
     (cell,) = results["cells"]
@@ -295,6 +298,9 @@ def test_the_page_says_it_plainly_and_is_published(results, measured, tmp_path):
     ):
         assert part in text
     assert "Codes of hidden states" not in text
+    assert "tau over that of lm" in text
+    alone = render_summary({**results, "budgets": {**results["budgets"], "seconds": None}})
+    assert "Equal time" not in alone
     readme = tmp_path / "README.md"
     readme.write_text("no marks in here")
     publish([measured / "results.json"], tmp_path / "docs/families", readme)

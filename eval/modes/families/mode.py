@@ -221,7 +221,8 @@ def plan_lines(
         *(_arm_line(cfg, arm, one) for arm, one in facts.items()),
         *_engine_lines(cfg, facts),
         f"trainings: {len(every)}, {len(missing)} still to do: {count(len(families.arms), 'arm')} x "
-        f"{count(len(families.seeds), 'seed')}, at {families.tokens:,} tokens and at {families.seconds:g} s each"
+        f"{count(len(families.seeds), 'seed')}, at {families.tokens:,} tokens"
+        + (f" and at {families.seconds:g} s each" if families.seconds is not None else "")
         + (f"; {families.feature_arm} from {', '.join(families.feature_codes[1:])} too" if _codes(every) else ""),
         f"measured: tau of {', '.join(families.shapes)} at T {_listed(cfg.temperatures)} on {cfg.lossless.prompts} "
         f"prompts; speed in {count(len(cells(cfg)), 'cell')} ({', '.join(cell.name for cell in cells(cfg))})",
@@ -263,7 +264,7 @@ def _seconds(
     reading = len(rescored) * records.manifest.counts.tokens * per_token / _BATCH_GAIN
     by_tokens = [one for one in missing if one.budget == "tokens"]
     training = len(by_tokens) * cfg.families.tokens / _TOKENS_PER_S + len(missing) * _START_S
-    training += (len(missing) - len(by_tokens)) * cfg.families.seconds
+    training += (len(missing) - len(by_tokens)) * (cfg.families.seconds or 0.0)
     passes = sum(len(one.shapes(cfg)) for one in (*missing, *given(cfg))) * len(cfg.temperatures)
     checking = passes * cfg.lossless.prompts * cfg.lossless.tokens * per_token / _BATCH_GAIN
     return reading + training + checking + _racing(cfg) * per_token

@@ -58,9 +58,11 @@ def family_tables(found: Families) -> list[Table]:
     """Every table, in reading order."""
     checked = f"In {found.prompts['checked_dtype']}."
     trained = "Parameters are the trained ones: a head's embeddings and output head are the target's."
+    seconds = found.budgets.seconds
     return [
         _budget_table(found, "tokens", f"Equal tokens ({found.budgets.tokens:,})"),
-        _budget_table(found, "time", f"Equal time ({found.budgets.seconds:g} s)"),
+        _ratio_table(found),
+        *([] if seconds is None else [_budget_table(found, "time", f"Equal time ({seconds:g} s)")]),
         _given_table(found),
         _speed_table(found),
         _code_table(found),
@@ -96,6 +98,15 @@ def _budget_table(found: Families, budget: str, title: str) -> Table:
 
     note = f"Means over seeds {found.budgets.seeds}; brackets are 95% intervals over seeds and prompts."
     return Table(title, [*_TRAINING, *map(tau, places), *map(acceptance, places[:1])], trained, note)
+
+
+def _ratio_table(found: Families) -> Table:
+    """tau of every arm over the first one's at equal tokens."""
+    rows = [one for one in found.quality if one.budget == "tokens" and one.tau_ratio is not None]
+    first = next((one.arm for one in found.quality), "")
+    ratio = Column(f"tau over that of {first}", lambda one: with_interval(one.tau_ratio, one.tau_ratio_ci95, 3))
+    note = "At equal tokens, paired by seed and prompt; an interval that holds 1 tells no difference."
+    return Table(f"Beside {first}", [*columns("arm", "shape", "T"), ratio], rows, note)
 
 
 def _by_position(row: ArmQuality) -> str:

@@ -110,7 +110,8 @@ def _best_tau(rows: Sequence[ArmQuality], condition: str) -> Iterator[Advice]:
 def _budgets(found: Families) -> Iterator[Advice]:
     scarce_text = f"text to train on is what you are short of ({found.budgets.tokens:,} tokens)"
     yield from _best_tau(_first(found, "tokens"), scarce_text)
-    yield from _best_tau(_first(found, "time"), f"training time is ({found.budgets.seconds:g} s)")
+    if found.budgets.seconds is not None:
+        yield from _best_tau(_first(found, "time"), f"training time is ({found.budgets.seconds:g} s)")
 
 
 def _trees(found: Families) -> Iterator[Advice]:

@@ -49,6 +49,7 @@ _OWN = {
     "are kept.",
     "tau": "Tokens emitted per target pass, the correction or bonus token included, pooled over all passes, prompts "
     "and seeds, on held-out prompts.",
+    "tau_ratio": "tau over that of the first arm, paired by seed and prompt.",
     "tau_ci95": "Percentile bootstrap, 2,000 resamples of seeds and of prompts, each drawn on their own.",
     "draft cost": "Drafting one proposal of the chosen length, timed alone.",
     "draft length": "Chosen for every arm, batch size and temperature on prompts of the validation split, which are "
@@ -200,12 +201,23 @@ def _bytes(run: MeasuredFamilies, group: Group) -> float:
 
 def _quality(cfg: EvalConfig, groups: Mapping[Group, Any]) -> list[ArmQuality]:
     return [
-        quality_row(group, found, cfg.seed)
+        quality_row(group, found, cfg.seed).model_copy(update=_beside_first(cfg, groups, group, found))
         for group, entries in groups.items()
         for temperature in cfg.temperatures
         for shape in cfg.families.shapes
         if (found := measured(entries, temperature, shape))
     ]
+
+
+def _beside_first(
+    cfg: EvalConfig, groups: Mapping[Group, Any], group: Group, found: Sequence[Measurement]
+) -> dict[str, Any]:
+    """tau over that of the first arm, of trainings at equal tokens; {} for the first arm itself."""
+    first = Group(next(iter(cfg.families.arms)), "tokens", group.code)
+    if group.budget != "tokens" or group.is_coded or group == first:
+        return {}
+    there = measured(groups[first], found[0].temperature, found[0].shape)
+    return described("tau_ratio", tau_ratio(found, there, cfg.seed))
 
 
 def _codes(cfg: EvalConfig, groups: Mapping[Group, Any], run: MeasuredFamilies) -> list[CodeCost]:
@@ -236,8 +248,8 @@ def _seeded(entries: Sequence[KeptDraft], seeds: Sequence[int]) -> list[KeptDraf
 
 def _prompts(cfg: EvalConfig, run: MeasuredFamilies) -> dict[str, Any]:
     return {
-        "source": f"held-out split of {cfg.data.name}",
-        "screening_source": f"validation split of {cfg.data.name}",
+        "source": cfg.prompts.file or f"held-out split of {cfg.data.name}",
+        "screening_source": cfg.prompts.file or f"validation split of {cfg.data.name}",
         "checked": cfg.lossless.prompts,
         "checked_tokens": cfg.lossless.tokens,
         "checked_dtype": cfg.lossless.dtype,

@@ -169,7 +169,7 @@ def trainings(cfg: EvalConfig) -> list[Training]:
     return [
         *(Training(arm, "tokens", code, seed) for arm, seed in pairs),
         *(Training(str(families.feature_arm), "tokens", one, seed, True) for one, seed in coded),
-        *(Training(arm, "time", code, seed) for arm, seed in pairs),
+        *(Training(arm, "time", code, seed) for arm, seed in pairs if families.seconds is not None),
     ]
 
 
@@ -178,6 +178,7 @@ def steps_of(cfg: EvalConfig, one: Training, per_step: float) -> int:
     tokens, which must be finished."""
     if one.budget == "tokens":
         return steps_for_tokens(cfg.families.tokens, per_step)
+    assert cfg.families.seconds is not None, "there is no training of equal time then"
     return pace_of(Training(one.arm, "tokens", one.code, one.seed).folder(cfg)).steps_for_seconds(cfg.families.seconds)
 
 
