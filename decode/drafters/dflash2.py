@@ -13,20 +13,19 @@ is chosen; published trainers add a loss of U to one of the k scores (speculator
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from decode.common.typed_config import require
 from decode.drafters.base import Batch, Step
-from decode.drafters.dspark import BlockLayer, DSparkConfig, DSparkDraft
+from decode.drafters.block_layers import BlockLayer, ConvolvedLayer
+from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from decode.drafters.head_draft import Few
-from decode.drafters.layers import Extend
 
 if TYPE_CHECKING:
     from decode.models.load import ModelDescription
@@ -74,50 +73,6 @@ class DFlash2Config(DSparkConfig):
         return {"layout": "fill_in", "confidence": False, "conv_group": gcd(GROUP, target.hidden_size)}
 
 
-class BlockConvolution(nn.Module):
-    """Short convolutions over the slots of a block before and after a sublayer, by numbers that its input gives:
-
-    y_t = sum over taps j of (base[j] + delta_t[j, group]) * x_(t - j), where x is 0 before the block.
-    """
-
-    def __init__(self, width: int, slots: int, taps: int, group: int) -> None:
-        """It starts as the identity."""
-        super().__init__()
-        self.slots, self.group = slots, group
-        self.base_kernel = nn.Parameter(torch.zeros(2, taps, width))
-        self.base_kernel.data[:, 0] = 1
-        self.kernel_projection = nn.Linear(width, 2 * taps * (width // group), bias=False)
-        nn.init.zeros_(self.kernel_projection.weight)
-
-    def forward(self, normed: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        """normed (B, M * S, d) -> (B, M * S, d), what the sublayer makes of it; M blocks of S slots."""
-        delta = self.kernel_projection(normed).unflatten(-1, (*self.base_kernel.shape[:2], -1))
-        before, after = (self.base_kernel + delta.repeat_interleave(self.group, -1)).unbind(-3)
-        return self._over(sublayer(self._over(normed, before)), after)
-
-    def _over(self, x: Tensor, kernel: Tensor) -> Tensor:
-        """x (B, M * S, d) by kernel (B, M * S, taps, d)."""
-        blocks = x.unflatten(1, (-1, self.slots))
-        kernels = kernel.unflatten(1, (-1, self.slots)).unbind(-2)
-        moved = (pad(blocks, (0, 0, tap, 0))[:, :, : self.slots] for tap in range(len(kernels)))
-        return torch.stack([one * by for one, by in zip(moved, kernels, strict=True)]).sum(0).flatten(1, 2)
-
-
-class ConvolvedLayer(BlockLayer):
-    """A layer of a block whose attention and MLP stand between convolutions; those of the context's keys and values
-    do not."""
-
-    def __init__(self, config: DFlash2Config) -> None:
-        super().__init__(config)
-        sizes = (config.hidden_size, config.slots, config.conv_taps, config.conv_group)
-        self.attention_conv, self.mlp_conv = BlockConvolution(*sizes), BlockConvolution(*sizes)
-
-    def forward(self, x: Tensor, positions: Tensor, extend: Extend) -> Tensor:
-        """x (B, M * S, d), positions (B, M * S) -> (B, M * S, d)."""
-        x = x + self.attention_conv(self.input_layernorm(x), lambda u: self.self_attn(u, positions, extend))
-        return x + self.mlp_conv(self.post_attention_layernorm(x), self.mlp)
-
-
 class CandidateSelector(nn.Module):
     """A, H and B of the score."""
 
@@ -137,7 +92,7 @@ class DFlash2Draft(DSparkDraft):
 
     def new_layer(self) -> BlockLayer:
         """With convolutions."""
-        return ConvolvedLayer(self.config)
+        return ConvolvedLayer(self.config, self.config.slots, self.config.conv_taps, self.config.conv_group)
 
     def add_bias(self, rank: int, drafted: int) -> None:
         """The selector."""
@@ -156,11 +111,7 @@ class DFlash2Draft(DSparkDraft):
 
     def unroll(self, batch: Batch) -> Iterator[Step]:
         """DSpark's steps."""
-        return (replace(step, drafts_by=self._chosen) for step in super().unroll(batch))
-
-    def _chosen(self, hidden: Tensor) -> Tensor:
-        states, known = hidden.split([self.config.hidden_size, self.config.markov_rank], -1)
-        return self.drafted(self.unbiased(states), known)
+        return (replace(step, drafts_by=self.picked) for step in super().unroll(batch))
 
     def drafted(self, logits: Tensor, known: Tensor) -> Tensor:
         """The scores of the candidates, and -inf for all other tokens."""

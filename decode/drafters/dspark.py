@@ -13,7 +13,7 @@ its block; `causal` ones (JetSpec, arXiv 2606.18394) see those before them alone
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -26,41 +26,16 @@ from decode.common.errors import InputError
 from decode.common.typed_config import require
 from decode.drafters.anchored_blocks import Blocks
 from decode.drafters.base import Batch, Step
+from decode.drafters.block_layers import BlockLayer
 from decode.drafters.drafting import Above, Steps
 from decode.drafters.head_draft import Few, HeadConfig, HeadDraft
-from decode.drafters.layers import MLP, Attention, Extend, Slots, under
+from decode.drafters.layers import Extend, Slots, under
 from decode.models.hidden_states import FINAL
 from decode.models.mask_token import check_row, is_zero
 from decode.models.output_head import Ends
 
 if TYPE_CHECKING:
     from decode.models.load import ModelDescription
-
-
-class BlockLayer(nn.Module):
-    """A decoder layer as Qwen3 has it, or without `qk_norm` Llama; what it attends to besides its own slots is the
-    business of `extend`."""
-
-    def __init__(self, config: HeadConfig, qk_norm: bool = True, bias: bool = False) -> None:
-        super().__init__()
-        width, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = nn.RMSNorm(width, eps)
-        self.self_attn = Attention(
-            width,
-            config.heads,
-            config.kv_heads,
-            config.head_dim,
-            config.rotary(),
-            qk_norm_eps=eps if qk_norm else None,
-            bias=bias,
-        )
-        self.post_attention_layernorm = nn.RMSNorm(width, eps)
-        self.mlp = MLP(width, config.mlp_width)
-
-    def forward(self, x: Tensor, positions: Tensor, extend: Extend) -> Tensor:
-        """x (B, T, d), positions (B, T) -> (B, T, d)."""
-        x = x + self.self_attn(self.input_layernorm(x), positions, extend)
-        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 MOST_TAPS = 5
@@ -104,6 +79,11 @@ class DSparkConfig(HeadConfig):
         return self.depth + (self.layout == "fill_in")
 
     @property
+    def num_known(self) -> int:
+        """Numbers that say of the token before what a slot's own state does not."""
+        return self.markov_rank
+
+    @property
     def foresees(self) -> bool:
         return self.confidence
 
@@ -130,6 +110,10 @@ class DSparkConfig(HeadConfig):
                 "(padding's often is). Name another token that no text holds, or none: the mask is then learned"
             )
         return self
+
+
+Told = Callable[[Tensor, int], Tensor]
+"""What is known (B, W, num_known) behind tokens (B, W), for the slot of that number, from 0."""
 
 
 class DSparkDraft(HeadDraft):
@@ -194,13 +178,13 @@ class DSparkDraft(HeadDraft):
 
     def paired(self, states: Tensor, before: Tensor) -> Tensor:
         """states (..., d) beside what is known of the tokens before (...): (..., d + rank)."""
-        return torch.cat([states, self.known(states, before)], -1) if self.config.markov_rank else states
+        return torch.cat([states, self.known(states, before)], -1) if self.config.num_known else states
 
     def head(self, hidden: Tensor) -> Tensor:
         """hidden (..., d + rank) as `paired` makes it -> logits (..., V_draft)."""
-        states, known = hidden.split([self.config.hidden_size, self.config.markov_rank], -1)
+        states, known = hidden.split([self.config.hidden_size, self.config.num_known], -1)
         logits = self.unbiased(states)
-        return self.biased(logits, known) if self.config.markov_rank else logits
+        return self.biased(logits, known) if self.config.num_known else logits
 
     def unbiased(self, states: Tensor) -> Tensor:
         """states (..., d) -> (..., V_draft), whatever the token before."""
@@ -210,7 +194,16 @@ class DSparkDraft(HeadDraft):
         """logits (..., V_draft) with the bias of what is known of the tokens before (..., rank)."""
         return logits + self.markov_out(known).to(logits.device)
 
+    def picked(self, hidden: Tensor) -> Tensor:
+        """What is drafted by, of families that draft fewer tokens than they learn: hidden as `head` takes it."""
+        states, known = hidden.split([self.config.hidden_size, self.config.num_known], -1)
+        return self.drafted(self.unbiased(states), known)
+
     # training face
+
+    def joined(self, states: Tensor, blocks: Blocks, _context: Tensor) -> Tensor:
+        """states (B, M, N, d) as `head` takes them, behind the text's own tokens; context (B, T, d)."""
+        return self.paired(states, blocks.tokens)
 
     def unroll(self, batch: Batch) -> Iterator[Step]:
         """A step for each token that the blocks at `anchors` tokens of a row draft; those are drawn anew in every
@@ -222,13 +215,19 @@ class DSparkDraft(HeadDraft):
         context, visible = self.context(batch.features), blocks.visible
         extends = [_behind(*layer.self_attn.keys_values(context, batch.positions), visible) for layer in self.blocks]
         states = self.states(blocks.tokens[..., 0], blocks.positions.flatten(1), extends)
+        joined = self.joined(states, blocks, context)
         for drafted in range(config.depth):
-            hidden = self.paired(states[:, :, drafted], blocks.tokens[..., drafted])
+            hidden = joined[:, :, drafted]
             confidence = self.confidence_head(hidden)[..., 0] if config.confidence else None
             rows, valid = blocks.rows[..., drafted], blocks.valid[..., drafted]
             yield Step(hidden, self.head, rows, valid, self.vocab, confidence, not config.markov_rank)
 
     # decoding face
+
+    def told(self, states: Tensor, _logits: Tensor, _features: Tensor) -> Told:
+        """Of one block in each row: states (B, N, d), logits (B, N, V_draft), features (B, W, n, d) of the tokens
+        before pending."""
+        return lambda tokens, slot: self.known(states[:, slot : slot + 1], tokens)
 
     def drafted(self, logits: Tensor, known: Tensor) -> Tensor:
         """What W nodes behind one slot are drafted from: logits (B, 1, V_draft), known (B, W, rank) -> (B, W,
@@ -264,6 +263,7 @@ class BlockSteps:
     """(B, N, d) of the slots that draft."""
     unbiased: Tensor = field(init=False)
     """(B, N, V_draft)."""
+    told: Told = field(init=False)
     last: Tensor = field(init=False)
     """(B, W) tokens of the nodes whose logits were made last."""
 
@@ -276,6 +276,7 @@ class BlockSteps:
         positions, extends = lay_out(self.ends - 1, draft.config.slots, draft.num_cached)
         self.states = draft.states(pending, positions, extends)[:, 0]
         self.unbiased = draft.unbiased(self.states)
+        self.told = draft.told(self.states, self.unbiased, self.features)
         return self.step(pending, 0)
 
     def chance(self, depth: int) -> Tensor:
@@ -288,10 +289,10 @@ class BlockSteps:
     def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
         """Those of the slot that drafts at this depth, with the bias of each node's own token."""
         self.last, draft = tokens, self.draft
-        states, logits = self.states[:, depth : depth + 1], self.unbiased[:, depth : depth + 1]
-        if not draft.config.markov_rank:
+        logits = self.unbiased[:, depth : depth + 1]
+        if not draft.config.num_known:
             return draft.widened(logits.expand(-1, tokens.shape[1], -1))
-        return draft.widened(draft.drafted(logits, draft.known(states, tokens)))
+        return draft.widened(draft.drafted(logits, self.told(tokens, depth)))
 
 
 def _behind(keys: Tensor, values: Tensor, visible: Tensor) -> Extend:

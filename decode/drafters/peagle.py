@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from decode.common.progress import get_logger
 from decode.common.typed_config import require
 from decode.drafters.base import Batch, Step, judged, shifted
+from decode.drafters.block_layers import BlockLayer
 from decode.drafters.drafting import Above, Steps
-from decode.drafters.dspark import BlockLayer
 from decode.drafters.eagle3 import Eagle3Config, Eagle3Draft
 from decode.drafters.head_draft import Few, HeadConfig
 from decode.drafters.layers import Extend, Mix, Slots

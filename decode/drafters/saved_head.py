@@ -21,6 +21,7 @@ from decode.drafters.eagle3 import Eagle3Config, Eagle3Draft
 from decode.drafters.exit_adapter import ExitAdapter, ExitAdapterConfig
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.hydra import HydraConfig, HydraDraft
+from decode.drafters.lilicorr import LiLiCorrConfig, LiLiCorrDraft
 from decode.drafters.medusa import MedusaConfig, MedusaDraft
 from decode.drafters.mtp import MTPConfig, MTPDraft
 from decode.drafters.peagle import PEagleConfig, PEagleDraft
@@ -44,6 +45,7 @@ HEADS: dict[str, tuple[type[HeadConfig], type[HeadDraft]]] = {
     "eagle3": (Eagle3Config, Eagle3Draft),
     "exit_adapter": (ExitAdapterConfig, ExitAdapter),
     "hydra": (HydraConfig, HydraDraft),
+    "lilicorr": (LiLiCorrConfig, LiLiCorrDraft),
     "medusa": (MedusaConfig, MedusaDraft),
     "mtp": (MTPConfig, MTPDraft),
     "peagle": (PEagleConfig, PEagleDraft),

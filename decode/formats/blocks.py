@@ -159,8 +159,8 @@ def no_speculators(source: Source) -> str | None:
             "the speculators library has causal blocks in layers with a window alone; train with "
             "draft.head.causal=false"
         )
-    if source.form == "dflash2":
-        return "DFlash2 heads are written for vLLM's own reader alone; use format=vllm"
+    if source.form in ("dflash2", "lilicorr"):
+        return f"{source.form} heads are written for vLLM's own reader alone; use format=vllm"
     if config.mask_token is None:
         return f"its mask is a learned vector, and the speculators library has the target's embedding alone; {HOW}"
     if config.markov_rank and config.layout == "fill_in":

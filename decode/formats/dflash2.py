@@ -20,6 +20,7 @@ from decode.drafters.dflash2 import DFlash2Config
 from decode.drafters.head_draft import HeadConfig
 from decode.formats import blocks
 from decode.formats.base import Get, Layout, Reader, Spec
+from decode.formats.convolved import convolutions, refuse_scales, told
 from decode.formats.folder import PublishedFolder
 from decode.formats.mask import mask_id, write_mask
 from decode.models.load import ModelDescription
@@ -36,25 +37,18 @@ KEYS = {
 """Key in `dflash_config`, in folders of the speculators library at the top -> our field."""
 SELECTOR = "candidate_selector."
 _CODEBOOK = re.compile(r"_codebook$")
-_SCALES = {"input_embedding_scale": 1, "output_multiplier": 1, "final_logit_softcapping": 0}
-"""What vLLM multiplies by or caps at, and the value that does nothing."""
 
 
 def read_config(folder: PublishedFolder, target: ModelDescription) -> HeadConfig:
     """DFlash's, with the sizes of both parts."""
     found = {key: folder.setting(key) for key in KEYS}
-    missing = [key for key, value in found.items() if value is None]
+    missing = [key for key, value in found.items() if not value]
     if missing:
         raise InputError(
             f"{folder.path}/config.json does not say {', '.join(missing)}: sizes of DFlash2's convolutions and "
             "selector. Write the values that it was trained with, in dflash_config"
         )
-    scaled = {name: one for name, usual in _SCALES.items() if (one := folder.setting(name)) not in (None, usual)}
-    if scaled:
-        raise InputError(
-            f"{folder.path}/config.json sets {', '.join(f'{name}={value}' for name, value in scaled.items())}, and "
-            "embedding and logits are taken here as they are. Serve this head with the engine it was made for"
-        )
+    refuse_scales(folder)
     plain = dataclasses.asdict(blocks.read_dflash(folder, target))
     own: dict[str, Any] = {ours: found[key] for key, ours in KEYS.items()}
     return DFlash2Config(**{**plain, **own, "family": "dflash2"})
@@ -84,19 +78,14 @@ def written_tensors(source: Source) -> dict[str, Tensor]:
 
 def manifest(written: Mapping[str, Any]) -> dict[str, Spec]:
     """Names and shapes, by a config.json."""
-    width, told = written["hidden_size"], {**(written.get("dflash_config") or {}), **written}
-    taps, group, rank = (told[key] for key in ("conv_kernel_size", "conv_group_size", "selector_rank"))
-    specs = blocks.manifest(written)
-    for layer in range(written["num_hidden_layers"]):
-        for conv in ("attention_conv", "mlp_conv"):
-            specs[f"layers.{layer}.{conv}.base_kernel"] = Spec((2, taps, width))
-            specs[f"layers.{layer}.{conv}.kernel_projection.weight"] = Spec((2 * taps * (width // group), width))
+    width, rank = written["hidden_size"], told(written)["selector_rank"]
     table = Spec((blocks.num_tokens(written), rank))
-    return specs | {
+    selector = {
         f"{SELECTOR}predecessor_codebook": table,
         f"{SELECTOR}successor_codebook": table,
         f"{SELECTOR}hidden_projection.weight": Spec((rank, width)),
     }
+    return blocks.manifest(written) | convolutions(written) | selector
 
 
 DFLASH2 = Layout(

@@ -30,10 +30,20 @@ class Nested(Content):
     sample_from_anchor: bool | None = None
     use_aux_hidden_state: bool | None = None
     causal: bool | None = None
-    conv_kernel_size: Layers | None = None
-    conv_group_size: Width | None = None
+    conv_kernel_size: Annotated[int, Field(ge=0, le=1 << 10)] | None = None
+    conv_group_size: Annotated[int, Field(ge=0, le=1 << 16)] | None = None
+    """0 of both is without convolutions."""
     selector_rank: Width | None = None
     selector_top_k: Layers | None = None
+    lilicorr_candidate_topk: Layers | None = None
+    lilicorr_hidden_size: Annotated[int, Field(ge=0, le=1 << 24)] | None = None
+    """0 is the draft's."""
+    lilicorr_num_layers: Layers | None = None
+    lilicorr_num_heads: Layers | None = None
+    lilicorr_mlp_ratio: Annotated[float, Field(gt=0, le=1e4)] | None = None
+    lilicorr_factor_dim: Width | None = None
+    lilicorr_vector_eps: Annotated[float, Field(gt=0, le=1)] | None = None
+    lilicorr_logit_scale: Annotated[float, Field(gt=0, le=1e4)] | None = None
     norm_before_fc: bool | None = None
 
 

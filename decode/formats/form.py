@@ -13,7 +13,7 @@ from decode.drafters.provenance import FILE
 from decode.formats.folder import PublishedFolder, read_folder
 from decode.formats.weights import names_in
 
-WORDS = ("eagle3", "dspark", "dflash2", "dflash", "medusa")
+WORDS = ("eagle3", "dspark", "dflash2", "lilicorr", "dflash", "medusa")
 """Forms, as `architectures`, `model_type` or `speculators_model_type` name them within a word, in lower case."""
 _MARKS = {
     "peagle": re.compile(r"^(model\.)?mask_hidden$"),
@@ -21,15 +21,17 @@ _MARKS = {
     "medusa": re.compile(r"^(medusa_heads\.|heads\.)?\d+\.\d+\.linear\.weight$|^blocks\.\d+\.layers\.\d+\.weight$"),
     "dspark": re.compile(r"^(model\.)?markov_head\."),
     "dflash2": re.compile(r"^(model\.)?candidate_selector\."),
+    "lilicorr": re.compile(r"^(model\.)?lilicorr\."),
     "dflash": re.compile(r"^(model\.)?hidden_norm\.weight$"),
 }
-"""A tensor that no other form has; but DSpark and DFlash2 are DFlash with more, and P-EAGLE is EAGLE-3 with masks."""
-_MORE = {"dflash": {"dspark", "dflash2"}, "eagle3": {"peagle"}}
+"""A tensor that no other form has; but DSpark, DFlash2 and LiLiCorr are DFlash with more, and P-EAGLE is EAGLE-3 with
+masks."""
+_MORE = {"dflash": {"dspark", "dflash2", "lilicorr"}, "eagle3": {"peagle"}}
 """Form -> those that have its tensors, and more."""
 KNOWN = (
     "EAGLE-3 (midlayer.* or layers.0.* with hidden_norm), P-EAGLE (EAGLE-3 with mask_hidden), Medusa (0.0.linear.* or "
     "blocks.0.layers.0.*), DFlash (layers.* with hidden_norm), DSpark (markov_head.* too), DFlash2 "
-    "(candidate_selector.* too)"
+    "(candidate_selector.* too), LiLiCorr (lilicorr.* too)"
 )
 
 

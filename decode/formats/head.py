@@ -21,6 +21,7 @@ from decode.formats.dspark import DSPARK
 from decode.formats.eagle3 import EAGLE3
 from decode.formats.folder import PublishedFolder, read_folder
 from decode.formats.form import published_form
+from decode.formats.lilicorr import LILICORR
 from decode.formats.medusa import MEDUSA
 from decode.formats.peagle import PEAGLE
 from decode.formats.target_rows import Shipped, check_against_files, check_against_model
@@ -29,7 +30,8 @@ from decode.models.hidden_states import FINAL
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
 
-READERS = {one.name: one.reader for one in (EAGLE3, PEAGLE, MEDUSA, DFLASH, DFLASH2, DSPARK) if one.reader is not None}
+LAYOUTS = (EAGLE3, PEAGLE, MEDUSA, DFLASH, DFLASH2, LILICORR, DSPARK)
+READERS = {one.name: one.reader for one in LAYOUTS if one.reader is not None}
 """By form."""
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -16,7 +16,7 @@ from decode.models.hidden_states import FINAL, Taps
 from decode.models.output_head import ends_of
 
 DEPTH = 4
-TAPS = dict.fromkeys(("eagle3", "dspark", "dflash2", "peagle"), (0, 1, 4)) | {"exit_adapter": (1,)}
+TAPS = dict.fromkeys(("eagle3", "dspark", "dflash2", "lilicorr", "peagle"), (0, 1, 4)) | {"exit_adapter": (1,)}
 """Of families that read several layers, the last one being the final state of a shallow target; the others read that
 alone."""
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -28,6 +28,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "dflash": ("dspark", {"markov_rank": 0, "confidence": False, "layout": "fill_in"}),
     "jetspec": ("dspark", {"markov_rank": 0, "confidence": False, "layout": "fill_in", "causal": True}),
     "dflash2-causal": ("dflash2", {"causal": True, "conv_taps": 3, "conv_group": 8}),
+    "lilicorr-convolved": ("lilicorr", {"conv_taps": 2, "conv_group": 8, "mask_token": 7, "lattice_width": 32}),
     "dspark-fill-in": ("dspark", {"layout": "fill_in", "mask_token": 7}),
 }
 VARIANTS = {family: (family, {}) for family in HEADS if family != "exit_adapter"} | {
@@ -45,13 +46,16 @@ def random_head(name: str, model: PreTrainedModel, seed: int = 0, vocab: Tensor 
     known = {field.name for field in dataclasses.fields(config_class)}
     options = {
         "family": family,
-        "markov_rank": 4,
+        "markov_rank": 0 if family == "lilicorr" else 4,
         "layers": 2,
         "mlp_layers": 1,
         "anchors": 64,
         "confidence": family == "dspark",
         "layout": "anchor" if family == "dspark" else "fill_in",
         "candidates": 5,
+        "lattice_width": 16,
+        "factor_dim": 8,
+        "logit_scale": 3.0,
     } | options
     config = config_class(
         hidden_size=text.hidden_size,

@@ -227,6 +227,38 @@ def dflash2(folder: Path, embedding: Tensor) -> Path:
     return written(folder, fields, tensors | {"candidate_selector.hidden_projection.weight": random(6, WIDTH)})
 
 
+def lilicorr(folder: Path, embedding: Tensor) -> Path:
+    """As vLLM 0.32 reads it (lilicorr.py), without convolutions and with a lattice as wide as the draft."""
+    sizes = {"candidate_topk": 4, "hidden_size": 0, "num_layers": 2, "num_heads": 2, "mlp_ratio": 1.5, "factor_dim": 8}
+    lattice = {f"lilicorr_{name}": value for name, value in (sizes | {"vector_eps": 1e-6, "logit_scale": 12.0}).items()}
+    fields = LAYER | {
+        "architectures": ["LiLiCorrDraftModel"],
+        "model_type": "qwen3",
+        "num_hidden_layers": 2,
+        "num_target_layers": 8,
+        "block_size": 4,
+        "rope_theta": 1000000.0,
+        "dflash_config": {"target_layer_ids": [1, 3, 5], "mask_token_id": 7, "lilicorr_enabled": True, **lattice},
+    }
+    linears = dict.fromkeys(("pass_hidden_proj", "context_proj", "feature_mlp.down_proj"), (WIDTH, WIDTH))
+    linears |= {"feature_mlp.up_proj": (WIDTH, 5), "factor_input_proj": (WIDTH, 3 * WIDTH)}
+    linears |= dict.fromkeys(("out_head", "in_head", "anchor_out_head"), (8, WIDTH))
+    shapes = {"slot_embedding": (1, 1, 3, 1, WIDTH), "rank_embedding": (1, 1, 1, 4, WIDTH), "same_slot_bias": (2,)}
+    shapes |= {"relative_slot_bias": (2, 7), "feature_norm.weight": (5,), "feature_norm.bias": (5,)}
+    shapes |= {f"{name}_norm.weight": (WIDTH,) for name in ("output", "anchor")}
+    for layer in ("layers.0", "layers.1"):
+        shapes |= {f"{layer}.{name}_norm.weight": (WIDTH,) for name in ("attn", "mlp")}
+        shapes |= {f"{layer}.attn.in_proj_weight": (3 * WIDTH, WIDTH), f"{layer}.attn.in_proj_bias": (3 * WIDTH,)}
+        linears |= {
+            f"{layer}.attn.out_proj": (WIDTH, WIDTH),
+            f"{layer}.mlp.up_proj": (48, WIDTH),
+            f"{layer}.mlp.down_proj": (WIDTH, 48),
+        }
+    for name, shape in linears.items():
+        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    return written(folder, fields, block_tensors(2) | {f"lilicorr.{k}": random(*v) for k, v in shapes.items()})
+
+
 def dspark(folder: Path, embedding: Tensor) -> Path:
     """deepseek-ai's, with the target's embedding inside, and a chance of acceptance."""
     fields = LAYER | {
@@ -260,6 +292,7 @@ PUBLISHED: dict[str, tuple[Callable[[Path, Tensor], Path], str, str]] = {
     "TGI": (tgi_medusa, "medusa", "medusa"),
     "z-lab": (dflash, "dflash", "dspark"),
     "z-lab's second": (dflash2, "dflash2", "dflash2"),
+    "NVIDIA": (lilicorr, "lilicorr", "lilicorr"),
     "deepseek-ai": (dspark, "dspark", "dspark"),
 }
 """Who publishes so -> (what writes a folder, its form, our family)."""

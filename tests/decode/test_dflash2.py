@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 
 from decode import generate
 from decode.common.errors import ConfigError
-from decode.drafters.dflash2 import BlockConvolution, DFlash2Config, DFlash2Draft
+from decode.drafters.block_layers import BlockConvolution
+from decode.drafters.dflash2 import DFlash2Config, DFlash2Draft
 from decode.loop import Loop
 from decode.models.output_head import ends_of
 from decode.requests import Request
@@ -24,6 +25,7 @@ from tests.tiny import tiny_llama
 pytestmark = pytest.mark.usefixtures("uncaptured")
 TEXTS = [[5, 9, 2, 7, 11, 30, 2, 8, 14], [4, 4, 6, 3, 2, 60, 21, 8, 17]]
 CANDIDATES = 5
+LAYERS = "decode.drafters.block_layers"
 
 
 @pytest.fixture(scope="module")
@@ -153,8 +155,12 @@ def test_a_shape_that_cannot_be_is_refused(target: PreTrainedModel, changes: dic
 FAULTS = [
     *noticed_by(
         partial(test_a_convolution_is_the_sum_of_its_equation, taps=2),
-        ("decode.drafters.dflash2:BlockConvolution._over", "(0, 0, tap, 0)", "(0, 0, 0, 0)"),
-        ("decode.drafters.dflash2:BlockConvolution.forward", "self._over(normed, before)", "self._over(normed, after)"),
+        (f"{LAYERS}:BlockConvolution._over", "(0, 0, tap, 0)", "(0, 0, 0, 0)"),
+        (
+            f"{LAYERS}:BlockConvolution.forward",
+            "self._over(normed, before)",
+            "self._over(normed, after)",
+        ),
     ),
     *noticed_by(
         test_the_selector_scores_the_best_candidates_by_the_token_before,

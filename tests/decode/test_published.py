@@ -39,7 +39,8 @@ pytestmark = pytest.mark.usefixtures("uncaptured")
 EAGLE = (2, 4, 5)
 TAPS = {"yuhuili": EAGLE, "RedHatAI": EAGLE, "SpecForge": EAGLE} | dict.fromkeys(("FasterDecoding", "TGI"), (-1,))
 TAPS |= dict.fromkeys(
-    ("AngelSlim", "speculators-qwen3", "speculators-peagle", "z-lab", "z-lab's second", "deepseek-ai"), (2, 4, 6)
+    ("AngelSlim", "speculators-qwen3", "speculators-peagle", "z-lab", "z-lab's second", "NVIDIA", "deepseek-ai"),
+    (2, 4, 6),
 )
 
 
@@ -89,6 +90,29 @@ def test_its_logits_are_those_of_its_authors_method(who: str, tmp_path: Path, ta
         assert torch.equal(one.isfinite(), other.isfinite())
         inside = one.isfinite()
         assert torch.allclose(one[inside], other[inside], atol=1e-4)
+
+
+def test_a_lattice_is_read_by_the_names_of_its_trainer_too(tmp_path: Path, target: LlamaForCausalLM) -> None:
+    """Model Optimizer numbers what vLLM names (modeling_lilicorr.py)."""
+    folder = publish("NVIDIA", tmp_path, target)
+    named = load_drafter(folder, target=target)
+    file, numbered = folder / "model.safetensors", {}
+    parts = {
+        "feature_norm.": "feature_mlp.0.",
+        "feature_mlp.up_proj": "feature_mlp.1",
+        "feature_mlp.down_proj": "feature_mlp.3",
+    }
+    for name, one in load_file(file).items():
+        for theirs, ours in {**parts, ".mlp.up_proj": ".mlp.0", ".mlp.down_proj": ".mlp.2"}.items():
+            name = name.replace(theirs, ours) if name.startswith("lilicorr.") else name
+        numbered[name] = one
+    save_file(numbered, file)
+    again = load_drafter(folder, target=target)
+    assert isinstance(named, HeadDraft)
+    assert isinstance(again, HeadDraft)
+    assert len(set(numbered) - set(named.state_dict())) == 2 + 2 * 2 + 2 * 2 * 2
+    for name, one in again.state_dict().items():
+        assert torch.equal(one, named.state_dict()[name]), name
 
 
 def of_head(head: HeadDraft, batch: Batch, steps: int) -> tuple[list[Tensor], Tensor]:
@@ -239,6 +263,7 @@ DAMAGES: dict[str, tuple[str, Damage, str]] = {
     "no mask": ("z-lab", setting(dflash_config={"target_layer_ids": [1, 3, 5]}), "no mask_token_id"),
     "blocks of two orders": ("z-lab's second", setting(is_causal=False), "is_causal beside another causal"),
     "layers with windows": ("z-lab", setting(layer_types=["sliding_attention", "full_attention"]), "layers a window"),
+    "a lattice without sizes": ("NVIDIA", setting(dflash_config=BLOCK), "does not say lilicorr_candidate_topk"),
     "a selector without sizes": ("z-lab's second", setting(dflash_config=BLOCK), "does not say conv_kernel_size"),
     "scaled logits": (
         "z-lab's second", setting(final_logit_softcapping=30.0), "sets final_logit_softcapping=30.0, and embedding"

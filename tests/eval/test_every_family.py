@@ -23,7 +23,7 @@ from tests.decode.heads import VARIANTS, random_head
 from tests.eval.test_report import write_questions
 from tests.tiny import save_tiny_target, tiny_tokenizer
 
-FAMILIES = ("lm", "medusa", "hydra", "eagle3", "mtp", "peagle", "dspark", "dflash", "dflash2")
+FAMILIES = ("lm", "medusa", "hydra", "eagle3", "mtp", "peagle", "dspark", "dflash", "dflash2", "lilicorr")
 DRAFT_LM = "draft_lm"
 
 

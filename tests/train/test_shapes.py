@@ -166,12 +166,12 @@ SHARED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", ["eagle3", "mtp", "peagle", "dspark", "dflash2", "hydra", "medusa"])
+@pytest.mark.parametrize("family", ["eagle3", "mtp", "peagle", "dspark", "dflash2", "lilicorr", "hydra", "medusa"])
 def test_a_head_is_made_like_its_target(family: str) -> None:
     config = asdict(head(family).config)
     assert {name: config[name] for name in SHARED} == SHARED
     assert config["family"] == family
-    own = {"eagle3": (0, 1, -1), "peagle": (0, 1, -1), "dspark": (0, 1), "dflash2": (0, 1)}
+    own = {"eagle3": (0, 1, -1), "peagle": (0, 1, -1), "dspark": (0, 1), "dflash2": (0, 1), "lilicorr": (0, 1)}
     assert config["taps"] == own.get(family, (-1,))
 
 

@@ -99,6 +99,7 @@ HEADS: dict[str, dict[str, Any]] = {
         "layers": 1,
         "head": {"depth": 3, "taps": [0, 1], "anchors": 32, "markov_rank": 8, "candidates": 200},
     },
+    "lilicorr": {"layers": 1, "head": {"depth": 3, "taps": [0, 1], "anchors": 32, "candidates": 200}},
 }
 """Heads for a target of two layers, and of nearly uniform distributions, of families whose defaults do not fit it."""
 

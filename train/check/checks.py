@@ -9,9 +9,9 @@ from train.check import blocks, likeness, names, states, values, vocabulary
 from train.check.keys import guessed
 from train.check.subject import Finding, Subject
 
-HEADS = frozenset(("eagle3", "peagle", "medusa", "dflash", "dflash2", "dspark"))
+HEADS = frozenset(("eagle3", "peagle", "medusa", "dflash", "dflash2", "lilicorr", "dspark"))
 RECURSIVE_OR_BLOCKS = HEADS - {"medusa"}
-BLOCKS = frozenset(("dflash", "dflash2", "dspark"))
+BLOCKS = frozenset(("dflash", "dflash2", "lilicorr", "dspark"))
 DRAFTS = HEADS | {"lm"}
 EVERY = DRAFTS | {"mtp"}
 """With targets that hold a layer of their own to draft with."""

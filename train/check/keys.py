@@ -147,5 +147,6 @@ _BY_FORM = {
     "medusa": _medusa,
     "dflash": dflash,
     "dflash2": dflash,
+    "lilicorr": dflash,
     "dspark": dspark,
 }

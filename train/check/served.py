@@ -105,8 +105,11 @@ def same_logits(subject: Subject, source: Source) -> list[Finding]:
         inside = one.isfinite()
         scale = one[inside].abs().max().clamp(min=1.0)
         difference = float(((one - other)[inside].abs().max() / scale).nan_to_num(torch.inf))
-        # of DFlash2's candidates the last one may be another where two logits are nearly the same
-        others, spare = int((inside != other.isfinite()).sum()), len(one) if subject.form == "dflash2" else 0
+        # of a slot's candidates the last one may be another where two logits are nearly the same
+        others, spare = (
+            int((inside != other.isfinite()).sum()),
+            len(one) if subject.form in ("dflash2", "lilicorr") else 0,
+        )
         if others > spare or difference > MOST_DIFFERENCE:
             faults.append(f"step {step} by {difference:.2g}")
     if not faults:

@@ -14,6 +14,7 @@ WANTED = {
     "peagle": (eagle3.AT_TOP, eagle3.NESTED),
     "dflash": (blocks.NESTED,),
     "dflash2": (blocks.NESTED,),
+    "lilicorr": (blocks.NESTED,),
     "dspark": (blocks.AT_TOP,),
 }
 _USUAL = (
@@ -24,6 +25,7 @@ GUESS = {
     "eagle3": _USUAL,
     "peagle": _USUAL,
     "dflash": "the engine refuses the folder, or spreads as many states as fc has room for over the layers",
+    "lilicorr": "the engine refuses the folder, or spreads as many states as fc has room for over the layers",
     "dflash2": "the engine refuses the folder, or spreads as many states as fc has room for over the layers",
     "dspark": "the engine refuses the folder, or spreads as many states as fc has room for over the layers",
 }

@@ -134,6 +134,6 @@ def form_of(folder: ServedFolder) -> str:
         return "mtp" if any(name.startswith("mtp.") for name in folder.stored) else "lm"
     raise InputError(
         f"{folder.path}/config.json has architectures={fields.get('architectures')} and "
-        f"model_type={fields.get('model_type')}: neither a draft head that is known here (EAGLE-3, Medusa, DFlash, "
-        "DSpark, DFlash2) nor a language model. Write the engine's key"
+        f"model_type={fields.get('model_type')}: neither a known draft head (EAGLE-3, Medusa, DFlash, DSpark, "
+        "DFlash2, LiLiCorr) nor a language model. Write the engine's key"
     )

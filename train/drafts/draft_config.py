@@ -63,7 +63,7 @@ class ParallelConfig:
         )
 
 
-Family = Literal["lm", "medusa", "hydra", "eagle3", "mtp", "peagle", "dspark", "dflash2", "exit_adapter"]
+Family = Literal["lm", "medusa", "hydra", "eagle3", "mtp", "peagle", "dspark", "dflash2", "lilicorr", "exit_adapter"]
 OF_A_ROUND = tuple(name for name in get_args(Family) if name not in ("lm", "exit_adapter"))
 """Heads with passes of their own."""
 OWNERS = {
@@ -72,12 +72,12 @@ OWNERS = {
     "mlp_layers": ("medusa", "hydra"),
     "prefix_attention": ("hydra",),
     "markov_rank": ("dspark", "dflash2"),
-    "candidates": ("dflash2",),
+    "candidates": ("dflash2", "lilicorr"),
     "confidence": ("dspark",),
-    "anchors": ("dspark", "dflash2"),
+    "anchors": ("dspark", "dflash2", "lilicorr"),
     "layout": ("dspark",),
-    "causal": ("dspark", "dflash2"),
-    "mask_token": ("dspark", "dflash2", "peagle"),
+    "causal": ("dspark", "dflash2", "lilicorr"),
+    "mask_token": ("dspark", "dflash2", "lilicorr", "peagle"),
     "init_own": ("mtp",),
     "fc_norm": ("eagle3", "peagle"),
     "norm_before_fc": ("eagle3", "peagle"),
@@ -106,21 +106,22 @@ class HeadSettings:
     """dspark: rank of the bias that the token before gives; 0 is DFlash, whose tokens do not know each other. dflash2:
     rank of its selector."""
     candidates: int = 16
-    """dflash2: the tokens of each slot that its selector chooses from."""
+    """dflash2, lilicorr: the tokens of each slot that are chosen from."""
     confidence: bool = True
     """dspark: predict each token's chance of acceptance."""
     anchors: int | None = None
-    """dspark, dflash2: blocks trained per row of a batch; None is one for every 8 of its tokens, as 512 of 4,096."""
+    """dspark, dflash2, lilicorr: blocks trained per row of a batch; None is one for every 8 of its tokens, as 512 of
+    4,096."""
     layout: Literal["anchor", "fill_in"] | None = None
     """dspark: anchor is a block of `depth` slots of which each drafts the token behind it, as engines run DSpark;
     fill_in one of depth + 1 whose masks stand where their tokens will, as engines run DFlash. None is fill_in for
     markov_rank=0, else anchor."""
     causal: bool = False
-    """dspark, dflash2: a slot sees those before it in its block alone (JetSpec), not those behind it."""
+    """dspark, dflash2, lilicorr: a slot sees those before it in its block alone (JetSpec), not those behind it."""
     mask_token: int | None = None
-    """dspark, dflash2, peagle: id of a token whose row of the target's embedding, which stays so, is the mask, for
-    engines that take no other; None is a vector that is learned, of peagle a row that no token has or the token that
-    begins texts, where that is not all zeros."""
+    """dspark, dflash2, lilicorr, peagle: id of a token whose row of the target's embedding, which stays so, is the
+    mask, for engines that take no other; None is a vector that is learned, of peagle a row that no token has or the
+    token that begins texts, where that is not all zeros."""
     init_own: bool = False
     """mtp: start from the prediction layers that the target's own checkpoint holds."""
     fc_norm: bool | None = None
@@ -156,7 +157,7 @@ class DraftConfig:
     revision: str | None = None
     """Hub revision of `init_from`."""
     layers: int = 1
-    """Transformer layers of lm, dspark, dflash2 and peagle."""
+    """Transformer layers of lm, dspark, dflash2, lilicorr and peagle."""
     width: int | None = None
     """Hidden size d of lm, None is half of its target's, or 256 without one; a head is as wide as its target."""
     heads: int | None = None
@@ -274,7 +275,7 @@ class DraftConfig:
         require(
             self.parallel.tokens == 0,
             f"parallel.tokens={self.parallel.tokens} is for family lm, and draft.family={self.family}; of heads "
-            "peagle, dspark and dflash2 draft in one pass. Leave draft.parallel out, or use one of those families",
+            "peagle, dspark, dflash2 and lilicorr draft in one pass. Leave draft.parallel out, or use one of those",
         )
         default = HeadSettings()
         for name, owners in OWNERS.items():
@@ -293,7 +294,7 @@ class DraftConfig:
             "draft.head.taps=[2], say, and measure others beside it with mode=drafters",
         )
         require(
-            self.layers == 1 or self.family in ("dspark", "dflash2", "peagle"),
+            self.layers == 1 or self.family in ("dspark", "dflash2", "lilicorr", "peagle"),
             f"layers={self.layers}, and draft.family={self.family} is of one layer; leave draft.layers out",
         )
         require(

@@ -69,7 +69,7 @@ def _trained_on(source: ModelConfig, path: str, folder: Path) -> ModelDescriptio
 
 
 def _is_dflash(config: HeadConfig | None) -> bool:
-    return isinstance(config, DSparkConfig) and config.layout == "fill_in" and not config.markov_rank
+    return isinstance(config, DSparkConfig) and config.layout == "fill_in" and not config.num_known
 
 
 def _of_model(folder: Path) -> int:

@@ -53,6 +53,7 @@ DRAFTS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "dflash": ("dflash", {"taps": TAPS}, False),
     "dflash-reduced": ("dflash", {"taps": TAPS, "mask_token": 7}, True),
     "dflash2": ("dflash2", {"taps": TAPS, "mask_token": 7}, False),
+    "lilicorr": ("lilicorr-convolved", {"taps": TAPS, "candidates": 4}, False),
     "jetspec": ("jetspec", {"taps": TAPS}, False),
     "dspark": ("dspark", {"taps": TAPS}, False),
     "dspark-reduced": ("dspark-fill-in", {"taps": TAPS}, True),

@@ -104,7 +104,7 @@ def test_all_faults_are_told_at_once(folders: Folders, call: Call, tmp_path: Pat
         (lambda folder: shutil.rmtree(folder), "is not a folder here"),
         (lambda folder: (folder / "config.json").unlink(), "holds no config.json"),
         (lambda folder: (folder / "config.json").write_text("{"), "is not valid JSON"),
-        (lambda folder: (folder / "config.json").write_text("{}"), "neither a draft head that is known here"),
+        (lambda folder: (folder / "config.json").write_text("{}"), "neither a known draft head"),
         (lambda folder: (folder / "model.safetensors").unlink(), "holds no *.safetensors"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 64), "damaged or missing"),
         (setting(hidden_size="64"), "hidden_size is '64'"),

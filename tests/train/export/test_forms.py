@@ -34,7 +34,18 @@ from tests.train.own_layer import add_own_layer
 from train.export.stage import run
 
 GOLDEN = Path(__file__).with_name("forms.json")
-FORMS = ("eagle3-reduced", "peagle", "medusa-reduced", "dflash-reduced", "dflash", "dflash2", "dspark", "lm", "mtp")
+FORMS = (
+    "eagle3-reduced",
+    "peagle",
+    "medusa-reduced",
+    "dflash-reduced",
+    "dflash",
+    "dflash2",
+    "lilicorr",
+    "dspark",
+    "lm",
+    "mtp",
+)
 
 
 @pytest.mark.parametrize("form", FORMS)

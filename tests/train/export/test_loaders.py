@@ -33,6 +33,10 @@ DRAFTS = {
     "dflash2": ("dflash2", MASK, False),
     "dflash2, learned mask": ("dflash2-causal", TAPS, False),
     "dflash2, reduced": ("dflash2", MASK, True),
+    "lilicorr": ("lilicorr-convolved", TAPS | {"candidates": 4}, False),
+    "lilicorr, learned mask": ("lilicorr", TAPS | {"candidates": 8}, False),
+    "lilicorr, reduced": ("lilicorr", MASK | {"candidates": 4}, True),
+    "lilicorr, five candidates": ("lilicorr", MASK, False),
     "dspark": ("dspark", MASK, False),
     "dspark, learned mask": ("dspark", TAPS, False),
     "dspark, reduced": ("dspark", MASK, True),
@@ -56,6 +60,8 @@ REFUSED = {
     ("trtllm", "dspark, reduced"),
     ("trtllm", "dspark, fill-in"),
     ("vllm", "dflash2, reduced"),
+    ("vllm", "lilicorr, reduced"),
+    ("vllm", "lilicorr, five candidates"),
 }
 """Pairs that are not written, since the engine would draft otherwise."""
 

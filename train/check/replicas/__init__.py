@@ -7,6 +7,7 @@ from train.check.replicas.dflash import dflash
 from train.check.replicas.dflash2 import dflash2
 from train.check.replicas.dspark import dspark
 from train.check.replicas.eagle3 import eagle3
+from train.check.replicas.lilicorr import lilicorr
 from train.check.replicas.medusa import medusa
 from train.check.replicas.mtp import mtp
 from train.check.replicas.peagle import peagle
@@ -17,6 +18,7 @@ REPLICAS: dict[str, Replica] = {
     "medusa": medusa,
     "dflash": dflash,
     "dflash2": dflash2,
+    "lilicorr": lilicorr,
     "dspark": dspark,
     "mtp": mtp,
 }

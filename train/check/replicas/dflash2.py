@@ -4,6 +4,7 @@ best tokens of each slot by the token before."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from train.check.replicas.dflash import blocks
 
 def dflash2(served: Served, ids: Tensor, features: Tensor, places: Tensor, steps: int) -> Tensor:
     """See `train.check.replicas.base.Replica`; -inf for what is no candidate."""
-    states = blocks(served, ids, features, places, served.fields["block_size"], _convolved)[:, 1 : steps + 1]
+    states = blocks(served, ids, features, places, served.fields["block_size"], convolved)[:, 1 : steps + 1]
     padded = torch.cat([ids, ids.new_zeros(steps)])
     before = torch.stack([padded[places + step] for step in range(steps)])
     states = states.transpose(0, 1)
@@ -22,18 +23,20 @@ def dflash2(served: Served, ids: Tensor, features: Tensor, places: Tensor, steps
     known = weights["candidate_selector.predecessor_codebook"][before]
     known = known * served.linear(states, "candidate_selector.hidden_projection")
     every = logits + known @ weights["candidate_selector.successor_codebook"].T
-    least = logits.topk(_told(served, "selector_top_k")).values[..., -1:]
+    least = logits.topk(told(served, "selector_top_k")).values[..., -1:]
     return served.widened(every.masked_fill(logits < least, -torch.inf))
 
 
-def _told(served: Served, key: str) -> int:
+def told(served: Served, key: str) -> Any:
+    """What config.json says of one of a head's own sizes."""
     nested = served.fields.get("dflash_config") or {}
-    return nested.get(key) or served.fields[key]
+    return nested[key] if key in nested else served.fields.get(key)
 
 
-def _convolved(served: Served, normed: Tensor, name: str, slots: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+def convolved(served: Served, normed: Tensor, name: str, slots: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """An `Around` of convolutions."""
     base = served.weights[f"{name}_conv.base_kernel"]
-    taps, group = base.shape[1], _told(served, "conv_group_size")
+    taps, group = base.shape[1], told(served, "conv_group_size")
     moving = served.linear(normed, f"{name}_conv.kernel_projection").unflatten(-1, (2, taps, -1))
     slot = torch.arange(len(normed)) % slots
 

@@ -12,7 +12,7 @@ from typing import Literal
 from decode.formats.base import Layout
 from decode.formats.source import Source
 
-FORMS = ("lm", "eagle3", "peagle", "medusa", "dflash", "dflash2", "dspark", "mtp", "hydra", "exit_adapter")
+FORMS = ("lm", "eagle3", "peagle", "medusa", "dflash", "dflash2", "lilicorr", "dspark", "mtp", "hydra", "exit_adapter")
 """Of drafts, as engines tell them apart."""
 PLAIN = frozenset({"llama", "mistral", "qwen3"})
 """Targets whose embedding goes into the first layer unscaled, and whose hidden states every engine hands over."""
@@ -27,6 +27,7 @@ OWN_MTP_ALONE = (
 VLLM_ALONE: Mapping[str, Loads | str] = {
     "mtp": OWN_MTP_ALONE,
     "peagle": "of engines here vLLM alone drafts with P-EAGLE heads; use format=vllm, or train draft=eagle3 instead",
+    "lilicorr": "LiLiCorr heads are written for vLLM alone; use format=vllm, or train draft=dflash instead",
     "dflash2": "DFlash2 heads are written for vLLM alone; use format=vllm, or train draft=dflash instead",
     "hydra": NO_HYDRA,
     "exit_adapter": NO_EXIT,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
+from decode.drafters.lilicorr import LiLiCorrConfig
 from decode.formats.base import Layout
 from decode.formats.blocks import no_speculators
 from decode.formats.mask import HOW, mask_id
@@ -126,6 +128,14 @@ def fill_in(source: Source, engine: str) -> str | None:
         f"{engine} takes slot k of a DSpark block for the token k + 1 places behind its anchor, and this one was "
         "trained with layout=fill_in; train with draft.head.layout=anchor, or serve it with format=vllm"
     )
+
+
+def candidates(source: Source, engine: str) -> str | None:
+    """vLLM's kernel of a lattice takes a power of two, 16 at most."""
+    count = cast(LiLiCorrConfig, source.config).candidates
+    if count in (1, 2, 4, 8, 16):
+        return None
+    return f"{engine} takes 1, 2, 4, 8 or 16 candidates a slot, and this head has {count}; train with another number"
 
 
 def no_id(source: Source, _engine: str) -> str | None:

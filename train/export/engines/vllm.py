@@ -17,6 +17,7 @@ from decode.formats.blocks import DFLASH
 from decode.formats.dflash2 import DFLASH2
 from decode.formats.dspark import DSPARK
 from decode.formats.eagle3 import EAGLE3
+from decode.formats.lilicorr import LILICORR
 from decode.formats.lm import LM
 from decode.formats.medusa import MEDUSA
 from decode.formats.mtp import OWN_MTP, misfits, own_layer
@@ -184,6 +185,16 @@ ENGINE = Engine(
             "vLLM",
             blocks.no_id,
             blocks.reduced,
+        ),
+        "lilicorr": blocks.loads(
+            LILICORR,
+            "0.32, its second runner, which needs a GPU",
+            launch("dflash"),
+            blocks.VLLM_NAMES,
+            "vLLM",
+            blocks.no_id,
+            blocks.reduced,
+            blocks.candidates,
         ),
         "dspark": blocks.loads(
             DSPARK, "0.32, its second runner, which needs a GPU", launch("dspark"), blocks.VLLM_NAMES, "vLLM"

@@ -24,8 +24,8 @@ from train.export.engines import ENGINES
 
 Drafting = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """As a replica's, (ids (T,), features (T, n, d), places (N,), steps S), but to the tokens drafted (S, N)."""
-HEADS = frozenset({"eagle3", "peagle", "medusa", "dflash", "dflash2", "dspark", "mtp"})
-BLOCKS = frozenset({"dflash", "dflash2", "dspark"})
+HEADS = frozenset({"eagle3", "peagle", "medusa", "dflash", "dflash2", "lilicorr", "dspark", "mtp"})
+BLOCKS = frozenset({"dflash", "dflash2", "lilicorr", "dspark"})
 RECURSIVE = frozenset({"eagle3", "mtp"})
 ALL = HEADS | {"lm"}
 

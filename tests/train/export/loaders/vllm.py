@@ -31,7 +31,54 @@ def _dflash2_room(fields: Fields) -> set[str]:
     return room | {f"model.candidate_selector.{name}" for name in selector}
 
 
+def _lilicorr_room(fields: Fields) -> set[str]:
+    told = fields["dflash_config"]
+    room = {
+        one
+        for one in _dflash2_room(fields)
+        if "selector" not in one and (told.get("conv_kernel_size") or "_conv." not in one)
+    }
+    names = {"slot_embedding", "rank_embedding", "relative_slot_bias", "same_slot_bias"}
+    names |= {f"{name}_norm.weight" for name in ("output", "anchor")}
+    linears = {"pass_hidden_proj", "context_proj", "factor_input_proj", "out_head", "in_head", "anchor_out_head"}
+    linears |= {"feature_norm", "feature_mlp.up_proj", "feature_mlp.down_proj"}
+    linears |= {"token_proj"} if told["lilicorr_hidden_size"] != fields["hidden_size"] else set()
+    for layer in (f"layers.{index}" for index in range(told["lilicorr_num_layers"])):
+        names |= {
+            f"{layer}.{one}"
+            for one in ("attn_norm.weight", "mlp_norm.weight", "attn.in_proj_weight", "attn.in_proj_bias")
+        }
+        linears |= {f"{layer}.{one}" for one in ("attn.out_proj", "mlp.up_proj", "mlp.down_proj")}
+    names |= {f"{name}.{kind}" for name in linears for kind in ("weight", "bias")}
+    return room | {f"model.lilicorr.{name}" for name in names}
+
+
 LOADERS = {
+    "lilicorr": Loader(
+        source="lilicorr.py, LiLiCorrForCausalLM.load_weights",
+        rules=fusing(r"(layers\.\d+\.)", r"model.\1", _NORMS)
+        | {
+            r"(fc|norm|hidden_norm)\.weight": r"model.\1.weight",
+            r"(layers\.\d+\.(attention|mlp)_conv\.(base_kernel|kernel_projection\.weight))": r"model.\1",
+            r"(lilicorr\..*)": r"model.\1",
+        },
+        room=_lilicorr_room,
+        demands={
+            "its class": lambda ours, target: ours["architectures"] == ["LiLiCorrDraftModel"],
+            "every token": lambda ours, target: ours["draft_vocab_size"] == target["vocab_size"],
+            "candidates that its kernel takes": lambda ours, target: (
+                ours["dflash_config"]["lilicorr_candidate_topk"] in (1, 2, 4, 8, 16)
+            ),
+            "heads that divide the lattice": lambda ours, target: (
+                ours["dflash_config"]["lilicorr_hidden_size"] % ours["dflash_config"]["lilicorr_num_heads"] == 0
+            ),
+            "both sizes of convolutions, or neither": lambda ours, target: (
+                ("conv_kernel_size" in ours["dflash_config"]) == ("conv_group_size" in ours["dflash_config"])
+            ),
+            "whether blocks see themselves whole": lambda ours, target: isinstance(ours["is_causal"], bool),
+            "a mask among the tokens": lambda ours, target: ours["mask_token_id"] < ours["vocab_size"],
+        },
+    ),
     "dflash2": Loader(
         source="qwen3_dflash2.py, whose loader is that of qwen3_dflash.py",
         rules=fusing(r"(layers\.\d+\.)", r"model.\1", _NORMS)

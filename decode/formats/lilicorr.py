@@ -1,0 +1,133 @@
+"""LiLiCorr (vLLM 0.32, model_executor/models/lilicorr.py): DFlash's folder with the lattice, and with DFlash2's
+convolutions where it has them.
+
+    lilicorr.token_proj.weight (w, d), .bias      where the lattice is not as wide as the draft
+    lilicorr.layers.0.attn.in_proj_weight (3 w, w), lilicorr.slot_embedding (1, 1, N, 1, w), ...
+
+Folders as Model Optimizer writes them (pull request 2342) number the parts of MLPs, which vLLM names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor
+
+from decode.common.errors import InputError
+from decode.drafters.head_draft import HeadConfig
+from decode.drafters.lilicorr import LiLiCorrConfig
+from decode.formats import blocks
+from decode.formats.base import Get, Layout, Reader, Spec
+from decode.formats.convolved import convolutions, refuse_scales, told
+from decode.formats.folder import PublishedFolder
+from decode.formats.mask import mask_id, write_mask
+from decode.models.load import ModelDescription
+
+if TYPE_CHECKING:
+    from decode.formats.source import Source
+
+KEYS = {
+    "lilicorr_candidate_topk": "candidates",
+    "lilicorr_hidden_size": "lattice_width",
+    "lilicorr_num_layers": "lattice_layers",
+    "lilicorr_num_heads": "lattice_heads",
+    "lilicorr_mlp_ratio": "lattice_mlp",
+    "lilicorr_factor_dim": "factor_dim",
+    "lilicorr_vector_eps": "vector_eps",
+    "lilicorr_logit_scale": "logit_scale",
+}
+CONVOLUTIONS = {"conv_kernel_size": "conv_taps", "conv_group_size": "conv_group"}
+"""Key in `dflash_config` -> our field."""
+LATTICE = "lilicorr."
+_NUMBERED = {
+    "feature_mlp.0.": "feature_norm.",
+    "feature_mlp.1.": "feature_mlp.up_proj.",
+    "feature_mlp.3.": "feature_mlp.down_proj.",
+    ".mlp.0.": ".mlp.up_proj.",
+    ".mlp.2.": ".mlp.down_proj.",
+}
+"""Model Optimizer's names -> vLLM's."""
+
+
+def read_config(folder: PublishedFolder, target: ModelDescription) -> HeadConfig:
+    """DFlash's, with the sizes of the lattice; a width of 0 is the draft's."""
+    found = {key: folder.setting(key) for key in KEYS}
+    missing = [key for key, value in found.items() if value is None]
+    if missing:
+        raise InputError(
+            f"{folder.path}/config.json does not say {', '.join(missing)}: sizes of LiLiCorr's lattice. Write the "
+            "values that it was trained with, in dflash_config"
+        )
+    refuse_scales(folder)
+    plain = dataclasses.asdict(blocks.read_dflash(folder, target))
+    own: dict[str, Any] = {ours: found[key] for key, ours in KEYS.items()}
+    own |= {ours: folder.setting(key) or 0 for key, ours in CONVOLUTIONS.items()}
+    own["lattice_width"] = own["lattice_width"] or plain["hidden_size"]
+    return LiLiCorrConfig(**{**plain, **own, "family": "lilicorr"})
+
+
+def read_tensors(folder: PublishedFolder, config: HeadConfig, get: Get) -> dict[str, Tensor]:
+    """DFlash's and the lattice's."""
+    return {_named(name): one for name, one in blocks.read_tensors(folder, config, get).items()}
+
+
+def _named(name: str) -> str:
+    if name.startswith(LATTICE):
+        for numbered, ours in _NUMBERED.items():
+            name = name.replace(numbered, ours)
+    return name
+
+
+def written_config(source: Source) -> dict[str, Any]:
+    """DFlash's, with the sizes where vLLM looks for them."""
+    config = cast(LiLiCorrConfig, source.config)
+    fields = blocks.written_blocks(source, "lilicorr", mask_id(source), source.block.depth + 1)
+    keys = KEYS | CONVOLUTIONS if config.conv_taps else KEYS
+    own = {key: getattr(config, ours) for key, ours in keys.items()}
+    fields["dflash_config"] |= {"lilicorr_enabled": True} | own
+    return {"architectures": ["LiLiCorrDraftModel"]} | fields
+
+
+def written_tensors(source: Source) -> dict[str, Tensor]:
+    """DFlash's and the lattice's."""
+    return blocks.written_tensors(source) | {
+        name: one for name, one in source.weights.items() if name.startswith(LATTICE)
+    }
+
+
+def manifest(written: Mapping[str, Any]) -> dict[str, Spec]:
+    """Names and shapes, by a config.json."""
+    said, outer = told(written), written["hidden_size"]
+    width = said["lilicorr_hidden_size"] or outer
+    heads, block = said["lilicorr_num_heads"], said["block_size"]
+    linears = {"pass_hidden_proj": (width, outer), "context_proj": (width, outer)}
+    linears |= {} if width == outer else {"token_proj": (width, outer)}
+    linears |= {"feature_mlp.up_proj": (width, 5), "feature_mlp.down_proj": (width, width)}
+    linears |= {"factor_input_proj": (width, 3 * width)}
+    linears |= dict.fromkeys(("out_head", "in_head", "anchor_out_head"), (said["lilicorr_factor_dim"], width))
+    specs = {"slot_embedding": (1, 1, block - 1, 1, width), "same_slot_bias": (heads,)}
+    specs |= {"rank_embedding": (1, 1, 1, said["lilicorr_candidate_topk"], width)}
+    specs |= {"relative_slot_bias": (heads, 2 * block - 1), "feature_norm.weight": (5,), "feature_norm.bias": (5,)}
+    specs |= {f"{name}.weight": (width,) for name in ("output_norm", "anchor_norm")}
+    inner = int(width * said["lilicorr_mlp_ratio"])
+    for layer in (f"layers.{index}" for index in range(said["lilicorr_num_layers"])):
+        specs |= {f"{layer}.{name}_norm.weight": (width,) for name in ("attn", "mlp")}
+        specs |= {f"{layer}.attn.in_proj_weight": (3 * width, width), f"{layer}.attn.in_proj_bias": (3 * width,)}
+        linears |= {f"{layer}.attn.out_proj": (width, width), f"{layer}.mlp.up_proj": (inner, width)}
+        linears |= {f"{layer}.mlp.down_proj": (width, inner)}
+    for name, shape in linears.items():
+        specs |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    return blocks.manifest(written) | convolutions(written) | {f"{LATTICE}{k}": Spec(v) for k, v in specs.items()}
+
+
+LILICORR = Layout(
+    "lilicorr",
+    written_config,
+    written_tensors,
+    manifest,
+    Reader(read_config, read_tensors, blocks.read_ends),
+    extras=write_mask,
+    most=lambda fields: fields["block_size"] - 1,
+)
