@@ -55,7 +55,7 @@ class Toys:
 
     @cache  # noqa: B019
     def texts(self, draft: str) -> Texts:
-        drawn, limit = random.Random(1), 24 if draft in ("dflash", "dspark") else 48
+        drawn, limit = random.Random(1), 24 if draft in ("dflash", "dflash2", "lilicorr", "dspark") else 48
         prompts = [[drawn.randrange(300) for _ in range(6)] for _ in range(3)]
         return follow(self.reading(draft), self.target(), prompts, limit, K)
 
@@ -107,6 +107,20 @@ def test_rounds_are_counted_as_our_decoder_counts_them(toys: Toys, draft: str) -
     ours = Pair(toys.target(), 2).counters_along(drafter, prompts, written, texts.limit, K)
     assert count(toys.reading(draft), texts) == ours
     assert total(ours).accepted[1] > 3
+
+
+@pytest.mark.parametrize(
+    ("draft", "what"), [("dflash2", 0), ("dflash2", 1), ("dflash2", 2), ("lilicorr", 0), ("lilicorr", 2)]
+)
+def test_an_engine_that_drafts_as_dflash_does_is_named(toys: Toys, draft: str, what: int) -> None:
+    reading, texts = toys.reading(draft), toys.texts(draft)
+    (plain,) = [one for one in HYPOTHESES if one.name == "a block drafted as DFlash's"]
+    detail, altered = list(plain.variants(reading))[what]
+    engine, ours = count(altered, texts), count(reading, texts)
+    assert engine != ours
+    found = {one.name: one for one in likely_faults(reading, texts, engine, ours)}
+    assert detail in found[plain.name].detail
+    assert found[plain.name].match == "equal"
 
 
 def test_equal_counters_have_no_fault(toys: Toys) -> None:

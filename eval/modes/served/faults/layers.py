@@ -131,6 +131,23 @@ def _anchored(reading: Reading) -> Variants:
     yield f"sample_from_anchor={str(not now).lower()}", reading.with_fields(sample_from_anchor=not now)
 
 
+def _plain_dflash(reading: Reading) -> Variants:
+    """So vLLM's first runner, the only one without a GPU, drafts with a folder of DFlash2."""
+    unchosen = reading.changed(reading.names(r"successor_codebook$"), torch.zeros_like)
+    if reading.form == "lilicorr":
+        told = reading.fields.get("dflash_config") or {}
+        unchosen = reading.with_fields(dflash_config={**told, "lilicorr_enabled": False})
+    yield "no choice among the candidates", unchosen
+    kernels, moving = reading.names(r"_conv\.base_kernel$"), reading.names(r"_conv\.kernel_projection\.weight$")
+    if kernels:
+        for what, kept in (("no convolutions", reading), ("neither choice nor convolutions", unchosen)):
+            yield what, kept.changed(kernels, _first_tap).changed(moving, torch.zeros_like)
+
+
+def _first_tap(kernel: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(kernel).index_fill(1, torch.tensor([0]), 1.0)
+
+
 def _untied(reading: Reading) -> Variants:
     if "lm_head.weight" not in reading.weights and reading.fields.get("tie_word_embeddings"):
         yield "an output head of its own, random", reading.with_fields(tie_word_embeddings=False)
@@ -185,6 +202,11 @@ OF_FORMS = (
         "slots of the block stand for other positions", frozenset({"dspark"}), _anchored,
         "the first slot drafts, or does not, against what was trained (vLLM issue 56792)",
         "Write sample_from_anchor as trained, true for draft.head.layout=anchor, at the top and where it is nested",
+    ),
+    Hypothesis(
+        "a block drafted as DFlash's", frozenset({"dflash2", "lilicorr"}), _plain_dflash,
+        "the engine knows the folder's blocks and not what chooses between their tokens",
+        "Serve with an engine that loads this form, vLLM 0.32 with its second runner (on a GPU), or train draft=dflash",
     ),
     Hypothesis(
         "an untied output head", _LM, _untied,
