@@ -29,18 +29,25 @@ class Scores:
 
     candidates: Tensor
     """(B, N, k) tokens of the target."""
+    rows: Tensor
+    """(B, N, k) where they stand among the tokens that the draft knows."""
     first: Tensor
     """(B, k) of slot 0."""
     pairs: Tensor
     """(B, N - 1, k, k) of a candidate of slot s, and one of the slot behind it."""
 
     def behind(self, tokens: Tensor, slot: int) -> Tensor:
-        """(B, W, k) scores of the slot's candidates behind each of tokens (B, W); zeros behind what was no candidate of
-        the slot before, of which the lattice says nothing."""
+        """(B, W, 2 k) scores of the slot's candidates behind each of tokens (B, W), and their rows; scores of 0 behind
+        what was no candidate of the slot before, of which the lattice says nothing.
+
+        The rows come along, since the best of logits that were made in another shape may be others: of 20 bfloat16
+        knows eighths.
+        """
+        rows = self.rows[:, slot, None].to(self.first).expand(-1, tokens.shape[1], -1)
         if slot == 0:
-            return self.first[:, None].expand(-1, tokens.shape[1], -1)
+            return torch.cat([self.first[:, None].expand_as(rows), rows], -1)
         chosen = tokens[..., None] == self.candidates[:, slot - 1, None]
-        return chosen.to(self.pairs.dtype) @ self.pairs[:, slot - 1]
+        return torch.cat([chosen.to(self.pairs.dtype) @ self.pairs[:, slot - 1], rows], -1)
 
 
 class LatticeAttention(nn.Module):

@@ -84,8 +84,8 @@ class LiLiCorrConfig(DSparkConfig):
 
     @property
     def num_known(self) -> int:
-        """The scores of a slot's candidates."""
-        return self.candidates
+        """The scores of a slot's candidates, and which these are."""
+        return 2 * self.candidates
 
     @classmethod
     def settled(cls, asked: Mapping[str, Any], target: ModelDescription) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class LiLiCorrDraft(DSparkDraft):
         found, log_q = self._candidates(states, logits)
         tokens = found if self.vocab is None else self.vocab[found]
         embedded = self.embed(tokens)
-        return Scores(tokens, *self.lilicorr(embedded, log_q, states, before, has_before))
+        return Scores(tokens, found, *self.lilicorr(embedded, log_q, states, before, has_before))
 
     @torch.no_grad()
     def _candidates(self, states: Tensor, logits: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -136,22 +136,25 @@ class LiLiCorrDraft(DSparkDraft):
         return tokens.unflatten(0, states.shape[:2]), log_q.unflatten(0, states.shape[:2])
 
     def biased(self, logits: Tensor, known: Tensor) -> Tensor:
-        """The logits, but what candidates have together is shared out by their scores (..., k)."""
-        best, scores, is_known = self._chosen_from(logits, known)
-        shared = best.values.to(scores.dtype).logsumexp(-1, keepdim=True) + scores.log_softmax(-1)
-        return logits.to(scores.dtype).scatter(-1, best.indices, shared.where(is_known, best.values.to(scores.dtype)))
+        """The logits, but what candidates have together is shared out by their scores."""
+        rows, own, scores, is_known = self._chosen_from(logits, known)
+        shared = own.logsumexp(-1, keepdim=True) + scores.log_softmax(-1)
+        return logits.to(own.dtype).scatter(-1, rows, shared.where(is_known, own))
 
     def drafted(self, logits: Tensor, known: Tensor) -> Tensor:
         """The scores of the candidates, and -inf for all other tokens."""
-        best, scores, is_known = self._chosen_from(logits, known)
+        rows, own, scores, is_known = self._chosen_from(logits, known)
         none = scores.new_full((*scores.shape[:-1], logits.shape[-1]), -torch.inf)
-        shown = scores.where(is_known, best.values.to(scores.dtype))
-        return none.scatter(-1, best.indices.expand_as(scores), shown)
+        return none.scatter(-1, rows, scores.where(is_known, own))
 
-    def _chosen_from(self, logits: Tensor, known: Tensor) -> tuple[torch.return_types.topk, Tensor, Tensor]:
-        """The best k of logits (..., V_draft), their scores, and whether there are any."""
-        scores = known.to(logits.device, torch.promote_types(logits.dtype, torch.float32))
-        return logits.topk(self.config.candidates, -1), scores, (scores != 0).any(-1, keepdim=True)
+    def _chosen_from(self, logits: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The candidates' rows (..., k), what logits (..., V_draft) give them, their scores, and whether they have
+        any."""
+        exact = torch.promote_types(logits.dtype, torch.float32)
+        scores, rows = known.to(logits.device, exact).chunk(2, -1)
+        rows = rows.long()
+        own = logits.expand(*rows.shape[:-1], -1).gather(-1, rows).to(exact)
+        return rows, own, scores, (scores != 0).any(-1, keepdim=True)
 
     # training face
 
@@ -167,7 +170,8 @@ class LiLiCorrDraft(DSparkDraft):
         scores = self.scored(states.flatten(0, 1), before.flatten(0, 1), (blocks.positions[..., 0] > 0).flatten())
         tokens = blocks.tokens.flatten(0, 1)
         known = [scores.behind(tokens[:, slot, None], slot) for slot in range(tokens.shape[1])]
-        return torch.cat([states, torch.cat(known, 1).to(states.dtype).unflatten(0, states.shape[:2])], -1)
+        told = torch.cat(known, 1).unflatten(0, states.shape[:2])
+        return torch.cat([states.to(told.dtype), told], -1)  # rows, in bfloat16, would be others
 
     # decoding face
 

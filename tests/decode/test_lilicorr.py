@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -17,6 +18,7 @@ from decode.drafters.lilicorr import LiLiCorrConfig, LiLiCorrDraft
 from decode.loop import Loop
 from decode.requests import Request
 from decode.trees.tree_plans import chain
+from tests.decode import test_families as families
 from tests.decode.heads import DEPTH, batch_of, random_head
 from tests.faults import Fault, check_caught, noticed_by
 from tests.tiny import tiny_llama
@@ -115,9 +117,10 @@ def test_candidates_share_out_what_they_have_together_by_their_scores(target: Pr
     for depth, step in enumerate(draft.unroll(batch)):
         for row, slot in step.valid.nonzero().tolist():
             hidden = step.hidden[row, slot]
-            state, scores = hidden[: draft.config.hidden_size], hidden[draft.config.hidden_size :]
+            state, scores, rows = hidden.split([draft.config.hidden_size, CANDIDATES, CANDIDATES])
             logits, learned, drafted = draft.unbiased(state), step.head(hidden), step.drafted(hidden)
             best = logits.topk(CANDIDATES).indices
+            assert torch.equal(rows.long(), best)
             others = torch.ones_like(drafted, dtype=torch.bool).index_fill(0, best, False)
             assert drafted[others].isneginf().all()
             assert torch.equal(learned[others], logits[others])
@@ -143,6 +146,19 @@ def test_nothing_but_candidates_is_drafted(target: PreTrainedModel) -> None:
     Loop(target, draft, Request(TEXTS, 12, shape=chain(DEPTH), verifier="rejection")).run()
     assert found
     assert {count for log_q in found for count in log_q.isfinite().sum(-1).flatten().tolist()} == {CANDIDATES}
+
+
+def test_more_children_than_candidates(target: PreTrainedModel) -> None:
+    """Nodes that are no candidates are read all the same, and none of them stands."""
+    draft, request = head(target), Request(TEXTS, 12, shape=families.k_ary([7, 6, 2]))
+    assert Loop(target, draft, request).run()[0] == Loop(target, None, request).run()[0]
+
+
+def test_candidates_are_found_in_parts(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = head(target)
+    whole = [step.hidden for step in draft.unroll(batch_of(target, draft, TEXTS))]
+    monkeypatch.setattr("decode.drafters.lilicorr.MOST_ENTRIES", 7 * 64)
+    torch.testing.assert_close([step.hidden for step in draft.unroll(batch_of(target, draft, TEXTS))], whole)
 
 
 @pytest.mark.parametrize("name", ["lilicorr", "lilicorr-convolved"])
@@ -175,6 +191,11 @@ def test_a_shape_that_cannot_be_is_refused(target: PreTrainedModel, changes: dic
 
 
 FAULTS = [
+    *noticed_by(
+        partial(families.test_it_drafts_what_it_is_trained_as, name="lilicorr", reduced=False),
+        ("decode.drafters.lilicorr:LiLiCorrDraft.told", "features[:, -1:]", "features[:, -2:-1]"),
+        ("decode.drafters.lilicorr:LiLiCorrDraft.joined", "blocks.anchors - 1", "blocks.anchors - 2"),
+    ),
     *noticed_by(
         test_a_lattice_is_its_equations_written_out,
         (f"{LATTICE}:CandidateLattice._bias", "slot[:, None] - slot", "slot - slot[:, None]"),
