@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, pad
 
 from decode.acceptance import expected_tau, windows
 from decode.drafters.base import Batch, Step
@@ -42,7 +42,7 @@ class DraftLoss(nn.Module):
         steps = list(self.draft.unroll(batch))  # type: ignore[operator]
         scores = score(steps, batch, self.warm_up or self.objective, self.chunk_rows)
         learned = int(batch.next_token_rows().sum())
-        weighted, weights = self._weighted_loss(scores, begin_everywhere(steps[0]))
+        weighted, weights = self._weighted_loss(scores, steps[0].begins_everywhere)
         confidence, predicted = confidence_loss(steps, scores)
         mean = weighted / weights if weights else 0.0 * weighted  # else 0 by infinity, row by row
         total = learned * (mean + self.config.confidence_weight * confidence / max(1, predicted))
@@ -50,13 +50,12 @@ class DraftLoss(nn.Module):
         sums += Sums(confidence_loss=float(confidence.detach()), confidence_count=predicted)
         return total, sums.tensor(total.device)
 
-    def _weighted_loss(self, scores: list[Scores], begins_everywhere: bool) -> tuple[Tensor, float]:
+    def _weighted_loss(self, scores: list[Scores], everywhere: bool) -> tuple[Tensor, float]:
         if self.config.credit == "none":  # all slots, also those that no whole window holds
             total = torch.stack([one.loss.sum() for one in scores]).sum()
             return total, float(sum(one.learned.sum() for one in scores))
-        rounds = rounds_of(scores, self.window)
-        if self.config.credit == "on_policy" and begins_everywhere:
-            rounds = replace(rounds, begun=begun_of(scores, self.window))
+        is_on_policy = self.config.credit == "on_policy"
+        rounds = tried_rounds(scores, self.window, everywhere) if is_on_policy else rounds_of(scores, self.window)
         total, weights = credited(rounds, self.config)
         return total, float(weights)
 
@@ -98,37 +97,31 @@ def rounds_of(scores: list[Scores], window: int | None) -> Rounds:
     """
     first = scores[0]
     if len(scores) == 1 and window is not None:
-        alpha, here = (None if one is None else windows(one, first.valid, window) for one in (first.alpha, first.here))
+        alpha = None if first.alpha is None else windows(first.alpha, first.valid, window)
         loss, learned = (windows(rows, first.valid, window) for rows in (first.loss, first.learned))
-        return Rounds(loss, alpha, torch.ones_like(learned), learned, here)
+        return Rounds(loss, alpha, torch.ones_like(learned), learned)
     alphas = [one.alpha for one in scores if one.alpha is not None]
-    chances = [one.here for one in scores if one.here is not None]
     return Rounds(
         loss=_stacked([one.loss for one in scores]),
         alpha=_stacked(alphas) if alphas else None,
         valid=_stacked([one.valid for one in scores]),
         learned=_stacked([one.learned for one in scores]),
-        here=_stacked(chances) if chances else None,
     )
 
 
-def begin_everywhere(first: Step) -> bool:
-    """Whether rounds begin at one token after another, by the rows that judge their first tokens; blocks at anchors
-    begin at some alone."""
-    rows, valid = first.target_rows, first.valid
-    return bool(((rows[:, 1:] - rows[:, :-1] == 1) | ~(valid[:, 1:] & valid[:, :-1])).all())
+def tried_rounds(scores: list[Scores], window: int | None, everywhere: bool) -> Rounds:
+    """Rounds with the chance that decoding begins each, those that the end of a text cuts short among them; without it
+    where they begin at some tokens alone."""
 
+    def rounds(rows: list[Tensor]) -> Tensor:  # -> (B, M, S)
+        if len(rows) == 1 and window is not None:
+            return pad(rows[0], (0, window - 1)).unfold(-1, window, 1)
+        return torch.stack(rows, -1)
 
-def begun_of(scores: list[Scores], window: int | None) -> Tensor:  # -> (N,)
-    """The chance that each of `rounds_of` is begun."""
-    first = scores[0]
-    assert first.here is not None
-    if len(scores) == 1 and window is not None:
-        size = min(window, first.here.shape[-1])
-        here, valid = first.here.unfold(-1, size, 1), first.valid.unfold(-1, size, 1)
-        return chances_begun(here, valid)[valid.all(-1)] if size == window else first.here.new_zeros(0)
-    stacked = torch.stack([one.here for one in scores if one.here is not None], -1)
-    return chances_begun(stacked, torch.stack([one.valid for one in scores], -1)).flatten()
+    here = rounds([one.here for one in scores if one.here is not None])
+    loss, valid, learned = (rounds([getattr(one, name) for one in scores]) for name in ("loss", "valid", "learned"))
+    begun = chances_begun(here, valid).flatten() if everywhere else None
+    return Rounds(loss.flatten(0, 1), None, valid.flatten(0, 1), learned.flatten(0, 1), here.flatten(0, 1), begun)
 
 
 def expected_rounds(scores: list[Scores], window: int | None) -> Tensor:  # -> (W, k)

@@ -81,6 +81,8 @@ class Step:
     """No weight of the head learns, and a row of logits depends on its own row of `hidden` alone."""
     drafts_by: Callable[[Tensor], Tensor] | None = None
     """As `head`, what the decoding face drafts by, where some of what is learned is never drafted; None is `head`."""
+    begins_everywhere: bool = True
+    """Slot m + 1 begins a round one token behind slot m; False where rounds begin at some tokens alone."""
 
     def drafted(self, hidden: Tensor) -> Tensor:
         """hidden (..., d) -> the logits (..., V) that the decoding face drafts by."""

@@ -47,7 +47,8 @@ class Scores:
         if slot == 0:
             return torch.cat([self.first[:, None].expand_as(rows), rows], -1)
         chosen = tokens[..., None] == self.candidates[:, slot - 1, None]
-        return torch.cat([chosen.to(self.pairs.dtype) @ self.pairs[:, slot - 1], rows], -1)
+        place = chosen.to(torch.int8).argmax(-1, keepdim=True).expand_as(rows)
+        return torch.cat([self.pairs[:, slot - 1].gather(1, place) * chosen.any(-1, keepdim=True), rows], -1)
 
 
 class LatticeAttention(nn.Module):
@@ -142,8 +143,9 @@ class CandidateLattice(nn.Module):
         factors = silu(self.factor_input_proj(torch.cat([x, shown, x * shown], -1)))
         comes, goes = self._vector(self.in_head(factors)), self._vector(self.out_head(factors))
         begins = self._vector(self.anchor_out_head(text))
-        first = (begins[:, None] * comes[:, 0]).sum(-1)
-        return self.scale * first, self.scale * (goes[:, :-1] @ comes[:, 1:].transpose(-1, -2))
+        with torch.autocast(x.device.type, enabled=False):  # of 16 bfloat16 knows sixteenths
+            pairs = goes[:, :-1] @ comes[:, 1:].transpose(-1, -2)
+        return self.scale * (begins[:, None] * comes[:, 0]).sum(-1), self.scale * pairs
 
     def _vector(self, x: Tensor) -> Tensor:
         return normalize(x, dim=-1, eps=self.eps).to(torch.promote_types(x.dtype, torch.float32))

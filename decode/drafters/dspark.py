@@ -220,7 +220,8 @@ class DSparkDraft(HeadDraft):
             hidden = joined[:, :, drafted]
             confidence = self.confidence_head(hidden)[..., 0] if config.confidence else None
             rows, valid = blocks.rows[..., drafted], blocks.valid[..., drafted]
-            yield Step(hidden, self.head, rows, valid, self.vocab, confidence, not config.markov_rank)
+            is_frozen = not config.markov_rank
+            yield Step(hidden, self.head, rows, valid, self.vocab, confidence, is_frozen, begins_everywhere=False)
 
     # decoding face
 

@@ -68,6 +68,11 @@ class LiLiCorrConfig(DSparkConfig):
             f"candidates={self.candidates} are chosen in each slot, and the draft knows {drafted} tokens; use fewer",
         )
         require(
+            min(self.candidates, self.depth) >= 2,
+            f"candidates={self.candidates} and depth={self.depth}: a lattice of fewer than two of either has nothing "
+            "to choose from; use draft=dflash",
+        )
+        require(
             self.lattice_width % self.lattice_heads == 0,
             f"lattice_heads={self.lattice_heads} does not divide the lattice_width={self.lattice_width}; use a divisor",
         )

@@ -106,7 +106,7 @@ class PardDraft(LMDraft):
         for step in range(depth):
             inside = (anchors + step).clamp(max=length - 1)  # what lies behind the end is never valid
             valid = valid & eligible.gather(1, inside) & (anchors + step < length)
-            yield Step(hidden[:, :, step], self.head, target_rows=first + inside, valid=valid)
+            yield Step(hidden[:, :, step], self.head, first + inside, valid, begins_everywhere=False)
 
     def _hidden_states_at(self, batch: Batch, anchors: Tensor, depth: int) -> Tensor:  # (B, M, depth, d)
         """Final ones of the anchors (B, M) and of the masks behind each."""

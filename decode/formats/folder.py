@@ -35,6 +35,7 @@ class Nested(Content):
     """0 of both is without convolutions."""
     selector_rank: Width | None = None
     selector_top_k: Layers | None = None
+    lilicorr_enabled: bool | None = None
     lilicorr_candidate_topk: Layers | None = None
     lilicorr_hidden_size: Annotated[int, Field(ge=0, le=1 << 24)] | None = None
     """0 is the draft's."""

@@ -60,6 +60,11 @@ def read_config(folder: PublishedFolder, target: ModelDescription) -> HeadConfig
             f"{folder.path}/config.json does not say {', '.join(missing)}: sizes of LiLiCorr's lattice. Write the "
             "values that it was trained with, in dflash_config"
         )
+    if folder.setting("lilicorr_enabled") is False:
+        raise InputError(
+            f"{folder.path}/config.json has lilicorr_enabled=false, so that its lattice takes no part, and here it "
+            "does. Take the tensors of the lattice out, and give DFlashDraftModel as architecture"
+        )
     refuse_scales(folder)
     plain = dataclasses.asdict(blocks.read_dflash(folder, target))
     own: dict[str, Any] = {ours: found[key] for key, ours in KEYS.items()}

@@ -91,7 +91,8 @@ def chances_begun(here: Tensor, valid: Tensor) -> Tensor:  # (B, M, S), (B, M, S
     another, and the first one where a text does.
 
     A round that accepts j tokens emits j + 1, and the next begins behind those: r_t = sum over s of r_s times the
-    chance that the round from s emits t - s tokens. Exact where drafts are drawn from q and verified by rejection.
+    chance that the round from s emits t - s tokens. Exact of rounds of S tokens that are drawn from q and verified by
+    rejection, and of a p that is known whole.
     """
     accepted = running_product((here * valid).flatten(0, 1)).view_as(here).double().cpu()
     emitted = torch.cat([_before(accepted) - accepted, accepted[..., -1:]], -1)  # (B, M, S + 1): of 1 ... S + 1 tokens

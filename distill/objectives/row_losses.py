@@ -70,14 +70,22 @@ def acceptance(log_q: Tensor, target: Distribution) -> Tensor:  # (R, V) -> (R,)
 
 
 def acceptance_of(log_q: Tensor, target: Distribution, tokens: Tensor) -> Tensor:  # (R, V), p, (R,) -> (R,)
-    """min(1, q / p) of one token a row: of the texts that go on with it, the share whose verifier has it from the draft
-    (Leviathan et al. 2023). alpha, its mean over tokens, where a sparse p has not kept the token."""
+    """min(1, q / p) of one token a row: the chance that it was a draft token that stood, where the text goes on with it
+    (Leviathan et al. 2023). Where a sparse p has not kept the token, q and p of all tokens that it has not kept."""
     log_q_of = log_q.gather(-1, tokens[:, None])[:, 0]
     if isinstance(target, Dense):
         return (log_q_of - target.log_p.gather(-1, tokens[:, None])[:, 0]).clamp_max(0.0).exp()
     kept = (target.ids == tokens[:, None]) & (target.weight > 0)
     log_p = target.log_p.masked_fill(~kept, FLOOR).amax(-1)
-    return (log_q_of - log_p).clamp_max(0.0).exp().where(kept.any(-1), acceptance(log_q, target))
+    return (log_q_of - log_p).clamp_max(0.0).exp().where(kept.any(-1), _acceptance_of_rest(log_q, target))
+
+
+def _acceptance_of_rest(log_q: Tensor, target: Sparse) -> Tensor:
+    same = target.ids[:, :, None] == target.ids[:, None]
+    own = (target.weight > 0) & ~same.tril(-1).any(-1)  # a token that was drawn twice stands twice
+    kept = torch.stack([log_q.gather(-1, target.ids), target.log_p], -1).exp() * own[..., None]
+    q, p = (1 - kept.sum(1)).clamp_min(1e-6).unbind(-1)
+    return (q / p).clamp_max(1.0)
 
 
 def _dense(target: Distribution | None) -> Tensor:

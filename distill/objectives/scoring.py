@@ -38,7 +38,8 @@ class Scores:
     greedy: Tensor | None
     """The same at temperature 0: 1 where the draft prefers the token that the target prefers."""
     here: Tensor | None
-    """The same at temperature 1 of the text's own token alone, of which alpha is the mean over texts."""
+    """The chance of acceptance at temperature 1 where the text goes on as it does: alpha is its mean over what texts
+    go on with."""
     valid: Tensor
     """(B, M) bool: a slot that counts in alpha: the step's own ones, as far as there is a record of p."""
     learned: Tensor

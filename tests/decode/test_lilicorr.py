@@ -176,6 +176,8 @@ def test_every_weight_learns(target: PreTrainedModel, name: str) -> None:
     [
         ({"candidates": 65}, "candidates=65 .* the draft knows 64 tokens"),
         ({"candidates": 9, "draft_vocab_size": 8}, "the draft knows 8 tokens"),
+        ({"candidates": 1}, "candidates=1 and depth=4"),
+        ({"depth": 1}, "candidates=5 and depth=1"),
         ({"lattice_heads": 3}, "lattice_heads=3 does not divide the lattice_width=16"),
         ({"conv_taps": 2}, "conv_taps=2 and conv_group=0"),
         ({"conv_taps": 2, "conv_group": 7}, "conv_group=7 of hidden_size=32"),

@@ -263,6 +263,7 @@ DAMAGES: dict[str, tuple[str, Damage, str]] = {
     "no mask": ("z-lab", setting(dflash_config={"target_layer_ids": [1, 3, 5]}), "no mask_token_id"),
     "blocks of two orders": ("z-lab's second", setting(is_causal=False), "is_causal beside another causal"),
     "layers with windows": ("z-lab", setting(layer_types=["sliding_attention", "full_attention"]), "layers a window"),
+    "a lattice that takes no part": ("NVIDIA", setting(lilicorr_enabled=False), "lilicorr_enabled=false"),
     "a lattice without sizes": ("NVIDIA", setting(dflash_config=BLOCK), "does not say lilicorr_candidate_topk"),
     "a selector without sizes": ("z-lab's second", setting(dflash_config=BLOCK), "does not say conv_kernel_size"),
     "scaled logits": (

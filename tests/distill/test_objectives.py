@@ -517,9 +517,13 @@ def test_the_chance_of_the_texts_own_token_has_alpha_as_its_mean(distributions: 
     assert torch.allclose((log_p.exp() * chances).sum(-1), acceptance(log_q, Dense(log_p)))
     kept = Sparse(torch.tensor([[0, 2]] * R), log_p[:, [0, 2]], torch.tensor([[0.5, 0.0]] * R))
     assert torch.equal(acceptance_of(log_q, kept, torch.zeros(R, dtype=torch.long)), chances[:, 0])
-    for unknown in (2, 3):  # of no weight, and not kept
-        tokens = torch.full((R,), unknown)
-        assert torch.equal(acceptance_of(log_q, kept, tokens), acceptance(log_q, kept))
+    p, q = log_p.exp(), log_q.exp()
+    for unknown in (2, 3):  # of no weight, and not kept: as all tokens but 0 are together
+        found = acceptance_of(log_q, kept, torch.full((R,), unknown))
+        assert torch.allclose(found, ((1 - q[:, 0]) / (1 - p[:, 0])).clamp(max=1))
+    twice = Sparse(torch.tensor([[0, 2, 2]] * R), log_p[:, [0, 2, 2]], torch.tensor([[0.5, 0.2, 0.2]] * R))
+    found = acceptance_of(log_q, twice, torch.full((R,), 3))
+    assert torch.allclose(found, ((1 - q[:, [0, 2]].sum(-1)) / (1 - p[:, [0, 2]].sum(-1))).clamp(max=1))
 
 
 @pytest.mark.parametrize("credit", [dpace, first_failure])

@@ -17,7 +17,7 @@ from distill.objectives.scoring import Scores
 from distill.objectives.target_distribution import Dense, FullRows
 from tests.tiny import tiny_llama
 from train.live_target import LiveTarget
-from train.loss import DraftLoss, begin_everywhere, confidence_loss
+from train.loss import DraftLoss, confidence_loss
 from train.metric_sums import Sums
 
 
@@ -209,26 +209,30 @@ class TableTwice(Table):
 def test_on_policy_of_windows_and_of_steps() -> None:
     """Two texts of two and three learned tokens, each accepted with chance 1/2, in rounds of two: one begins at the
     first token of a text with chance 1, at the second with 1/2, and at the third with 1/4 + 1/2 * 1/2. A round's tokens
-    count 1 and 1/2; a head has rounds of one token where a text ends."""
+    count 1 and 1/2; where a text ends a round has one token."""
     batch = one_row([[0.5, 0.5]])
     batch.loss_mask[0, 1] = True
     config = ObjectiveConfig(name="cross_entropy", credit="on_policy")
-    whole = 1.5 + 1.5 * (1 + 0.5)
-    for family, window, count in ((Table, 2, whole), (TableTwice, None, whole + 0.5 + 0.5)):
+    count = (1.5 + 0.5) + (1.5 * (1 + 0.5) + 0.5)
+    for family, window in ((Table, 2), (TableTwice, None)):
         loss, sums, _ = sums_and_gradient(DraftLoss(family([0.25, 0.75]), config, window), batch)
         assert sums.loss_count == pytest.approx(count)
         assert loss == pytest.approx(5 * -math.log(0.25))
 
 
-def test_blocks_at_some_tokens_count_alike() -> None:
-    rows = torch.tensor([[3, 0, 5]])
-    every = torch.ones(1, 3, dtype=torch.bool)
-    step = Step(torch.zeros(1, 3, 1), nn.Identity(), rows, every)
-    assert not begin_everywhere(step)
-    assert begin_everywhere(replace(step, target_rows=torch.tensor([[3, 4, 5]])))
-    assert begin_everywhere(
-        replace(step, target_rows=torch.tensor([[3, 4, 0]]), valid=torch.tensor([[True, True, False]]))
-    )
+class TableAtSome(TableTwice):
+    """Whose rounds begin at some tokens."""
+
+    def unroll(self, batch: Batch) -> Iterator[Step]:
+        return (replace(step, begins_everywhere=False) for step in super().unroll(batch))
+
+
+def test_rounds_at_some_tokens_count_alike() -> None:
+    """Four of two tokens, two of one."""
+    batch = one_row([[0.5, 0.5]])
+    batch.loss_mask[0, 1] = True
+    module = DraftLoss(TableAtSome([0.25, 0.75]), ObjectiveConfig(credit="on_policy"), None)
+    assert sums_and_gradient(module, batch)[1].loss_count == pytest.approx(3 * 1.5 + 2)
 
 
 def test_a_row_by_hand() -> None:

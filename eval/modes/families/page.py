@@ -103,7 +103,7 @@ def _budget_table(found: Families, budget: str, title: str) -> Table:
 def _ratio_table(found: Families) -> Table:
     """tau of every arm over the first one's at equal tokens."""
     rows = [one for one in found.quality if one.budget == "tokens" and one.tau_ratio is not None]
-    first = next((one.arm for one in found.quality), "")
+    first = next(iter(found.arms), "")
     ratio = Column(f"tau over that of {first}", lambda one: with_interval(one.tau_ratio, one.tau_ratio_ci95, 3))
     note = "At equal tokens, paired by seed and prompt; an interval that holds 1 tells no difference."
     return Table(f"Beside {first}", [*columns("arm", "shape", "T"), ratio], rows, note)

@@ -133,9 +133,9 @@ def fill_in(source: Source, engine: str) -> str | None:
 def candidates(source: Source, engine: str) -> str | None:
     """vLLM's kernel of a lattice takes a power of two, 16 at most."""
     count = cast(LiLiCorrConfig, source.config).candidates
-    if count in (1, 2, 4, 8, 16):
+    if count in (2, 4, 8, 16):
         return None
-    return f"{engine} takes 1, 2, 4, 8 or 16 candidates a slot, and this head has {count}; train with another number"
+    return f"{engine} takes 2, 4, 8 or 16 candidates a slot, and this head has {count}; train with another number"
 
 
 def no_id(source: Source, _engine: str) -> str | None:

@@ -67,7 +67,7 @@ LOADERS = {
             "its class": lambda ours, target: ours["architectures"] == ["LiLiCorrDraftModel"],
             "every token": lambda ours, target: ours["draft_vocab_size"] == target["vocab_size"],
             "candidates that its kernel takes": lambda ours, target: (
-                ours["dflash_config"]["lilicorr_candidate_topk"] in (1, 2, 4, 8, 16)
+                ours["dflash_config"]["lilicorr_candidate_topk"] in (2, 4, 8, 16)
             ),
             "heads that divide the lattice": lambda ours, target: (
                 ours["dflash_config"]["lilicorr_hidden_size"] % ours["dflash_config"]["lilicorr_num_heads"] == 0
