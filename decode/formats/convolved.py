@@ -13,14 +13,22 @@ _SCALES = {"input_embedding_scale": 1, "output_multiplier": 1, "final_logit_soft
 """What vLLM multiplies by or caps at, and the value that does nothing."""
 
 
-def refuse_scales(folder: PublishedFolder) -> None:
-    """InputError for a head whose embedding or logits are multiplied or capped."""
+def sizes(folder: PublishedFolder, keys: Mapping[str, str], of: str) -> dict[str, Any]:
+    """Our field -> what config.json says under its key; InputError where it says nothing or 0, and for a head whose
+    embedding or logits are multiplied or capped. `of` names the parts in the message."""
+    missing = [key for key in keys if not folder.setting(key)]
+    if missing:
+        raise InputError(
+            f"{folder.path}/config.json does not say {', '.join(missing)}: sizes of {of}. Write the values that it was "
+            "trained with, in dflash_config"
+        )
     scaled = {name: one for name, usual in _SCALES.items() if (one := folder.setting(name)) not in (None, usual)}
     if scaled:
         raise InputError(
             f"{folder.path}/config.json sets {', '.join(f'{name}={value}' for name, value in scaled.items())}, and "
             "embedding and logits are taken here as they are. Serve this head with the engine it was made for"
         )
+    return {ours: folder.setting(key) for key, ours in keys.items()}
 
 
 def convolutions(written: Mapping[str, Any]) -> dict[str, Spec]:

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
-from decode.common.errors import InputError
 from decode.drafters.dflash2 import DFlash2Config
 from decode.drafters.head_draft import HeadConfig
 from decode.formats import blocks
 from decode.formats.base import Get, Layout, Reader, Spec
-from decode.formats.convolved import convolutions, refuse_scales, told
+from decode.formats.convolved import convolutions, sizes, told
 from decode.formats.folder import PublishedFolder
 from decode.formats.mask import mask_id, write_mask
 from decode.models.load import ModelDescription
@@ -41,16 +40,8 @@ _CODEBOOK = re.compile(r"_codebook$")
 
 def read_config(folder: PublishedFolder, target: ModelDescription) -> HeadConfig:
     """DFlash's, with the sizes of both parts."""
-    found = {key: folder.setting(key) for key in KEYS}
-    missing = [key for key, value in found.items() if not value]
-    if missing:
-        raise InputError(
-            f"{folder.path}/config.json does not say {', '.join(missing)}: sizes of DFlash2's convolutions and "
-            "selector. Write the values that it was trained with, in dflash_config"
-        )
-    refuse_scales(folder)
+    own = sizes(folder, KEYS, "DFlash2's convolutions and selector")
     plain = dataclasses.asdict(blocks.read_dflash(folder, target))
-    own: dict[str, Any] = {ours: found[key] for key, ours in KEYS.items()}
     return DFlash2Config(**{**plain, **own, "family": "dflash2"})
 
 

@@ -20,7 +20,7 @@ from decode.drafters.head_draft import HeadConfig
 from decode.drafters.lilicorr import LiLiCorrConfig
 from decode.formats import blocks
 from decode.formats.base import Get, Layout, Reader, Spec
-from decode.formats.convolved import convolutions, refuse_scales, told
+from decode.formats.convolved import convolutions, sizes, told
 from decode.formats.folder import PublishedFolder
 from decode.formats.mask import mask_id, write_mask
 from decode.models.load import ModelDescription
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 KEYS = {
     "lilicorr_candidate_topk": "candidates",
-    "lilicorr_hidden_size": "lattice_width",
     "lilicorr_num_layers": "lattice_layers",
     "lilicorr_num_heads": "lattice_heads",
     "lilicorr_mlp_ratio": "lattice_mlp",
@@ -40,6 +39,8 @@ KEYS = {
 }
 CONVOLUTIONS = {"conv_kernel_size": "conv_taps", "conv_group_size": "conv_group"}
 """Key in `dflash_config` -> our field."""
+WIDTH = "lilicorr_hidden_size"
+"""Left out or 0, it is the draft's."""
 LATTICE = "lilicorr."
 _NUMBERED = {
     "feature_mlp.0.": "feature_norm.",
@@ -52,24 +53,16 @@ _NUMBERED = {
 
 
 def read_config(folder: PublishedFolder, target: ModelDescription) -> HeadConfig:
-    """DFlash's, with the sizes of the lattice; a width of 0 is the draft's."""
-    found = {key: folder.setting(key) for key in KEYS}
-    missing = [key for key, value in found.items() if value is None]
-    if missing:
-        raise InputError(
-            f"{folder.path}/config.json does not say {', '.join(missing)}: sizes of LiLiCorr's lattice. Write the "
-            "values that it was trained with, in dflash_config"
-        )
+    """DFlash's, with the sizes of the lattice."""
+    own = sizes(folder, KEYS, "LiLiCorr's lattice")
     if folder.setting("lilicorr_enabled") is False:
         raise InputError(
             f"{folder.path}/config.json has lilicorr_enabled=false, so that its lattice takes no part, and here it "
             "does. Take the tensors of the lattice out, and give DFlashDraftModel as architecture"
         )
-    refuse_scales(folder)
     plain = dataclasses.asdict(blocks.read_dflash(folder, target))
-    own: dict[str, Any] = {ours: found[key] for key, ours in KEYS.items()}
     own |= {ours: folder.setting(key) or 0 for key, ours in CONVOLUTIONS.items()}
-    own["lattice_width"] = own["lattice_width"] or plain["hidden_size"]
+    own["lattice_width"] = folder.setting(WIDTH) or plain["hidden_size"]
     return LiLiCorrConfig(**{**plain, **own, "family": "lilicorr"})
 
 
@@ -90,7 +83,7 @@ def written_config(source: Source) -> dict[str, Any]:
     config = cast(LiLiCorrConfig, source.config)
     fields = blocks.written_blocks(source, "lilicorr", mask_id(source), source.block.depth + 1)
     keys = KEYS | CONVOLUTIONS if config.conv_taps else KEYS
-    own = {key: getattr(config, ours) for key, ours in keys.items()}
+    own = {WIDTH: config.lattice_width} | {key: getattr(config, ours) for key, ours in keys.items()}
     fields["dflash_config"] |= {"lilicorr_enabled": True} | own
     return {"architectures": ["LiLiCorrDraftModel"]} | fields
 
@@ -105,7 +98,7 @@ def written_tensors(source: Source) -> dict[str, Tensor]:
 def manifest(written: Mapping[str, Any]) -> dict[str, Spec]:
     """Names and shapes, by a config.json."""
     said, outer = told(written), written["hidden_size"]
-    width = said["lilicorr_hidden_size"] or outer
+    width = said.get(WIDTH) or outer
     heads, block = said["lilicorr_num_heads"], said["block_size"]
     linears = {"pass_hidden_proj": (width, outer), "context_proj": (width, outer)}
     linears |= {} if width == outer else {"token_proj": (width, outer)}

@@ -156,11 +156,7 @@ FAULTS = [
     *noticed_by(
         partial(test_a_convolution_is_the_sum_of_its_equation, taps=2),
         (f"{LAYERS}:BlockConvolution._over", "(0, 0, tap, 0)", "(0, 0, 0, 0)"),
-        (
-            f"{LAYERS}:BlockConvolution.forward",
-            "self._over(normed, before)",
-            "self._over(normed, after)",
-        ),
+        (f"{LAYERS}:BlockConvolution.forward", "self._over(normed, before)", "self._over(normed, after)"),
     ),
     *noticed_by(
         test_the_selector_scores_the_best_candidates_by_the_token_before,

@@ -228,7 +228,7 @@ class TableAtSome(TableTwice):
 
 
 def test_rounds_at_some_tokens_count_alike() -> None:
-    """Four of two tokens, two of one."""
+    """Three of two tokens, two of one."""
     batch = one_row([[0.5, 0.5]])
     batch.loss_mask[0, 1] = True
     module = DraftLoss(TableAtSome([0.25, 0.75]), ObjectiveConfig(credit="on_policy"), None)

@@ -21,13 +21,14 @@ _USUAL = (
     "each engine has a rule of its own for what is not listed: (2, L // 2, L - 3) of L layers, the other list as it "
     "stands, or the other list plus one"
 )
+_SPREAD = "the engine refuses the folder, or spreads as many states as fc has room for over the layers"
 GUESS = {
     "eagle3": _USUAL,
     "peagle": _USUAL,
-    "dflash": "the engine refuses the folder, or spreads as many states as fc has room for over the layers",
-    "lilicorr": "the engine refuses the folder, or spreads as many states as fc has room for over the layers",
-    "dflash2": "the engine refuses the folder, or spreads as many states as fc has room for over the layers",
-    "dspark": "the engine refuses the folder, or spreads as many states as fc has room for over the layers",
+    "dflash": _SPREAD,
+    "lilicorr": _SPREAD,
+    "dflash2": _SPREAD,
+    "dspark": _SPREAD,
 }
 
 

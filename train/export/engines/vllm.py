@@ -158,6 +158,7 @@ MEDUSA_NAMES = NameRules(
 )
 MTP_NAMES = NameRules(skips=(r"^(?!mtp\.)",))
 """model_executor/models/exaone_moe_mtp.py: of the target it takes the layer, the embedding and the output head."""
+SECOND_RUNNER = "0.32, its second runner, which needs a GPU"
 ENGINE = Engine(
     "vllm",
     "vLLM 0.32",
@@ -179,7 +180,7 @@ ENGINE = Engine(
         "dflash": blocks.loads(DFLASH, "0.21", launch("dflash"), blocks.VLLM_NAMES, "vLLM", blocks.no_id, tried="run"),
         "dflash2": blocks.loads(
             DFLASH2,
-            "0.32, its second runner, which needs a GPU",
+            SECOND_RUNNER,
             launch("dflash"),
             blocks.VLLM_NAMES,
             "vLLM",
@@ -188,7 +189,7 @@ ENGINE = Engine(
         ),
         "lilicorr": blocks.loads(
             LILICORR,
-            "0.32, its second runner, which needs a GPU",
+            SECOND_RUNNER,
             launch("dflash"),
             blocks.VLLM_NAMES,
             "vLLM",
@@ -196,9 +197,7 @@ ENGINE = Engine(
             blocks.reduced,
             blocks.candidates,
         ),
-        "dspark": blocks.loads(
-            DSPARK, "0.32, its second runner, which needs a GPU", launch("dspark"), blocks.VLLM_NAMES, "vLLM"
-        ),
+        "dspark": blocks.loads(DSPARK, SECOND_RUNNER, launch("dspark"), blocks.VLLM_NAMES, "vLLM"),
         "mtp": Loads(OWN_MTP, "0.32", launch_mtp, refuses_mtp, tried="run", names=MTP_NAMES, targets=OWN_MTP_TARGETS),
         "hydra": NO_HYDRA,
         "exit_adapter": NO_EXIT,

@@ -53,13 +53,16 @@ def _lilicorr_room(fields: Fields) -> set[str]:
     return room | {f"model.lilicorr.{name}" for name in names}
 
 
+_CONVOLVED = fusing(r"(layers\.\d+\.)", r"model.\1", _NORMS) | {
+    r"(fc|norm|hidden_norm)\.weight": r"model.\1.weight",
+    r"(layers\.\d+\.(attention|mlp)_conv\.(base_kernel|kernel_projection\.weight))": r"model.\1",
+}
+"""Of DFlash2's and LiLiCorr's blocks."""
 LOADERS = {
     "lilicorr": Loader(
         source="lilicorr.py, LiLiCorrForCausalLM.load_weights",
-        rules=fusing(r"(layers\.\d+\.)", r"model.\1", _NORMS)
+        rules=_CONVOLVED
         | {
-            r"(fc|norm|hidden_norm)\.weight": r"model.\1.weight",
-            r"(layers\.\d+\.(attention|mlp)_conv\.(base_kernel|kernel_projection\.weight))": r"model.\1",
             r"(lilicorr\..*)": r"model.\1",
         },
         room=_lilicorr_room,
@@ -81,10 +84,8 @@ LOADERS = {
     ),
     "dflash2": Loader(
         source="qwen3_dflash2.py, whose loader is that of qwen3_dflash.py",
-        rules=fusing(r"(layers\.\d+\.)", r"model.\1", _NORMS)
+        rules=_CONVOLVED
         | {
-            r"(fc|norm|hidden_norm)\.weight": r"model.\1.weight",
-            r"(layers\.\d+\.(attention|mlp)_conv\.(base_kernel|kernel_projection\.weight))": r"model.\1",
             r"(candidate_selector\.\w+(\.weight)?)": r"model.\1",
         },
         room=_dflash2_room,
